@@ -10,39 +10,19 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
 
-from sparsetir.lower.marks import CHOICES, DROPPED, FINITE, from_dialect
-from sparsetir.schedules.blocks import tile_block
-from sparsetir.schedules.carry import split_rows
+from sparsetir.ir.visitor import structural_walk
+from sparsetir.lower.annotations import CHOICES, DROPPED, FINITE, from_dialect
+from sparsetir.schedules.block import tile_block
 from sparsetir.schedules.choices import Choices
-from sparsetir.schedules.dots import tile_dot
+from sparsetir.schedules.defaults import usual
+from sparsetir.schedules.dot import tile_dot
+from sparsetir.schedules.elementwise import tile_map
 from sparsetir.schedules.fallback import is_strict, piecewise
-from sparsetir.schedules.fibers import fixed_sum, take_factors
-from sparsetir.schedules.maps import tile_map
-from sparsetir.schedules.panels import tile_panels
+from sparsetir.schedules.nested_sum import fixed_sum, take_factors
+from sparsetir.schedules.panel import tile_panels
+from sparsetir.schedules.ragged_sum import tile_sum
 from sparsetir.schedules.registers import Registers
-from sparsetir.schedules.rows import independent_blocks, share_block, share_rows, tile_row
-from sparsetir.schedules.suit import usual
-from sparsetir.schedules.sums import tile_sum
-from sparsetir.walks import structural_walk
-
-__all__ = [
-    "DROPPED",
-    "SKETCHES",
-    "Choices",
-    "Registers",
-    "is_strict",
-    "leaves",
-    "legal_schedule",
-    "schedule",
-    "share_rows",
-    "split_rows",
-    "tile_block",
-    "tile_dot",
-    "tile_map",
-    "tile_panels",
-    "tile_row",
-    "tile_sum",
-]
+from sparsetir.schedules.row import independent_blocks, share_block, share_rows, split_rows, tile_row
 
 SKETCHES = [
     tile_panels,  # columns that are not the last dimension somewhere, or panels that were asked for
@@ -163,3 +143,23 @@ def legal_schedule(
 ) -> ir.IRModule:
     """What is left of `schedule` where its module does not lower: see `sparsetir.schedules.fallback`."""
     return piecewise(mod, _steps(mod, choices, registers, reorders=reorders), lowers)
+
+
+__all__ = [
+    "DROPPED",
+    "SKETCHES",
+    "Choices",
+    "Registers",
+    "is_strict",
+    "leaves",
+    "legal_schedule",
+    "schedule",
+    "share_rows",
+    "split_rows",
+    "tile_block",
+    "tile_dot",
+    "tile_map",
+    "tile_panels",
+    "tile_row",
+    "tile_sum",
+]

@@ -8,10 +8,10 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from sparsetir.errors import ScheduleError, checks_keywords
-from sparsetir.scalars import as_whole
-from sparsetir.schedules import carry, panels, rows, sums
+from sparsetir.schedules import panel, ragged_sum, row
+from sparsetir.utils.dtypes import as_whole
 
-DECLARED = (*rows.DECLARED, *carry.DECLARED, *panels.DECLARED, *sums.DECLARED)
+DECLARED = (*row.DECLARED, *row.CARRY_DECLARED, *panel.DECLARED, *ragged_sum.DECLARED)
 WIDTH, INDENT = 120, " " * 8  # of the documentation
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tvm import ir, s_tir
 
-from sparsetir.lower.marks import DROPPED
+from sparsetir.lower.annotations import DROPPED
 
 STRICT = "SPARSETIR_STRICT"
 

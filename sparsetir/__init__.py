@@ -35,103 +35,134 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from sparsetir import later as _later
-from sparsetir._autoload import ensure as _ensure_dialect
-from sparsetir.version import __version__ as __version__
+from sparsetir._tvm_plugin import ensure as _ensure_dialect
+from sparsetir.utils import later as _later
+from sparsetir.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sparsetir import errors, formats, ir, ops, relax
-    from sparsetir import tvmscript as T
-    from sparsetir.alignment import aligned
-    from sparsetir.assemble import Accumulators
     from sparsetir.build import build
-    from sparsetir.call.arguments import unchecked
-    from sparsetir.call.bound import BoundKernel
-    from sparsetir.call.kernel import Kernel
-    from sparsetir.call.saving import load
-    from sparsetir.compile.pipeline import lower
-    from sparsetir.counting import triangles
+    from sparsetir.codegen.pipeline import lower
+    from sparsetir.einsum import einsum, einsum_expression, linear_operator
+    from sparsetir.einsum.sparsify import sparsify
     from sparsetir.errors import SparseTIRError
-    from sparsetir.files import read
-    from sparsetir.formats.encodings import format
+    from sparsetir.formats.encoding import format
     from sparsetir.formats.pattern import Pattern, pattern
     from sparsetir.formats.tensor import SparseTensor
     from sparsetir.interop import CooTensor
-    from sparsetir.interpret import interpret
+    from sparsetir.io import read
+    from sparsetir.ir.interpreter import interpret
+    from sparsetir.ir.verifier import verify
     from sparsetir.lazy import compute, fused, lazy, relu, softmax
-    from sparsetir.notation import einsum, einsum_expression, linear_operator
-    from sparsetir.notation.sparsify import sparsify
-    from sparsetir.products import add, matmul, matmul_plan, maximum, multiply, rap, subtract
+    from sparsetir.runtime.bound import BoundKernel
+    from sparsetir.runtime.kernel import Kernel
+    from sparsetir.runtime.serialization import load
+    from sparsetir.runtime.signature import unchecked
     from sparsetir.schedules import Choices
+    from sparsetir.script import tvmscript as T
     from sparsetir.script.printer import parse, script
-    from sparsetir.threads import get_num_threads, set_num_threads
+    from sparsetir.sparse_output import Accumulators
+    from sparsetir.sparse_output.products import add, matmul, matmul_plan, maximum, multiply, rap, subtract
+    from sparsetir.sparse_output.triangles import triangles
     from sparsetir.transform import FormatRewriteRule, Schedule
     from sparsetir.transform.decompose import Decomposition, decompose_format
     from sparsetir.tuning import TuneManyResult, TuneResult, TuneTask, autotune, tune_many, tune_sparse
-    from sparsetir.tuning.templates import template
-    from sparsetir.verify import verify
+    from sparsetir.tuning.knobs import template
+    from sparsetir.utils.buffers import aligned
+    from sparsetir.utils.threads import get_num_threads, set_num_threads
 
 
 # Public name -> where it lives; a module stands for itself.
 _PUBLIC = {
-    "Accumulators": "sparsetir.assemble",
-    "BoundKernel": "sparsetir.call.bound",
+    "Accumulators": "sparsetir.sparse_output",
+    "BoundKernel": "sparsetir.runtime.bound",
     "Choices": "sparsetir.schedules",
     "CooTensor": "sparsetir.interop",
     "Decomposition": "sparsetir.transform.decompose",
     "FormatRewriteRule": "sparsetir.transform",
-    "Kernel": "sparsetir.call.kernel",
+    "Kernel": "sparsetir.runtime.kernel",
     "Pattern": "sparsetir.formats.pattern",
     "Schedule": "sparsetir.transform",
     "SparseTIRError": "sparsetir.errors",
     "SparseTensor": "sparsetir.formats.tensor",
-    "T": "sparsetir.tvmscript",
+    "T": "sparsetir.script.tvmscript",
     "TuneManyResult": "sparsetir.tuning",
     "TuneResult": "sparsetir.tuning",
     "TuneTask": "sparsetir.tuning",
-    "add": "sparsetir.products",
-    "aligned": "sparsetir.alignment",
+    "add": "sparsetir.sparse_output.products",
+    "aligned": "sparsetir.utils.buffers",
     "autotune": "sparsetir.tuning",
     "build": "sparsetir.build",
     "compute": "sparsetir.lazy",
     "decompose_format": "sparsetir.transform.decompose",
-    "einsum": "sparsetir.notation",
-    "einsum_expression": "sparsetir.notation",
+    "einsum": "sparsetir.einsum",
+    "einsum_expression": "sparsetir.einsum",
     "errors": "sparsetir.errors",
-    "format": "sparsetir.formats.encodings",
+    "format": "sparsetir.formats.encoding",
     "formats": "sparsetir.formats",
     "fused": "sparsetir.lazy",
-    "get_num_threads": "sparsetir.threads",
-    "interpret": "sparsetir.interpret",
+    "get_num_threads": "sparsetir.utils.threads",
+    "interpret": "sparsetir.ir.interpreter",
     "ir": "sparsetir.ir",
     "lazy": "sparsetir.lazy",
-    "linear_operator": "sparsetir.notation",
-    "load": "sparsetir.call.saving",
-    "lower": "sparsetir.compile.pipeline",
-    "matmul": "sparsetir.products",
-    "matmul_plan": "sparsetir.products",
-    "maximum": "sparsetir.products",
-    "multiply": "sparsetir.products",
+    "linear_operator": "sparsetir.einsum",
+    "load": "sparsetir.runtime.serialization",
+    "lower": "sparsetir.codegen.pipeline",
+    "matmul": "sparsetir.sparse_output.products",
+    "matmul_plan": "sparsetir.sparse_output.products",
+    "maximum": "sparsetir.sparse_output.products",
+    "multiply": "sparsetir.sparse_output.products",
     "ops": "sparsetir.ops",
     "parse": "sparsetir.script.printer",
     "pattern": "sparsetir.formats.pattern",
-    "rap": "sparsetir.products",
-    "read": "sparsetir.files",
+    "rap": "sparsetir.sparse_output.products",
+    "read": "sparsetir.io",
     "relax": "sparsetir.relax",
     "relu": "sparsetir.lazy",
     "script": "sparsetir.script.printer",
-    "set_num_threads": "sparsetir.threads",
+    "set_num_threads": "sparsetir.utils.threads",
     "softmax": "sparsetir.lazy",
-    "sparsify": "sparsetir.notation.sparsify",
-    "subtract": "sparsetir.products",
-    "template": "sparsetir.tuning.templates",
-    "triangles": "sparsetir.counting",
+    "sparsify": "sparsetir.einsum.sparsify",
+    "subtract": "sparsetir.sparse_output.products",
+    "template": "sparsetir.tuning.knobs",
+    "triangles": "sparsetir.sparse_output.triangles",
     "tune_many": "sparsetir.tuning",
     "tune_sparse": "sparsetir.tuning",
-    "unchecked": "sparsetir.call.arguments",
-    "verify": "sparsetir.verify",
+    "unchecked": "sparsetir.runtime.signature",
+    "verify": "sparsetir.ir.verifier",
 }
 _MODULES = ("T", "errors", "formats", "ir", "ops", "relax")
+
+
+_ensure_dialect()
+_later.provide("operators", "sparsetir.einsum.operators")
+
+
+class _Face(ModuleType):
+    """Importing a submodule (``sparsetir.lower``) must not hide the public function of the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and name in _PUBLIC and name not in _MODULES:
+            return
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        where = _PUBLIC.get(name)
+        if where is None:
+            raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")
+        module = importlib.import_module(where)
+        value = module if name in _MODULES else getattr(module, name)
+        super().__setattr__(name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        own = (name for name in super().__dir__() if name.startswith("__"))
+        return sorted({*own, *__all__})
+
+
+sys.modules[__name__].__class__ = _Face
+
+
 __all__ = [
     "Accumulators",
     "BoundKernel",
@@ -190,31 +221,3 @@ __all__ = [
     "unchecked",
     "verify",
 ]
-
-_ensure_dialect()
-_later.provide("operators", "sparsetir.notation.operators")
-
-
-class _Face(ModuleType):
-    """Importing a submodule (``sparsetir.lower``) must not hide the public function of the same name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and name in _PUBLIC and name not in _MODULES:
-            return
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        where = _PUBLIC.get(name)
-        if where is None:
-            raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")
-        module = importlib.import_module(where)
-        value = module if name in _MODULES else getattr(module, name)
-        super().__setattr__(name, value)
-        return value
-
-    def __dir__(self) -> list[str]:
-        own = (name for name in super().__dir__() if name.startswith("__"))
-        return sorted({*own, *__all__})
-
-
-sys.modules[__name__].__class__ = _Face

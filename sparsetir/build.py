@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import tvm
 from tvm import ir, s_tir, tirx
 
-from sparsetir.call.kernel import Kernel
-from sparsetir.call.make import make_kernel
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.threads import get_num_threads
+from sparsetir.kernel_factory import make_kernel
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.utils.threads import get_num_threads
 
 if TYPE_CHECKING:
     from sparsetir.transform import Schedule
     from sparsetir.transform.decompose import Decomposition
+
 
 Buildable: TypeAlias = "tirx.PrimFunc | ir.IRModule | s_tir.Schedule | Schedule | Decomposition"
 
@@ -75,12 +76,12 @@ def build(
     if database is None and calls is None:
         return make_kernel(func, target, schedule=schedule, finite=finite)
     if database is None:
-        from sparsetir.call.converting import bound_over_another
+        from sparsetir.kernel_factory import bound_over_another
 
         convert = partial(bound_over_another, judge=_judged)
         return make_kernel(func, target, schedule=schedule, calls=calls, finite=finite, convert=convert)
     from sparsetir.tuning.accumulators import computes_patterns, recorded_accumulators
-    from sparsetir.tuning.recorded import recorded
+    from sparsetir.tuning.kernel import recorded
 
     get_num_threads()
     if calls is not None:
@@ -99,7 +100,7 @@ def build(
 
 def _judged(*arguments: Any, **how: Any) -> Any:
     """What the cost model says to the format of a kernel with many calls to come."""
-    from sparsetir.tuning.announced import chosen  # with a binding, not with a build
+    from sparsetir.tuning.predict import chosen  # with a binding, not with a build
 
     return chosen(*arguments, **how)
 

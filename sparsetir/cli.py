@@ -195,7 +195,7 @@ class Version(argparse.Action):
     """Prints the versions that a report of a fault needs."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_args: Any) -> None:
-        from sparsetir.version import __version__
+        from sparsetir.utils.version import __version__
 
         print(f"sparsetir {__version__} (apache-tvm {version('apache-tvm')})")
         parser.exit()
@@ -236,9 +236,9 @@ def count(text: str) -> int:
 
 def run_tune(args: argparse.Namespace) -> int:
     """``sparsetir tune``."""
-    from sparsetir.files import read
-    from sparsetir.harness.operands import make_case
+    from sparsetir.io import read
     from sparsetir.tuning import tune_sparse
+    from sparsetir.workloads.inputs import make_case
 
     database = args.database or (args.out / "tuning.jsonl" if args.out else None)
     case = make_case(args.op, operand(args.file, read(args.file)), feat=args.feat, seed=args.seed)
@@ -339,10 +339,10 @@ def run_warm(args: argparse.Namespace) -> int:
 def run_demo(args: argparse.Namespace) -> int:
     """``sparsetir demo``."""
     from sparsetir.bench import spy
-    from sparsetir.harness.operands import make_case
-    from sparsetir.harness.peers import available
     from sparsetir.script.printer import script
     from sparsetir.tuning import tune_sparse
+    from sparsetir.workloads.inputs import make_case
+    from sparsetir.workloads.peers import available
 
     name, sparse = demo_operand(args)
     case = make_case(args.op, sparse, feat=args.feat)
@@ -372,7 +372,7 @@ def run_demo(args: argparse.Namespace) -> int:
 def demo_operand(args: argparse.Namespace) -> tuple[str, Any]:
     """The sparse operand and what to call it."""
     from sparsetir.bench import term_document
-    from sparsetir.files import read
+    from sparsetir.io import read
 
     if args.matrix:
         return str(args.matrix), operand(args.matrix, read(args.matrix))
@@ -412,7 +412,7 @@ def shortened(text: str, most: int = LOOPS_SHOWN) -> str:
 def comparison(case: Any, result: Any) -> list[str]:
     """A table of the time of a call: the search's last comparison, and of the peers interleaved with its kernel."""
     from sparsetir.bench import missing
-    from sparsetir.harness.tables import aligned
+    from sparsetir.workloads.plot import aligned
 
     ours = {"sparsetir, tuned": result.best.seconds, "sparsetir, untuned": result.untuned.seconds}
     if result.best == result.untuned:
@@ -432,9 +432,9 @@ def comparison(case: Any, result: Any) -> list[str]:
 def run_formats(args: argparse.Namespace) -> int:
     """``sparsetir formats``."""
     from sparsetir.bench.formats import survey
-    from sparsetir.bench.portrait import portrait
-    from sparsetir.files import read
+    from sparsetir.bench.plot import portrait
     from sparsetir.formats.pattern import pattern
+    from sparsetir.io import read
 
     tensor = read(args.file)
     known = pattern(tensor)
@@ -454,7 +454,8 @@ def run_formats(args: argparse.Namespace) -> int:
 def run_bench(args: argparse.Namespace) -> int:
     """``sparsetir bench``."""
     from sparsetir.bench import command, kernels, measure
-    from sparsetir.harness import inputs, optional
+    from sparsetir.utils import optional
+    from sparsetir.workloads import inputs
 
     if args.plot:
         optional.require("matplotlib.figure", extra="plot", purpose="--plot")
@@ -499,8 +500,10 @@ def show_bench(report: Any, args: argparse.Namespace) -> None:
 
 def run_collect(args: argparse.Namespace) -> int:
     """``sparsetir collect``."""
-    from sparsetir.harness.tables import aligned
-    from sparsetir.tuning import dataset, plan, table
+    from sparsetir.tuning.train import dataset
+    from sparsetir.tuning.train import dataset as plan
+    from sparsetir.tuning.train import dataset as table
+    from sparsetir.workloads.plot import aligned
 
     threads = tuple(int(n) for n in args.threads.split(","))
     found = list(plan.sources(args.matrices, seed=args.seed, data=args.data))
@@ -587,11 +590,11 @@ def text_of(func: Any, stage: str) -> str:
 def run_info(_args: argparse.Namespace) -> int:
     """``sparsetir info``."""
     from sparsetir.bench.roofline import levels
-    from sparsetir.compile.disk_cache import cache_folder
-    from sparsetir.compile.target import native_target
-    from sparsetir.machine import machine_name
-    from sparsetir.threads import get_num_threads
-    from sparsetir.version import __version__
+    from sparsetir.codegen.cache import cache_folder
+    from sparsetir.codegen.target import native_target
+    from sparsetir.utils.machine import machine_name
+    from sparsetir.utils.threads import get_num_threads
+    from sparsetir.utils.version import __version__
 
     rows = [("sparsetir", __version__), ("python", platform.python_version())]
     rows += [(package, version(package)) for package in PACKAGES]

@@ -105,7 +105,7 @@ def short_stacks() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def quick_comparisons() -> Iterator[None]:
     """Searches time kernels for a moment, and in the end for two rounds: no test judges which of them is faster."""
-    from sparsetir.tuning import evaluator, measure, pool
+    from sparsetir.tuning import evaluator, measure
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "DUEL_SECONDS", 0.0)
@@ -119,7 +119,7 @@ def quick_comparisons() -> Iterator[None]:
 def quick_ceilings() -> Iterator[None]:
     """Commands measure once what the machine can do, and for a moment: no test judges the rates."""
     from sparsetir.bench import command
-    from sparsetir.harness import ceilings
+    from sparsetir.workloads import ceilings
 
     once = functools.cache(functools.partial(ceilings.measure_roofline, seconds=0.002, rounds=1))
     with pytest.MonkeyPatch.context() as patch:

@@ -141,7 +141,7 @@ class Everything:
         if self.library is None:
             yield
             return
-        usual, alignment = self.set_handler(self.handler), sys.modules.get("sparsetir.alignment")
+        usual, alignment = self.set_handler(self.handler), sys.modules.get("sparsetir.utils.buffers")
         try:
             # An array that begins at a cache line has room behind its end otherwise.
             usual_memory = {"empty": np.empty, "zeros": np.zeros}

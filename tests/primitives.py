@@ -22,7 +22,7 @@ import sparsetir
 from corpus import BY_NAME, Case
 from corpus.running import draw
 from sparsetir.errors import ScheduleError, VerifyError
-from sparsetir.ir import decode
+from sparsetir.ir.views import decode
 from sparsetir.transform import Trace
 
 ROOT = Path(__file__).resolve().parents[1]

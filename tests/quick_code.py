@@ -35,7 +35,7 @@ def quick_code() -> Iterator[None]:
     # Not at the top: the process that hands tests out to the workers needs no TVM.
     import tvm
 
-    from sparsetir.compile.target import native_target
+    from sparsetir.codegen.target import native_target
 
     def unoptimised(target: Any) -> Any:
         return tvm.target.Target({**target.export(), "opt-level": 0, "cl-opt": PLAIN_CODE})

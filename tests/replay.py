@@ -32,10 +32,10 @@ import sparsetir
 from corpus import BY_NAME
 from decomposing import FORMATS, OPERANDS, made
 from sparsetir import formats
-from sparsetir.compile.compiled import Compiled
-from sparsetir.compile.target import make_target
+from sparsetir.codegen.cache import Compiled
+from sparsetir.codegen.target import make_target
 from sparsetir.errors import SparseTIRError
-from sparsetir.ir import decode
+from sparsetir.ir.views import decode
 from sparsetir.lower import single
 
 GOLDEN = Path(__file__).parent / "golden" / "replay.json"

@@ -26,8 +26,8 @@ from corpus.data import matrix, values
 from corpus.matrix import spmm_expected, spmm_inputs
 from corpus.running import draw
 from fences import fenced
+from sparsetir.ir.rewriting import collect
 from sparsetir.lower import TO_STAGE_2, as_module, run
-from sparsetir.lower.rewriting import collect
 
 #: rows of every length from none to all columns, and structures without rows or without positions
 KINDS = ("random", "empty_rows", "skewed", "wide", "zero_nnz", "one_by_one", "no_rows")

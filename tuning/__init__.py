@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.database import Database, Key, Record
-from sparsetir.tuning.listed import autotune
+from sparsetir.tuning.api import tune_sparse
+from sparsetir.tuning.autotuner import autotune
 from sparsetir.tuning.many import TuneManyResult, TuneTask, tune_many
+from sparsetir.tuning.records import Database, Key, Record
 from sparsetir.tuning.report import TuneResult
-from sparsetir.tuning.tune import tune_sparse
+from sparsetir.tuning.space import Candidate
 
 __all__ = [
     "Candidate",

@@ -17,31 +17,26 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from sparsetir.assemble import Accumulators, Options, is_assembled
-from sparsetir.assemble.blocks import Product
-from sparsetir.assemble.options import KINDS, ORDERS
-from sparsetir.assemble.segments import LEAST_PARTS, SHIFT, update_of
-from sparsetir.call.assembled import AssembledKernel
-from sparsetir.call.blocked import assembled_kernel, shared_blocks
-from sparsetir.call.pattern_results import Pattern
-from sparsetir.call.row_orders import rows_axis
-from sparsetir.call.workspace import Call
 from sparsetir.errors import ArgumentError, LoweringError
-from sparsetir.ir import decode
+from sparsetir.ir.sizes import Size
+from sparsetir.ir.views import decode
 from sparsetir.lower import single
-from sparsetir.sizes import Size
-from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.comparison import WORTH, Comparison, compared, last_of, note, rescaled, winner
-from sparsetir.tuning.contest import Outcome, contest
-from sparsetir.tuning.database import Database, Key, Record, fingerprint
+from sparsetir.sparse_output import Accumulators, Options, is_assembled
+from sparsetir.sparse_output.accumulators import KINDS, ORDERS
+from sparsetir.sparse_output.blocks import Product, assembled_kernel, shared_blocks
+from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.result import Pattern, rows_axis
+from sparsetir.sparse_output.segments import LEAST_PARTS, SHIFT, update_of
+from sparsetir.sparse_output.workspace import Call
+from sparsetir.tuning.kernel import agrees, circumstances, unfinished, warn_of_no_records
 from sparsetir.tuning.knobs import AccumulatorKnobs, Config
+from sparsetir.tuning.loop import Budget, Log, Progress, explore, is_untuned, with_best
 from sparsetir.tuning.measure import BURST_SECONDS, Measurement, Timed, burst, duel, reason, summary, typical
-from sparsetir.tuning.progress import Progress
-from sparsetir.tuning.recorded import agrees, circumstances, unfinished, warn_of_no_records
+from sparsetir.tuning.records import Database, Key, Record, fingerprint
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
-from sparsetir.tuning.space import Space, Values
-from sparsetir.tuning.trials import Budget, Log, explore, is_untuned, with_best
+from sparsetir.tuning.selection import WORTH, Comparison, Outcome, compared, contest, last_of, note, rescaled, winner
+from sparsetir.tuning.space import Candidate, Space, Values
 
 VALUES: Values = {
     "insertion": (24, 0, 8, 64),
@@ -404,4 +399,10 @@ def recorded_accumulators(program: Any, target: Any, path: str | Path) -> Assemb
     return assembled_kernel(func, target, Options(accumulators=accumulators(best[0])))
 
 
-__all__ = ["computes_patterns", "recorded_accumulators", "refuse_assembled", "refuse_others", "tune_accumulators"]
+__all__ = [
+    "computes_patterns",
+    "recorded_accumulators",
+    "refuse_assembled",
+    "refuse_others",
+    "tune_accumulators",
+]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.tuning.evaluate import Ranking
+from sparsetir.tuning.train.evaluate import Ranking
 
 LEVEL = 0.9
 UNKNOWN = "unknown"  # the group of operations that no case is of

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One program on one workload: what it must compute, its variants, and how long candidates take.
 
-An evaluator is used in this process or, one each, in worker processes (`sparsetir.tuning.pool`): every method takes and
-returns what can be sent to another process, and whatever a candidate does wrong is returned, not raised.
+An evaluator is used in this process or, one each, in worker processes (`sparsetir.tuning.workers.local`): every method
+takes and returns what can be sent to another process, and whatever a candidate does wrong is returned, not raised.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.call.make import make_kernel
 from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
-from sparsetir.harness.products import KnownOp, recognise
-from sparsetir.harness.reference import Reference
-from sparsetir.harness.timing import LONG_CALL, timed_calls
 from sparsetir.interop import is_sparse
+from sparsetir.kernel_factory import make_kernel
 from sparsetir.schedules import Choices
-from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
-from sparsetir.tuning.form import compile_together
+from sparsetir.tuning.knobs import Template
+from sparsetir.tuning.lowered_program import compile_together
 from sparsetir.tuning.measure import (
     BURST_SECONDS,
     PACE_SECONDS,
@@ -37,10 +34,11 @@ from sparsetir.tuning.measure import (
     summary,
     typical,
 )
-from sparsetir.tuning.space import Values
-from sparsetir.tuning.templates import Template
+from sparsetir.tuning.space import Candidate, Values
 from sparsetir.tuning.variants import FormatVariants
 from sparsetir.tuning.workload import Call, Workload
+from sparsetir.workloads.reference import KnownOp, Reference, recognise
+from sparsetir.workloads.timing import LONG_CALL, timed_calls
 
 # Seconds in which the machine is taken to stay as fast, or calls of the untuned kernel if these are longer; and for how
 # many times as long a burst of that counts.

@@ -1,27 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cost model sees of a candidate: the pattern, how the format stores it, the choices, and analytic terms.
-
-Every number has a name, so that a model can say which of them it used. Sizes and times enter as logarithms.
-"""
+"""Features of the cost model: pattern, storage, choices, analytic terms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from itertools import pairwise
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
-from sparsetir.formats.pattern import MatrixPattern, Pattern
-from sparsetir.ir import SparseBuffer
-from sparsetir.machine import last_cache, private_cache
+from sparsetir.formats.base import Estimate
+from sparsetir.formats.compressed import CSR
+from sparsetir.formats.format import Format
+from sparsetir.formats.pattern import MatrixPattern, Pattern, pattern
+from sparsetir.ir.views import SparseBuffer
 from sparsetir.schedules import Choices
-from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.ceilings import USUAL, Rates
 from sparsetir.tuning.knobs import Config
-from sparsetir.tuning.work import Work
+from sparsetir.tuning.space import Candidate
+from sparsetir.tuning.work import USUAL, Rates, Work
+from sparsetir.utils.machine import last_cache, private_cache
+
+# How a format would store a matrix, as the cost model sees it: from the numbers of its pattern, nothing is converted.
+#
+# The cost model sees these numbers for every candidate, also where the format was converted meanwhile: what it learnt
+# from must not differ from what it is asked about.
+
+
+INDEX = 4  # bytes
+
+
+class Estimates:
+    """How formats would store a tensor.
+
+    Parameters
+    ----------
+    pattern : Pattern or None
+        Of the tensor, where it is known.
+    own : Stored
+        How the argument is stored as it came.
+    itemsize : int
+        Bytes of a value.
+    """
+
+    def __init__(self, pattern: Pattern | None, own: Stored, itemsize: int) -> None:
+        self.pattern, self.own, self.itemsize = pattern, own, itemsize
+        self._made: dict[Format | None, Stored] = {None: own}
+
+    def __call__(self, format: Format | None) -> Stored:
+        """The estimate for a format; None is as the argument came."""
+        if format not in self._made:
+            self._made[format] = self._estimated(format) if format is not None else self.own
+        return self._made[format]
+
+    def _estimated(self, format: Format) -> Stored:
+        found = Estimate(self.own.values) if self.pattern is None else format.estimate(self.pattern)
+        values, rows = round(found.values), format.block[0]
+        numbers = values // found.per_index if found.per_index else 0
+        pointers = self.pattern.shape[0] // rows if self.pattern is not None else 0
+        return Stored(values, values * self.itemsize + INDEX * (numbers + pointers), found.pieces, rows)
+
+
+# What the cost model sees of a candidate: the pattern, how the format stores it, the choices, and analytic terms.
+#
+# Every number has a name, so that a model can say which of them it used. Sizes and times enter as logarithms.
+
 
 NO_WORK = Work()
 GRID = 8  # cells of the density image in each direction
@@ -230,14 +277,328 @@ def main_buffer(buffers: Mapping[Any, SparseBuffer], arrays: Mapping[str, np.nda
     return max(held, key=lambda b: arrays[str(b.storage.name)].size, default=None)
 
 
+# What follows from a candidate's loops without running them: bytes by level of the memory, reuse, vectors, balance.
+#
+# The last term puts them together into the time below which a kernel cannot come: the roofline of Williams, Waterman
+# and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore Architectures", CACM 2009, with one
+# roof for each level.
+
+
+PARALLEL = "parallel"
+# The numbers that threads change; what they gain is in "parallel".
+THREADED = (
+    *("chunks", "threads", "per_chunk", "is_serial", "threads_used", "balance", "rows_of_a_piece", "roofline"),
+    PARALLEL,
+)
+VECTOR, REGISTERS = 64, 32  # bytes of a vector, and how many vectors a core holds
+ROW, CHUNK = 2e-9, 0.5e-6  # seconds to begin a row of a tile, and a parallel piece
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the terms need to know of a matrix.
+
+    Parameters
+    ----------
+    nnz, rows : int
+    columns : int
+        That hold something.
+    longest : int
+        Entries of the longest row.
+    apart : float
+        Mean number of rows from an entry to the next one of its column.
+    distinct : float
+        Columns that 64 neighbouring rows use, for each of their entries.
+    """
+
+    nnz: int
+    rows: int
+    columns: int
+    longest: int
+    apart: float
+    distinct: float
+
+    @classmethod
+    def of(cls, pattern: Pattern | None) -> Structure:
+        """That of a pattern; of tensors only sizes are known."""
+        if pattern is None:
+            return cls(1, 1, 1, 1, 1.0, 1.0)
+        nnz, rows = max(pattern.nnz, 1), max(pattern.shape[0], 1)
+        if not isinstance(pattern, MatrixPattern):
+            return cls(nnz, rows, max(pattern.shape[-1], 1), -(-nnz // rows), float(rows), 1.0)
+        columns = max(pattern.columns.count - pattern.columns.empty, 1)
+        apart = pattern.reuse_distance or float(rows)
+        return cls(nnz, rows, columns, max(pattern.rows.max, 1), apart, pattern.panel_columns)
+
+
+def terms(candidate: Candidate, stored: Stored, operands: Operands, structure: Structure) -> dict[str, float]:
+    """The terms by name, amounts on a logarithmic scale; none for choices of another kind than `Choices`."""
+    choices = candidate.choices
+    if not isinstance(choices, Choices):
+        return {}
+    format = candidate.format or CSR()
+    loops = _Loops(choices, stored, operands, structure, format.column_parts)
+    moved = loops.moved()
+    found = {**loops.shape(), **loops.reuse(), **_bytes(moved)}
+    found |= {"block_columns": float(format.block[1]), "column_parts": float(loops.parts)}
+    whole, serial = log2(loops.seconds(moved, loops.threads, choices.chunks)), log2(loops.seconds(moved, 1, 0))
+    return found | {"roofline": whole, "serial": serial, PARALLEL: whole - serial}
+
+
+class _Loops:
+    """The loops of the row sketch with their extents."""
+
+    def __init__(self, choices: Choices, stored: Stored, operands: Operands, structure: Structure, parts: int) -> None:
+        self.choices, self.stored, self.operands, self.structure, self.parts = (
+            choices,
+            stored,
+            operands,
+            structure,
+            parts,
+        )
+        self.width = max(operands.width or operands.feat, 1)
+        self.panels = ceil(self.width / choices.panel) if choices.panel else 1
+        self.tiles = ceil(self.width / choices.tile)
+        self.lanes = VECTOR // max(operands.itemsize, 1)
+        self.vectors = ceil(min(choices.tile, self.width) / self.lanes)
+        self.threads = max(min(operands.threads, choices.chunks), 1)
+        self.per_row = stored.values / structure.rows
+
+    # ------------------------------------------------------------------ loops and vectors
+
+    @property
+    def efficiency(self) -> float:
+        """The share of the vectors' elements that compute something asked for."""
+        if self.width > 1:
+            return self.width / (self.tiles * ceil(min(self.choices.tile, self.width) / self.lanes) * self.lanes)
+        side = self.choices.lanes or 1
+        filled = self.per_row / (max(ceil(self.per_row / side), 1) * side)
+        return min(max(filled, 1e-3), 1.0) * min(side, self.lanes) / self.lanes
+
+    def balance(self, threads: int) -> float:
+        """How much longer the slowest thread takes than the mean: pieces are whole rows unless rows are split."""
+        if self.choices.carry:
+            return 1.0
+        return max(1.0, threads * self.structure.longest / self.structure.nnz)
+
+    def shape(self) -> dict[str, float]:
+        """Extents and annotations of the loops."""
+        registers = self.vectors * self.stored.rows
+        pieces = max(self.choices.chunks, 1)
+        return {
+            "vector_efficiency": self.efficiency,
+            "registers": registers / REGISTERS,
+            "body": log2(registers * self.choices.unroll),
+            "threads_used": float(self.threads),
+            "balance": log2(self.balance(self.threads)),
+            "rows_of_a_piece": log2(1 + self.structure.rows / pieces),
+            "fetched_ahead": log2(1 + self.choices.prefetch * self.width * self.operands.itemsize),
+            "row_steps": log2(1 + self.per_row / self.choices.unroll),
+        }
+
+    # ------------------------------------------------------------------ reuse
+
+    @property
+    def strip(self) -> float:
+        """Bytes of a gathered row that are used before the next panel."""
+        return min(self.choices.panel or self.width, self.width) * self.operands.itemsize
+
+    @property
+    def between(self) -> float:
+        """Bytes of other rows that are gathered before a row comes again, in order of the rows."""
+        all_rows = self.structure.columns * self.strip / self.parts
+        s = self.structure
+        return max(min(all_rows, s.apart * s.nnz / s.rows * min(s.distinct, 1.0) * self.strip / self.parts), 1.0)
+
+    def reuse(self) -> dict[str, float]:
+        """How often each buffer's element is used in each loop, and what lies between two uses."""
+        s = self.structure
+        return {
+            "uses_in_all": log2(1 + s.nnz / s.columns),
+            "uses_in_64_rows": 1.0 / max(s.distinct, 1e-3),
+            "uses_in_a_block": float(self.stored.rows),
+            "uses_of_an_index": log2(self.tiles * self.panels if self.choices.panel else self.tiles),
+            "uses_of_a_result": log2(1 + self.per_row),
+            "between_private": log2(self.between / private_cache()),
+            "between_last": log2(self.between / last_cache()),
+        }
+
+    # ------------------------------------------------------------------ bytes
+
+    @property
+    def gathered(self) -> float:
+        """Bytes of all rows that are gathered."""
+        return self.stored.values / self.stored.rows * self.width * self.operands.itemsize
+
+    def moved(self) -> tuple[float, float, float]:
+        """Bytes from the core's own caches, from the last cache, and from the memory."""
+        o, s = self.operands, self.structure
+        first = s.columns * self.width * o.itemsize
+        packed = 2.0 * o.gathered if self.choices.panel else 0.0
+        lists = self.stored.bytes * float(self.panels)
+        # What is written past the caches need not be read before.
+        results = o.result * (1.0 if self.choices.stream or o.result < last_cache() else 2.0)
+        streamed = lists + packed + results
+        away = outside(o.gathered + self.stored.bytes + o.result, last_cache())
+        private = self.gathered + self.stored.bytes * float(self.tiles) + results
+        last = outside(self.between, private_cache()) * self.gathered + first + streamed
+        memory = outside(self.between, last_cache()) * self.gathered + away * (first + streamed)
+        return private, last, memory + (o.result if self.choices.stream else 0.0)
+
+    # ------------------------------------------------------------------ time
+
+    def seconds(self, moved: tuple[float, float, float], threads: int, chunks: int) -> float:
+        """The longest of what the loops need of each part of the machine, on some threads and in some pieces."""
+        private, last, memory = moved
+        rates = self.operands.rates
+        spilled = max(1.0, self.vectors * self.stored.rows / REGISTERS)
+        compute = 2.0 * self.stored.values * self.width / (rates.peak * self.efficiency) * spilled
+        rows = self.structure.rows / self.stored.rows * self.tiles * max(self.stored.pieces / self.parts, 1.0) * ROW
+        shared = max(compute, private / rates.private, last / rates.last) + rows
+        pieces = chunks * self.stored.pieces * self.panels * CHUNK / threads
+        return max(shared / threads * self.balance(threads), memory / (rates.memory * threads**0.5)) + pieces + CHUNK
+
+
+def _bytes(moved: tuple[float, float, float]) -> dict[str, float]:
+    """Bytes from each level on a logarithmic scale."""
+    names = ("bytes_private", "bytes_last", "bytes_memory")
+    return {name: log2(1 + each) for name, each in zip(names, moved, strict=True)}
+
+
+def outside(held: float, cache: float) -> float:
+    """The share of some bytes, used in turn, that a cache of random replacement does not hold."""
+    return max(0.0, 1.0 - cache / held) if held > 0 else 0.0
+
+
+# From candidates of one workload to the rows of numbers that a cost model sees.
+
+
+# 0 where sizes are left open, as in the untuned kernel.
+SPECIALISED = "specialised"
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """What stays the same for all candidates of a workload.
+
+    Parameters
+    ----------
+    facts : mapping of str to float
+        Numbers of the pattern.
+    described : Pattern or None
+    own : Stored
+        How the sparse argument is stored as it came.
+    operands : Operands
+    knobs : callable, optional
+        The values of a template's knobs for a format, where one is searched. Columns are added then as candidates have
+        knobs that those before had not.
+    """
+
+    facts: Mapping[str, float]
+    described: Pattern | None
+    own: Stored
+    operands: Operands
+    knobs: Callable[[Format | None], Mapping[str, tuple[Any, ...]] | None] | None = None
+    _columns: list[str] = field(default_factory=list, init=False, repr=False)
+    _work: dict[Stored, dict[str, float]] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def estimates(self) -> Estimates:
+        return Estimates(self.described, self.own, self.operands.itemsize)
+
+    @cached_property
+    def structure(self) -> Structure:
+        return Structure.of(self.described)
+
+    @cached_property
+    def _facts(self) -> np.ndarray:
+        """In the order of `fact_names`; what is not known, as the row lengths of a tensor, is not a number."""
+        return np.array([self.facts.get(name, np.nan) for name in fact_names()], np.float32)
+
+    def of(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
+        """The numbers that depend on the candidate, by name."""
+        stored = self.estimates(candidate.format)
+        nnz = self.structure.nnz
+        values = self.knobs(candidate.format) if self.knobs is not None else None
+        found = of_candidate(candidate, stored, self.operands, nnz, values)
+        found |= terms(candidate, stored, self.operands, self.structure)
+        found |= {SPECIALISED: float(specialised), **of_other_choices(candidate.choices)}
+        if stored not in self._work:
+            self._work[stored] = of_work(stored, self.operands, nnz)
+        return found | self._work[stored]
+
+    def named(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
+        """All numbers by name, rounded to what is worth writing down."""
+        found = {**self.facts, **self.of(candidate, specialised=specialised)}
+        return {name: float(f"{value:.5g}") for name, value in found.items()}
+
+    def rows(self, candidates: Sequence[Candidate], *, specialised: bool = True) -> np.ndarray:
+        """All numbers, a row for each candidate; not a number where one lacks a knob of another."""
+        if self.knobs is not None:
+            return self._rows_of_knobs(candidates, specialised)
+        own = np.array([list(self.of(c, specialised=specialised).values()) for c in candidates], np.float32)
+        return np.concatenate([np.broadcast_to(self._facts, (len(own), len(self._facts))), own], axis=1)
+
+    def _rows_of_knobs(self, candidates: Sequence[Candidate], specialised: bool) -> np.ndarray:
+        """The same by name, as candidates of different formats may have different knobs."""
+        found = [{**self.facts, **self.of(candidate, specialised=specialised)} for candidate in candidates]
+        for numbers in found:
+            self._columns.extend(name for name in numbers if name not in self._columns)
+        return np.array([[numbers.get(name, np.nan) for name in self._columns] for numbers in found], np.float32)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns of `rows`, those that are there so far."""
+        return [*fact_names(), *self.of(Candidate())] if self.knobs is None else list(self._columns)
+
+
+@cache
+def fact_names() -> tuple[str, ...]:
+    """The names of the numbers of a matrix, in order."""
+    small = sp.csr_array(np.eye(2, dtype=np.float32))
+    return tuple(of_pattern(pattern(small)) | density(small.indptr, small.indices, 2))
+
+
+@cache
+def matrix_names() -> tuple[str, ...]:
+    """The names of what a model sees, in order."""
+    return tuple(Encoding({}, None, Stored(2, 28), Operands(1, 8, 8, 4, 1)).names)
+
+
+@cache
+def pattern_names() -> frozenset[str]:
+    """Those of `matrix_names` that say something about the matrix and nothing about the candidate."""
+    small = Encoding({}, None, Stored(1, 1), Operands(1, 1, 1, 1, 1))
+    return frozenset(matrix_names()) - frozenset(small.of(Candidate()))
+
+
+@cache
+def choice_names() -> frozenset[str]:
+    """Those of `matrix_names` that say what was chosen for how many columns, whatever the matrix."""
+    kinds = {f"is_{kind or 'own'}" for kind in KINDS}
+    return frozenset(matrix_names()) & {*kinds, *Choices().as_dict(), "feat", "width", "threads", SPECIALISED}
+
+
 __all__ = [
+    "PARALLEL",
+    "SPECIALISED",
+    "THREADED",
+    "Encoding",
+    "Estimates",
     "Operands",
     "Stored",
+    "Structure",
+    "choice_names",
     "density",
+    "fact_names",
     "main_buffer",
+    "matrix_names",
     "of_candidate",
     "of_knobs",
     "of_other_choices",
     "of_pattern",
     "of_work",
+    "outside",
+    "pattern_names",
+    "terms",
 ]

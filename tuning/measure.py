@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.harness.timing import timed_calls
 from sparsetir.tuning.workload import Call
+from sparsetir.workloads.timing import timed_calls
 
 Timed = Callable[[float], float]
 

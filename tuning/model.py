@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost models: from features to scores, higher for faster.
-
-`CostModel` is gradient-boosted trees, fitted to times or to the order of times within each case. `AnalyticModel` and
-`RandomModel` are what it is compared with.
-"""
+"""Cost models: from features to scores, and the shipped model."""
 
 from __future__ import annotations
 
 import base64
 import json
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from sparsetir.errors import ArgumentError, TuningError
-from sparsetir.tuning.analytic import PARALLEL
-from sparsetir.version import __version__
+from sparsetir.tuning.features import PARALLEL, Encoding, matrix_names
+from sparsetir.tuning.work import USUAL, Rates, measured_rates
+from sparsetir.utils.version import __version__
+
+# Cost models: from features to scores, higher for faster.
+#
+# `CostModel` is gradient-boosted trees, fitted to times or to the order of times within each case. `AnalyticModel` and
+# `RandomModel` are what it is compared with.
+
 
 FORMAT = 1
 ROUNDS = 60
@@ -303,7 +308,7 @@ class RandomModel:
 
 
 class AnalyticModel:
-    """The time below which a kernel cannot come, by the sizes of its loops: see `sparsetir.tuning.analytic`.
+    """The time below which a kernel cannot come, by the sizes of its loops: see `sparsetir.tuning.features`.
 
     Parameters
     ----------
@@ -319,8 +324,44 @@ class AnalyticModel:
         return -np.log(2.0) * features[:, self.at]
 
 
+# The cost model that comes with the package.
+#
+# `python -m sparsetir.tuning.train.pretrain` makes it from records of `python -m sparsetir.tuning.train.collect`.
+
+
+PLACED = "measured rates"  # what a model says that was trained with them
+PATH = Path(__file__).parent / "data" / "pretrained.json"
+
+
+@cache
+def pretrained(path: Path = PATH) -> CostModel | None:
+    """The model in a file, read once; None, with a warning, where it is of no use to this version."""
+    if not path.exists():
+        return None
+    try:
+        return CostModel.load(path, names=matrix_names())
+    except TuningError as error:
+        again = "searches begin without it; python -m sparsetir.tuning.train.pretrain makes another"
+        warnings.warn(f"{error}; {again}", stacklevel=2)
+        return None
+
+
+def rates_known() -> Rates:
+    """The rates that the shipped model goes by: of this machine, or of a usual one where it knows no other."""
+    model = pretrained()
+    return measured_rates() if model is not None and model.about.get(PLACED) else USUAL
+
+
+def prior_for(encoding: Encoding) -> CostModel | None:
+    """The shipped model; None where a workload's first features are not those that it was trained on."""
+    model = pretrained()
+    return model if model is not None and list(model.names) == encoding.names[: len(model.names)] else None
+
+
 __all__ = [
     "OBJECTIVES",
+    "PATH",
+    "PLACED",
     "AnalyticModel",
     "CostModel",
     "Model",
@@ -329,4 +370,7 @@ __all__ = [
     "closeness",
     "labels_of",
     "of_width",
+    "pretrained",
+    "prior_for",
+    "rates_known",
 ]

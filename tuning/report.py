@@ -10,22 +10,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sparsetir.assemble import Accumulators
-from sparsetir.call.assembled import AssembledKernel
-from sparsetir.call.composed import ComposedKernel
-from sparsetir.call.kernel import Kernel
 from sparsetir.errors import ArgumentError
-from sparsetir.harness.tables import aligned
+from sparsetir.runtime.composed import ComposedKernel
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices
-from sparsetir.tuning.comparison import Comparison
-from sparsetir.tuning.database import Key, Record
-from sparsetir.tuning.form import with_knobs
-from sparsetir.tuning.judge import Judgement
-from sparsetir.tuning.knobs import AccumulatorKnobs, Config
+from sparsetir.sparse_output import Accumulators
+from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.tuning.kernel import TunedKernel
+from sparsetir.tuning.knobs import AccumulatorKnobs, Config, Template
+from sparsetir.tuning.loop import is_untuned
+from sparsetir.tuning.lowered_program import with_knobs
+from sparsetir.tuning.predict import Judgement
+from sparsetir.tuning.records import Key, Record
+from sparsetir.tuning.selection import Comparison
 from sparsetir.tuning.space import Values, start
-from sparsetir.tuning.templates import Template
-from sparsetir.tuning.trials import is_untuned
-from sparsetir.tuning.tuned import TunedKernel
+from sparsetir.workloads.plot import aligned
 
 SHOWN = 8
 OWN = "as it is"
@@ -188,7 +187,7 @@ class TuneResult:
 
     def plot(self, path: str | Path) -> Path:
         """Draw every trial and the best so far over the time of the search; needs matplotlib."""
-        from sparsetir.harness.plot import curve
+        from sparsetir.workloads.plot import curve
 
         sizes = ", ".join(f"{name} = {value}" for name, value in self.key.sizes.items())
         named = {name for name, _ in list(self.formats().items())[:MOST_COLOURS]}

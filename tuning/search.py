@@ -19,9 +19,8 @@ from scipy.special import ndtr
 
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
-from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.model import CostModel, Model, labels_of, of_width
-from sparsetir.tuning.space import Space
+from sparsetir.tuning.space import Candidate, Space
 
 BATCH = 4
 WARMUP = 8  # trials before the model has a say

@@ -11,44 +11,38 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.call.converting import Judge, format_for
-from sparsetir.call.finite import Watch
-from sparsetir.call.kernel import Kernel
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.format import Format
+from sparsetir.formats.heuristics import dense_rows, promising
 from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.formats.suit import dense_rows, promising
-from sparsetir.harness.operands import dense_shapes
+from sparsetir.kernel_factory import Judge, format_for
 from sparsetir.lower import single
-from sparsetir.schedules import Choices, Registers, suit
-from sparsetir.threads import get_num_threads
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.nonfinite import Watch
+from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning import features
-from sparsetir.tuning.announced import chosen
-from sparsetir.tuning.boards import Boards
-from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.contest import Outcome, contest, judged
-from sparsetir.tuning.database import Database, Key, Record, fingerprint
-from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.fleet import Fleet
-from sparsetir.tuning.judge import Judgement, judge
-from sparsetir.tuning.knobs import Config
+from sparsetir.tuning.features import Encoding
+from sparsetir.tuning.kernel import TunedKernel, Variant, circumstances
+from sparsetir.tuning.knobs import Config, Template
+from sparsetir.tuning.loop import is_untuned
 from sparsetir.tuning.measure import duel, typical
-from sparsetir.tuning.model import CostModel
-from sparsetir.tuning.nearest import hints
-from sparsetir.tuning.pool import TIMEOUT, Pool, can_send, pool_of
-from sparsetir.tuning.pretrained import prior_for, rates_known
-from sparsetir.tuning.recorded import circumstances
+from sparsetir.tuning.model import CostModel, prior_for, rates_known
+from sparsetir.tuning.predict import Judgement, chosen, judge
+from sparsetir.tuning.records import Database, Key, Record, fingerprint
 from sparsetir.tuning.report import OWN
 from sparsetir.tuning.search import Search
-from sparsetir.tuning.space import Space
-from sparsetir.tuning.templates import Template
-from sparsetir.tuning.trials import is_untuned
-from sparsetir.tuning.tuned import TunedKernel, Variant
+from sparsetir.tuning.selection import Outcome, contest, judged
+from sparsetir.tuning.similar import hints
+from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.variants import own_storage
 from sparsetir.tuning.work import Work
-from sparsetir.tuning.workers import Process
+from sparsetir.tuning.workers.local import TIMEOUT, Pool, Process, can_send, pool_of
+from sparsetir.tuning.workers.remote import Fleet
+from sparsetir.tuning.workers.rpc import Boards
 from sparsetir.tuning.workload import Call
+from sparsetir.utils.threads import get_num_threads
+from sparsetir.workloads.inputs import dense_shapes
 
 ANNOUNCED = 1000  # calls: the result is not behind what is built for so many
 
@@ -178,7 +172,7 @@ class Session:
         return found if found is not None and found in self.space else None
 
     def _ready(self, format: Format | None) -> Sequence[Choices]:
-        """The machine code on disk, see `sparsetir.tuning.shelf`; other choices of a template are no match for it."""
+        """Return the choices whose machine code is on disk: none for a template, which has other choices."""
         if self.template is not None or not self.pool.is_here:
             return ()
         return self.evaluator.variants.shelf.listed(format)
@@ -247,7 +241,7 @@ class Session:
     @cached_property
     def usual(self) -> Candidate:
         """What the untuned kernel does for these arguments."""
-        base = suit.usual(self.func, Registers.of(self.kernel.compiled.target))
+        base = defaults.usual(self.func, Registers.of(self.kernel.compiled.target))
         return Candidate(base.changed(**self.kernel.suitable(self.workload.args)))
 
     def conversion(self, format: Format | None) -> float:
@@ -286,7 +280,7 @@ class Session:
         """
         if not names:
             return {}
-        from sparsetir.harness import peers
+        from sparsetir.workloads import peers
 
         known, (name, *_) = self.evaluator.known, names
         if known is None:

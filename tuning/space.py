@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be chosen for a program: a format of its sparse argument, and the sketches' choices for each format."""
+"""Search space: formats of the sparse argument, choices of the schedule rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any
 
@@ -12,15 +12,57 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir import sizes
-from sparsetir.compile.pipeline import scheduled
+from sparsetir.codegen.pipeline import scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
-from sparsetir.ir import Program, const
-from sparsetir.lower.late_choices import LATE
-from sparsetir.schedules import Choices, suit
-from sparsetir.tuning.candidate import Candidate
+from sparsetir.ir import sizes
+from sparsetir.ir.views import Program, const
+from sparsetir.lower.runtime_choices import LATE
+from sparsetir.schedules import Choices, defaults
 from sparsetir.tuning.knobs import Config
+
+# One point of the joint space: how the sparse argument is stored, and what the sketches leave open.
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A format and choices.
+
+    Parameters
+    ----------
+    choices : Choices or Config
+        Of the sketches, or of a template's knobs.
+    format : Format, optional
+        Of the sparse argument; by default as the program declares it.
+
+    Examples
+    --------
+    >>> from sparsetir import formats
+    >>> print(Candidate(Choices(tile=32, chunks=2), formats.bsr(4, 4)))
+    bsr(r=4, c=4) tile=32 chunks=2
+    """
+
+    choices: Choices | Config = field(default_factory=Choices)
+    format: Format | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What candidates are sorted by where their times tie."""
+        values = self.choices.as_dict().values()
+        return (str(self.format or ""), *(map(repr, values) if isinstance(self.choices, Config) else values))
+
+    def __str__(self) -> str:
+        if isinstance(self.choices, Config):
+            return f"{self.format!r} {self.choices}" if self.format else f"as it is {self.choices}"
+        chosen = {n: v for n, v in self.choices.as_dict().items() if v != getattr(BASE, n) or n in ("tile", "chunks")}
+        return " ".join([repr(self.format) if self.format else "as it is", *(f"{n}={v}" for n, v in chosen.items())])
+
+
+BASE = Choices(chunks=0)
+
+
+# What can be chosen for a program: a format of its sparse argument, and the sketches' choices for each format.
+
 
 Values = Mapping[str, tuple[Any, ...]]
 
@@ -100,7 +142,7 @@ class Space:
 
     def _portfolio(self, values: Values, format: Format | None) -> list[Candidate]:
         base = self._start(format, values)
-        entries = suit.PORTFOLIO if isinstance(base, Choices) else ({},)  # the names of knobs mean nothing
+        entries = defaults.PORTFOLIO if isinstance(base, Choices) else ({},)  # the names of knobs mean nothing
         inside = [{n: v for n, v in entry.items() if v in values.get(n, ())} for entry in entries]
         return [Candidate(choices, format) for choices in dict.fromkeys(base.changed(**entry) for entry in inside)]
 
@@ -306,3 +348,6 @@ def fixed(program: Program, values: Mapping[str, int]) -> tirx.PrimFunc:
     """
     params = {p: const(values[str(p.name)], str(p.ty.dtype)) for p in program.func.params if str(p.name) in values}
     return program.func.specialize(params) if params else program.func
+
+
+__all__ = ["Candidate"]

@@ -12,21 +12,20 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from sparsetir.call.composed import ComposedKernel
-from sparsetir.call.kernel import Kernel
-from sparsetir.compile.compiled import Compiled
-from sparsetir.compile.target import make_target
+from sparsetir.codegen.cache import Compiled
+from sparsetir.codegen.target import make_target
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.formats.format import Format
-from sparsetir.ir import decode
-from sparsetir.schedules import Choices, Registers, suit
+from sparsetir.ir.views import decode
+from sparsetir.runtime.composed import ComposedKernel
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.features import Stored
-from sparsetir.tuning.form import FormatVariant, form_of
-from sparsetir.tuning.knobs import Config
-from sparsetir.tuning.shelf import Shelf
+from sparsetir.tuning.kernel_cache import Shelf
+from sparsetir.tuning.knobs import Config, Template
+from sparsetir.tuning.lowered_program import FormatVariant, form_of
 from sparsetir.tuning.space import Values, fixed, free_sizes
-from sparsetir.tuning.templates import Template
 from sparsetir.tuning.workload import Workload
 
 MOST_VARIANTS = 16
@@ -183,7 +182,7 @@ class FormatVariants:
 
 def usual_choices(kernel: Kernel, workload: Workload) -> Choices:
     """What a kernel does for the arguments of a workload where no schedule is asked for."""
-    return suit.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(workload.args))
+    return defaults.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(workload.args))
 
 
 def own_storage(workload: Workload) -> Stored:

@@ -20,20 +20,20 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir import formats, ops
-from sparsetir.compile.disk_cache import CACHE_VARIABLE, cache_folder
+from sparsetir.codegen.cache import CACHE_VARIABLE, cache_folder
 from sparsetir.errors import ArgumentError, SparseTIRError
 from sparsetir.formats.format import Format
-from sparsetir.harness.operands import DENSE
-from sparsetir.ir import decode
-from sparsetir.machine import CORES
-from sparsetir.schedules import Choices, Registers, suit
-from sparsetir.threads import get_num_threads, set_num_threads
+from sparsetir.ir.views import decode
+from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.form import Function
+from sparsetir.tuning.kernel_cache import Shelf
+from sparsetir.tuning.lowered_program import Function
 from sparsetir.tuning.measure import reason
-from sparsetir.tuning.shelf import Shelf
 from sparsetir.tuning.space import Values, free_sizes, shared, start
 from sparsetir.tuning.variants import Ready
+from sparsetir.utils.machine import CORES
+from sparsetir.utils.threads import get_num_threads, set_num_threads
+from sparsetir.workloads.inputs import DENSE
 
 OPS = ("spmm", "spmv", "sddmm")
 DTYPES = ("float32", "float64")
@@ -199,7 +199,7 @@ def make(task: Task) -> Made:
     try:
         known, shelf = evaluator(task.op, task.dtype, task.feat), shelf_of(task)
         ready = known.variants(task.format)
-        base = suit.usual(known.func, Registers.of(ready.form.target))
+        base = defaults.usual(known.func, Registers.of(ready.form.target))
         chosen = portfolio(ready.values, base, 0 if task.format is None else ready.stored.pieces)
         count = shelf.put(ready.form, task.format, ready.workload.feat, chosen, partial(is_right, known, ready))
         path = shelf.path(task.format)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.alignment import aligned
-from sparsetir.call.kernel import Kernel
-from sparsetir.call.passing import argument_list
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.signature import argument_list
+from sparsetir.utils.buffers import aligned
 
 Function = Callable[..., Any]
 Call = Callable[[], Any]

@@ -17,8 +17,8 @@ import tvm
 from tvm import ir, relax
 
 import sparsetir.relax as srelax
-from sparsetir.compile.target import native_target
-from sparsetir.harness.timing import Timing, interleave
+from sparsetir.codegen.target import native_target
+from sparsetir.workloads.timing import Timing, interleave
 
 try:
     import torch

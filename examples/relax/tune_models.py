@@ -17,8 +17,8 @@ from common import Case, options
 
 import sparsetir
 import sparsetir.relax as srelax
-from sparsetir.harness.tables import markdown
-from sparsetir.harness.timing import interleave
+from sparsetir.workloads.plot import markdown
+from sparsetir.workloads.timing import interleave
 
 EXAMPLES = ("gat", "gcn", "lidar_conv", "pruned_layers", "rgcn", "sparse_attention")
 POLICIES = ("gain", "equal")

@@ -24,8 +24,7 @@ from sparsetir.bench.training.command import trained, with_memory
 from sparsetir.bench.training.measure import Run
 from sparsetir.bench.training.problems import load, usual
 from sparsetir.bench.training.ways import BACKENDS, KINDS, OURS, Spec, ways
-from sparsetir.harness.plot import losses
-from sparsetir.harness.tables import aligned
+from sparsetir.workloads.plot import aligned, losses
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:

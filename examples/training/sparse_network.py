@@ -26,9 +26,8 @@ import sparsetir
 from sparsetir.bench import MissingPackageError
 from sparsetir.bench.training import measure
 from sparsetir.bench.training.measure import Run
-from sparsetir.harness.plot import losses
-from sparsetir.harness.tables import aligned
 from sparsetir.torch import SparseLinear, sparsify_
+from sparsetir.workloads.plot import aligned, losses
 
 CLASSES, WARM, KNOWN = 10, 2, 0.1  # epochs before pruning, the share of inputs that matter
 SURE = 3  # epochs in which the losses of moved weights are compared

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from sparsetir.harness import suite
-from sparsetir.harness.optional import MissingPackageError
-from sparsetir.harness.peers import available, missing, mttkrp, sddmm, set_threads, spmm, spmv
-from sparsetir.harness.plot import curve, density, spy
-from sparsetir.harness.stdlib_matrix import term_document
-from sparsetir.harness.timing import Timing, interleave
+from sparsetir.utils.optional import MissingPackageError
+from sparsetir.workloads import suite
+from sparsetir.workloads.inputs import term_document
+from sparsetir.workloads.peers import available, missing, mttkrp, sddmm, set_threads, spmm, spmv
+from sparsetir.workloads.plot import curve, density, spy
+from sparsetir.workloads.timing import Timing, interleave
 
 __all__ = [
     "MissingPackageError",

@@ -14,10 +14,10 @@ from sparsetir.bench.report import Report
 from sparsetir.bench.results import measure_result
 from sparsetir.bench.roofline import Roofline, levels, measure_roofline
 from sparsetir.errors import ArgumentError
-from sparsetir.harness import peers, result_peers
-from sparsetir.harness.inputs import Source, loaded, say
-from sparsetir.harness.results import OPERATIONS
-from sparsetir.threads import get_num_threads, set_num_threads
+from sparsetir.utils.threads import get_num_threads, set_num_threads
+from sparsetir.workloads import peers, result_peers
+from sparsetir.workloads.inputs import Source, loaded, say
+from sparsetir.workloads.results import OPERATIONS
 
 
 def run(

@@ -23,19 +23,28 @@ from sparsetir.bench.kernels import our_call
 from sparsetir.bench.report import written
 from sparsetir.build import build
 from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.formats.compressed import CSR
 from sparsetir.formats.format import Format
-from sparsetir.formats.layouts import CSR
+from sparsetir.formats.heuristics import MOST_VALUES, Considered, candidates, considered
 from sparsetir.formats.pattern import Pattern, pattern
-from sparsetir.formats.suit import MOST_VALUES, Considered, candidates, considered
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.harness.inputs import find_files, free_memory, from_files, loaded, reason, say
-from sparsetir.harness.operands import Case, as_float32, make_case
-from sparsetir.harness.products import check
-from sparsetir.harness.tables import aligned, markdown
-from sparsetir.harness.timing import NOISY, Timing, interleave
-from sparsetir.machine import machine_name
-from sparsetir.threads import get_num_threads, set_num_threads
 from sparsetir.transform.decompose import decompose_format
+from sparsetir.utils.machine import machine_name
+from sparsetir.utils.threads import get_num_threads, set_num_threads
+from sparsetir.workloads.inputs import (
+    Case,
+    as_float32,
+    find_files,
+    free_memory,
+    from_files,
+    loaded,
+    make_case,
+    reason,
+    say,
+)
+from sparsetir.workloads.plot import aligned, markdown
+from sparsetir.workloads.reference import check
+from sparsetir.workloads.timing import NOISY, Timing, interleave
 
 DONE, FINDING, WRONG_USE = 0, 1, 2
 CONVERSIONS, CONVERTING = 3, 0.5  # a conversion is repeated so often, but not after that many seconds

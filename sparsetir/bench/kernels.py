@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.alignment import aligned
 from sparsetir.bench.sweep import best_of
 from sparsetir.build import build
-from sparsetir.call.kernel import Kernel
-from sparsetir.harness.inputs import reason, say
-from sparsetir.harness.operands import Case
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.tuning import tune_sparse
+from sparsetir.utils.buffers import aligned
+from sparsetir.workloads.inputs import Case, reason, say
 
 OUTPUTS = {"spmm": "C", "spmv": "y", "sddmm": "O", "mttkrp": "D"}
 MANY_TRIALS = 10_000

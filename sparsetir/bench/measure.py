@@ -10,12 +10,11 @@ from typing import Any
 from sparsetir.bench.kernels import Plan, kernels, our_call
 from sparsetir.bench.roofline import Bound, Roofline, Work, bound, work_of
 from sparsetir.errors import ArgumentError
-from sparsetir.harness import peers
-from sparsetir.harness.inputs import free_memory, reason, say
-from sparsetir.harness.operands import DENSE, Case, make_case
-from sparsetir.harness.products import COLUMNS, PART, WrongResultError, check
-from sparsetir.harness.results import OPERATIONS
-from sparsetir.harness.timing import Timing, interleave
+from sparsetir.workloads import peers
+from sparsetir.workloads.inputs import DENSE, Case, free_memory, make_case, reason, say
+from sparsetir.workloads.reference import COLUMNS, PART, WrongResultError, check
+from sparsetir.workloads.results import OPERATIONS
+from sparsetir.workloads.timing import Timing, interleave
 
 Call = Callable[[], Any]
 DIMENSIONS = {"spmm": 2, "spmv": 2, "sddmm": 2, "mttkrp": 3}

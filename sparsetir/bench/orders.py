@@ -17,12 +17,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.harness import suite
-from sparsetir.harness.inputs import say
-from sparsetir.harness.tables import markdown
-from sparsetir.harness.timing import interleave
-from sparsetir.notation import einsum, einsum_expression
-from sparsetir.threads import set_num_threads
+from sparsetir.einsum import einsum, einsum_expression
+from sparsetir.utils.threads import set_num_threads
+from sparsetir.workloads import suite
+from sparsetir.workloads.inputs import say
+from sparsetir.workloads.plot import markdown
+from sparsetir.workloads.timing import interleave
 
 Tree: TypeAlias = "int | tuple[Tree, Tree]"
 FAMILIES = ("uniform", "rmat", "banded", "fem_blocks", "communities", "long_tail")
@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-__all__ = ["Found", "evaluate", "main", "measure", "operands", "trees"]
-
 if __name__ == "__main__":
     raise SystemExit(main())
+
+
+__all__ = ["Found", "evaluate", "main", "measure", "operands", "trees"]

@@ -23,8 +23,8 @@ import scipy.sparse as sp
 
 from sparsetir import ops
 from sparsetir.build import build
-from sparsetir.compile.pipeline import lower
-from sparsetir.harness.timing import Timing, interleave
+from sparsetir.codegen.pipeline import lower
+from sparsetir.workloads.timing import Timing, interleave
 
 SMALL = (10, 30)
 CORA = (2708, 10_556)

@@ -13,13 +13,13 @@ from typing import Any
 from sparsetir.bench.kernels import RATED
 from sparsetir.bench.measure import BEST, Row
 from sparsetir.bench.roofline import Roofline
-from sparsetir.harness import peers, result_peers
-from sparsetir.harness.inputs import say
-from sparsetir.harness.results import OPERATIONS
-from sparsetir.harness.tables import aligned, markdown
-from sparsetir.harness.timing import NOISY, Timing
-from sparsetir.machine import machine_name
-from sparsetir.threads import get_num_threads
+from sparsetir.utils.machine import machine_name
+from sparsetir.utils.threads import get_num_threads
+from sparsetir.workloads import peers, result_peers
+from sparsetir.workloads.inputs import say
+from sparsetir.workloads.plot import aligned, markdown
+from sparsetir.workloads.results import OPERATIONS
+from sparsetir.workloads.timing import NOISY, Timing
 
 PACKAGES = ("apache-tvm", "numpy", "scipy", "torch", "mkl")
 RESULT_PACKAGES = tuple(result_peers.PACKAGES.values())

@@ -12,13 +12,13 @@ import numpy as np
 from sparsetir.bench.kernels import Plan
 from sparsetir.bench.measure import Measured, Product, Row, undisturbed
 from sparsetir.bench.roofline import Roofline, Work, bound, structure
-from sparsetir.counting import triangles
-from sparsetir.harness import memory, result_peers
-from sparsetir.harness.inputs import free_memory, reason, say
-from sparsetir.harness.products import WrongResultError
-from sparsetir.harness.results import SQUARE_ONLY, ResultCase, make_result_case
-from sparsetir.harness.results_check import check_result
-from sparsetir.products import add, matmul, matmul_plan, multiply, rap
+from sparsetir.sparse_output.products import add, matmul, matmul_plan, multiply, rap
+from sparsetir.sparse_output.triangles import triangles
+from sparsetir.utils import memory
+from sparsetir.workloads import result_peers
+from sparsetir.workloads.inputs import free_memory, reason, say
+from sparsetir.workloads.reference import WrongResultError
+from sparsetir.workloads.results import SQUARE_ONLY, ResultCase, check_result, make_result_case
 
 Call = Callable[[], Any]
 ENTRY = 8  # bytes of a value and its column
@@ -88,7 +88,7 @@ def measure_result(name: str, sparse: Any, product: Product, plan: Plan, rooflin
     sparse : scipy.sparse array
         Taken as float32.
     product : Product
-        One of `sparsetir.harness.results.OPERATIONS`.
+        One of `sparsetir.workloads.results.OPERATIONS`.
     plan : Plan
     roofline : Roofline, optional
         For the bound.

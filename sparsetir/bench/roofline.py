@@ -2,7 +2,7 @@
 """The time below which a product cannot be expected to come.
 
 The model is that of Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore
-Architectures", CACM 2009, with one roof for each level of the memory, which `sparsetir.harness.ceilings` measures.
+Architectures", CACM 2009, with one roof for each level of the memory, which `sparsetir.workloads.ceilings` measures.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError
-from sparsetir.harness.ceilings import DRAM, FLOAT, Ceilings, Roofline, measure_roofline
-from sparsetir.machine import Level, levels
+from sparsetir.utils.machine import Level, levels
+from sparsetir.workloads.ceilings import DRAM, FLOAT, Ceilings, Roofline, measure_roofline
 
 # ---------------------------------------------------------------------------------------------------- bounds
 
@@ -87,7 +87,7 @@ def work_of(op: str, inputs: Mapping[str, Any]) -> Work:
     ----------
     op : {"spmm", "spmv", "sddmm", "mttkrp"}
     inputs : mapping of str to array
-        As of `sparsetir.harness.operands.make_case`: the sparse operand first.
+        As of `sparsetir.workloads.inputs.make_case`: the sparse operand first.
 
     Returns
     -------

@@ -21,13 +21,12 @@ from sparsetir.bench.measure import Product, parse_products, suits
 from sparsetir.bench.sweep import best_of
 from sparsetir.build import build
 from sparsetir.errors import SparseTIRError
-from sparsetir.harness.inputs import Source, find_files, from_files, from_suite, loaded, reason, say
-from sparsetir.harness.operands import Case, make_case
-from sparsetir.harness.tables import markdown
-from sparsetir.harness.timing import interleave
 from sparsetir.tuning import tune_sparse
 from sparsetir.tuning.measure import lower_quartile
 from sparsetir.tuning.report import TuneResult
+from sparsetir.workloads.inputs import Case, Source, find_files, from_files, from_suite, loaded, make_case, reason, say
+from sparsetir.workloads.plot import markdown
+from sparsetir.workloads.timing import interleave
 
 EARLY = 10.0  # seconds after which a search is looked at
 ROUNDS, BURST, REST = 15, 0.02, 0.05  # turns of each kernel, their seconds and those between them

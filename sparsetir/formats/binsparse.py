@@ -22,6 +22,7 @@ from sparsetir.interop.sources import whole_sizes
 if TYPE_CHECKING:
     from sparsetir.formats.tensor import SparseTensor
 
+
 VERSION = "0.1"
 PLAIN_TYPES = (
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),

@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.formats.arrays import Array, begins, changes, index_dtype
-from sparsetir.formats.description import describe
-from sparsetir.formats.estimate import Estimate
-from sparsetir.formats.format import Entries, Packed, check_positive, register
-from sparsetir.formats.layouts import Layout
-from sparsetir.formats.memory import check_memory, check_values
-from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
+from sparsetir.formats.compressed import Layout
+from sparsetir.formats.format import Array, Entries, Packed, begins, changes, check_positive, index_dtype, register
 from sparsetir.interop.sources import Compressed
+from sparsetir.utils.memory import check_memory, check_values
 
 BATCH = 1 << 16  # entries whose blocks are found at a time
 UNKNOWN = 2.0  # estimated values for each entry, where blocks of that size were not counted

@@ -1,90 +1,298 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands as programs read them: matrices in compressed rows, and entries with the same coordinates added up."""
+"""Formats of one piece that keep a matrix' rows or columns together."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-import scipy.sparse as sp
+import numpy as np
 
-from sparsetir.formats.memory import check_memory
-from sparsetir.formats.origin import open_origin
-from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import check_parts, check_sound, in_format, is_half, is_torch, open_source
+from sparsetir.errors import StructureError
+from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
+from sparsetir.formats.format import (
+    Array,
+    Entries,
+    Format,
+    Packed,
+    begins,
+    check_idtype,
+    check_positive,
+    counting,
+    index_array,
+    put,
+    register,
+    spread,
+    stable_argsort,
+    take,
+    transpose,
+)
+from sparsetir.interop.sources import Compressed
+from sparsetir.utils.memory import check_memory
 
-MATRICES = {"csr": sp.csr_matrix, "csc": sp.csc_matrix, "coo": sp.coo_matrix, "bsr": sp.bsr_matrix}
+
+@dataclass(frozen=True, repr=False)
+class Layout(Format):
+    """A format of one piece; a subclass says `rule` and `packed`."""
+
+    idtype: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_idtype(self.idtype)
+
+    @property
+    def rules(self) -> Sequence[FormatRewriteRule]:
+        return _rules(self)
+
+    def pack(self, entries: Entries) -> list[Packed]:
+        return [self.packed(entries)]
+
+    def rule(self) -> FormatRewriteRule:
+        """The rule of the piece."""
+        raise NotImplementedError
+
+    def packed(self, entries: Entries) -> Packed:
+        """The piece of a tensor."""
+        raise NotImplementedError
+
+    def arrays(self, **arrays: Array) -> dict[str, Array]:
+        """Index arrays in the index type."""
+        return {name: index_array(array, self.index_type) for name, array in arrays.items()}
 
 
-def compressed_rows(value: Any, name: str = "a matrix") -> Any:
-    """A sparse matrix in compressed rows: of torch if it is one, else of scipy.
+@lru_cache(maxsize=256)
+def _rules(layout: Layout) -> tuple[FormatRewriteRule]:
+    return (layout.rule(),)
 
-    Raises
-    ------
-    StructureError
-        When the index arrays of another format are broken: scipy and torch would write past their memory.
+
+@register("csr")
+@dataclass(frozen=True, repr=False)
+class CSR(Layout):
+    """Compressed sparse rows: where each row begins, and the column of each entry.
+
+    Parameters
+    ----------
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
 
     Examples
     --------
-    >>> import scipy.sparse as sp
-    >>> compressed_rows(sp.coo_array(([1.0, 2.0], ([1, 0], [0, 2])), shape=(2, 3))).indices.tolist()
-    [2, 0]
+    >>> import numpy as np, sparsetir
+    >>> t = sparsetir.SparseTensor.from_dense(np.array([[0, 2.0], [3.0, 4.0]]), format="csr")
+    >>> {name: array.tolist() for name, array in t.pieces[0].arrays.items()}
+    {'indptr': [0, 1, 3], 'indices': [1, 0, 1]}
     """
-    if sp.issparse(value) and value.format == "csr":
-        check_parts(value, name)
-        return value
-    rows = int(value.shape[0])
-    check_memory(8 * rows, f"{name}: pointers to the {rows} rows of shape {tuple(value.shape)}")
-    if is_torch(value):
-        return _torch_rows(value, name)
-    if not sp.issparse(value) or is_half(value):
-        return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
-    check_sound(value, name)
-    return value.tocsr()
+
+    name = "csr"
+
+    def rule(self) -> FormatRewriteRule:
+        axes = "I = dense_fixed(m)\nJ = sparse_variable(I, (n, nnz), (indptr, indices))"
+        text = describe("csr", self.index_type, arrays="indptr indices", sizes="m n nnz", axes=axes, buffer="I, J")
+        return FormatRewriteRule("csr", text, {0: ["I"], 1: ["J"]}, partitions_rows=True)
+
+    def packed(self, entries: Entries) -> Packed:
+        (m, n), nnz = entries.shape, self.check_count(entries.nnz)
+        arrays = self.arrays(indptr=entries.indptr, indices=entries.last)
+        return Packed(arrays, {"m": m, "n": n, "nnz": nnz}, nnz)
 
 
-def _torch_rows(value: Any, name: str) -> Any:
-    """torch makes rows neither of blocks nor of lists whose entries are dense."""
-    layout = str(value.layout).removeprefix("torch.sparse_")
-    if layout == "csr":
-        return value
-    if layout == "csc" or (layout == "coo" and value.dense_dim() == 0):
-        open_source(value, name).check(name)
-        return value.to_sparse_csr()
-    return SparseTensor.from_any(value, "csr").to_torch()
+@register("csc")
+@dataclass(frozen=True, repr=False)
+class CSC(Layout):
+    """Compressed sparse columns: where each column begins, and the row of each entry.
 
-
-def add_duplicates(value: Any) -> Any:
-    """Add entries with the same coordinates up, in the operand's own dtype; the class stays.
-
-    A cast must come after this sum: in another dtype, bools are counted and integers overflow elsewhere.
+    Parameters
+    ----------
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
 
     Examples
     --------
-    >>> import numpy as np, scipy.sparse as sp
-    >>> A = sp.csr_array((np.array([100, 100], "int8"), np.array([0, 0]), np.array([0, 2])), shape=(1, 1))
-    >>> add_duplicates(A).data.tolist()
-    [-56]
+    >>> import numpy as np, sparsetir
+    >>> t = sparsetir.SparseTensor.from_dense(np.array([[0, 2.0], [3.0, 4.0]]), format="csc")
+    >>> t.pieces[0].values.tolist()
+    [3.0, 2.0, 4.0]
     """
-    if isinstance(value, SparseTensor):
-        return value
-    origin = open_origin(value, check=True)
-    if origin.is_ordered or origin.entries.nnz == origin.source.values.size:
-        return value
-    return _of_class(SparseTensor.from_any(value), value)
+
+    name = "csc"
+
+    def rule(self) -> FormatRewriteRule:
+        axes = "J = dense_fixed(n)\nI = sparse_variable(J, (m, nnz), (indptr, indices))"
+        text = describe("csc", self.index_type, arrays="indptr indices", sizes="m n nnz", axes=axes, buffer="I, J")
+        return FormatRewriteRule("csc", text, {0: ["I"], 1: ["J"]})
+
+    def packed(self, entries: Entries) -> Packed:
+        return self.fill(entries, np.zeros(entries.nnz, np.int8))[0][0]
+
+    def fill(self, entries: Entries, values: Array) -> list[tuple[Packed, Array]]:
+        self.check_count(entries.nnz)
+        check_memory(8 * entries.shape[1], f"pointers to {entries.shape[1]} columns")
+        indptr, indices, placed = _by_column(entries, values)
+
+        def order() -> Array:
+            return _by_column(entries, counting(entries.nnz))[2]
+
+        return [(self._piece(entries.shape, indptr, indices, entries=order), placed)]
+
+    def borrow(self, source: Any, slots: Callable[[], Array]) -> list[tuple[Packed, Array]] | None:
+        if not isinstance(source, Compressed) or source.major != 1 or source.block:
+            return None
+        return [(self._piece(source.shape, source.indptr, source.indices, slots=slots), source.values)]
+
+    def _piece(self, shape: tuple[int, ...], indptr: Array, indices: Array, **where: Any) -> Packed:
+        (m, n), nnz = shape, len(indices)
+        arrays = self.arrays(indptr=indptr, indices=indices)
+        return Packed(arrays, {"m": m, "n": n, "nnz": nnz}, nnz, size=nnz, **where)
 
 
-def _of_class(tensor: SparseTensor, value: Any) -> Any:
-    """A tensor in the class and, as far as it is one of a matrix, the format of another operand."""
-    if is_torch(value):
-        layout = str(value.layout).removeprefix("torch.sparse_")
-        return tensor.convert(layout if layout in ("csr", "csc") else "coo").to_torch()
-    if not sp.issparse(value):
-        return tensor.to_coo()
-    if value.format == "bsr":
-        made = in_format(tensor.to_scipy("csr"), "bsr", value.blocksize)
-    else:
-        made = tensor.to_scipy(value.format if value.format in ("csr", "csc") else "coo")
-    return made if isinstance(value, sp.sparray) else MATRICES[made.format](made)
+def _by_column(entries: Entries, values: Array) -> tuple[Array, Array, Array]:
+    """Where columns begin, the rows of their entries, and the values in this order."""
+    m, n = entries.shape
+    if m <= 4 * entries.nnz:
+        return transpose(entries.indptr, entries.last, values, (m, n))
+    rows, columns = entries.coords
+    order = stable_argsort(columns, n)
+    return begins(np.bincount(columns, minlength=n)), take(rows, order), take(values, order)
 
 
-__all__ = ["add_duplicates", "compressed_rows"]
+@register("dcsr")
+@dataclass(frozen=True, repr=False)
+class DCSR(Layout):
+    """Doubly compressed sparse rows: only the rows that hold something (Buluç and Gilbert, 2008).
+
+    Parameters
+    ----------
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsetir
+    >>> t = sparsetir.SparseTensor.from_coo([[7, 7], [0, 2]], np.ones(2), (1000, 3), format="dcsr")
+    >>> {name: array.tolist() for name, array in t.pieces[0].arrays.items()}
+    {'indptr_i': [0, 1], 'indices_i': [7], 'indptr_j': [0, 2], 'indices_j': [0, 2]}
+    """
+
+    name = "dcsr"
+
+    def rule(self) -> FormatRewriteRule:
+        text = describe(
+            "dcsr",
+            self.index_type,
+            arrays="indptr_i indices_i indptr_j indices_j",
+            sizes="m n rows nnz",
+            axes="""I = sparse_variable(None, (m, rows), (indptr_i, indices_i))
+                    J = sparse_variable(I, (n, nnz), (indptr_j, indices_j))""",
+            buffer="I, J",
+        )
+        return FormatRewriteRule("dcsr", text, {0: ["I"], 1: ["J"]})
+
+    def packed(self, entries: Entries) -> Packed:
+        (m, n), nnz = entries.shape, self.check_count(entries.nnz)
+        rows, starts = entries.occupied
+        arrays = self.arrays(indptr_i=np.array([0, len(rows)]), indices_i=rows, indptr_j=starts, indices_j=entries.last)
+        return Packed(arrays, {"m": m, "n": n, "rows": len(rows), "nnz": nnz}, nnz)
+
+
+@register("ell")
+@dataclass(frozen=True, repr=False)
+class ELL(Layout):
+    """As many slots in each row; those that a row does not need hold column n and value zero.
+
+    Parameters
+    ----------
+    width : int, optional
+        Slots in a row: a constant in the description. By default what the longest row needs, at least 1.
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsetir
+    >>> t = sparsetir.SparseTensor.from_dense(np.array([[0, 2.0], [3.0, 4.0]]), format="ell")
+    >>> t.pieces[0].arrays["indices"].tolist(), t.padding
+    ([1, 2, 0, 1], 0.25)
+    """
+
+    width: int | None = None
+    name = "ell"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width is not None:
+            check_positive(self.name, width=self.width)
+
+    def rule(self) -> FormatRewriteRule:
+        width = self.width or "width"
+        axes = f"I = dense_fixed(m)\nJ = sparse_fixed(I, (n, {width}), indices)"
+        sizes = "m n" if self.width else "m n width"
+        text = describe("ell", self.index_type, arrays="indices", sizes=sizes, axes=axes, buffer="I, J")
+        return FormatRewriteRule("ell", text, {0: ["I"], 1: ["J"]}, partitions_rows=True)
+
+    def packed(self, entries: Entries) -> Packed:
+        m, n = entries.shape
+        width = self._width(entries)
+        count = self.check_count(m * width, indices=m * width)
+        slots = spread(np.arange(m, dtype=np.int64) * width, entries.indptr, self.index_type)
+        indices = np.full(count, n, self.index_type)
+        put(indices, slots, entries.last)
+        sizes = {"m": m, "n": n} if self.width else {"m": m, "n": n, "width": width}
+        return Packed({"indices": indices}, sizes, count, slots=slots)
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.shape[0] * (self.width or max(pattern.rows.max, 1)))
+
+    def _width(self, entries: Entries) -> int:
+        held = np.diff(entries.indptr)
+        longest = int(held.max(initial=0))
+        if self.width is None:
+            return max(longest, 1)
+        if longest > self.width:
+            found = f"row {int(held.argmax())} holds {longest} entries but {self!r} has {self.width} slots in a row"
+            raise StructureError(f"{found}: raise the width, leave it out, or cut the matrix into several pieces")
+        return self.width
+
+
+@register("ragged")
+@dataclass(frozen=True, repr=False)
+class Ragged(Layout):
+    """Each row a dense prefix, as long as its last entry needs.
+
+    Parameters
+    ----------
+    idtype : {"int32", "int64"}, optional
+        Of the index array.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsetir
+    >>> t = sparsetir.SparseTensor.from_dense(np.array([[0, 2.0, 0], [3.0, 0, 0]]), format="ragged")
+    >>> t.pieces[0].arrays["indptr"].tolist(), t.pieces[0].values.tolist()
+    ([0, 2, 3], [0.0, 2.0, 3.0])
+    """
+
+    name = "ragged"
+
+    def rule(self) -> FormatRewriteRule:
+        axes = "I = dense_fixed(m)\nJ = dense_variable(I, (n, nnz), indptr)"
+        text = describe("ragged", self.index_type, arrays="indptr", sizes="m n nnz", axes=axes, buffer="I, J")
+        return FormatRewriteRule("ragged", text, {0: ["I"], 1: ["J"]}, fills=True, partitions_rows=True)
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.prefix)
+
+    def packed(self, entries: Entries) -> Packed:
+        m, n = entries.shape
+        rows, starts = entries.occupied
+        extents = np.zeros(m, np.int64)
+        extents[rows] = entries.last[starts[1:] - 1].astype(np.int64) + 1
+        indptr = begins(extents)
+        count = self.check_count(int(indptr[-1]))
+        slots = np.repeat(indptr[:-1].astype(self.index_type), np.diff(entries.indptr))
+        slots += entries.last.astype(self.index_type, copy=False)
+        return Packed(self.arrays(indptr=indptr), {"m": m, "n": n, "nnz": count}, count, slots=slots)
+
+
+__all__ = ["CSC", "CSR", "DCSR", "ELL", "Layout", "Ragged"]

@@ -10,11 +10,20 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError
-from sparsetir.formats.arrays import changes, index_array, sorting_order, take
-from sparsetir.formats.description import axis_name, describe
-from sparsetir.formats.format import Array, Entries, Format, Packed, check_positive, register
-from sparsetir.formats.layouts import Layout
-from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.formats.base import FormatRewriteRule, axis_name, describe
+from sparsetir.formats.compressed import Layout
+from sparsetir.formats.format import (
+    Array,
+    Entries,
+    Format,
+    Packed,
+    changes,
+    check_positive,
+    index_array,
+    register,
+    sorting_order,
+    take,
+)
 
 
 @register("coo")

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, StructureError
-from sparsetir.formats.arrays import Array, begins, index_dtype
+from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
 from sparsetir.formats.blocks import number_blocks
-from sparsetir.formats.description import describe
-from sparsetir.formats.estimate import Estimate
-from sparsetir.formats.format import Entries, Packed, register
-from sparsetir.formats.layouts import Layout
-from sparsetir.formats.memory import check_memory
-from sparsetir.formats.pieces import row_chunks, row_numbers, subset
-from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.formats.compressed import Layout
+from sparsetir.formats.format import Array, Entries, Packed, begins, index_dtype, register
+from sparsetir.formats.packing import row_chunks, row_numbers, subset
+from sparsetir.utils.memory import check_memory
 
 SAMPLE = 1 << 18  # entries that are looked at for a pattern's numbers
 MIX = 0x9E3779B1  # factor of a hash of 32 bits

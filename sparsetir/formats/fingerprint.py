@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentTypeError
-from sparsetir.formats.arrays import CHUNK, Array
-from sparsetir.formats.format import Entries
+from sparsetir.formats.format import CHUNK, Array, Entries
 
 DIGITS = 16  # of a structure: part of the records of earlier searches
 VALUE_DIGITS = 32

@@ -12,8 +12,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.formats.arrays import (
+from sparsetir.formats.format import (
     Array,
+    Entries,
     are_sorted,
     begins,
     changes,
@@ -25,10 +26,9 @@ from sparsetir.formats.arrays import (
     take,
     transpose,
 )
-from sparsetir.formats.format import Entries
-from sparsetir.interop.dense import aligned_contiguous
+from sparsetir.interop.arrays import aligned_contiguous
+from sparsetir.interop.levels import first_disorder
 from sparsetir.interop.sources import Compressed, Coordinates, Source, open_source
-from sparsetir.interop.structure import first_disorder
 
 
 @dataclass(frozen=True, eq=False)

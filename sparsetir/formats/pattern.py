@@ -9,16 +9,15 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, cast
 
-from sparsetir.formats.arrays import are_sorted
 from sparsetir.formats.diagonals import slice_diagonals
 from sparsetir.formats.fingerprint import fingerprint
-from sparsetir.formats.format import Entries
+from sparsetir.formats.format import Entries, are_sorted
 from sparsetir.formats.origin import Origin, open_origin
 from sparsetir.formats.row_groups import grouped_share
 from sparsetir.formats.statistics import BlockFill, Degrees, Lines, fibers
 from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop.levels import first_disorder
 from sparsetir.interop.sources import Compressed
-from sparsetir.interop.structure import first_disorder
 
 BLOCKS = ((1, 4), (4, 1), (8, 1), (16, 1), (2, 2), (3, 3), (4, 4), (8, 8), (16, 16))
 PARTS = (2, 4, 16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that describe where the entries of a matrix lie, each in time linear in their count."""
+"""Pattern statistics in linear time: distances, lengths, fill of blocks and slices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,70 @@ from itertools import pairwise
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.formats.arrays import CHUNK, Array, begins, changes, index_dtype, sorting_order, take
-from sparsetir.formats.fill import block_sizes
-from sparsetir.formats.format import Entries
+from sparsetir.formats.blocks import key_batches
+from sparsetir.formats.format import CHUNK, Array, Entries, begins, changes, index_dtype, sorting_order, take
+
+# How full blocks and slices of a matrix are.
+
+
+SAMPLED, WINDOWS = 1 << 16, 16  # entries that are looked at, and in how many places
+
+
+def block_sizes(starts: Array, keys: Array, extent: int, width: int = 1) -> Iterator[Array]:
+    """How many entries each block holds that holds some: a few rows of blocks at a time.
+
+    Parameters
+    ----------
+    starts : ndarray of int
+        Where each row of blocks begins in `keys`, and where the last one ends.
+    keys : ndarray of int
+        The entries' columns; a block has `width` of them.
+    extent : int
+        Blocks of a row.
+    width : int
+    """
+    for batch in key_batches(starts, keys, extent, width):
+        ordered = np.sort(batch.keys)
+        yield np.diff(np.append(np.flatnonzero(changes([ordered])), len(ordered)))
+
+
+def block_fill(indptr: Array, indices: Array, r: int, c: int) -> float:
+    """How full blocks of `r` rows and `c` columns are, in a sample of the rows.
+
+    Examples
+    --------
+    >>> block_fill(np.array([0, 2, 4]), np.array([0, 1, 0, 1]), 2, 2)
+    1.0
+    """
+    rows = len(indptr) - 1
+    each = max(1, rows * SAMPLED // max(indices.size, 1) // (WINDOWS * r)) * r
+    held = blocks = 0
+    for start in np.unique(np.linspace(0, max(rows - each, 0), WINDOWS).astype(np.int64) // r * r):
+        bounds = indptr[start : start + each + 1]
+        columns = indices[bounds[0] : bounds[-1]]
+        held += columns.size
+        starts = np.append(bounds[:-1:r], bounds[-1]) - bounds[0]
+        blocks += sum(map(len, block_sizes(starts, columns, int(columns.max(initial=0)) // c + 1, c)))
+    return held / (blocks * r * c) if blocks else 0.0
+
+
+def slice_fills(indptr: Array, heights: Sequence[int], window: int) -> list[float]:
+    """How full slices of so many rows are that are sorted by length within windows, for each height.
+
+    Examples
+    --------
+    >>> slice_fills(np.arange(0, 129, 2), (16, 8), 16), slice_fills(np.array([0, 8, 8, 8, 8, 8, 8, 8, 8]), (16, 8), 16)
+    ([1.0, 1.0], [0.0625, 0.125])
+    """
+    lengths = np.zeros(-(-(len(indptr) - 1) // window) * window, indptr.dtype)
+    lengths[: len(indptr) - 1] = np.diff(indptr)
+    ordered = np.sort(lengths.reshape(-1, window), axis=1)
+    slots = (rows * int(ordered[:, rows - 1 :: rows].sum(dtype=np.int64)) for rows in heights)
+    return [float(indptr[-1]) / max(count, 1) for count in slots]
+
+
+# Numbers that describe where the entries of a matrix lie, each in time linear in their count.
+
 
 SPARSE_LINES, FEW_LINES = 4, 1 << 12  # rows or columns for each entry from which on only those in use are counted
 
@@ -344,4 +405,4 @@ def _distinct(coords: Sequence[Array], shape: Sequence[int], nnz: int) -> int:
     return int(np.count_nonzero(changes([c if order is None else take(c, order) for c in coords])))
 
 
-__all__ = ["BlockFill", "Degrees", "Lines", "batches", "fibers"]
+__all__ = ["BlockFill", "Degrees", "Lines", "batches", "block_fill", "block_sizes", "fibers", "slice_fills"]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SparseTensor`: a sparse tensor of any order, held in a format."""
+"""`SparseTensor`: a sparse tensor of any order in a format, and its export."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,19 +14,158 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.files import read
-from sparsetir.formats import binsparse, encodings, export
+from sparsetir.formats import binsparse
+from sparsetir.formats import encoding as encodings
 from sparsetir.formats import format as limits
-from sparsetir.formats.arithmetic import Operators
-from sparsetir.formats.arrays import index_array
+from sparsetir.formats.base import FormatRewriteRule
 from sparsetir.formats.encoding import Encoding
-from sparsetir.formats.format import Array, CapacityError, Entries, Format, check_idtype, make
-from sparsetir.formats.memory import MemoryLimitError
+from sparsetir.formats.format import Array, CapacityError, Entries, Format, Packed, check_idtype, index_array, make
+from sparsetir.formats.operators import Operators
 from sparsetir.formats.origin import Origin, open_dense, open_origin
-from sparsetir.formats.stored import Piece, amounts
-from sparsetir.interop import CooTensor, aligned_contiguous, is_sparse
-from sparsetir.interop.sources import Compressed, Coordinates, Source
-from sparsetir.interop.torch_arrays import is_torch
+from sparsetir.interop import CooTensor, aligned_contiguous, coordinates_of, is_half, is_sparse
+from sparsetir.interop import to_torch as as_torch
+from sparsetir.interop.sources import Compressed, Coordinates, Source, is_torch
+from sparsetir.io import read
+from sparsetir.utils.memory import MemoryLimitError, readable
+
+# One piece of a tensor as it is stored.
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One piece of a tensor.
+
+    Parameters
+    ----------
+    rule : FormatRewriteRule
+        Its axes, as a program sees them.
+    packed : Packed
+        Its index arrays and sizes, by the names in the rule's description.
+    values : ndarray, shape (packed.count,)
+        What its buffer holds, padding included.
+    """
+
+    rule: FormatRewriteRule
+    packed: Packed
+    values: Array
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        return self.packed.arrays
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return self.packed.sizes
+
+    @property
+    def nnz(self) -> int:
+        """Entries held."""
+        return self.packed.size
+
+    @property
+    def nbytes(self) -> int:
+        """Of the values and the index arrays."""
+        return self.values.nbytes + sum(a.nbytes for a in self.arrays.values())
+
+    @property
+    def padding(self) -> float:
+        """Fraction of the stored values that are no entry."""
+        return 1 - self.nnz / self.packed.count if self.packed.count else 0.0
+
+    @property
+    def layout(self) -> str:
+        """Axes and sizes in a line."""
+        axes = ", ".join(f"{axis.name}: {axis.kind}" for axis in self.rule.buffer.axes)
+        return f"[{axes}] " + ", ".join(f"{name}={n}" for name, n in self.sizes.items())
+
+    def __repr__(self) -> str:
+        return f"{self.name} {self.layout}; {amounts(self.nnz, self.padding, self.nbytes)}"
+
+
+def amounts(nnz: int, padding: float, nbytes: int) -> str:
+    """How much is stored, in words."""
+    return f"{nnz} entries, {padding:.0%} padding, {readable(nbytes)}"
+
+
+# Tensors handed to other libraries.
+
+
+SCIPY = ("bsr", "coo", "csc", "csr", "dia", "dok", "lil")
+SHARED = ("bsr", "coo", "csc", "csr")
+
+
+def to_scipy(tensor: SparseTensor, format: str | None, *, copy: bool) -> Any:
+    """The tensor as a scipy.sparse array."""
+    if format is not None and (not isinstance(format, str) or format not in SCIPY):
+        raise ArgumentError(f"scipy has the formats {', '.join(SCIPY)}, found {format!r}")
+    if tensor.ndim != 2:
+        if format not in (None, "coo"):
+            found = f"scipy stores {format} as a matrix, the tensor has {tensor.ndim} dimensions"
+            raise ArgumentError(f"{found}: pass format='coo'")
+        return _coordinates(tensor.coords, tensor.values, tensor.shape, copy)
+    own = tensor.format.name
+    if own in SHARED and format in (None, own) and not (own == "bsr" and _sticks_out(tensor)):
+        return _same_layout(tensor, copy)
+    if format == "bsr" and own == "bsr":
+        shape, block = tensor.shape, tensor.format.parameters
+        found = f"blocks of {block['r']} x {block['c']} do not divide {shape[0]} x {shape[1]}"
+        raise ArgumentError(f"scipy wants blocks that divide the shape, but {found}: leave format out")
+    if format in ("csc", "coo") and is_half(tensor):
+        return _same_layout(tensor.convert(format), copy=False)
+    if format == "coo" and own == "dcsr":  # which may have too many rows for pointers
+        return _coordinates(tensor.coords, tensor.values, tensor.shape, copy)
+    csr = tensor if own == "csr" else tensor.convert("csr")
+    return _same_layout(csr, copy and own == "csr").asformat(format or "csr")
+
+
+def _coordinates(coords: Iterable[Any], values: Any, shape: tuple[int, ...], copy: bool) -> Any:
+    if is_half(values):
+        return coordinates_of([c.copy() if copy else c for c in coords], values.copy() if copy else values, shape)
+    return sp.coo_array((values, tuple(coords)), shape=shape, copy=copy)
+
+
+def _sticks_out(tensor: SparseTensor) -> bool:
+    block = tensor.format.parameters
+    return bool(tensor.shape[0] % block["r"] or tensor.shape[1] % block["c"])
+
+
+def _same_layout(tensor: SparseTensor, copy: bool) -> Any:
+    piece, name = tensor.pieces[0], tensor.format.name
+    if name == "coo":
+        return _coordinates(piece.arrays.values(), piece.values, tensor.shape, copy)
+    values = piece.values
+    if name == "bsr":
+        block = tensor.format.parameters
+        values = values.reshape(-1, block["r"], block["c"])
+    make = getattr(sp, f"{name}_array")
+    return make((values, piece.arrays["indices"], piece.arrays["indptr"]), shape=tensor.shape, copy=copy)
+
+
+def to_torch(tensor: SparseTensor) -> Any:
+    """The tensor as a torch sparse tensor."""
+    torch = importlib.import_module("torch")
+    if tensor.ndim != 2 or tensor.format.name == "coo":
+        coords = np.stack([c.astype(np.int64) for c in tensor.coords])
+        values = as_torch(tensor.values.copy())
+        return torch.sparse_coo_tensor(as_torch(coords), values, tensor.shape, is_coalesced=True)
+    own = tensor.format.name
+    is_same = own in ("csr", "csc") or (own == "bsr" and not _sticks_out(tensor))
+    tensor = tensor if is_same else tensor.convert("csr")
+    piece, name = tensor.pieces[0], tensor.format.name
+    values = piece.values
+    if name == "bsr":
+        values = values.reshape(-1, tensor.format.parameters["r"], tensor.format.parameters["c"])
+    indptr, indices, values = (as_torch(a.copy()) for a in (piece.arrays["indptr"], piece.arrays["indices"], values))
+    layout = getattr(torch, f"sparse_{name}")
+    return torch.sparse_compressed_tensor(indptr, indices, values, size=tensor.shape, layout=layout)
+
+
+# `SparseTensor`: a sparse tensor of any order, held in a format.
+
 
 MIN_HYPERSPARSE = 1 << 27  # rows, of which pointers take a gigabyte
 ROWS_AN_ENTRY = 16  # from which on pointers outweigh the entries
@@ -431,11 +571,11 @@ class SparseTensor(Operators):
             False shares the tensor's arrays where the layout is the same; scipy changes index arrays in place.
         """
         listed = self.ndim == 2 and self.format.name == "dcsr" and is_hypersparse(self.shape[:1], self.nnz)
-        return export.to_scipy(self, "coo" if listed and format is None else format, copy=copy)
+        return to_scipy(self, "coo" if listed and format is None else format, copy=copy)
 
     def to_torch(self) -> Any:
         """A torch sparse tensor: csr, csc, bsr or coo as `to_scipy` chooses. Shares no memory with this one."""
-        return export.to_torch(self)
+        return to_torch(self)
 
     def __binsparse_descriptor__(self) -> dict[str, Any]:
         """What `__binsparse__` returns, in the words of the Binsparse specification, version 0.1."""
@@ -497,4 +637,4 @@ def _is_large(*numbers: int) -> bool:
     return max(numbers) >= limits.INT32_END
 
 
-__all__ = ["MIN_HYPERSPARSE", "SparseTensor", "is_hypersparse"]
+__all__ = ["MIN_HYPERSPARSE", "Piece", "SparseTensor", "amounts", "is_hypersparse", "to_scipy", "to_torch"]

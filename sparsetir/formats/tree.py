@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from sparsetir import sizes as symbolic
 from sparsetir.errors import ArgumentError, StructureError
+from sparsetir.formats.base import FormatRewriteRule, Formula
 from sparsetir.formats.format import Array, Entries, Format, Packed, register
-from sparsetir.formats.rule import FormatRewriteRule, Formula
+from sparsetir.interop.arrays import tree_indices
 from sparsetir.interop.convert import Builder
-from sparsetir.interop.fit import tree_indices
 from sparsetir.interop.levels import Level
-from sparsetir.ir import Axis, decode
+from sparsetir.ir import sizes as symbolic
+from sparsetir.ir.views import Axis, decode
 
 
 @register("tree")

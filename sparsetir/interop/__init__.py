@@ -8,10 +8,10 @@ converted through sorted coordinates. `check_level` judges arrays that a user pa
 
 from __future__ import annotations
 
-from sparsetir.interop.dense import aligned_contiguous, as_numpy, writable_alias
-from sparsetir.interop.levels import Array, Level, check_dtype
-from sparsetir.interop.scipy_arrays import (
+from sparsetir.interop.arrays import (
     HALVES,
+    aligned_contiguous,
+    as_numpy,
     compressed_of,
     coordinates_of,
     in_format,
@@ -19,19 +19,22 @@ from sparsetir.interop.scipy_arrays import (
     recast,
     sorted_rows,
     transposed,
+    writable_alias,
 )
+from sparsetir.interop.levels import Array, Level, are_ascending, check_distinct, check_dtype, check_level, is_sound
 from sparsetir.interop.sources import (
     CooTensor,
     Source,
+    check_detached,
     check_parts,
     check_sound,
     holds_own_values,
     is_sparse,
+    is_torch,
     open_source,
+    to_torch,
 )
 from sparsetir.interop.storage import Stored, entries, has_layout, restore, store, with_values
-from sparsetir.interop.structure import are_ascending, check_distinct, check_level, is_sound
-from sparsetir.interop.torch_arrays import check_detached, is_torch, to_torch
 
 __all__ = [
     "HALVES",

@@ -10,8 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, StructureError
-from sparsetir.interop.levels import Array, Level, check_capacity, narrow
-from sparsetir.interop.structure import first_disorder
+from sparsetir.interop.levels import Array, Level, check_capacity, first_disorder, narrow
 
 
 def scatter(slots: Array, values: Array, size: int) -> tuple[Array, Array | None]:

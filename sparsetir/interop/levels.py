@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one axis of a sparse buffer asks of the arrays that hold it."""
+"""Levels of a sparse buffer: required arrays, and validation of index arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsetir.errors import ArgumentTypeError, StructureError
-from sparsetir.scalars import VALUE_DTYPES
+from sparsetir.utils.dtypes import VALUE_DTYPES
+
+# What one axis of a sparse buffer asks of the arrays that hold it.
+
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -92,3 +95,193 @@ def check_capacity(top: int, level: Level, what: str, name: str) -> None:
     if top > np.iinfo(level.idtype).max:
         found = f"{what} of axis {level.name} of {name} reaches {top}, which {level.idtype} cannot hold"
         raise StructureError(f'{found}: declare the axis with idtype="int64"')
+
+
+# Checks of index arrays.
+
+
+CHUNK = 1 << 16  # elements compared at a time, so that temporaries stay in cache
+
+
+def check_level(
+    level: Level,
+    indptr: Array | None,
+    indices: Array | None,
+    *,
+    parent_count: int,
+    length: int | None,
+    name: str,
+    need_sorted: bool,
+    count: int | None = None,
+) -> None:
+    """Raise `StructureError` unless the arrays of one axis are what its kind promises.
+
+    Parameters
+    ----------
+    level : Level
+        The axis.
+    indptr, indices : ndarray or None
+        Its arrays; None skips what concerns them.
+    parent_count : int
+        Number of positions of the parent axis (1 for a root).
+    length : int or None
+        Dense length; None skips the range of the indices.
+    name : str
+        The argument, for messages.
+    need_sorted : bool
+        Whether every fiber must be in order, strictly if ``level.unique``.
+    count : int or None
+        Number of stored values, for an axis without indices.
+    """
+    where = f"axis {level.name} of {name}"
+    if indptr is not None:
+        _check_integers(indptr, f"indptr of {where}")
+        _check_indptr(indptr, parent_count, count if indices is None else indices.size, where)
+    if indices is None:
+        return
+    indices = indices.reshape(-1)
+    _check_integers(indices, f"indices of {where}")
+    starts: Array | int | None = indptr
+    if level.kind != "sparse_variable":
+        starts = _check_count(level, indices.size, parent_count, where)
+    if length is not None:
+        _check_range(indices, length, where, may_be_absent=level.kind != "sparse_variable" and not level.full)
+    if need_sorted and starts is not None and level.kind != "singleton":
+        _check_sorted(level, indices, starts, length, where)
+
+
+def check_distinct(indices: Array, length: int, where: str) -> None:
+    """Raise `StructureError` if a list without a parent has a coordinate twice; `length` marks slots without one.
+
+    What a program does for different coordinates may be done at the same time.
+    """
+    flat = indices.reshape(-1)
+    if first_disorder(flat, None, strict=True, padding_from=length) is None:
+        return
+    held = np.sort(flat[flat < length])
+    again = np.flatnonzero(held[1:] == held[:-1])
+    if again.size:
+        remedy = "leave one of them out, or declare the axis with unique=False"
+        raise StructureError(f"indices of {where} hold coordinate {held[again[0]]} twice: {remedy}")
+
+
+def is_sound(level: Level, indptr: Array, indices: Array, *, parent_count: int, length: int, need_sorted: bool) -> bool:
+    """Whether `check_level` would take the arrays of a ``sparse_variable`` axis, in less time for small ones."""
+    size = indices.size
+    if indptr.shape != (parent_count + 1,) or indptr[0] != 0 or indptr[-1] != size:
+        return False
+    if max(size, indptr.size) > CHUNK:
+        is_ordered = first_disorder(indptr, None, strict=False) is None and first_outside(indices, length) is None
+        return is_ordered and not (need_sorted and first_disorder(indices, indptr, strict=level.unique) is not None)
+    if np.count_nonzero(indptr[1:] < indptr[:-1]):
+        return False
+    if not size:
+        return True
+    if np.count_nonzero(indices >= length) or np.count_nonzero(indices < 0):
+        return False
+    if not need_sorted:
+        return True
+    bad = np.empty(size + 1, np.bool_)  # the last one and the first one of each fiber are set below
+    (np.less_equal if level.unique else np.less)(indices[1:], indices[:-1], out=bad[1:size])
+    bad[indptr] = False
+    return not np.count_nonzero(bad)
+
+
+def _check_integers(array: Array, what: str) -> None:
+    if array.dtype.kind not in "iu":
+        raise StructureError(f"{what} must be int32 or int64, found {array.dtype}")
+
+
+def _check_indptr(indptr: Array, parent_count: int, count: int | None, where: str) -> None:
+    if indptr.shape != (parent_count + 1,):
+        expected = f"{parent_count + 1}, one more than the {parent_count} positions above it"
+        raise StructureError(f"indptr of {where} has shape {indptr.shape}, expected length {expected}")
+    if indptr[0] != 0:
+        raise StructureError(f"indptr of {where} starts at {indptr[0]}, expected 0")
+    bad = first_disorder(indptr, None, strict=False)
+    if bad is not None:
+        raise StructureError(
+            f"indptr of {where} decreases at row {bad - 1}: {indptr[bad - 1]} is followed by {indptr[bad]}"
+        )
+    if count is not None and indptr[-1] != count:
+        raise StructureError(f"indptr of {where} ends at {indptr[-1]} but there are {count} stored entries")
+
+
+def _check_count(level: Level, size: int, parent_count: int, where: str) -> int:
+    """Slots per fiber of an axis whose fibers are all as long, after a look at the number of indices."""
+    width = 1 if level.kind == "singleton" else level.width
+    if width is None:
+        width = size // max(parent_count, 1)
+    if size != parent_count * width:
+        expected = f"{width} for each of the {parent_count} positions above it"
+        raise StructureError(f"indices of {where} have {size} entries, expected {expected}")
+    return width
+
+
+def _check_range(indices: Array, length: int, where: str, *, may_be_absent: bool) -> None:
+    bad = first_outside(indices, length + may_be_absent)
+    if bad is not None:
+        absent = f", or {length} where there is no entry" if may_be_absent else ""
+        found = f"indices of {where} hold {indices[bad]} at position {bad}"
+        raise StructureError(f"{found}, expected one of [0, {length}){absent}")
+
+
+def _check_sorted(level: Level, indices: Array, starts: Array | int, length: int | None, where: str) -> None:
+    padding_from = None if level.kind == "sparse_variable" else length
+    bad = first_disorder(indices, starts, strict=level.unique, padding_from=padding_from)
+    if bad is None:
+        return
+    row = bad // starts if isinstance(starts, int) else int(np.searchsorted(starts, bad, side="right")) - 1
+    if indices[bad] == indices[bad - 1]:
+        found = f"hold coordinate {indices[bad]} twice in row {row} (positions {bad - 1} and {bad})"
+        raise StructureError(f"indices of {where} {found}: add the entries up or declare the axis with unique=False")
+    found = f"are not sorted in row {row}: {indices[bad - 1]} is followed by {indices[bad]} at position {bad}"
+    remedy = "sort the row or declare the axis with sorted=False"
+    if padding_from is not None:
+        remedy += f"; padding at the end of a row must be {length}"
+    raise StructureError(f"indices of {where} {found}: {remedy}")
+
+
+def first_outside(indices: Array, length: int) -> int | None:
+    """Position of the first index not in ``[0, length)``."""
+    if indices.size == 0:
+        return None
+    if indices.dtype.kind == "i":
+        if length > np.iinfo(indices.dtype).max:  # of which all that are not negative are less
+            return int(np.argmax(indices < 0)) if int(indices.min()) < 0 else None
+        # Read as unsigned, a negative number is a huge one: a single pass finds both.
+        indices = indices.view(indices.dtype.str.replace("i", "u"))
+    if int(indices.max()) < length:
+        return None
+    return int(np.argmax(indices >= length))
+
+
+def are_ascending(indices: Array, indptr: Array) -> bool:
+    """Whether the coordinates of each row ascend, each once."""
+    return first_disorder(indices, indptr, strict=True) is None
+
+
+def first_disorder(
+    array: Array, starts: Array | int | None, *, strict: bool, padding_from: int | None = None
+) -> int | None:
+    """First position whose element is less than the one before it in the same fiber, or equal to it if `strict`.
+
+    `starts` are the positions at which fibers begin, or the size of all fibers, or None for a single fiber.
+    Elements outside ``[0, padding_from)`` may repeat.
+    """
+    compare = np.less_equal if strict else np.less
+    for begin in range(1, array.size, CHUNK):
+        stop = min(begin + CHUNK, array.size)
+        now, before = array[begin:stop], array[begin - 1 : stop - 1]
+        bad = compare(now, before)
+        if isinstance(starts, int):
+            bad[-begin % max(starts, 1) :: max(starts, 1)] = False
+        elif starts is not None:
+            # the needle has the haystack's dtype, or numpy converts the haystack for every chunk
+            low, high = np.searchsorted(starts, np.array([begin, stop], starts.dtype))
+            bad[starts[low:high] - begin] = False
+        if bad.any() and padding_from is not None:
+            bad &= (now != before) | ((now >= 0) & (now < padding_from))
+        if bad.any():
+            return begin + int(bad.argmax())
+    return None

@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError
+from sparsetir.interop.arrays import Fit, aligned_contiguous, fit_axes, tree_indices
 from sparsetir.interop.convert import Builder, scatter
-from sparsetir.interop.dense import aligned_contiguous
-from sparsetir.interop.fit import Fit, fit_axes, tree_indices
-from sparsetir.interop.levels import Array, Level, check_dtype, narrow
-from sparsetir.interop.sources import Compressed, Coordinates, Source, open_source
-from sparsetir.interop.structure import first_disorder
-from sparsetir.interop.torch_arrays import is_torch
+from sparsetir.interop.levels import Array, Level, check_dtype, first_disorder, narrow
+from sparsetir.interop.sources import Compressed, Coordinates, Source, is_torch, open_source
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import as_numpy, is_sparse, is_torch
-from sparsetir.scalars import dtype_name
+from sparsetir.utils.dtypes import dtype_name
 
 FLOATS = ("float16", "float32", "float64")
 # Functions of one element; those that leave zero zero also of what a sparse array stores.

@@ -9,8 +9,8 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
+from sparsetir.einsum.order import Value, contractions
 from sparsetir.lazy.array import Lazy
-from sparsetir.notation.orders import Value, contractions
 from sparsetir.relax import calls
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

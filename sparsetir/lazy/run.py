@@ -13,12 +13,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir import ops
-from sparsetir.caches import Cache, exact, shared_cache
 from sparsetir.errors import ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import as_numpy, check_detached, is_sparse, is_torch, to_torch
 from sparsetir.lazy.array import Lazy, lazy
 from sparsetir.lazy.lowering import Lowering, Part, detached, nodes, rebuilt, reordered
+from sparsetir.utils.caches import Cache, exact, shared_cache
 
 MOST = 256  # compiled graphs that are kept
 
@@ -119,7 +119,7 @@ class Compiled:
         database: Any = None,
     ) -> None:
         from sparsetir.relax import build
-        from sparsetir.relax.machines import Machines
+        from sparsetir.relax.model import Machines
 
         outputs, own = detached(arrays, leaves)
         values = {id(mine): leaf.value for mine, leaf in zip(own, leaves, strict=True)}
@@ -143,7 +143,7 @@ class Compiled:
 
     def __call__(self, values: Sequence[Any]) -> Any:
         """The results for these leaves."""
-        from sparsetir.relax.arrays import to_tvm
+        from sparsetir.relax.model import to_tvm
 
         found: dict[tuple[int, str], Any] = {}
         for part in self.parts:

@@ -10,60 +10,42 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.errors import VerifyError, own_errors
-from sparsetir.lower.checks.check_caches import CheckCaches
-from sparsetir.lower.checks.check_form import CheckForm
-from sparsetir.lower.checks.check_loops import CheckLoops
-from sparsetir.lower.checks.check_order import CheckOrder
-from sparsetir.lower.checks.check_schedule import CheckParallel, MarkIndependent
-from sparsetir.lower.checks.check_scratch import CheckScratch
-from sparsetir.lower.checks.check_writes import CheckWrites
-from sparsetir.lower.checks.guard_copies import GuardCopies
-from sparsetir.lower.checks.guard_domains import GuardDomains
-from sparsetir.lower.host.bound_locals import BoundLocals
-from sparsetir.lower.host.compact_scratch import CompactScratch, RefuseRagged
-from sparsetir.lower.host.convert_halves import ConvertHalves
-from sparsetir.lower.host.decompose_init import DecomposeInit
-from sparsetir.lower.host.guard_divisions import GuardDivisions
-from sparsetir.lower.host.hoist_scratch import HoistScratch
-from sparsetir.lower.host.lower_find import LowerFind
-from sparsetir.lower.host.promote_halves import PromoteHalves
-from sparsetir.lower.host.promote_to_stack import PromoteToStack
-from sparsetir.lower.host.propagate_nan import PropagateNaN
-from sparsetir.lower.host.replace_aggregates import ReplaceAggregates
-from sparsetir.lower.host.split_guards import SplitGuards
-from sparsetir.lower.host.walk_intersections import WalkIntersections
-from sparsetir.lower.host.walk_unions import WalkUnions
-from sparsetir.lower.host.widen_indices import WidenIndices
-from sparsetir.lower.host.widen_scalars import WidenScalars
-from sparsetir.lower.host.wrap_integers import WrapIntegers
-from sparsetir.lower.nest.align_params import AlignParams
-from sparsetir.lower.nest.compare_nan import CompareNaN
-from sparsetir.lower.nest.declare_regions import DeclareRegions
-from sparsetir.lower.nest.emit_nest import EmitNest
-from sparsetir.lower.nest.name_scratch import NameScratch
-from sparsetir.lower.nest.replace_bools import ReplaceBools
-from sparsetir.lower.rows.balance_nonzeros import BalanceNonzeros
+from sparsetir.lower.checks.cached_copies import CheckCaches, GuardCopies, GuardDomains
+from sparsetir.lower.checks.step_order import CheckOrder, CheckParallel, MarkIndependent
+from sparsetir.lower.checks.structure import CheckForm, CheckLoops, CheckScratch, CheckWrites
+from sparsetir.lower.iterations.emit import EmitNest
+from sparsetir.lower.iterations.normalize import AlignParams, CompareNaN, NameScratch, ReplaceBools
+from sparsetir.lower.iterations.regions import DeclareRegions
 from sparsetir.lower.rows.block_registers import BlockRegisters
 from sparsetir.lower.rows.fuse_loops import FuseLoops
 from sparsetir.lower.rows.pack_operands import PackOperands
-from sparsetir.lower.rows.split_merge_path import SplitMergePath
-from sparsetir.lower.vector.factor_invariants import FactorInvariants
-from sparsetir.lower.vector.insert_prefetch import InsertPrefetch
-from sparsetir.lower.vector.interchange_loops import InterchangeLoops
-from sparsetir.lower.vector.peel_remainders import PeelRemainders
-from sparsetir.lower.vector.promote_registers import PromoteRegisters
-from sparsetir.lower.vector.scalarize_gathers import ScalarizeGathers
-from sparsetir.lower.vector.scalarize_loops import ScalarizeLoops
-from sparsetir.lower.vector.store_nontemporal import StoreNontemporal
-from sparsetir.lower.vector.sum_blocks import SumBlocks
-from sparsetir.lower.vector.sum_ragged import SumRagged
-from sparsetir.lower.vector.unroll_ragged import UnrollRagged
-from sparsetir.lower.vector.unswitch_loops import UnswitchLoops
+from sparsetir.lower.rows.partition import BalanceNonzeros, SplitMergePath
+from sparsetir.lower.target.arithmetic import GuardDivisions, PropagateNaN, SplitGuards, WidenIndices, WrapIntegers
+from sparsetir.lower.target.half_floats import ConvertHalves, PromoteHalves, WidenScalars
+from sparsetir.lower.target.initialization import DecomposeInit
+from sparsetir.lower.target.merge_loops import WalkIntersections, WalkUnions
+from sparsetir.lower.target.scratch import (
+    BoundLocals,
+    CompactScratch,
+    HoistScratch,
+    PromoteToStack,
+    RefuseRagged,
+    ReplaceAggregates,
+)
+from sparsetir.lower.target.search import LowerFind
+from sparsetir.lower.vector.loop_transforms import (
+    InterchangeLoops,
+    PeelRemainders,
+    UnrollRagged,
+    UnswitchLoops,
+    VersionLoops,
+)
+from sparsetir.lower.vector.memory_hints import InsertPrefetch, StoreNontemporal
+from sparsetir.lower.vector.ragged_sums import SumBlocks, SumRagged
+from sparsetir.lower.vector.registers import FactorInvariants, PromoteRegisters
+from sparsetir.lower.vector.scalarize import ScalarizeGathers, ScalarizeLoops
 from sparsetir.lower.vector.vector_math import ReplaceMissing
-from sparsetir.lower.vector.vectorize_dots import VectorizeDots
-from sparsetir.lower.vector.vectorize_maps import VectorizeMaps
-from sparsetir.lower.vector.vectorize_masked import VectorizeMasked
-from sparsetir.lower.vector.version_loops import VersionLoops
+from sparsetir.lower.vector.vectorize import VectorizeDots, VectorizeMaps, VectorizeMasked
 
 TO_STAGE_2 = [
     NameScratch,  # scratch called as in the program

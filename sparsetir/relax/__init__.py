@@ -28,10 +28,11 @@ from sparsetir.relax.sparsify import Layer, SparsifyWeights
 
 if TYPE_CHECKING:
     from sparsetir.relax import nn
-    from sparsetir.relax.torch_models import from_torch
-    from sparsetir.relax.torch_ops import register_torch_ops
-    from sparsetir.relax.trainer import TrainStep
-    from sparsetir.relax.training import train_step
+    from sparsetir.relax.from_torch.models import from_torch
+    from sparsetir.relax.from_torch.operators import register_torch_ops
+    from sparsetir.relax.training.api import train_step
+    from sparsetir.relax.training.trainer import TrainStep
+
 
 operators.register()
 legalize.register()
@@ -40,11 +41,11 @@ dense_gradients.register()
 
 # Names of front ends and of training -> where they live, imported when first used; a module stands for itself.
 _LAZY = {
-    "TrainStep": "sparsetir.relax.trainer",
-    "from_torch": "sparsetir.relax.torch_models",
+    "TrainStep": "sparsetir.relax.training.trainer",
+    "from_torch": "sparsetir.relax.from_torch.models",
     "nn": "sparsetir.relax.nn",
-    "register_torch_ops": "sparsetir.relax.torch_ops",
-    "train_step": "sparsetir.relax.training",
+    "register_torch_ops": "sparsetir.relax.from_torch.operators",
+    "train_step": "sparsetir.relax.training.api",
 }
 
 

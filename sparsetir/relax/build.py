@@ -14,15 +14,15 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.frontend.nn import Parameter
 
-from sparsetir.compile.target import make_target, makes_tangents, may_reassociate, native_target
+from sparsetir.codegen.target import make_target, makes_tangents, may_reassociate, native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, own_errors
 from sparsetir.formats.fingerprint import hash_indices
 from sparsetir.relax.constants import task_of
 from sparsetir.relax.dense import ScheduleDense, is_ours
 from sparsetir.relax.legalize import LowerSparse
 from sparsetir.relax.programs import OPAQUE
-from sparsetir.threads import get_num_threads
 from sparsetir.tuning import TuneTask, tune_many
+from sparsetir.utils.threads import get_num_threads
 
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.MarkOpaque")

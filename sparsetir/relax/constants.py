@@ -18,18 +18,18 @@ import scipy.sparse as sp
 from tvm import ir, tirx
 
 from sparsetir import ops
-from sparsetir.call.composed import ComposedKernel
-from sparsetir.compile.target import make_target
+from sparsetir.codegen.target import make_target
 from sparsetir.errors import LoweringError, SparseTIRError
 from sparsetir.formats.format import Format
-from sparsetir.formats.suit import suited
-from sparsetir.ir import decode
-from sparsetir.lower.marks import CHOICES
+from sparsetir.formats.heuristics import suited
+from sparsetir.ir.usage import Usage
+from sparsetir.ir.views import decode
+from sparsetir.lower.annotations import CHOICES
 from sparsetir.relax.programs import Program
-from sparsetir.schedules import Choices, Registers, suit
+from sparsetir.runtime.composed import ComposedKernel
+from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import TuneTask, tune_sparse
-from sparsetir.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,14 @@ def _suited(program: Program, matrix: sp.csr_array, shapes: Mapping[str, tuple[i
 
 def _untuned(func: tirx.PrimFunc, given: Mapping[str, Any], shapes: Mapping[str, Any], options: Options) -> Choices:
     """The choices of the rules."""
-    base = suit.usual(func, Registers.of(make_target(options.target, func)))
+    base = defaults.usual(func, Registers.of(make_target(options.target, func)))
     if not shapes:
         return base
     arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
     dtype = next(array.dtype for array in arrays.values() if array.dtype.kind == "f")
     for name, shape in shapes.items():
         arrays[f"{name.lower()}_data"] = np.broadcast_to(np.zeros(1, dtype), shape)
-    return base.changed(**suit.changes(Usage.of(decode(func)), arrays))
+    return base.changed(**defaults.changes(Usage.of(decode(func)), arrays))
 
 
 def _recorded(

@@ -15,15 +15,15 @@ import tvm
 from tvm import ir, relax, s_tir, tirx
 from tvm.error import InternalError
 
-from sparsetir.compile.target import native_target
-from sparsetir.ir import is_sp_iter
-from sparsetir.lower.rewriting import collect
+from sparsetir.codegen.target import native_target
+from sparsetir.ir.rewriting import collect
+from sparsetir.ir.views import is_sp_iter
 from sparsetir.relax import programs
-from sparsetir.relax.arithmetic import in_arithmetic
 from sparsetir.relax.constants import Options
 from sparsetir.relax.epilogues import Result
 from sparsetir.relax.lowered import Head, Lowered, known, product
 from sparsetir.relax.operators import constant
+from sparsetir.relax.vector_math import in_arithmetic
 from sparsetir.schedules import Registers
 
 MATMUL, TRANSPOSE = "relax.matmul", "relax.permute_dims"

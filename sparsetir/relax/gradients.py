@@ -27,10 +27,9 @@ from tvm.relax.op.base import register_gradient
 from sparsetir.errors import LoweringError
 from sparsetir.relax import calls
 from sparsetir.relax.arguments import Arguments
-from sparsetir.relax.checks import check_constants, is_known
 from sparsetir.relax.lowered import known, product
 from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, Operator, call, constant
-from sparsetir.relax.transposition import transposed
+from sparsetir.relax.structure import check_constants, is_known, transposed
 
 op = relax.op
 

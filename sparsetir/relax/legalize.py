@@ -1,22 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the operators as calls of stage-I functions in the module.
-
-before::
-
-    lv = R.sparse.spmm(data, indptr, indices, B)
-    gv = R.nn.relu(lv)
-
-after::
-
-    gv = R.call_tir(cls.spmm, (indptr, indices, data, B), out_ty=R.Tensor((m, feat), "float32"))
-
-`LowerSparse` takes elementwise operators that follow into the kernel, and dense matrix products with known weights too.
-TVM's own ``LegalizeOps`` does the same call by call.
-"""
+"""Legalize operators to calls of stage-I functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -24,16 +12,209 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 from tvm.relax.transform.legalize_ops.common import register_legalize
+from tvm.runtime import DataType
 
-from sparsetir.compile.target import native_target
-from sparsetir.relax import checks, dense
+from sparsetir.codegen.target import native_target
+from sparsetir.relax import dense, programs, structure
+from sparsetir.relax import programs as backward
+from sparsetir.relax import structure as transposition
 from sparsetir.relax.arguments import Arguments
-from sparsetir.relax.constants import Options
+from sparsetir.relax.constants import Options, chosen, csr_of
 from sparsetir.relax.epilogues import Result, is_elementwise, written
 from sparsetir.relax.lowered import Head, Lowered, emitted, known, product, same_size
-from sparsetir.relax.makers import MAKERS
-from sparsetir.relax.operators import OPERATORS, PREFIX, operator_of
-from sparsetir.relax.programs import Epilogue
+from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, operator_of
+from sparsetir.relax.programs import Epilogue, Program, attention, grouped, groups_of
+from sparsetir.relax.training import layers
+from sparsetir.utils.threads import get_num_threads
+
+# What each operator becomes: a call of its program, with the arguments of that.
+
+
+Maker = Callable[[Arguments, list[Any], str, "Epilogue | None", Options], Lowered]
+
+
+def _with_matrix(
+    name: str, lowered: Lowered, a: Arguments, shapes: dict[str, list[Any]], columns: Any, options: Options
+) -> Lowered:
+    """The call with what is known of a constant matrix."""
+    matrix = csr_of(a["data"], a["indptr"], a["indices"], int(columns)) if known([columns]) else None
+    if matrix is None:
+        return lowered
+    is_known = all(known(shape) for shape in shapes.values())
+    dense = {n: tuple(int(size) for size in shape) for n, shape in shapes.items()} if is_known else {}
+    found = chosen(name, lowered.program, matrix, dense, options)
+    lowered.func, lowered.fixed = found.func, dict(found.given)
+    if found.format is not None:
+        for part in ("indptr", "indices", "a_data"):
+            if part not in found.given:
+                lowered.given.pop(part, None)
+    return lowered
+
+
+def _spmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+    *batch, n, feat = a.shape("B")
+    sizes = {"m": out[-2], "n": n, "nnz": a.shape("indices")[0], "feat": feat}
+    if batch:
+        sizes["batch"] = batch[0]
+    program = programs.spmm(sizes, a.dtype("B"), a.dtype("indptr"), epilogue)
+    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
+    lowered = Lowered(program, given, out, out, dtype)
+    return lowered if batch else _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, options)
+
+
+def _spmv(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+    (n,) = a.shape("x")
+    sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0]}
+    program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
+    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "x_data": a["x"]}
+    return _with_matrix("spmv", Lowered(program, given, out, out, dtype), a, {"X": [n]}, n, options)
+
+
+def _linear(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+    *batch, n = a.shape("x")
+    rows, m = product(batch), out[-1]
+    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"]}
+    sizes = {"m": m, "n": n, "nnz": a.shape("indices")[0], "batch": rows}
+    if known([rows]) and int(rows) == 1:
+        program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
+        lowered = Lowered(program, {**given, "x_data": _reshaped(a["x"], [n])}, [m], out, dtype)
+        return _with_matrix("spmv", lowered, a, {"X": [n]}, n, options)
+    program = programs.linear(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
+    lowered = Lowered(program, {**given, "x_data": _reshaped(a["x"], [rows, n])}, [rows, m], out, dtype)
+    return _with_matrix("linear", lowered, a, {"X": [rows, n]}, n, options)
+
+
+def _sddmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
+    (m, feat), (n, _) = a.shape("X"), a.shape("Y")
+    sizes = {"m": m, "n": n, "nnz": out[0], "feat": feat}
+    program = programs.sddmm(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
+    given = {"indptr": a["indptr"], "indices": a["indices"], "s_data": a["data"], "x_data": a["X"], "y_data": a["Y"]}
+    return Lowered(program, given, out, out, dtype)
+
+
+def _softmax(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+    program = programs.softmax({"m": a.rows(), "nnz": out[0]}, dtype, a.dtype("indptr"))
+    return Lowered(program, {"indptr": a["indptr"], "a_data": a["data"]}, out, out, dtype)
+
+
+def _segments(reduce: str) -> Maker:
+    def lower(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
+        nnz, *feat = a.shape("x")
+        sizes = {"m": out[0], "nnz": nnz, **({"feat": feat[0]} if feat else {})}
+        program = programs.segment_reduce(sizes, a.dtype("x"), a.dtype("indptr"), reduce, epilogue)
+        return Lowered(program, {"indptr": a["indptr"], "x_data": a["x"]}, out, out, dtype)
+
+    return lower
+
+
+def _gather(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+    (n, _), (kinds, inner, outer) = a.shape("X"), a.shape("W")
+    sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0], "kinds": kinds, "in": inner, "out": outer}
+    structure = {name: a[name] for name in ("indptr", "indices", "kinds")}
+    size, bytes_each = dense.tile_height(options.target or native_target()), DataType(a.dtype("X")).itemsize
+    groups = groups_of(structure, sizes, bytes_each, size=size, threads=get_num_threads())
+    if groups is not None:
+        program = grouped(sizes, a.dtype("X"), groups, size, epilogue)
+        return Lowered(program, {**groups.arrays, "x_data": a["X"], "w_data": a["W"]}, out, out, dtype)
+    program = programs.gather_matmul_scatter(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
+    given = {
+        "indptr": a["indptr"],
+        "indices": a["indices"],
+        "kinds_data": a["kinds"],
+        "x_data": a["X"],
+        "w_data": a["W"],
+    }
+    return Lowered(program, given, out, out, dtype)
+
+
+def _transpose(a: Arguments, _out: list[Any], _dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+    func, n = transposition.program(a.dtype("indptr")), a.size("n")
+    program = Program(func, ("indptr", "indices"), (n,))
+    given = {"indptr": a["indptr"], "indices": a["indices"]}
+    return Lowered(program, given, [], [], "", several=list(OPERATORS["transpose"].infer(a).fields))
+
+
+def _segment_expand(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
+    nnz, *feat = out
+    sizes = {"m": a.shape("x")[0], "nnz": nnz, **({"feat": feat[0]} if feat else {})}
+    program = backward.segment_expand(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
+    return Lowered(program, {"indptr": a["indptr"], "x_data": a["x"]}, out, out, dtype)
+
+
+def _gather_outer(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+    (n, inner), (others, outer) = a.shape("X"), a.shape("Y")
+    sizes = {"m": out[0], "nnz": a.shape("left")[0], "n": n, "others": others, "in": inner, "out": outer}
+    program = backward.gather_outer(sizes, dtype, a.dtype("indptr"))
+    names = {"left": "left_data", "right": "right_data", "X": "x_data", "Y": "y_data"}
+    given = {"indptr": a["indptr"], **{param: a[name] for name, param in names.items()}}
+    return Lowered(program, given, out, out, dtype)
+
+
+def _dropout(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+    size = product(out)
+    program = layers.program(size, dtype, a.number("rate"), int(a.size("seed")))
+    given = {"count_data": relax.op.reshape(a["count"], [1]), "x_data": _reshaped(a["x"], [size])}
+    return Lowered(program, given, [size], out, dtype)
+
+
+def _of_blocks(write: Callable[..., Program], names: tuple[str, ...]) -> Maker:
+    """Of an attention under a block-sparse mask, what `write` writes; its operands are split into blocks."""
+
+    def lower(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+        heads, length, feat = (int(size) for size in a.shape("Q"))
+        block = length // (int(a.shape("indptr")[0]) - 1)
+        sizes = {"heads": heads, "blocks": length // block, "block": block, "feat": feat}
+        sizes |= {"nnz": a.shape("indices")[0], **({"out": int(a.shape("V")[2])} if "V" in a.names else {})}
+        split = lambda shape: [heads, length // block, block, *shape[2:]]  # noqa: E731
+        program = write(sizes, a.dtype("Q"), a.dtype("indptr"), a.number("scale"))
+        given = {f"{name.lower()}_data": _reshaped(a[name], split(a.shape(name))) for name in names}
+        return Lowered(program, {"indptr": a["indptr"], "indices": a["indices"], **given}, split(out), out, dtype)
+
+    return lower
+
+
+def _attention_backward(operand: str) -> Maker:
+    names = {"query": ("Q", "K", "V", "G", "lse", "delta"), "key": ("Q", "K", "V", "G", "lse", "delta")}
+    write = partial(backward.attention_backward, operand=operand)
+    return _of_blocks(write, names.get(operand, ("Q", "K", "G", "lse")))
+
+
+def _reshaped(value: Any, shape: list[Any]) -> Any:
+    return value if len(value.ty.shape.values) == len(shape) else relax.op.reshape(value, shape)
+
+
+# What an operator becomes, and the names of its result's dimensions, from the last one, if an epilogue may follow.
+MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
+    "spmm": (_spmm, ("L", "I", "K")),
+    "spmv": (_spmv, ("I",)),
+    "linear": (_linear, ("B", "O")),
+    "sddmm": (_sddmm, ()),
+    "softmax": (_softmax, ()),
+    **{f"segment_{kind}": (_segments(kind), ("I", "K")) for kind in REDUCTIONS},
+    "gather_matmul_scatter": (_gather, ("I", "D")),
+    "attention": (_of_blocks(attention, ("Q", "K", "V")), ()),
+    "transpose": (_transpose, ()),
+    "segment_expand": (_segment_expand, ("E", "K")),
+    "gather_outer": (_gather_outer, ()),
+    "dropout": (_dropout, ()),
+    "attention_lse": (_of_blocks(backward.attention_lse, ("Q", "K")), ()),
+    **{f"attention_backward_{operand}": (_attention_backward(operand), ()) for operand in ATTENTION_OPERANDS},
+}
+
+
+# Calls of the operators as calls of stage-I functions in the module.
+#
+# before::
+#
+#     lv = R.sparse.spmm(data, indptr, indices, B)
+#     gv = R.nn.relu(lv)
+#
+# after::
+#
+#     gv = R.call_tir(cls.spmm, (indptr, indices, data, B), out_ty=R.Tensor((m, feat), "float32"))
+#
+# `LowerSparse` takes elementwise operators that follow into the kernel, and dense matrix products with known weights
+# too. TVM's own ``LegalizeOps`` does the same call by call.
 
 
 def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda var: None) -> Head | None:
@@ -79,9 +260,9 @@ def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | N
     count = None if bounds else a.entries()
     arrays = (a["indptr"], *(array for array, _ in bounds.values()))
     numbers = [limit for _, limit in bounds.values()] or [count]
-    if checks.is_known(*arrays) and known(numbers):
+    if structure.is_known(*arrays) and known(numbers):
         held = {name: (array, int(limit)) for name, (array, limit) in bounds.items()}
-        checks.check_constants(a.name, a["indptr"], held, None if count is None else int(count))
+        structure.check_constants(a.name, a["indptr"], held, None if count is None else int(count))
         return a["indptr"]
     if seen is None:
         return a["indptr"]
@@ -89,7 +270,7 @@ def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | N
     for limits_of, starts in checked:
         if all(map(same_size, limits_of, numbers)):
             return starts
-    checked.append((numbers, checks.checked(builder, a.name, a["indptr"], bounds, count)))
+    checked.append((numbers, structure.checked(builder, a.name, a["indptr"], bounds, count)))
     return checked[-1][1]
 
 
@@ -251,4 +432,4 @@ def LowerSparse(
     return lower
 
 
-__all__ = ["LowerSparse", "head_of", "lower_call", "register"]
+__all__ = ["MAKERS", "LowerSparse", "Maker", "head_of", "lower_call", "register"]

@@ -1,32 +1,263 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that is compiled: called with arrays, saved as one file and loaded again."""
+"""Compiled models: signature, conversion of arrays, calls from any thread, saving."""
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any, TypeAlias
 
+import numpy as np
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.support.cc import get_cc
 
-from sparsetir.compile.disk_cache import ROOM, writing
+from sparsetir.codegen.cache import ROOM, writing
 from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError, SparseTIRError, own_errors
-from sparsetir.relax.arrays import from_tvm, library_of, to_tvm
+from sparsetir.interop.sources import check_detached, is_torch
+from sparsetir.ir.visitor import structural_walk
 from sparsetir.relax.build import bind, build, cpu_target
-from sparsetir.relax.machines import Machines
-from sparsetir.relax.nesting import Nesting
-from sparsetir.relax.signature import ATTACHED, Signature, attached
-from sparsetir.threads import get_num_threads
-from sparsetir.walks import structural_walk
+from sparsetir.relax.from_torch.fixed_values import Nesting
+from sparsetir.utils.threads import get_num_threads
+
+# What a compiled model takes: names, dtypes and sizes, checked at every call and kept in a saved file.
+
+
+Bounds = tuple[int, "int | None"]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that a model takes.
+
+    Parameters
+    ----------
+    name : str
+    dtype : str
+        Empty for what is no tensor, which TVM checks itself.
+    shape : tuple of int, str or None
+        A name stands for a size that may change; None for one that is computed from others, which TVM checks.
+    """
+
+    name: str
+    dtype: str = ""
+    shape: tuple[int | str | None, ...] = ()
+
+    def __str__(self) -> str:
+        sizes = ", ".join("..." if size is None else str(size) for size in self.shape)
+        return f"{self.name}: {self.dtype}[{sizes}]" if self.dtype else self.name
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of a function.
+
+    Parameters
+    ----------
+    function : str
+    arguments : tuple of Argument
+    bounds : mapping of str to (int, int or None)
+        The least and the largest value of a named size.
+    """
+
+    function: str
+    arguments: tuple[Argument, ...]
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, mod: ir.IRModule, function: str) -> Signature:
+        """The signature of a function in a module."""
+        func = mod[function]
+        lower, upper = (dict((func.attrs or {}).get(f"tir_var_{side}_bound") or {}) for side in ("lower", "upper"))
+        bounds = {str(n): (int(lower.get(n, 0)), int(upper[n]) if n in upper else None) for n in {**lower, **upper}}
+        return cls(function, tuple(_argument(param) for param in func.params), bounds)
+
+    def check(self, tensors: Sequence[Any]) -> None:
+        """Raise unless the tensors have the dtypes and shapes of the arguments, equal where they share a name."""
+        sizes: dict[str, tuple[int, str]] = {}
+        for argument, tensor in zip(self.arguments, tensors, strict=True):
+            if not argument.dtype:
+                continue
+            if str(tensor.dtype) != argument.dtype:
+                raise ArgumentTypeError(f"{argument.name} has dtype {tensor.dtype}; expected {argument.dtype}")
+            shape = tuple(tensor.shape)
+            if len(shape) != len(argument.shape) or any(
+                isinstance(want, int) and want != found for want, found in zip(argument.shape, shape, strict=True)
+            ):
+                raise ArgumentError(f"{argument.name} has shape {shape}; expected {argument}")
+            for at, (name, found) in enumerate(zip(argument.shape, shape, strict=True)):
+                if isinstance(name, str):
+                    self._check_size(sizes, name, int(found), f"{argument.name}.shape[{at}]")
+
+    def _check_size(self, sizes: dict[str, tuple[int, str]], name: str, found: int, where: str) -> None:
+        known, other = sizes.setdefault(name, (found, where))
+        if known != found:
+            raise ArgumentError(f"{where} is {found} but {other} is {known}: they are one size, {name}")
+        least, most = self.bounds.get(name, (0, None))
+        if found < least or (most is not None and found > most):
+            limit = f"at least {least}" if most is None else f"{least} to {most}"
+            raise ArgumentError(f"{where} is {found}; the model was traced for {limit}")
+
+    def positions(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """The arguments in order, of which some may come by name."""
+        names = [argument.name for argument in self.arguments]
+        wrong = next((name for name in named if name not in names[len(args) :]), None)
+        if wrong is not None:
+            raise ArgumentTypeError(f"{self.function} takes {self}; found another argument {wrong}")
+        if len(args) + len(named) != len(names):
+            raise ArgumentTypeError(f"{self.function} takes {self}; found {len(args) + len(named)} arguments")
+        return [*args, *(named[name] for name in names[len(args) :])]
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.arguments))})"
+
+    def to_json(self) -> dict[str, Any]:
+        """As data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Signature:
+        """From what `to_json` gave, or from text made of it."""
+        arguments = tuple(Argument(a["name"], a["dtype"], tuple(a["shape"])) for a in data["arguments"])
+        return cls(data["function"], arguments, {name: (low, high) for name, (low, high) in data["bounds"].items()})
+
+
+def _argument(param: relax.Var) -> Argument:
+    name, found = str(param.name), param.ty
+    if not isinstance(found, relax.TensorType) or not isinstance(found.shape, relax.ShapeExpr):
+        return Argument(name)
+    return Argument(name, str(found.dtype.dtype), tuple(_size(size) for size in found.shape.values))
+
+
+def _size(size: Any) -> int | str | None:
+    if isinstance(size, tirx.IntImm):
+        return int(size)
+    return str(size.name) if isinstance(size, ir.Var) else None
+
+
+ATTACHED = "sparsetir_signature"  # a function of the module that returns the text
+
+
+def attached(mod: ir.IRModule, data: Any) -> ir.IRModule:
+    """A module with one function more, which returns data as JSON; a saved model describes itself so."""
+    builder = relax.BlockBuilder()
+    with builder.function(ATTACHED, []):
+        builder.emit_func_output(builder.emit(ir.StringImm(json.dumps(data))))
+    functions = {var: func for var, func in mod.functions.items() if var.name_hint != ATTACHED}
+    functions[ir.GlobalVar(ATTACHED)] = builder.get()[ATTACHED]
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+# A function of a compiled module for calls from any thread.
+
+
+class Machines:
+    """A function of a module, run by another machine in each thread: a machine has the registers of one call.
+
+    Parameters
+    ----------
+    library : VMExecutable or Module
+    name : str
+        Of the function.
+    machine : VirtualMachine, optional
+        That of the thread that makes this one, where there is one.
+    """
+
+    def __init__(self, library: Any, name: str, machine: relax.VirtualMachine | None = None) -> None:
+        self.library, self.name = library, name
+        self._own = threading.local()
+        if machine is not None:
+            self._own.function = machine[name]
+
+    def __call__(self, *args: Any) -> Any:
+        """What the function returns."""
+        if not hasattr(self._own, "function"):
+            self._own.function = relax.VirtualMachine(self.library, tvm.cpu())[self.name]
+        return self._own.function(*args)
+
+
+# Arrays of numpy, torch and TVM as arguments of a compiled model, and its results as theirs.
+
+
+ALIGNMENT = 64  # bytes: what TVM's own kernels may ask of the memory of a tensor
+
+
+def library_of(values: Iterable[Any]) -> str:
+    """The library whose arrays a caller works with: "torch", "tvm" or "numpy"."""
+    found = {"torch" if is_torch(v) else "tvm" if isinstance(v, tvm.runtime.Tensor) else "numpy" for v in values}
+    return next((name for name in ("torch", "tvm") if name in found), "numpy")
+
+
+def to_tvm(value: Any, name: str) -> tvm.runtime.Tensor:
+    """An argument as a TVM tensor, in the same memory if that is contiguous and aligned to 64 bytes, else as a copy.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is no dense array in host memory, or gradients are asked of it.
+    """
+    if isinstance(value, tvm.runtime.Tensor):
+        if value.device.type != "cpu":
+            raise ArgumentTypeError(f"{name} is on {value.device}; models run on the cpu: pass a tensor there")
+        return value
+    if is_torch(value):
+        return _from_torch(value, name)
+    if isinstance(value, np.ndarray):
+        return _from_numpy(value)
+    expected = "a torch tensor, a numpy array or a TVM tensor"
+    raise ArgumentTypeError(f"{name} must be {expected}; found {type(value).__name__}")
+
+
+def _from_torch(tensor: Any, name: str) -> tvm.runtime.Tensor:
+    torch = importlib.import_module("torch")
+    if tensor.layout != torch.strided:
+        fault = f"{name} is sparse ({tensor.layout}) but the model takes it dense"
+        raise ArgumentTypeError(f"{fault}: pass {name}.to_dense()")
+    if tensor.device.type != "cpu":
+        raise ArgumentTypeError(f"{name} is on {tensor.device}; models run on the cpu: pass {name}.cpu()")
+    check_detached(tensor, name, "a compiled model")
+    tensor = tensor.detach()
+    if not tensor.numel():
+        return tvm.runtime.empty(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tvm.runtime.from_dlpack(tensor)
+
+
+def _from_numpy(array: np.ndarray) -> tvm.runtime.Tensor:
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.size:  # numpy's strides of it are not the compact ones that the compiled checks ask for
+        return tvm.runtime.empty(array.shape, str(array.dtype))
+    flags = array.flags
+    is_shared = flags.c_contiguous and flags.writeable and array.ctypes.data % ALIGNMENT == 0
+    if is_shared and array.dtype.kind in "biuf":  # bfloat16 has no DLPack in numpy
+        return tvm.runtime.from_dlpack(array)
+    return tvm.runtime.tensor(array)
+
+
+def from_tvm(result: Any, library: str) -> Any:
+    """A result, or a tuple of them, for a library; torch tensors share its memory."""
+    if not isinstance(result, tvm.runtime.Tensor):
+        is_many = not isinstance(result, (str, int, float)) and hasattr(result, "__iter__")
+        return tuple(from_tvm(part, library) for part in result) if is_many else result
+    if library == "torch":
+        return importlib.import_module("torch").from_dlpack(result)
+    return result if library == "tvm" else result.numpy()
+
+
+# A model that is compiled: called with arrays, saved as one file and loaded again.
+
 
 SUFFIXES = (".so", ".dylib", ".dll")
 Passes: TypeAlias = "tvm.transform.Pass | Sequence[tvm.transform.Pass] | None"
@@ -281,4 +512,17 @@ def _without_notes_on_scopes() -> Iterator[None]:
             os.write(2, kept)
 
 
-__all__ = ["CompiledModel", "compile_model", "load"]
+__all__ = [
+    "ALIGNMENT",
+    "ATTACHED",
+    "Argument",
+    "CompiledModel",
+    "Machines",
+    "Signature",
+    "attached",
+    "compile_model",
+    "from_tvm",
+    "library_of",
+    "load",
+    "to_tvm",
+]

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stage-I programs behind the operators, written for the sizes and the epilogue of one call.
-
-Sizes that are known stand in the text as numbers; the others are parameters between the inputs and the result, as
-``R.call_tir`` passes them.
-"""
+"""Stage-I programs behind the operators and their gradients."""
 
 from __future__ import annotations
 
@@ -13,11 +9,249 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.lower.marks import FREE_SUMS
+from sparsetir.lower.annotations import FREE_SUMS
 from sparsetir.script.printer import parse
+
+# Attention under a block-sparse mask as one program: scores, softmax and mixture of a row of blocks after the other.
+#
+# A row's scores are scratch of one step, which stays in the core's own cache, and lie transposed: the positions of
+# the row are the vectors. Both products are then register tiles that find their operands as they lie in memory, the
+# factors of K and of the scores one by one, Q (turned once a step) and V in vectors; and maxima and sums need no
+# reduction within a vector.
+
+
+def attention(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> Program:
+    """``softmax(scale * Q K^T) V`` over the blocks that a structure lists; a row without any is zero.
+
+    Parameters
+    ----------
+    shape : dict
+        ``heads``, ``blocks`` of ``block`` positions, ``nnz`` listed blocks, ``feat`` and ``out`` features.
+    dtype, idtype : str
+    scale : float
+    """
+    draft = Draft("block_sparse_attention")
+    draft.dense("H", shape["heads"], idtype)
+    draft.dense("IO", shape["blocks"], idtype)
+    draft.rows("JO", "IO", shape["blocks"], shape["nnz"], idtype)
+    for name, size in (("N", "blocks"), ("II", "block"), ("JI", "block"), ("F", "feat"), ("D", "out")):
+        draft.dense(name, shape[size], idtype)
+    draft.array("Q", ("H", "IO", "II", "F"), dtype)
+    draft.array("K", ("H", "N", "JI", "F"), dtype)
+    draft.array("V", ("H", "N", "JI", "D"), dtype)
+    draft.array("O", ("H", "IO", "II", "D"), dtype, result=True)
+    # Rows of blocks outside the heads: they are shared out by their numbers of blocks, however few heads there are.
+    with draft.steps(("IO", "H"), "rows"):
+        _row(draft, dtype, "float64" if dtype == "float64" else "float32", scale)
+    return draft.program()
+
+
+def _row(draft: Draft, dtype: str, wide: str, scale: float) -> None:
+    """What is done for a row of blocks of one head, computed in `wide`."""
+    draft.scratch("turned", ("F", "II"), wide)
+    draft.scratch("score", ("N", "JI", "II"), wide)
+    for name, axes in (("top", ("II",)), ("total", ("II",)), ("mixed", ("II", "D"))):
+        draft.scratch(name, axes, wide)
+    at, pairs = "score[jo, ji, ii]", ("JO", "JI", "II")
+    query = f'turned[f, ii] = T.Cast("{wide}", Q[h, io, ii, f]) * T.{wide}({scale})'
+    draft.iterate(("II", "F"), "SS", "turn", [query])
+    product = f'{at} = {at} + turned[f, ii] * T.Cast("{wide}", K[h, jo, ji, f])'
+    draft.iterate(("JO", "JI", "F", "II"), "SSRS", "scores", [product], init=f"{at} = 0", is_stored=True)
+    draft.iterate(pairs, "RRS", "row_max", [f"top[ii] = T.max(top[ii], {at})"], init=f'top[ii] = T.min_value("{wide}")')
+    draft.iterate(pairs, "SSS", "exponent", [f"{at} = T.exp({at} - top[ii])"])
+    draft.iterate(pairs, "RRS", "row_sum", [f"total[ii] = total[ii] + {at}"], init="total[ii] = 0")
+    mixture = f'mixed[ii, d] = mixed[ii, d] + {at} * T.Cast("{wide}", V[h, jo, ji, d])'
+    draft.iterate((*pairs, "D"), "RRSS", "mix", [mixture], init="mixed[ii, d] = 0")
+    # The largest power is one, so that a sum is less only where there is none.
+    share = f'O[h, io, ii, d] = T.Cast("{dtype}", mixed[ii, d] / T.max(total[ii], T.{wide}(1)))'
+    draft.iterate(("II", "D"), "SS", "share", [share])
+
+
+# The stage-I programs that gradients are made of.
+
+
+def segment_expand(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
+    """``Y[e] = X[i]`` for each entry e of row i."""
+    draft = Draft("segment_expand")
+    inner = ("K",) if "feat" in shape else ()
+    draft.dense("I", shape["m"], idtype)
+    draft.rows("J", "I", shape["nnz"], shape["nnz"], idtype, indices=False)
+    if inner:
+        draft.dense("K", shape["feat"], idtype)
+    draft.array("X", ("I", *inner), dtype)
+    axes = ("I", "J", *inner)
+    held = draft.finish("Y", axes, dtype, epilogue)
+    line = f"{held}[{', '.join(axes).lower()}] = X[{', '.join(('I', *inner)).lower()}]"
+    draft.iterate(axes, "S" * len(axes), "expand", [line])
+    draft.follow("Y", held, axes, epilogue, {"E": ("I", "J")})
+    return draft.program()
+
+
+def gather_outer(shape: dict[str, Any], dtype: str, idtype: str) -> Program:
+    """``W[r, c, d] = sum_e X[left[e], c] * Y[right[e], d]`` over the entries e of row r."""
+    draft = Draft("gather_outer")
+    draft.dense("R", shape["m"], idtype)
+    draft.rows("E", "R", shape["nnz"], shape["nnz"], idtype, indices=False)
+    for name, size in (("N", "n"), ("M", "others"), ("C", "in"), ("D", "out")):
+        draft.dense(name, shape[size], idtype)
+    draft.array("left", ("R", "E"), idtype)
+    draft.array("right", ("R", "E"), idtype)
+    draft.array("X", ("N", "C"), dtype)
+    draft.array("Y", ("M", "D"), dtype)
+    draft.array("W", ("R", "C", "D"), dtype, result=True)
+    line = "W[r, c, d] = W[r, c, d] + X[left[r, e], c] * Y[right[r, e], d]"
+    draft.iterate(("R", "E", "C", "D"), "SRSS", "gather_outer", [line], init="W[r, c, d] = 0")
+    return draft.program()
+
+
+# ------------------------------------------------------------------ attention
+
+
+@dataclass(frozen=True)
+class _Side:
+    """How the gradient of one operand is summed: over the blocks that its own blocks meet.
+
+    Attributes
+    ----------
+    score, part : (str, str)
+        The operands, own side first, whose products are the scores and the gradients of probabilities.
+    mixed : str
+        The operand that is summed.
+    place : str
+        The position in a query, own or met.
+    """
+
+    score: tuple[str, str]
+    part: tuple[str, str] | None
+    mixed: str
+    place: str
+
+
+SIDES = {
+    "query": _Side(("Q", "K"), ("G", "V"), "K", "h, io, ii"),
+    "key": _Side(("K", "Q"), ("V", "G"), "Q", "h, jo, ji"),
+    "value": _Side(("K", "Q"), None, "G", "h, jo, ji"),
+}
+FEATURES = {"Q": "F", "K": "F", "V": "D", "G": "D"}
+
+
+def attention_lse(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> Program:
+    """The logarithm of the sum of exponentials of each position's scores; minus infinity where there are none."""
+    draft, wide = Draft("block_sparse_attention_lse"), _wide(dtype)
+    _axes(draft, shape, idtype)
+    own, met = _operand(draft, "Q", dtype, is_own=True), _operand(draft, "K", dtype)
+    draft.array("LSE", ("H", "IO", "II"), wide, result=True)
+    with draft.steps(("IO", "H"), "rows"):
+        for name, axes in (("turned", ("F", "II")), ("score", ("N", "JI", "II")), ("top", ("II",)), ("total", ("II",))):
+            draft.scratch(name, axes, wide)
+        _product(draft, "score", "turned", own, met, "F", wide, scale)
+        at, pairs = "score[jo, ji, ii]", ("JO", "JI", "II")
+        lowest = f'top[ii] = T.min_value("{wide}")'
+        draft.iterate(pairs, "RRS", "row_max", [f"top[ii] = T.max(top[ii], {at})"], init=lowest)
+        draft.iterate(pairs, "SSS", "exponent", [f"{at} = T.exp({at} - top[ii])"])
+        draft.iterate(pairs, "RRS", "row_sum", [f"total[ii] = total[ii] + {at}"], init="total[ii] = 0")
+        draft.iterate(("II",), "S", "leave", ["LSE[h, io, ii] = top[ii] + T.log(total[ii])"])
+    return draft.program()
+
+
+def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: float, operand: str) -> Program:
+    """The gradient of one operand of an attention, probabilities computed again.
+
+    With ``P = exp(scale * Q K^T - lse)`` and ``S = scale * P * (G V^T - delta)`` these are ``S K`` for the queries,
+    ``S^T Q`` for the keys and ``P^T G`` for the values: sums over the blocks that the structure lists for each block of
+    the operand.
+
+    Parameters
+    ----------
+    shape : dict
+        See `sparsetir.relax.programs.attention`.
+    dtype, idtype : str
+    scale : float
+    operand : {"query", "key", "value"}
+    """
+    draft, wide, side = Draft(f"block_sparse_attention_{operand}"), _wide(dtype), SIDES[operand]
+    _axes(draft, shape, idtype)
+    pairs = [side.score] if side.part is None else [side.score, side.part]
+    held = {name: _operand(draft, name, dtype, is_own=n == 0) for pair in pairs for n, name in enumerate(pair)}
+    if side.mixed not in held:
+        held[side.mixed] = _operand(draft, side.mixed, dtype)
+    for name in ("LSE", "DELTA")[: len(pairs)]:
+        draft.array(name, ("H", "N" if "jo" in side.place else "IO", "II" if "ii" in side.place else "JI"), wide)
+    last = FEATURES[side.mixed]
+    draft.array("O", ("H", "IO", "II", last), dtype, result=True)
+    with draft.steps(("IO", "H"), "rows"):
+        _mix(draft, side, held, wide, scale)
+        draft.iterate(
+            ("II", last),
+            "SS",
+            "leave",
+            [f'O[h, io, ii, {last.lower()}] = T.Cast("{dtype}", mixed[ii, {last.lower()}])'],
+        )
+    return draft.program()
+
+
+def _mix(draft: Draft, side: _Side, held: dict[str, str], wide: str, scale: float) -> None:
+    """What is done for a row of blocks of one head."""
+    last = FEATURES[side.mixed]
+    draft.scratch("score", ("N", "JI", "II"), wide)
+    draft.scratch("mixed", ("II", last), wide)
+    own, met = side.score
+    draft.scratch("turned", (FEATURES[own], "II"), wide)
+    _product(draft, "score", "turned", held[own], held[met], FEATURES[own], wide, scale)
+    at, pairs = "score[jo, ji, ii]", ("JO", "JI", "II")
+    draft.iterate(pairs, "SSS", "exponent", [f"{at} = T.exp({at} - LSE[{side.place}])"])
+    if side.part is not None:
+        own, met = side.part
+        draft.scratch("part", ("N", "JI", "II"), wide)
+        draft.scratch("turned_part", (FEATURES[own], "II"), wide)
+        _product(draft, "part", "turned_part", held[own], held[met], FEATURES[own], wide, scale)
+        share = f"{at} = {at} * (part[jo, ji, ii] - DELTA[{side.place}] * T.{wide}({scale}))"
+        draft.iterate(pairs, "SSS", "gradient", [share])
+    place = f"mixed[ii, {last.lower()}]"
+    body = [f'{place} = {place} + {at} * T.Cast("{wide}", {held[side.mixed]})']
+    draft.iterate((*pairs, last), "RRSS", "mix", body, init=f"{place} = 0")
+
+
+def _axes(draft: Draft, shape: dict[str, Any], idtype: str) -> None:
+    draft.dense("H", shape["heads"], idtype)
+    draft.dense("IO", shape["blocks"], idtype)
+    draft.rows("JO", "IO", shape["blocks"], shape["nnz"], idtype)
+    for name, size in (("N", "blocks"), ("II", "block"), ("JI", "block"), ("F", "feat"), ("D", "out")):
+        if size in shape:
+            draft.dense(name, shape[size], idtype)
+
+
+def _operand(draft: Draft, name: str, dtype: str, *, is_own: bool = False) -> str:
+    """Declare an operand; its element on its side."""
+    last = FEATURES[name]
+    axes: Axes = ("H", "IO", "II", last) if is_own else ("H", "N", "JI", last)
+    draft.array(name, axes, dtype)
+    return f"{name}[h, {'io, ii' if is_own else 'jo, ji'}, {last.lower()}]"
+
+
+def _product(draft: Draft, result: str, turned: str, own: str, met: str, over: str, wide: str, scale: float) -> None:
+    """``scale`` times the products of the own positions with those met, own ones turned to be vectors."""
+    over, at = over.lower(), f"{result}[jo, ji, ii]"
+    turn = f'{turned}[{over}, ii] = T.Cast("{wide}", {own}) * T.{wide}({scale})'
+    draft.iterate(("II", over.upper()), "SS", f"turn_{result}", [turn])
+    line = f'{at} = {at} + {turned}[{over}, ii] * T.Cast("{wide}", {met})'
+    axes = ("JO", "JI", over.upper(), "II")
+    draft.iterate(axes, "SSRS", result, [line], init=f"{at} = 0", is_stored=True)
+
+
+def _wide(dtype: str) -> str:
+    return "float64" if dtype == "float64" else "float32"
+
+
+# The stage-I programs behind the operators, written for the sizes and the epilogue of one call.
+#
+# Sizes that are known stand in the text as numbers; the others are parameters between the inputs and the result, as
+# ``R.call_tir`` passes them.
+
 
 OPAQUE = 8  # for Relax: nothing is to be fused with it
 Axes = tuple[str, ...]
@@ -365,16 +599,159 @@ def _pieces(extent: Any, size: int) -> Any:
     return tirx.floordiv(extent + (size - 1), tirx.const(size, "int64"))
 
 
+# Gather, matmul and scatter with a structure that is known when the model is built: entries of one kind together.
+#
+# Row by row every entry loads a matrix of its own for one row of X. Here a tile of rows of the result is scratch of one
+# step, and its entries are in groups of the same kind: a group is a product of a few gathered rows with one matrix, a
+# register tile, and its rows are added where they belong. A group that is not full adds its last rows to one beyond the
+# tile.
+
+
+TILE_BYTES = 1 << 17  # of a tile of the result: with the matrices it stays in the second-level cache
+TILES_EACH = 8  # at least, for each thread: they differ in their work
+MOST_PADDED = 2.0  # rows computed for each entry; with more the groups cost what they save
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Entries of a structure in groups of one kind.
+
+    Parameters
+    ----------
+    tile_ptr : ndarray
+        The first row of each tile, and the number of rows.
+    group_ptr, kinds : ndarray
+        The first group of each tile; the kind of each group.
+    cols, rows : ndarray
+        Of each entry of each group: the row of X, and that of the result within its tile.
+    height : int
+        Rows of the largest tile; the padding has this one.
+    """
+
+    tile_ptr: np.ndarray
+    group_ptr: np.ndarray
+    kinds: np.ndarray
+    cols: np.ndarray
+    rows: np.ndarray
+    height: int
+
+    @classmethod
+    def of(
+        cls, indptr: np.ndarray, indices: np.ndarray, kinds: np.ndarray, *, size: int, most: int, tiles: int
+    ) -> Groups:
+        """Groups of `size` entries in tiles of at most `most` rows, about `tiles` of them at least."""
+        tile_ptr = _tiles(indptr, most, max(indices.size // tiles, 1))
+        row = np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
+        tile = np.searchsorted(tile_ptr, row, side="right") - 1
+        order = np.lexsort((row, kinds, tile))
+        row, kind, tile, source = row[order], kinds[order], tile[order], indices[order]
+        is_first = np.ones(row.size, bool)
+        is_first[1:] = (tile[1:] != tile[:-1]) | (kind[1:] != kind[:-1])
+        starts = np.flatnonzero(is_first)
+        counts = np.diff(np.append(starts, row.size))
+        groups = -(-counts // size)
+        first = np.append(0, np.cumsum(groups))
+        place = np.repeat(first[:-1] * size - starts, counts) + np.arange(row.size)
+        height = int(np.diff(tile_ptr).max())
+        cols, rows = np.zeros(first[-1] * size, indptr.dtype), np.full(first[-1] * size, height, indptr.dtype)
+        cols[place], rows[place] = source, row - tile_ptr[tile]
+        group_ptr = np.searchsorted(np.repeat(tile[starts], groups), np.arange(tile_ptr.size))
+        own = lambda array: array.astype(indptr.dtype)  # noqa: E731
+        return cls(own(tile_ptr), own(group_ptr), own(np.repeat(kind[starts], groups)), cols, rows, height)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """By the names of parameters."""
+        names = ("tile_ptr", "group_ptr", "kinds", "cols", "rows")
+        return {name: getattr(self, name) for name in names}
+
+
+def _tiles(indptr: np.ndarray, most_rows: int, most_entries: int) -> np.ndarray:
+    """The first row of each tile, and the number of rows."""
+    starts, m = [0], indptr.size - 1
+    while starts[-1] < m:
+        here = starts[-1]
+        end = int(np.searchsorted(indptr, indptr[here] + most_entries, side="right")) - 1
+        starts.append(min(max(end, here + 1), here + most_rows, m))
+    return np.asarray(starts)
+
+
+def groups_of(
+    structure: dict[str, Any], shape: dict[str, Any], itemsize: int, *, size: int, threads: int
+) -> Groups | None:
+    """The groups of constant index arrays; None if one is not constant, or too few entries of a kind meet."""
+    if not all(isinstance(value, ir.GenericConst) for value in structure.values()):
+        return None
+    arrays = {name: np.asarray(value.value.numpy()) for name, value in structure.items()}
+    if not arrays["indices"].size:
+        return None
+    out = int(shape["out"]) if isinstance(shape["out"], (int, tirx.IntImm)) else 1
+    most = max(TILE_BYTES // (out * itemsize), size)
+    found = Groups.of(**arrays, size=size, most=most, tiles=TILES_EACH * threads)
+    return found if found.cols.size <= MOST_PADDED * arrays["indices"].size else None
+
+
+def grouped(shape: dict[str, Any], dtype: str, groups: Groups, size: int, epilogue: Epilogue | None = None) -> Program:
+    """``Y[i, d] = sum_jc X[j, c] * W[kind[i, j], c, d]`` over entries in groups of `size`."""
+    idtype, wide = str(groups.cols.dtype), "float64" if dtype == "float64" else "float32"
+    draft = Draft("gather_matmul_scatter")
+    draft.inputs += list(groups.arrays)
+    _declare(draft, shape, groups, size, idtype)
+    for name, size_ in (("N", "n"), ("R", "kinds"), ("C", "in"), ("D", "out")):
+        draft.dense(name, shape[size_], idtype)
+    draft.array("X", ("N", "C"), dtype)
+    draft.array("W", ("R", "C", "D"), dtype)
+    draft.array("Y", ("TI", "I", "D"), dtype if epilogue is None else epilogue.dtype, result=True)
+    value = f'T.Cast("{dtype}", total[i, d])'
+    if epilogue is not None:
+        value = epilogue.text.format(value, *draft.operands(epilogue, {"I": ("TI", "I")}))
+    with draft.steps(("TI",), "tiles"):
+        draft.scratch("total", ("L", "D"), wide)
+        draft.scratch("part", ("S", "D"), wide)
+        draft.iterate(("L", "D"), "SS", "clear", ["total[l, d] = 0"])
+        with draft.steps(("G",), "groups"):
+            product = f'T.Cast("{wide}", X[j, c]) * T.Cast("{wide}", W[g, c, d])'
+            body = [f"part[e, d] = part[e, d] + {product}"]
+            draft.iterate(("E", "D", "J", "C"), "SSRR", "multiply", body, init="part[e, d] = 0", is_stored=True)
+            draft.iterate(("E", "P", "D"), "RRS", "add", ["total[p, d] = total[p, d] + part[e, d]"])
+        draft.iterate(("I", "D"), "SS", "leave", [f"Y[ti, i, d] = {value}"])
+    return draft.program()
+
+
+def _declare(draft: Draft, shape: dict[str, Any], groups: Groups, size: int, idtype: str) -> None:
+    """The axes of the structure: tiles, their rows and groups; an entry's place in its group, column and row."""
+    tiles, count, rows = groups.tile_ptr.size - 1, groups.kinds.size, groups.height
+    n, kinds = (draft.size(f"{name.lower()}_size", shape[key]) for name, key in (("N", "n"), ("R", "kinds")))
+    draft.dense("TI", tiles, idtype)
+    draft.lines += [
+        f'I = T.dense_variable(TI, ({rows}, {int(groups.tile_ptr[-1])}), tile_ptr, "{idtype}")',
+        f'G = T.sparse_variable(TI, ({kinds}, {count}), (group_ptr, kinds), "{idtype}", sorted=False, unique=False)',
+        f'E = T.sparse_fixed(G, ({size}, {size}), lambda t, g, s: s, "{idtype}", full=True)',
+        f'J = T.sparse_fixed(E, ({n}, 1), cols, "{idtype}", full=True)',
+        f'P = T.sparse_fixed(E, ({rows + 1}, 1), rows, "{idtype}", full=True)',
+    ]
+    draft.dense("S", size, idtype)
+    draft.dense("L", rows + 1, idtype)
+
+
 __all__ = [
     "Draft",
     "Epilogue",
+    "Groups",
     "Operand",
     "Program",
+    "attention",
+    "attention_backward",
+    "attention_lse",
     "gather_matmul_scatter",
+    "gather_outer",
     "gemv",
+    "grouped",
+    "groups_of",
     "linear",
     "matmul",
     "sddmm",
+    "segment_expand",
     "segment_reduce",
     "softmax",
     "spmm",

@@ -28,18 +28,18 @@ import tvm
 from tvm import ir, relax
 
 from sparsetir.build import build
-from sparsetir.compile.target import native_target
+from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.fingerprint import hash_arrays
-from sparsetir.formats.suit import most_dense
+from sparsetir.formats.heuristics import most_dense
 from sparsetir.relax import dense, programs
 from sparsetir.relax.constants import task_of, tunable
 from sparsetir.relax.legalize import Uses
 from sparsetir.relax.lowered import emitted, known, product
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant
-from sparsetir.scalars import is_real
 from sparsetir.tuning import tune_many
+from sparsetir.utils.dtypes import is_real
 
 MOST_DENSE = 0.7  # of weights that are worth a look
 LEAST_SIZE = 1 << 12  # elements of a weight

@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print programs in the dialect's own words, and parse what was printed.
-
-TVM prints a stage-I function from its standard nodes. Its text is Python: `script` reads it with `ast`, lets
-`sugar` put the dialect's statements in place of the raw ones, and prints the tree again. Expressions and
-ordinary statements stay TVM's.
-"""
+"""Print programs in the dialect's syntax, and parse printed programs."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import tvm
-from tvm import tirx
-from tvm.script.parser import ir, relax
+from tvm import ir, tirx
+from tvm.script.parser import ir as script_ir
+from tvm.script.parser import relax as script_relax
 from tvm.tirx.layout import Axis
 
 from sparsetir.errors import ArgumentTypeError, ScriptError, VerifyError
-from sparsetir.script import parser, trees
-from sparsetir.script.params import Signature
-from sparsetir.script.sugar import Body
+from sparsetir.ir.views import decode
+from sparsetir.script import parser
+from sparsetir.script import parser as trees
+from sparsetir.script.sugar import Body, Signature
+
+# Print programs in the dialect's own words, and parse what was printed.
+#
+# TVM prints a stage-I function from its standard nodes. Its text is Python: `script` reads it with `ast`, lets
+# `sugar` put the dialect's statements in place of the raw ones, and prints the tree again. Expressions and
+# ordinary statements stay TVM's.
+
 
 WIDTH = 120
 STRING = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'")
@@ -90,7 +94,7 @@ def parse(text: str) -> Any:
         raise ScriptError(f"error: {error.msg}\n --> <str>:{error.lineno}:{error.offset}\n{error.text or ''}") from None
     if not any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in tree.body):
         raise ScriptError("a text to parse is one function under @T.prim_func, or one class under @I.ir_module")
-    names = {"T": parser, "I": ir, "R": relax, "tvm": tvm, "Axis": Axis, "TypeVar": TypeVar}
+    names = {"T": parser, "I": script_ir, "R": script_relax, "tvm": tvm, "Axis": Axis, "TypeVar": TypeVar}
     imports = re.compile(r"^(?:import|from) .*$", re.MULTILINE)
     return parser.parse_text(imports.sub("", text), names)
 
@@ -176,3 +180,35 @@ def _folded(line: str, node: ast.FunctionDef) -> Iterator[str]:
 def _double_quotes(text: str) -> str:
     """Strings as TVM and most formatters write them; `ast.unparse` leaves no comments, and no string over two lines."""
     return STRING.sub(lambda found: json.dumps(trees.literal(found[0])) if found[0][0] == "'" else found[0], text)
+
+
+# How programs show themselves: as their script.
+
+
+def is_program(value: Any) -> bool:
+    """Whether it is a function of stage I, or a module that holds one."""
+    if isinstance(value, ir.IRModule):
+        return any(is_program(func) for func in value.functions.values())
+    return isinstance(value, tirx.PrimFunc) and bool(decode(value).axes)
+
+
+def show_programs_as_scripts() -> None:
+    """Let functions and modules of the dialect, and no others, be shown as their script.
+
+    TVM's own representation spells out the nodes behind axes and iterations; ``func.script()`` still prints it.
+    """
+    for kind in (tirx.PrimFunc, ir.IRModule):
+        kind.__repr__ = _as_script(kind.__repr__)
+
+
+def _as_script(plain: Callable[[Any], str]) -> Callable[[Any], str]:
+    def __repr__(self: Any) -> str:
+        try:
+            return script(self) if is_program(self) else plain(self)
+        except Exception:  # half-made nodes are shown, too
+            return plain(self)
+
+    return __repr__
+
+
+__all__ = ["show_programs_as_scripts"]

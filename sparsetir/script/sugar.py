@@ -1,40 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From TVM's raw text of a stage-I function to the dialect's statements, as Python trees.
-
-before::
-
-    @T.prim_func(s_tir=True)
-    def spmv(a: T.Buffer(("nnz",), "float32", align=4), ...):
-        I_1: T.let[T.int32] = T.sp.dense_fixed(m)
-        J: T.let[T.int32] = T.sp.sparse_variable(I_1, n, nnz, indptr, indices, 1, 1)
-        A = a.view(m, n)
-        T.sp.bind_axes(A, T.float32(0.0), I_1, J)
-        with T.sblock("spmv"):
-            i = T.axis.spatial(m, T.sp.coord(I_1, 0))
-            j = T.axis.reduce(n, T.sp.coord(J, 0))
-            T.reads()
-            T.writes()
-            T.sblock_attr({"sparse_iter": "SR"})
-            ...
-
-after::
-
-    @T.prim_func
-    def spmv(a: T.handle, ...):
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
-        A = T.match_sparse_buffer(a, (I, J), "float32")
-        with T.sp_iter([I, J], "SR", "spmv") as [i, j]:
-            ...
-
-A statement that the dialect's words would not give back exactly stays raw, a parameter stays a ``T.Buffer``.
-"""
+"""Convert TVM's raw text of a stage-I function to statements of the dialect."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import keyword
+import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,9 +16,226 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import SPARSE_ITER, Axis, SparseBuffer, decode
-from sparsetir.op import AXIS_NAMES, MERGES
-from sparsetir.script import builder, trees  # importing builder settles how `T.sp.arg` is printed
+from sparsetir.ir.dialect import AXIS_NAMES, MERGES
+from sparsetir.ir.views import SPARSE_ITER, Axis, SparseBuffer, const, decode
+from sparsetir.ir.visitor import structural_walk
+from sparsetir.script import builder, parser
+
+# The loops of a program without its arithmetic.
+
+
+HEADS = ("for ", "if ", "else:", "with T.s")
+STORE = re.compile(r"( *)(\w+)\[.*\] = .*")
+
+
+def outline(text: str) -> str:
+    """The loops and conditions of a script, and which arrays are stored to in them; of searches, that there is one.
+
+    Examples
+    --------
+    >>> print(outline("for i in range(m):\\n    x = T.int32()\\n    y[i * 4] = a[i] + y[i]\\n    y[i] = T.exp(a[i])"))
+    for i in range(m):
+        y[...] = ...
+    """
+    return "\n".join(line for line, _ in itertools.groupby(_kept(text.splitlines())))
+
+
+def _kept(lines: list[str]) -> Iterator[str]:
+    searched = None
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        if searched is not None and depth > searched:
+            continue
+        searched = depth if line.lstrip().startswith("while ") else None
+        if searched is not None:
+            yield f"{line[:depth]}while ...:"
+            continue
+        store = STORE.fullmatch(line)
+        if store is not None:
+            yield f"{store[1]}{store[2]}[...] = ..."
+        elif line.lstrip().startswith(HEADS):
+            yield line
+
+
+# The parameters of a printed function: ``a: T.handle`` where the body's declarations make just this array of it.
+#
+# before::
+#
+#     def spmv(a: T.Buffer(("nnz",), "float32", align=4), x: T.Buffer(("n",), "float32"), ...):
+#
+# after::
+#
+#     def spmv(a: T.handle, x: T.Buffer(("n",), "float32"), ...):
+
+
+class Signature:
+    """Chooses ``T.handle`` or ``T.Buffer`` for each array parameter, and which sizes go without a name.
+
+    A handle is right when the body's declarations make exactly this parameter of it. A size that only an array
+    tells has no name then, unless the body needs it.
+    """
+
+    def __init__(self, node: ast.FunctionDef, func: tirx.PrimFunc, body: Body) -> None:
+        self.node, self.func, self.body = node, func, body
+        self.names = parser.names_in(*node.body)
+        self.args = dict(zip(func.params, node.args.args, strict=True))
+        self.arrays = [p for p in func.params if tirx.is_buffer_var(p)]
+        self.buffers = [p for p in self.arrays if not self._is_handle(p)]
+
+    def write(self) -> None:
+        """Set the annotations, and drop the counts that are not named."""
+        while self._name_one_more_size():
+            pass
+        for size in [s for s in self.body.sizes if self._is_hidden(s.var)]:
+            size.call.args[1] = size.call.args[1].elts[0]  # type: ignore[attr-defined]
+        for param in self.arrays:
+            if param not in self.buffers:
+                self.args[param].annotation = parser.member("handle")
+        _quote_new_names(self.node)
+
+    # ------------------------------------------------------------------ handles
+
+    def _is_handle(self, param: Var) -> bool:
+        name = self.args[param].arg
+        mentions = self.body.mentions[name]
+        if not mentions or mentions != self.names[name] or name in self.body.late:
+            return False
+        matched = self.body.matched.get(param, [])
+        roles = list(self._roles(param))
+        if matched:
+            return len(matched) == 1 and not roles and same_type(param, matched[0].storage_shape, matched[0].dtype)
+        shape, dtype = roles[0]
+        return same_type(param, shape, dtype)
+
+    def _roles(self, param: Var) -> Iterator[tuple[list[ir.Expr], str]]:
+        """The shape and type that each axis over `param` would give it."""
+        for axis in self.body.program.axes.values():
+            above = const(1) if axis.parent is None else axis.parent.count
+            if axis.indptr is not None and axis.indptr.same_as(param):
+                yield [above + 1], axis.idtype
+            if axis.indices is not None and axis.indices.same_as(param):
+                yield [_index_count(axis, above)], axis.idtype
+
+    # ------------------------------------------------------------------ sizes
+
+    def _free_sizes(self) -> list[Var]:
+        """The sizes that are no parameters."""
+        found: dict[Var, None] = {}
+        for param in self.arrays:
+            for var in _variables(param):
+                if var not in self.func.params:
+                    found.setdefault(var)
+        return list(found)
+
+    def _is_hidden(self, var: Var) -> bool:
+        """Whether the program can do without a name for the size `var`."""
+        if var in self.body.computed:
+            return not self.names[self.body.computed[var]] and not any(var in _variables(p) for p in self.buffers)
+        here = [s for s in self.body.sizes if s.var.same_as(var)]
+        arrays = {s.axis.indices if s.axis.indices is not None else s.call for s in here}
+        if len(arrays) != 1 or any(var in _variables(p) for p in self.buffers):
+            return False
+        count = here[0].call.args[1].elts[1]  # type: ignore[attr-defined]
+        name = ast.unparse(count.left if isinstance(count, ast.BinOp) else count)
+        return self.names[name] == len(here)
+
+    def _name_one_more_size(self) -> bool:
+        """Make a buffer of one parameter that a nameless size needs; False when none is left."""
+        for var in self._free_sizes():
+            if self._is_hidden(var) or any(_defines(p, var) for p in self.buffers):
+                continue
+            able = [p for p in self.arrays if _defines(p, var) and p not in self.buffers]
+            if able:
+                self.buffers.append(able[-1])
+                return True
+        return False
+
+
+def _index_count(axis: Axis, above: ir.Expr) -> ir.Expr:
+    """How many elements the dialect expects in the index array of `axis`."""
+    if axis.kind == "sparse_fixed":
+        told = told_width(axis)
+        return builder.times(above, axis.width) if told is None else told
+    return above if axis.kind == "singleton" else _uncast(axis.count, axis.idtype)
+
+
+def _uncast(expr: ir.Expr, dtype: str) -> ir.Expr:
+    """`expr` as it was before the dialect converted it to `dtype`."""
+    is_cast = isinstance(expr, tirx.Cast) and str(expr.ty.dtype) == dtype
+    return expr.value if is_cast and not isinstance(expr.value, tirx.IntImm) else expr
+
+
+def _variables(param: Var) -> list[Var]:
+    """The variables in the shape of an array parameter."""
+    found: dict[Var, None] = {}
+    for extent in param.ty.shape:
+        structural_walk(extent, (Var, lambda v: found.setdefault(v)))
+    return list(found)
+
+
+def _defines(param: Var, var: Var) -> bool:
+    return any(extent.same_as(var) for extent in param.ty.shape)
+
+
+def _quote_new_names(node: ast.FunctionDef) -> None:
+    """Quote a size in the signature where it is met first, as TVM's parser wants it."""
+    known = {"T"}
+    for arg in node.args.args:
+        annotation: Any = arg.annotation
+        if parser.called(annotation) == "Buffer":
+            shape = annotation.args[0]
+            shape.elts = [_quoted(_unquoted(extent), known) for extent in shape.elts]
+        known.add(arg.arg)
+
+
+def _unquoted(extent: ast.expr) -> ast.expr:
+    is_text = isinstance(extent, ast.Constant) and isinstance(extent.value, str)
+    return parser.parse(extent.value, mode="eval").body if is_text else extent  # type: ignore[attr-defined]
+
+
+def _has_text(extent: ast.expr) -> bool:
+    """Whether it holds a string, which TVM would take for a size unless the whole is quoted."""
+    return any(isinstance(n, ast.Constant) and isinstance(n.value, str) for n in ast.walk(extent))
+
+
+def _quoted(extent: ast.expr, known: set[str]) -> ast.expr:
+    names = set(parser.names_in(extent))
+    if names <= known and not _has_text(extent):
+        return extent
+    known |= names
+    return ast.Constant(ast.unparse(extent))
+
+
+# From TVM's raw text of a stage-I function to the dialect's statements, as Python trees.
+#
+# before::
+#
+#     @T.prim_func(s_tir=True)
+#     def spmv(a: T.Buffer(("nnz",), "float32", align=4), ...):
+#         I_1: T.let[T.int32] = T.sp.dense_fixed(m)
+#         J: T.let[T.int32] = T.sp.sparse_variable(I_1, n, nnz, indptr, indices, 1, 1)
+#         A = a.view(m, n)
+#         T.sp.bind_axes(A, T.float32(0.0), I_1, J)
+#         with T.sblock("spmv"):
+#             i = T.axis.spatial(m, T.sp.coord(I_1, 0))
+#             j = T.axis.reduce(n, T.sp.coord(J, 0))
+#             T.reads()
+#             T.writes()
+#             T.sblock_attr({"sparse_iter": "SR"})
+#             ...
+#
+# after::
+#
+#     @T.prim_func
+#     def spmv(a: T.handle, ...):
+#         I = T.dense_fixed(m)
+#         J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
+#         A = T.match_sparse_buffer(a, (I, J), "float32")
+#         with T.sp_iter([I, J], "SR", "spmv") as [i, j]:
+#             ...
+#
+# A statement that the dialect's words would not give back exactly stays raw, a parameter stays a ``T.Buffer``.
+
 
 DECLARATIONS = (*AXIS_NAMES, "match_sparse_buffer")
 
@@ -80,7 +271,7 @@ class Body:
 
     def __post_init__(self) -> None:
         self.program = decode(self.func)
-        self.raw_names = trees.names_in(self.node)
+        self.raw_names = parser.names_in(self.node)
         self.axes: dict[str, Axis] = {}
         self.lengths: dict[str, str] = {}
         self._open: list[list[ast.stmt]] = []
@@ -121,15 +312,15 @@ class Body:
     def _axis(self, statement: ast.AnnAssign) -> ast.stmt:
         axis, call = next(self._axes), statement.value
         name = statement.target.id  # type: ignore[union-attr]
-        args = [trees.plain(a, axis.idtype) for a in call.args]  # type: ignore[union-attr]
+        args = [parser.plain(a, axis.idtype) for a in call.args]  # type: ignore[union-attr]
         self.axes[name] = axis
         self.lengths[name] = ast.unparse(call.args[0 if axis.kind == "dense_fixed" else 1])  # type: ignore[union-attr]
         made = getattr(self, f"_{axis.kind}")(axis, args)
-        return trees.assign(name, made)
+        return parser.assign(name, made)
 
     def _dense_fixed(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
         idtype = [] if axis.idtype == "int32" else [ast.Constant(axis.idtype)]
-        return trees.call("dense_fixed", args[0], *idtype)
+        return parser.call("dense_fixed", args[0], *idtype)
 
     def _dense_variable(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
         made = _axis_call("dense_variable", axis, args, self._array(args[3]))
@@ -140,7 +331,7 @@ class Body:
         names = [a.name for a in axis.ancestors]
         rules = {"extent": _lambda(args[3], names), "offset": _lambda(args[4], names)}
         idtype = {} if axis.idtype == "int32" else {"idtype": ast.Constant(axis.idtype)}
-        return trees.call("dense_variable", _parent(args[0]), trees.tuple_of(args[1:3]), **rules, **idtype)
+        return parser.call("dense_variable", _parent(args[0]), parser.tuple_of(args[1:3]), **rules, **idtype)
 
     def _sparse_fixed(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
         made = _axis_call("sparse_fixed", axis, args, self._where(axis, args[3]))
@@ -149,17 +340,19 @@ class Body:
         return _flagged(made, axis)
 
     def _sparse_variable(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        arrays = trees.tuple_of([self._array(args[3]), self._where(axis, args[4])])
+        arrays = parser.tuple_of([self._array(args[3]), self._where(axis, args[4])])
         made = _axis_call("sparse_variable", axis, args, arrays)
         self._size(axis, axis.count, made)
         return _flagged(made, axis)
 
     def _singleton(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        made = trees.call("singleton", _parent(args[0]), args[1], self._where(axis, args[2]), ast.Constant(axis.idtype))
+        made = parser.call(
+            "singleton", _parent(args[0]), args[1], self._where(axis, args[2]), ast.Constant(axis.idtype)
+        )
         return _flagged(made, axis)
 
     def _sparse_assembled(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        made = trees.call("sparse_assembled", _parent(args[0]), args[1], ast.Constant(axis.idtype))
+        made = parser.call("sparse_assembled", _parent(args[0]), args[1], ast.Constant(axis.idtype))
         self.computed[axis.count] = ast.unparse(args[2])
         return _flagged(made, axis)
 
@@ -185,26 +378,28 @@ class Body:
     def _bind(self, bind: ast.Call, out: list[ast.stmt]) -> None:
         """Append the declaration of a sparse buffer, in place of the raw statements at the end of `out`."""
         buffer, name = next(self._buffers), ast.unparse(bind.args[0])
-        declared = bool(out) and trees.target_of(out[-1]) == name
+        declared = bool(out) and parser.target_of(out[-1]) == name
         if not declared or not same_type(buffer.view, [a.length for a in buffer.axes], buffer.dtype):
             out.append(ast.Expr(bind))
             return
         storage = _storage_name(out.pop())
-        axes, dtype = trees.tuple_of(list(bind.args[2:])), ast.Constant(buffer.dtype)
+        axes, dtype = parser.tuple_of(list(bind.args[2:])), ast.Constant(buffer.dtype)
         default = _default(bind.args[1], buffer.dtype)
         if buffer.allocated and out and self._is_scratch(out[-1], storage, buffer):
             out.pop()
             scope = str(buffer.storage.ty.storage_scope)
             place = {} if scope == "global" else {"scope": ast.Constant(scope)}
-            out.append(trees.assign(name, trees.call("alloc_sparse_buffer", axes, dtype, **place, **default)))
+            out.append(parser.assign(name, parser.call("alloc_sparse_buffer", axes, dtype, **place, **default)))
             return
         self._mention(storage)
         self.matched.setdefault(buffer.storage, []).append(buffer)
-        out.append(trees.assign(name, trees.call("match_sparse_buffer", trees.name(storage), axes, dtype, **default)))
+        out.append(
+            parser.assign(name, parser.call("match_sparse_buffer", parser.name(storage), axes, dtype, **default))
+        )
 
     def _is_scratch(self, statement: ast.stmt, storage: str, buffer: SparseBuffer) -> bool:
         """Whether `statement` allocates just what ``T.alloc_sparse_buffer`` would."""
-        if trees.target_of(statement) != storage or not trees.called(statement.value).startswith("alloc_"):  # type: ignore[attr-defined]
+        if parser.target_of(statement) != storage or not parser.called(statement.value).startswith("alloc_"):  # type: ignore[attr-defined]
             return False
         scope = buffer.storage.ty.storage_scope
         wanted = tirx.decl_buffer(buffer.storage_shape, buffer.dtype, scope=scope, layout=None)
@@ -215,35 +410,35 @@ class Body:
 
     def _iteration(self, statement: Any) -> ast.stmt | None:
         """An sp_iter for its raw block; None if it is none, or not one that the dialect would make."""
-        if not isinstance(statement, ast.With) or trees.called(statement.items[0].context_expr) != "sblock":
+        if not isinstance(statement, ast.With) or parser.called(statement.items[0].context_expr) != "sblock":
             return None
         block = _RawBlock(statement)
         entries = block.entries(self.lengths)
         if not entries:
             return None
-        call = trees.call("sp_iter", ast.List(entries, ast.Load()), ast.Constant(block.kinds), block.name)
+        call = parser.call("sp_iter", ast.List(entries, ast.Load()), ast.Constant(block.kinds), block.name)
         variables: list[ast.expr] = [ast.Name(v, ast.Store()) for v in block.variables]
         item = ast.withitem(call, ast.List(variables, ast.Store()))
-        notes: list[ast.stmt] = [ast.Expr(trees.call("sp_iter_attr", block.notes))] if block.notes.keys else []
+        notes: list[ast.stmt] = [ast.Expr(parser.call("sp_iter_attr", block.notes))] if block.notes.keys else []
         return ast.With([item], [*notes, *self.block(block.body)], lineno=0)
 
 
 def _is_axis(statement: ast.stmt) -> bool:
     if not isinstance(statement, ast.AnnAssign):
         return False
-    return trees.called(statement.value) in [f"sp.{name}" for name in AXIS_NAMES]
+    return parser.called(statement.value) in [f"sp.{name}" for name in AXIS_NAMES]
 
 
 def _is_bind(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and trees.called(statement.value) == "sp.bind_axes"
+    return isinstance(statement, ast.Expr) and parser.called(statement.value) == "sp.bind_axes"
 
 
 def _opens_frame(statement: ast.stmt) -> bool:
     """Whether what follows `statement` stands inside it, as after ``T.decl_buffer``."""
-    called = trees.called(getattr(statement, "value", None))
+    called = parser.called(getattr(statement, "value", None))
     if isinstance(statement, ast.Expr):
         return called not in ("func_attr", "evaluate")
-    if isinstance(statement, ast.Assign) and trees.target_of(statement):
+    if isinstance(statement, ast.Assign) and parser.target_of(statement):
         return not called.startswith("alloc_") and called not in DECLARATIONS
     return isinstance(statement, ast.Assert)
 
@@ -252,16 +447,16 @@ def _is_size(statement: ast.stmt) -> bool:
     """``nnz = T.int32()``: the signature quotes the size instead."""
     if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
         return False
-    return trees.called(statement.value).startswith("int") and not statement.value.args
+    return parser.called(statement.value).startswith("int") and not statement.value.args
 
 
 def _parent(node: ast.expr) -> ast.expr:
-    return ast.Constant(None) if trees.called(node) == "sp.root" else node
+    return ast.Constant(None) if parser.called(node) == "sp.root" else node
 
 
 def _axis_call(name: str, axis: Axis, args: list[ast.expr], arrays: ast.expr) -> ast.Call:
     """``T.name(parent, (length, count), arrays, idtype)`` from the operator's arguments."""
-    return trees.call(name, _parent(args[0]), trees.tuple_of(args[1:3]), arrays, ast.Constant(axis.idtype))
+    return parser.call(name, _parent(args[0]), parser.tuple_of(args[1:3]), arrays, ast.Constant(axis.idtype))
 
 
 def _flagged(made: ast.Call, axis: Axis) -> ast.Call:
@@ -275,7 +470,7 @@ def _flagged(made: ast.Call, axis: Axis) -> ast.Call:
 
 def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
     """The callable whose k-th parameter is ``T.sp.arg(dtype, k)`` in `rule`."""
-    taken = set(trees.names_in(rule))
+    taken = set(parser.names_in(rule))
     parameters: list[str] = []
     for name in (str(w).lower() for w in wanted):
         while name in taken or keyword.iskeyword(name):
@@ -286,7 +481,7 @@ def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
     class Fill(ast.NodeTransformer):
         def visit_Call(self, node: ast.Call) -> ast.AST:
             if _argument(node) >= 0:
-                return trees.name(parameters[_argument(node)])
+                return parser.name(parameters[_argument(node)])
             return self.generic_visit(node)
 
     arguments = ast.arguments([], [ast.arg(p) for p in parameters], None, [], [], None, [])
@@ -295,11 +490,11 @@ def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
 
 def _argument(node: ast.AST) -> int:
     """k of ``T.sp.arg(dtype, k)``, -1 for anything else."""
-    return node.args[-1].value if trees.called(node) == "sp.arg" else -1  # type: ignore[attr-defined]
+    return node.args[-1].value if parser.called(node) == "sp.arg" else -1  # type: ignore[attr-defined]
 
 
 def _default(node: ast.expr, dtype: str) -> dict[str, ast.expr]:
-    value = trees.plain(node, dtype)
+    value = parser.plain(node, dtype)
     return {} if isinstance(value, ast.Constant) and value.value == 0 else {"default_value": value}
 
 
@@ -336,9 +531,9 @@ class _RawBlock:
     def _head(self, statement: Any) -> bool:
         """Whether `statement` belongs to the block's head; if so it is read."""
         value: Any = getattr(statement, "value", None)
-        called = trees.called(value)
-        if called in ("axis.spatial", "axis.reduce") and trees.called(value.args[1]) == "sp.coord":
-            self.variables.append(trees.target_of(statement))
+        called = parser.called(value)
+        if called in ("axis.spatial", "axis.reduce") and parser.called(value.args[1]) == "sp.coord":
+            self.variables.append(parser.target_of(statement))
             self.domains.append((called, ast.unparse(value.args[0]), value.args[1]))
         elif called in ("reads", "writes"):
             self.regions += value.args
@@ -372,7 +567,7 @@ class _RawBlock:
         for _, _, coord in self.domains:
             if _number(coord) == 0:
                 head = coord.args[0]
-                count = len(head.args) if trees.called(head) == "sp.fuse" else 1  # type: ignore[attr-defined]
+                count = len(head.args) if parser.called(head) == "sp.fuse" else 1  # type: ignore[attr-defined]
                 expected += [(ast.unparse(head), k) for k in range(count)]
         return expected == [(ast.unparse(c.args[0]), _number(c)) for _, _, c in self.domains]
 
@@ -384,13 +579,16 @@ def _number(coord: ast.Call) -> int:
 def _members(coord: ast.Call) -> list[str]:
     """The axes whose coordinate ``T.sp.coord(item, member)`` is: one, or all that are walked together."""
     items = [coord.args[0]]
-    if trees.called(items[0]) == "sp.fuse":
+    if parser.called(items[0]) == "sp.fuse":
         items = [items[0].args[_number(coord)]]  # type: ignore[attr-defined]
-    elif trees.called(items[0]) in [f"sp.{name}" for name in MERGES]:
+    elif parser.called(items[0]) in [f"sp.{name}" for name in MERGES]:
         items = items[0].args  # type: ignore[attr-defined]
-    return [ast.unparse(i.args[0] if trees.called(i) == "sp.attach" else i) for i in items]  # type: ignore[attr-defined]
+    return [ast.unparse(i.args[0] if parser.called(i) == "sp.attach" else i) for i in items]  # type: ignore[attr-defined]
 
 
 def _entry(item: ast.expr) -> ast.expr:
-    called = trees.called(item)
-    return trees.call(called.removeprefix("sp."), *map(_entry, item.args)) if called else item  # type: ignore[attr-defined]
+    called = parser.called(item)
+    return parser.call(called.removeprefix("sp."), *map(_entry, item.args)) if called else item  # type: ignore[attr-defined]
+
+
+__all__ = ["outline"]

@@ -9,13 +9,17 @@
 
 from __future__ import annotations
 
-from sparsetir.harness.optional import require
+from sparsetir.torch import tracing as _traced  # noqa: F401
+from sparsetir.torch.graph import Graph
+from sparsetir.torch.linear import (
+    LayerChange,
+    SparseLinear,
+    sparsify_,
+)
+from sparsetir.torch.pyg import patch_pyg
+from sparsetir.utils.optional import require
 
 require("torch", extra="torch", purpose="sparsetir.torch")
 
-from sparsetir.torch import traced as _traced  # noqa: E402, F401
-from sparsetir.torch.graph import Graph  # noqa: E402
-from sparsetir.torch.linear import LayerChange, SparseLinear, sparsify_  # noqa: E402
-from sparsetir.torch.pyg import patch_pyg  # noqa: E402
 
 __all__ = ["Graph", "LayerChange", "SparseLinear", "patch_pyg", "sparsify_"]

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from sparsetir.errors import ArgumentError
-from sparsetir.torch import recent, traced
-from sparsetir.torch.messages import Messages, value
-from sparsetir.torch.recent import INTEGERS
+from sparsetir.torch import caches, tracing
+from sparsetir.torch.caches import INTEGERS
+from sparsetir.torch.fx_patterns import Messages, value
 
 DENSE = ("eager", "aot_eager", "inductor")
 
@@ -83,7 +83,7 @@ def _edge_inputs(module: torch.fx.GraphModule) -> dict[int, tuple[int, int]]:
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     inputs: dict[int, tuple[int, int]] = {}
     for node in module.graph.nodes:
-        if node.op != "call_function" or node.target is not traced.along_edges:
+        if node.op != "call_function" or node.target is not tracing.along_edges:
             continue
         shape = value(node).shape[1:] if value(node) is not None else ()
         features = math.prod(size for size in shape if isinstance(size, int))
@@ -119,8 +119,8 @@ def _choose_by_edges(
     def run(*inputs: Any) -> Any:
         is_much, are_worth = False, True
         for place, (calls, features) in edges.items():
-            is_much = is_much or recent.is_much(inputs[place], features)
-            are_worth = traced.GRAPHS.is_worth(inputs[place], features, calls) and are_worth
+            is_much = is_much or caches.is_much(inputs[place], features)
+            are_worth = tracing.GRAPHS.is_worth(inputs[place], features, calls) and are_worth
         return along(*inputs) if is_much or are_worth else as_traced(*inputs)
 
     return run
@@ -130,8 +130,8 @@ def _call_directly(module: torch.fx.GraphModule) -> None:
     """Spare the calls of graphs the way through torch's dispatcher."""
     for node in module.graph.nodes:
         if node.op == "call_function" and node.target in (_ALONG_ROWS, _ALONG_ROWS.default):
-            node.target = traced.along_rows
-        if node.op == "call_function" and node.target is traced.along_edges:
+            node.target = tracing.along_rows
+        if node.op == "call_function" and node.target is tracing.along_edges:
             _take_whole(node)
 
 
@@ -144,7 +144,7 @@ def _take_whole(node: torch.fx.Node) -> None:
     is_matrix = isinstance(whole, torch.fx.Node) and value(whole) is not None and value(whole).dim() == 2
     if whole is not other or not is_matrix or not all(isinstance(i, int) for i in (target, source)):
         return
-    node.target, node.args = traced.along_index, (whole, (target, source), *node.args[2:])
+    node.target, node.args = tracing.along_index, (whole, (target, source), *node.args[2:])
     for row in rows:
         if not row.users:
             node.graph.erase_node(row)

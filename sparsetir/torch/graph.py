@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
-from sparsetir.scalars import is_real
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
+from sparsetir.utils.dtypes import is_real
 
 FEATURES: Sizes = (("K", None),)
 SEEDS = 1 << 32

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from tvm import tirx
 
 from sparsetir.build import build
-from sparsetir.caches import remember
-from sparsetir.call.kernel import Kernel
-from sparsetir.relax.dropout import GOLDEN, MASK, mixed
 from sparsetir.relax.programs import Axes, Draft
+from sparsetir.relax.training.layers import GOLDEN, MASK, mixed
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.utils.caches import remember
 
 Sizes = tuple[tuple[str, int | None], ...]  # axes of heads (H) and features (K, D), with the sizes that are known
 

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Message passing of torch_geometric on kernels of this package.
-
-Layers there select the rows of nodes for every edge, make messages of them, and scatter these. Here a selection is only
-noted (noted.py); where a message is no more than that, or that times a weight of its edge, scattering it is a product
-with the graph, and where the weight is the softmax of scores as in GAT, attention. Whatever else is done with it is
-done with the rows, as before.
-"""
+"""`patch_pyg`: message passing of torch_geometric on kernels of this package."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from types import FunctionType
 from typing import Any
@@ -20,11 +15,208 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sparsetir.harness.optional import require
-from sparsetir.torch import layers, relational
+from sparsetir.torch.caches import Contents, Graphs, Recent
+from sparsetir.torch.deferred_edges import PLAIN, Rows, note, recipe, values
 from sparsetir.torch.functions import NAMES
-from sparsetir.torch.noted import PLAIN, Rows, note, recipe, values
-from sparsetir.torch.recent import Contents, Graphs, Recent
+from sparsetir.torch.graph import Graph
+from sparsetir.utils.optional import require
+
+# Layers of torch_geometric that are one product with a weight: GCNConv and SAGEConv.
+#
+# As `Graph.conv` they sum rows of the narrower kind, and sums of constant features only once. A layer that does
+# anything else, or that something looks into, is run as it is.
+
+
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+HOOKS = [f"_{step}_forward{when}_hooks" for step in ("propagate", "message", "aggregate") for when in ("_pre", "")]
+STEPS = {"propagate", "message", "aggregate", "update"}  # that one layer may have of its own
+INNER = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_usual(layer: Any, kind: Any, reductions: tuple[str, ...], edge_index: Any, *nodes: Any) -> bool:
+    """Whether a layer is what torch_geometric made it, and its operands are plain floats and edges."""
+    if torch.compiler.is_compiling() or type(layer) is not kind or layer.explain:
+        return False
+    if any(getattr(layer, name) for name in HOOKS) or not STEPS.isdisjoint(vars(layer)):
+        return False
+    if layer.flow != "source_to_target" or not isinstance(layer.aggr, str) or layer.aggr not in reductions:
+        return False
+    if not all(type(x) in PLAIN_TENSORS and x.dim() == 2 and x.dtype in NAMES and x.is_cpu for x in nodes):
+        return False
+    if len({x.dtype for x in nodes}) != 1 or torch.is_autocast_enabled("cpu"):
+        return False
+    is_index = type(edge_index) is Tensor and edge_index.dtype is torch.int64 and edge_index.is_cpu
+    return bool(is_index and edge_index.dim() == 2 and edge_index.shape[0] == 2)
+
+
+def _is_plain(linear: Any, x: Tensor) -> bool:
+    """Whether a linear layer is no more than that, of these inputs."""
+    from torch_geometric.nn.dense import Linear
+
+    if type(linear) is not Linear or any(getattr(linear, name) for name in INNER) or "forward" in vars(linear):
+        return False
+    return type(linear.weight) is torch.nn.Parameter and linear.weight.dtype is x.dtype
+
+
+def _plus(out: Tensor, linear: Any, x: Tensor) -> Tensor:
+    """A result that nothing else holds, and what a linear layer makes of `x`: added by the product itself."""
+    if _is_plain(linear, x) and linear.bias is None:
+        return out.addmm_(x, linear.weight.t())
+    return out + linear(x)
+
+
+def gcn(original: Callable[..., Any], graphs: Graphs, norm: Callable[..., Any]) -> Callable[..., Any]:
+    """``GCNConv.forward`` by `Graph.conv`, where it does nothing else."""
+
+    @wraps(original)
+    def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
+        is_edges = not torch.compiler.is_compiling() and type(edge_index) is Tensor
+        if is_edges and self._cached_edge_index is None and not graphs.is_worth(edge_index, self.out_channels):
+            return graphs.run_plainly(original, self, x, edge_index, edge_weight)
+        from torch_geometric.nn import GCNConv
+
+        weights = () if edge_weight is None else (edge_weight,)
+        is_fit = is_usual(self, GCNConv, ("sum", "add", "mean"), edge_index, x) and _is_plain(self.lin, x)
+        if not is_fit or not all(type(w) in PLAIN_TENSORS and w.dim() == 1 and w.dtype is x.dtype for w in weights):
+            return original(self, x, edge_index, edge_weight)
+        nodes = x.shape[0]
+        if self.normalize:
+            found = self._cached_edge_index
+            if found is None:
+                options = (self.improved, self.add_self_loops, self.flow, x.dtype)
+                found = norm(edge_index, edge_weight, nodes, *options)
+                if self.cached:
+                    self._cached_edge_index = found
+            edge_index, edge_weight = found
+        graph = graphs.of_both(edge_index, (1, 0), nodes, nodes).weighted(edge_weight)
+        return graph.conv(x, self.lin.weight, self.bias, self.aggr)
+
+    return forward
+
+
+def sage(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
+    """``SAGEConv.forward`` by `Graph.conv`, where it does nothing else."""
+
+    @wraps(original)
+    def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
+        is_edges = not torch.compiler.is_compiling() and type(edge_index) is Tensor
+        features = x.shape[-1] if isinstance(x, Tensor) else x[0].shape[-1]
+        if is_edges and not graphs.is_worth(edge_index, features):
+            return graphs.run_plainly(original, self, x, edge_index, size)
+        from torch_geometric.nn import SAGEConv
+
+        sources, targets = x if isinstance(x, tuple) and len(x) == 2 else (x, x)
+        is_fit = is_usual(self, SAGEConv, ("sum", "add", "mean", "max", "min"), edge_index, sources, targets)
+        is_fit = is_fit and size is None and not self.project and _is_plain(self.lin_l, sources)
+        if not is_fit:
+            return original(self, x, edge_index, size)
+        graph = graphs.of_both(edge_index, (1, 0), targets.shape[0], sources.shape[0])
+        out = graph.conv(sources, self.lin_l.weight, self.lin_l.bias, self.aggr)
+        out = _plus(out, self.lin_r, targets) if self.root_weight else out
+        return torch.nn.functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    return forward
+
+
+# The layer of relational graph networks, over the pairs of relation and target that there are.
+#
+# RGCNConv reduces the messages of one relation after the other at all nodes, and multiplies all of these by the
+# weight of that relation. Most nodes have no edge of most relations: here only the pairs that have one are reduced,
+# by one product, multiplied, and added up at their targets by another.
+
+
+RELATIONAL_REDUCTIONS = ("sum", "add", "mean", "max", "min")
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs of a relation and a target, by relations.
+
+    Parameters
+    ----------
+    into : Graph
+        From the sources of edges to their pairs.
+    sums : Graph
+        From pairs to targets.
+    counts : list of int
+        How many pairs each relation has.
+    """
+
+    into: Graph
+    sums: Graph
+    counts: list[int]
+
+    @classmethod
+    def of(cls, edge_index: Tensor, relation: Tensor, relations: int, sources: int, targets: int) -> Pairs:
+        """The pairs of edges with a relation each."""
+        pairs, at = torch.unique(relation * targets + edge_index[1], return_inverse=True)
+        into = Graph(torch.stack([edge_index[0], at.to(edge_index.dtype)]), (sources, pairs.numel()))
+        ends = torch.stack([torch.arange(pairs.numel()), pairs % max(targets, 1)])
+        counts = torch.bincount(pairs // max(targets, 1), minlength=relations)
+        return cls(into, Graph(ends, (pairs.numel(), targets)), counts.tolist())
+
+    def product(self, x: Tensor, weight: Tensor, reduce: str) -> Tensor:
+        """``sum_r reduce_r(x) W_r``; weights of blocks are [relations, blocks, inputs, outputs]."""
+        parts = self.into.spmm(x, None, reduce).split(self.counts)
+        return self.sums.spmm(torch.cat([_times(part, w) for part, w in zip(parts, weight, strict=True)]))
+
+
+def _times(x: Tensor, weight: Tensor) -> Tensor:
+    if weight.dim() == 2:
+        return x @ weight
+    blocks = x.view(x.shape[0], *weight.shape[:2])
+    return torch.einsum("abc,bcd->abd", blocks, weight).flatten(1)
+
+
+def replaced(original: Callable[..., Any], graphs: Graphs, pairs_of: Callable[..., Pairs]) -> Callable[..., Any]:
+    """``RGCNConv.forward`` over pairs, where it does nothing else."""
+
+    @wraps(original)
+    def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
+        sources, targets = x if isinstance(x, tuple) else (x, x)
+        is_edges = not torch.compiler.is_compiling() and type(edge_index) is Tensor
+        if is_edges and not graphs.is_worth(edge_index, self.out_channels):
+            return graphs.run_plainly(original, self, x, edge_index, edge_type)
+        if not _is_fit(self, sources, targets, edge_index, edge_type):
+            return original(self, x, edge_index, edge_type)
+        weight = self.weight
+        if self.num_bases is not None:
+            weight = (self.comp @ weight.flatten(1)).view(self.num_relations, *weight.shape[1:])
+        sizes = (self.num_relations, sources.shape[0], targets.shape[0])
+        out = pairs_of(edge_index, edge_type, *sizes).product(sources, weight, self.aggr)
+        out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))  # as the layer adds into such zeros
+        out = out if self.root is None else out + targets @ self.root
+        return out if self.bias is None else out + self.bias
+
+    return forward
+
+
+def _is_fit(layer: Any, sources: Any, targets: Any, edge_index: Any, edge_type: Any) -> bool:
+    """Whether nothing but the layer itself is to be run, over edges that have one of its relations each."""
+    from torch_geometric import typing
+    from torch_geometric.nn import RGCNConv
+
+    if typing.WITH_SEGMM or not is_usual(layer, RGCNConv, RELATIONAL_REDUCTIONS, edge_index, sources, targets):
+        return False
+    if sources.dtype is not layer.weight.dtype or type(edge_type) is not Tensor or edge_type.dtype is not torch.int64:
+        return False
+    if not edge_type.is_cpu or edge_type.shape != edge_index.shape[1:]:
+        return False
+    return _are_below(edge_type, layer.num_relations) and _are_below(edge_index[1], targets.shape[0])
+
+
+def _are_below(numbers: Tensor, count: int) -> bool:
+    """Whether all relations, or all targets, are ones that there are; the layer says what is wrong with others."""
+    return not numbers.numel() or (int(numbers.min()) >= 0 and int(numbers.max()) < count)
+
+
+# Message passing of torch_geometric on kernels of this package.
+#
+# Layers there select the rows of nodes for every edge, make messages of them, and scatter these. Here a selection is
+# only noted (noted.py); where a message is no more than that, or that times a weight of its edge, scattering it is a
+# product with the graph, and where the weight is the softmax of scores as in GAT, attention. Whatever else is done
+# with it is done with the rows, as before.
+
 
 REDUCTIONS = {"sum", "add", "mean", "max", "amax", "min", "amin"}
 
@@ -190,9 +382,9 @@ def _replacements(graphs: Graphs) -> dict[Any, Any]:
     return {
         MessagePassing._index_select: _selecting(MessagePassing._index_select, graphs),
         base.scatter: _scattering(base.scatter),
-        RGCNConv.forward: relational.replaced(RGCNConv.forward, graphs, _remembering(relational.Pairs.of, graphs)),
-        GCNConv.forward: layers.gcn(GCNConv.forward, graphs, remembered[gcn_conv.gcn_norm]),
-        SAGEConv.forward: layers.sage(SAGEConv.forward, graphs),
+        RGCNConv.forward: replaced(RGCNConv.forward, graphs, _remembering(Pairs.of, graphs)),
+        GCNConv.forward: gcn(GCNConv.forward, graphs, remembered[gcn_conv.gcn_norm]),
+        SAGEConv.forward: sage(SAGEConv.forward, graphs),
         utils.softmax: _normalizing(utils.softmax, graphs),
         **remembered,
     }
@@ -242,4 +434,4 @@ def _restore() -> None:
         setattr(owner, name, value)
 
 
-__all__ = ["Patch", "patch_pyg"]
+__all__ = ["HOOKS", "PLAIN_TENSORS", "Pairs", "Patch", "gcn", "is_usual", "patch_pyg", "replaced", "sage"]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.formats.base import FormatRewriteRule
 from sparsetir.transform.schedule import Schedule
 from sparsetir.transform.trace import Step, Trace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the primitives share: find an iteration and its axes by name, make new nodes, put them in place."""
+"""Find iterations and axes by name, create nodes, and replace them in a program."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
-from sparsetir import op
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import (
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import mentions
+from sparsetir.ir.rules import Place, facts_of
+from sparsetir.ir.views import (
     INDEPENDENT,
     INIT,
     SPARSE_ITER,
@@ -22,14 +24,18 @@ from sparsetir.ir import (
     Entry,
     SparseBuffer,
     SpIter,
+    cast,
     const,
     decode_axis,
     is_sp_iter,
     label,
 )
-from sparsetir.rules import Place, facts_of
-from sparsetir.scalars import as_whole
-from sparsetir.walks import structural_mutate, structural_walk
+from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.lower.loops import Update
+from sparsetir.utils.dtypes import as_whole
+
+# What the primitives share: find an iteration and its axes by name, make new nodes, put them in place.
+
 
 REDUCE = 2
 MERGED = {"union": "a union", "intersect": "an intersection"}
@@ -141,12 +147,12 @@ def _target(entry: Entry) -> ir.Expr:
     hosts = entry.hosts or (entry.attached_to,) * len(entry.axes)
     axes = [_below(axis, host) for axis, host in zip(entry.axes, hosts, strict=True)]
     if entry.is_fused:
-        return op.call("fuse", axes, entry.axes[-1].idtype)
-    return op.call(entry.merge, axes, entry.domains[0].idtype) if entry.merge else axes[0]
+        return dialect.call("fuse", axes, entry.axes[-1].idtype)
+    return dialect.call(entry.merge, axes, entry.domains[0].idtype) if entry.merge else axes[0]
 
 
 def _below(axis: Axis, host: Axis | None) -> ir.Expr:
-    return axis.var if host is None else op.call("attach", [axis.var, host.var], axis.idtype)
+    return axis.var if host is None else dialect.call("attach", [axis.var, host.var], axis.idtype)
 
 
 def notes_of(iteration: SpIter) -> dict[str, Any]:
@@ -171,7 +177,7 @@ def make_iteration(
         for n, (axis, var, kind) in enumerate(zip(entry.domains, entry.vars, entry.kinds, strict=True)):
             domain = ir.Range(const(0, str(axis.length.ty.dtype)), axis.length)
             iter_vars.append(tirx.IterVar(domain, var, REDUCE if kind == "R" else 0))
-            values.append(op.call("coord", [target, n], axis.idtype))
+            values.append(dialect.call("coord", [target, n], axis.idtype))
     annotations = {SPARSE_ITER: kinds, **(notes or {})}
     block = s_tir.SBlock(iter_vars, [], [], name, body, init, list(allocated), annotations=annotations)
     return s_tir.SBlockRealize(values, tirx.const(True, "bool"), block)
@@ -269,7 +275,7 @@ class Editor:
     def axis(self, name: str, kind: str, operands: list[Any], *, after: Axis) -> Axis:
         """A new axis, declared right after another one; its counting type is the one of `after`."""
         var = Var(self.fresh(name), ir.PrimType(after.idtype))
-        value = op.call(kind, operands, after.idtype)
+        value = dialect.call(kind, operands, after.idtype)
         made = decode_axis(var, value, self.program.axes)
         self.program.axes[var] = made
         self._after.setdefault(after.var, []).append(tirx.Bind(var, value))
@@ -284,7 +290,7 @@ class Editor:
         dtype = str(storage.ty.dtype)
         shape, align = [a.length for a in axes], max(1, tvm_ffi.dtype(dtype).bits // 8)
         view = tirx.decl_buffer(shape, dtype, name=self.fresh(name), layout=None, data_alignment=align)
-        bound = op.call("bind_axes", [view, default, *(a.var for a in axes)])
+        bound = dialect.call("bind_axes", [view, default, *(a.var for a in axes)])
         self.program.buffers[view] = SparseBuffer(view, storage, tuple(axes), default)
         return view, [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
 
@@ -378,14 +384,16 @@ def rehost_nested(body: Any, old: Axis, new: Axis, program: Any) -> Any:
     """`body` with the same done to the iterations in it."""
 
     def on_coord(call: Call, mutator: Any) -> ir.Expr:
-        if not op.is_call(call, "coord"):
+        if not dialect.is_call(call, "coord"):
             return mutator.default_mutate(call)
         target, member = call.args
-        if op.is_call(target, "attach"):
-            target = op.call("attach", [target.args[0], new.var], str(target.ty.dtype)) if _is(target, old) else target
+        if dialect.is_call(target, "attach"):
+            target = (
+                dialect.call("attach", [target.args[0], new.var], str(target.ty.dtype)) if _is(target, old) else target
+            )
         elif isinstance(target, Var) and program.axes[target].parent is old:
-            target = op.call("attach", [target, new.var], str(target.ty.dtype))
-        return op.call("coord", [target, member], str(call.ty.dtype))
+            target = dialect.call("attach", [target, new.var], str(target.ty.dtype))
+        return dialect.call("coord", [target, member], str(call.ty.dtype))
 
     return structural_mutate(body, [(Call, on_coord)])
 
@@ -412,10 +420,38 @@ def fiber_vars(place: Place, axis: Axis) -> dict[Axis, Var]:
 def is_declaration(stmt: tirx.Stmt) -> bool:
     """Whether a statement only declares: an axis, a buffer, a buffer's axes."""
     if isinstance(stmt, tirx.Bind):
-        return op.is_call(stmt.value, *op.AXIS_NAMES)
+        return dialect.is_call(stmt.value, *dialect.AXIS_NAMES)
     if isinstance(stmt, tirx.Evaluate):
-        return op.is_call(stmt.value, "bind_axes")
+        return dialect.is_call(stmt.value, "bind_axes")
     return isinstance(stmt, (tirx.DeclBuffer, tirx.AllocBuffer))
+
+
+# Run a body only where a condition holds.
+
+
+def guarded_init(condition: ir.Expr, init: tirx.Stmt | None, moved: Sequence[Var]) -> tirx.Stmt | None:
+    """`init` where `condition` holds, if the condition's variables `moved` matter to it."""
+    if init is None or not mentions(init, moved):
+        return init
+    return tirx.IfThenElse(condition, init, None)
+
+
+def below(coord: ir.Expr, length: ir.Expr) -> ir.Expr:
+    """Whether a coordinate that is not negative lies inside its axis."""
+    return coord < cast(length, str(coord.ty.dtype))
+
+
+def guarded(condition: ir.Expr, body: tirx.Stmt, moved: Sequence[Var]) -> tirx.Stmt:
+    """`body` where `condition` holds.
+
+    A sum stays a single store, the form that TVM's primitives take for a reduction, if its element does not depend
+    on the variables `moved` that the condition is about.
+    """
+    update = Update.of(body)
+    if update is None or mentions(update.indices, moved):
+        return tirx.IfThenElse(condition, body, None)
+    term = tirx.if_then_else(condition, update.term, tirx.const(0, str(update.term.ty.dtype)))
+    return tirx.BufferStore(update.store.buffer, update.own + term, update.indices)
 
 
 __all__ = ["Edit", "Editor", "find_entries", "find_entry", "is_sp_iter", "label", "make_iteration", "rebuilt"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm import s_tir
 
-from sparsetir.compile.pipeline import to_stage_2
-from sparsetir.ir import label
+from sparsetir.codegen.pipeline import to_stage_2
+from sparsetir.ir.views import label
 from sparsetir.script.printer import script
 from sparsetir.transform.editing import Editor
 from sparsetir.transform.trace import Scheduled, Step, plain
@@ -94,7 +94,7 @@ class Schedule(Scheduled):
     # ------------------------------------------------------------------ primitives
 
     def sparse_reorder(self, iteration: str, order: Sequence[Any]) -> None:
-        """List the axes of an iteration in another order; see `sparsetir.transform.reorder.sparse_reorder`."""
+        """List the axes of an iteration in another order; see `sparsetir.transform.primitives.sparse_reorder`."""
         self._do("sparse_reorder", iteration, order)
 
     def sparse_fuse(self, iteration: str, axes: Sequence[Any]) -> None:
@@ -106,27 +106,27 @@ class Schedule(Scheduled):
         return self._do("sparse_split", iteration, axis, factor)
 
     def split_init(self, iteration: str) -> str:
-        """Make an iteration of ``T.init()``; see `sparsetir.transform.split_init.split_init`."""
+        """Make an iteration of ``T.init()``; see `sparsetir.transform.split_iteration.split_init`."""
         return self._do("split_init", iteration)
 
     def annotate(self, iteration: str, key: str, value: Any) -> None:
-        """Note something at an iteration; see `sparsetir.transform.annotate.annotate`."""
+        """Note something at an iteration; see `sparsetir.transform.primitives.annotate`."""
         self.take(Step("annotate", [iteration, key, plain(value)]))
 
     def set_search(self, iteration: str, strategy: str) -> None:
-        """Choose how coordinates are looked up; see `sparsetir.transform.annotate.set_search`."""
+        """Choose how coordinates are looked up; see `sparsetir.transform.primitives.set_search`."""
         self._do("set_search", iteration, strategy)
 
     def to_dense(self, iteration: str, axis: Any, *, guard: bool = False) -> str:
-        """Iterate all coordinates of a sparse axis; see `sparsetir.transform.to_dense.to_dense`."""
+        """Iterate all coordinates of a sparse axis; see `sparsetir.transform.primitives.to_dense`."""
         return self._do("to_dense", iteration, axis, guard=guard)
 
     def pad(self, iteration: str, axis: Any, multiple: int) -> str:
-        """Round the extent of a dense loop up; see `sparsetir.transform.pad.pad`."""
+        """Round the extent of a dense loop up; see `sparsetir.transform.primitives.pad`."""
         return self._do("pad", iteration, axis, multiple)
 
     def fuse_iterations(self, first: str, second: str, *, depth: int | None = None, name: str | None = None) -> str:
-        """Run two neighbours together; see `sparsetir.transform.fuse_iterations.fuse_iterations`."""
+        """Run two neighbours together; see `sparsetir.transform.fuse.fuse_iterations`."""
         return self._do("fuse_iterations", first, second, depth=depth, name=name)
 
     def split_iteration(self, iteration: str, *, at: int | None = None) -> list[str]:

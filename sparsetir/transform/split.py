@@ -1,31 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split one loop of an iteration into two."""
+"""Split a loop, or an axis by the slots of its fibers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
+from tvm.ir import Call, Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import Entry, cast, const, label
-from sparsetir.lower.rewriting import substitute
-from sparsetir.rules import Place
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import mentions, substitute
+from sparsetir.ir.rules import Access, Place, loads, stores
+from sparsetir.ir.views import Axis, Entry, SparseBuffer, cast, const, label, substitute_args
+from sparsetir.ir.visitor import structural_mutate
 from sparsetir.transform.editing import (
     Edit,
     Editor,
     Ref,
+    below,
     ceil_div,
     check_count,
     dependents,
     divides,
+    fiber_vars,
+    guarded,
+    guarded_init,
     new_var,
     rebuilt,
+    refuse_grandparent,
+    refuse_repeated,
     single_entry,
+    visits_stored,
 )
-from sparsetir.transform.guard import below, guarded, guarded_init
-from sparsetir.transform.split_slots import split_slots
+
+# Split one loop of an iteration into two.
 
 
 def sparse_split(func: tirx.PrimFunc, iteration: str, axis: Ref, factor: int) -> Edit:
@@ -108,3 +119,282 @@ def _split_dense(editor: Editor, place: Place, entry: Entry, factor: int) -> Edi
 def split_entries(entries: Sequence[Entry], old: Entry, new: Sequence[Entry]) -> list[Entry]:
     """The list with `new` in the place of `old`."""
     return [e for entry in entries for e in (new if entry is old else [entry])]
+
+
+# Split an axis by the slots of its fibers, over the storage as it is.
+#
+# The slots of a fiber of J become groups J_o of `factor` slots J_i, whose positions are J's own:
+#
+#     position of (j_o, j_i) = first position of the fiber + j_o * factor + j_i
+#
+# So whatever was stored at a position of J is found at the same position of J_i, and of the singleton J_c below it
+# that holds the coordinate. Axes below J are declared again below the new ones, with their arrays; buffers over J are
+# viewed through the new axes.
+
+
+def position_of(axis: Axis, coords: Sequence[ir.Expr]) -> ir.Expr | None:
+    """Position of the point `coords` of an axis and its ancestors; None where only a search could tell."""
+    if axis.kind == "dense_fixed":
+        return coords[-1]
+    above = const(0, axis.idtype) if axis.parent is None else position_of(axis.parent, coords[:-1])
+    if above is None or axis.kind in ("sparse_fixed", "sparse_variable"):
+        return None
+    if axis.kind == "singleton":
+        return cast(above, axis.idtype)
+    return axis.begin(above, coords[:-1]) + coords[-1]
+
+
+def _arg(k: int, dtype: str) -> Call:
+    return dialect.call("arg", [k], dtype)
+
+
+@dataclass(eq=False)
+class Slots:
+    """The new axes; ``at`` is None where the coordinate is computed from the other two."""
+
+    editor: Editor
+    place: Place
+    entry: Entry
+    factor: int
+    outer: Axis = field(init=False)
+    inner: Axis = field(init=False)
+    at: Axis | None = field(init=False)
+    below: dict[Axis, Axis] = field(init=False)
+    views: dict[Var, Var] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.axis, self.var = self.entry.axes[0], self.entry.vars[0]
+        self.above = fiber_vars(self.place, self.axis)
+        self.places = [self.place, *self.editor.nested(self.place.iteration)]
+        self.args = [_arg(k, self.axis.idtype) for k in range(len(self.axis.ancestors))]
+        self.outer, self.inner = self._groups()
+        hosts = [e for p in self.places for e in p.iteration.entries if e.attached_to is self.axis]
+        self.at = self._coordinates() if hosts or not self.axis.is_dense else None
+        self.below, self.views = {}, {}
+
+    # ------------------------------------------------------------------ axes
+
+    def _above(self) -> ir.Expr:
+        """Position of the parent as a formula."""
+        axis = self.axis
+        if axis.parent is None:
+            return const(0, axis.idtype)
+        found = position_of(axis.parent, self.args)
+        if found is None:
+            sparse = next(a for a in (axis.parent, *reversed(axis.ancestors)) if not a.is_dense)
+            message = f"a formula of coordinates cannot tell its position below the sparse axis {sparse.name}"
+            raise ScheduleError(f"cannot split {axis.name}: {message}")
+        return cast(found, axis.idtype)
+
+    def _groups(self) -> tuple[Axis, Axis]:
+        """The axis of the groups and the axis of the slots in a group."""
+        axis, factor, dtype = self.axis, self.factor, self.axis.idtype
+        size = const(factor, dtype)
+        above = self._above()
+        begin, extent = axis.begin(above, self.args), axis.extent(above, self.args)
+        if axis.kind in ("dense_fixed", "sparse_fixed") and axis.parent is None:
+            outer = self.editor.dense(f"{axis.name}_o", ceil_div(extent, factor), after=axis)
+        else:
+            outer = self._ragged_groups(above, begin, extent)
+        group = _arg(len(self.args), dtype)
+        first = group * size
+        rest = size if divides(factor, extent) else tirx.min(size, extent - first)
+        operands = [outer.var, size, cast(axis.count, dtype), rest, begin + first]
+        return outer, self.editor.axis(f"{axis.name}_i", "dense_implicit", operands, after=axis)
+
+    def _ragged_groups(self, above: ir.Expr, begin: ir.Expr, extent: ir.Expr) -> Axis:
+        axis, factor = self.axis, self.factor
+        parent: Any = dialect.call("root", []) if axis.parent is None else axis.parent.var
+        longest = axis.length if axis.unique else axis.count
+        longest = longest if axis.width is None else axis.width
+        # Fibers follow each other, so rounding every start down and adding one group for each fiber leaves room.
+        offset = above if axis.parent is None else tirx.floordiv(begin, const(factor, axis.idtype)) + above
+        parents = const(1) if axis.parent is None else axis.parent.count
+        count = tirx.floordiv(cast(axis.count, axis.idtype), const(factor, axis.idtype)) + cast(parents, axis.idtype)
+        operands = [parent, ceil_div(cast(longest, axis.idtype), factor), count, ceil_div(extent, factor), offset]
+        return self.editor.axis(f"{axis.name}_o", "dense_implicit", operands, after=axis)
+
+    def _coordinates(self) -> Axis:
+        """A singleton with the coordinate of each slot."""
+        axis = self.axis
+        where: Any = axis.indices if axis.indices is not None else self._coordinate_rule()
+        operands = [self.inner.var, axis.length, where, int(axis.sorted), int(axis.unique)]
+        return self.editor.axis(f"{axis.name}_c", "singleton", operands, after=axis)
+
+    def _slot(self, dtype: str) -> ir.Expr:
+        """The old slot as a formula of the arguments of a new axis, which all have the axis's type."""
+        n = len(self.args)
+        return _arg(n, dtype) * const(self.factor, dtype) + _arg(n + 1, dtype)
+
+    def _coordinate_rule(self) -> ir.Expr:
+        dtype, n = self.axis.idtype, len(self.args)
+        slot, position = self._slot(dtype), _arg(n + 3, dtype)  # which comes behind the two new axes and the one slot
+        return slot if self.axis.rule is None else substitute_args(self.axis.rule, [*self.args, slot, position])
+
+    def redeclare(self, axis: Axis) -> Axis:
+        """`axis`, which lies below the split one, below the new ones."""
+        if axis is self.axis:
+            return self.at or self.inner
+        if axis not in self.below:
+            parent = self.redeclare(axis.parent)  # type: ignore[arg-type]
+            kind, (_, *rest) = axis.kind, list(self.editor.declaration(axis).args)
+            operands = [parent.var, *(self._shifted(operand) for operand in rest)]
+            self.below[axis] = self.editor.axis(f"{axis.name}_s", kind, operands, after=axis)
+        return self.below[axis]
+
+    def _shifted(self, operand: Any) -> Any:
+        """A formula of ancestors' coordinates, its arguments renumbered."""
+        if tirx.is_buffer_var(operand):
+            return operand
+        own, extra = len(self.args), 1 if self.at is None else 2
+
+        def renumber(call: Call, mutator: Any) -> ir.Expr:
+            if not dialect.is_call(call, "arg"):
+                return mutator.default_mutate(call)
+            k, dtype = int(call.args[0]), str(call.ty.dtype)
+            if k == own and self.at is None:
+                return self._slot(dtype)
+            return _arg(k + extra if k >= own else k, dtype)
+
+        return structural_mutate(operand, [(Call, renumber)])
+
+    # ------------------------------------------------------------------ buffers
+
+    def is_direct(self, buffer: SparseBuffer, indices: Sequence[ir.Expr]) -> bool:
+        """Whether the access stands on the slot that is iterated."""
+        at = dict(zip(buffer.axes, indices, strict=True))
+        return all(at[axis].same_as(var) for axis, var in self.above.items())
+
+    def choose_views(self) -> None:
+        """View every buffer over the axis that is only accessed at the slots that are iterated."""
+        block = self.place.iteration.block
+        accesses: dict[Var, list[Access]] = {}
+        for access in (*stores(block), *loads(block)):
+            accesses.setdefault(access.buffer, []).append(access)
+        for view, found in accesses.items():
+            buffer = self.editor.program.buffers.get(view)
+            if buffer is None or self.axis not in buffer.axes:
+                continue
+            if all(self.is_direct(buffer, a.indices) for a in found):
+                axes = [b for a in buffer.axes for b in self._new_axes(a)]
+                self.views[view] = self.editor.view(buffer, f"{buffer.name}_split", axes)
+            else:
+                self._check_search(buffer)
+
+    def _new_axes(self, axis: Axis) -> list[Axis]:
+        if axis is self.axis:
+            return [a for a in (self.outer, self.inner, self.at) if a is not None]
+        return [self.redeclare(axis) if self.axis in axis.ancestors else axis]
+
+    def _check_search(self, buffer: SparseBuffer) -> None:
+        repeated = [a for a in buffer.axes if not a.unique]
+        if repeated:
+            message = f"{buffer.name} is used at other places than the iterated ones, and {repeated[0].name} repeats"
+            raise ScheduleError(f"cannot split {self.axis.name}: {message} coordinates")
+
+    # ------------------------------------------------------------------ the iteration
+
+    def entries(self, entries: Iterable[Entry]) -> list[Entry]:
+        """The list with the new axes."""
+        out: list[Entry] = []
+        for entry in entries:
+            out += self._split_entry() if entry is self.entry else [self._moved(entry)]
+        return out
+
+    def _split_entry(self) -> list[Entry]:
+        name = self.var.name
+        self.vars = [new_var(f"{name}_o", self.outer), new_var(f"{name}_i", self.inner)]
+        new = [replace(self.entry, axes=(self.outer,), vars=(self.vars[0],))]
+        new.append(replace(self.entry, axes=(self.inner,), vars=(self.vars[1],), attached_to=None))
+        if self.at is not None:
+            new.append(replace(self.entry, axes=(self.at,), attached_to=None))
+        return new
+
+    def _moved(self, entry: Entry) -> Entry:
+        if entry.attached_to is not None:
+            return replace(entry, attached_to=self._host(entry.attached_to))
+        if entry.axes[0].parent is self.axis or entry.axes[0].parent in self.below:
+            return replace(entry, axes=(self.redeclare(entry.axes[0]),))
+        return entry
+
+    def _host(self, axis: Axis) -> Axis:
+        return self.at or axis if axis is self.axis else self.below.get(axis, axis)
+
+    def rewrite(self, node: Any) -> Any:
+        """A body or an initialisation in terms of the new axes, but for the old coordinate."""
+        callbacks = [(ir.TensorLoad, self._load), (tirx.BufferStore, self._store), (Call, self._coord)]
+        return structural_mutate(node, callbacks)
+
+    def _indices(self, view: Var, indices: Sequence[ir.Expr], mutator: Any) -> list[ir.Expr]:
+        buffer = self.editor.program.buffers[view]
+        own = [*self.vars, *([] if self.at is None else [self.var])]
+        found = [own if a is self.axis else [mutator.mutate(i)] for a, i in zip(buffer.axes, indices, strict=True)]
+        return [index for group in found for index in group]
+
+    def _load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        if node.source not in self.views:
+            return mutator.default_mutate(node)
+        return tirx.BufferLoad(self.views[node.source], self._indices(node.source, list(node.indices), mutator))
+
+    def _store(self, node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+        if node.buffer not in self.views:
+            return mutator.default_mutate(node)
+        indices = self._indices(node.buffer, list(node.indices), mutator)
+        return tirx.BufferStore(self.views[node.buffer], mutator.mutate(node.value), indices)
+
+    def _coord(self, call: Call, mutator: Any) -> ir.Expr:
+        """The axes of the iterations inside."""
+        if not dialect.is_call(call, "coord"):
+            return mutator.default_mutate(call)
+        target, member = call.args
+        axes = self.editor.program.axes
+        if dialect.is_call(target, "attach"):
+            host = self._host(axes[target.args[1]])
+            target = dialect.call("attach", [target.args[0], host.var], str(target.ty.dtype))
+        elif isinstance(target, Var):
+            parent = axes[target].parent
+            is_below = parent is self.axis or parent in self.below
+            target = self.redeclare(axes[target]).var if is_below else target
+        return dialect.call("coord", [target, member], str(call.ty.dtype))
+
+
+def split_slots(editor: Editor, place: Place, entry: Entry, factor: int) -> Edit:
+    """Split `entry` by slots; see `sparse_split`."""
+    iteration, axis = place.iteration, entry.axes[0]
+    refuse_repeated(axis, editor.nested(iteration), "split")
+    slots = Slots(editor, place, entry, factor)
+    slots.choose_views()
+    entries = slots.entries(iteration.entries)
+    body, init = (None if n is None else slots.rewrite(n) for n in (iteration.block.body, iteration.block.init))
+    for old in (axis, *slots.below):
+        refuse_grandparent(old, slots.places, "split")
+    stored = visits_stored(iteration)
+    if slots.at is None:
+        body, init = _computed(slots, body, guard=False), _computed(slots, init, guard=not stored)
+    elif not stored:
+        _check_init(slots, init)
+    editor.swap(iteration.node, rebuilt(iteration, entries, body, init, promise=True))
+    return editor.finish([label(e) for e in entries if e.axes[0] in (slots.outer, slots.inner, slots.at)])
+
+
+def _computed(slots: Slots, node: Any, *, guard: bool) -> Any:
+    """`node` with the old coordinate computed; an initialisation walks all coordinates, so it needs a guard."""
+    if node is None or not mentions(node, [slots.var]):
+        return node
+    dtype = slots.axis.idtype
+    coord = slots.vars[0] * const(slots.factor, dtype) + slots.vars[1]
+    inside = substitute(node, {slots.var: coord})
+    if not guard or divides(slots.factor, slots.axis.length):
+        return inside
+    return tirx.IfThenElse(below(coord, slots.axis.length), inside, None)
+
+
+def _check_init(slots: Slots, init: Any) -> None:
+    """Refuse an initialisation that would walk groups, slots and coordinates for every element."""
+    if init is None or slots.entry.kinds != "S":
+        return
+    new = set(slots.views.values())
+    if not all(s.buffer in new for s in stores(init)):
+        name, axis = slots.place.iteration.name, slots.axis.name
+        message = f"sp_iter {name!r} initialises elements that are not those of {axis}"
+        raise ScheduleError(f"cannot split {axis}: {message}; use split_init({name!r}) first")

@@ -1,24 +1,199 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is decomposed: the buffers that share one structure, and the declarations of their pieces."""
+"""Structures under decomposition: shared buffers, declarations of pieces, clean-up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
-from tvm import tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
-from sparsetir import op
-from sparsetir.effects import analyse
 from sparsetir.errors import VerifyError
-from sparsetir.formats.rule import FormatRewriteRule
-from sparsetir.ir import Axis, Program, SparseBuffer, cast, const
-from sparsetir.lower.rewriting import collect
-from sparsetir.rules import Facts
-from sparsetir.transform.splice import Spliced, make_buffer, splice
-from sparsetir.transform.tidy import names_of
+from sparsetir.formats.base import FormatRewriteRule
+from sparsetir.ir import dialect
+from sparsetir.ir.effects import analyse
+from sparsetir.ir.rewriting import collect, seq, substitute
+from sparsetir.ir.rules import Facts
+from sparsetir.ir.views import Axis, Program, SparseBuffer, cast, const, decode_axis
+from sparsetir.ir.visitor import structural_mutate, structural_walk
+
+# Leave a function without what nothing uses any more, and put declarations into it.
+
+
+def replaced_vars(node: Any, mapping: Mapping[Var, Any]) -> Any:
+    """`node` with expressions in place of variables."""
+    return structural_mutate(node, [(Var, lambda v, _mutator: mapping.get(v, v))])
+
+
+def declares(stmt: tirx.Stmt, dropped: set[Var]) -> bool:
+    """Whether a statement makes one of the buffers."""
+    if isinstance(stmt, (tirx.DeclBuffer, tirx.AllocBuffer)):
+        return stmt.buffer in dropped
+    bound = isinstance(stmt, tirx.Evaluate) and dialect.is_call(stmt.value, "bind_axes")
+    return bound and stmt.value.args[0] in dropped
+
+
+def with_declarations(body: tirx.Stmt, statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """`statements` at the start of the root block."""
+    root = body.block
+    old = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    block = s_tir.SBlock(
+        [], [], [], root.name_hint, seq(*statements, *old), None, root.alloc_buffers, annotations=root.annotations
+    )
+    return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
+
+
+def without_unused(func: tirx.PrimFunc, body: tirx.Stmt, params: Sequence[Var]) -> tirx.PrimFunc:
+    """The function without the axes and parameters that nothing uses any more; ordinary parameters stay."""
+    body = _without_unused_axes(body)
+    kept = _used(body, params)
+    return tirx.PrimFunc([p for p in params if p in kept], body, func.ret_type, func.attrs)
+
+
+def _without_unused_axes(body: tirx.Stmt) -> tirx.Stmt:
+    while dead := _unused_axes(body):
+        body = _without_bindings(body, dead)
+    return body
+
+
+def _unused_axes(body: tirx.Stmt) -> list[Var]:
+    uses: dict[Var, int] = {}
+    structural_walk(body, (Var, lambda v: uses.update({v: uses.get(v, 0) + 1})))
+    binds = [b for b in collect(body, tirx.Bind) if dialect.is_call(b.value, *dialect.AXIS_NAMES)]
+    return [b.var for b in binds if uses.get(b.var, 0) <= 1]
+
+
+def _without_bindings(body: tirx.Stmt, dead: list[Var]) -> tirx.Stmt:
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        return seq(*(mutator.mutate(s) for s in node.seq if not (isinstance(s, tirx.Bind) and s.var in dead)))
+
+    return structural_mutate(body, [(tirx.SeqStmt, on_seq)])
+
+
+def _used(body: tirx.Stmt, params: Sequence[Var]) -> set[Var]:
+    """Parameters that occur in the body or in the shape of one that does."""
+    used: set[Var] = set()
+    structural_walk(body, (Var, used.add))
+    known = [p for p in params if p in used]
+    for param in known:
+        if tirx.is_buffer_var(param):
+            for extent in param.ty.shape:
+                structural_walk(extent, (Var, used.add))
+    return used
+
+
+def names_of(func: tirx.PrimFunc) -> set[str]:
+    """Every name in the function."""
+    found: set[str] = set()
+    structural_walk(func, (Var, lambda v: found.add(str(v.name))))
+    return found | {str(p.name) for p in func.params}
+
+
+# Copy a format's description into a program: axes, arrays and sizes of its own, under new names.
+
+
+Rename = Callable[[str], str]
+
+
+@dataclass
+class Spliced:
+    """The copy of one description.
+
+    ``params`` maps the description's parameter names to the new parameters; the array of values is not among them.
+    """
+
+    rule: FormatRewriteRule
+    params: dict[str, Var] = field(default_factory=dict)
+    statements: list[tirx.Stmt] = field(default_factory=list)
+    axes: list[Axis] = field(default_factory=list)
+
+
+def copy_size(param: Var, rename: Rename) -> Var:
+    """A scalar parameter under a new name."""
+    return Var(rename(str(param.name)), param.ty)
+
+
+def copy_array(param: Var, rename: Rename, mapping: dict[Var, ir.Expr]) -> Var:
+    """An array parameter under a new name, its shape in terms of `mapping`."""
+    ty = param.ty
+    shape = [substitute(extent, mapping) for extent in ty.shape]
+    alignment = int(ty.data_alignment)
+    return tirx.decl_buffer(shape, str(ty.dtype), rename(str(param.name)), layout=None, data_alignment=alignment)
+
+
+def shared_lengths(rule: FormatRewriteRule, old: Sequence[Axis]) -> dict[Var, ir.Expr]:
+    """Sizes of the description that are lengths of the old axes: those of axes with the same coordinates."""
+    probes = [Var(axis.name, axis.var.ty) for axis in rule.buffer.axes]
+    found: dict[Var, ir.Expr] = {}
+    for coord, before in zip(rule.old_coords(probes), old, strict=True):
+        for probe, axis in zip(probes, rule.buffer.axes, strict=True):
+            if probe.same_as(coord) and isinstance(axis.length, Var):
+                found[axis.length] = cast(before.length, str(axis.length.ty.dtype))
+    return found
+
+
+def splice(rule: FormatRewriteRule, old: Sequence[Axis], rename: Rename) -> Spliced:
+    """Fresh axes, arrays and sizes for one piece.
+
+    Parameters
+    ----------
+    rule : FormatRewriteRule
+    old : sequence of Axis
+        The axes that the piece stands for; a size that is the length of one of them is not a parameter again.
+    rename : callable
+        A name nothing else in the program has, from the description's name.
+    """
+    out = Spliced(rule)
+    values = rule.buffer.storage
+    mapping: dict[Var, ir.Expr] = dict(shared_lengths(rule, old))
+    shared = set(mapping)
+    params = list(rule.description.params)
+    for param in [p for p in params if not tirx.is_buffer_var(p) and p not in shared]:
+        mapping[param] = copy_size(param, rename)
+    for param in [p for p in params if tirx.is_buffer_var(p) and not p.same_as(values)]:
+        mapping[param] = copy_array(param, rename, mapping)
+    out.params = {str(p.name): mapping[p] for p in params if p in mapping and p not in shared}
+    axes: dict[Var, Axis] = {}
+    for var, axis in rule.program.axes.items():
+        value = substitute(_binding(rule, var), mapping)
+        mapping[var] = Var(rename(axis.name), var.ty)
+        axes[mapping[var]] = decode_axis(mapping[var], value, axes)
+        out.statements.append(tirx.Bind(mapping[var], value))
+    out.axes = [axes[mapping[axis.var]] for axis in rule.buffer.axes]
+    return out
+
+
+def _binding(rule: FormatRewriteRule, var: Var) -> ir.Expr:
+    found: list[ir.Expr] = []
+    on_bind = lambda b: found.append(b.value) if b.var.same_as(var) else None  # noqa: E731
+    structural_walk(rule.description, (tirx.Bind, on_bind))
+    return found[0]
+
+
+def declare_buffer(view: Var, storage: Var, default: ir.Expr, axes: tuple[Axis, ...]) -> list[tirx.Stmt]:
+    """The statements that give `storage` its axes."""
+    bound = dialect.call("bind_axes", [view, default, *(a.var for a in axes)])
+    return [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
+
+
+def make_buffer(old: SparseBuffer, axes: tuple[Axis, ...], rename: Rename) -> tuple[SparseBuffer, list[tirx.Stmt]]:
+    """A buffer like `old` over other axes, and its declaration."""
+    size = old.view.ty.data_alignment
+    shape = SparseBuffer(old.view, old.view, axes, old.default).storage_shape
+    options = {"layout": None, "data_alignment": int(size)}
+    storage = tirx.decl_buffer(shape, old.dtype, rename(str(old.storage.name)), **options)
+    lengths = [axis.length for axis in axes]
+    view = tirx.decl_buffer(lengths, old.dtype, rename(old.name), **options)
+    alloc = [tirx.AllocBuffer(storage)] if old.allocated else []
+    fresh = SparseBuffer(view, storage, axes, old.default, old.allocated)
+    return fresh, [*alloc, *declare_buffer(view, storage, old.default, axes)]
+
+
+# What is decomposed: the buffers that share one structure, and the declarations of their pieces.
+
 
 MASK_DTYPE = "int8"
 
@@ -152,7 +327,7 @@ class Structure:
             return axis
         name = self.rename("dense", axis.name)
         var = Var(name, axis.var.ty)
-        value = op.call("dense_fixed", [cast(axis.length, axis.idtype)], axis.idtype)
+        value = dialect.call("dense_fixed", [cast(axis.length, axis.idtype)], axis.idtype)
         self.made[0].statements.append(tirx.Bind(var, value))
         return Axis(var, "dense_fixed", length=axis.length, count=axis.length)
 
@@ -169,4 +344,17 @@ def _made_here(program: Program) -> set[Var]:
     return {b.view for b in program.buffers.values() if b.allocated or str(b.storage.name) in outputs}
 
 
-__all__ = ["MASK_DTYPE", "Made", "Structure"]
+__all__ = [
+    "MASK_DTYPE",
+    "Made",
+    "Spliced",
+    "Structure",
+    "declare_buffer",
+    "declares",
+    "make_buffer",
+    "names_of",
+    "replaced_vars",
+    "splice",
+    "with_declarations",
+    "without_unused",
+]

@@ -11,18 +11,13 @@ from typing import Any, TypeVar
 from tvm import ir, tirx
 
 from sparsetir.errors import ScheduleError, SparseTIRError
+from sparsetir.ir.verifier import verify
 from sparsetir.lower import as_module
-from sparsetir.transform.annotate import annotate, set_search
 from sparsetir.transform.editing import Edit
-from sparsetir.transform.fuse import sparse_fuse
-from sparsetir.transform.fuse_iterations import fuse_iterations
-from sparsetir.transform.pad import pad
-from sparsetir.transform.reorder import sparse_reorder
+from sparsetir.transform.fuse import fuse_iterations, sparse_fuse
+from sparsetir.transform.primitives import annotate, pad, set_search, sparse_reorder, to_dense
 from sparsetir.transform.split import sparse_split
-from sparsetir.transform.split_init import split_init
-from sparsetir.transform.split_iteration import split_iteration
-from sparsetir.transform.to_dense import to_dense
-from sparsetir.verify import verify
+from sparsetir.transform.split_iteration import split_init, split_iteration
 
 
 def decompose(func: Any, formats: Mapping[str, Any]) -> Edit:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from corpus.case import Arguments, Case
-from sparsetir.ir import decode
+from sparsetir.ir.views import decode
 
 
 def draw(case: Case, kind: str, dtype: str, idtype: str) -> Arguments:

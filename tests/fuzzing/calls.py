@@ -16,7 +16,7 @@ from fuzzing.inputs import Inputs
 from fuzzing.oracle import Oracle, Unclear
 from fuzzing.program import Buffer, Program
 from sparsetir import CooTensor
-from sparsetir.call.composed import ComposedKernel
+from sparsetir.runtime.composed import ComposedKernel
 
 #: whole numbers up to this are exact in a type
 EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}

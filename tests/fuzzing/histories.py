@@ -20,8 +20,8 @@ import scipy.sparse as sp
 import sparsetir
 from fuzzing.arguments import OWN, Item, Memo, dense, numbers, sparse
 from sparsetir import formats
-from sparsetir.call.composed import ComposedKernel
-from sparsetir.call.kernel import Kernel
+from sparsetir.runtime.composed import ComposedKernel
+from sparsetir.runtime.kernel import Kernel
 
 SIZES = {"m": (4, 6), "n": (4, 6), "k": (1, 2)}
 

@@ -171,7 +171,7 @@ def drawn_file(rng: random.Random) -> tuple[str, bytes]:
 def outcome(path: Path) -> str:
     """``right``, ``refused``, or what is wrong."""
     from sparsetir.errors import SparseTIRError
-    from sparsetir.files import read
+    from sparsetir.io import read
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:

@@ -49,11 +49,13 @@ from each import FULL, pairwise
 from fences import Everything, environment
 from product_oracle import check_sorted, drawn
 from quick_code import quick_code
-from sparsetir import Accumulators, counting, formats, ops, products, spare
-from sparsetir.assemble import Options
-from sparsetir.assemble.at_once import AHEAD
-from sparsetir.assemble.options import KINDS, ORDERS
-from sparsetir.call import assembled, make, merging, small, workspace
+from sparsetir import Accumulators, formats, kernel_factory, ops
+from sparsetir.sparse_output import Options, fast_paths, products, workspace
+from sparsetir.sparse_output import kernel as assembled
+from sparsetir.sparse_output import triangles as counting
+from sparsetir.sparse_output.accumulators import KINDS, ORDERS
+from sparsetir.sparse_output.small import ROWS_AHEAD
+from sparsetir.utils import buffers
 
 SECONDS = 300  # in which a child has answered, however busy the machine is
 Dense = np.ndarray
@@ -117,16 +119,16 @@ SHARED: dict[Any, dict[str, Any]] = {
     counting: {"SERIAL_WORK": 0},
     workspace: {"SERIAL_WORK": 0, "MERGED_SERIAL_WORK": 0},
     assembled: {"SERIAL_WORK": 0},
-    small: {"SHARED_WORK": -1},
+    fast_paths: {"SHARED_WORK": -1},
 }
 DROPPED: dict[Any, dict[str, Any]] = {
     workspace: {**SHARED[workspace], "popped": dropped},
     assembled: {**SHARED[assembled], "popped": dropped},
-    small: {**SHARED[small], "popped": dropped},
-    spare.Rooms: {"take": lambda rooms, count: tuple(np.empty(count, d) for d in rooms.dtypes)},
-    spare.Spare: {"take": lambda _, shape, dtype: spare._made(shape, dtype)},
+    fast_paths: {**SHARED[fast_paths], "popped": dropped},
+    buffers.Rooms: {"take": lambda rooms, count: tuple(np.empty(count, d) for d in rooms.dtypes)},
+    buffers.Spare: {"take": lambda _, shape, dtype: buffers._made(shape, dtype)},
 }
-ANY_ROOM = {spare: {"LEAST_ROOM": 0}, merging: {"LEAST_ROOM": 0}}
+ANY_ROOM = {buffers: {"LEAST_ROOM": 0}, fast_paths: {"LEAST_ROOM": 0}}
 CLOSED = {assembled: {**SHARED[assembled], "KEPT_BYTES": 0, "MOST_ROOM": 0}}
 TURNS = (
     Turn(),
@@ -316,7 +318,7 @@ def collected(name: str, way: Accumulators, types: tuple[str, str]) -> Make:
         place.tell("compiled")
         program = ops.masked_spgemm if is_masked else ops.spgemm
         options = Options(complement=name == "complement", select=name == "top", accumulators=way)
-        kernel = make.assembled_kernel(program(types[0], idtype=types[1]), None, options)
+        kernel = kernel_factory.assembled_kernel(program(types[0], idtype=types[1]), None, options)
 
         def call(given: Matrices) -> Any:
             return kernel(**given, **({"top": 3} if name == "top" else {}))
@@ -336,14 +338,14 @@ def small_room(given: Matrices) -> dict[Any, dict[str, Any]]:
     """Room for no more than the small product of these matrices enters."""
     A, B = given["A"], given["B"]
     entered = int(np.diff(B.indptr)[A.indices].sum())
-    chunks = max(1, min(sparsetir.get_num_threads(), A.shape[0])) if small.SHARED_WORK < 0 else 1
-    limits = (entered + chunks * AHEAD, 1 << 16)
-    return {small: {"limits": lambda: limits}, products: {"limits": lambda: limits}}
+    chunks = max(1, min(sparsetir.get_num_threads(), A.shape[0])) if fast_paths.SHARED_WORK < 0 else 1
+    limits = (entered + chunks * ROWS_AHEAD, 1 << 16)
+    return {fast_paths: {"limits": lambda: limits}, products: {"limits": lambda: limits}}
 
 
 def functions() -> Iterator[tuple[str, Make]]:
     """The functions of the package that take matrices."""
-    large = {module: {"limits": lambda: (0, -1)} for module in (small, products)}
+    large = {module: {"limits": lambda: (0, -1)} for module in (fast_paths, products)}
     wide = tuple(Turn(t.threads, t.keeps, t.begins, t.fill, {**t.patches, **large}) for t in TURNS)
     matmul = sparsetir.matmul
 

@@ -16,7 +16,7 @@ from fuzzing.program import Buffer, Program
 from primitives import attempt, moves
 from scheduling import drawn_from
 from sparsetir.errors import SparseTIRError
-from sparsetir.formats.text import parse as parse_format
+from sparsetir.formats.encoding import parse_format as parse_format
 from sparsetir.transform import Trace
 
 MODES = ("plain", "choices", "stage1", "stage2", "formats")

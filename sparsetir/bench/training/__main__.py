@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m sparsetir.bench.training``."""
 
+from __future__ import annotations
+
 from sparsetir.bench.training import main
 
 if __name__ == "__main__":

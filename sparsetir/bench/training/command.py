@@ -15,14 +15,13 @@ from dataclasses import replace
 import torch
 
 from sparsetir.bench.training import measure, operators
-from sparsetir.bench.training.epochs import Training
-from sparsetir.bench.training.measure import Run
+from sparsetir.bench.training.measure import Run, Training
 from sparsetir.bench.training.problems import Problem, available, load
 from sparsetir.bench.training.ways import OURS, WAYS, Spec, make, ways
 from sparsetir.errors import SparseTIRError
-from sparsetir.harness.inputs import reason, say
-from sparsetir.harness.tables import markdown
-from sparsetir.threads import set_num_threads
+from sparsetir.utils.threads import set_num_threads
+from sparsetir.workloads.inputs import reason, say
+from sparsetir.workloads.plot import markdown
 
 MODULE = "sparsetir.bench.training"
 NETWORKS = "gcn:16,gcn:128,gcn:256,sage-mean:128,sage-max:128,gat:8x8,gat:4x32,gatv2:8x8,rgcn:16"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several trainings side by side: losses, times of an epoch, and the memory of each in a process of its own."""
+"""Train networks side by side: epochs, losses, times, memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,64 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+from torch.nn.functional import cross_entropy
+
+from sparsetir.bench.training.networks import initialise
+from sparsetir.bench.training.problems import Problem
+from sparsetir.bench.training.ways import Contender
 from sparsetir.errors import ArgumentError
-from sparsetir.harness.memory import CLEAR, forget_peak, resident
-from sparsetir.harness.timing import Timing
+from sparsetir.utils.memory import CLEAR, forget_peak, resident
+from sparsetir.workloads.timing import Timing
+
+# Training: an epoch, its loss, and how many of the other nodes are right.
+
+
+class Training:
+    """A network that is trained on a graph with Adam.
+
+    Parameters
+    ----------
+    contender : Contender
+    problem : Problem
+    seed : int
+        Networks of a kind begin alike with the same one.
+    rate : float
+        Of learning.
+
+    Attributes
+    ----------
+    losses : list of float
+        Of all epochs so far, each before its step.
+    """
+
+    def __init__(self, contender: Contender, problem: Problem, *, seed: int = 0, rate: float = 0.01) -> None:
+        self.problem, self.contender = problem, contender
+        self.losses: list[float] = []
+        initialise(contender.network, seed)
+        self.optimizer = torch.optim.Adam(contender.network.parameters(), rate)
+
+    def epoch(self) -> None:
+        """One step on all nodes."""
+        problem = self.problem
+        with self.contender.context:
+            out = self.contender.network(self.contender.x)
+            loss = cross_entropy(out[problem.train], problem.y[problem.train])
+            self.optimizer.zero_grad()
+            loss.backward()
+        self.optimizer.step()
+        self.losses.append(float(loss.detach()))
+
+    def accuracy(self) -> float:
+        """The share of the nodes not trained on whose class is found."""
+        problem = self.problem
+        with self.contender.context, torch.no_grad():
+            found = self.contender.network(self.contender.x)[problem.test].argmax(dim=1)
+        return float((found == problem.y[problem.test]).float().mean())
+
+
+# Several trainings side by side: losses, times of an epoch, and the memory of each in a process of its own.
+
 
 REST = 0.02  # seconds before a turn, in which threads of another library go to sleep
 CLOSE = 1e-4
@@ -153,4 +208,16 @@ def cells(runs: Mapping[str, Run], ours: str) -> list[list[str]]:
     return rows
 
 
-__all__ = ["CLOSE", "HEAD", "Run", "added", "apart", "cells", "difference", "in_turn", "quietly", "side_by_side"]
+__all__ = [
+    "CLOSE",
+    "HEAD",
+    "Run",
+    "Training",
+    "added",
+    "apart",
+    "cells",
+    "difference",
+    "in_turn",
+    "quietly",
+    "side_by_side",
+]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sparsetir.bench.training import measure
 from sparsetir.bench.training.problems import Problem
-from sparsetir.harness.products import WrongResultError
 from sparsetir.torch import Graph, SparseLinear
+from sparsetir.workloads.reference import WrongResultError
 
 OURS, TORCH = "ours", "torch"
 HEAD = ("ours ms", "torch ms", "ratio", "spread")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.errors import ArgumentError
-from sparsetir.harness import suite
+from sparsetir.workloads import suite
 
 FILES = {
     "cora": "graphs/cora.npz",

@@ -36,8 +36,10 @@ import tvm
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import SWEEP, cast, const
-from sparsetir.lower.marks import (
+from sparsetir.ir.rewriting import alloc, cell, collect, get, mentions, put, same, seq, substitute
+from sparsetir.ir.views import SWEEP, cast, const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.annotations import (
     ASCENDING,
     CARRY,
     CHUNKS,
@@ -48,10 +50,8 @@ from sparsetir.lower.marks import (
     names_in,
     refused,
 )
-from sparsetir.lower.nests import SERIAL, binary_search, parallel, serial, with_body, without
-from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, same, seq, substitute
-from sparsetir.lower.rows.balance_nonzeros import work_before_step
-from sparsetir.walks import structural_mutate
+from sparsetir.lower.loops import SERIAL, binary_search, parallel, serial, with_body, without
+from sparsetir.lower.rows.partition import work_before_step
 
 PART = 64  # rows: their results stay in the second-level cache up to a thousand columns
 WIDE = "int64"

@@ -38,14 +38,13 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import const
-from sparsetir.lower.marks import CHUNKS, PANEL, PARALLEL_MARK, refused
-from sparsetir.lower.nests import each_loop, serial, with_, without
-from sparsetir.lower.rewriting import alloc, collect, seq, substitute
-from sparsetir.lower.rows.columns import ColumnLoop, Columns
-from sparsetir.lower.rows.copy_panel import Copy
-from sparsetir.lower.rows.group_rows import group, staged_results
-from sparsetir.walks import structural_mutate
+from sparsetir.ir.rewriting import alloc, collect, seq, substitute
+from sparsetir.ir.views import const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.annotations import CHUNKS, PANEL, PARALLEL_MARK, refused
+from sparsetir.lower.loops import each_loop, serial, with_, without
+from sparsetir.lower.rows.block_registers import ColumnLoop, Columns
+from sparsetir.lower.rows.group_rows import Copy, group, staged_results
 
 
 def _is_start(x: ir.Expr, column: ColumnLoop) -> bool:

@@ -29,10 +29,10 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import const
-from sparsetir.lower.nests import with_body
-from sparsetir.lower.rewriting import collect
-from sparsetir.walks import structural_mutate
+from sparsetir.ir.rewriting import collect
+from sparsetir.ir.views import const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.loops import with_body
 
 EXP = "tirx.exp"
 LOG2_10 = (3.321928094887362, 1.661617516973592e-16)  # their sum is the binary logarithm of ten

@@ -12,7 +12,7 @@ import numpy as np
 from fuzzing.case import Case, CodeCase, CodeFront, Expected
 from fuzzing.dense_oracle import EPSILON, Result, common, evaluate, wrapped
 from fuzzing.values import PADDED, Array, Value, dense_value, sparse_value
-from sparsetir.assemble.options import KINDS, ORDERS
+from sparsetir.sparse_output.accumulators import KINDS, ORDERS
 
 CLASSES = ("csr_array",) * 4 + ("csr_matrix", "csc_array", "coo_array", "bsr_array", "torch_csr", "torch_coo")
 CLASSES += ("CooTensor", "SparseTensor csr", "SparseTensor dcsr", "SparseTensor coo", "lil_array", "dia_array")

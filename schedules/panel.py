@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row kernels, a panel of columns at a time, with the operand that rows gather packed.
+
+before::
+
+    for i in range(m):
+        for j, k in T.grid(indptr[i + 1] - indptr[i], feat):
+            c[k, i] = c[k, i] + a[...] * b[k, indices[...]]
+
+after::
+
+    for i in T.serial(m, annotations={"sparsetir.chunks": 16}):
+        for k_0 in T.serial((feat + 63) // 64, annotations={"sparsetir.panel": 64}):
+            for j in range(indptr[i + 1] - indptr[i]):
+                for k_1 in T.vectorized(64):
+                    c_local[k_1] = c_local[k_1] + a[...] * b[k_0 * 64 + k_1, indices[...]]
+            for k_1 in T.vectorized(64):
+                c[k_0 * 64 + k_1, i] = c_local[k_1]
+
+The pass `sparsetir.lower.rows.pack_operands` takes the panels out of the rows. Wins wherever columns are not the last
+dimension of an operand or the result (then it is the default), and by choice where rows of a large operand are gathered
+often, and a panel of it stays in a cache that the whole does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tvm import ir, s_tir, tirx
+
+from sparsetir.ir.rewriting import collect
+from sparsetir.lower.annotations import PANEL, PARALLEL_MARK
+from sparsetir.schedules.choice import Choice, is_power
+from sparsetir.schedules.registers import Registers
+from sparsetir.schedules.row import spatial_loop, store_of, tile_loop
+
+if TYPE_CHECKING:
+    from sparsetir.schedules.choices import Choices
+
+
+UNTUNED = 128  # columns of a panel that has to be
+PANELS = (32, 64, 128, 256)
+
+DECLARED = (
+    Choice(
+        "panel",
+        "Columns, a power of two, of a gathered operand that are packed for all rows before the next; 0 packs only "
+        "operands whose columns are not their last dimension. Tiles are cut to it.",
+        0,
+        "0 or a power of two",
+        lambda panel: panel == 0 or is_power(panel),
+        lambda _threads, feat: (0, *(panel for panel in PANELS if feat is None or panel < feat)),
+    ),
+)
+
+
+def tile_panels(
+    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
+) -> bool:
+    """Tile one reduction block and mark its panels; False (and no change) where the sketch does not fit.
+
+    args: the schedule, an innermost block, tile, panel, unroll and prefetch, the target's registers.
+    rewrite: see the module's before and after.
+    """
+    store = store_of(sch.get(block).body)
+    found = None if store is None or not _is_shared_out(sch, block) else _columns(sch, block, store)
+    if store is None or found is None:
+        return False
+    dimension, at = found
+    column = store.indices[dimension]
+    wanted = choices.panel
+    is_moved = dimension < len(store.indices) - 1 or _is_column_major(store, column, sch.get(block))
+    if not is_moved and not (wanted and _is_gathered(store, column)):
+        return False
+    if wanted and choices.tile > wanted:
+        choices = choices.changed(tile=wanted)  # a panel is no narrower than a tile
+    outer = tile_loop(sch, block, at, choices, registers)
+    if outer is None:
+        return False
+    tile = int(sch.get(sch.get_loops(block)[-1]).extent)
+    sch.annotate(outer, PANEL, max(wanted or UNTUNED, tile))
+    return True
+
+
+def _columns(sch: s_tir.Schedule, block: Any, store: tirx.BufferStore) -> tuple[int, int] | None:
+    """The last subscript that is a loop of the block alone, and that loop."""
+    found = [(d, spatial_loop(sch, block, index)) for d, index in enumerate(store.indices)]
+    return next(((d, at) for d, at in reversed(found) if at is not None), None)
+
+
+def _is_shared_out(sch: s_tir.Schedule, block: Any) -> bool:
+    """Whether the block lies in one whose steps may run at the same time."""
+    inner, func = sch.get(block), sch.mod[sch.func_working_on]
+    around = [b for b in collect(func.body, s_tir.SBlock) if PARALLEL_MARK in b.annotations]
+    return any(inner in collect(b.body, s_tir.SBlock) for b in around)
+
+
+def _others(load: ir.TensorLoad, column: Any) -> list[Any]:
+    """The subscripts of a load besides the column; none if it has no such."""
+    others = [i for i in load.indices if not i.same_as(column)]
+    return others if len(others) == len(load.indices) - 1 else []
+
+
+def _is_column_major(store: tirx.BufferStore, column: Any, block: s_tir.SBlock) -> bool:
+    """Whether columns are not the last dimension of an operand, and no loop runs along that one."""
+    loads = [x for x in collect(store.value, ir.TensorLoad) if _others(x, column)]
+    return any(not any(x.indices[-1].same_as(iv.var) for iv in block.iter_vars) for x in loads)
+
+
+def _is_gathered(store: tirx.BufferStore, column: Any) -> bool:
+    """Whether rows of an operand are found through an index array."""
+    return any(collect(i, ir.TensorLoad) for x in collect(store.value, ir.TensorLoad) for i in _others(x, column))
+
+
+__all__ = ["tile_panels"]

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row kernels: a tile of the output row in registers, and rows split among threads by nonzeros."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+from tvm import ir, s_tir, tirx
+from tvm.runtime import DataType
+
+from sparsetir.ir.rewriting import all_same, collect, mentions
+from sparsetir.ir.views import SWEEP
+from sparsetir.lower.annotations import CARRY, CHUNKS, PARALLEL_MARK, PREFETCH, STREAM, UNROLL
+from sparsetir.lower.target.initialization import keeps_old
+from sparsetir.lower.target.scratch import MOST_BYTES
+from sparsetir.schedules.choice import Choice, is_power
+from sparsetir.schedules.registers import Registers
+from sparsetir.utils.threads import get_num_threads
+
+if TYPE_CHECKING:
+    from sparsetir.schedules.choices import Choices
+
+
+# Row kernels: a tile of the output row in registers while the row's nonzeros pass.
+#
+# before::
+#
+#     for i in range(m):
+#         for j, k in T.grid(indptr[i + 1] - indptr[i], feat):
+#             c[i, k] = c[i, k] + a[...] * b[indices[...], k]
+#
+# after::
+#
+#     for i in T.serial(m, annotations={"sparsetir.chunks": 16}):
+#         for k_0 in range((feat + 63) // 64):
+#             for j in range(indptr[i + 1] - indptr[i]):
+#                 for k_1 in T.vectorized(64):
+#                     c_local[k_1] = c_local[k_1] + a[...] * b[indices[...], k_0 * 64 + k_1]
+#             for k_1 in T.vectorized(64):
+#                 c[i, k_0 * 64 + k_1] = c_local[k_1]
+#
+# Wins wherever an output row is dense and contiguous; the rows are shared out by nonzeros, not by count.
+
+
+SPATIAL, REDUCE = 0, 2
+MOST_ROWS = 128
+HEADS = 8  # registers that rows side by side fill which share nothing but the loop over entries
+PAIR = 2  # registers of a row at least, where it is long enough: one broadcast factor then serves two products
+TILES = (8, 16, 32, 64, 128)
+CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
+
+
+def tiles(_threads: int, feat: int | None) -> tuple[int, ...]:
+    """No wider than an output row, or one that holds all of it."""
+    return tuple(tile for tile in TILES if feat is None or tile < 2 * feat) or TILES[:1]
+
+
+DECLARED = (
+    Choice(
+        "tile",
+        "Elements of a row kept in registers, of the result or of what several sums share; a power of two.",
+        64,
+        "a power of two",
+        is_power,
+        tiles,
+    ),
+    Choice(
+        "chunks",
+        "Parallel pieces with equal numbers of nonzeros; 0 runs on one core. By default one for each thread: TVM gives "
+        "every thread the same number of pieces.",
+        get_num_threads,
+        "0 or more",
+        lambda chunks: chunks >= 0,
+        lambda threads, _feat: (0, *(threads * pieces for pieces in CHUNKS_PER_THREAD)),
+    ),
+    Choice(
+        "unroll",
+        "Nonzeros per step of the innermost ragged loop.",
+        1,
+        "at least 1",
+        lambda unroll: unroll >= 1,
+        (1, 2, 4, 8),
+    ),
+    Choice(
+        "prefetch",
+        "How many nonzeros ahead gathered rows are fetched; 0 leaves it to the hardware.",
+        0,
+        "0 or more",
+        lambda prefetch: prefetch >= 0,
+        (0, 4, 8, 16, 32),
+    ),
+    Choice(
+        "stream",
+        "1 writes results past the caches: for those that are larger than the caches anyway.",
+        0,
+        "0 or 1",
+        lambda stream: stream in (0, 1),
+        (0, 1),
+    ),
+)
+
+
+def spatial_loop(sch: s_tir.Schedule, block: Any, index: Any) -> int | None:
+    """Position, from the end, of the loop of a reduction block alone whose variable is a subscript of its result."""
+    node = sch.get(block)
+    store = store_of(node.body)
+    if store is None or (node.init is None and not _updates(store)):
+        return None
+    own = [n for n, iv in enumerate(node.iter_vars) if iv.var.same_as(index) and int(iv.iter_type) == SPATIAL]
+    if not own or not any(int(iv.iter_type) == REDUCE for iv in node.iter_vars):
+        return None
+    return own[0] - len(node.iter_vars)
+
+
+def store_of(body: tirx.Stmt) -> tirx.BufferStore | None:
+    """The store that a block consists of, below conditions or not."""
+    while isinstance(body, tirx.IfThenElse) and body.else_case is None:
+        body = body.then_case
+    return body if isinstance(body, tirx.BufferStore) else None
+
+
+def _width(body: tirx.Stmt) -> int:
+    """Bits of an element of the result."""
+    store = store_of(body)
+    return 32 if store is None else int(DataType(str(store.buffer.ty.dtype)).bits)
+
+
+def _updates(store: tirx.BufferStore) -> bool:
+    """Whether the stored value starts from the element's own."""
+    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    return bool(loads) and all(all_same(list(x.indices), list(store.indices)) for x in loads)
+
+
+def tile_of(extent: Any, wanted: int) -> int:
+    """`wanted`, or the largest power of two below a smaller fixed extent."""
+    if not isinstance(extent, tirx.IntImm):
+        return wanted
+    tile = 1
+    while tile * 2 <= min(wanted, int(extent)):
+        tile *= 2
+    return tile
+
+
+def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True) -> bool:
+    """Tile one reduction block; False (and no change) where the sketch does not fit.
+
+    args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch, the target's registers.
+    rewrite: see the module's before and after.
+    """
+    store = store_of(sch.get(block).body)
+    at = None if store is None else spatial_loop(sch, block, store.indices[-1])
+    return at is not None and tile_loop(sch, block, at, choices, registers) is not None
+
+
+def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, registers: Registers) -> Any:
+    """Tile the loop of a block at a position from the end: the loop over tiles; None (and no change) if it is short."""
+    node = sch.get(block)
+    loops = sch.get_loops(block)
+    kinds = [int(iv.iter_type) for iv in node.iter_vars]
+    own = loops[len(loops) - len(kinds) :]
+    vector = own[at]
+    if collect(sch.get(vector).extent, ir.TensorLoad):
+        return None
+    spatial = [lp for lp, k in zip(own, kinds, strict=True) if k == SPATIAL and lp is not vector]
+    reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
+    lane = node.iter_vars[at].var
+    shared = [lp for lp, iv in zip(own, node.iter_vars, strict=True) if _is_shared(node, lane, iv.var)]
+    bits = _width(node.body)
+    if any(collect(sch.get(lp).extent, ir.TensorLoad) for lp in reduced):
+        narrow = [lp for lp in spatial if _is_narrow(sch.get(lp), sch.get(vector), registers.bits // bits)]
+        shared += narrow if not _has_gathered_factor(node, lane) else []
+    rows = [lp for lp in spatial if lp in shared and _is_short(sch.get(lp)) and CHUNKS not in sch.get(lp).annotations]
+    others = [lp for lp in spatial if lp not in rows]
+    is_long = tile_of(sch.get(vector).extent, choices.tile) * bits >= PAIR * registers.bits
+    groups, rows = _grouped(sch, rows, registers.most_rows(PAIR if is_long else 1))
+    held = math.prod(int(sch.get(lp).extent) for lp in rows)
+    # A single row may be as long as the stack allows.
+    room = registers.lanes(held, bits=bits) if rows else MOST_BYTES * 8 // max(bits, 32) // 2
+    wanted = min(choices.tile, room)
+    tile = tile_of(sch.get(vector).extent, wanted)
+    if tile < 2:
+        return None
+    outer, lanes = sch.split(vector, [None, tile])
+    sch.reorder(*others, *groups, outer, *reduced, *rows, lanes)
+    is_fresh = node.init is not None and not keeps_old(node.init)
+    if not rows and is_fresh and isinstance(node.body, tirx.BufferStore):
+        _hold_result(sch, block, outer)
+    for loop in rows:
+        sch.unroll(loop)
+    sch.vectorize(lanes)
+    _annotate_steps(sch, reduced[-1], choices)
+    return outer
+
+
+def _hold_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
+    """Reduce into a local array. Where TVM does not allow it, registers are found when the loops are flat."""
+    with contextlib.suppress(s_tir.ScheduleError):
+        _cache_result(sch.copy(), block, outer)  # all of it, or nothing
+        _cache_result(sch, block, outer)
+
+
+def _cache_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
+    kept = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(kept, outer)
+    sch.vectorize(sch.get_loops(kept)[-1])
+
+
+def _is_short(loop: tirx.For) -> bool:
+    """Whether the rows of a block fit into registers together."""
+    return isinstance(loop.extent, tirx.IntImm) and 1 <= int(loop.extent) <= MOST_ROWS
+
+
+def _is_narrow(loop: tirx.For, vector: tirx.For, lanes: int) -> bool:
+    """Whether the rows of a loop, as those of a few heads, fill a few registers together.
+
+    Side by side they go over entries whose number varies once: where they are few, most of the time goes into the ends
+    of such loops, which the processor mispredicts.
+    """
+    if not all(isinstance(each.extent, tirx.IntImm) for each in (loop, vector)):
+        return False
+    return int(loop.extent) * int(vector.extent) <= HEADS * lanes
+
+
+def _has_gathered_factor(block: s_tir.SBlock, lane: Any) -> bool:
+    """Whether a factor that is one number for all lanes comes through an index array.
+
+    Rows one after the other have more such loads on their way at a time: the steps of a loop are shorter.
+    """
+    entries = [iv.var for iv in block.iter_vars if int(iv.iter_type) == REDUCE]
+    factors = [x for x in collect(block.body, ir.TensorLoad) if not mentions(x, [lane])]
+    inner = [x for factor in factors for index in factor.indices for x in collect(index, ir.TensorLoad)]
+    return any(mentions(x, entries) for x in inner)
+
+
+def _is_shared(block: s_tir.SBlock, lane: Any, row: Any) -> bool:
+    """Whether an operand along the lanes is the same for every row: the others gain nothing side by side."""
+    loads = [x for x in collect(block.body, ir.TensorLoad) if mentions(x, [lane])]
+    return any(not mentions(x, [row]) for x in loads)
+
+
+def _grouped(sch: s_tir.Schedule, rows: list[Any], room: int) -> tuple[list[Any], list[Any]]:
+    """Loops over groups of rows, and those over the at most `room` rows of a group, which registers can hold."""
+    groups, kept = [], []
+    for loop in rows:
+        extent = int(sch.get(loop).extent)
+        size = max(n for n in range(1, max(min(extent, room), 1) + 1) if extent % n == 0)
+        if size < extent:
+            group, loop = sch.split(loop, [None, size])
+            groups.append(group)
+        kept.append(loop)
+        room //= size
+    return groups, kept
+
+
+def _annotate_steps(sch: s_tir.Schedule, loop: Any, choices: Choices) -> None:
+    """Ask for unrolling and prefetching of the innermost reduction loop."""
+    if choices.unroll > 1:
+        sch.annotate(loop, UNROLL, choices.unroll)
+    if choices.prefetch > 0:
+        sch.annotate(loop, PREFETCH, choices.prefetch)
+
+
+def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices, *, reorders: bool = False) -> None:
+    """Run every independent outermost loop in parallel chunks of equal work.
+
+    args: the schedule, a function of its module, the number of chunks, whether sums may be reordered.
+    rewrite: ``for i in range(m)`` becomes ``for i in T.serial(m, annotations={"sparsetir.chunks": 16})``.
+    """
+    for name in independent_blocks(sch.mod[func_name]):
+        share_block(sch, func_name, name, choices, reorders=reorders)
+
+
+def share_block(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, reorders: bool = False) -> None:
+    """Do what `share_rows` does for one block whose steps are independent."""
+    if choices.chunks == 0:
+        return
+    block = sch.get_sblock(name, func_name=func_name)
+    node = sch.get(block)
+    own = [str(iv.var.name) for iv in node.iter_vars].index(str(node.annotations[PARALLEL_MARK]))
+    loop = sch.get_loops(block)[own - len(node.iter_vars)]  # nothing is split yet
+    sch.annotate(loop, CHUNKS, choices.chunks)
+    split_rows(sch, loop, choices, reorders=reorders)
+    if SWEEP in node.annotations:
+        sch.annotate(loop, SWEEP, node.annotations[SWEEP])
+    if choices.stream:
+        sch.annotate(loop, STREAM, choices.stream)
+
+
+def independent_blocks(func: tirx.PrimFunc) -> list[str]:
+    """Names of the blocks whose steps may run at the same time."""
+    return [str(b.name_hint) for b in collect(func.body, s_tir.SBlock) if PARALLEL_MARK in b.annotations]
+
+
+# Split rows: every chunk has the same number of entries, though one row has most of them.
+#
+# before::
+#
+#     for i in T.serial(m, annotations={"sparsetir.chunks": 16}):
+#         y[i] = 0
+#         for j in range(indptr[i + 1] - indptr[i]):
+#             y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
+#
+# after::
+#
+#     for i in T.serial(m, annotations={"sparsetir.chunks": 16, "sparsetir.carry": 1}):
+#         ...  # the same; lowered, each chunk keeps what it has of a row that goes on, and one more loop adds it up
+#
+# Wins where a row has much more than its share of the entries, a hub of a graph or a dense row: whole rows leave all
+# other threads waiting for the one that has it. The order of the sum is another, so the program must leave it open;
+# where a row does more than sums, maxima or minima of its entries' terms it stays whole
+# (`sparsetir.lower.rows.partition`).
+
+
+CARRY_DECLARED = (
+    Choice(
+        "carry",
+        "1 splits rows that reach into several chunks, where sums may be reordered; 0 keeps rows whole.",
+        0,
+        "0 or 1",
+        lambda carry: carry in (0, 1),
+    ),
+)
+
+
+def split_rows(sch: s_tir.Schedule, loop: Any, choices: Choices, *, reorders: bool) -> bool:
+    """Allow chunks of a shared loop to begin and end inside a row; False (and no change) where that is not wanted.
+
+    args: the schedule, a loop that `share_rows` annotated, whether rows are split, whether sums may be reordered.
+    rewrite: see the module's before and after.
+    """
+    if not choices.carry or not reorders:
+        return False
+    sch.annotate(loop, CARRY, choices.carry)
+    return True
+
+
+__all__ = ["split_rows"]

@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled kernels in memory and on disk, keyed by content."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from sparsetir.codegen.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
+from sparsetir.errors import ScheduleError, SparseTIRError, VerifyError, WriteError
+from sparsetir.ir import dialect
+from sparsetir.ir.visitor import structural_walk
+from sparsetir.schedules import Registers, defaults
+from sparsetir.utils.caches import shared_cache
+from sparsetir.utils.threads import get_num_threads
+from sparsetir.utils.version import source_digest
+
+# The folder of compiled kernels: where it is, whether it is safe to load from, and whole files in it.
+
+
+CACHE_VARIABLE = "SPARSETIR_CACHE"
+ROOM = 1 << 24  # bytes that a library may take, its object files included
+
+_warned: set[Path] = set()
+
+
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept: ``SPARSETIR_CACHE``, by default below ``~/.cache``.
+
+    None if it is switched off, there is no home directory, or others may write to it: kernels are code, which would be
+    theirs.
+    """
+    folder = _named_folder()
+    if folder is None:
+        return None
+    try:
+        fault = _fault(folder)
+    except (OSError, ValueError) as error:
+        fault = str(error)
+    if not fault:
+        return folder
+    if folder not in _warned:
+        _warned.add(folder)
+        advice = f"set {CACHE_VARIABLE} to a folder of your own, or to off"
+        warnings.warn(f"compiled kernels are not kept in {folder}: {fault}; {advice}", RuntimeWarning, stacklevel=2)
+    return None
+
+
+def _named_folder() -> Path | None:
+    named = os.environ.get(CACHE_VARIABLE)
+    if named in ("", "0", "off"):
+        return None
+    try:
+        if named is not None:
+            return Path(named).expanduser().absolute()
+        # An empty or relative XDG_CACHE_HOME counts as none.
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return (base if base.is_absolute() else Path.home() / ".cache") / "sparsetir"
+    except RuntimeError:  # there is no home directory
+        return None
+
+
+def _fault(folder: Path) -> str:
+    """Why a folder is not safe to load code from, empty if it is; of one that is not there, the one it would be in."""
+    missing = not folder.exists()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    found = folder.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{folder} is no folder"
+    if not hasattr(os, "getuid"):
+        return ""
+    if found.st_uid not in (os.getuid(), 0):
+        return f"{folder} belongs to another user"
+    others = stat.S_IWOTH if _is_private(found.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+    # Where the sticky bit is set, as in /tmp, nobody else can replace what is made there.
+    is_open = bool(found.st_mode & others) and not (missing and found.st_mode & stat.S_ISVTX)
+    return f"other users may write to {folder}" if is_open else ""
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group is that of the user alone, which many systems make for each."""
+    try:
+        import grp
+        import pwd
+
+        found = grp.getgrgid(group)
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except (ImportError, KeyError):
+        return False
+    return found.gr_name == user and not set(found.gr_mem) - {user}
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def digest(library: Path) -> str:
+    """What tells a damaged library from the one that was written."""
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def write(library: Any, path: Path, facts: dict[str, Any]) -> None:
+    """Write a library and its metadata; readers see all of them or nothing, also after a power cut.
+
+    Raises
+    ------
+    OSError
+        There is no room.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        check_room(Path(folder))
+        whole, beside = Path(folder) / path.name, Path(folder) / "facts.json"
+        library.export_library(str(whole), workspace_dir=folder)
+        beside.write_text(json.dumps({**facts, "digest": digest(whole)}))
+        for each in (whole, beside):
+            _sync(each)
+        beside.replace(path.with_suffix(".json"))
+        whole.replace(path)
+
+
+def write_facts(path: Path, facts: dict[str, Any]) -> None:
+    """Write what is known of a library beside it, all or nothing.
+
+    Raises
+    ------
+    OSError
+        There is no room.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        whole = Path(folder) / path.name
+        whole.write_text(json.dumps(facts))
+        _sync(whole)
+        whole.replace(path)
+
+
+def check_room(folder: Path, size: int = ROOM) -> None:
+    """Raise an OSError where a disk has no room: LLVM ends the process when it cannot write."""
+    with tempfile.TemporaryFile(dir=folder) as trial:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(trial.fileno(), 0, size)
+        elif shutil.disk_usage(folder).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextlib.contextmanager
+def writing(path: Path, size: int = ROOM) -> Iterator[None]:
+    """Make sure that a file of `size` bytes can be written, and name it where that fails all the same."""
+    try:
+        for folder in {path.parent, Path(tempfile.gettempdir())}:
+            check_room(folder, size)
+        yield
+    except SparseTIRError:
+        raise
+    except OSError as error:
+        raise WriteError(f"{path.name} cannot be written: {error.strerror or error}") from error
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+# The machine code of a function, made by LLVM or taken from a library.
+
+
+# Crossing TVM, where Ctrl-C mostly comes upon a build, it would become a RuntimeError that is taken for a failed one.
+tvm_ffi.register_error(KeyboardInterrupt)
+
+
+class Compiled:
+    """The machine code of one function and how it came about.
+
+    ``function`` takes the program's parameters in order. Its loops (`stage`, `source`) are made when asked for.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        At stage I.
+    target : Target
+    schedule : object
+        As `sparsetir.build` takes it.
+    stages : dict of int to IRModule, optional
+        What it is lowered to, where that is known.
+    """
+
+    def __init__(
+        self, func: tirx.PrimFunc, target: Any, schedule: Any, stages: dict[int, ir.IRModule] | None = None
+    ) -> None:
+        self.func, self.target, self.schedule = func, target, schedule
+        self.name = str(func.attrs["global_symbol"])
+        self.searched: set[str] = set()
+        self.function: Callable[..., Any] = _not_loaded
+        self.library: Any = None
+        self._stages = stages
+
+    @cached_property
+    def second(self) -> ir.IRModule:
+        """The scheduled stage-II module."""
+        return scheduled(to_stage_2(self.func), self.schedule, self.target)
+
+    @cached_property
+    def stages(self) -> dict[int, ir.IRModule]:
+        """The scheduled stage-II module and the stage-III module."""
+        if self._stages is not None:
+            return self._stages
+        if callable(self.schedule):
+            return {2: self.second, 3: to_stage_3(self.second)}
+        return lowered(to_stage_2(self.func), self.schedule, self.target)
+
+    def stage(self, stage: int) -> tirx.PrimFunc:
+        """The function at stage 2 or 3."""
+        return self.stages[stage][self.name]
+
+    def of(self, func: tirx.PrimFunc) -> Compiled:
+        """Another program under the same schedule, not compiled yet."""
+        if isinstance(self.schedule, s_tir.Schedule):
+            raise ScheduleError("this kernel has a schedule of its own blocks: show it without sizes")
+        return Compiled(func, self.target, self.schedule)
+
+    def compile(self) -> None:
+        """Lower and compile."""
+        self.searched = searched_arrays(self.stages[2][self.name])
+        self.library = machine_code(self.stages[3], self.target)
+        self.function = self.library[self.name]
+
+    def load(self, path: Path, facts: dict[str, Any]) -> None:
+        """Take the machine code from a library on disk.
+
+        Raises
+        ------
+        ValueError
+            The library is not the one that was written.
+        """
+        self.read_library(path, facts)
+        self.function = self.library[self.name]
+        self.searched = set(facts["searched"])
+
+    def read_library(self, path: Path, facts: dict[str, Any]) -> None:
+        """Open a library, once it is the one that was written."""
+        if digest(path) != facts["digest"]:
+            raise ValueError(f"{path} is damaged")
+        self.library = tvm.runtime.load_module(str(path))
+
+    def save(self, path: Path) -> None:
+        """Write the library where `load` finds it."""
+        write(self.library, path, {"searched": sorted(self.searched)})
+
+    def source(self, kind: str) -> str:
+        """LLVM IR (``"ll"``) or assembly (``"asm"``)."""
+        if kind not in ("ll", "asm"):
+            raise VerifyError(f"source is 'll' or 'asm', found {kind!r}; script(stage=3) shows the loops")
+        if not hasattr(self.library, "mod"):
+            self.library = machine_code(self.stages[3], self.target)
+        return str(self.library.mod.inspect_source(kind))
+
+
+def _not_loaded(*_args: Any) -> None:
+    raise VerifyError("this function is not compiled yet")
+
+
+def searched_arrays(func: tirx.PrimFunc) -> set[str]:
+    """Names of the index arrays in which a lowered function looks coordinates up."""
+    found: set[str] = set()
+
+    def on_call(call: ir.Call) -> None:
+        if dialect.is_call(call, "find"):
+            found.add(str(call.args[0].source.name))
+        for part in call.args[2:] if dialect.is_call(call, "find_union") else []:
+            structural_walk(part, (ir.TensorLoad, lambda x: found.add(str(x.source.name))))
+
+    structural_walk(func, (ir.Call, on_call))
+    return found
+
+
+# Programs are compiled once: machine code is kept in the process and on disk, keyed by content.
+
+
+EXIT_SECONDS = 5.0
+
+
+MAX_PENDING = 128  # kernels that wait for the disk: beyond them, the first ones are written at once
+
+_kernels = shared_cache("compiled kernels", 256)
+_pending: list[tuple[Compiled, Path]] = []
+SHIPPED: dict[str, tuple[bytes, dict[str, Any]]] = {}  # of a file with kernels, while it is loaded
+
+
+@cache
+def versions() -> str:
+    """Return what decides the machine code besides the program: versions, and this package's own sources."""
+    return f"{tvm.__version__} {np.__version__} {scipy.__version__} {source_digest()}"
+
+
+def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
+    """A name for the machine code of a program, target and schedule, which may be a scheduled module."""
+    loops = schedule.mod if isinstance(schedule, s_tir.Schedule) else schedule
+    text = loops.script() if isinstance(loops, ir.IRModule) else repr(schedule)
+    parts = [tvm.ir.save_json(func), str(target), text, str(get_num_threads()), versions()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def write_cache(*, seconds: float | None = None) -> None:
+    """Put the kernels compiled so far on disk. It happens by itself when the process ends, for `EXIT_SECONDS`.
+
+    Not in the background: LLVM does not allow a second thread during a compilation.
+
+    Parameters
+    ----------
+    seconds : float, optional
+        Stop after this long; the newest kernels come first.
+    """
+    stop = time.monotonic() + (math.inf if seconds is None else seconds)
+    while _pending and time.monotonic() < stop:
+        compiled, path = _pending.pop()
+        # A full disk or a missing linker costs the cache, not the kernel.
+        with contextlib.suppress(Exception):
+            compiled.save(path)
+
+
+def write_one(compiled: Compiled) -> None:
+    """Put one kernel on disk now, if it waits for that."""
+    for entry in [entry for entry in _pending if entry[0] is compiled]:
+        _pending.remove(entry)
+        with contextlib.suppress(Exception):
+            compiled.save(entry[1])
+
+
+def _limit_pending() -> None:
+    """Write the kernels that wait longest while there are too many: each holds its loops and its machine code."""
+    for compiled, _path in _pending[: max(len(_pending) - MAX_PENDING, 0)]:
+        write_one(compiled)
+
+
+def waiting() -> int:
+    """How many kernels are to be written to the disk."""
+    return len(_pending)
+
+
+def forget() -> None:
+    """Start anew, as another process does: nothing is compiled, and nothing waits; what is on disk stays."""
+    _kernels.clear()
+    _pending.clear()
+
+
+@contextlib.contextmanager
+def separate() -> Iterator[None]:
+    """Kernels compiled inside are not found outside, nor the other way round, but for those on disk."""
+    kernels, pending = _kernels.items(), list(_pending)
+    forget()
+    try:
+        yield
+    finally:
+        forget()
+        for key, compiled in kernels:
+            _kernels[key] = compiled
+        _pending.extend(pending)
+
+
+atexit.register(write_cache, seconds=EXIT_SECONDS)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pending.clear)  # the parent writes them
+
+
+def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any, make: type[Compiled] = Compiled) -> Compiled:
+    """Compile, or find what was compiled before in this process or on disk."""
+    compiled = make(func, target, schedule)
+    # A function may read anything, so its name or text would not do: what it makes of the loops does.
+    key = content_key(func, target, compiled.second if callable(schedule) else schedule)
+    ready: Compiled | None = _kernels.get(key)
+    if ready is not None:
+        return ready
+    folder = cache_folder()
+    path = folder / f"{key}.so" if folder is not None else None
+    if key in SHIPPED and _load_shipped(compiled, *SHIPPED[key]):
+        _kernels[key] = compiled
+        return compiled
+    if path is None or not _load_quietly(compiled, path):
+        compiled.compile()
+        if path is not None:
+            _pending.append((compiled, path))
+            _limit_pending()
+    _kernels[key] = compiled
+    return compiled
+
+
+def _load_shipped(compiled: Compiled, library: bytes, facts: dict[str, Any]) -> bool:
+    with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.so"
+        path.write_bytes(library)
+        compiled.load(path, facts)
+        return True
+    return False
+
+
+def _load_quietly(compiled: Compiled, path: Path) -> bool:
+    try:
+        if not path.exists():
+            return False
+        compiled.load(path, json.loads(path.with_suffix(".json").read_text()))
+    except Exception:  # damaged, or of another version: it is compiled again
+        return False
+    return True
+
+
+def variant(compiled: Compiled, **changes: int) -> Callable[..., Any]:
+    """The function of the same program with other choices, compiled when first asked for.
+
+    Itself if its schedule was chosen, or where the other choices are refused: nobody asked for them.
+    """
+    if compiled.schedule is not None:
+        return compiled.function
+    try:
+        choices = defaults.usual(compiled.func, Registers.of(compiled.target)).changed(**changes)
+        return compile_cached(compiled.func, compiled.target, choices).function
+    except SparseTIRError:
+        return compiled.function
+
+
+__all__ = [
+    "SHIPPED",
+    "Compiled",
+    "cache_folder",
+    "compile_cached",
+    "content_key",
+    "digest",
+    "forget",
+    "separate",
+    "variant",
+    "versions",
+    "waiting",
+    "write",
+    "write_cache",
+    "write_facts",
+    "write_one",
+    "writing",
+]

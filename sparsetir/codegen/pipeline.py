@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a program to machine code, composed once: the stages, each verified, with the schedule between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from sparsetir.codegen.target import native_target
+from sparsetir.errors import ArgumentTypeError, ScheduleError, VerifyError
+from sparsetir.ir.rewriting import collect
+from sparsetir.ir.sizes import with_sizes
+from sparsetir.ir.verifier import verify
+from sparsetir.ir.views import accesses
+from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.lower.annotations import from_dialect
+from sparsetir.lower.target.scratch import has_unknown_scratch
+
+
+def to_stage_2(func: Any) -> ir.IRModule:
+    """A program or module as nested blocks over positions."""
+    return _verified(run(TO_STAGE_2, as_module(func)), 2)
+
+
+def to_stage_3(mod: ir.IRModule) -> ir.IRModule:
+    """A stage-II module, scheduled or not, as loops over flat arrays."""
+    return _verified(run(TO_STAGE_3, _verified(run(SCHEDULED, mod), 2)), 3)
+
+
+def _verified(mod: ir.IRModule, stage: int) -> ir.IRModule:
+    verify(mod, stage=stage)
+    return mod
+
+
+def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
+    """Lower a stage-I function or module.
+
+    Parameters
+    ----------
+    func : PrimFunc or IRModule
+        A program of the dialect; functions that are none pass through unchanged.
+    stage : {2, 3}
+        2: nested blocks over positions, ready for the stock ``tvm.s_tir.Schedule``.
+        3: flat loops over one-dimensional arrays, nothing of the dialect left.
+    **sizes
+        Sizes of a function that are known.
+
+    Returns
+    -------
+    PrimFunc or IRModule
+        What was given, lowered.
+
+    Raises
+    ------
+    VerifyError
+        The program breaks a rule of stage I, or `stage` is neither 2 nor 3.
+    """
+    if not isinstance(stage, int) or stage not in (2, 3):
+        raise VerifyError(f"stage must be 2 or 3, found {stage!r}; stage 1 is the function itself")
+    if sizes:
+        func = with_sizes(func, sizes)
+    mod = to_stage_2(func)
+    if stage == 3:
+        mod = to_stage_3(mod)
+    return mod if isinstance(func, ir.IRModule) else next(iter(mod.functions.values()))
+
+
+def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModule:
+    """The stage-II module after a schedule: choices of the sketches, a stock schedule, or a function of one."""
+    from sparsetir import schedules
+
+    names = [gv.name_hint for gv in mod.functions]
+    if isinstance(schedule, s_tir.Schedule):
+        return _same_params(mod, _renamed(schedule.mod, names))
+    if callable(schedule):
+        sch = s_tir.Schedule(mod)
+        sch.work_on(names[0])
+        return _same_params(mod, (schedule(sch) or sch).mod)
+    if schedule is not None and not isinstance(schedule, schedules.Choices):
+        expected = "sparsetir.Choices, a template, a tvm.s_tir.Schedule or a function of one"
+        raise ArgumentTypeError(f"a schedule is {expected}; found {type(schedule).__name__}")
+    registers = schedules.Registers.of(target or native_target())
+    # The sketches reorder nothing but reductions, whose order the dialect leaves open; fast-math flags cover every sum.
+    return schedules.schedule(mod, schedule, registers=registers, reorders=True).mod
+
+
+def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir.IRModule]:
+    """The stage-II module after a schedule and its loops: the sketches never keep a program from having some."""
+    from sparsetir import schedules
+
+    try:
+        second = scheduled(mod, schedule, target)
+        return {2: second, 3: to_stage_3(second)}
+    except Exception:
+        if not (schedule is None or isinstance(schedule, schedules.Choices)) or schedules.is_strict():
+            raise
+    registers = schedules.Registers.of(target or native_target())
+    second = schedules.legal_schedule(mod, schedule, to_stage_3, registers=registers, reorders=True)
+    return {2: second, 3: to_stage_3(second)}
+
+
+def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:
+    """The scheduled module, once its parameters are laid out as those of the program: callers pass them as they are."""
+    for gv, func in after.functions.items():
+        old = next((f for v, f in before.functions.items() if v.name_hint == gv.name_hint), None)
+        for was, now in zip(getattr(old, "params", []), getattr(func, "params", []), strict=False):
+            if _layout(was) != _layout(now):
+                found = f"the schedule changes parameter {was.name} from {_layout(was)} to {_layout(now)}"
+                raise ScheduleError(f"{found}, but callers pass it as the program declares it: transform a copy of it")
+    return after
+
+
+def _layout(param: Any) -> str:
+    """Shape and type of a parameter."""
+    if not tirx.is_buffer_var(param):
+        return str(param.ty)
+    return f"({', '.join(str(extent) for extent in param.ty.shape)}) {param.ty.dtype}"
+
+
+def _renamed(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
+    """The module of a schedule, its function called as in the program: a schedule of a PrimFunc calls it main."""
+    held = [gv.name_hint for gv in mod.functions]
+    if len(held) != 1 or len(names) != 1 or held == names:
+        return mod
+    return ir.IRModule({names[0]: mod[held[0]].with_attr("global_symbol", names[0])})
+
+
+def machine_code(third: ir.IRModule, target: Any) -> Any:
+    """Compile a stage-III module."""
+    with separate_storage(third):
+        ready = run(TO_MACHINE, third)
+        with separate_names(ready):
+            return tvm.compile(ready, target=target, tir_pipeline="s_tir")
+
+
+def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
+    """The settings for a stage-III module: the current ones, but TVM must not let several arrays share memory.
+
+    LLVM keeps a tile in registers only if narrower tiles for the last columns do not lie in the same array. Nor must
+    TVM shrink an array to the place that a search finds: it would ask for the place before the search. Arrays whose
+    sizes are known have been shrunk before (`CompactScratch`): to prove again that they are small takes TVM seconds in
+    deep nests.
+    """
+    now = tvm.transform.PassContext.current()
+    is_compact = all(from_dialect(f) and not has_unknown_scratch(f) for f in _functions(third))
+    compaction = ["s_tir.CompactBufferAllocation"] if is_compact or _has_found_scratch(third) else []
+    config = {**now.config, "tirx.disable_storage_rewrite": True}
+    return tvm.transform.PassContext(
+        opt_level=now.opt_level,
+        required_pass=list(now.required_pass),
+        disabled_pass=[*now.disabled_pass, *compaction],
+        config=config,  # and no instruments: TVM restarts them where contexts are nested, which loses what they saw
+    )
+
+
+def separate_names(ready: ir.IRModule) -> tvm.transform.PassContext:
+    """Return the current settings, without common subexpressions of TVM where an expression binds a name.
+
+    TVM replaces expressions inside the meaning of such a name by a variable that another branch binds. LLVM finds
+    common subexpressions as well.
+    """
+    now = tvm.transform.PassContext.current()
+    binds = any(collect(func.body, tirx.Let) for func in _functions(ready))
+    return tvm.transform.PassContext(
+        opt_level=now.opt_level,
+        required_pass=list(now.required_pass),
+        disabled_pass=list(now.disabled_pass),
+        config={**now.config, **({"tirx.disable_cse_tir": True} if binds else {})},
+    )
+
+
+def _functions(mod: ir.IRModule) -> list[tirx.PrimFunc]:
+    return [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
+
+
+def _has_found_scratch(third: ir.IRModule) -> bool:
+    """Whether a local array is subscripted by what another one holds."""
+    functions = _functions(third)
+    local = {a.buffer for f in functions for a in collect(f.body, tirx.AllocBuffer)}
+    for func in functions:
+        for buffer, indices, _ in accesses(func.body):
+            loads = [x.source for i in indices for x in collect(i, ir.TensorLoad)] if buffer in local else []
+            if any(source in local and not source.same_as(buffer) for source in loads):
+                return True
+    return False
+
+
+def pipeline() -> tuple[Any, Any, Any]:
+    """The passes named ``tir_pipeline="sparsetir"``: ``tvm.compile`` and ``relax.build`` take stage-I functions."""
+    stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
+
+    @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
+    def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+        second = to_stage_2(mod)
+        ours = any(map(from_dialect, second.functions.values()))
+        if not ours:
+            return stock(second)
+        third = lowered(second, None, tvm.target.Target.current(allow_none=True))[3]
+        with separate_storage(third):
+            ready = run(TO_MACHINE, third)
+            with separate_names(ready):
+                return stock(ready)
+
+    return lower_all, host, device

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The LLVM target that a program is compiled for, with the floating-point freedom that the program allows."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import tvm
+from tvm import ir, tirx
+
+from sparsetir.errors import ArgumentError
+from sparsetir.ir.views import decode
+from sparsetir.ir.visitor import structural_walk
+from sparsetir.lower.annotations import FREE_SUMS
+
+SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
+REASSOCIATE = "fast-math-reassoc"
+
+
+@cache
+def native_target() -> Any:
+    """The LLVM target of this machine.
+
+    AMD's vector gathers are slower than as many loads, which LLVM 22 does not know (llvm/llvm-project, issue 91370 and
+    pull request 198850): it is told to prefer loads.
+    """
+    found = tvm.target.Target.from_device(tvm.cpu())
+    if not str(found.attrs.get("mcpu", "")).startswith(SLOW_GATHERS):
+        return found
+    config = dict(found.export())
+    return tvm.target.Target({**config, "mattr": [*config.get("mattr", []), "+prefer-no-gather"]})
+
+
+def make_target(target: Any, func: tirx.PrimFunc) -> Any:
+    """`target` (None: this machine) with the floating-point freedom the program allows."""
+    chosen = native_target() if target is None else _parsed_target(target)
+    if str(chosen.kind.name) != "llvm":
+        raise ArgumentError(f"kernels are compiled for CPUs: expected an llvm target, found {chosen.kind.name!r}")
+    _check_machine(chosen)
+    if not may_reassociate(func):
+        return chosen
+    config = dict(chosen.export())
+    config[REASSOCIATE] = True
+    return tvm.target.Target(config)
+
+
+def _parsed_target(target: Any) -> Any:
+    try:
+        return tvm.target.Target(target)
+    except Exception as error:  # TVM raises several classes
+        why = str(error).strip().splitlines()[-1]
+        expected = 'an LLVM target such as "llvm" or {"kind": "llvm", "mcpu": "znver4"}'
+        raise ArgumentError(f"target must be {expected}, found {target!r}: {why}") from None
+
+
+def _check_machine(target: Any) -> None:
+    """Raise for another machine's target: a kernel is called in this process."""
+    wanted, here = _architecture(target), _architecture(native_target())
+    if wanted and here and wanted != here:
+        found = f"the target is for {wanted}, this machine is {here}"
+        raise ArgumentError(f"{found}, and a kernel runs where it is built: build and export it on the other machine")
+
+
+def _architecture(target: Any) -> str:
+    return str(target.attrs.get("mtriple", "")).partition("-")[0]
+
+
+def may_reassociate(func: tirx.PrimFunc) -> bool:
+    """Whether every sum of the program is a reduction, whose order the dialect leaves open, or it says that it may."""
+    if makes_tangents(func):
+        return False
+    if func.attrs is not None and FREE_SUMS in func.attrs:
+        return True
+    program = decode(func)
+    if not any("R" in it.kinds for it in program.iterations):
+        return False
+    free = [True]
+
+    def on_store(store: tirx.BufferStore) -> None:
+        value = store.value
+        terms = [value.b] if isinstance(value, tirx.Add) else [value]
+        for term in terms:
+            if str(store.buffer.ty.dtype).startswith(("float", "bfloat")) and _has_sum(term):
+                free[0] = False
+
+    structural_walk(func.body, (tirx.BufferStore, on_store))
+    return free[0]
+
+
+def makes_tangents(func: tirx.PrimFunc) -> bool:
+    """Whether LLVM may see a tangent: that of a vector is wrong where sums may be taken in another order.
+
+    It makes one of a sine that is divided by a cosine, too.
+    """
+    names: set[str] = set()
+    structural_walk(func.body, (ir.Call, lambda call: names.add(str(getattr(call.op, "name", "")))))
+    return "tirx.tan" in names or names >= {"tirx.sin", "tirx.cos"}
+
+
+def _has_sum(term: Any) -> bool:
+    found: list[Any] = []
+    check = lambda x: found.append(x) if str(x.ty.dtype).startswith(("float", "bfloat")) else None  # noqa: E731
+    structural_walk(term, [(tirx.Add, check), (tirx.Sub, check)])
+    return bool(found)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise sums and products, and products under a mask."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir import interop, ops
+from sparsetir.einsum.emit import Nest, Operand
+from sparsetir.einsum.operands import Layout, rows
+from sparsetir.einsum.steps import KernelStep, Step
+from sparsetir.errors import ArgumentError
+from sparsetir.formats.csr import compressed_rows
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import CooTensor, compressed_of
+from sparsetir.sparse_output import Options
+from sparsetir.sparse_output.blocks import assembled_kernel
+from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.result import write_coordinates
+from sparsetir.utils.dtypes import dtype_name
+
+# Sums and products of tensors, element by element: their rows are merged as those of matrices.
+#
+# The dimensions after the first are numbered through as one, so that the program is that of two matrices whatever the
+# order of the tensors is.
+
+
+MOST_ROWS = 1 << 22  # above, a whole tensor is one row: its row pointers would be longer than most lists of entries
+LARGEST = {"int32": 2**31 - 1, "int64": 2**63 - 1}
+
+
+class FlatStep(KernelStep):
+    """An elementwise step over sparse tensors of one or more than two dimensions.
+
+    Parameters
+    ----------
+    members : tuple of int
+    letters : sequence of str
+        Those of the operands; the result has them in the order of `nest.output`, which is that of the tensors.
+    output : str
+    nest : Nest
+        What is done with two matrices, or more.
+    """
+
+    def __init__(self, members: tuple[int, ...], letters: Sequence[str], output: str, nest: Nest) -> None:
+        super().__init__(members, matrices(nest))
+        self.letters, self.output = tuple(letters), output
+        self.wide: KernelStep = self
+        if nest.idtype != "int64":
+            self.wide = KernelStep(members, replace(self.nest, idtype="int64"))
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        return self._merged([self.flat(at, value) for at, value in enumerate(values)], self.shape(values))
+
+    def called(self, values: Sequence[Any]) -> tuple[KernelStep, dict[str, Any]]:
+        flat = [self.flat(at, value) for at, value in enumerate(values)]
+        return self._fitting_step(flat), self.arguments(flat)
+
+    def apart(self) -> FlatStep:
+        other = copy.copy(self)
+        other.wide = other if self.wide is self else copy.copy(self.wide)
+        return other
+
+    def _fitting_step(self, flat: Sequence[Any]) -> KernelStep:
+        """The step for the index type of matrices."""
+        return self if flat[0].indices.dtype == np.int32 else self.wide
+
+    def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
+        held = {at: self.flat(at, value) for at, value in fixed.items()}
+
+        def call(values: Sequence[Any]) -> Any:
+            flat = [held[at] if at in held else self.flat(at, value) for at, value in enumerate(values)]
+            return self._merged(flat, self.shape(values))
+
+        return call
+
+    def shape(self, values: Sequence[Any]) -> tuple[int, ...]:
+        """The shape of the result."""
+        return tuple(values[0].shape[self.letters[0].index(c)] for c in self.output)
+
+    def flat(self, at: int, value: Any) -> sp.csr_array:
+        """An operand as a matrix."""
+        dims = [self.letters[at].index(c) for c in self.output]
+        tensor = value if isinstance(value, SparseTensor) else SparseTensor.from_any(value)
+        return matrix(tensor, dims)
+
+    def _merged(self, flat: Sequence[Any], shape: tuple[int, ...]) -> CooTensor:
+        if any(m.shape != flat[0].shape for m in flat):
+            raise ArgumentError(f"tensors that are joined element by element have one shape, found one of {shape}")
+        return tensor(KernelStep.__call__(self._fitting_step(flat), flat), shape)
+
+
+def matrices(nest: Nest) -> Nest:
+    """The step over matrices by rows."""
+    operand = Operand("ij", Layout(rows(2), nest.idtype))
+    return replace(nest, operands=(operand,) * len(nest.operands), output="ij", assembled=True)
+
+
+def first_numbered(shape: Sequence[int]) -> int:
+    """The first dimension that is numbered through with those after it: 1, or 0 where the tensor is one row."""
+    return int(len(shape) > 1 and (shape[0] <= MOST_ROWS or math.prod(shape) > LARGEST["int64"]))
+
+
+def matrix(tensor: SparseTensor, dims: Sequence[int]) -> sp.csr_array:
+    """The matrix that stands for a tensor with its dimensions in the order `dims`."""
+    shape, coords, values = [tensor.shape[d] for d in dims], [tensor.coords[d] for d in dims], tensor.values
+    first = first_numbered(shape)
+    count, width = math.prod(shape[:first]), math.prod(shape[first:])
+    if width > LARGEST["int64"]:
+        raise ArgumentError(f"the elements of a tensor of shape {tuple(shape)} cannot be numbered in 64 bits")
+    key = np.zeros(len(values), np.int64)
+    for d in range(first, len(shape)):
+        key = key * shape[d] + coords[d]
+    if list(dims) != sorted(dims):
+        by = np.lexsort((key, coords[0]))
+        key, values = key[by], values[by]
+    dtype = "int32" if max(width, len(key)) <= LARGEST["int32"] else "int64"
+    counts = np.bincount(coords[0], minlength=count) if first else np.array([len(key)])
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(dtype)
+    made: sp.csr_array = compressed_of(sp.csr_array, starts, key.astype(dtype, copy=False), values, (count, width))
+    return made
+
+
+def tensor(made: Any, shape: Sequence[int]) -> CooTensor:
+    """The tensor that a matrix stands for."""
+    first = first_numbered(shape)
+    narrow = np.int32 if max(*shape, made.nnz, 0) <= LARGEST["int32"] else np.int64
+    coords = np.empty((len(shape), made.nnz), narrow)
+    if first:
+        coords[0] = np.repeat(np.arange(shape[0], dtype=narrow), np.diff(made.indptr))
+    write_coordinates(coords, made.indices, shape, first)
+    return CooTensor(coords, made.data, tuple(shape))
+
+
+# Three matrices whose letters form a triangle: the product of two of them where the third one stores entries.
+#
+# ``S[i, j] * A[i, k] * B[k, j]``, summed over k or over all letters, is a product under a mask: rows of B are added
+# up in the order of a row of S, where a loop over S would search each of its columns in every row of B.
+
+
+SEARCHED = 6  # products in the time of a search
+
+
+class Roles(NamedTuple):
+    """Which operand is the mask and which the factors, and which of the three are transposed."""
+
+    mask: int
+    first: int
+    second: int
+    transposed: tuple[bool, bool, bool]
+
+
+def roles(terms: Sequence[str], pattern: int | None) -> Roles | None:
+    """The roles of three operands whose letters form a triangle: the mask is that of the pattern, if there is one.
+
+    Examples
+    --------
+    >>> roles(["ij", "ik", "kj"], 0)
+    Roles(mask=0, first=1, second=2, transposed=(False, False, False))
+    >>> roles(["ij", "jk", "ki"], None)  # B @ C under the transpose of A
+    Roles(mask=0, first=1, second=2, transposed=(True, False, False))
+    """
+    if len(terms) != 3 or any(len(set(term)) != 2 or len(term) != 2 for term in terms):
+        return None
+    found: list[Roles] = []
+    for mask, first, second in permutations(range(3)):
+        for row, column in permutations(terms[mask]):
+            inner = terms[first].replace(row, "")
+            if len(inner) != 1 or set(terms[second]) != {inner, column}:
+                continue
+            wanted = (row + column, row + inner, inner + column)
+            flipped = tuple(terms[n] != w for n, w in zip((mask, first, second), wanted, strict=True))
+            found.append(Roles(mask, first, second, flipped))  # type: ignore[arg-type]
+    kept = [r for r in found if pattern is None or (r.mask == pattern and not r.transposed[0])]
+    return min(kept, key=lambda r: (sum(r.transposed), r), default=None)
+
+
+def pays(roles: Roles, stored: Sequence[float | None], sizes: Sequence[tuple[int, int]]) -> bool:
+    """Whether the products are fewer than what it takes to search the entries of the mask one by one."""
+    mask, first, second = (stored[n] or 0.0 for n in roles[:3])
+    rows, inner = sizes[roles.first][:: -1 if roles.transposed[1] else 1]
+    products = first * second / max(inner, 1)
+    return products < SEARCHED * mask * first / max(rows, 1) + mask
+
+
+class MaskedStep(Step):
+    """A product under a mask.
+
+    Parameters
+    ----------
+    nested : KernelStep
+        The same as one loop nest over the mask: for masks whose pattern is kept and is not that of sorted rows.
+    roles : Roles
+    """
+
+    def __init__(self, nested: KernelStep, roles: Roles) -> None:
+        self.members, self.nested, self.roles = nested.members, nested, roles
+        self.keeps = bool(nested.nest.output)
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        return self.made(values, [self.laid(place, values) for place in (1, 2)])
+
+    def laid(self, place: int, values: Sequence[Any] | Mapping[int, Any]) -> Any:
+        """The mask or a factor in rows."""
+        value = values[self.roles[:3][place]]
+        return compressed_rows(interop.transposed(value, (1, 0)) if self.roles.transposed[place] else value)
+
+    def made(self, values: Sequence[Any], factors: Sequence[Any]) -> Any:
+        """The result, of operands and of the factors laid out."""
+        if self.keeps and values[self.roles.mask].format != "csr":
+            return self.nested(values)
+        held = self.laid(0, values)
+        interop.open_source(held, "the mask").check("the mask")
+        mask = sp.csr_array((np.ones(len(held.data), np.bool_), held.indices, held.indptr), shape=held.shape)
+        if not mask.has_canonical_format:
+            if self.keeps:
+                return self.nested(values)
+            held = held.copy()
+            held.has_canonical_format = False
+            held.sum_duplicates()
+            mask = sp.csr_array((np.ones(len(held.data), np.bool_), held.indices, held.indptr), shape=held.shape)
+        wide = any(m.indices.dtype == np.int64 for m in (mask, *factors))
+        found = _kernel(dtype_name(held.dtype), "int64" if wide else "int32")(A=factors[0], B=factors[1], M=mask).data
+        # Too wide for a table of columns; or infinity and NaN would be multiplied with products that there are none of.
+        if len(found) != len(held.data) or not np.isfinite(held.data).all():
+            return self.nested(values)
+        if not self.keeps:
+            return np.dot(held.data, found)
+        # In the class of the mask, and with index arrays of its own.
+        return type(held)((held.data * found, held.indices.copy(), held.indptr.copy()), shape=held.shape)
+
+    def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
+        held = {place: self.laid(place, fixed) for place in (1, 2) if self.roles[:3][place] in fixed}
+        return lambda values: self.made(
+            values, [held[place] if place in held else self.laid(place, values) for place in (1, 2)]
+        )
+
+    def script(self) -> str:
+        from sparsetir.script.printer import script
+
+        return script(_program(self.nested.nest.dtype, "int32"))
+
+
+def _program(dtype: str, idtype: str) -> Any:
+    return ops.masked_spgemm(dtype, idtype=idtype)
+
+
+@cache
+def _kernel(dtype: str, idtype: str) -> AssembledKernel:
+    return assembled_kernel(_program(dtype, idtype), None, Options(whole=True))
+
+
+__all__ = ["FlatStep", "MaskedStep", "Roles", "pays", "roles"]

@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emit the stage-I program of one contraction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from tvm import tirx
+
+from sparsetir.einsum.operands import Layout
+from sparsetir.einsum.subscripts import USUAL, Semiring, literal
+from sparsetir.script.printer import parse
+from sparsetir.utils.caches import remember
+
+# The loops of one contraction: sparse operands drive where they may, others are looked up.
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of a contraction.
+
+    Parameters
+    ----------
+    letters : str
+    layout : Layout, optional
+        None for a dense one.
+    given : str
+        The letters of what is passed, where one occurs twice: the operand is a diagonal of that.
+    """
+
+    letters: str
+    layout: Layout | None = None
+    given: str = ""
+
+    @property
+    def path(self) -> str:
+        """The letters in the order in which they are stored."""
+        if self.layout is None:
+            return self.letters
+        return "".join(self.letters[d] for d in self.layout.order)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop.
+
+    Parameters
+    ----------
+    letter : str
+    owner : int, optional
+        The operand over whose stored coordinates it runs; None: over all coordinates.
+    depth : int
+        The level of that operand.
+    under : str
+        The letter below whose coordinate the level is attached, where that is not its own parent's.
+    assembled : bool
+        Whether it runs over the coordinates that the program computes.
+    others : tuple of Loop
+        Levels of other operands, which must store the coordinate as well.
+    """
+
+    letter: str
+    owner: int | None = None
+    depth: int = 0
+    under: str = ""
+    assembled: bool = False
+    others: tuple[Loop, ...] = ()
+
+    @property
+    def owners(self) -> list[int | None]:
+        """The operands over whose coordinates it runs."""
+        return [self.owner, *(other.owner for other in self.others)]
+
+
+@dataclass(frozen=True)
+class Nest:
+    """One contraction.
+
+    Parameters
+    ----------
+    operands : tuple of Operand
+    output : str
+        The letters of the result; in the order of the operand `pattern` where the result has its pattern.
+    pattern : int, optional
+        The operand whose pattern, or that of whose first levels, the result has; None: a dense result.
+    ring : Semiring
+    dtype, idtype : str
+    assembled : bool
+        Whether the program computes the pattern of the result: rows of the first letter, coordinates of the others.
+    walk : str
+        The letters in the order of the loops, where these go down the trees of all sparse operands together.
+    is_rootless : bool
+        Whether the coordinates of the first letter are computed, too.
+    """
+
+    operands: tuple[Operand, ...]
+    output: str
+    pattern: int | None = None
+    ring: Semiring = USUAL
+    dtype: str = "float32"
+    idtype: str = "int32"
+    assembled: bool = False
+    walk: str = ""
+    is_rootless: bool = False
+
+    @property
+    def made(self) -> str:
+        """The letters whose coordinates the program computes."""
+        return "" if not self.assembled else self.output if self.is_rootless else self.output[1:]
+
+    @property
+    def letters(self) -> str:
+        return "".join(dict.fromkeys("".join(o.letters for o in self.operands)))
+
+    @property
+    def drives(self) -> bool:
+        """Whether loops may run over stored coordinates only."""
+        return self.ring.skips(self.dtype, len(self.operands))
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """The loops from the outermost to the innermost."""
+        found: dict[str, Loop] = {}
+        if self.walk:
+            for letter in self.walk:
+                found[letter] = self._met(letter, found)
+            return tuple(found.values())
+        if self.drives or self.pattern is not None:
+            for at in self._drivers():
+                for loop in self._driven(at, found):
+                    found[loop.letter] = loop
+        rest = [letter for letter in self.letters if letter not in found and letter not in self.made]
+        for letter in sorted(rest, key=lambda c: c not in self.output):
+            found[letter] = Loop(letter)
+        return (*found.values(), *(Loop(letter, assembled=True) for letter in self.made))
+
+    def _met(self, letter: str, found: dict[str, Loop]) -> Loop:
+        """The loop over the coordinates that all sparse operands with a letter store."""
+        levels = []
+        for at, operand in enumerate(self.operands):
+            if operand.layout is None or letter not in operand.path:
+                continue
+            depth = operand.path.index(letter)
+            if operand.layout.levels[depth].kind != "dense":
+                under = operand.path[0] if self._is_attached(operand, depth, found) else ""
+                levels.append(Loop(letter, at, depth, under))
+        return replace(levels[0], others=tuple(levels[1:])) if levels else Loop(letter)
+
+    def _drivers(self) -> list[int]:
+        """The sparse operands: that of the pattern first, then those whose first loop is one of the result."""
+        sparse = [n for n, o in enumerate(self.operands) if o.layout is not None]
+        if not self.drives:
+            return [self.pattern] if self.pattern is not None else []
+        return sorted(sparse, key=lambda n: (n != self.pattern, self.operands[n].path[0] not in self.output))
+
+    def _driven(self, at: int, found: dict[str, Loop]) -> Iterator[Loop]:
+        """Loops over the levels of one operand, up to the first whose coordinate is known already."""
+        operand = self.operands[at]
+        assert operand.layout is not None
+        held: set[str] = set()
+        for depth, (letter, level) in enumerate(zip(operand.path, operand.layout.levels, strict=True)):
+            is_root = depth == 0 and level.kind == "dense"
+            if letter in held or (letter in found and not is_root) or letter in self.made:
+                return
+            held.add(letter)
+            if letter not in found:
+                under = operand.path[0] if self._is_attached(operand, depth, found) else ""
+                yield Loop(letter, None if is_root else at, depth, under)
+
+    def _is_attached(self, operand: Operand, depth: int, found: dict[str, Loop]) -> bool:
+        """Whether a level's parent is a dense root whose coordinate another operand gives."""
+        assert operand.layout is not None
+        if depth != 1 or operand.layout.levels[0].kind != "dense":
+            return False
+        root = found.get(operand.path[0])
+        return root is not None and root.owner is not None
+
+    def is_direct(self, at: int) -> bool:
+        """Whether each stored element of an operand is met by its position."""
+        operand, owned = self.operands[at], {loop.letter for loop in self.loops if at in loop.owners}
+        if operand.layout is None:
+            return True
+        root = operand.path[0] if operand.layout.levels[0].kind == "dense" else ""
+        return all(letter in owned or letter == root for letter in operand.path)
+
+
+# The stage-I program of one contraction, as a person would write it.
+
+
+BUFFERS = "ABCDEFGHXYZUVWPQRS"
+RESERVED = {"T"}  # what programs call the dialect
+
+
+@dataclass
+class Names:
+    """The names of a program; each is given once."""
+
+    taken: set[str] = field(default_factory=lambda: set(RESERVED))
+
+    def new(self, *wanted: str) -> str:
+        """The first of some names that is free, or the last with a number."""
+        for name in wanted:
+            if name not in self.taken:
+                break
+        else:
+            name = next(f"{wanted[-1]}_{n}" for n in range(1, 1000) if f"{wanted[-1]}_{n}" not in self.taken)
+        self.taken.add(name)
+        return name
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and what its parameters are called.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    buffers : tuple of str
+        One for each operand.
+    result : str
+    values : tuple of str
+        The parameters that hold the values of operands.
+    arrays : tuple of dict
+        Of each sparse operand, the parameters of its index arrays: of a depth, those of indptr and indices, "" where
+        there is none.
+    sizes : dict of str to str
+        The size of each letter.
+    """
+
+    func: tirx.PrimFunc
+    buffers: tuple[str, ...]
+    result: str
+    values: tuple[str, ...]
+    arrays: tuple[dict[int, tuple[str, str]], ...]
+    sizes: dict[str, str]
+
+
+class _Writer:
+    """Writes one program."""
+
+    def __init__(self, nest: Nest, name: str) -> None:
+        self.nest, self.name, self.names = nest, name, Names()
+        self.handles: list[str] = []
+        self.scalars: list[str] = []
+        self.lines: list[str] = []
+        self.arrays: list[dict[int, tuple[str, str]]] = [{} for _ in nest.operands]
+        self.axis: dict[tuple[int, int], str] = {}  # of a level of an operand
+        self.dense: dict[str, str] = {}  # the dense axis of a letter
+        self._name_letters()
+        self._name_buffers()
+
+    # -------------------------------------------------------------- names
+
+    def _name_letters(self) -> None:
+        letters = self.nest.letters
+        self.vars = {c: self.names.new(c) for c in letters}
+        sparse = set(self._sparse_levels().values())
+        tops = {c: c.upper() if c.upper() != c else f"{c}_axis" for c in letters}
+        self.made = {c: self.names.new(tops[c]) for c in self.nest.made}
+        for c in letters:
+            self.dense[c] = self.names.new(f"{tops[c]}_dense" if c in sparse else tops[c], f"{tops[c]}_dense")
+        for (at, depth), c in self._sparse_levels().items():
+            self.axis[at, depth] = self.names.new(tops[c], f"{tops[c]}_{at}")
+        self.sizes = {c: self.names.new(f"n_{c}") for c in letters}
+
+    def _sparse_levels(self) -> dict[tuple[int, int], str]:
+        found = {}
+        for at, operand in enumerate(self.nest.operands):
+            if operand.layout is None:
+                continue
+            for depth, (level, c) in enumerate(zip(operand.layout.levels, operand.path, strict=True)):
+                if level.kind != "dense":
+                    found[at, depth] = c
+        return found
+
+    def _name_buffers(self) -> None:
+        free = [name for name in BUFFERS if name not in self.names.taken]
+        made = [self.names.new(*free, "A") for _ in (*self.nest.operands, "")]
+        self.buffers, self.result = tuple(made[:-1]), made[-1]
+        self.values = tuple(self.names.new(n.lower(), f"{n.lower()}_data") for n in made)
+
+    # -------------------------------------------------------------- declarations
+
+    def declare(self) -> None:
+        """Axes, then buffers."""
+        self.handles += self.values
+        used = self._dense_letters()
+        for c in self.nest.letters:
+            if c in used:
+                self.lines.append(f"{self.dense[c]} = T.dense_fixed({self.sizes[c]}{self._idtype})")
+        for at in range(len(self.nest.operands)):
+            self._levels(at)
+        above = self.dense[self.nest.output[0]] if self.nest.made != self.nest.output else "None"
+        for c, made in self.made.items():
+            self.lines.append(f"{made} = T.sparse_assembled({above}, {self.sizes[c]}{self._idtype})")
+            above = made
+        if self._has_scalars():
+            self.one = self.names.new("One")
+            self.lines.append(f"{self.one} = T.dense_fixed(1{self._idtype})")
+        self.scalars[:0] = [self.sizes[c] for c in self.nest.letters]
+        for at, operand in enumerate(self.nest.operands):
+            axes = self._axes(at) if operand.layout is not None else [self.dense[c] for c in operand.letters]
+            self._match(self.buffers[at], self.values[at], axes, is_sparse=operand.layout is not None)
+        self._match(self.result, self.values[-1], self._result_axes())
+
+    @property
+    def _idtype(self) -> str:
+        return ', "int64"' if self.nest.idtype == "int64" else ""
+
+    def _has_scalars(self) -> bool:
+        return not self.nest.output or any(not o.letters for o in self.nest.operands)
+
+    def _dense_letters(self) -> set[str]:
+        """Letters of which some buffer or loop has all coordinates."""
+        found = {loop.letter for loop in self.nest.loops if loop.owner is None and not loop.assembled}
+        for operand in self.nest.operands:
+            if operand.layout is None:
+                found |= set(operand.letters)
+            elif operand.layout.levels[0].kind == "dense":
+                found.add(operand.path[0])
+        dense = set(self.nest.output) - set(self.nest.made)
+        return found | (dense if self.nest.pattern is None else set())
+
+    def _levels(self, at: int) -> None:
+        operand = self.nest.operands[at]
+        if operand.layout is None:
+            return
+        parent = "None"
+        for depth, (level, c) in enumerate(zip(operand.layout.levels, operand.path, strict=True)):
+            if level.kind == "dense":
+                parent = self.dense[c]
+                continue
+            axis = self.axis[at, depth]
+            call = getattr(self, f"_{level.kind}")(at, depth, axis, parent, c)
+            flags = "".join(f", {f}=False" for f in ("sorted", "unique") if not getattr(level, f))
+            self.lines.append(f"{axis} = T.{call}{'' if level.kind == 'full' else flags})")
+            parent = axis
+
+    def _suffix(self, at: int, axis: str) -> str:
+        return axis.lower() if len(self._array_levels()) > 1 else ""
+
+    def _array_levels(self) -> list[tuple[int, int]]:
+        kinds = ("compressed", "singleton")
+        layouts = [o.layout.levels if o.layout is not None else () for o in self.nest.operands]
+        return [(at, d) for at, levels in enumerate(layouts) for d, level in enumerate(levels) if level.kind in kinds]
+
+    def _array(self, what: str, at: int, axis: str) -> str:
+        suffix = self._suffix(at, axis)
+        name = self.names.new(f"{what}_{suffix}" if suffix else what)
+        return name
+
+    def _compressed(self, at: int, depth: int, axis: str, parent: str, c: str) -> str:
+        indptr, indices = self._array("indptr", at, axis), self._array("indices", at, axis)
+        nnz = self._array("nnz", at, axis)
+        self.handles += [indptr, indices]
+        self.scalars.append(nnz)
+        self.arrays[at][depth] = (indptr, indices)
+        return f"sparse_variable({parent}, ({self.sizes[c]}, {nnz}), ({indptr}, {indices}){self._idtype}"
+
+    def _singleton(self, at: int, depth: int, axis: str, parent: str, c: str) -> str:
+        indices = self._array("indices", at, axis)
+        self.handles.append(indices)
+        self.arrays[at][depth] = ("", indices)
+        return f"singleton({parent}, {self.sizes[c]}, {indices}{self._idtype}"
+
+    def _full(self, at: int, depth: int, axis: str, parent: str, c: str) -> str:
+        layout = self.nest.operands[at].layout
+        assert layout is not None
+        above = [self.vars[c] for c in self.nest.operands[at].path[:depth]]
+        if len({*above, "s"}) <= depth:
+            above = [f"c{n}" for n in range(depth)]
+        size = self.sizes[c]
+        return f"sparse_fixed({parent}, ({size}, {size}), lambda {', '.join([*above, 's'])}: s{self._idtype}, full=True"
+
+    def _axes(self, at: int, letters: str | None = None) -> list[str]:
+        """The axes of a sparse operand in the order of its dimensions."""
+        operand = self.nest.operands[at]
+        assert operand.layout is not None
+        names = {}
+        for depth, level in enumerate(operand.layout.levels):
+            c = operand.path[depth]
+            names[level.dim] = self.dense[c] if level.kind == "dense" else self.axis[at, depth]
+        held = range(len(operand.letters)) if letters is None else [operand.letters.index(c) for c in letters]
+        return [names[d] for d in held]
+
+    def _result_axes(self) -> list[str]:
+        if self.nest.pattern is not None:
+            return self._axes(self.nest.pattern, self.nest.output)
+        return [self.made.get(c) or self.dense[c] for c in self.nest.output]
+
+    def _match(self, buffer: str, handle: str, axes: list[str], *, is_sparse: bool = False) -> None:
+        held = ", ".join(axes or [self.one]) + ("," if len(axes) < 2 else "")
+        fill = self.nest.ring.fill
+        default = f", default_value={literal(fill, self.nest.dtype)}" if is_sparse and fill != 0 else ""
+        self.lines.append(f'{buffer} = T.match_sparse_buffer({handle}, ({held}), "{self.nest.dtype}"{default})')
+
+    # -------------------------------------------------------------- the iteration
+
+    def iterate(self) -> None:
+        """The loops and their body."""
+        nest = self.nest
+        loops = nest.loops
+        target = self._access(self.result, nest.output)
+        reads = [self._access(b, o.letters) for b, o in zip(self.buffers, nest.operands, strict=True)]
+        if not loops:
+            self.lines.append(f'with T.sp_iter([{self.one}], "S", "{self.name}") as [o]:')
+            self.lines.append(f"    {target} = {nest.ring.product(reads)}")
+            return
+        axes = ", ".join(self._loop(loop) for loop in loops)
+        kinds = "".join("S" if loop.letter in nest.output else "R" for loop in loops)
+        named = ", ".join(self.vars[loop.letter] for loop in loops)
+        self.lines.append(f'with T.sp_iter([{axes}], "{kinds}", "{self.name}") as [{named}]:')
+        has_pattern = nest.pattern is not None or nest.assembled
+        if "R" not in kinds and (has_pattern or all(loop.owner is None for loop in loops)):
+            self.lines.append(f"    {target} = {nest.ring.product(reads)}")
+            return
+        identity = literal(nest.ring.identity(nest.dtype), nest.dtype)
+        self.lines.append("    with T.init():")
+        self.lines.append(f"        {target} = {identity}")
+        self.lines.append(f"    {target} = {nest.ring.body(target, reads)}")
+
+    def _loop(self, loop: Loop) -> str:
+        if loop.assembled:
+            return self.made[loop.letter]
+        if loop.owner is None:
+            return self.dense[loop.letter]
+        if loop.others:
+            return f"T.intersect({', '.join(self._walked(part) for part in (loop, *loop.others))})"
+        return self._walked(loop)
+
+    def _walked(self, loop: Loop) -> str:
+        """A level of an operand, attached where its parent is not listed."""
+        assert loop.owner is not None
+        axis = self.axis[loop.owner, loop.depth]
+        if not loop.under:
+            return axis
+        above = next(other for other in self.nest.loops if other.letter == loop.under)
+        return f"T.attach({axis}, {self._loop_axis(above)})"
+
+    def _loop_axis(self, loop: Loop) -> str:
+        return self.dense[loop.letter] if loop.owner is None else self.axis[loop.owner, loop.depth]
+
+    def _access(self, buffer: str, letters: str) -> str:
+        return f"{buffer}[{', '.join(self.vars[c] for c in letters) or '0'}]"
+
+    def text(self) -> str:
+        self.declare()
+        self.iterate()
+        size = f"T.{self.nest.idtype}"
+        params = [f"{h}: T.handle" for h in self.handles] + [f"{s}: {size}" for s in self.scalars]
+        body = "\n".join(f"    {line}" for line in self.lines)
+        return f"@T.prim_func\ndef {self.name}({', '.join(params)}):\n{body}\n"
+
+
+@remember("programs of einsum", 256)
+def program(nest: Nest, name: str = "einsum") -> Program:
+    """The program of a contraction.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> from sparsetir.einsum.emit import Nest, Operand
+    >>> nest = Nest((Operand("ik"), Operand("kj")), "ij")
+    >>> print(sparsetir.script(program(nest, "matmul").func).strip())
+    # from tvm.script import sparsetir as T
+    <BLANKLINE>
+    @T.prim_func
+    def matmul(a: T.handle, b: T.handle, c: T.handle, n_i: T.int32, n_k: T.int32, n_j: T.int32):
+        I = T.dense_fixed(n_i)
+        K = T.dense_fixed(n_k)
+        J = T.dense_fixed(n_j)
+        A = T.match_sparse_buffer(a, (I, K), "float32")
+        B = T.match_sparse_buffer(b, (K, J), "float32")
+        C = T.match_sparse_buffer(c, (I, J), "float32")
+        with T.sp_iter([I, J, K], "SSR", "matmul") as [i, j, k]:
+            with T.init():
+                C[i, j] = T.float32(0.0)
+            C[i, j] = C[i, j] + A[i, k] * B[k, j]
+    """
+    writer = _Writer(nest, name)
+    text = writer.text()
+    arrays = tuple(writer.arrays)
+    return Program(parse(text), writer.buffers, writer.result, writer.values, arrays, writer.sizes)
+
+
+__all__ = ["Loop", "Nest", "Operand", "Program", "program"]

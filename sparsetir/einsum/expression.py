@@ -1,0 +1,512 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`einsum`: index notation over sparse and dense operands."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsetir.einsum import subscripts as notation
+from sparsetir.einsum.elementwise import FlatStep, MaskedStep
+from sparsetir.einsum.operands import Kind, Shape, admitted, fits_layout, kind_of, look, passed
+from sparsetir.einsum.order import Join, joins, statistics, stored_about
+from sparsetir.einsum.planning import RESULTS, Task, agreed, broadcast, diagonals, extents, plan
+from sparsetir.einsum.steps import DenseStep, KernelStep, Step, array_dtype, cast, classed, classed_pattern, transposed
+from sparsetir.einsum.subscripts import semiring
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.hypersparse import has_hypersparse, renumber
+from sparsetir.interop import is_torch, to_torch
+from sparsetir.utils.caches import shared_cache
+from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype, dtype_name
+
+_known = shared_cache("einsum expressions", 256)
+
+
+def einsum(
+    subscripts: str,
+    *operands: Any,
+    reduce: str = "sum",
+    combine: str = "mul",
+    fill: float = 0,
+    result: str = "auto",
+) -> Any:
+    """Evaluate index notation over sparse and dense operands, without making sparse ones dense.
+
+    Parameters
+    ----------
+    subscripts : str
+        As for `numpy.einsum`: ``"ik,kj->ij"``, with ``...`` for dimensions that broadcast; letters that the result
+        lacks are reduced.
+    *operands : array, sparse object or number
+        Any number of them: numpy and torch arrays; scipy, torch and `CooTensor` sparse ones, `SparseTensor`. Their
+        dtypes meet as numpy's do. Dimensions of extent 1 broadcast.
+    reduce : {"sum", "prod", "max", "min", "any", "all"}
+        Of what meets in one element of the result.
+    combine : {"mul", "add", "max", "min", "and", "or"}
+        Of the operands' elements.
+    fill : number
+        The value of what sparse operands, and a sparse result, do not store. Where it changes no result (0 for sums of
+        products, -inf for the largest sum) loops run over stored entries only; else over all elements.
+    result : {"auto", "dense", "sparse"}
+        By default sparse where the result has all letters of a sparse operand or, of more than one letter, only
+        letters of sparse operands.
+
+    Returns
+    -------
+    array, sparse object or number
+        A dense result is a numpy array, a torch tensor if an operand is one. A sparse one has the class of the operand
+        whose pattern it has; entries may hold zero. Of no letters: a number.
+
+    Raises
+    ------
+    ArgumentError
+        When the text does not fit the operands, or their shapes do not fit each other.
+    ArgumentTypeError
+        When an operand is of no known class or dtype.
+    LoweringError
+        When `result="sparse"` is asked for where what is not stored changes the result.
+
+    Notes
+    -----
+    Three operands and more are contracted in the order that is expected to cost least, some in one loop nest. Elements
+    that are not stored are not multiplied: a NaN that would meet one has no effect.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2.0], [3.0, 0]]))
+    >>> sparsetir.einsum("ij,jk->ik", A, np.eye(2)).tolist()
+    [[0.0, 2.0], [3.0, 0.0]]
+    >>> sparsetir.einsum("ij,ik,jk->ij", A, np.ones((2, 3)), np.ones((2, 3))).toarray().tolist()
+    [[0.0, 6.0], [9.0, 0.0]]
+    >>> inf = float("inf")
+    >>> sparsetir.einsum("ij,j->i", A, np.array([1.0, 5.0]), reduce="max", combine="add", fill=-inf).tolist()
+    [7.0, 4.0]
+    """
+    values = [passed(value, at) for at, value in enumerate(operands)]
+    if has_hypersparse(values):
+        return _over_short(subscripts, values, reduce, combine, fill, result)
+    return _expression(subscripts, values, reduce, combine, fill, result).run(values)
+
+
+def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: Any, result: str) -> Any:
+    """Evaluate over the coordinates that occur, where elements that are not stored change no result."""
+    terms = notation.parse(text, tuple(len(value.shape) for value in values))
+    is_sum = (reduce, combine, fill) == ("sum", "mul", 0)
+    if not is_sum and (len(values) > 1 or reduce not in ("max", "min")):
+        shape = max((tuple(v.shape) for v in values), key=max)
+        raise ArgumentError(
+            f"an operand has shape {shape}, of which reduce={reduce!r} with combine={combine!r} and fill={fill} would "
+            "take every element: number the rows and columns that hold entries first"
+        )
+    short = renumber(terms.inputs, values)
+    found = _expression(text, short.values, reduce, combine, fill, result).run(short.values)
+    return short.restore(found, terms.output)
+
+
+def einsum_expression(
+    subscripts: str,
+    *operands: Any,
+    reduce: str = "sum",
+    combine: str = "mul",
+    fill: float = 0,
+    result: str = "auto",
+) -> Expression:
+    """An expression made ready for operands like those that are given.
+
+    Parameters
+    ----------
+    subscripts, reduce, combine, fill, result
+        As for `einsum`.
+    *operands : array, sparse object or tuple of int
+        Operands like those of the calls; a tuple is the shape of a dense one, of the dtype of the others.
+
+    Returns
+    -------
+    Expression
+        Called with the operands. `Expression.tune` changes neither `einsum` nor another expression.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2.0], [3.0, 0]]))
+    >>> step = sparsetir.einsum_expression("ij,jk->ik", A, (2, 1))
+    >>> step(A, np.ones((2, 1))).tolist()
+    [[2.0], [3.0]]
+    >>> step.bind(A)(np.ones((2, 1))).tolist()
+    [[2.0], [3.0]]
+    """
+    known = [value.dtype for value in operands if not isinstance(value, tuple) and hasattr(value, "dtype")]
+    dtype = kind_dtype(known) if known else "float32"
+    values = [Shape(v, dtype) if isinstance(v, tuple) else admitted(v, at) for at, v in enumerate(operands)]
+    if has_hypersparse([v for v in values if not isinstance(v, Shape)]):
+        shapes = ", ".join(str(tuple(v.shape)) for v in values)
+        raise ArgumentError(f"operands of shapes {shapes} have far more rows than entries: call sparsetir.einsum")
+    return _expression(subscripts, values, reduce, combine, fill, result).apart(values)
+
+
+def kind_dtype(dtypes: Sequence[Any]) -> str:
+    """The dtype in which operands of these dtypes meet."""
+    return common_dtype([dtype_name(dtype) for dtype in dtypes])
+
+
+def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fill: Any, result: str) -> Expression:
+    """The expression for such operands: made once."""
+    try:
+        key: Any = (text, reduce, combine, fill, result, *[look(value) for value in values])
+        known = _statistics(text, values) if len(values) > 2 else {}
+        if len(values) > 2:
+            key = (key, tuple(known.items()), *[(tuple(v.shape), stored_bits(v)) for v in values])
+        found = _known.get(key)
+    except (TypeError, AttributeError, ValueError, IndexError):  # of no use as a key: whoever reads it says why
+        key, found, known = None, None, {}
+    if found is None:
+        found = Expression(text, values, reduce=reduce, combine=combine, fill=fill, result=result, known=known)
+        if key is not None:
+            _known[key] = found
+    return found
+
+
+def _statistics(text: str, values: Sequence[Any]) -> dict[Join, tuple[int, int]]:
+    """What decides the order of contractions besides the sizes; nothing where the text does not fit the operands."""
+    try:
+        terms = notation.parse(text, tuple(len(value.shape) for value in values))
+    except (ArgumentError, ArgumentTypeError):
+        return {}
+    return joins(terms.inputs, values)
+
+
+def stored_bits(value: Any) -> int:
+    """About how many entries a sparse operand stores: the order of magnitude decides the order of contractions."""
+    count = stored_of(value)
+    return -1 if count is None else int(count).bit_length()
+
+
+def stored_of(value: Any) -> int | None:
+    """Entries that a sparse operand stores; None for a dense one."""
+    if isinstance(value, (np.ndarray, Shape)):
+        return None
+    if is_torch(value):
+        layout = str(value.layout)
+        listed = value._indices()[0] if layout == "torch.sparse_coo" else value.values() if "sparse" in layout else None
+        return None if listed is None else len(listed)
+    return int(value.nnz)
+
+
+class Expression:
+    """Index notation made ready for operands of some kinds; made by `einsum_expression`.
+
+    Attributes
+    ----------
+    steps : list of Step
+        Its contractions in order.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        values: Sequence[Any],
+        *,
+        reduce: str,
+        combine: str,
+        fill: Any,
+        result: str,
+        known: Mapping[Join, tuple[int, int]],
+    ) -> None:
+        if not values:
+            raise ArgumentError("an expression needs an operand, found none")
+        if result not in RESULTS:
+            raise ArgumentError(f"result is one of {', '.join(RESULTS)}, found {result!r}")
+        kinds = [kind_of(value, at) for at, value in enumerate(values)]
+        self.text, self.kinds = text, kinds
+        self.dtype = common_dtype([kind.dtype for kind in kinds])
+        if self.dtype not in VALUE_DTYPES:
+            met = ", ".join(dict.fromkeys(kind.dtype for kind in kinds))
+            raise ArgumentTypeError(
+                f"operands of {met} meet in {self.dtype}, expressions are computed in {', '.join(VALUE_DTYPES)}: "
+                "pass .astype(...)"
+            )
+        casts = [None if kind.dtype == self.dtype else self.dtype for kind in kinds]
+        terms = notation.parse(text, tuple(kind.order for kind in kinds))
+        self.terms = broadcast(terms, kinds)
+        pairs = zip(terms.inputs, self.terms.inputs, strict=True)
+        self.spread = [[d for d, (a, b) in enumerate(zip(*pair, strict=True)) if a != b] for pair in pairs]
+        sizes = extents(self.terms, [value.shape for value in values])
+        self.terms, views = diagonals(self.terms, kinds)
+        self.views = [pair if any(pair) else None for pair in zip(casts, views, strict=True)]
+        ring = semiring(reduce, combine, fill, self.dtype)
+        same = tuple(agreed(kind, self.dtype, ring) for kind in kinds)
+        self.task = Task(self.terms, same, ring, result)
+        # From what its key has of the operands alone: those of the first call do not decide for others.
+        stored = [None if stored_of(value) is None else stored_about(stored_bits(value)) for value in values]
+        self.steps, self.target = plan(self.task, sizes, stored, statistics(known))
+        self.order = [self.target.letters.index(c) for c in self.terms.output]
+        self.is_torch = any(kind.family == "torch" for kind in kinds)
+        self.family = "numpy" if self.target.pattern is None else kinds[self.target.pattern].family
+        if self.target.assembled:
+            self.family = next(kind.family for kind in kinds if kind.layout is not None)
+        self.is_plain = len(self.steps) == 1 and not any(self.views) and not self.target.is_sparse
+        self.is_plain = self.is_plain and self.steps[0].members == tuple(range(len(kinds)))
+        self.examples: Sequence[Any] = ()
+
+    def apart(self, examples: Sequence[Any]) -> Expression:
+        """The same expression with steps of its own, to be tuned with these operands by default."""
+        other = copy.copy(self)
+        other.steps, other.examples = [step.apart() for step in self.steps], examples
+        return other
+
+    # ------------------------------------------------------------------ calls
+
+    def __call__(self, *operands: Any) -> Any:
+        """Evaluate it.
+
+        Parameters
+        ----------
+        *operands : array, sparse object or number
+            Of the kinds that the expression was made for; any sizes.
+        """
+        values = [passed(value, at) for at, value in enumerate(operands)]
+        self._check(values)
+        return self.run(values)
+
+    def _check(self, values: Sequence[Any]) -> None:
+        if len(values) != len(self.kinds):
+            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {len(values)}")
+        for at, value in enumerate(values):
+            self.check(at, value)
+
+    def check(self, at: int, value: Any) -> None:
+        """Raise unless an operand is of the kind that the expression was made for."""
+        kind, found = self.kinds[at], kind_of(value, at)
+        how = "make another with einsum_expression, or call einsum"
+        if found != kind and not _is_like(value, found, kind):
+            raise ArgumentTypeError(
+                f"operand {at} is {_shown(found)}, but the expression was made for {_shown(kind)}: {how}"
+            )
+        self.check_spread(at, value)
+
+    def check_spread(self, at: int, value: Any) -> None:
+        """Raise unless the dimensions of extent 1 that were broadcast still are."""
+        wide = [d for d in self.spread[at] if value.shape[d] != 1]
+        if wide:
+            raise ArgumentError(
+                f"dimension {wide[0]} of operand {at} has extent {value.shape[wide[0]]}, but the expression was made "
+                "for 1, which is broadcast: make another with einsum_expression, or call einsum"
+            )
+
+    def run(self, values: Sequence[Any]) -> Any:
+        if self.is_plain:
+            found = self.steps[0](values)
+        else:
+            found = self._evaluate([self.viewed(n, value) for n, value in enumerate(values)])
+        return self.finished(found)
+
+    def viewed(self, at: int, value: Any) -> Any:
+        """An operand in the dtype of the expression, and its diagonal where a letter occurs twice."""
+        view = self.views[at]
+        if view is None:
+            return value
+        dtype, text = view
+        value = cast(value, dtype) if dtype else value
+        return value if text is None else DenseStep((at,), [text.partition("->")[0]], text.partition("->")[2])([value])
+
+    def _evaluate(self, values: Sequence[Any]) -> Any:
+        known = list(values)
+        for step in self.steps:
+            known.append(step([known[n] for n in step.members]))
+        return known[-1]
+
+    def finished(self, found: Any) -> Any:
+        """The result in its class, dimensions in order."""
+        if self.target.assembled:
+            return classed_pattern(found, self.family)
+        if self.target.pattern is None:
+            return to_torch(np.asarray(found)) if self.is_torch and not is_torch(found) else _number(found)
+        return classed(transposed(found, self.order), self.family)
+
+    def bind(self, *operands: Any) -> Callable[..., Any]:
+        """Fix some operands, usually the sparse ones: they are laid out once.
+
+        Parameters
+        ----------
+        *operands : array, sparse object or None
+            The operands from the first on; None, or nothing, for those that calls pass.
+
+        Returns
+        -------
+        callable
+            Takes the open operands in their order. What depends on fixed operands alone has been computed.
+        """
+        if len(operands) > len(self.kinds):
+            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {len(operands)}")
+        fixed = {at: passed(value, at) for at, value in enumerate(operands) if value is not None}
+        for at, value in fixed.items():
+            self.check(at, value)
+        return BoundExpression(self, fixed)
+
+    # ------------------------------------------------------------------ looking inside, and searching
+
+    def script(self) -> str:
+        """The programs of its steps, one after the other, as they could be written by hand."""
+        return "\n".join(step.script().strip() + "\n" for step in self.steps)
+
+    def explain(self) -> str:
+        """One line for each step: what it computes, and over what its loops run."""
+        names = [f"operand {n}" for n in range(len(self.kinds))]
+        lines = []
+        for number, step in enumerate(self.steps, 1):
+            held = [names[n] for n in step.members]
+            lines.append(f"{number}. {_explained(step, held)}")
+            names.append(f"step {number}")
+        where = "dense" if self.target.pattern is None else f"the pattern of operand {self.target.pattern}"
+        where = "a pattern that is computed" if self.target.assembled else where
+        return "\n".join([f"{self.terms} in {self.dtype}, result: {where}", *lines])
+
+    def tune(self, *operands: Any, seconds: float = 10.0, database: Any = None) -> Expression:
+        """Search the fastest format and schedule of its steps on these operands.
+
+        Parameters
+        ----------
+        *operands : array, sparse object or None
+            Those to measure with. By default, and for None, those that the expression was made for; in place of a
+            shape, random numbers.
+        seconds : float
+            For all steps together.
+        database : str, Path or Database, optional
+            Where trials are kept; see `sparsetir.tune_sparse`.
+
+        Returns
+        -------
+        Expression
+            This one, whose later calls and `bind` use what was found.
+        """
+        from sparsetir.tuning import tune_sparse
+
+        given = operands or [None] * len(self.kinds)
+        values = [self._example(at) if value is None else admitted(value, at) for at, value in enumerate(given)]
+        self._check(values)
+        known = [self.viewed(n, value) for n, value in enumerate(values)]
+        kernels = [step for step in self.steps if isinstance(step, KernelStep)]
+        for step in self.steps:
+            members = [known[n] for n in step.members]
+            if isinstance(step, KernelStep):
+                called, arguments = step.called(members)
+                limit = seconds / len(kernels)
+                func = called.program.func
+                found = tune_sparse(func, arguments, max_seconds=limit, database=database, progress=False)
+                called.tuned = found.kernel
+            known.append(step(members))
+        return self
+
+    def _example(self, at: int) -> Any:
+        """An operand that the expression was made for; of one that is known by its shape, random numbers."""
+        if at >= len(self.examples):
+            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {at + 1} or more")
+        value = self.examples[at]
+        if not isinstance(value, Shape):
+            return value
+        return np.random.default_rng(at).integers(1, 4, value.shape).astype(array_dtype(value.dtype))
+
+    def __repr__(self) -> str:
+        operands = ", ".join(_shown(kind) for kind in self.kinds)
+        return f"Expression {self.text!r} of {operands}: {len(self.steps)} step{'s' * (len(self.steps) != 1)}"
+
+
+class BoundExpression:
+    """An expression with some operands fixed; made by `Expression.bind`."""
+
+    def __init__(self, expression: Expression, fixed: dict[int, Any]) -> None:
+        self.expression, self.fixed = expression, fixed
+        count = len(expression.kinds)
+        known: dict[int, Any] = {}
+        for at, value in fixed.items():
+            known[at] = expression.viewed(at, value)
+        self.open = [n for n in range(count) if n not in fixed]
+        self.plain = [_plain(*pair) for pair in zip(expression.kinds, expression.spread, strict=True)]
+        self.calls: list[tuple[int, Step, Any]] = []
+        for number, step in enumerate(expression.steps, count):
+            held = {place: known[n] for place, n in enumerate(step.members) if n in known}
+            if len(held) == len(step.members):
+                known[number] = step([held[place] for place in range(len(held))])
+            else:
+                self.calls.append((number, step, step.bind(held)))
+        self.known = known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the expression and the fixed operands, which are bound again; bound calls are machine code."""
+        return BoundExpression, (self.expression, self.fixed)
+
+    @cached_property
+    def _template(self) -> list[Any]:
+        return [self.known.get(n) for n in range(len(self.expression.kinds) + len(self.expression.steps))]
+
+    def __call__(self, *operands: Any) -> Any:
+        """Evaluate it with the open operands."""
+        if len(operands) != len(self.open):
+            raise ArgumentTypeError(f"{len(self.open)} operands are open, found {len(operands)}")
+        expression, known = self.expression, self._template.copy()
+        for n, value in zip(self.open, operands, strict=True):
+            held, expected = value, self.plain[n]
+            if type(value) is not np.ndarray or (value.ndim, value.dtype) != expected:
+                held = passed(value, n)
+                expression.check(n, held)
+            known[n] = held if expression.views[n] is None else expression.viewed(n, held)
+        for number, step, call in self.calls:
+            known[number] = call([known[n] for n in step.members])
+        return expression.finished(known[-1])
+
+    def __repr__(self) -> str:
+        return f"{self.expression!r}, {len(self.expression.kinds) - len(self.open)} fixed"
+
+
+def _number(found: Any) -> Any:
+    return found[()] if isinstance(found, np.ndarray) and found.ndim == 0 else found
+
+
+def _plain(kind: Kind, spread: Sequence[int]) -> Any:
+    """Order and dtype of arrays that need no further look; None where each operand is looked at."""
+    return None if kind.layout is not None or spread else (kind.order, np.dtype(array_dtype(kind.dtype)))
+
+
+def _is_like(value: Any, found: Kind, kind: Kind) -> bool:
+    """Whether an operand may take the place of another whose kind is not quite the same."""
+    if (found.order, found.dtype, found.family == kind.family) != (kind.order, kind.dtype, True):
+        return found.layout is kind.layout is None and (found.order, found.dtype) == (kind.order, kind.dtype)
+    if kind.layout is None or found.layout is None:
+        return kind.layout is found.layout
+    return found.layout == kind.layout or fits_layout(value, kind.layout)
+
+
+def _shown(kind: Kind) -> str:
+    what = f"{kind.dtype} of {kind.order} dimension{'s' * (kind.order != 1)}"
+    if kind.layout is None:
+        return f"dense {what}"
+    classes = {"scipy": "scipy", "torch": "torch", "tensor": "SparseTensor", "coo": "CooTensor"}
+    return f"sparse ({kind.layout}) {what}, a {classes[kind.family]} one with {kind.layout.idtype} indices"
+
+
+def _explained(step: Step, names: Sequence[str]) -> str:
+    if isinstance(step, DenseStep):
+        return f"numpy.einsum({step.text!r}) of {', '.join(names)}"
+    if isinstance(step, MaskedStep):
+        mask, first, second = (names[n] for n in step.roles[:3])
+        return f"{first} times {second} where {mask} stores entries, times those; adds up rows in the order of {mask}'s"
+    assert isinstance(step, KernelStep)
+    if isinstance(step, FlatStep):
+        return f"{','.join(step.letters)}->{step.output} of {', '.join(names)}; merges them as matrices of their rows"
+    nest = step.written
+    text = f"{','.join(o.letters for o in nest.operands)}->{nest.output}"
+    parts = [f"{text} of {', '.join(names)}"]
+    for at, (operand, name) in enumerate(zip(nest.operands, names, strict=True)):
+        if operand.layout is not None:
+            owned = "".join(loop.letter for loop in nest.loops if at in loop.owners)
+            what = f"runs over what {name} stores" if owned else f"looks {name} up"
+            parts.append(what if nest.is_direct(at) or not owned else f"{what}, and looks it up")
+    return "; ".join(parts)
+
+
+__all__ = ["BoundExpression", "Expression", "einsum", "einsum_expression"]

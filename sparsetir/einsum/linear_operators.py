@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse matrices as linear operators of scipy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse.linalg as linalg
+
+from sparsetir import ops
+from sparsetir.build import build
+from sparsetir.einsum.expression import einsum_expression
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import is_sparse
+from sparsetir.utils.dtypes import is_float
+
+DEFAULT_CALLS = 1000  # products that a solver is expected to make
+MIN_ENTRIES = 1 << 14  # of a matrix; the products of smaller ones cost less than code for another format
+TRIAL_PRODUCTS = 8  # products of one kind before a format is looked for, unless calls= promises more
+SAMPLES = 3  # timed products of each candidate, after one that is not counted
+
+
+def linear_operator(A: Any, *, calls: int | None = None) -> linalg.LinearOperator:
+    """Make a sparse matrix a linear operator for scipy's solvers.
+
+    After a few products with vectors, or with matrices, that kind of product is tried over the format that
+    ``sparsetir.build(program, calls=calls)`` finds for the matrix. Some products are timed over both formats, and the
+    faster one makes the others. A second copy of the matrix is kept for each format.
+
+    Parameters
+    ----------
+    A : sparse matrix, shape (m, n)
+        Of scipy, torch or a `SparseTensor`, of float32 or float64. Integers, bools and other floats become float64.
+    calls : int, optional
+        About how many products of each kind will be made. Given that, the format is looked for at the first product,
+        and 0 keeps the format of `A`. By default a thousand are expected once eight have been made.
+
+    Returns
+    -------
+    scipy.sparse.linalg.LinearOperator
+        Its products, also those with the transposed matrix, run on all threads. Values of `A` that change later may
+        not be seen. It can be pickled; formats are then looked for again.
+
+    Raises
+    ------
+    ArgumentTypeError
+        `A` is not sparse, or complex, or `calls` is no integer.
+    ArgumentError
+        `A` is no matrix, or `calls` is negative.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, scipy.sparse.linalg as linalg, sparsetir
+    >>> A = sp.diags_array([-np.ones(9), 2.5 * np.ones(10), -np.ones(9)], offsets=[-1, 0, 1]).tocsr()
+    >>> x, info = linalg.cg(sparsetir.linear_operator(A), np.ones(10))
+    >>> info, bool(np.allclose(A @ x, np.ones(10), atol=1e-4))
+    (0, True)
+    """
+    if not is_sparse(A):
+        raise ArgumentTypeError(f"linear_operator takes a sparse matrix, found {type(A).__name__}")
+    if len(A.shape) != 2:
+        raise ArgumentError(f"linear_operator takes a matrix, found {len(A.shape)} dimensions")
+    tensor = A if isinstance(A, SparseTensor) else SparseTensor.from_any(A, "csr")
+    if tensor.dtype.kind not in "iub" and not is_float(tensor.dtype):
+        raise ArgumentTypeError(f"linear_operator takes real numbers, found {tensor.dtype}")
+    if tensor.dtype not in (np.float32, np.float64):
+        tensor = _in_float64(tensor)
+    if calls is not None and (isinstance(calls, bool) or not isinstance(calls, (int, np.integer))):
+        raise ArgumentTypeError(f"calls: expected an integer, got {calls!r}. Pass the expected number of products.")
+    if calls is not None and calls < 0:
+        raise ArgumentError(f"calls: expected a non-negative integer, got {calls}. Pass 0 to keep the format.")
+    return _Operator(tensor, calls)
+
+
+def _in_float64(tensor: SparseTensor) -> SparseTensor:
+    """The same numbers in float64; refuse those that it does not hold."""
+    wide = tensor.astype("float64")
+    if tensor.dtype.itemsize < 8:
+        return wide
+    values, exact = tensor.values, wide.values
+    limit = {"i": 2.0**63, "u": 2.0**64}.get(tensor.dtype.kind, np.inf)
+    inside = np.abs(exact) < limit if np.isfinite(limit) else np.full(exact.shape, fill_value=True)
+    same = (np.where(inside, exact, 0).astype(tensor.dtype) == values) & inside | (values != values)
+    if not same.all():
+        raise ArgumentTypeError(f"A: expected values that float64 holds, got {tensor.dtype} {values[~same][0]}")
+    return wide
+
+
+class _Operator(linalg.LinearOperator):
+    def __init__(self, tensor: SparseTensor, calls: int | None) -> None:
+        self.tensor, self.calls = tensor, calls
+        super().__init__(tensor.dtype, tensor.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the compiled products, which are made again where they are needed."""
+        return {name: value for name, value in self.__dict__.items() if name != "_products"}
+
+    @cached_property
+    def _products(self) -> dict[str, _Product]:
+        """Products by their text and dtype, made when they are first needed."""
+        return {}
+
+    def _product(self, text: str, x: Any) -> Any:
+        x = np.ascontiguousarray(x)
+        if x.dtype.kind == "c":
+            return self._product(text, x.real) + 1j * self._product(text, x.imag)
+        if x.dtype != self.tensor.dtype:
+            x = x.astype(self._common_dtype(x))
+        key = f"{text}{x.dtype}"
+        if key not in self._products:
+            first = einsum_expression(text, self.tensor, x).bind(self.tensor)
+            is_large = self.tensor.nnz >= MIN_ENTRIES if self.calls is None else self.calls > 0
+            is_alike = x.dtype == self.tensor.dtype and is_large
+            self._products[key] = _Product(first, self._second(text) if is_alike else None, self.calls)
+        return self._products[key](x)
+
+    def _common_dtype(self, x: Any) -> np.dtype[Any]:
+        """The dtype that a vector is multiplied in, by numpy's rules."""
+        if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
+            raise ArgumentTypeError(f"x: expected numbers that float64 holds, got {x.dtype}. Convert them with astype.")
+        return np.result_type(x.dtype, self.tensor.dtype)
+
+    def _second(self, text: str) -> Callable[[Any], Any]:
+        """Return a function of an operand: the product over another format, or None where converting does not pay."""
+        tensor, calls = self.tensor, DEFAULT_CALLS if self.calls is None else self.calls
+        is_transposed = text[3] == "i"
+
+        def convert(x: Any) -> Any:
+            matrix = tensor.to_scipy("csr", copy=False)
+            matrix = matrix.T.tocsr() if is_transposed else matrix
+            program, name = (ops.spmv, "x") if x.ndim == 1 else (ops.spmm, "B")
+            kernel = build(program(tensor.dtype.name, idtype=matrix.indices.dtype.name), calls=int(calls))
+            bound = kernel.bind(A=matrix)
+            bound(**{name: x})
+            is_other = bound.over_another is not None or is_transposed
+            return (lambda x: bound(**{name: x})) if is_other else None
+
+        return convert
+
+    def _matvec(self, x: Any) -> Any:
+        return self._product("ij,j->i", x.reshape(-1))
+
+    def _rmatvec(self, x: Any) -> Any:
+        return self._product("ij,i->j", x.reshape(-1))
+
+    def _matmat(self, X: Any) -> Any:
+        return self._product("ij,jk->ik", X)
+
+    def _rmatmat(self, X: Any) -> Any:
+        return self._product("ij,ik->jk", X)
+
+
+class _Product:
+    """One kind of product: over the format of the matrix, and later over another one if that is faster.
+
+    Parameters
+    ----------
+    first : callable
+    convert : callable or None
+        Of an operand; returns the second candidate, or None.
+    calls : int or None
+        Products that are promised.
+    """
+
+    def __init__(self, first: Callable[[Any], Any], convert: Callable[[Any], Any] | None, calls: int | None) -> None:
+        self.best, self.convert = first, convert
+        self.left = TRIAL_PRODUCTS if calls is None else 0
+        self.candidates: list[tuple[Callable[[Any], Any], list[float]]] = []
+
+    def __call__(self, x: Any) -> Any:
+        if self.candidates:
+            return self._timed(x)
+        if self.convert is not None:
+            self.left -= 1
+            if self.left < 0:
+                self._begin(x)
+        return self.best(x)
+
+    def _begin(self, x: Any) -> None:
+        """Convert the matrix, for products to come."""
+        # A second thread that arrives here meanwhile must not convert the matrix as well.
+        convert, self.convert = self.convert, None
+        second = None if convert is None else convert(x)
+        if second is not None:
+            self.candidates = [(self.best, []), (second, [])]
+
+    def _timed(self, x: Any) -> Any:
+        """Make a product by the candidate with fewer samples; the faster one is kept in the end."""
+        candidates = self.candidates
+        if not candidates:  # another thread has decided
+            return self.best(x)
+        run, seconds = min(candidates, key=lambda pair: len(pair[1]))
+        start = time.perf_counter()
+        y = run(x)
+        seconds.append(time.perf_counter() - start)
+        if all(len(seconds) > SAMPLES for _, seconds in candidates):
+            self.best = min(candidates, key=lambda pair: min(pair[1][1:]))[0]
+            self.candidates = []
+        return y
+
+
+__all__ = ["linear_operator"]

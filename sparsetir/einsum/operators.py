@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operators of `SparseTensor` do."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from numbers import Number
+from string import ascii_lowercase as LETTERS
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.einsum.expression import einsum
+from sparsetir.einsum.steps import array_dtype, cast, transposed
+from sparsetir.einsum.subscripts import LIMITS
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.hypersparse import has_hypersparse
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import CooTensor, as_numpy, compressed_of, is_sparse, is_torch
+from sparsetir.sparse_output import products
+from sparsetir.utils.dtypes import common_dtype, dtype_name, is_float
+
+FEW_ROWS = 1 << 16  # a slice of as many rows is made row by row, one of more rows than entries entry by entry
+
+Axis: TypeAlias = "int | tuple[int, ...] | None"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (Number, np.generic)) or (isinstance(value, np.ndarray) and value.ndim == 0)
+
+
+def _met(value: Any, of: np.dtype[Any]) -> Any:
+    """A number as numpy takes it beside values of a dtype: fractions as floats, Python's numbers in that dtype.
+
+    numpy knows the last of its own dtypes only, not of bfloat16.
+    """
+    if not isinstance(value, (complex, np.generic, np.ndarray, int)):  # int: bool as well
+        value = float(value)
+    return of.type(value) if of.kind == "V" and type(value) in (int, float) else value
+
+
+def _tensor(value: Any) -> SparseTensor:
+    return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value)
+
+
+def _made(like: SparseTensor, coords: Any, values: Any, shape: tuple[int, ...]) -> SparseTensor:
+    """A tensor of entries, with index arrays of the type that another one has."""
+    return SparseTensor.from_any(CooTensor(np.stack(coords).astype(like.idtype, copy=False), values, shape))
+
+
+def _is_operand(value: Any) -> bool:
+    return _is_number(value) or is_sparse(value) or is_torch(value) or isinstance(value, (np.ndarray, list))
+
+
+# ------------------------------------------------------------------ products
+
+
+def matmul(left: Any, right: Any) -> Any:
+    """``left @ right``; of two sparse matrices a `SparseTensor`, else dense."""
+    if type(right) is np.ndarray and right.ndim in (1, 2) and isinstance(left, (SparseTensor, sp.sparray, sp.spmatrix)):
+        shape = left.shape
+        if len(shape) == 2 and shape[1] == right.shape[0]:
+            return einsum("xy,y->x" if right.ndim == 1 else "xy,yz->xz", left, right, result="dense")
+    if not (_is_operand(left) and _is_operand(right)) or _is_number(left) or _is_number(right):
+        return NotImplemented
+    left, right = (v if is_sparse(v) or is_torch(v) else np.asarray(v) for v in (left, right))
+    a, b = len(left.shape), len(right.shape)
+    if (is_sparse(left) and a > 2) or (is_sparse(right) and b > 2):
+        raise ArgumentError(f"@ multiplies matrices and vectors, found {a} and {b} dimensions: use sparsetir.einsum")
+    if left.shape[-1] != right.shape[-2 if b > 1 else 0]:
+        raise ArgumentError(f"the shapes {tuple(left.shape)} and {tuple(right.shape)} do not fit @")
+    if is_sparse(left) and is_sparse(right) and a == b == 2:
+        return SparseTensor.from_any(products.matmul(_compressed(left), _compressed(right)))
+    inner, outer = "xy"[: min(a, 2)], "yz"[: min(b, 2)]
+    inner, outer = ("y" if a == 1 else inner), ("y" if b == 1 else outer)
+    rows = "..." if a > 2 or b > 2 else ""
+    text = f"{rows if a > 2 else ''}{inner},{rows if b > 2 else ''}{outer}"
+    return einsum(f"{text}->{rows}{inner[:-1]}{outer[1:]}", left, right, result="dense")
+
+
+def _compressed(value: Any) -> Any:
+    if not isinstance(value, SparseTensor):
+        return value
+    return value.to_scipy("coo" if has_hypersparse([value]) else "csr", copy=False)
+
+
+def multiply(left: Any, right: Any) -> Any:
+    """``left * right``, element by element; stored where both are."""
+    if not (_is_operand(left) and _is_operand(right)):
+        return NotImplemented
+    tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
+    if _is_number(other):
+        if not isinstance(other, int) and not np.isfinite(_met(other, tensor.dtype)):
+            raise ArgumentError(f"zeros that are not stored would not stay zero under * {other}: use to_dense()")
+        return _scaled(tensor, operator.mul, other)
+    if is_sparse(other):
+        _same_shape(left, right)
+        if tensor.ndim == 2:
+            return SparseTensor.from_any(products.multiply(_compressed(left), _compressed(right)))
+        return _common(tensor, _tensor(other))
+    return over_dense(tensor, other)
+
+
+def divide(left: Any, right: Any) -> Any:
+    """``left / right`` by a number or a dense array; stored where `left` is."""
+    if _is_number(right):
+        if right == 0 or right != right:
+            raise ArgumentError(f"zeros that are not stored would not stay zero under / {right}: use to_dense()")
+        return _scaled(left, operator.truediv, right)
+    if is_sparse(right):
+        raise ArgumentTypeError("division by a sparse tensor divides by the zeros that it does not store")
+    if not _is_operand(right):
+        return NotImplemented
+    shape, array = left.shape, as_numpy(right if is_torch(right) else np.asarray(right), "the divisor")[0]
+    if array.ndim > left.ndim or np.broadcast_shapes(shape, array.shape) != shape:
+        raise ArgumentError(f"an array of shape {array.shape} divides no sparse tensor of shape {shape}")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.true_divide(left.values, np.broadcast_to(array, shape)[left.coords])
+    return left.with_values(values)
+
+
+def power(tensor: SparseTensor, number: Any) -> SparseTensor:
+    """``tensor ** number`` of each element, for a number above zero."""
+    if not _is_number(number):
+        return NotImplemented
+    if isinstance(number, complex) or not number > 0:
+        raise ArgumentError(f"zeros that are not stored would not stay zero under ** {number}: use to_dense()")
+    return _scaled(tensor, operator.pow, number)  # the dtype of bool ** 2 is not that of np.power
+
+
+def _scaled(tensor: SparseTensor, operation: Callable[[Any, Any], Any], number: Any) -> SparseTensor:
+    """Combine each entry with a number, with the dtype and the values that numpy's operator gives."""
+    return mapped(lambda values: operation(values, _met(number, tensor.dtype)), tensor)
+
+
+def over_number(tensor: Any, number: Any) -> Any:
+    """A sparse operand times a number; of its class, in the dtype that numpy gives the product."""
+    own = np.dtype(array_dtype(dtype_name(tensor.dtype)))
+    number = _met(number, own)
+    try:
+        dtype = np.multiply(np.ones(0, own), number).dtype
+    except OverflowError:
+        raise ArgumentError(f"{number} is no {own.name}: convert one of the two first") from None
+    return over_dense(tensor, np.asarray(number).astype(dtype))
+
+
+def over_dense(tensor: Any, other: Any) -> Any:
+    """A sparse operand times a dense array that fits its shape as in numpy; of its class, stored where it is."""
+    array, shape = other if is_torch(other) else np.asarray(other), tuple(tensor.shape)
+    skipped = len(shape) - len(array.shape)
+    if skipped < 0:
+        raise ArgumentError(f"an array of {len(array.shape)} dimensions times a sparse one of {len(shape)}: use einsum")
+    if any(n not in (1, extent) for n, extent in zip(array.shape, shape[skipped:], strict=True)):
+        raise ArgumentError(f"an array of shape {tuple(array.shape)} does not stretch to the sparse one's, {shape}")
+    letters = LETTERS[: len(shape)]
+    last = zip(letters[skipped:], array.shape, shape[skipped:], strict=True)
+    kept = [(letter, n) for letter, n, extent in last if n != 1 or extent == 1]
+    array = array.reshape([n for _, n in kept])  # dimensions of one element are the same for all of the tensor's
+    return einsum(f"{letters},{''.join(letter for letter, _ in kept)}->{letters}", tensor, array, result="sparse")
+
+
+def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
+    """The products of entries that both store."""
+    first, second = _keys(left), _keys(right)
+    _, a, b = np.intersect1d(first, second, assume_unique=True, return_indices=True)
+    dtype = array_dtype(common_dtype([dtype_name(left.dtype), dtype_name(right.dtype)]))
+    values = np.multiply(left.values[a].astype(dtype), right.values[b].astype(dtype))
+    return _made(left, [c[a] for c in left.coords], values, left.shape)
+
+
+def _keys(tensor: SparseTensor) -> np.ndarray:
+    """One number for the coordinates of each entry."""
+    if math.prod(tensor.shape) >= 2**63:
+        raise ArgumentError(f"elements of a tensor of shape {tensor.shape} cannot be numbered in 64 bits")
+    return (
+        np.ravel_multi_index([c.astype(np.int64) for c in tensor.coords], tensor.shape) if tensor.nnz else np.zeros(0)
+    )
+
+
+def _same_shape(left: Any, right: Any) -> None:
+    if tuple(left.shape) != tuple(right.shape):
+        raise ArgumentError(f"sparse tensors of the shapes {tuple(left.shape)} and {tuple(right.shape)} do not fit")
+
+
+# ------------------------------------------------------------------ sums
+
+
+def add(left: Any, right: Any) -> Any:
+    """``left + right``: stored where either is; with a dense array dense."""
+    return _sum(left, right, 1)
+
+
+def subtract(left: Any, right: Any) -> Any:
+    """``left - right``, as `add`."""
+    return _sum(left, right, -1)
+
+
+def _sum(left: Any, right: Any, sign: int) -> Any:
+    if not (_is_operand(left) and _is_operand(right)):
+        return NotImplemented
+    for value in (left, right):
+        if _is_number(value):
+            if value != 0:
+                raise ArgumentError(f"adding {value} changes every element: pass to_dense() + {value}")
+            tensor = right if value is left else left
+            return _scaled(-tensor if value is left and sign < 0 else tensor, operator.add, value)
+    if not (is_sparse(left) and is_sparse(right)):
+        return _dense_sum(left, right, sign)
+    _same_shape(left, right)
+    a, b = _tensor(left), _tensor(right)
+    dtype = _common_dtype(a, b, sign)
+    if a.ndim == 2 and dtype.name != "bool":
+        return SparseTensor.from_any(products.add(_compressed(left), _compressed(right), beta=sign))
+    second = b.values.astype(dtype)
+    values = np.concatenate([a.values.astype(dtype), second if sign > 0 else np.negative(second)])
+    coords = [np.concatenate(pair) for pair in zip(a.coords, b.coords, strict=True)]
+    return _made(a, coords, values, a.shape)
+
+
+def _common_dtype(a: Any, b: Any, sign: int) -> np.dtype[Any]:
+    """The dtype of a sum of two arrays or, for `sign` -1, of a difference."""
+    dtype = np.dtype(array_dtype(common_dtype([dtype_name(a.dtype), dtype_name(b.dtype)])))
+    if dtype.name == "bool" and sign < 0:
+        raise ArgumentTypeError("bools have no difference: convert one of them first, as by .astype('int8')")
+    return dtype
+
+
+def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
+    tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
+    array = as_numpy(other if is_torch(other) else np.asarray(other), "the other operand")[0]
+    shape = np.broadcast_shapes(tensor.shape, array.shape)
+    if shape != tensor.shape:
+        raise ArgumentError(f"an array of shape {array.shape} plus a sparse tensor of {tensor.shape}: they do not fit")
+    dtype = _common_dtype(array, tensor, sign)
+    out, values = np.broadcast_to(array, shape).astype(dtype), tensor.values.astype(dtype)
+    if sign > 0:
+        out[tensor.coords] += values
+    elif tensor is left:
+        met = values - out[tensor.coords]
+        np.subtract(dtype.type(0), out, out=out)
+        out[tensor.coords] = met
+    else:
+        out[tensor.coords] -= values
+    return out
+
+
+# ------------------------------------------------------------------ one tensor
+
+
+def mapped(function: Any, tensor: SparseTensor) -> SparseTensor:
+    """Apply a function, which leaves zero zero, to each entry; the format stays.
+
+    Raises
+    ------
+    ArgumentError
+        A number that the dtype of the entries does not hold.
+    ArgumentTypeError
+        numpy has no such function of this dtype.
+    """
+    try:
+        return tensor.with_values([np.asarray(function(piece.values)) for piece in tensor.pieces])
+    except OverflowError as error:
+        raise ArgumentError(f"{tensor.dtype} values: {error}. Convert them with astype first.") from None
+    except TypeError as error:
+        raise ArgumentTypeError(f"{tensor.dtype} values: {error}. Convert them with astype first.") from None
+
+
+def astype(tensor: SparseTensor, dtype: Any) -> SparseTensor:
+    """The same entries in another dtype."""
+    return cast(tensor, dtype_name(dtype))
+
+
+def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
+    """The tensor with its dimensions in another order."""
+    given = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
+    order = [int(d) % tensor.ndim for d in given] if given else list(reversed(range(tensor.ndim)))
+    if sorted(order) != list(range(tensor.ndim)):
+        raise ArgumentError(f"transpose names each of {tensor.ndim} dimensions once, found {tuple(given)}")
+    moved: SparseTensor = transposed(tensor, order)
+    return moved
+
+
+def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
+    """A comparison of each element with a number; stored where it is true of an entry."""
+    if not _is_number(other):
+        if not _is_operand(other):
+            return NotImplemented
+        raise ArgumentTypeError("a sparse tensor is compared with a number: for two, compare their difference with 0")
+    if ufunc(tensor.dtype.type(0), other):
+        sign = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "=="}
+        shown = sign.get(ufunc.__name__, "!=")
+        raise ArgumentError(f"S {shown} {other} is true of every element that is not stored: compare S.to_dense()")
+    held = np.flatnonzero(ufunc(tensor.values, other))
+    return _made(tensor, [c[held] for c in tensor.coords], np.ones(len(held), np.bool_), tensor.shape)
+
+
+def sliced(tensor: SparseTensor, index: Any) -> Any:
+    """Part of a tensor: dimensions by an index, which they lose, or a slice; one by a list of indices or of bools."""
+    asked = list(index) if isinstance(index, tuple) else [index]
+    if any(at is None for at in asked):
+        raise ArgumentTypeError("a sparse tensor gets no new dimensions by None: reshape what to_dense() gives")
+    if (dots := sum(at is Ellipsis for at in asked)) > 1 or len(asked) - dots > tensor.ndim:
+        raise ArgumentError(f"{len(asked)} indices of a tensor of {tensor.ndim} dimensions")
+    place = next((n for n, at in enumerate(asked) if at is Ellipsis), len(asked))
+    asked[place : place + 1] = [slice(None)] * (tensor.ndim - len(asked) + dots)
+    lists = [d for d, at in enumerate(asked) if not (_is_index(at) or isinstance(at, slice))]
+    if len(lists) > 1:
+        raise ArgumentTypeError("a sparse tensor is sliced by one list at a time: slice the result again")
+    if all(_is_index(at) for at in asked):
+        return _element(tensor, tuple(asked))
+    others = [slice(None) if d in lists else at for d, at in enumerate(asked)]
+    if not any(at != slice(None) for at in others[1:]) and lists in ([], [0]):
+        return _rows(tensor, asked[0])
+    if lists == [0]:
+        return _within(_rows(tensor, asked[0]), others)
+    if others[0] != slice(None):  # of all entries only those in the rows are read
+        first: Any = others[0]
+        chosen = slice(first, first + 1 or None) if _is_index(first) else first
+        tensor, others[0] = _rows(tensor, chosen), 0 if _is_index(first) else slice(None)
+    found = tensor if all(at == slice(None) for at in others) else _within(tensor, others)
+    if not lists:
+        return found
+    at = sum(not _is_index(held) for held in asked[: lists[0]])  # where the dimension is among those that are left
+    first = [at, *(d for d in range(found.ndim) if d != at)]
+    return transpose(_rows(transpose(found, [first]), asked[lists[0]]), [np.argsort(first).tolist()])
+
+
+def _within(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
+    """The entries at indices and in slices."""
+    held, coords, shape = np.ones(tensor.nnz, np.bool_), [], []
+    for d, (at, c, n) in enumerate(zip(asked, tensor.coords, tensor.shape, strict=True)):
+        if _is_index(at):
+            if not -n <= at < n:
+                raise ArgumentError(f"index {at} of dimension {d}, which has {n}")
+            held &= c == at % n
+            continue
+        span = range(n)[at]
+        place, rest = np.divmod(c.astype(np.int64) - span.start, span.step)
+        held &= (rest == 0) & (place >= 0) & (place < len(span))
+        coords.append(place)
+        shape.append(len(span))
+    return _made(tensor, [c[held] for c in coords], tensor.values[held], tuple(shape))
+
+
+def _rows(tensor: SparseTensor, index: Any) -> Any:
+    """Some rows: an index gives a tensor of one dimension less, a slice or a list of indices one of as many."""
+    m = tensor.shape[0]
+    if _is_index(index):
+        return _one_row(tensor, int(index))
+    if isinstance(index, slice):
+        span = range(m)[index]
+        if len(span) > tensor.nnz + FEW_ROWS:
+            return _within(tensor, [index, *[slice(None)] * (tensor.ndim - 1)])
+        chosen = np.arange(span.start, span.stop, span.step)
+    else:
+        chosen = _chosen(index, m)
+    starts, ends = _bounds(tensor, chosen)
+    sizes = ends - starts
+    indptr = np.concatenate([[0], np.cumsum(sizes)])
+    entries = np.repeat(starts - indptr[:-1], sizes) + np.arange(int(indptr[-1]))
+    return _of_rows(tensor, indptr, entries, len(chosen))
+
+
+def _bounds(tensor: SparseTensor, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the entries of rows begin and end, found without reading those of others."""
+    indptr = vars(tensor.entries).get("indptr")
+    if indptr is not None:
+        return indptr[rows].astype(np.int64), indptr[rows + 1].astype(np.int64)
+    first = tensor.coords[0]
+    return np.searchsorted(first, rows), np.searchsorted(first, rows, side="right")
+
+
+def _of_rows(tensor: SparseTensor, indptr: np.ndarray, entries: np.ndarray, count: int) -> SparseTensor:
+    """The tensor of some entries, whose rows begin at `indptr`."""
+    shape = (count, *tensor.shape[1:])
+    if tensor.ndim != 2 or tensor.nnz == 0:
+        coords = [np.repeat(np.arange(count), np.diff(indptr)), *(c[entries] for c in tensor.coords[1:])]
+        return _made(tensor, coords, tensor.values[entries], shape)
+    offsets, columns = (a.astype(tensor.idtype, copy=False) for a in (indptr, tensor.entries.last[entries]))
+    matrix = compressed_of(sp.csr_array, offsets, columns, tensor.values[entries], shape)
+    return SparseTensor.from_any(matrix, "csr", idtype=tensor.idtype, check=False)
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _element(tensor: SparseTensor, index: tuple[int, ...]) -> Any:
+    """One element, zero where none is stored."""
+    if any(not -n <= at < n for at, n in zip(index, tensor.shape, strict=True)):
+        raise ArgumentError(f"element {index} of a tensor of shape {tensor.shape}")
+    first, *others = (at % n for at, n in zip(index, tensor.shape, strict=True))
+    (begin,), (end,) = _bounds(tensor, np.array([first]))
+    held = np.ones(end - begin, np.bool_)
+    for d, at in enumerate(others, 1):
+        held &= _coordinate(tensor, d)[begin:end] == at
+    return tensor.values[begin:end][held].sum(dtype=tensor.dtype)
+
+
+def _coordinate(tensor: SparseTensor, dim: int) -> np.ndarray:
+    """The coordinates of one dimension; those of columns are stored, those of rows may have to be written out."""
+    return np.asarray(tensor.entries.last if dim == tensor.ndim - 1 else tensor.coords[dim])
+
+
+def diagonal(tensor: SparseTensor) -> np.ndarray:
+    """The elements of a matrix whose coordinates are equal."""
+    if tensor.ndim != 2:
+        raise ArgumentError(f"the diagonal is that of a matrix, found {tensor.ndim} dimensions")
+    i, j = tensor.coords
+    held, found = i == j, np.zeros(min(tensor.shape), tensor.dtype)
+    found[i[held]] = tensor.values[held]
+    return found
+
+
+def _chosen(index: Any, m: int) -> np.ndarray:
+    found = np.asarray(index)
+    if found.ndim != 1 or (found.dtype.kind not in "iub" and found.size):
+        raise ArgumentTypeError("rows are chosen by an index, a slice, a list of indices or one of bools")
+    if found.dtype == bool and len(found) != m:
+        raise ArgumentError(f"a list of bools chooses among {m} rows, found {len(found)}")
+    if found.dtype == bool:
+        return np.flatnonzero(found)
+    if found.size and not (found.min() >= -m and found.max() < m):
+        raise ArgumentError(f"row indices must lie in [-{m}, {m}), found {found.min()} to {found.max()}")
+    rows = found.astype(np.int64)
+    return np.where(rows < 0, rows + m, rows)
+
+
+def _one_row(tensor: SparseTensor, index: int) -> Any:
+    m = tensor.shape[0]
+    if not -m <= index < m:
+        raise ArgumentError(f"row {index} of a tensor of {m} rows")
+    (begin,), (end,) = _bounds(tensor, np.array([index % m]))
+    if tensor.ndim == 1:
+        return tensor.values[begin:end].sum(dtype=tensor.dtype)
+    coords = [_coordinate(tensor, d)[begin:end] for d in range(1, tensor.ndim)]
+    return _made(tensor, coords, tensor.values[begin:end], tensor.shape[1:])
+
+
+# ------------------------------------------------------------------ reductions
+
+
+def _kept(tensor: SparseTensor, axis: Axis) -> str:
+    """The letters that a reduction over `axis` keeps."""
+    if axis is None:
+        return ""
+    given = axis if isinstance(axis, tuple) else (axis,)
+    if not all(_is_index(d) for d in given):
+        raise ArgumentTypeError(f"an axis is a whole number, found {axis!r}")
+    if any(not -tensor.ndim <= d < tensor.ndim for d in given):
+        raise ArgumentError(f"axis {axis} of a tensor of {tensor.ndim} dimensions")
+    gone = {int(d) % tensor.ndim for d in given}
+    return "".join(c for d, c in enumerate(LETTERS[: tensor.ndim]) if d not in gone)
+
+
+def total(tensor: SparseTensor, axis: Axis) -> Any:
+    """The sum; of bools and short integers in 64 bits, as numpy's."""
+    if tensor.dtype.kind == "c":
+        return _of_parts(total, tensor, axis)
+    if tensor.dtype.kind in "biu" and tensor.dtype.itemsize < 8:
+        tensor = astype(tensor, "uint64" if tensor.dtype.kind == "u" else "int64")
+    return einsum(f"{LETTERS[: tensor.ndim]}->{_kept(tensor, axis)}", tensor, result="dense")
+
+
+def _of_parts(reduction: Callable[[SparseTensor, Axis], Any], tensor: SparseTensor, axis: Axis) -> Any:
+    """A linear reduction of complex numbers; complex arithmetic would make NaN of infinite parts."""
+    real, imag = (np.asarray(reduction(mapped(part, tensor), axis)) for part in (np.real, np.imag))
+    joined = np.empty(real.shape, tensor.dtype)
+    joined.real, joined.imag = real, imag
+    return joined[()]
+
+
+def mean(tensor: SparseTensor, axis: Axis) -> Any:
+    """The mean."""
+    if tensor.dtype.kind == "c":
+        return _of_parts(mean, tensor, axis)
+    kept = _kept(tensor, axis)
+    count = math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
+    dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
+    wide = "float32" if dtype.itemsize == 2 else dtype.name  # as numpy has means of 16 bits
+    found = total(tensor if tensor.dtype.name == wide else astype(tensor, wide), axis)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(found / np.asarray(count, found.dtype)).astype(dtype)[()]
+
+
+def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
+    """The largest or smallest element."""
+    kept, name = _kept(tensor, axis), dtype_name(tensor.dtype)
+    counted = [n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept]
+    if 0 in counted:
+        raise ArgumentError(f"there is no {which} of no elements: the shape is {tensor.shape}")
+    low, high = LIMITS.get(name, (-math.inf, math.inf))
+    text = f"{LETTERS[: tensor.ndim]}->{kept}"
+    found = np.asarray(
+        einsum(text, tensor, reduce=which, fill=low if which == "max" else high, result="dense"), tensor.dtype
+    )
+    stored = _stored_counts(tensor, kept)
+    join = np.maximum if which == "max" else np.minimum
+    nan = _nan_where_stored(tensor, kept, found)
+    with np.errstate(invalid="ignore"):  # NaN of bfloat16
+        return join(np.where(stored < math.prod(counted), join(found, tensor.dtype.type(0)), found), nan)[()]
+
+
+def _nan_where_stored(tensor: SparseTensor, kept: str, found: np.ndarray) -> Any:
+    """NaN where an entry is NaN, as numpy's reductions have it; else what was found."""
+    if not is_float(tensor.dtype) or not np.isnan(tensor.values).any():
+        return found
+    bad = astype(mapped(np.isnan, tensor), "float64")
+    return np.where(np.asarray(total(bad, _axes(tensor, kept))) > 0, tensor.dtype.type(np.nan), found)
+
+
+def _axes(tensor: SparseTensor, kept: str) -> Axis:
+    return tuple(d for d, c in enumerate(LETTERS[: tensor.ndim]) if c not in kept)
+
+
+def _stored_counts(tensor: SparseTensor, kept: str) -> Any:
+    """How many entries meet in each element of a result."""
+    dims = [LETTERS.index(c) for c in kept]
+    if not dims:
+        return np.asarray(tensor.nnz)
+    shape = tuple(tensor.shape[d] for d in dims)
+    flat = np.ravel_multi_index([tensor.coords[d] for d in dims], shape) if tensor.nnz else np.zeros(0, np.int64)
+    return np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
+
+
+__all__ = [
+    "SparseTensor",
+    "add",
+    "compare",
+    "diagonal",
+    "divide",
+    "matmul",
+    "multiply",
+    "over_dense",
+    "over_number",
+    "power",
+    "sliced",
+    "subtract",
+    "transpose",
+]

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contraction order by expected cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.formats.csr import compressed_rows
+from sparsetir.interop import is_half, transposed
+
+# How many products two sparse operands have where they share a letter, and how many entries these fall on.
+#
+# Entries are seldom spread evenly: hubs have more products, blocks and bands fewer entries. Products are counted,
+# entries are those of some rows.
+
+
+LARGE = 1_000_000  # products of evenly spread entries from which on they are counted
+SAMPLED = 32  # rows
+MOST = 50_000  # their products
+STEPS = 2  # in which a number doubles: an expression is made once for all operands that are as alike
+
+Join = tuple[int, int]
+
+
+class Statistics(NamedTuple):
+    """Of two operands: the products of their entries, and how many of these each entry of the result takes."""
+
+    products: float
+    collisions: float
+
+
+def stored_about(bits: int) -> float:
+    """A number of entries of so many bits."""
+    return 0.75 * 2.0**bits if bits > 0 else 0.0
+
+
+def joins(terms: Sequence[str], values: Sequence[Any]) -> dict[Join, tuple[int, int]]:
+    """Of pairs of sparse operands that share one letter: their products and collisions, rounded logarithms.
+
+    Parameters
+    ----------
+    terms : sequence of str
+        The letters of each operand.
+    values : sequence of array or sparse object
+        All of them scipy's matrices: of others nothing is counted, they are taken to be spread evenly.
+
+    Examples
+    --------
+    >>> A = sp.csr_array(np.ones((100, 100)))
+    >>> statistics(joins(["ij", "jk"], [A, A]))[0, 1]
+    Statistics(products=1048576.0, collisions=90.50966799187809)
+    """
+    if not all(_is_counted(*pair) for pair in zip(terms, values, strict=True)):
+        return {}
+    pairs = [pair for pair in combinations(range(len(values)), 2) if len(_shared(terms, pair)) == 1]
+    if all(_even(terms, values, pair) < LARGE for pair in pairs):
+        return {}
+    return {pair: _counted(*_factors(terms, values, pair)) for pair in pairs}
+
+
+def statistics(rounded: Mapping[Join, tuple[int, int]]) -> dict[Join, Statistics]:
+    """What `joins` rounded."""
+    return {pair: Statistics(*(2.0 ** (n / STEPS) for n in numbers)) for pair, numbers in rounded.items()}
+
+
+def _is_counted(term: str, value: Any) -> bool:
+    return sp.issparse(value) and value.ndim == 2 and len(set(term)) == 2 and not is_half(value)
+
+
+def _shared(terms: Sequence[str], pair: Join) -> str:
+    return "".join(set(terms[pair[0]]) & set(terms[pair[1]]))
+
+
+def _even(terms: Sequence[str], values: Sequence[Any], pair: Join) -> float:
+    """Products of operands whose entries are spread evenly."""
+    first, second = (values[n] for n in pair)
+    return float(first.nnz) * second.nnz / max(first.shape[terms[pair[0]].index(_shared(terms, pair))], 1)
+
+
+def _factors(terms: Sequence[str], values: Sequence[Any], pair: Join) -> tuple[Any, Any]:
+    """The operands in rows, such that their product sums over the letter that they share."""
+    (a, b), letter = pair, _shared(terms, pair)
+    first = values[a] if terms[a].index(letter) else transposed(values[a], (1, 0))
+    second = transposed(values[b], (1, 0)) if terms[b].index(letter) else values[b]
+    return compressed_rows(first), compressed_rows(second)
+
+
+def _counted(first: Any, second: Any) -> tuple[int, int]:
+    """Of ``first @ second``."""
+    count = np.diff(second.indptr)
+    products = float(count[first.indices].sum(dtype=np.float64))
+    if not products:
+        return 0, 0
+    rows = np.unique(np.linspace(0, first.shape[0] - 1, SAMPLED).astype(np.int64))
+    part = _ones(first[rows])
+    own = np.cumsum(part @ count)
+    part = part[: max(1, int(np.searchsorted(own, MOST)))]
+    met = float((part @ count).sum())
+    collisions = met / (part @ _ones(second)).nnz if met else 1.0
+    return round(STEPS * np.log2(products)), round(STEPS * np.log2(collisions))
+
+
+def _ones(rows: Any) -> Any:
+    """The pattern: nothing cancels."""
+    return sp.csr_array((np.ones(len(rows.indices), np.float32), rows.indices, rows.indptr), shape=rows.shape)
+
+
+# The order of the contractions of an expression, by what they are expected to cost.
+#
+# Up to six operands every way to group them is weighed, more than two at a time included: one loop nest over a sparse
+# operand often beats pairs. Above that the cheapest pair is taken first until six are left.
+
+
+EXHAUSTIVE = 6  # operands of which every grouping is weighed
+# Times relative to that of a product in a vector loop below stored entries.
+DENSE_PRODUCT = 1 / 16  # two dense operands go to BLAS
+NESTED = 1 / 4  # two vector loops or more below an entry use what they read from memory again
+SCALAR = 6  # of a product where all loops run over stored entries
+ENTERED = 16  # of one that is entered into a computed pattern
+STARTED = 16  # of the beginning and end of a loop over a row of a sparse operand
+STEP = 20_000  # products in the time that one more call takes
+LARGEST = 2.0**34  # elements of an intermediate result
+CACHED = 1 << 20  # elements of a result that is read again before it leaves the cache
+SPILLED = 8  # of each element more: fresh memory is written, and read again in another order
+
+
+@dataclass(frozen=True)
+class Value:
+    """An operand or an intermediate result, as far as costs depend on it.
+
+    Parameters
+    ----------
+    letters : str
+    stored : float, optional
+        Entries that it stores; None for a dense one.
+    path : str
+        Letters of a sparse one in the order in which they are stored.
+    parts : frozenset of int
+        Numbers of the sparse operands that it is made of.
+    """
+
+    letters: str
+    stored: float | None = None
+    path: str = ""
+    parts: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """One step.
+
+    Parameters
+    ----------
+    members : tuple of int
+        Numbers of values: the operands, then the results of the steps before.
+    output : str
+        The letters of the result.
+    cost : float
+        Products that it is expected to take.
+    """
+
+    members: tuple[int, ...]
+    output: str
+    cost: float
+
+
+def contractions(
+    values: Sequence[Value],
+    output: str,
+    sizes: Mapping[str, int],
+    *,
+    needs_pattern: bool = False,
+    assembles: bool = False,
+    known: Mapping[tuple[int, int], Statistics] | None = None,
+) -> list[Contraction]:
+    """The steps that compute an expression.
+
+    Parameters
+    ----------
+    values : sequence of Value
+        The operands.
+    output : str
+        The letters of the result.
+    sizes : mapping of str to int
+        The extent of each letter.
+    needs_pattern : bool
+        Whether the result must be sparse.
+    assembles : bool
+        Whether the last step, and steps over two sparse operands, compute the pattern of their result.
+    known : mapping of pairs of int to Statistics, optional
+        What was counted of two operands; others are taken to be spread evenly.
+
+    Examples
+    --------
+    >>> sizes = {"i": 10_000, "j": 10_000, "k": 64, "l": 8}
+    >>> chain = [Value("ij", 50_000, "ij"), Value("jk"), Value("kl")]
+    >>> [step.members for step in contractions(chain, "il", sizes)]  # A (B C)
+    [(1, 2), (0, 3)]
+    """
+    search = _Search(list(values), output, sizes, needs_pattern, assembles, known or {})
+    while len(search.open) > EXHAUSTIVE:
+        search.merge_cheapest()
+    search.finish()
+    return search.steps
+
+
+def is_assembled(members: Sequence[Value], letters: str, *, is_last: bool = False) -> bool:
+    """Whether a step computes the pattern of its result: the last one, and products of two sparse operands."""
+    if is_last:
+        return any(value.stored is not None for value in members)
+    if len(members) != 2 or len(letters) < 2 or any(value.stored is None for value in members):
+        return False
+    return bool(set(members[0].letters) & set(members[1].letters))
+
+
+class _Search:
+    """Merges values until one is left."""
+
+    def __init__(
+        self,
+        values: list[Value],
+        output: str,
+        sizes: Mapping[str, int],
+        needs_pattern: bool,
+        assembles: bool,
+        known: Mapping[tuple[int, int], Statistics],
+    ) -> None:
+        self.assembles, self.known = assembles, known
+        self.even = {(a, b): self._even(values[a], values[b], sizes) for a, b in known}
+        self.values, self.output, self.sizes, self.needs_pattern = values, output, sizes, needs_pattern
+        self.open = list(range(len(values)))
+        self.steps: list[Contraction] = []
+
+    # -------------------------------------------------------------- one step
+
+    def kept(self, members: Sequence[int], others: Sequence[int]) -> str:
+        """The letters of members that others or the result need."""
+        needed = set(self.output).union(*(self.values[n].letters for n in others))
+        letters = dict.fromkeys("".join(self.values[n].letters for n in members))
+        return "".join(c for c in letters if c in needed)
+
+    def merged(self, members: Sequence[Value], letters: str, *, is_last: bool = False) -> Value:
+        """What a step over these values makes."""
+        for value in members:
+            if value.stored is not None and set(value.letters) == set(letters) and len(letters) == len(value.letters):
+                return value
+        if self.assembles and is_assembled(members, letters, is_last=is_last):
+            held = set("".join(value.letters for value in members))
+            products = self._met(members, held)
+            for pair in self._pairs(members):
+                products /= self.known[pair].collisions
+            found = min(products, math.prod(float(self.sizes[c]) for c in letters))
+            return Value(letters, found, letters, frozenset().union(*(v.parts for v in members)))
+        return Value(letters)
+
+    def cost(self, members: Sequence[Value], made: Value) -> float:
+        """Products of a step, and what it writes."""
+        extents = self.sizes
+        written = math.prod(extents[c] for c in made.letters) if made.stored is None else made.stored
+        if written > LARGEST:
+            return math.inf
+        if made.stored is None and set(made.letters) != set(self.output):
+            written += SPILLED * max(written - CACHED, 0)
+        sparse = [value for value in members if value.stored is not None]
+        letters = set("".join(value.letters for value in members))
+        if not sparse:
+            rate = DENSE_PRODUCT if len(members) <= 2 else 1.0
+            return STEP + written + rate * math.prod(extents[c] for c in letters)
+        if made.stored is not None and all(value is not made for value in members):
+            before = (sparse[:n] for n in range(1, len(sparse)))
+            rows = sum(self._met(part, set("".join(v.letters for v in part))) for part in before)
+            return STEP + written + ENTERED * self._met(members, letters) + STARTED * rows
+        sparse.sort(key=lambda v: (v is not made, v.path[0] not in made.letters))
+        return STEP + written + self._driven(sparse, letters, made)
+
+    @staticmethod
+    def _even(first: Value, second: Value, sizes: Mapping[str, int]) -> float:
+        """Products of two operands whose entries are spread evenly."""
+        shared = set(first.letters) & set(second.letters)
+        return (first.stored or 0.0) * (second.stored or 0.0) / math.prod(max(sizes[c], 1) for c in shared)
+
+    def _pairs(self, members: Sequence[Value]) -> list[tuple[int, int]]:
+        """The pairs of operands that are known and meet in a step over these values."""
+        of = {n: at for at, value in enumerate(members) for n in value.parts}
+        return [(a, b) for a, b in self.known if a in of and b in of and of[a] != of[b]]
+
+    def _met(self, members: Sequence[Value], letters: set[str]) -> float:
+        """Products where loops run over what all sparse operands store."""
+        bound: set[str] = set()
+        products = 1.0
+        for value in (v for v in members if v.stored is not None):
+            products *= (value.stored or 0.0) / math.prod(max(self.sizes[c], 1) for c in bound & set(value.letters))
+            bound |= set(value.letters)
+        for pair in self._pairs(members):
+            products *= self.known[pair].products / max(self.even[pair], 1.0)
+        return products * math.prod(self.sizes[c] for c in letters - bound)
+
+    def _driven(self, sparse: list[Value], letters: set[str], made: Value) -> float:
+        """Products where loops run over the stored entries of sparse operands."""
+        bound: set[str] = set()
+        products, searches, rows = 1.0, 0.0, 0.0
+        for value in sparse:
+            fresh = set(value.letters) - bound
+            stored = value.stored or 0.0
+            if len(fresh) == len(set(value.letters)):
+                products *= stored
+            elif fresh and value.path[0] in bound:
+                rows += products
+                products *= stored / max(self.sizes[value.path[0]], 1)
+            else:
+                searches += math.log2(2 + stored / max(self.sizes[value.path[0]], 1))
+                products *= math.prod(self.sizes[c] for c in fresh)
+            bound |= fresh
+        free = letters - bound
+        steps = products * (math.prod(self.sizes[c] for c in free) if free else SCALAR)
+        if len(free) > 1 and not free.isdisjoint(made.letters):
+            steps *= NESTED
+        return steps * (1 + searches) + STARTED * rows
+
+    # -------------------------------------------------------------- many steps
+
+    def merge_cheapest(self) -> None:
+        """Merge the two values that cost least."""
+        best: tuple[float, int, int] | None = None
+        for a, b in combinations(self.open, 2):
+            cost = self._pair_cost(a, b)
+            if best is None or cost < best[0]:
+                best = (cost, a, b)
+        assert best is not None
+        self._add((best[1], best[2]))
+
+    def _pair_cost(self, a: int, b: int) -> float:
+        members = [self.values[a], self.values[b]]
+        letters = self.kept((a, b), [n for n in self.open if n not in (a, b)])
+        apart = not set(members[0].letters) & set(members[1].letters)
+        return self.cost(members, self.merged(members, letters)) * (1e6 if apart else 1)
+
+    def _add(self, members: tuple[int, ...]) -> None:
+        others = [n for n in self.open if n not in members]
+        letters = self.kept(members, others) if others else self.output
+        values = [self.values[n] for n in members]
+        made = self.merged(values, letters, is_last=not others)
+        self.steps.append(Contraction(members, made.letters, self.cost(values, made)))
+        self.open = [*others, len(self.values)]
+        self.values.append(made)
+
+    def finish(self) -> None:
+        """Merge what is left in the cheapest of all ways."""
+        whole = tuple(self.open)
+        _, tree = self._best()(frozenset(whole))
+        self._replay(tree)
+
+    def _replay(self, tree: object) -> int:
+        if isinstance(tree, int):
+            return tree
+        assert isinstance(tree, tuple)
+        members = tuple(sorted(self._replay(part) for part in tree))
+        self._add(members)
+        return len(self.values) - 1
+
+    def _best(self) -> Callable[[frozenset[int]], tuple[float, object]]:
+        """The cheapest way to make one value of a set of them: its cost and its tree."""
+        every = frozenset(self.open)
+
+        @cache
+        def made(part: frozenset[int]) -> Value:
+            if len(part) == 1:
+                return self.values[next(iter(part))]
+            letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
+            members = [made(block) for block in best(part)[2]]
+            return self.merged(members, letters, is_last=part == every)
+
+        @cache
+        def best(part: frozenset[int]) -> tuple[float, object, tuple[frozenset[int], ...]]:
+            if len(part) == 1:
+                return 0.0, next(iter(part)), ()
+            found: tuple[float, object, tuple[frozenset[int], ...]] | None = None
+            letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
+            for blocks in partitions(sorted(part)):
+                members = [made(block) for block in blocks]
+                value = self.merged(members, letters, is_last=part == every)
+                lacks = self.needs_pattern and part == every and value.stored is None
+                cost = self.cost(members, value) + sum(best(block)[0] for block in blocks)
+                cost = math.inf if lacks else cost
+                if found is None or cost < found[0]:
+                    found = cost, tuple(best(block)[1] for block in blocks), tuple(blocks)
+            assert found is not None
+            return found
+
+        return lambda part: best(part)[:2]
+
+
+def partitions(items: Sequence[int]) -> Iterator[list[frozenset[int]]]:
+    """The ways to put items into two groups or more.
+
+    Examples
+    --------
+    >>> [len(list(partitions(range(n)))) for n in (2, 3, 4)]
+    [1, 4, 14]
+    """
+    yield from (blocks for blocks in _partitions(list(items)) if len(blocks) > 1)
+
+
+def _partitions(items: list[int]) -> Iterator[list[frozenset[int]]]:
+    if not items:
+        yield []
+        return
+    first, rest = items[0], items[1:]
+    for blocks in _partitions(rest):
+        yield [frozenset({first}), *blocks]
+        for n, block in enumerate(blocks):
+            yield [*blocks[:n], block | {first}, *blocks[n + 1 :]]
+
+
+__all__ = [
+    "Contraction",
+    "Statistics",
+    "Value",
+    "contractions",
+    "is_assembled",
+    "joins",
+    "statistics",
+    "stored_about",
+]

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contractions that compute the pattern of their result: loops over what all sparse operands of a letter store.
+
+The loops over stored coordinates go down the trees of the operands together, each stored in the order of the loops. The
+first letter of the result has all coordinates, so that rows are shared out among threads; where a vector has that
+letter, the whole pattern is one row instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sparsetir.einsum.emit import Nest, Operand
+from sparsetir.einsum.operands import Layout, Level, rows
+from sparsetir.einsum.subscripts import Semiring
+
+
+def walked(members: Sequence[Operand], output: str, ring: Semiring, dtype: str, idtype: str) -> Nest:
+    """The contraction of sparse and dense operands into a sparse result.
+
+    Parameters
+    ----------
+    members : sequence of Operand
+        A letter that a sparse one has twice stands for its diagonal.
+    output : str
+        The letters of the result.
+    ring : Semiring
+        What is not stored changes no result.
+    dtype, idtype : str
+
+    Examples
+    --------
+    >>> from sparsetir.einsum.operands import rows
+    >>> from sparsetir.einsum.subscripts import USUAL
+    >>> tensors = [Operand("ijk", Layout(rows(3))), Operand("ljk", Layout(rows(3)))]
+    >>> nest = walked(tensors, "il", USUAL, "float32", "int32")
+    >>> nest.walk, [operand.path for operand in nest.operands]
+    ('ijkl', ['ijk', 'jkl'])
+    """
+    whole = _once(members)
+    is_rootless = len(output) == 1 or any(o.layout is not None and o.letters == output[0] for o in whole)
+    walk = _walk(whole, output)
+    turned = _turned(whole, walk, set() if is_rootless else {output[0]})
+    nest = Nest(turned, output, None, ring, dtype, idtype, assembled=True, walk=walk, is_rootless=is_rootless)
+    return replace(nest, operands=tuple(_matrix(nest, at) for at in range(len(turned))))
+
+
+def _once(members: Sequence[Operand]) -> list[Operand]:
+    """The operands with each letter once; what they were given with is noted."""
+    found = []
+    for operand in members:
+        once = "".join(dict.fromkeys(operand.letters))
+        is_twice = operand.layout is not None and once != operand.letters
+        layout = Layout(rows(len(once)), operand.layout.idtype) if is_twice and operand.layout else operand.layout
+        found.append(Operand(once, layout, operand.letters) if is_twice else operand)
+    return found
+
+
+def _walk(members: Sequence[Operand], output: str) -> str:
+    """The letters in the order of the loops.
+
+    The next one is stored below known ones by as many operands as possible, which meet there; then by the order in
+    which the operands are stored already.
+    """
+    sparse = [o.path for o in members if o.layout is not None]
+    letters = dict.fromkeys("".join([output[0], *(o.letters for o in members)]))
+    done = output[0]
+
+    def rank(letter: str) -> tuple[bool, int, tuple[int, int]]:
+        holders = [(at, path.index(letter)) for at, path in enumerate(sparse) if letter in path]
+        below = [(at, depth) for at, depth in holders if set(sparse[at]) & set(done)]
+        return not holders, -len(below), min(below or holders, default=(0, 0))
+
+    while len(done) < len(letters):
+        rest = [c for c in letters if c not in done]
+        following = min(rest, key=rank)
+        if rank(following)[0]:  # all that are left have all coordinates: those of the result first
+            return done + "".join(sorted(rest, key=lambda c: c not in output))
+        done += following
+    return done
+
+
+def _turned(members: Sequence[Operand], walk: str, full: set[str]) -> tuple[Operand, ...]:
+    """The operands by the order of the loops, the first level with all coordinates where others give the letter."""
+    given = full | {c for o in members if o.layout is not None for c in _path(o, walk)[1:]}
+    found = []
+    for operand in members:
+        if operand.layout is None:
+            found.append(operand)
+            continue
+        path = _path(operand, walk)
+        dims = [operand.letters.index(c) for c in path]
+        is_full = len(path) > 1 and path[0] in given
+        given.add(path[0])
+        levels = (Level(dims[0], "dense" if is_full else "compressed"), *(Level(d, "compressed") for d in dims[1:]))
+        found.append(replace(operand, layout=Layout(levels, operand.layout.idtype, held=True)))
+    return tuple(found)
+
+
+def _path(operand: Operand, walk: str) -> str:
+    return "".join(sorted(operand.letters, key=walk.index))
+
+
+def _matrix(nest: Nest, at: int) -> Operand:
+    """A matrix below all of its rows as kernels take it from any class, unsorted where nothing meets its entries."""
+    operand = nest.operands[at]
+    layout = operand.layout
+    if layout is None or len(layout.levels) != 2 or layout.levels[0].kind != "dense" or operand.given:
+        return operand
+    meets = any(loop.letter == operand.path[1] and loop.others for loop in nest.loops)
+    is_met = meets or all(c in nest.output for c in nest.letters) or not nest.ring.adds_entries
+    level = replace(layout.levels[1], sorted=is_met, unique=is_met)
+    return replace(operand, layout=replace(layout, levels=(layout.levels[0], level), held=False))
+
+
+__all__ = ["walked"]

@@ -1,0 +1,627 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sparsify`: make operands of dense programs sparse."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.einsum.emit import Names
+from sparsetir.einsum.operands import Level, own_levels, rows
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.formats.encoding import format as format_of
+from sparsetir.formats.format import Format
+from sparsetir.ir.views import decode
+from sparsetir.lower import single
+from sparsetir.script import parser
+from sparsetir.script.printer import parse
+from sparsetir.transform.decompose import decompose_format
+
+# A dense program of loops or blocks, read as statements: what each stores, and the loops around it.
+
+
+LOOPS = ("range", "serial", "parallel", "vectorized", "unroll", "grid", "thread_binding")
+IGNORED = ("reads", "writes", "evaluate", "func_attr", "sblock_attr", "block_attr")
+
+
+@dataclass(frozen=True)
+class DenseBuffer:
+    """A buffer of a dense program.
+
+    Parameters
+    ----------
+    name : str
+    shape : tuple of str
+        The text of each extent.
+    dtype : str
+    allocated : bool
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: str
+    allocated: bool = False
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One store.
+
+    Parameters
+    ----------
+    loops : dict of str to str
+        The extents of the loops around it, outermost first.
+    numbers : dict of str to int
+        Which loop of the program each of these is.
+    target : ast.Subscript
+    value : ast.expr
+    init : ast.expr, optional
+        What a block sets the element to first.
+    """
+
+    loops: dict[str, str]
+    numbers: dict[str, int]
+    target: ast.Subscript
+    value: ast.expr
+    init: ast.expr | None = None
+
+    @property
+    def buffer(self) -> str:
+        return ast.unparse(self.target.value)
+
+    @property
+    def subscripts(self) -> list[str]:
+        return subscripts(self.target)
+
+    @property
+    def added(self) -> tuple[str, ast.expr] | None:
+        """The operator and the other side, where the statement adds to its element or subtracts from it."""
+        own, value = ast.unparse(self.target), self.value
+        if not isinstance(value, ast.BinOp) or not isinstance(value.op, (ast.Add, ast.Sub)):
+            return None
+        if ast.unparse(value.left) == own:
+            return ("+" if isinstance(value.op, ast.Add) else "-"), value.right
+        if isinstance(value.op, ast.Add) and ast.unparse(value.right) == own:
+            return "+", value.left
+        return None
+
+    def reads(self) -> list[ast.Subscript]:
+        """The elements that it reads, its own included."""
+        return [node for node in ast.walk(self.value) if isinstance(node, ast.Subscript)]
+
+
+@dataclass
+class DenseProgram:
+    """A dense program.
+
+    Parameters
+    ----------
+    name : str
+    buffers : dict of str to DenseBuffer
+    scalars : dict of str to str
+        Parameters that are no buffers, and symbolic sizes, with their dtypes.
+    statements : list of Statement
+    """
+
+    name: str
+    buffers: dict[str, DenseBuffer]
+    scalars: dict[str, str]
+    statements: list[Statement] = field(default_factory=list)
+
+
+def subscripts(node: ast.Subscript) -> list[str]:
+    """The text of each subscript."""
+    held = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return [ast.unparse(index) for index in held]
+
+
+def read(func: tirx.PrimFunc) -> DenseProgram:
+    """The statements of a dense program.
+
+    Raises
+    ------
+    LoweringError
+        It holds what is no loop, block or store.
+    """
+    tree = parser.parse(func.script(extra_config={"tirx.prefix": "T", "script.use_pep695": False}))
+    node = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
+    buffers: dict[str, DenseBuffer] = {}
+    scalars: dict[str, str] = {}
+    for param in func.params:
+        if tirx.is_buffer_var(param):
+            shape = tuple(_extent(n, scalars) for n in param.ty.shape)
+            buffers[str(param.name)] = DenseBuffer(str(param.name), shape, str(param.ty.dtype))
+        else:
+            scalars[str(param.name)] = str(param.ty.dtype)
+    made = DenseProgram(str(func.attrs["global_symbol"]), buffers, scalars)
+    _Reader(made).body(node.body, {}, {}, {}, None)
+    return made
+
+
+def _extent(expr: Any, scalars: dict[str, str]) -> str:
+    if isinstance(expr, tirx.IntImm):
+        return str(int(expr))
+    for name, dtype in ((str(v.name), str(v.ty.dtype)) for v in _variables(expr)):
+        scalars.setdefault(name, dtype)
+    return str(expr.name) if hasattr(expr, "name") else str(expr)
+
+
+def _variables(expr: Any) -> list[Any]:
+    from sparsetir.ir.rewriting import collect
+
+    return collect(expr, tirx.Var)
+
+
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, ast.expr]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return copy.deepcopy(self.names.get(node.id, node))
+
+
+class _Reader:
+    """Walks the text of a program."""
+
+    def __init__(self, made: DenseProgram) -> None:
+        self.made, self.count = made, 0
+
+    def refuse(self, node: ast.AST, what: str) -> LoweringError:
+        line = ast.unparse(node).splitlines()[0]
+        return LoweringError(f"sparsify reads loops, blocks and stores; found {what}: {line}")
+
+    def body(
+        self,
+        nodes: Sequence[ast.stmt],
+        loops: dict[str, str],
+        numbers: dict[str, int],
+        names: dict[str, ast.expr],
+        init: Mapping[str, ast.expr] | None,
+    ) -> None:
+        """The statements of a body; `names` are those of a block's variables."""
+        names = dict(names)
+        started: dict[str, ast.expr] = dict(init or {})
+        for node in nodes:
+            if isinstance(node, ast.For):
+                self.loop(node, loops, numbers, names)
+            elif isinstance(node, ast.With):
+                self.block(node, loops, numbers, names, started)
+            elif isinstance(node, ast.Assign):
+                self.assign(node, loops, numbers, names, started)
+            elif not self.is_ignored(node):
+                raise self.refuse(node, "something else")
+
+    def is_ignored(self, node: ast.stmt) -> bool:
+        if isinstance(node, ast.Pass):
+            return True
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Constant):
+            return True
+        return isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in IGNORED
+
+    def loop(self, node: ast.For, loops: Any, numbers: Any, names: Any) -> None:
+        call = node.iter
+        kind = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+        if not isinstance(call, ast.Call) or kind not in LOOPS or kind == "thread_binding":
+            raise self.refuse(node, "a loop of another kind")
+        extents = [ast.unparse(a) for a in call.args]
+        variables = [
+            ast.unparse(v) for v in (node.target.elts if isinstance(node.target, ast.Tuple) else [node.target])
+        ]
+        if kind != "grid" and len(extents) == 2:
+            extents = [extents[1]] if extents[0] == "0" else []
+        if len(extents) != len(variables):
+            raise self.refuse(node, "a loop that does not begin at 0")
+        self.count += 1
+        inner = dict(zip(variables, extents, strict=True))
+        self.body(node.body, {**loops, **inner}, {**numbers, **dict.fromkeys(inner, self.count)}, names, None)
+
+    def block(self, node: ast.With, loops: Any, numbers: Any, names: Any, started: dict[str, ast.expr]) -> None:
+        call = node.items[0].context_expr
+        kind = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+        if kind == "init":
+            for store in node.body:
+                if not isinstance(store, ast.Assign) or not isinstance(store.targets[0], ast.Subscript):
+                    raise self.refuse(store, "something else in T.init()")
+                target, value = (_Renamed(names).visit(copy.deepcopy(e)) for e in (store.targets[0], store.value))
+                started[ast.unparse(target)] = value
+            return
+        if kind not in ("sblock", "block"):
+            raise self.refuse(node, "another context")
+        self.body(node.body, loops, numbers, names, None)
+
+    def assign(self, node: ast.Assign, loops: Any, numbers: Any, names: Any, started: dict[str, ast.expr]) -> None:
+        target = node.targets[0]
+        if isinstance(target, ast.Subscript):
+            renamed = _Renamed(names)
+            place, value = renamed.visit(copy.deepcopy(target)), renamed.visit(copy.deepcopy(node.value))
+            first = started.pop(ast.unparse(place), None)
+            self.made.statements.append(Statement(dict(loops), dict(numbers), place, value, first))
+            return
+        call = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
+        if call == "T.axis.remap" and isinstance(node.value, ast.Call):
+            held = target.elts if isinstance(target, ast.Tuple) else [target]
+            bound = node.value.args[1]
+            assert isinstance(bound, ast.List)
+            names.update({ast.unparse(v): _Renamed(names).visit(e) for v, e in zip(held, bound.elts, strict=True)})
+        elif call in ("T.axis.spatial", "T.axis.reduce") and isinstance(node.value, ast.Call):
+            names[ast.unparse(target)] = _Renamed(names).visit(node.value.args[-1])
+        elif call in ("T.alloc_buffer", "T.sblock_alloc_buffer") and isinstance(node.value, ast.Call):
+            self.allocate(ast.unparse(target), node.value)
+        elif not _is_sizes(node.value):
+            raise self.refuse(node, "an assignment")
+
+    def allocate(self, name: str, call: ast.Call) -> None:
+        held = call.args[0]
+        shape = [ast.unparse(n) for n in (held.elts if isinstance(held, ast.Tuple) else [held])]
+        given = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "dtype"), None)
+        dtype = given.value if isinstance(given, ast.Constant) else "float32"
+        self.made.buffers[name] = DenseBuffer(name, tuple(shape), str(dtype), allocated=True)
+
+
+def _is_sizes(value: ast.expr) -> bool:
+    """Whether these are symbolic sizes."""
+    held = value.elts if isinstance(value, ast.Tuple) else [value]
+    return all(isinstance(v, ast.Call) and ast.unparse(v).startswith("T.int") and not v.args for v in held)
+
+
+# Sparsity as a property of a dense program: `sparsify`.
+
+
+def sparsify(func: Any, formats: Mapping[str, Any]) -> Any:
+    """Store some buffers of a dense program in formats.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        A program of plain buffers, loops or blocks, and stores, each of them a ``for`` nest of its own after the
+        loops are split.
+    formats : mapping of str to Format or str
+        For buffers by name, as `sparsetir.format` takes them. A result may be named where an operand in the same format
+        is read with the same subscripts: it has that operand's pattern.
+
+    Returns
+    -------
+    PrimFunc or Decomposition
+        The program over these formats, for `sparsetir.build`; a decomposition where a format is no tree of levels.
+        What reads zero where nothing is stored runs over stored entries only; all else looks entries up.
+
+    Raises
+    ------
+    ArgumentError
+        A name or a format does not fit.
+    LoweringError
+        The program holds something else, or its loops cannot be split.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> from tvm.script import tirx as T
+    >>> @T.prim_func
+    ... def spmv(A: T.Buffer((16, 8), "float32"), x: T.Buffer((8,), "float32"), y: T.Buffer((16,), "float32")):
+    ...     for i in range(16):
+    ...         y[i] = T.float32(0)
+    ...         for j in range(8):
+    ...             y[i] = y[i] + A[i, j] * x[j]
+    >>> program = sparsetir.sparsify(spmv, {"A": "csr"})
+    >>> print(sparsetir.script(program).partition("with ")[2].strip())
+    T.sp_iter([I], "S", "spmv_1") as [i]:
+            y[i] = T.float32(0.0)
+        with T.sp_iter([I, J], "SR", "spmv_2") as [i, j]:
+            y[i] = y[i] + A[i, j] * x[j]
+    """
+    if not isinstance(func, (tirx.PrimFunc, ir.IRModule)):
+        raise ArgumentTypeError(f"sparsify takes a PrimFunc, found {type(func).__name__}")
+    func = single(func)
+    if decode(func).iterations:
+        raise ArgumentError("sparsify takes a dense program; this one has sparse iterations: see decompose_format")
+    program = read(func)
+    chosen = {name: _chosen(program, name, fmt) for name, fmt in formats.items()}
+    trees = {name: own_levels(tuple(fmt.rules)) for name, fmt in chosen.items()}
+    levels = {n: t if t is not None else rows(len(program.buffers[n].shape)) for n, t in trees.items()}
+    for first, second in pairwise(program.statements):
+        _check_split(first, second)
+    writer = _Writer(program, levels, chosen)
+    made = parse(writer.text())
+    pieces = {name: chosen[name] for name, tree in trees.items() if tree is None}
+    return decompose_format(made, pieces) if pieces else made
+
+
+def _chosen(program: DenseProgram, name: str, fmt: Any) -> Format:
+    buffer = program.buffers.get(name)
+    if buffer is None:
+        raise ArgumentError(f"{program.name} has no buffer {name!r}; there are {', '.join(program.buffers)}")
+    return format_of(fmt).resolve(len(buffer.shape), "int32")
+
+
+# ------------------------------------------------------------------ what may be done
+
+
+def vanishes(value: ast.expr, buffer: str) -> bool:
+    """Whether an expression is zero where the elements of a buffer that it reads are."""
+    if _is_zero(value):
+        return True
+    if isinstance(value, ast.Subscript):
+        return ast.unparse(value.value) == buffer
+    if isinstance(value, ast.BinOp):
+        left, right = vanishes(value.left, buffer), vanishes(value.right, buffer)
+        if isinstance(value.op, ast.Mult):
+            return left or right
+        if isinstance(value.op, (ast.Div, ast.FloorDiv)):
+            return left
+        return isinstance(value.op, (ast.Add, ast.Sub)) and left and right
+    if isinstance(value, ast.UnaryOp):
+        return isinstance(value.op, ast.USub) and vanishes(value.operand, buffer)
+    return isinstance(value, ast.Call) and _call_vanishes(value, buffer)
+
+
+def _is_zero(value: ast.expr) -> bool:
+    """Whether an expression is the number zero."""
+    while isinstance(value, ast.Call) and len(value.args) == 1:
+        value = value.args[0]
+    return isinstance(value, ast.Constant) and value.value == 0
+
+
+def _call_vanishes(value: ast.Call, buffer: str) -> bool:
+    name = ast.unparse(value.func).rpartition(".")[2]
+    if name in ("max", "min"):
+        return all(vanishes(a, buffer) for a in value.args)
+    if name in ("if_then_else", "Select"):
+        return all(vanishes(a, buffer) for a in value.args[1:])
+    return name in ("Cast", "cast", "abs", "fabs", "sqrt", "tanh", "sin") and vanishes(value.args[-1], buffer)
+
+
+def _is_linear(value: ast.expr, buffer: str) -> bool:
+    """Whether an expression that reads a buffer adds up where elements of it do."""
+    if isinstance(value, ast.Subscript):
+        return ast.unparse(value.value) == buffer
+    if isinstance(value, ast.UnaryOp):
+        return isinstance(value.op, ast.USub) and _is_linear(value.operand, buffer)
+    if not isinstance(value, ast.BinOp):
+        return False
+    left, right = (_reads(side, buffer) for side in (value.left, value.right))
+    if isinstance(value.op, (ast.Add, ast.Sub)):
+        return left and right and _is_linear(value.left, buffer) and _is_linear(value.right, buffer)
+    if isinstance(value.op, ast.Mult):
+        return not (left and right) and _is_linear(value.left if left else value.right, buffer)
+    return isinstance(value.op, ast.Div) and not right and _is_linear(value.left, buffer)
+
+
+def _reads(value: ast.expr, buffer: str) -> bool:
+    return any(ast.unparse(n.value) == buffer for n in ast.walk(value) if isinstance(n, ast.Subscript))
+
+
+def _check_split(first: Statement, second: Statement) -> None:
+    """Raise unless two statements may have loops of their own."""
+    common = [v for v, n in first.numbers.items() if second.numbers.get(v) == n]
+    for one, other in ((first, second), (second, first)):
+        for node in other.reads() + ([other.target] if other is second else []):
+            if ast.unparse(node.value) != one.buffer:
+                continue
+            pairs = list(zip(one.subscripts, subscripts(node), strict=False))
+            apart = [v for v in common if (v, v) not in pairs]
+            if apart:
+                raise LoweringError(
+                    f"{one.buffer} is stored and used by two statements of loop {apart[0]}, which cannot be split: "
+                    f"give {one.buffer} a dimension for {apart[0]}"
+                )
+
+
+# ------------------------------------------------------------------ the program
+
+
+def _top(variable: str) -> str:
+    """The name of an axis."""
+    return variable.upper() if variable.upper() != variable else f"{variable}_axis"
+
+
+class _Writer:
+    """Writes the program."""
+
+    def __init__(self, program: DenseProgram, levels: Mapping[str, tuple[Level, ...]], formats: Any) -> None:
+        self.program, self.levels, self.formats = program, levels, formats
+        self.names = Names()
+        for name in [*program.buffers, *program.scalars, *(v for s in program.statements for v in s.loops)]:
+            self.names.taken.add(name)
+        self.handles: list[str] = []
+        self.scalars = [f"{name}: T.{dtype}" for name, dtype in program.scalars.items()]
+        self.axes: list[str] = []
+        self.matches: list[str] = []
+        self.body: list[str] = []
+        self.dense: dict[tuple[str, str, int], str] = {}  # of a loop and its extent
+        self.sparse: dict[str, list[str]] = {}  # of a buffer, by depth
+        self.idtype = "int64" if any(f.index_type == "int64" for f in formats.values()) else "int32"
+        self.results = {n: self._model(n) for n in levels if self._is_result(n)}
+        for statement in program.statements:
+            if statement.buffer in self.results:
+                self._check_zero(statement, self.results[statement.buffer])
+
+    # -------------------------------------------------------------- results with a pattern
+
+    def _is_result(self, name: str) -> bool:
+        return any(s.buffer == name for s in self.program.statements)
+
+    def _model(self, name: str) -> str:
+        """The operand whose pattern a result has."""
+        for statement in self.program.statements:
+            if statement.buffer != name:
+                continue
+            value = statement.added[1] if statement.added else statement.value
+            for node in ast.walk(value):
+                other = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
+                if other in self.levels and other != name and isinstance(node, ast.Subscript):
+                    alike = self.levels[other] == self.levels[name] and subscripts(node) == statement.subscripts
+                    if alike and vanishes(value, other):
+                        return other
+        raise ArgumentError(
+            f"{name} is a result: it can be sparse where a factor in the same format is read with the same subscripts"
+        )
+
+    def _check_zero(self, statement: Statement, model: str) -> None:
+        """Raise unless a sparse result is zero where its model stores nothing."""
+        value = statement.added[1] if statement.added else statement.value
+        if not (_is_zero(value) or vanishes(value, model)) or not (statement.init is None or _is_zero(statement.init)):
+            raise ArgumentError(
+                f"{statement.buffer} cannot be sparse: {ast.unparse(value)} is not zero where {model} stores nothing"
+            )
+
+    # -------------------------------------------------------------- axes
+
+    def dense_axis(self, variable: str, extent: str, at: int = 0) -> str:
+        """The axis of all coordinates of a loop, or of a dimension."""
+        key = (variable, extent, at)
+        if key not in self.dense:
+            top = _top(variable)
+            self.dense[key] = self.names.new(top, f"{top}_dense")
+            self.axes.append(f"{self.dense[key]} = T.dense_fixed({extent}{self._wide})")
+        return self.dense[key]
+
+    @property
+    def _wide(self) -> str:
+        return ', "int64"' if self.idtype == "int64" else ""
+
+    def buffer_variables(self, buffer: DenseBuffer) -> list[str]:
+        """A loop variable for each dimension of a buffer, that of its first use where there is one of its extent."""
+        found = [f"{buffer.name.lower()}{d}" for d in range(len(buffer.shape))]
+        for statement in self.program.statements:
+            for node in [statement.target, *statement.reads()]:
+                if ast.unparse(node.value) != buffer.name:
+                    continue
+                for d, index in enumerate(subscripts(node)):
+                    if statement.loops.get(index) == buffer.shape[d] and found.count(index) == 0:
+                        found[d] = index if found[d] not in statement.loops else found[d]
+        return found
+
+    def declare(self, buffer: DenseBuffer) -> None:
+        """A buffer and its axes."""
+        variables = self.buffer_variables(buffer)
+        if buffer.name in self.results:
+            axes = self._ordered(self.results[buffer.name])
+        elif buffer.name in self.levels:
+            self._declare_levels(buffer, variables)
+            axes = self._ordered(buffer.name)
+        else:
+            axes = [self.dense_axis(v, n) for v, n in zip(variables, buffer.shape, strict=True)]
+        held = ", ".join(axes) + ("," if len(axes) == 1 else "")
+        if buffer.allocated:
+            self.matches.append(f'{buffer.name} = T.alloc_sparse_buffer(({held}), "{buffer.dtype}")')
+            return
+        handle = self.names.new(buffer.name.lower(), f"{buffer.name.lower()}_data")
+        self.handles.append(f"{handle}: T.handle")
+        self.matches.append(f'{buffer.name} = T.match_sparse_buffer({handle}, ({held}), "{buffer.dtype}")')
+
+    def _ordered(self, name: str) -> list[str]:
+        levels = self.levels[name]
+        by_dim = {level.dim: axis for level, axis in zip(levels, self.sparse[name], strict=True)}
+        return [by_dim[d] for d in range(len(levels))]
+
+    def _declare_levels(self, buffer: DenseBuffer, variables: list[str]) -> None:
+        self.sparse[buffer.name] = axes = []
+        parent = "None"
+        for depth, level in enumerate(self.levels[buffer.name]):
+            variable, extent = variables[level.dim], buffer.shape[level.dim]
+            if level.kind == "dense":
+                axes.append(self.dense_axis(variable, extent))
+            else:
+                axes.append(self.names.new(_top(variable), f"{_top(variable)}_{buffer.name}"))
+                self.axes.append(f"{axes[-1]} = T.{self._level(level, axes[-1], parent, extent, depth)}")
+            parent = axes[-1]
+
+    def _level(self, level: Level, axis: str, parent: str, extent: str, depth: int) -> str:
+        low = axis.lower()
+        flags = "".join(f", {f}=False" for f in ("sorted", "unique") if not getattr(level, f))
+        if level.kind == "full":
+            above = ", ".join([*(f"c{n}" for n in range(depth)), "s"])
+            return f"sparse_fixed({parent}, ({extent}, {extent}), lambda {above}: s{self._wide}, full=True)"
+        indices = self._array(f"indices_{low}")
+        if level.kind == "singleton":
+            return f"singleton({parent}, {extent}, {indices}{self._wide}{flags})"
+        indptr, nnz = self._array(f"indptr_{low}"), self.names.new(f"nnz_{low}")
+        self.scalars.append(f"{nnz}: T.{self.idtype}")
+        return f"sparse_variable({parent}, ({extent}, {nnz}), ({indptr}, {indices}){self._wide}{flags})"
+
+    def _array(self, name: str) -> str:
+        made = self.names.new(name)
+        self.handles.append(f"{made}: T.handle")
+        return made
+
+    # -------------------------------------------------------------- iterations
+
+    def driver(self, statement: Statement) -> str | None:
+        """The buffer over whose stored entries a statement may run."""
+        value = statement.added[1] if statement.added else statement.value
+        for node in ast.walk(value):
+            name = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
+            if name not in self.levels or name in self.results or not isinstance(node, ast.Subscript):
+                continue
+            held = subscripts(node)
+            shape = self.program.buffers[name].shape
+            whole = all(statement.loops.get(v) == n for v, n in zip(held, shape, strict=True))
+            if whole and len(set(held)) == len(held) and vanishes(value, name):
+                return name if self.read_once(value, name, held) and self.may_repeat(value, name) else None
+        return None
+
+    def may_repeat(self, value: ast.expr, name: str) -> bool:
+        """Whether entries with the same coordinates, where a format keeps them apart, still add up."""
+        return _is_linear(value, name) or all(level.unique for level in self.levels[name])
+
+    def read_once(self, value: ast.expr, name: str, held: list[str]) -> bool:
+        """Whether all reads of a buffer are at the same element."""
+        reads = [n for n in ast.walk(value) if isinstance(n, ast.Subscript) and ast.unparse(n.value) == name]
+        return all(subscripts(n) == held for n in reads)
+
+    def iterate(self, statement: Statement, name: str) -> None:
+        """One statement as an iteration."""
+        driver = self.driver(statement)
+        if statement.buffer in self.results:
+            driver = self.results[statement.buffer]
+        loops: dict[str, str] = {}
+        if driver is not None:
+            held = self._entered(statement, driver)
+            loops = {held[v.dim]: axis for v, axis in zip(self.levels[driver], self.sparse[driver], strict=True)}
+        for variable, extent in statement.loops.items():
+            loops.setdefault(variable, self.dense_axis(variable, extent))
+        kinds = "".join("S" if v in statement.subscripts else "R" for v in loops)
+        self._check_kinds(statement, kinds)
+        self.body.append(f'with T.sp_iter([{", ".join(loops.values())}], "{kinds}", "{name}") as [{", ".join(loops)}]:')
+        self.body += [f"    {line}" for line in self._lines(statement, driver)]
+
+    def _entered(self, statement: Statement, driver: str) -> list[str]:
+        """The loops that a driver's dimensions are."""
+        if statement.buffer in self.results:
+            return statement.subscripts
+        return subscripts(next(n for n in statement.reads() if ast.unparse(n.value) == driver))
+
+    def _check_kinds(self, statement: Statement, kinds: str) -> None:
+        own = any(ast.unparse(node) == ast.unparse(statement.target) for node in statement.reads())
+        if "R" in kinds and not own:
+            text = f"{ast.unparse(statement.target)} = {ast.unparse(statement.value)}"
+            raise LoweringError(f"a loop stores the same element of {statement.buffer} again and again: {text}")
+
+    def _lines(self, statement: Statement, driver: str | None) -> list[str]:
+        target, value = ast.unparse(statement.target), ast.unparse(statement.value)
+        init = statement.init
+        is_dense = driver is not None and statement.buffer not in self.results
+        if is_dense and statement.added is None:  # zero where nothing is stored
+            return ["with T.init():", f"    {target} = 0", f"{target} = {target} + {value}"]
+        if init is None:
+            return [f"{target} = {value}"]
+        return ["with T.init():", f"    {target} = {ast.unparse(init)}", f"{target} = {value}"]
+
+    def text(self) -> str:
+        for name in sorted(self.program.buffers, key=lambda n: 2 if n not in self.levels else int(n in self.results)):
+            self.declare(self.program.buffers[name])
+        many = len(self.program.statements) > 1
+        for number, statement in enumerate(self.program.statements, 1):
+            self.iterate(statement, f"{self.program.name}_{number}" if many else self.program.name)
+        lines = "\n".join(f"    {line}" for line in [*self.axes, *self.matches, *self.body])
+        return f"@T.prim_func\ndef {self.program.name}({', '.join([*self.handles, *self.scalars])}):\n{lines}\n"
+
+
+__all__ = ["DenseBuffer", "DenseProgram", "Statement", "read", "sparsify", "subscripts"]

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of an expression: kernels, and products of dense arrays."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir import interop
+from sparsetir.build import build
+from sparsetir.einsum.emit import Nest, Program, program
+from sparsetir.einsum.operands import Layout, diagonal, full_root, root_axis, tree_of
+from sparsetir.errors import ArgumentError, OffsetError
+from sparsetir.formats.csr import add_duplicates, compressed_rows
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch, recast, to_torch
+from sparsetir.utils.caches import remember
+from sparsetir.utils.gc import uncollected
+
+
+class Step:
+    """Makes one value of some.
+
+    Parameters
+    ----------
+    members : tuple of int
+        Numbers of the values that it takes.
+    """
+
+    members: tuple[int, ...]
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        """The value; `values` are those of the members."""
+        raise NotImplementedError
+
+    def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
+        """The step with some of its operands, by their place, laid out once."""
+        raise NotImplementedError
+
+    def script(self) -> str:
+        """What it does, as text."""
+        raise NotImplementedError
+
+    def apart(self) -> Step:
+        """A step that does the same and is tuned by itself."""
+        return copy.copy(self)
+
+
+class DenseStep(Step):
+    """A product of dense arrays, which numpy makes."""
+
+    def __init__(self, members: tuple[int, ...], letters: Sequence[str], output: str) -> None:
+        self.members, self.letters, self.output = members, tuple(letters), output
+        self.text = f"{','.join(letters)}->{output}"
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        arrays = [as_numpy(value, f"operand {n}")[0] for n, value in enumerate(values)]
+        dtype = arrays[0].dtype.newbyteorder("=")
+        if dtype.name in ("float16", "bfloat16"):
+            arrays = [array.astype(np.float32) for array in arrays]
+        made = np.asarray(np.einsum(self.text, *arrays, optimize=True)).astype(dtype, copy=False)
+        return to_torch(made) if any(is_torch(value) for value in values) else made
+
+    def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
+        return self
+
+    def script(self) -> str:
+        return f"# numpy.einsum({self.text!r}, ...) of dense arrays\n"
+
+
+class KernelStep(Step):
+    """A contraction by a kernel of its own.
+
+    Parameters
+    ----------
+    members : tuple of int
+    nest : Nest
+    name : str
+        Of the program.
+
+    Attributes
+    ----------
+    written, nest : Nest
+        As the expression is written, and with the letters that all contractions of this form have: they share a kernel.
+    tuned : Kernel, optional
+        What a search found.
+    """
+
+    tuned: Any = None
+
+    def __init__(self, members: tuple[int, ...], nest: Nest, name: str = "einsum") -> None:
+        self.members, self.written, self.name = members, nest, name
+        self.nest = renamed(nest)
+        self.layouts = [operand.layout for operand in nest.operands]
+        source = nest.operands[nest.pattern] if nest.pattern is not None else None
+        self.is_prefix = source is not None and len(nest.output) < len(source.letters)
+
+    @cached_property
+    def program(self) -> Program:
+        return program(self.nest, self.name)
+
+    @property
+    def kernel(self) -> Any:
+        return self._baseline if self.tuned is None else self.tuned
+
+    @cached_property
+    def _baseline(self) -> Any:
+        """The kernel that no search chose, shared by all steps of this form."""
+        return _kernel(self.nest, self.name)
+
+    def script(self) -> str:
+        return _printed(program(self.written, self.name)) if self.tuned is None else str(self.tuned.script())
+
+    # -------------------------------------------------------------- calls
+
+    def called(self, values: Sequence[Any]) -> tuple[KernelStep, dict[str, Any]]:
+        """The step whose kernel is called for such values, and its arguments."""
+        return self, self.arguments([self.tree(at, value) for at, value in enumerate(values)])
+
+    def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The kernel's arguments by name."""
+        found: dict[str, Any] = {}
+        for at, value in enumerate(values):
+            found |= self.argument(at, value)
+        return found
+
+    def argument(self, at: int, value: Any) -> dict[str, Any]:
+        """The kernel's arguments for one operand."""
+        layout = self.layouts[at]
+        if layout is not None and layout.held:
+            return self._held(at, layout, value)
+        if layout is not None and self.nest.assembled:
+            value = in_order(value, layout)
+        if layout is None and value.ndim == 0:
+            value = value.reshape(1)
+        return {self.program.buffers[at]: value}
+
+    def _held(self, at: int, layout: Layout, value: SparseTensor) -> dict[str, Any]:
+        """The arrays of a tensor as they are."""
+        names, (piece,) = self.program, value.pieces
+        axes = sorted(piece.rule.buffer.axes, key=lambda axis: len(axis.ancestors))
+        found: dict[str, Any] = {names.values[at]: piece.values}
+        for depth, mine in names.arrays[at].items():
+            for name, array in zip(mine, (axes[depth].indptr, axes[depth].indices), strict=True):
+                if name and array is not None:
+                    found[name] = piece.arrays[str(array.name)].astype(self.nest.idtype, copy=False)
+        if layout.levels[0].kind == "dense" and axes[0].indices is not None:
+            starts, root = names.arrays[at][1][0], layout.levels[0].dim
+            found[starts] = full_root(root_axis(value), found[starts], value.shape[root])
+        letters = self.nest.operands[at].letters
+        return found | {names.sizes[c]: n for c, n in zip(letters, value.shape, strict=True)}
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        trees = self._as_trees(values)
+        try:
+            return self.finished(self.kernel(**self.arguments(trees)), trees)
+        except OffsetError:
+            return self.widened(values)
+
+    def widened(self, values: Sequence[Any]) -> Any:
+        """The result by a kernel with 64-bit offsets, for operands or a result of more elements than 32 bits count.
+
+        Raises
+        ------
+        OffsetError
+            That is this one already.
+        """
+        if self.nest.idtype == "int64" or self.tuned is not None:
+            raise
+        return KernelStep(self.members, replace(self.written, idtype="int64"), self.name)(values)
+
+    def _as_trees(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The operands, that of the pattern as a tensor where its own arrays are needed."""
+        if not any(layout is not None and layout.held for layout in self.layouts):
+            return values
+        return [self.tree(at, value) for at, value in enumerate(values)]
+
+    def finished(self, found: Any, values: Sequence[Any]) -> Any:
+        """What a user gets of what the kernel returned."""
+        at = self.nest.pattern
+        if at is None:
+            return found if self.nest.output else found[0]
+        layout = self.layouts[at]
+        if layout is None or not layout.held:
+            return found
+        array = as_numpy(found, "the result")[0]
+        return self._first_levels(values[at], array) if self.is_prefix else values[at].with_values([array])
+
+    def _first_levels(self, tensor: SparseTensor, values: Any) -> CooTensor:
+        """Values over the first levels of a tensor, with the coordinates of those."""
+        assert self.nest.pattern is not None
+        operand = self.nest.operands[self.nest.pattern]
+        coords = dict(zip(operand.path, level_coords(tensor, len(self.nest.output)), strict=False))
+        shape = dict(zip(operand.letters, tensor.shape, strict=True))
+        output = self.nest.output
+        held = np.stack([coords[c] for c in output]).astype(tensor.idtype, copy=False)
+        return CooTensor(held, values, tuple(shape[c] for c in output))
+
+    def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
+        held: dict[str, Any] = {}
+        trees = {at: self.tree(at, value) for at, value in fixed.items()}
+        for at, value in trees.items():
+            held |= self.argument(at, value)
+        bound = self.kernel.bind(**held)
+        buffers, open_ = self.program.buffers, [n for n in range(len(self.layouts)) if n not in fixed]
+        is_plain = all(self.layouts[n] is None for n in open_) and self.nest.pattern is None and self.nest.output
+        if is_plain and all(self.nest.operands[n].letters for n in open_):
+            return lambda values: bound(**{buffers[n]: values[n] for n in open_})
+        return lambda values: self._call_bound(bound, held, trees, values)
+
+    def _call_bound(self, bound: Any, held: Mapping[str, Any], trees: Mapping[int, Any], values: Sequence[Any]) -> Any:
+        values = [trees[n] if n in trees else self.tree(n, value) for n, value in enumerate(values)]
+        arguments: dict[str, Any] = {}
+        for n in range(len(values)):
+            if n not in trees:
+                arguments |= self._fitting(held, self.argument(n, values[n]))
+        return self.finished(bound(**arguments), values)
+
+    def _fitting(self, held: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments without the sizes that fixed ones have told."""
+        for name in (n for n in arguments if n in held):
+            if arguments[name] != held[name]:
+                letter = next(c for c, size in self.program.sizes.items() if size == name)
+                found = f"{letter!r} is {held[name]} in the fixed operands and {arguments[name]} in the others"
+                raise ArgumentError(f"the extents of one letter are equal: {found}")
+        return {n: value for n, value in arguments.items() if n not in held}
+
+    def tree(self, at: int, value: Any) -> Any:
+        layout, operand = self.layouts[at], self.nest.operands[at]
+        if layout is None or not layout.held:
+            return value
+        if operand.given:
+            value = diagonal(value, operand.given, operand.letters)
+        return tree_of(value, layout, layout.order if self.nest.assembled else ())
+
+
+LETTERS = "ijklmnopqrstuvwxyzabcdefgh"
+
+
+def renamed(nest: Nest) -> Nest:
+    """A contraction with other letters, the same for all that differ in letters alone."""
+    letters = nest.letters
+    if len(letters) > len(LETTERS):
+        return nest
+    new = str.maketrans(dict(zip(letters, LETTERS, strict=False)))
+    operands = tuple(
+        replace(operand, letters=operand.letters.translate(new), given=operand.given.translate(new))
+        for operand in nest.operands
+    )
+    return replace(nest, operands=operands, output=nest.output.translate(new), walk=nest.walk.translate(new))
+
+
+@remember("kernels of einsum", 256)
+@uncollected
+def _kernel(nest: Nest, name: str) -> Any:
+    return build(program(nest, name).func)
+
+
+def _printed(made: Program) -> str:
+    from sparsetir.script.printer import script
+
+    return script(made.func)
+
+
+def level_coords(tensor: SparseTensor, depth: int) -> list[Any]:
+    """The coordinates of the positions of a level, one array for each level down to it."""
+    (piece,) = tensor.pieces
+    axes = sorted(piece.rule.buffer.axes, key=lambda axis: len(axis.ancestors))[:depth]
+    dims = {group[0]: d for d, group in piece.rule.axis_map.items()}
+    found: list[Any] = []
+    count = 1
+    for axis in axes:
+        indptr = None if axis.indptr is None else piece.arrays[str(axis.indptr.name)]
+        indices = None if axis.indices is None else piece.arrays[str(axis.indices.name)]
+        length = tensor.shape[dims[axis.name]]
+        sizes = np.diff(indptr) if indptr is not None else np.full(count, 1 if indices is not None else length)
+        own = np.tile(np.arange(length), count) if indices is None else indices
+        found = [np.repeat(c, sizes) for c in found] + [own.astype(np.int64, copy=False)]
+        count = len(own)
+    return found
+
+
+def in_order(value: Any, layout: Layout) -> Any:
+    """A sparse matrix in the order in which a program that computes patterns reads it."""
+    if layout.transposed:
+        value = transposed(value.to_scipy() if isinstance(value, SparseTensor) else value, (1, 0))
+    if isinstance(value, SparseTensor):
+        return value.to_scipy("csr" if layout.order == (0, 1) else "csc", copy=False)
+    is_compressed = "sparse_cs" in str(value.layout) if is_torch(value) else getattr(value, "format", "") == "csc"
+    return value if is_compressed else compressed_rows(value)
+
+
+# ------------------------------------------------------------------ results
+
+
+def transposed(value: Any, order: Sequence[int]) -> Any:
+    """A value with its dimensions in another order."""
+    if list(order) == list(range(len(order))):
+        return value
+    if sp.issparse(value):
+        return interop.transposed(value, order)
+    if isinstance(value, SparseTensor):
+        coo = value.to_coo()
+        return SparseTensor.from_any(transposed(coo, order))
+    if isinstance(value, CooTensor):
+        return CooTensor(value.coords[list(order)], value.values, tuple(value.shape[d] for d in order))
+    if is_torch(value):
+        if is_sparse(value) and value.dense_dim() > 0:  # torch moves no dimension of entries that are dense
+            value = SparseTensor.from_any(value, "coo").to_torch()
+        return value.transpose(0, 1) if len(order) == 2 else value.permute(*order)
+    return value.transpose(*order)
+
+
+def classed(value: Any, family: str) -> Any:
+    """A `CooTensor` in the class of the operands."""
+    if not isinstance(value, CooTensor) or family == "coo":
+        return value
+    tensor = SparseTensor.from_any(value)
+    if family == "torch":
+        return tensor.convert("coo").to_torch()
+    return tensor
+
+
+def classed_pattern(value: Any, family: str) -> Any:
+    """What a kernel returned with a computed pattern, in the class of the operands."""
+    if family == "torch" and not is_torch(value):
+        tensor = SparseTensor.from_any(value)
+        return (tensor if tensor.ndim == 2 else tensor.convert("coo")).to_torch()
+    if family == "coo":
+        return value if isinstance(value, CooTensor) else SparseTensor.from_any(value).to_coo()
+    return SparseTensor.from_any(value) if family == "tensor" or isinstance(value, CooTensor) else value
+
+
+def cast(value: Any, dtype: str) -> Any:
+    """Convert a value to another dtype; entries with the same coordinates are added up before, in their own."""
+    value = add_duplicates(value) if is_sparse(value) else value
+    if isinstance(value, SparseTensor):
+        return value.with_values([piece.values.astype(dtype) for piece in value.pieces])
+    if isinstance(value, CooTensor):
+        return value.with_values(value.values.astype(dtype))
+    if is_torch(value):
+        import torch
+
+        return value.to(getattr(torch, dtype))
+    return recast(value, array_dtype(dtype)) if sp.issparse(value) else value.astype(array_dtype(dtype))
+
+
+def array_dtype(dtype: str) -> Any:
+    """As numpy takes it."""
+    if dtype != "bfloat16":
+        return dtype
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16
+
+
+__all__ = [
+    "DenseStep",
+    "KernelStep",
+    "Step",
+    "array_dtype",
+    "cast",
+    "classed",
+    "classed_pattern",
+    "is_sparse",
+    "level_coords",
+    "transposed",
+]

@@ -1,0 +1,464 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Format heuristics: formats that suit a pattern, their order, their expected gain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsetir.formats.blocks import BSR, DBSR
+from sparsetir.formats.compressed import CSC, CSR, DCSR, ELL, Ragged
+from sparsetir.formats.coordinates import COO, CSF
+from sparsetir.formats.diagonals import DIA, Band, slice_diagonals
+from sparsetir.formats.format import Entries, Format
+from sparsetir.formats.hybrid import HDIA, Blocks, DenseColumns, DenseRows, DiaRest, EllRest
+from sparsetir.formats.padded import FARTHEST, NM, SELL, SRBCRS, NarrowCSR, NarrowSELL, PaddedCSR
+from sparsetir.formats.partitioned import Buckets, Columns, Hyb, Rows
+from sparsetir.formats.pattern import HACK, SLICES, MatrixPattern, Pattern
+from sparsetir.formats.row_groups import Reordered, RowGroups, grouped_share
+from sparsetir.formats.statistics import block_fill, slice_fills
+from sparsetir.interop.sources import Compressed, open_source
+from sparsetir.ir.usage import ragged_sums
+from sparsetir.ir.views import Program
+from sparsetir.utils.machine import last_cache, private_cache
+
+# How many times faster products should be over a format than over rows, from how full it is.
+
+
+# How many times faster sums over full r x c blocks are than over rows (AMD Zen 4; `sparsetir
+# bench --ops spmv --sweep` prints what the formats make of a matrix).
+SUMMED = {(3, 3): 1.5, (4, 4): 2.6, (8, 1): 2.7, (16, 1): 3.2, (8, 8): 3.2}
+SUMMED_IN_SLICES = 1.4  # the same for full slices, where rows are short
+SUMMED_ON_DIAGONALS = 3.5  # the same for full diagonals of slices
+REST = 1.3  # how many times longer an entry takes that is on none of them, as its row is gone over twice
+
+
+def block_gain(size: int, fill: float) -> float:
+    """How many times faster rows together should be: one load serves them all, but zeros are multiplied too.
+
+    A row alone loads a vector for each multiplication, and both take as long.
+
+    Examples
+    --------
+    >>> block_gain(1, 1.0), block_gain(3, 1.0), block_gain(3, 0.5)
+    (1.0, 1.5, 0.75)
+    """
+    return fill * 2 * size / (size + 1)
+
+
+def group_gain(entries: Entries, rows: int) -> float:
+    """How many times faster rows in groups of so many should be, of which some are as they were."""
+    share, fill = grouped_share(entries, rows, RowGroups.padding)
+    return 1 / (1 - share + share / block_gain(rows, fill)) if share else 1.0
+
+
+def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: int) -> float:
+    """How many times faster sums over blocks should be than over rows, for `nnz` entries of `index` and `value` bytes.
+
+    Where they come from memory, not more than there is less to read.
+
+    Examples
+    --------
+    >>> sum_gain((4, 4), 0.5, 1000, 4, 4), sum_gain((4, 4), 0.5, 10**9, 4, 4)
+    (1.3, 0.9411764705882353)
+    """
+    gain = SUMMED[size] * fill
+    in_rows, in_blocks = index + value, (index / math.prod(size) + value) / max(fill, 1e-9)
+    return gain if nnz * in_rows <= last_cache() else min(gain, in_rows / in_blocks)
+
+
+def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -> float:
+    """How many times faster sums over diagonals of slices should be than over rows.
+
+    `index` and `value` are bytes of an entry. `share` of the entries lie on diagonals that are `fill` full. For data in
+    memory, as for `sum_gain`, at most by as much as there is less to read.
+
+    Examples
+    --------
+    >>> diagonal_gain(1.0, 0.5, 1000, 4, 4), diagonal_gain(1.0, 1.0, 10**9, 4, 4)
+    (1.75, 2.0)
+    """
+    held = share / fill if fill else 0.0
+    gain = 1 / (held / SUMMED_ON_DIAGONALS + REST * (1 - share))
+    in_rows, on_diagonals = index + value, held * value + (1 - share) * (index + value)
+    return gain if nnz * in_rows <= last_cache() else min(gain, in_rows / on_diagonals)
+
+
+# All decisions about formats: which ones suit a matrix, in which order they are tried, and what they gain.
+#
+# * `candidates`: formats that may suit a pattern. Rules propose them from the pattern's numbers alone; each estimates
+#   how many values it would store (`Format.estimate`), and those that store too many are left out.
+# * `promising`: those that a search tries, the likeliest first.
+# * `suited`: the one format that a matrix is worth converting to before many products with it. The rules look at a
+#   sample of the rows, or at their lengths. Converting has to pay within the calls that were announced
+#   (``sparsetir.build(program, calls=1000)``).
+#
+#   * Dense blocks: `bsr`, whose loops load a row of the dense operand, or a few elements of a vector, once for all rows
+#     of a block.
+#   * Rows of similar patterns that are no neighbours: `row_groups`, for the same reason.
+#   * Short rows that are summed into one number each: `sell`, whose loops sum several rows side by side.
+#   * Diagonals of neighbouring rows that are summed so: `hdia`, whose loops do that without a gather.
+
+
+# ------------------------------------------------------------------ constants
+
+# Of `candidates`.
+MOST_VALUES = 2.5  # stored for each entry, padding included; no format above it was faster in `sparsetir bench --sweep`
+HYPERSPARSE = 64  # rows or columns for each entry from which on nothing is stored for each of them
+WORTHWHILE = 0.1  # fraction of the entries for which a piece of their own pays
+MOSTLY = 0.5  # fraction of the entries from which on diagonals of slices are stored
+UNEVEN = 1.1  # share of the largest of equal ranges of rows, relative to its due
+WIDE = 1024  # columns that a range keeps
+APART_IN_TIME = 1024  # entries between two uses of a column, on average, from which on the order of the rows matters
+SIMILAR = 0.75  # fraction of the entries from which on rows are grouped
+APART = 0.8  # how full neighbours' blocks may be, relative to those of grouped rows
+SORTED = ((16, 1024), (8, 8192))  # rows of a slice and of the window in which they are sorted, for more than `SLICES`
+EMPTY = 0.25  # fraction of empty rows from which on the others are listed
+
+# Of `promising`.
+# The loops of the program as it is, or in an order that has no row to share out.
+LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)
+EARLY = (BSR, SELL, RowGroups, ELL, DIA, HDIA)  # have loops that others cannot have
+LATE = (Band, DiaRest, Columns, Rows, Hyb)  # are compiled or converted long
+NARROW = (NarrowCSR, NarrowSELL)  # read less from memory: not what dense rows are, nor what caches hold
+VECTORS = (HDIA,)  # have loops for vectors
+ENTRY = 8  # bytes of a value and a column
+
+# Of `suited`.
+SQUARES = (4, 3, 2)  # rows and columns of blocks
+LEAST_GAIN = 1.07  # of blocks, see `block_gain`
+ENOUGH = 1.25  # of blocks: nothing else is looked at
+GROUP, LEAST_GROUP_GAIN = 4, 1.15  # rows of a group, and what groups must gain
+LEAST_FEAT = 8  # elements of a dense row
+SHORT, FAR_SHORT = 24.0, 64.0  # entries of a row on average; where half of a core's own cache does not hold a vector
+MANY = 1 << 10  # entries of all rows: for fewer, a call takes longer than its loops
+WIDTHS, NEAR, FAR = (16, 8), 1024, 8192  # rows of a slice, and of those that are sorted by length
+AS_FULL = 0.95  # how full wide slices must be, relative to narrow ones
+MUCH_FULLER = 1.1  # how full slices of rows from far away must be, relative to those of near ones
+HALF_FULL = 0.5  # slices, so that what is on no diagonal can be stored in some
+# Rough seconds for each entry on one machine (AMD Zen 3): converting it, and what a call saves for each number that is
+# computed with it. `python -m sparsetir.bench.formats` prints both for a matrix.
+CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
+SLICING, SAVED_IN_SLICES = 25e-9, 0.05e-9
+SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.1e-9, 0.2e-9
+
+# Of `most_dense`: densities up to which products with scattered entries and with full 4 x 4 blocks are faster.
+SCATTERED, BLOCKED, BLOCK_FILL = 0.2, 0.45, 0.8
+
+
+# ------------------------------------------------------------------ candidates: rules for matrices with entries
+
+
+def by_entry(_p: MatrixPattern) -> Iterator[Format]:
+    """No value but the entries."""
+    yield from (CSR(), CSC(), DCSR(), COO())
+
+
+def by_slot(p: MatrixPattern) -> Iterator[Format]:
+    """Rows filled up to a width, a multiple, or the longest of their neighbours."""
+    yield from (ELL(), EllRest(max(round(p.rows.mean), 1)), PaddedCSR(4), SELL(*SLICES))
+    if p.shape[0] > SLICES[1]:
+        # Rows are sorted over longer ways: wide slices need less work, narrow ones less padding.
+        yield from (SELL(C, sigma) for C, sigma in SORTED)
+    yield Ragged()
+
+
+def by_reach(p: MatrixPattern) -> Iterator[Format]:
+    """Columns of 16 bits where those of a row, or of neighbouring rows, lie close enough."""
+    if p.reach[0] <= FARTHEST:
+        yield NarrowCSR()
+    if p.reach[1] < FARTHEST:
+        yield NarrowSELL(*SLICES)
+
+
+def by_length(p: MatrixPattern) -> Iterator[Format]:
+    """Rows of about one length together."""
+    yield Buckets()
+    if p.shape[1] >= 2 * WIDE:
+        yield Hyb(2)
+
+
+def by_block(p: MatrixPattern) -> Iterator[Format]:
+    """Dense blocks, those that are full enough with the rest apart, and blocks that are one column wide."""
+    for (r, c), found in p.blocks.items():
+        if c in (1, r):
+            yield BSR(r, c)
+        if r != c:
+            continue
+        if p.rows.empty >= EMPTY * p.rows.count:
+            yield DBSR(r, c)
+        if WORTHWHILE <= found.share < 1:
+            yield Blocks(r, c)
+    yield SRBCRS(8, 8)
+
+
+def by_group(p: MatrixPattern) -> Iterator[Format]:
+    """The most nonzeros among four neighbours in a row."""
+    most = p.blocks[1, 4].most
+    if most < 4:
+        yield NM(most, 4)
+
+
+def by_similarity(p: MatrixPattern) -> Iterator[Format]:
+    """Groups of rows that use about the same columns, unless these are neighbours, whose blocks bsr stores as well."""
+    grouped = p.group_share * p.group_fill
+    if p.group_share >= SIMILAR and p.blocks[4, 1].fill < APART * grouped:
+        yield RowGroups()
+
+
+def by_order(p: MatrixPattern) -> Iterator[Format]:
+    """Rows in another order, if what one gathers is rarely what the next ones need."""
+    if p.reuse_distance is not None and p.reuse_distance * p.rows.mean >= APART_IN_TIME:
+        yield Reordered()
+
+
+def by_diagonal(p: MatrixPattern) -> Iterator[Format]:
+    """Every diagonal, a band, or the diagonals that are full, in whole or in slices of rows, with the rest apart."""
+    yield from (DIA(), Band(*p.bandwidth))
+    if WORTHWHILE <= p.diagonal_share < 1:
+        yield DiaRest()
+    if p.slice_diagonal_share >= MOSTLY and p.sliced <= 2 * p.nnz:  # the rest is stored in slices
+        yield HDIA(HACK[0])
+
+
+def by_line(p: MatrixPattern) -> Iterator[Format]:
+    """Dense rows or columns, with the rest apart."""
+    m, n = p.shape
+    if 2 * p.rows.max >= n:
+        yield DenseRows()
+    if 2 * p.columns.max >= m:
+        yield DenseColumns()
+
+
+def by_range(p: MatrixPattern) -> Iterator[Format]:
+    """Ranges of columns that stay in cache, and of rows that hold as many entries."""
+    yield from (Columns(c) for c in (2, 4) if p.shape[1] >= c * WIDE)
+    yield from (Rows(parts) for parts in (2, 4) if p.imbalance[parts] >= UNEVEN)
+
+
+RULES: Sequence[Callable[[MatrixPattern], Iterator[Format]]] = (
+    *(by_entry, by_slot, by_reach, by_length, by_block, by_group),
+    *(by_similarity, by_order, by_diagonal, by_line, by_range),
+)
+
+
+def of_tensor(p: Pattern) -> Iterator[Format]:
+    """Any number of dimensions: a list, and trees with each dimension at the root in turn.
+
+    Below the root the dimensions follow in order, and once more with the shortest first: the fewer coordinates the
+    upper levels have, the more entries share a fiber.
+    """
+    yield COO(p.ndim)
+    for root in range(p.ndim):
+        rest = [d for d in range(p.ndim) if d != root]
+        yield CSF((root, *rest))
+        if sorted(rest, key=lambda d: p.shape[d]) != rest:
+            yield CSF((root, *sorted(rest, key=lambda d: p.shape[d])))
+
+
+def proposed(p: Pattern) -> Iterator[Format]:
+    """The formats that the rules propose."""
+    if not isinstance(p, MatrixPattern):
+        yield from of_tensor(p)
+    elif max(p.shape) > HYPERSPARSE * p.nnz + WIDE**2:
+        yield from (DCSR(), COO())
+    elif not p.nnz:
+        yield from by_entry(p)
+    else:
+        for rule in RULES:
+            yield from rule(p)
+
+
+# ------------------------------------------------------------------ candidates: the list
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A format that a rule proposed.
+
+    Parameters
+    ----------
+    format : Format
+    values : float
+        How many values it stores for each entry, at most; estimated where the pattern's numbers are those of a sample.
+    objection : str or None
+        Why it is no candidate.
+    """
+
+    format: Format
+    values: float
+    objection: str | None = None
+
+
+def considered(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Considered]:
+    """The formats that the rules propose for a pattern, and what speaks against some of them.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        See `sparsetir.pattern`.
+    most : float
+        Most values that a format may store for each entry.
+    """
+    found = []
+    for format in proposed(pattern):
+        each = format.estimate(pattern).at_most / max(pattern.nnz, 1)
+        shown = f"{each:.3g}" if each < 100 else f"{each:,.0f}"
+        objection = f"it would store up to {shown} values for each entry, more than {most:g}"
+        found.append(Considered(format, each, objection if each > most else None))
+    return found
+
+
+def candidates(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Format]:
+    """The formats that may suit a pattern.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        See `sparsetir.pattern`.
+    most : float
+        Most values that a format may store for each entry.
+
+    Returns
+    -------
+    list of Format
+        The simplest first, none twice.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp, sparsetir
+    >>> tridiagonal = sparsetir.pattern(sp.diags_array([1.0, 2.0, 1.0], offsets=[-1, 0, 1], shape=(99, 99)))
+    >>> candidates(tridiagonal)[-3:]
+    [dia(), band(lower=1, upper=1), hdia(C=16, rest='sell', density=0.5)]
+    """
+    return [found.format for found in considered(pattern, most=most) if found.objection is None]
+
+
+def promising(pattern: Pattern, *, most: float = MOST_VALUES, feat: int = 1) -> list[Format]:
+    """The formats that suit a pattern and have loops of their own, the likeliest first.
+
+    Parameters
+    ----------
+    pattern : Pattern
+    most : float
+        Most values that a format may store for each entry.
+    feat : int
+        Length of the dense rows, 1 for vectors: see `dense_rows`.
+    """
+    found = [c for c in considered(pattern, most=most) if c.objection is None]
+    if not isinstance(pattern, MatrixPattern):
+        return [c.format for c in found]
+    kept = [c for c in found if not isinstance(c.format, LEFT_OUT)]
+    if feat > 1 or ENTRY * pattern.nnz <= last_cache():
+        kept = [c for c in kept if not isinstance(c.format, NARROW)]
+    if feat > 1:
+        kept = [c for c in kept if not isinstance(c.format, VECTORS)]
+    turn = {id(c): isinstance(c.format, LATE) - isinstance(c.format, EARLY) for c in kept}
+    return [c.format for c in sorted(kept, key=lambda c: (turn[id(c)], c.values))]
+
+
+def dense_rows(shapes: Iterable[tuple[int, ...]]) -> int:
+    """How long the rows of the dense arguments are, at most; 1 where all are vectors."""
+    return max((shape[-1] for shape in shapes if len(shape) > 1), default=1)
+
+
+# ------------------------------------------------------------------ conversions
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A format, and from how many calls on it pays."""
+
+    format: Format
+    calls: float
+
+
+def suited(
+    program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]], *, calls: float = math.inf
+) -> Conversion | None:
+    """The format for the only sparse operand of a program.
+
+    Parameters
+    ----------
+    program : Program
+    matrix : object
+        Of two dimensions; looked at where it is compressed by rows.
+    shapes : mapping of str to tuple of int
+        Of the dense arguments.
+    calls : float
+        That are to come: what takes more of them to pay is not looked for where looking takes long.
+    """
+    source = open_source(matrix, "the matrix")
+    if not isinstance(source, Compressed) or source.major or source.block or not source.indices.size:
+        return None
+    indptr, indices = source.indptr, source.indices
+    feat = dense_rows(shapes.values())
+    if ragged_sums(program):
+        return suited_to_sums(Entries.of_rows(matrix.shape, indptr, indices), source.values.itemsize, calls)
+    if feat < LEAST_FEAT:
+        return None
+    gain, size = max((block_gain(size, block_fill(indptr, indices, size, size)), size) for size in SQUARES)
+    if gain >= ENOUGH:
+        return Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
+    needed = GROUPING / (SAVED * feat)
+    least, entries = max(gain, LEAST_GROUP_GAIN), Entries.of_rows(matrix.shape, indptr, indices)
+    if needed <= calls and group_gain(entries, GROUP) >= least:
+        return Conversion(RowGroups(GROUP), needed)
+    return None if gain < LEAST_GAIN else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
+
+
+def suited_to_sums(entries: Entries, itemsize: int, calls: float) -> Conversion | None:
+    """The format for sums of a row's entries, each of `itemsize` bytes."""
+    indptr, indices = entries.indptr, entries.last
+    sizes = indices.size, indices.itemsize, itemsize
+    fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
+    best, shape = max((sum_gain(size, fill, *sizes), size) for size, fill in fills.items())
+    found = [(best, Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS))]
+    if indices.size >= MANY:
+        found += _in_slices(entries, itemsize, calls)
+    gain, conversion = max(found, key=lambda each: each[0])
+    return conversion if gain >= LEAST_GAIN else None
+
+
+def _in_slices(entries: Entries, itemsize: int, calls: float) -> Iterator[tuple[float, Conversion]]:
+    """Formats of slices of rows and how many times faster sums over them should be, for many entries."""
+    (m, n), indptr, indices = entries.shape, entries.indptr, entries.last
+    window, (wide, narrow) = NEAR, slice_fills(indptr, WIDTHS, NEAR)
+    far = slice_fills(indptr, WIDTHS, FAR) if MUCH_FULLER * narrow < 1 else (wide, narrow)
+    if far[1] > MUCH_FULLER * narrow:
+        window, (wide, narrow) = FAR, far
+    if narrow >= HALF_FULL and CONVERSION / SAVED_ON_DIAGONALS <= calls:
+        found = slice_diagonals(entries, *HACK)
+        gain = diagonal_gain(*found, indices.size, indices.itemsize, itemsize)
+        yield gain, Conversion(HDIA(HACK[0]), CONVERSION / SAVED_ON_DIAGONALS)
+    if indices.size <= (SHORT if 2 * n * itemsize <= private_cache() else FAR_SHORT) * m:
+        rows = WIDTHS[0] if wide >= AS_FULL * narrow else WIDTHS[1]
+        yield SUMMED_IN_SLICES * narrow, Conversion(SELL(rows, window), SLICING / SAVED_IN_SLICES)
+
+
+def most_dense(weight: Any) -> float:
+    """The density up to which a product with a weight, a csr array, is assumed to be faster than a dense one."""
+    is_blocked = block_fill(weight.indptr, weight.indices, 4, 4) >= BLOCK_FILL
+    return BLOCKED if is_blocked else SCATTERED
+
+
+__all__ = [
+    "MOST_VALUES",
+    "RULES",
+    "SUMMED",
+    "SUMMED_IN_SLICES",
+    "Considered",
+    "Conversion",
+    "block_gain",
+    "candidates",
+    "considered",
+    "dense_rows",
+    "diagonal_gain",
+    "group_gain",
+    "most_dense",
+    "promising",
+    "suited",
+    "sum_gain",
+]

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators and notebook display of sparse tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import ArgumentTypeError
+from sparsetir.utils.later import provided
+
+# Operators of sparse tensors. What computes is above: see `sparsetir.einsum.operators`.
+
+
+def _operator(name: str, *, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def operator(self: Any, other: Any) -> Any:
+        function = getattr(provided("operators"), name)
+        return function(other, self) if swapped else function(self, other)
+
+    operator.__name__ = operator.__qualname__ = name
+    return operator
+
+
+def _comparison(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
+    def comparison(self: Any, other: Any) -> Any:
+        return provided("operators").compare(ufunc, self, other)
+
+    return comparison
+
+
+class Operators:
+    """Operators, reductions and slices of a sparse tensor.
+
+    ``@`` multiplies matrices and vectors, sparse or dense; ``+ - * / **`` and comparisons work element by element. What
+    a result does not store is zero: an operation that would make it something else is refused with the reason.
+    """
+
+    __array_ufunc__ = None  # numpy's operators leave the other side to these
+
+    __matmul__ = _operator("matmul")
+    __rmatmul__ = _operator("matmul", swapped=True)
+    __add__ = _operator("add")
+    __radd__ = _operator("add", swapped=True)
+    __sub__ = _operator("subtract")
+    __rsub__ = _operator("subtract", swapped=True)
+    __mul__ = _operator("multiply")
+    __rmul__ = _operator("multiply", swapped=True)
+    __truediv__ = _operator("divide")
+    __pow__ = _operator("power")
+    __getitem__ = _operator("sliced")
+
+    __lt__ = _comparison(np.less)
+    __le__ = _comparison(np.less_equal)
+    __gt__ = _comparison(np.greater)
+    __ge__ = _comparison(np.greater_equal)
+    __eq__ = _comparison(np.equal)
+    __ne__ = _comparison(np.not_equal)
+    __hash__ = object.__hash__
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rows."""
+        return (self[n] for n in range(self.shape[0]))  # type: ignore[attr-defined]
+
+    def __neg__(self) -> Any:
+        return provided("operators").mapped(np.negative, self)
+
+    def __abs__(self) -> Any:
+        return provided("operators").mapped(np.abs, self)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Refused: a dense array of all elements is asked for with `to_dense`."""
+        raise ArgumentTypeError("numpy would make this sparse tensor dense: call to_dense() where that is meant")
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it is, and where its entries lie."""
+        return html(self)
+
+    @property
+    def T(self) -> Any:
+        """The tensor with its dimensions reversed."""
+        return self.transpose()
+
+    def transpose(self, *axes: int) -> Any:
+        """The tensor with its dimensions in another order, by default reversed."""
+        return provided("operators").transpose(self, axes)
+
+    def astype(self, dtype: Any) -> Any:
+        """The same entries in another dtype, as numpy converts them."""
+        return provided("operators").astype(self, dtype)
+
+    def copy(self) -> Any:
+        """The same tensor with values of its own; index arrays, which nothing changes, are shared."""
+        return provided("operators").mapped(np.copy, self)
+
+    def diagonal(self) -> Any:
+        """The elements (0, 0), (1, 1), ... of a matrix, as a dense array."""
+        return provided("operators").diagonal(self)
+
+    def trace(self) -> Any:
+        """The sum of the diagonal of a matrix."""
+        return self.diagonal().sum()
+
+    def sum(self, axis: int | tuple[int, ...] | None = None) -> Any:
+        """The sum over some dimensions, or all, as a dense array or a number.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsetir
+        >>> S = sparsetir.SparseTensor.from_dense(np.array([[0, 2.0], [3.0, 4.0]]))
+        >>> S.sum(axis=1).tolist(), float(S.sum()), float(S.max()), (2 * S @ S.T).to_dense().tolist()
+        ([2.0, 7.0], 9.0, 4.0, [[8.0, 16.0], [16.0, 50.0]])
+        """
+        return provided("operators").total(self, axis)
+
+    def mean(self, axis: int | tuple[int, ...] | None = None) -> Any:
+        """The mean over some dimensions, or all; of integers in float64."""
+        return provided("operators").mean(self, axis)
+
+    def max(self, axis: int | tuple[int, ...] | None = None) -> Any:
+        """The largest element over some dimensions, or all; zeros that are not stored count."""
+        return provided("operators").extreme(self, axis, "max")
+
+    def min(self, axis: int | tuple[int, ...] | None = None) -> Any:
+        """The smallest element over some dimensions, or all; zeros that are not stored count."""
+        return provided("operators").extreme(self, axis, "min")
+
+
+# How a sparse tensor shows itself in a notebook: a table, and a drawing of where its entries lie.
+
+
+SIDE = 64  # cells of the drawing's longer side
+
+
+def html(tensor: Any) -> str:
+    """The tensor as HTML.
+
+    Parameters
+    ----------
+    tensor : SparseTensor
+    """
+    shape = " x ".join(map(str, tensor.shape)) or "1"
+    facts = {
+        "shape": shape,
+        "dtype": str(tensor.dtype),
+        "format": repr(tensor.format),
+        "entries": f"{tensor.nnz:,}",
+        "bytes": f"{tensor.nbytes:,}",
+        "padding": f"{tensor.padding:.0%}",
+    }
+    lines = "".join(f"<tr><th style='text-align:left'>{k}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())
+    return f"<div style='display:flex;gap:1em'><table>{lines}</table>{spy(tensor)}</div>"
+
+
+def cells(tensor: Any) -> np.ndarray:
+    """How many entries fall into each cell of a grid over the last two dimensions."""
+    rows, columns = (1, *tensor.shape)[-2:]
+    coords = tensor.coords
+    i = coords[-2] if tensor.ndim > 1 else np.zeros(tensor.nnz, np.int64)
+    scale = min(1.0, SIDE / max(rows, columns, 1))
+    grid = (max(1, round(rows * scale)), max(1, round(columns * scale)))
+    down = i.astype(np.int64) * grid[0] // max(rows, 1)
+    right = coords[-1].astype(np.int64) * grid[1] // max(columns, 1)
+    return np.bincount(down * grid[1] + right, minlength=grid[0] * grid[1]).reshape(grid)
+
+
+def spy(tensor: Any) -> str:
+    """A drawing of where the entries lie, darker where there are more."""
+    counts = cells(tensor)
+    m, n = counts.shape
+    top = np.log1p(counts.max(initial=0)) or 1.0
+    marks = []
+    for i, j in zip(*np.nonzero(counts), strict=True):
+        shade = 0.25 + 0.75 * float(np.log1p(counts[i, j]) / top)
+        marks.append(f"<rect x='{j}' y='{i}' width='1' height='1' fill-opacity='{shade:.2f}'/>")
+    size = 4 if max(m, n) > 16 else 12
+    frame = f"<rect width='{n}' height='{m}' fill='none' stroke='gray' stroke-width='0.2'/>"
+    view = f"width='{n * size}' height='{m * size}' viewBox='0 0 {n} {m}'"
+    return f"<svg xmlns='http://www.w3.org/2000/svg' {view}>{frame}{''.join(marks)}</svg>"
+
+
+__all__ = ["Operators", "html", "spy"]

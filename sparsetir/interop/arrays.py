@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense arguments and scipy arrays as numpy arrays, fitted to the axes of a buffer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.interop.levels import HOST_DEVICES, Array, Level, check_dtype
+from sparsetir.interop.sources import Source, is_sparse, is_torch, open_source, torch_to_numpy
+
+# How the dimensions of an argument meet the axes of a buffer.
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The shape of an argument in the buffer's axes; ``blocks`` if it was cut into blocks for that."""
+
+    shape: tuple[int, ...]
+    blocks: tuple[int, ...] = ()
+
+    def coords(self, source: Source) -> tuple[Array, ...]:
+        """Coordinates of the entries in the buffer's axes."""
+        coords = source.coords()
+        if self.blocks:
+            (i, j), (rows, cols) = coords, self.blocks
+            return i // rows, j // cols, i % rows, j % cols
+        missing = len(self.shape) - len(coords)
+        return (np.zeros(source.values.size, np.int32),) * missing + coords
+
+
+def fit_axes(source: Source, levels: Sequence[Level], name: str) -> Fit:
+    missing = len(levels) - len(source.shape)
+    if missing == 0:
+        fit = Fit(source.shape)
+    elif _is_blocked(source, levels):
+        fit = _fit_blocks(source, levels, name)
+    elif missing > 0 and all(level.length == 1 for level in levels[:missing]):
+        fit = Fit((1,) * missing + source.shape)
+    else:
+        axes = ", ".join(level.name for level in levels)
+        raise ArgumentError(f"{name} has shape {source.shape} but the buffer has {len(levels)} axes ({axes})")
+    for level, extent in zip(levels, fit.shape, strict=True):
+        if level.length is not None and level.length != extent:
+            raise ArgumentError(f"axis {level.name} has length {level.length} but {name} has {extent} there")
+    return fit
+
+
+def _is_blocked(source: Source, levels: Sequence[Level]) -> bool:
+    if len(source.shape) != 2 or len(levels) != 4 or all(level.length == 1 for level in levels[:2]):
+        return False
+    return all(level.kind == "dense_fixed" for level in levels[2:])
+
+
+def _fit_blocks(source: Source, levels: Sequence[Level], name: str) -> Fit:
+    blocks = tuple(
+        b if level.length is None else level.length for level, b in zip(levels[2:], source.block or (0, 0), strict=True)
+    )
+    if 0 in blocks:
+        axes = " and ".join(level.name for level in levels[2:])
+        raise ArgumentError(
+            f"the block size of {name} is not known: pass {name}.tobsr((rows, columns)) or the lengths of {axes}"
+        )
+    if any(n % b for n, b in zip(source.shape, blocks, strict=True)):
+        padded = " x ".join(str(-(-n // b) * b) for n, b in zip(source.shape, blocks, strict=True))
+        shape, block = (" x ".join(map(str, s)) for s in (source.shape, blocks))
+        raise ArgumentError(f"{name} is {shape}, which blocks of {block} do not divide: pad it to {padded}")
+    return Fit((*(n // b for n, b in zip(source.shape, blocks, strict=True)), *blocks), blocks)
+
+
+def tree_indices(levels: Sequence[Level]) -> list[tuple[int, ...]]:
+    """The levels of each axes tree, root first, in the order of the trees' first appearance."""
+    groups: dict[int, dict[int, int]] = {}
+    for d in range(len(levels)):
+        root, depth = d, 0
+        while (parent := levels[root].parent) is not None:
+            root, depth = parent, depth + 1
+        groups.setdefault(root, {})[d] = depth
+    return [tuple(sorted(group, key=group.__getitem__)) for group in groups.values()]
+
+
+# scipy's objects around arrays as they are. scipy computes with no floats of 16 bits, but its objects hold them.
+
+
+HALVES = ("float16", "bfloat16")
+
+
+def is_half(value: Any) -> bool:
+    """Whether a scipy object holds floats of 16 bits, which scipy itself neither converts nor multiplies."""
+    return value.dtype.name in HALVES
+
+
+@cache
+def _empty(kind: Any) -> Any:
+    return kind((1, 1), dtype=np.int8)
+
+
+def compressed_of(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
+    """A scipy object of rows or columns around its arrays, without scipy's checks."""
+    made = kind.__new__(kind)  # a constructor takes longer than the sum of two small matrices
+    made.__dict__.update(_empty(kind).__dict__)
+    made._shape = tuple(map(int, shape))
+    made.indptr, made.indices, made.data = indptr, indices, values
+    return made
+
+
+def sorted_rows(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
+    """A scipy object of compressed rows, each of which is sorted and has every coordinate once."""
+    made = compressed_of(kind, indptr, indices, values, shape)
+    made.has_canonical_format = True
+    return made
+
+
+def coordinates_of(coords: Sequence[Array], values: Array, shape: Sequence[int]) -> sp.coo_array:
+    """A scipy list of coordinates around its arrays, without scipy's checks."""
+    made = sp.coo_array(tuple(shape), dtype=np.int8)
+    made.coords, made.data = tuple(coords), values
+    return made
+
+
+def in_format(value: Any, format: str, block: tuple[int, int] | None = None) -> Any:
+    """A scipy object whose entries have coordinates of their own, in another of scipy's formats.
+
+    Lists of lists and dictionaries hold no floats of 16 bits: those come in rows.
+    """
+    if is_half(value):
+        return value if format in ("lil", "dok") else _by_words(value, lambda words: in_format(words, format, block))
+    made = value.asformat(format) if block is None else value.tobsr(blocksize=block)
+    if block is not None:
+        made.sort_indices()  # scipy stores blocks in the order of their first entries
+    return made
+
+
+def transposed(value: Any, order: Sequence[int]) -> Any:
+    """A scipy object with its dimensions in another order.
+
+    Raises
+    ------
+    StructureError
+        When scipy moves coordinates to do it, and they are broken.
+    """
+    if value.format in ("coo", "bsr"):
+        open_source(value, "a matrix").check("a matrix")
+    if is_half(value):
+        return _by_words(value, lambda words: transposed(words, order))
+    return value.T if value.ndim == 2 else value.transpose(tuple(order))
+
+
+def _by_words(value: Any, make: Callable[[Any], Any]) -> Any:
+    """What is made of a scipy object without reading its values, which are floats of 16 bits."""
+    words = copy.copy(value)
+    words.data = value.data.view(np.uint16)
+    made = make(words)
+    made.data = made.data.view(value.dtype)
+    return made
+
+
+def recast(value: Any, dtype: Any) -> Any:
+    """A scipy object with its values in another dtype; lists of lists and dictionaries hold no floats of 16 bits."""
+    if np.dtype(dtype).name not in HALVES:
+        return value.astype(dtype)
+    made = copy.copy(value if value.format not in ("lil", "dok") else value.tocsr())
+    made.data = made.data.astype(dtype)
+    return made
+
+
+# Dense arguments as numpy arrays.
+
+
+def aligned_contiguous(
+    x: Any, dtype: str | None = None, *, name: str = "the argument", option: str = "dtype"
+) -> tuple[Array, bool]:
+    """A dense argument as a C-contiguous, aligned numpy array in native byte order.
+
+    Parameters
+    ----------
+    x : array
+        numpy of any strides, a torch tensor in host memory, or anything with DLPack, the buffer protocol or
+        ``__array__``. Read-only arrays stay read-only.
+    dtype : str, optional
+        What `x` must hold.
+    name : str
+        The argument, for messages.
+    option : str
+        The argument of `sparsetir.ops` that decides `dtype`, for messages.
+
+    Returns
+    -------
+    array : ndarray
+        Shares memory with `x` if that has the layout already.
+    copied : bool
+        Whether it does not.
+
+    Raises
+    ------
+    ArgumentTypeError
+        When `x` is no array, is sparse, is not in host memory, or holds another dtype.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> array, copied = aligned_contiguous(np.ones((2, 3)).T)
+    >>> array.flags.c_contiguous, copied
+    (True, True)
+    """
+    array, copied = as_numpy(x, name)
+    if dtype is not None:
+        check_dtype(array.dtype, dtype, name=name, torch=is_torch(x), option=option)
+    if array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
+        return array, copied
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True), True
+
+
+def writable_alias(array: Array) -> Array:
+    """The memory of a read-only array as a writable one: DLPack refuses to hand out read-only arrays.
+
+    Only for consumers that do not write.
+    """
+    return array if array.flags.writeable else np.asarray(_Alias(array)).view(array.dtype)
+
+
+class _Alias:
+    def __init__(self, array: Array) -> None:
+        self.owner = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def as_numpy(x: Any, name: str) -> tuple[Array, bool]:
+    """Any array-like object as numpy, and whether that may have taken a copy.
+
+    Raises
+    ------
+    ArgumentTypeError
+        When `x` is no array, has a mask, is sparse, or is not in host memory.
+    """
+    if type(x) is np.ndarray:
+        return x, False
+    if is_sparse(x):
+        raise ArgumentTypeError(
+            f"{name} is sparse ({type(x).__name__}) but the kernel takes it dense: pass it as an array"
+        )
+    if isinstance(x, np.ma.MaskedArray):
+        raise ArgumentTypeError(
+            f"{name} has a mask, which kernels do not look at: pass {name}.filled(0), or another value"
+        )
+    if isinstance(x, np.ndarray):
+        return np.asarray(x), False
+    if is_torch(x):
+        return torch_to_numpy(x, name), False
+    if hasattr(x, "__dlpack__"):
+        return _dlpack_to_numpy(x, name)
+    try:
+        return np.asarray(memoryview(x)), False
+    except TypeError:
+        pass
+    return _from_protocol(x, name), True
+
+
+def _from_protocol(x: Any, name: str) -> Array:
+    """An array of an object that numpy knows how to ask for one."""
+    found = f"{name} must be an array, found {type(x).__name__}"
+    if isinstance(x, (str, PathLike)):
+        raise ArgumentTypeError(f"{found}: pass sparsetir.read(path) for a file")
+    if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__"):
+        raise ArgumentTypeError(f"{found}: pass numpy.asarray of it with a dtype")
+    try:
+        return np.asarray(x)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"{found}, which numpy cannot read: {error}") from None
+
+
+def _dlpack_to_numpy(x: Any, name: str) -> tuple[Array, bool]:
+    if x.__dlpack_device__()[0] not in HOST_DEVICES:
+        raise ArgumentTypeError(f"{name} is not in host memory, where kernels run: copy it to the cpu first")
+    try:
+        return np.from_dlpack(x), False
+    except (RuntimeError, BufferError, TypeError):  # numpy imports no bfloat16
+        return x.numpy(), True
+
+
+__all__ = ["compressed_of", "coordinates_of", "in_format", "is_half", "recast", "sorted_rows", "transposed"]

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs as data: axes, buffers and iterations; rules, verifier, interpreter and analyses."""
+
+from sparsetir.ir.views import (
+    INDEPENDENT,
+    SEARCH,
+    SPARSE_ITER,
+    SWEEP,
+    Axis,
+    Entry,
+    Program,
+    SparseBuffer,
+    SpIter,
+    accesses,
+    cast,
+    const,
+    decode,
+    decode_axis,
+    decode_entries,
+    is_sp_iter,
+    label,
+    load,
+    merge_domain,
+    substitute_args,
+)
+
+__all__ = [
+    "INDEPENDENT",
+    "SEARCH",
+    "SPARSE_ITER",
+    "SWEEP",
+    "Axis",
+    "Entry",
+    "Program",
+    "SpIter",
+    "SparseBuffer",
+    "accesses",
+    "cast",
+    "const",
+    "decode",
+    "decode_axis",
+    "decode_entries",
+    "is_sp_iter",
+    "label",
+    "load",
+    "merge_domain",
+    "substitute_args",
+]

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few walks that several passes share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.ir.views import cast, const
+from sparsetir.ir.visitor import structural_walk
+
+DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
+
+def substitute(node: Any, mapping: dict[Var, Any]) -> Any:
+    """Replace uses (not definitions) of variables."""
+    on_var = lambda v, kind: mapping.get(v, v) if kind == 0 else v  # noqa: E731
+    return tvm_ffi.structural_map(node, with_def_region_kind=(Var, on_var))
+
+
+def mentions(node: Any, variables: Sequence[Var]) -> bool:
+    """Whether any of `variables` occurs in `node`."""
+    wanted, hit = set(variables), []
+    structural_walk(node, (Var, lambda v: hit.append(v) if v in wanted else None))
+    return bool(hit)
+
+
+def collect(node: Any, kind: type) -> list[Any]:
+    """Every node of type `kind` below `node`, outermost first."""
+    found: list[Any] = []
+    structural_walk(node, (kind, found.append), order="pre")
+    return found
+
+
+def same(a: ir.Expr | None, b: ir.Expr | None) -> bool:
+    """Structural equality; None only equals None."""
+    if a is None or b is None:
+        return a is b
+    return bool(tvm_ffi.structural_equal(a, b))
+
+
+def all_same(a: Sequence[ir.Expr], b: Sequence[ir.Expr]) -> bool:
+    """Pairwise structural equality."""
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def without_zeros(index: ir.Expr) -> ir.Expr:
+    """A subscript without terms that cancel out, by which TVM would divide where it flattens buffers."""
+    if isinstance(index, (Var, tirx.IntImm)):
+        return index
+    plain = sym.Analyzer().simplify(index)
+    return index if all(mentions(plain, [v]) for v in collect(index, Var)) else plain
+
+
+def moves_by_one(index: ir.Expr, var: Var) -> bool:
+    """Whether a subscript moves by one with `var`."""
+    gap = sym.Analyzer().simplify(substitute(index, {var: var + const(1, str(var.ty.dtype))}) - index)
+    return isinstance(gap, tirx.IntImm) and int(gap) == 1
+
+
+def is_along(load: ir.TensorLoad, var: Var) -> bool:
+    """Whether a load moves by one element with `var`."""
+    *others, last = load.indices
+    return not mentions(others, [var]) and moves_by_one(last, var)
+
+
+def inside(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
+    """A subscript kept inside a dimension of at least one element."""
+    dtype = str(index.ty.dtype)
+    return tirx.max(tirx.min(index, cast(extent, dtype) - const(1, dtype)), const(0, dtype))
+
+
+def factors(expr: ir.Expr) -> list[ir.Expr]:
+    """What a product is made of, in order."""
+    return [*factors(expr.a), *factors(expr.b)] if isinstance(expr, tirx.Mul) else [expr]
+
+
+def product(parts: Sequence[ir.Expr]) -> ir.Expr:
+    """The product of `parts`, from the left."""
+    return math.prod(parts[1:], start=parts[0])
+
+
+def conjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
+    """All of `conditions`."""
+    out = conditions[0]
+    for condition in conditions[1:]:
+        out = tirx.And(out, condition)
+    return out
+
+
+def disjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
+    """One of `conditions`, or several."""
+    out = conditions[0]
+    for condition in conditions[1:]:
+        out = tirx.Or(out, condition)
+    return out
+
+
+def smallest(values: Sequence[ir.Expr]) -> ir.Expr:
+    """The least of `values`."""
+    out = values[0]
+    for value in values[1:]:
+        out = tirx.min(out, value)
+    return out
+
+
+def conjuncts(condition: ir.Expr) -> list[ir.Expr]:
+    """The conditions that `condition` is made of; none for a condition that always holds."""
+    if isinstance(condition, tirx.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    return [] if isinstance(condition, tirx.IntImm) and int(condition) else [condition]
+
+
+def renewed(node: Any) -> Any:
+    """A copy of `node` with variables and arrays of its own: a function must not define one twice."""
+    defined: list[Var] = []
+    callbacks = [
+        (tirx.For, lambda f: defined.append(f.loop_var)),
+        (tirx.AllocBuffer, lambda a: defined.append(a.buffer)),
+        (tirx.Bind, lambda b: defined.append(b.var)),
+        (tirx.Let, lambda x: defined.append(x.var)),
+    ]
+    structural_walk(node, callbacks)
+    fresh = {v: Var(str(v.name), v.ty) for v in defined}
+    return tvm_ffi.structural_map(node, with_def_region_kind=(Var, lambda v, _: fresh.get(v, v)))
+
+
+def seq(*stmts: tirx.Stmt) -> tirx.Stmt:
+    """One statement out of several."""
+    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
+
+
+def cell(name: str, dtype: str) -> Var:
+    """A thread-local array of one element."""
+    return tirx.decl_buffer((1,), dtype, name=name, scope="local", layout=None)
+
+
+def get(buffer: Var) -> ir.Expr:
+    """What a cell holds."""
+    return tirx.BufferLoad(buffer, [const(0)])
+
+
+def put(buffer: Var, value: ir.Expr) -> tirx.Stmt:
+    """Set a cell."""
+    return tirx.BufferStore(buffer, value, [const(0)])
+
+
+def alloc(*cells: Var) -> list[tirx.Stmt]:
+    """Declare cells."""
+    return [tirx.AllocBuffer(c) for c in cells]
+
+
+def folded(node: Any) -> list[ir.Expr]:
+    """The parts of a node that TVM computes otherwise where a factor or a divisor is a constant zero.
+
+    It makes zero of ``NaN * 0``, and stops at a division by zero.
+    """
+    products = [x for x in collect(node, tirx.Mul) if "float" in str(x.ty.dtype)]
+    return [*products, *(x for kind in DIVISIONS for x in collect(node, kind))]
+
+
+def opaque(value: ir.Expr) -> tuple[list[tirx.Stmt], ir.Expr]:
+    """A number that is no constant to TVM, though to LLVM, and the statements that make it."""
+    held = tirx.decl_buffer((1,), str(value.ty.dtype), name="absent", scope="local", layout=None)
+    return [*alloc(held), tirx.BufferStore(held, value, [const(0)])], tirx.BufferLoad(held, [const(0)])

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symbolic sizes: evaluate shapes, solve them for symbols, specialize programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.errors import ArgumentError, LoweringError
+from sparsetir.ir import dialect
+from sparsetir.ir.visitor import structural_walk
+from sparsetir.utils.dtypes import as_whole
+
+# Symbolic sizes as Python: evaluate shapes and solve them for their symbols.
+
+
+_BINARY = {
+    tirx.Add: "({} + {})",
+    tirx.Sub: "({} - {})",
+    tirx.Mul: "({} * {})",
+    tirx.FloorDiv: "({} // {})",
+    tirx.FloorMod: "({} % {})",
+    tirx.Min: "low({}, {})",
+    tirx.Max: "high({}, {})",
+    tirx.LT: "({} < {})",
+    tirx.LE: "({} <= {})",
+    tirx.GT: "({} > {})",
+    tirx.GE: "({} >= {})",
+    tirx.EQ: "({} == {})",
+    tirx.NE: "({} != {})",
+    tirx.And: "both({}, {})",
+    tirx.Or: "either({}, {})",
+}
+
+
+def code(expr: ir.Expr, args: str = "a") -> str:
+    """Python text of an integer expression; symbol ``m`` reads ``s["m"]``, lambda argument k reads ``a[k]``."""
+    if isinstance(expr, tirx.IntImm):
+        return str(int(expr))
+    if dialect.is_call(expr, "arg"):
+        return f"{args}[{int(expr.args[0])}]"
+    if isinstance(expr, Var):
+        return f"s[{str(expr.name)!r}]"
+    if isinstance(expr, tirx.Cast):
+        return code(expr.value, args)
+    if isinstance(expr, tirx.Select) or dialect.is_if_then_else(expr):
+        parts = [expr.condition, expr.true_value, expr.false_value] if isinstance(expr, tirx.Select) else expr.args
+        return "where({}, {}, {})".format(*(code(p, args) for p in parts))
+    if isinstance(expr, ir.TensorLoad):
+        found = f"a formula reads {expr.source.name}, which has no value before the call"
+        raise LoweringError(f"{found}: pass the arrays of its axis by name")
+    pattern = _BINARY.get(type(expr))
+    if pattern is None:
+        raise LoweringError(f"a size may use + - * // % min max and comparisons, found {expr} ({type(expr).__name__})")
+    return pattern.format(code(expr.a, args), code(expr.b, args))
+
+
+def _scope() -> dict[str, Any]:
+    import numpy as np
+
+    scalar = {"low": min, "high": max, "both": np.logical_and, "either": np.logical_or, "where": np.where}
+    return dict(scalar)
+
+
+def evaluator(exprs: Sequence[ir.Expr]) -> Callable[[dict[str, int]], tuple[int, ...]]:
+    """A function from sizes by name to the values of `exprs`."""
+    text = ", ".join(code(e) for e in exprs)
+    return compiled(f"({text}{',' if exprs else ''})")
+
+
+@lru_cache(maxsize=1024)
+def compiled(text: str) -> Callable[[dict[str, int]], Any]:
+    """A function of sizes by name that was written as `code` does."""
+    found: Callable[[dict[str, int]], Any] = eval(f"lambda s: {text}", _scope())
+    return found
+
+
+def formula(expr: ir.Expr, sizes: dict[str, int]) -> Callable[..., Any]:
+    """A numpy function of an axis rule's arguments, at given sizes."""
+    import numpy as np
+
+    scope = {**_scope(), "low": np.minimum, "high": np.maximum, "s": sizes}
+    return eval(f"lambda *a: {code(expr)}", scope)
+
+
+class Size:
+    """A size expression, compiled once: a number, a symbol, or a formula of symbols."""
+
+    __slots__ = ("at", "code", "expr", "name", "symbols", "text", "value")
+
+    def __init__(self, expr: ir.Expr) -> None:
+        self.expr = expr
+        self.text = str(expr)
+        self.value = int(expr) if isinstance(expr, tirx.IntImm) else None
+        self.symbols = symbols(expr)
+        inner = expr.value if isinstance(expr, tirx.Cast) else expr
+        self.name = str(inner.name) if isinstance(inner, Var) else None
+        self.code = code(expr)
+        self.at: Callable[[dict[str, int]], int] = compiled(self.code)
+
+    def known(self, sizes: dict[str, int]) -> int | None:
+        """Its value, or None while a symbol is missing."""
+        if self.value is not None:
+            return self.value
+        return self.at(sizes) if all(n in sizes for n in self.symbols) else None
+
+    def solve(self, value: int, sizes: dict[str, int]) -> tuple[str, int] | None:
+        """The one unknown symbol and what it must be for the size to be `value`; None if there is no such."""
+        unknown = [n for n in self.symbols if n not in sizes]
+        if len(unknown) != 1:
+            return None
+        zero, one = self.at({**sizes, unknown[0]: 0}), self.at({**sizes, unknown[0]: 1})
+        step = one - zero
+        if step == 0 or (value - zero) % step:
+            return None
+        guess = (value - zero) // step
+        return (unknown[0], guess) if self.at({**sizes, unknown[0]: guess}) == value else None
+
+
+def symbols(expr: ir.Expr) -> list[str]:
+    """Names of the symbols of an expression."""
+
+    found: list[str] = []
+    structural_walk(expr, (Var, lambda v: found.append(str(v.name))))
+    return list(dict.fromkeys(found))
+
+
+# Programs for given sizes.
+
+
+def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
+    """A program with some of its sizes fixed; they are no parameters any more.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such size, or it is no whole number from 0 on.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> [str(p.name) for p in with_sizes(sparsetir.ops.spmm(), {"feat": 64}).params][-3:]
+    ['m', 'n', 'nnz']
+    """
+    known = {str(p.name): p for p in func.params if not tirx.is_buffer_var(p)}
+    values = {name: as_whole(value) for name, value in sizes.items()}
+    for name, value in values.items():
+        if name not in known:
+            raise ArgumentError(f"no size is called {name!r}; there are: {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ArgumentError(f"{name} must be a whole number from 0 on, found {value!r}")
+    return func.specialize({known[name]: value for name, value in values.items()}) if values else func
+
+
+__all__ = ["with_sizes"]

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a program uses its arrays, and what a few thousand of their elements are like: inputs of the heuristics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsetir.ir.views import Program, SparseBuffer, SpIter, accesses
+
+WINDOWS = 16  # of an array that are sampled
+ROWS = 1024  # of a window
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Gather:
+    """A dense array whose rows are found through an index array, both by the names of parameters."""
+
+    indices: str
+    operand: str
+    dimension: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How a program uses its parameters, by their names.
+
+    Parameters
+    ----------
+    gathers : sequence of Gather
+    pointers : sequence of str
+        Where the rows of a loop over dense rows begin.
+    sums : sequence of str
+        Where the rows begin that an iteration sums into one number each.
+    rows : sequence of (str, int)
+        Dense arrays that are summed, and along which dimension.
+    """
+
+    gathers: Sequence[Gather]
+    pointers: Sequence[str]
+    sums: Sequence[str]
+    rows: Sequence[tuple[str, int]]
+
+    @classmethod
+    def of(cls, program: Program) -> Usage:
+        """The usage of a program's parameters."""
+        return cls(gathers(program), row_pointers(program), ragged_sums(program), dense_sums(program))
+
+
+# ------------------------------------------------------------------ programs
+
+
+def gathers(program: Program) -> list[Gather]:
+    """Every gather of a program's iterations."""
+    found: dict[Gather, None] = {}
+    for iteration in program.iterations:
+        pairs = zip(iteration.vars, iteration.axes, strict=True)
+        listed = {v: str(a.indices.name) for v, a in pairs if a.indices is not None}
+        for storage, subscripts in dense_accesses(program, iteration):
+            for d, subscript in enumerate(subscripts):
+                if subscript in listed:
+                    found[Gather(listed[subscript], storage, d)] = None
+    return list(found)
+
+
+def dense_accesses(program: Program, iteration: SpIter) -> Iterator[tuple[str, list[Any]]]:
+    """The dense parameters that an iteration reads or writes, with the subscripts."""
+    for view, subscripts, _ in accesses(iteration.block):
+        buffer = program.buffers.get(view)
+        if isinstance(buffer, SparseBuffer) and buffer.is_dense and not buffer.allocated:
+            yield str(buffer.storage.name), subscripts
+
+
+def known(gathers: Sequence[Gather], arrays: Arrays) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """The index array, the operand and the number of its rows, for gathers of something."""
+    for gather in gathers:
+        indices, operand = arrays.get(gather.indices), arrays.get(gather.operand)
+        if indices is not None and operand is not None and operand.size and indices.size:
+            yield indices, operand, operand.shape[gather.dimension]
+
+
+def row_pointers(program: Program) -> list[str]:
+    """Parameters that say where the rows of a loop over dense rows begin."""
+    found: dict[str, None] = {}
+    for iteration in program.iterations:
+        for axis in iteration.axes:
+            if axis.indptr is not None and axis.parent is not None and axis.parent.kind == "dense_fixed":
+                found[str(axis.indptr.name)] = None
+    return list(found)
+
+
+def ragged_sums(program: Program) -> list[str]:
+    """The parameters with the row lengths of every iteration that ends in a sum along a ragged row."""
+    found: dict[str, None] = {}
+    for iteration in program.iterations:
+        last = iteration.axes[-1] if iteration.axes else None
+        if last is not None and last.indptr is not None and iteration.kinds[-1] == "R":
+            found[str(last.indptr.name)] = None
+    return list(found)
+
+
+def dense_sums(program: Program) -> list[tuple[str, int]]:
+    """The dense operands of every iteration that ends in a sum along a dense axis, and their dimension of it."""
+    found: dict[tuple[str, int], None] = {}
+    for iteration in program.iterations:
+        last = iteration.axes[-1] if iteration.axes else None
+        if last is None or last.indptr is not None or last.indices is not None or iteration.kinds[-1] != "R":
+            continue
+        for storage, subscripts in dense_accesses(program, iteration):
+            for d, subscript in enumerate(subscripts):
+                if iteration.vars[-1].same_as(subscript):
+                    found[storage, d] = None
+    return list(found)
+
+
+# ------------------------------------------------------------------ arrays
+
+
+def mean_length(pointers: Sequence[str], arrays: Arrays) -> float:
+    """Entries of a row on average, the least of several arrays; 0 if there is none."""
+    lengths = [indptr[-1] / max(len(indptr) - 1, 1) for name in pointers if (indptr := arrays.get(name)) is not None]
+    return float(min(lengths, default=0.0))
+
+
+def share_of_new(indices: np.ndarray, window: int) -> float:
+    """The mean share of different numbers in a few windows of an index array.
+
+    Parameters
+    ----------
+    indices : ndarray
+    window : int
+        Entries.
+
+    Examples
+    --------
+    >>> share_of_new(np.array([5, 5, 6, 6]), 4)
+    0.5
+    """
+    flat = indices.reshape(-1)
+    length = max(1, min(window, len(flat)))
+    count = min(WINDOWS, max(1, len(flat) // length))
+    starts = np.linspace(0, len(flat) - length, count).astype(np.int64)
+    return float(np.mean([len(np.unique(flat[s : s + length])) / length for s in starts]))
+
+
+def has_longer_row(indptr: np.ndarray, length: int) -> bool:
+    """Whether a row has more than `length` entries: such a row holds one of the entries `length`, twice `length`, ...
+
+    Parameters
+    ----------
+    indptr : ndarray
+    length : int
+
+    Examples
+    --------
+    >>> indptr = np.array([0, 2, 7, 8])
+    >>> has_longer_row(indptr, 4), has_longer_row(indptr, 5)
+    (True, False)
+    """
+    step = max(length, 1)
+    rows = np.searchsorted(indptr, np.arange(0, int(indptr[-1]), step), side="right") - 1
+    return bool(np.any(indptr[rows + 1] - indptr[rows] > length))
+
+
+def some_lengths(indptr: np.ndarray) -> np.ndarray:
+    """The lengths of the rows in a few windows, a window a line.
+
+    Examples
+    --------
+    >>> some_lengths(np.array([0, 2, 4, 7, 10])).tolist()
+    [[2, 2, 3, 3]]
+    """
+    length = min(ROWS + 1, len(indptr))
+    starts = np.linspace(0, len(indptr) - length, WINDOWS if length < len(indptr) else 1).astype(np.int64)
+    return np.stack([np.diff(indptr[s : s + length]) for s in starts])
+
+
+def share_of_changes(lengths: np.ndarray) -> float:
+    """The share of rows that are not as long as the row before, of neighbouring rows along the last dimension.
+
+    Examples
+    --------
+    >>> share_of_changes(np.array([[2, 2, 3, 3]]))
+    0.3333333333333333
+    """
+    changes = np.diff(lengths) != 0
+    return float(np.mean(changes)) if changes.size else 0.0
+
+
+__all__ = [
+    "Arrays",
+    "Gather",
+    "Usage",
+    "dense_sums",
+    "gathers",
+    "has_longer_row",
+    "known",
+    "mean_length",
+    "ragged_sums",
+    "row_pointers",
+    "share_of_changes",
+    "share_of_new",
+    "some_lengths",
+]

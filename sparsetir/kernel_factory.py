@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels from programs: dispatch on the kind of program, and conversion to a format that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from tvm import ir, s_tir, tirx
+
+from sparsetir.codegen.cache import compile_cached
+from sparsetir.codegen.target import make_target
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, VerifyError
+from sparsetir.formats.format import Format
+from sparsetir.formats.heuristics import Conversion, suited
+from sparsetir.interop import is_sparse
+from sparsetir.ir.rules import stores
+from sparsetir.ir.verifier import verify
+from sparsetir.ir.views import decode
+from sparsetir.ir.warnings import warn_of_doubtful, warn_of_other_meanings
+from sparsetir.lower import called, single
+from sparsetir.lower.annotations import FINITE
+from sparsetir.runtime.bound import BoundComposedKernel, BoundKernel
+from sparsetir.runtime.kernel import Convert, Kernel
+from sparsetir.runtime.nonfinite import Watch, WatchedBound
+from sparsetir.sparse_output import Accumulators, Options, is_assembled
+from sparsetir.sparse_output.blocks import assembled_kernel
+from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.transform.decompose import decompose_format
+from sparsetir.utils.dtypes import as_whole
+from sparsetir.utils.gc import uncollected
+from sparsetir.utils.threads import get_num_threads
+
+# From what users call a program to a kernel.
+
+
+@uncollected
+def make_kernel(
+    func: Any,
+    target: Any = None,
+    *,
+    schedule: Any = None,
+    calls: int | None = None,
+    finite: bool = False,
+    convert: Convert | None = None,
+) -> Any:
+    """Compile a program; see `sparsetir.build`.
+
+    Parameters
+    ----------
+    convert : callable, optional
+        See `Kernel`.
+    """
+    get_num_threads()
+    calls = as_whole(calls)
+    if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):
+        raise ArgumentError(f"calls must be a positive number of calls, found {calls!r}")
+    if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
+        func = _transformed(func)
+    if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
+        return _composed(func, target, schedule)
+    if isinstance(func, s_tir.Schedule):
+        func, schedule = func.mod, func
+    program = single(func)
+    verify(program)
+    if is_assembled(decode(program)):
+        return _assembled(program, target, schedule)
+    warn_of_other_meanings(decode(program), stacklevel=4)
+    warn_of_doubtful(decode(program), stacklevel=4)
+    _check_stores(program)
+    program = program.with_attr(FINITE, True) if finite else program
+    return _kernel(program, target, schedule, calls=calls, finite=finite, convert=convert)
+
+
+def _transformed(func: Any) -> Any:
+    """The decomposition or the program that a stage-I schedule or a decomposition stands for."""
+    from sparsetir.transform import Schedule
+    from sparsetir.transform.decompose import Decomposition
+
+    found = (func.decomposition or func.func) if isinstance(func, Schedule) else func
+    if isinstance(found, (tirx.PrimFunc, Decomposition)):
+        return found
+    expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition"
+    how = ", which is called as it is" if isinstance(getattr(func, "func", None), tirx.PrimFunc) else ""
+    raise ArgumentTypeError(f"{expected}; found {called(func)}{how}")
+
+
+def _check_stores(program: tirx.PrimFunc) -> None:
+    """Raise where a program declares axes and buffers, and stores nothing."""
+    if decode(program).axes and not stores(program.body):
+        name = program.attrs["global_symbol"]
+        how = "store results in a T.sp_iter; what only describes a format goes into a FormatRewriteRule"
+        raise VerifyError(f"program {name} stores nothing: {how}")
+
+
+def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
+    from sparsetir.runtime.composed import ComposedKernel
+
+    verify(decomposition.func)
+    # Not `build`: what is unusual about loops over pieces is not the user's doing.
+    return ComposedKernel(decomposition, lambda func, covered: _kernel(single(func), target, schedule, covered=covered))
+
+
+def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> AssembledKernel:
+    if schedule is None:
+        return assembled_kernel(program, target)
+    if not isinstance(schedule, Accumulators):
+        name, found = program.attrs["global_symbol"], type(schedule).__name__
+        expected = "its schedule is a sparsetir.Accumulators"
+        raise ArgumentTypeError(f"{name} computes the pattern of its results: {expected}; found {found}")
+    return assembled_kernel(program, target, Options(accumulators=schedule))
+
+
+def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:
+    """The kernel of a program that was checked."""
+    return Kernel(program, compile_cached(program, make_target(target, program), schedule), **facts)
+
+
+# A kernel over another format than its own, where `sparsetir.formats.heuristics` finds one that pays.
+
+
+Judge: TypeAlias = Callable[..., "Conversion | None"]
+
+
+def bound_over_another(
+    kernel: Kernel, fixed: Mapping[str, Any], arguments: Mapping[str, Any], *, judge: Judge | None = None
+) -> BoundComposedKernel | WatchedBound | None:
+    """A bound kernel over the format that suits the fixed matrix; None where its own is best, or it is not alone.
+
+    `judge` has the last word on what the rules say: see `sparsetir.tuning.predict.chosen`.
+    """
+    matrices = {name: value for name, value in {**fixed, **arguments}.items() if is_sparse(value)}
+    if len(matrices) != 1 or set(matrices) - set(fixed):
+        return None
+    ((name, matrix),) = matrices.items()
+    format = format_for(kernel, name, {**fixed, **arguments}, calls=kernel.calls or 0, judge=judge)
+    if format is None:
+        return None
+    try:
+        parts = decompose_format(kernel.func, {name: format})
+        other: Any = make_kernel(parts, kernel.target)
+        bound = other.bind(**fixed) if other.has_plain_results else None
+    except SparseTIRError:  # the program cannot be written over it
+        return None
+    # Without zeros between the entries none is multiplied.
+    is_safe = kernel.finite or other.convert(name, matrix).padding == 0
+    watch = None if is_safe else Watch.over(parts, kernel.signature)
+    if bound is None or watch is None:
+        return bound
+    return WatchedBound(bound, lambda: BoundKernel(Kernel(kernel.func, kernel.compiled), dict(fixed)), watch)
+
+
+def format_for(
+    kernel: Kernel, name: str, arguments: Mapping[str, Any], *, calls: float, judge: Judge | None = None
+) -> Format | None:
+    """The format to which a matrix is converted for calls to come; None is the program's own.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    name : str
+        Of the only sparse argument.
+    arguments : mapping of str to object
+        Of the first call.
+    calls : float
+        That are to come.
+    judge : callable, optional
+        See `bound_over_another`.
+    """
+    matrix = arguments[name]
+    if len(matrix.shape) != 2 or name not in kernel.signature.buffers:
+        return None
+    shapes = {other: np.shape(value) for other, value in arguments.items() if other != name}
+    found = suited(kernel.signature.program, matrix, shapes, calls=calls)
+    if judge is not None:
+        found = judge(kernel, matrix, arguments, found if _pays(found, calls) else None, calls=calls)
+    return found.format if found is not None and _pays(found, calls) else None
+
+
+def _pays(found: Conversion | None, calls: float) -> bool:
+    return found is not None and found.calls <= calls
+
+
+__all__ = ["Judge", "bound_over_another", "format_for", "make_kernel"]

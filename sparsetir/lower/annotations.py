@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The annotations and function attributes of this package: who writes each, who reads it, and where it is refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.errors import ScheduleError
+from sparsetir.ir.views import INDEPENDENT, INIT, SEARCH, SPARSE_ITER, SWEEP, cast, const
+from sparsetir.lower.loops import with_, without
+
+CHUNKS = "sparsetir.chunks"
+CARRY = "sparsetir.carry"
+PANEL = "sparsetir.panel"
+STREAM = "sparsetir.stream"
+UNROLL = "sparsetir.unroll"
+PREFETCH = "sparsetir.prefetch"
+DOT = "sparsetir.dot"
+HELD = "sparsetir.held"
+SUM = "sparsetir.sum"
+MAP = "sparsetir.map"
+BLOCK = "sparsetir.block"
+FACTOR = "sparsetir.factor"
+PARALLEL_MARK = "sparsetir.parallel"
+ORDERED_MARK = "sparsetir.ordered"
+INIT_MARK = "sparse_init"
+INDPTR = "sparsetir.indptr"
+STRUCTURE = "sparsetir.structure"
+ASCENDING = "sparsetir.ascending"
+DISTINCT = "sparsetir.distinct"
+FIBERS = "sparsetir.fibers"
+SCRATCH = "sparsetir.scratch"
+FREE_SUMS = "sparsetir.free_sums"
+FINITE = "sparsetir.finite"
+CHOICES = "sparsetir.choices"
+DROPPED = "sparsetir.dropped"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An annotation of loops or blocks, or an attribute of functions.
+
+    Parameters
+    ----------
+    name : str
+    on : str
+        ``"loop"``, ``"block"``, ``"block and loop"`` or ``"function"``.
+    meaning : str
+    writers, readers : str
+        Names of modules, with spaces between.
+    elsewhere : str
+        What happens where it does not apply.
+    is_error : bool
+        Whether `refused` raises there.
+    """
+
+    name: str
+    on: str
+    meaning: str
+    writers: str
+    readers: str
+    elsewhere: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An annotation that a pass did not honour: its name, the loop that carried it, and the reason."""
+
+    mark: str
+    loop: str
+    why: str
+
+
+TABLE = (
+    Mark(
+        CHUNKS,
+        "loop",
+        "run the rows in this many parallel parts of equal work",
+        "fast_paths row rows",
+        "structure step_order runtime_choices partition fuse_loops pack_operands fast_paths row rows",
+        "an error where steps may write the same element",
+        is_error=True,
+    ),
+    Mark(
+        CARRY,
+        "loop",
+        "let these parts begin and end inside a row",
+        "row",
+        "fuse_loops runtime_choices partition",
+        "refused where a part of a row cannot be added to the rest: rows stay whole",
+    ),
+    Mark(
+        SWEEP,
+        "block and loop",
+        "go over the rows together with neighbours of the same sweep only",
+        "fast_paths row rows decompose packing",
+        "partition fuse_loops fast_paths row rows",
+        "without neighbours it says nothing",
+    ),
+    Mark(
+        PANEL,
+        "loop",
+        "run the columns in panels of this width outside the rows, operands packed",
+        "panel",
+        "block_registers pack_operands",
+        "refused where the rows do not fall apart into columns",
+    ),
+    Mark(
+        STREAM,
+        "loop",
+        "write the results of the loop past the caches",
+        "fast_paths row rows",
+        "memory_hints",
+        "refused where no whole vectors are copied to an array that nothing reads",
+    ),
+    Mark(
+        UNROLL,
+        "loop",
+        "unroll by this factor, with a rest",
+        "fast_paths row rows",
+        "loop_transforms",
+        "applies to every loop",
+    ),
+    Mark(
+        PREFETCH,
+        "loop",
+        "fetch what is gathered this many steps ahead",
+        "dot fast_paths row rows",
+        "block_registers memory_hints runtime_choices vectorize",
+        "refused where nothing is gathered along the steps",
+    ),
+    Mark(
+        DOT,
+        "loop",
+        "reduce along the loop in vectors of this many lanes",
+        "dot",
+        "vectorize",
+        "refused where the body is no sum, maximum or minimum along one element",
+    ),
+    Mark(
+        HELD,
+        "loop",
+        "hold this many elements of the row that neighbouring sums share in registers",
+        "dot",
+        "block_registers",
+        "refused where the sums share no row: each loads it again",
+    ),
+    Mark(
+        SUM,
+        "loop",
+        "sum along a ragged row in vectors of this many lanes, the end under a mask",
+        "ragged_sum",
+        "ragged_sums",
+        "refused where the body is no sum of elements along the row",
+    ),
+    Mark(
+        MAP,
+        "loop",
+        "compute along the loop in vectors of this many lanes",
+        "elementwise",
+        "vectorize",
+        "refused where a step is not one store",
+    ),
+    Mark(
+        BLOCK,
+        "loop",
+        "sum over the blocks around the loop with a running sum for each of their elements",
+        "block blocks",
+        "ragged_sums",
+        "refused where the loops around it are no sum over blocks",
+    ),
+    Mark(
+        FACTOR,
+        "loop",
+        "multiply the sum over the loop, not its terms, by the factors that do not move",
+        "nested_sum",
+        "registers",
+        "refused where no factor is fixed",
+    ),
+    Mark(
+        PARALLEL_MARK,
+        "block and loop",
+        "the steps are proven independent; on a block, of the variable it names",
+        "step_order emit",
+        "step_order partition fuse_loops pack_operands panel fast_paths row rows",
+        "a proof that nothing asks for is taken away",
+    ),
+    Mark(
+        ORDERED_MARK,
+        "block",
+        "the names of the variables whose steps must keep their order",
+        "emit iterations nest",
+        "step_order",
+        "an error where a schedule does not keep it",
+    ),
+    Mark(
+        INIT_MARK,
+        "block",
+        "the block initialises, and stays beside the sums",
+        "emit",
+        "regions",
+        "applies to every block that carries it",
+    ),
+    Mark(
+        SPARSE_ITER,
+        "block",
+        "the block is a sparse iteration; which of its axes are reduced",
+        "builder editing",
+        "views emit rules sugar primitives editing",
+        "a block without it belongs to stage II",
+    ),
+    Mark(
+        SEARCH,
+        "block",
+        "how coordinates are searched",
+        "primitives",
+        "views emit primitives",
+        "an error for a strategy that does not fit (rules of stage I)",
+    ),
+    Mark(
+        INIT,
+        "block",
+        "which points are initialised",
+        "decompose packing",
+        "effects interpreter initialization emit primitives editing split_iteration warnings",
+        "without an initialisation it says nothing",
+    ),
+    Mark(
+        INDEPENDENT,
+        "block",
+        "a promise that steps of the outermost loop write different elements",
+        "fuse decompose packing",
+        "independence initialization emit dependence editing fuse",
+        "taken as given",
+    ),
+    Mark(
+        INDPTR,
+        "function",
+        "names of the row pointers; every function of the dialect has it",
+        "normalize",
+        "step_order partition fuse_loops half_floats registers",
+        "functions without it pass through",
+    ),
+    Mark(
+        STRUCTURE,
+        "function",
+        "names of all index arrays",
+        "normalize",
+        "regions ragged_sums arithmetic",
+        "without it no array is one",
+    ),
+    Mark(
+        ASCENDING,
+        "function",
+        "names of the lists that never fall",
+        "normalize",
+        "fuse_loops",
+        "without it no list is one",
+    ),
+    Mark(
+        DISTINCT,
+        "function",
+        "names of the lists that hold nothing twice",
+        "normalize",
+        "step_order half_floats registers",
+        "without it no list is one",
+    ),
+    Mark(
+        FIBERS,
+        "function",
+        "lists of groups that hold nothing twice, as name:size of a group",
+        "normalize",
+        "registers",
+        "without it no list has such groups",
+    ),
+    Mark(
+        SCRATCH,
+        "function",
+        "names of the program's own arrays",
+        "regions",
+        "accesses",
+        "without it there are none",
+    ),
+    Mark(
+        FREE_SUMS,
+        "function",
+        "the order of all sums is open, not of reductions only",
+        "programs",
+        "target",
+        "without it reductions alone are",
+    ),
+    Mark(
+        FINITE,
+        "function",
+        "the caller promises that no operand, sum or product is infinite or NaN, so that factors may leave sums",
+        "kernel_factory",
+        "schedules",
+        "without it sums keep the factors that could make other results",
+    ),
+    Mark(
+        CHOICES,
+        "function",
+        "the choices of the sketches where a build is given none",
+        "constants",
+        "schedules",
+        "without it the defaults are taken",
+    ),
+    Mark(
+        DROPPED,
+        "function",
+        "the steps of the schedule that could not be lowered, for the reader of a script",
+        "fallback",
+        "",
+        "without it all were",
+    ),
+)
+ERRORS = frozenset(mark.name for mark in TABLE if mark.is_error)
+
+_log = logging.getLogger("sparsetir")
+_refusals: ContextVar[list[Refusal] | None] = ContextVar("refusals", default=None)
+
+
+@contextmanager
+def refusals() -> Iterator[list[Refusal]]:
+    """The annotations that passes refuse while the block runs."""
+    found: list[Refusal] = []
+    token = _refusals.set(found)
+    try:
+        yield found
+    finally:
+        _refusals.reset(token)
+
+
+def amount(loop: tirx.For, mark: str, dtype: str = "int32") -> ir.Expr:
+    """The number that an annotation asks for, or the parameter that has it (see `late_choices`)."""
+    value = loop.annotations[mark]
+    return cast(value, dtype) if isinstance(value, Var) else const(int(value), dtype)
+
+
+def asks(loop: tirx.For, mark: str) -> bool:
+    """Whether a loop has an annotation, and not for nothing."""
+    value = loop.annotations.get(mark, 0)
+    return isinstance(value, Var) or int(value) > 0
+
+
+def refused(loop: tirx.For, mark: str, why: str) -> tirx.For:
+    """A loop without an annotation that does not apply; the loop itself where it has none.
+
+    The refusal is logged (``logging.getLogger("sparsetir")``) and listed by `refusals`.
+
+    Raises
+    ------
+    ScheduleError
+        The table calls that an error.
+    """
+    if mark not in loop.annotations:
+        return loop
+    name = str(loop.loop_var.name)
+    if mark in ERRORS:
+        raise ScheduleError(f"loop {name} carries {mark} but {why}")
+    _log.info("loop %s: no %s: %s", name, mark, why)
+    listed = _refusals.get()
+    if listed is not None:
+        listed.append(Refusal(mark, name, why))
+    return with_(loop, notes=without(loop, mark))
+
+
+def from_dialect(func: tirx.PrimFunc) -> bool:
+    """Whether a lowered function was a program of the dialect; others pass through."""
+    return func.attrs is not None and INDPTR in func.attrs
+
+
+def names_in(func: tirx.PrimFunc, mark: str) -> set[str]:
+    """The names that an attribute of a function lists; none where it is missing."""
+    return set() if func.attrs is None else {str(name) for name in func.attrs.get(mark, [])}

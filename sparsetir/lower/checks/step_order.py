@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse schedules that reorder dependent steps, and parallel loops without proof of independence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.errors import ScheduleError
+from sparsetir.ir.rewriting import collect, factors, mentions, product
+from sparsetir.ir.views import const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.analysis.independence import WIDE, Facts, Wide, is_one_to_one, shared_array
+from sparsetir.lower.annotations import CHUNKS, DISTINCT, INDPTR, ORDERED_MARK, PARALLEL_MARK, from_dialect, names_in
+from sparsetir.lower.loops import PARALLEL, SERIAL, VECTORIZED, each_loop, with_, with_body
+
+# Refuse a schedule that changes the order of steps which store to one element.
+#
+# TVM takes the steps of a block for independent, or for those of a sum. The last one wins here::
+#
+#     for x in range(n):
+#         with T.sblock("work"):
+#             a[0] = b[x]
+#
+# before (``split`` of x by 4, which keeps the order) and after a reorder, which is refused::
+#
+#     for x_0, x_1 in T.grid((n + 3) // 4, 4):        for x_1, x_0 in T.grid(4, (n + 3) // 4):
+#         a[0] = b[x_0 * 4 + x_1]                         a[0] = b[x_0 * 4 + x_1]
+#
+# A block brings along the names of the variables whose order counts, as in the program, outermost first. What they are
+# bound to is read as a number whose digits are the loops: they must stand in the order of the loops.
+
+
+DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
+
+
+@dataclass(frozen=True, eq=False)
+class Digit:
+    """A part of a number: the loops it is made of, its place value, and how many values it has, if that is known.
+
+    A digit of fused loops, ``fused // 7 % 3``, is ``divided`` by the place value that it has among these.
+    """
+
+    loops: tuple[int, ...]
+    scale: ir.Expr
+    size: ir.Expr | None
+    divided: ir.Expr
+
+
+def _summands(expr: ir.Expr) -> list[ir.Expr]:
+    return [*_summands(expr.a), *_summands(expr.b)] if isinstance(expr, tirx.Add) else [expr]
+
+
+class Order:
+    """The loops between a block and the one around it, outermost first."""
+
+    def __init__(self, loops: Sequence[tirx.For]) -> None:
+        self.wide, self.analyzer = Wide(), sym.Analyzer()
+        self.vars = [self.wide.of(loop.loop_var) for loop in loops]
+        self.extents = [self.wide.of(loop.extent) for loop in loops]
+
+    def is_kept(self, values: Sequence[ir.Expr], unbound: Sequence[int]) -> bool:
+        """Whether the values rise from step to step, the first one most of all; loops of no variable stand outside."""
+        one = const(1, WIDE)
+        digits = [Digit((n,), one, self.extents[n], one) for n in unbound]
+        for value in values:
+            found = self._digits(self.wide.of(value))
+            if found is None:
+                return False
+            digits += found
+        return all(self._follows(a, b) for a, b in pairwise(digits))
+
+    def _follows(self, a: Digit, b: Digit) -> bool:
+        """Whether `b` changes before `a` does."""
+        if a.loops == b.loops:
+            return b.size is not None and self._holds(a.divided >= b.divided * b.size)
+        return max(a.loops) < min(b.loops)
+
+    def _digits(self, expr: ir.Expr) -> list[Digit] | None:
+        """The digits of a number, the first one most significant; None where it is written in another way."""
+        found = [self._digit(part) for part in _summands(self.analyzer.simplify(expr)) if mentions(part, self.vars)]
+        known = [d for d in found if d is not None]
+        if len(known) < len(found):
+            return None
+        known.sort(key=lambda d: d.loops)
+        fits = all(b.size is not None and self._holds(a.scale >= b.scale * b.size) for a, b in pairwise(known))
+        return known if fits and all(self._holds(d.scale >= const(1, WIDE)) for d in known[-1:]) else None
+
+    def _digit(self, term: ir.Expr) -> Digit | None:
+        parts = factors(term)
+        moving = [p for p in parts if mentions(p, self.vars)]
+        scale = product([const(1, WIDE), *(p for p in parts if not mentions(p, self.vars))])
+        if len(moving) != 1:
+            return None
+        one = const(1, WIDE)
+        at = next((n for n, v in enumerate(self.vars) if moving[0].same_as(v)), None)
+        return Digit((at,), scale, self.extents[at], one) if at is not None else self._of_fused(moving[0], scale)
+
+    def _of_fused(self, expr: ir.Expr, scale: ir.Expr) -> Digit | None:
+        """A digit of a number of its own: ``fused % n``, ``fused // n``, ``fused // n % m``."""
+        if not isinstance(expr, DIVISIONS) or mentions(expr.b, self.vars):
+            return None
+        size = expr.b if isinstance(expr, tirx.FloorMod) else None
+        inner = expr.a if isinstance(expr, tirx.FloorMod) else expr
+        divided = const(1, WIDE)
+        if isinstance(inner, tirx.FloorDiv):
+            inner, divided = inner.a, inner.b
+        if mentions(divided, self.vars):
+            return None
+        digits = self._digits(inner)
+        if not digits or not all(self._follows(a, b) for a, b in pairwise(digits)):
+            return None
+        return Digit(tuple(sorted({n for d in digits for n in d.loops})), scale, size, divided)
+
+    def _holds(self, condition: ir.Expr) -> bool:
+        return bool(self.analyzer.can_prove(self.analyzer.simplify(condition)))
+
+
+def _is_unit(loop: tirx.For) -> bool:
+    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
+
+
+def check_order(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> None:
+    """Raise if a block whose steps need their order may have another one."""
+    block = realize.block
+    names = [str(name) for name in block.annotations.get(ORDERED_MARK, ())]
+    if not names:
+        return
+    message = f"block {block.name_hint} stores to elements that other steps store to or read, whose order counts"
+    bound = {str(iv.var.name): v for iv, v in zip(block.iter_vars, realize.iter_values, strict=True)}
+    if not all(name in bound for name in names):
+        raise ScheduleError(f"{message}: blockize and transform_block_layout hide it; leave the block as it is")
+    loops = [loop for loop in loops if not _is_unit(loop)]
+    unbound = [n for n, loop in enumerate(loops) if not mentions(realize.iter_values, [loop.loop_var])]
+    if not Order(loops).is_kept([bound[name] for name in names], unbound):
+        listed = ", ".join(name[1:] for name in names)
+        raise ScheduleError(f"{message}: the schedule does not keep that of {listed}; split and fuse keep it")
+
+
+class _Walk:
+    """Visits the blocks with the loops around each."""
+
+    def __init__(self) -> None:
+        self.loops: list[tirx.For] = []
+
+    def on_for(self, node: tirx.For, visitor: Any) -> None:
+        self.loops.append(node)
+        visitor.default_visit(node)
+        self.loops.pop()
+
+    def on_realize(self, node: s_tir.SBlockRealize, visitor: Any) -> None:
+        check_order(node, self.loops)
+        outer, self.loops = self.loops, []
+        visitor.default_visit(node)
+        self.loops = outer
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckOrder")
+def CheckOrder(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Check every block of a scheduled stage-II function."""
+    if from_dialect(func):
+        walk = _Walk()
+        tvm_ffi.structural_visit(func.body, [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)])
+    return func
+
+
+# Find the loops of a schedule whose steps are independent; refuse parallel ones where that is not proven.
+#
+# TVM takes a block that only stores for independent. `sparsetir.lower.analysis.independence` says what the proof is: a
+# block brings it along from the program, and hands it to the loops that are bound to its variable; for all others the
+# flat loops are looked at. A vector loop without a proof is run in order.
+
+
+def proven(loop: tirx.For, facts: Facts) -> tirx.For:
+    """A loop as it may run: marked where its steps are independent, a vector loop in order where they may not be.
+
+    Raises
+    ------
+    ScheduleError
+        It is parallel, and two of its steps may use one element that one of them stores to.
+    """
+    wants_proof = loop.kind in (PARALLEL, VECTORIZED) or CHUNKS in loop.annotations
+    if not wants_proof or PARALLEL_MARK in loop.annotations:
+        return loop
+    shared = shared_array(loop, facts)
+    if loop.kind == PARALLEL and shared is not None:
+        message = f"loop {loop.loop_var.name} cannot be parallel: two of its steps may store to the same element of"
+        raise ScheduleError(f"{message} {shared.name}, or one may read what another stores")
+    if loop.kind == VECTORIZED:
+        return loop if shared is None else with_(loop, kind=SERIAL)
+    return loop if shared is not None else with_(loop, notes={**loop.annotations, PARALLEL_MARK: True})
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckParallel")
+def CheckParallel(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Check every parallel and vector loop of a function of flat loops."""
+    if not from_dialect(func):
+        return func
+    facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT))
+
+    return each_loop(func, inner=lambda loop: proven(loop, facts))
+
+
+class _Blocks:
+    """Finds the blocks that bring a proof along, for each loop that one is bound to."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[Var, ir.Range] = {}
+        self.of: dict[Var, list[s_tir.SBlock]] = {}
+
+    def on_for(self, node: tirx.For, mutator: Any) -> tirx.For:
+        self.ranges[node.loop_var] = ir.Range.from_min_extent(node.min, node.extent)
+        return mutator.default_mutate(node)
+
+    def on_realize(self, node: s_tir.SBlockRealize, mutator: Any) -> s_tir.SBlockRealize:
+        name = node.block.annotations.get(PARALLEL_MARK)
+        for iv, value in zip(node.block.iter_vars, node.iter_values, strict=True):
+            if name is not None and str(iv.var.name) == str(name):
+                self._add(node.block, value)
+        return mutator.default_mutate(node)
+
+    def _add(self, block: s_tir.SBlock, value: ir.Expr) -> None:
+        ranges = {v: self.ranges[v] for v in collect(value, Var) if v in self.ranges}
+        if ranges and is_one_to_one([value], ranges):
+            for var in ranges:
+                self.of.setdefault(var, []).append(block)
+
+    def are_all(self, loop: tirx.For) -> bool:
+        """Whether nothing below a loop is stored outside of the blocks that bring its proof along."""
+        own, hit = self.of[loop.loop_var], []
+
+        def on_block(block: s_tir.SBlock, mutator: Any) -> s_tir.SBlock:
+            return block if any(block.same_as(b) for b in own) else mutator.default_mutate(block)
+
+        def on_store(store: tirx.BufferStore, _mutator: Any) -> tirx.BufferStore:
+            hit.append(1)
+            return store
+
+        structural_mutate(loop.body, [(s_tir.SBlock, on_block), (tirx.BufferStore, on_store)])
+        return not hit
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.MarkIndependent")
+def MarkIndependent(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Move a block's note of independent steps to the loops that are bound to the variable it names."""
+    blocks = _Blocks()
+    structural_mutate(func.body, [(tirx.For, blocks.on_for), (s_tir.SBlockRealize, blocks.on_realize)])
+    if not blocks.of:
+        return func
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.For:
+        inner = mutator.default_mutate(node)
+        if node.loop_var not in blocks.of or not blocks.are_all(node):
+            return inner
+        return with_(inner, notes={**inner.annotations, PARALLEL_MARK: True})
+
+    body = structural_mutate(func.body, [(tirx.For, on_for)])
+    return with_body(func, body)

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From coordinates to positions: what ``A[i, j]`` means inside a loop nest.
+
+A `Cursor` is one iterated axis at its current place. `Resolver` turns a subscript list into storage indices
+plus the conditions under which the coordinate is stored at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, sym, tirx
+from tvm.ir import Call, Var
+
+from sparsetir.errors import LoweringError
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import conjunction, conjuncts, same, without_zeros
+from sparsetir.ir.views import Axis, SparseBuffer, cast, const, load, substitute_args
+from sparsetir.ir.visitor import structural_mutate
+
+Conditions = list[ir.Expr]
+
+
+@dataclass(frozen=True, eq=False)
+class Cursor:
+    """An axis where the enclosing loops stand: all fields are expressions of the loops' block variables.
+
+    ``slot`` is the block variable of the loop that moves it; there is a position where all of ``given`` hold.
+    A cursor without an axis is a plain coordinate (an initialisation that walks the coordinate space), or that of
+    ``members``, the cursors of axes that are walked together.
+    """
+
+    axis: Axis | None
+    coord: ir.Expr
+    pos: ir.Expr | None = None
+    parent_pos: ir.Expr | None = None
+    above: tuple[ir.Expr, ...] = ()
+    slot: Var | None = None
+    given: tuple[ir.Expr, ...] = ()
+    members: tuple[Cursor, ...] = ()
+
+    @property
+    def coords(self) -> tuple[ir.Expr, ...]:
+        """Coordinates of the ancestors and of the axis itself."""
+        return (*self.above, self.coord)
+
+
+@dataclass
+class Scope:
+    """The cursors in force, by axis and by iteration variable, and what is known of the variables' ranges."""
+
+    by_axis: dict[Axis, Cursor] = field(default_factory=dict)
+    by_var: dict[Var, Cursor] = field(default_factory=dict)
+    ranges: dict[Var, ir.Range] = field(default_factory=dict)
+
+    def child(self) -> Scope:
+        """A copy that inner loops may extend."""
+        return Scope(dict(self.by_axis), dict(self.by_var), dict(self.ranges))
+
+    def add(self, var: Var, cursor: Cursor, length: ir.Expr) -> None:
+        """Bind iteration variable `var`, whose coordinate lies in ``[0, length)``."""
+        self.by_var[var] = cursor
+        self.ranges[var] = ir.Range(const(0, str(length.ty.dtype)), length)
+        for own in cursor.members or (cursor,):
+            if own.axis is not None:
+                self.by_axis[own.axis] = own
+
+    def proves_in_range(self, subscript: ir.Expr, length: ir.Expr) -> bool:
+        """Whether ``0 <= subscript < length`` whatever the data."""
+        return all(self.proven(subscript, length))
+
+    def proven(self, subscript: ir.Expr, length: ir.Expr) -> tuple[bool, bool]:
+        """Which of ``0 <= subscript`` and ``subscript < length`` hold whatever the data."""
+        analyzer = sym.Analyzer()
+        for var, extent in self.ranges.items():
+            analyzer.bind(var, extent)
+        length = cast(length, str(subscript.ty.dtype))
+        below = analyzer.can_prove(subscript < length) or _is_in_last_block(analyzer, subscript, length)
+        return bool(analyzer.can_prove(subscript >= 0)), bool(below)
+
+
+def _is_in_last_block(analyzer: Any, subscript: ir.Expr, length: ir.Expr) -> bool:
+    """Whether ``block * 4 + within < blocks * 4`` as ``block < blocks``: the analyzer does not divide by itself."""
+    length = analyzer.simplify(length)
+    if not isinstance(length, tirx.Mul) or not isinstance(length.b, tirx.IntImm) or int(length.b) < 1:
+        return False
+    block = analyzer.simplify(tirx.floordiv(subscript, length.b))
+    return bool(analyzer.can_prove(block < length.a))
+
+
+def guarded(conditions: Conditions, value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
+    """`value` where the conditions hold; `value` is not evaluated elsewhere."""
+    return tirx.if_then_else(conjunction(conditions), value, otherwise) if conditions else value
+
+
+def assuming(conditions: Conditions, node: ir.Expr) -> ir.Expr:
+    """`node`, evaluated only where the conditions hold, without asking for them again."""
+    if not conditions:
+        return node
+
+    def on_call(call: Call, mutator: Any) -> ir.Expr:
+        inner = mutator.default_mutate(call)
+        if not dialect.is_if_then_else(inner):
+            return inner
+        left = [c for c in conjuncts(inner.args[0]) if not any(same(c, known) for known in conditions)]
+        return guarded(left, inner.args[1], inner.args[2])
+
+    return structural_mutate(node, [(Call, on_call)])
+
+
+def _same_place(a: ir.Expr | None, b: ir.Expr | None) -> bool:
+    """Whether two positions are the same, however they are searched."""
+    return same(a, b) or (a is not None and b is not None and same(_inlined(a), _inlined(b)))
+
+
+def _inlined(position: ir.Expr) -> ir.Expr:
+    """A position with every search done where it stands."""
+
+    def on_call(call: Call, mutator: Any) -> ir.Expr:
+        inner = mutator.default_mutate(call)
+        if not dialect.is_call(inner, "find"):
+            return inner
+        return dialect.call("find", [*inner.args[:-1], ir.StringImm("inline")], str(inner.ty.dtype))
+
+    return structural_mutate(position, [(Call, on_call)])
+
+
+NOTHING = (False, False)
+
+
+def in_range(coord: ir.Expr, length: ir.Expr, known: tuple[bool, bool] = NOTHING) -> Conditions:
+    """The two comparisons of ``0 <= coord < length``, but for those that are known to hold."""
+    dtype = str(coord.ty.dtype)
+    both = [coord >= const(0, dtype), coord < cast(length, dtype)]
+    return [condition for condition, holds in zip(both, known, strict=True) if not holds]
+
+
+class Resolver:
+    """Finds positions of coordinates within one scope.
+
+    With `every`, the positions are those of each of several entries with the same coordinates: `slots` are the loops
+    over what has to be compared, a variable and its extent each.
+    """
+
+    def __init__(self, scope: Scope, strategy: str = "inline", *, every: bool = False) -> None:
+        self.scope = scope
+        self.strategy = strategy
+        self.every = every
+        self.slots: list[tuple[Var, ir.Expr]] = []
+
+    def resolve(
+        self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr], coords: Sequence[ir.Expr]
+    ) -> tuple[list[ir.Expr], Conditions]:
+        """Storage indices of ``buffer[subscripts]`` and when they exist.
+
+        `subscripts` are as the user wrote them, `coords` the same in terms of loop variables.
+        """
+        conditions: Conditions = []
+        positions = []
+        for tree in buffer.trees:
+            pos: ir.Expr | None = None
+            above: list[ir.Expr] = []
+            for n, axis in enumerate(tree):
+                where = buffer.axes.index(axis)
+                cursor = self._direct(axis, subscripts[where], pos)
+                if cursor is not None:
+                    pos, coord = cursor.pos, cursor.coord
+                    conditions = [*conditions, *(c for c in cursor.given if not any(same(c, x) for x in conditions))]
+                elif not axis.unique and (self.every or n + 1 < len(tree)):
+                    chain = tree[n:]
+                    wanted = [cast(coords[buffer.axes.index(a)], a.idtype) for a in chain]
+                    look_up = self._each_tuple if self.every else lookup_tuple
+                    found = look_up(chain, pos, above, wanted, conditions)
+                    pos, more = self._unless_own(chain, subscripts[where], pos, found, above, wanted)
+                    conditions = conditions + more
+                    break
+                else:
+                    coord = cast(coords[where], axis.idtype)
+                    known = self.scope.proven(subscripts[where], axis.length)
+                    pos, more = self._unless_here(
+                        axis, subscripts[where], pos, lookup(axis, pos, above, coord, conditions, known, self.strategy)
+                    )
+                    conditions = conditions + more
+                above.append(coord)
+            positions.append(pos)
+        return positions, conditions
+
+    def _each_tuple(
+        self,
+        chain: Sequence[Axis],
+        parent_pos: ir.Expr | None,
+        above: Sequence[ir.Expr],
+        wanted: Sequence[ir.Expr],
+        given: Conditions,
+    ) -> tuple[ir.Expr, Conditions]:
+        """The position at a slot of a fiber, and the conditions for the tuple of coordinates to stand there."""
+        slot = Var("s", ir.PrimType(chain[0].idtype))
+        begin, extent, equal = _compared(chain, parent_pos, above, wanted, given, slot)
+        self.slots.append((slot, extent))
+        return begin + slot, equal
+
+    def _direct(self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None) -> Cursor | None:
+        """The cursor whose position can be used as it stands: the axis's own, below the same parent."""
+        return next((c for c in self._own(axis, subscript) if _same_place(c.parent_pos, parent_pos)), None)
+
+    def _own(self, axis: Axis, subscript: ir.Expr) -> list[Cursor]:
+        """The cursors of the axis if the subscript is its variable."""
+        cursor = self.scope.by_var.get(subscript) if isinstance(subscript, Var) else None
+        return [] if cursor is None else [c for c in cursor.members or (cursor,) if c.axis is axis]
+
+    def _unless_own(
+        self,
+        chain: Sequence[Axis],
+        subscript: ir.Expr,
+        parent_pos: ir.Expr | None,
+        found: tuple[ir.Expr, Conditions],
+        above: Sequence[ir.Expr],
+        wanted: Sequence[ir.Expr],
+    ) -> tuple[ir.Expr, Conditions]:
+        """What a search for a tuple finds, but where its first axis is iterated below that very parent: its own."""
+        cursors = [] if self.every or parent_pos is None else self._own(chain[0], subscript)
+        cursor = cursors[0] if len(cursors) == 1 and not cursors[0].given else None
+        if cursor is None or cursor.parent_pos is None or cursor.pos is None:
+            return found
+        own: ir.Expr = cursor.parent_pos
+        here = own.equal(cast(parent_pos, str(own.ty.dtype)))
+        zero, coords, equal = const(0, chain[0].idtype), [*above, wanted[0]], []
+        for axis, want in zip(chain[1:], wanted[1:], strict=True):
+            equal.append(axis.coordinate(cast(cursor.pos, axis.idtype), zero, coords).equal(want))
+            coords.append(want)
+        pos, conditions = found
+        there = conjunction([tirx.Or(here, conjunction(conditions)), tirx.Or(tirx.Not(here), conjunction(equal))])
+        return guarded([here], cursor.pos, pos), [there]
+
+    def _unless_here(
+        self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None, found: tuple[ir.Expr, Conditions]
+    ) -> tuple[ir.Expr, Conditions]:
+        """What a search finds, but where the axis is iterated below that very parent: its own slot.
+
+        Of several entries with one coordinate a search finds the first, whereas an iteration means each.
+        """
+        for cursor in [] if axis.unique or parent_pos is None else self._own(axis, subscript):
+            if cursor.parent_pos is None:
+                continue
+            here = cursor.parent_pos.equal(cast(parent_pos, str(cursor.parent_pos.ty.dtype)))
+            pos, conditions = found
+            is_there = [tirx.Or(here, conjunction(conditions))] if conditions else []
+            if cursor.given:
+                is_there = [tirx.Or(conjunction([here, *cursor.given]), conjunction([tirx.Not(here), *conditions]))]
+            found = guarded([here], cursor.pos, pos), is_there
+        return found
+
+
+def lookup(
+    axis: Axis,
+    parent_pos: ir.Expr | None,
+    above: Sequence[ir.Expr],
+    coord: ir.Expr,
+    given: Conditions,
+    known: tuple[bool, bool],
+    strategy: str = "inline",
+) -> tuple[ir.Expr, Conditions]:
+    """Position of `coord` in the fiber below `parent_pos`, and the conditions for it to be stored there.
+
+    `given` are the conditions under which `parent_pos` exists: nothing is read where they fail.
+    """
+    if axis.kind == "dense_fixed":
+        return coord, in_range(coord, axis.length, known)
+    zero = const(0, axis.idtype)
+    parent = const(0, axis.idtype) if parent_pos is None else parent_pos
+    begin = guarded(given, axis.begin(parent, above), zero)
+    extent = guarded(given, axis.extent(parent, above), zero)
+    if axis.is_dense:
+        return begin + coord, in_range(coord, extent)
+    if axis.rule is not None:
+        slot = _slot_of_rule(axis, begin, above, coord, extent)
+        bounds = in_range(coord, axis.length, known)
+        return begin + slot, [*bounds, *in_range(slot, extent)]
+    first = tirx.BufferLoad(axis.indices, [begin])
+    slot = dialect.call("find", [first, extent, coord, int(axis.sorted), ir.StringImm(strategy)], axis.idtype)
+    bounds = in_range(coord, axis.length, known) if axis.may_be_absent else []
+    return begin + slot, [*bounds, slot >= zero]
+
+
+def lookup_tuple(
+    chain: Sequence[Axis],
+    parent_pos: ir.Expr | None,
+    above: Sequence[ir.Expr],
+    wanted: Sequence[ir.Expr],
+    given: Conditions,
+) -> tuple[ir.Expr, Conditions]:
+    """Position of a tuple of coordinates below an axis that may repeat its own (COO).
+
+    The first coordinate alone does not decide: the whole tuple is compared, slot by slot.
+    """
+    first = chain[0]
+    slot = dialect.call("arg", [0], first.idtype)
+    begin, extent, equal = _compared(chain, parent_pos, above, wanted, given, slot)
+    test = tirx.Cast(first.idtype, conjunction(equal))
+    at = dialect.call("find_rule", [test, extent, const(1, first.idtype)], first.idtype)
+    return begin + at, [at >= const(0, first.idtype)]
+
+
+def _compared(
+    chain: Sequence[Axis],
+    parent_pos: ir.Expr | None,
+    above: Sequence[ir.Expr],
+    wanted: Sequence[ir.Expr],
+    given: Conditions,
+    slot: ir.Expr,
+) -> tuple[ir.Expr, ir.Expr, Conditions]:
+    """Where a fiber begins, its extent, and whether a tuple of coordinates stands at a slot of it."""
+    first, rest = chain[0], chain[1:]
+    if any(a.kind != "singleton" for a in rest):
+        message = f"a search by coordinate below axis {first.name} (unique=False) is only supported for singleton axes"
+        raise LoweringError(f"{message}; iterate the buffer's own axes instead")
+    zero = const(0, first.idtype)
+    parent = zero if parent_pos is None else parent_pos
+    begin = guarded(given, first.begin(parent, above), zero)
+    extent = guarded(given, first.extent(parent, above), zero)
+    equal: Conditions = []
+    coords = list(above)
+    for axis, want in zip(chain, wanted, strict=True):
+        found = axis.coordinate(begin + slot, slot if axis is first else zero, coords)
+        equal += [found.equal(want), *(in_range(want, axis.length) if axis.may_be_absent else [])]
+        coords.append(want)
+    return begin, extent, equal
+
+
+def _slot_of_rule(axis: Axis, begin: ir.Expr, above: Sequence[ir.Expr], coord: ir.Expr, extent: ir.Expr) -> ir.Expr:
+    """Invert a formula that advances by one per slot; search where it does not."""
+
+    def at(slot: ir.Expr) -> ir.Expr:
+        return substitute_args(axis.rule, [*above, slot, begin + slot])
+
+    start, slot = at(const(0, axis.idtype)), Var("s", ir.PrimType(axis.idtype))
+    value = at(slot)
+    for step in (1, -1):
+        if sym.Analyzer().can_prove_equal(value, start + step * slot):
+            return without_zeros((coord - start) * step if step < 0 else coord - start)
+    return dialect.call("find_rule", [at(dialect.call("arg", [0], axis.idtype)), extent, coord], axis.idtype)
+
+
+def fiber_of(axis: Axis, pos: ir.Expr) -> ir.Expr:
+    """Position of the parent whose fiber holds position `pos` of `axis`."""
+    if axis.parent is None:
+        return const(0, axis.idtype)
+    if axis.kind == "singleton":
+        return cast(pos, axis.parent.idtype)
+    if axis.kind == "sparse_fixed":
+        return cast(tirx.floordiv(pos, cast(axis.width, str(pos.ty.dtype))), axis.parent.idtype)
+    if axis.indptr is None:
+        message = f"T.fuse over {axis.name}, whose rows are given by a formula, is not supported: give it an indptr"
+        raise LoweringError(message)
+    first = load(axis.indptr, const(0, str(axis.indptr.ty.dtype)))
+    count = cast(axis.parent.count, str(axis.indptr.ty.dtype))
+    found = dialect.call("find_fiber", [first, count, cast(pos, str(axis.indptr.ty.dtype))], str(axis.indptr.ty.dtype))
+    return cast(found, axis.parent.idtype)

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loop nests of iterations: loop extents, unions, intersections, loops and blocks around a body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tvm import ir, s_tir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.errors import VerifyError
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import all_same, collect, conjunction, mentions, same, substitute
+from sparsetir.ir.views import Axis, Entry, cast, const
+from sparsetir.lower.annotations import ORDERED_MARK
+from sparsetir.lower.iterations.access import Conditions, Cursor, Scope, fiber_of, guarded, in_range, lookup
+from sparsetir.lower.loops import Update, serial
+
+# Where the loops of a union or an intersection of axes run, and where its members then stand.
+#
+# An intersection walks its first member and looks the others up. A union counts steps: `find_union` says which
+# coordinate a step has, and where the members have it. All of it is expressions of the loops' variables, exact in any
+# order.
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """The loops of a merge with their extents, the cursor of its variable, and the conditions for a step to count."""
+
+    loops: list[tuple[ir.Expr, Var]]
+    cursor: Cursor
+    absent: Conditions
+
+
+@dataclass(frozen=True, eq=False)
+class _Member:
+    """A fiber that takes part; there are entries only where `given` holds."""
+
+    axis: Axis
+    parent_pos: ir.Expr | None
+    above: tuple[ir.Expr, ...]
+    given: Conditions
+    dtype: str
+
+    @property
+    def _at(self) -> ir.Expr:
+        return const(0, self.axis.idtype) if self.parent_pos is None else self.parent_pos
+
+    @property
+    def count(self) -> ir.Expr:
+        """The number of entries."""
+        own = guarded(self.given, self.axis.extent(self._at, self.above), const(0, self.axis.idtype))
+        return cast(own, self.dtype)
+
+    def position(self, slot: ir.Expr) -> ir.Expr:
+        return self.axis.position(self._at, cast(slot, self.axis.idtype), self.above)
+
+    def coordinate(self, slot: ir.Expr) -> ir.Expr:
+        slot = cast(slot, self.axis.idtype)
+        return cast(self.axis.coordinate(self.position(slot), slot, self.above), self.dtype)
+
+    def found(self, coord: ir.Expr, strategy: str) -> tuple[ir.Expr, Conditions]:
+        """The position of a coordinate, and the conditions for the fiber to hold it."""
+        own = cast(coord, self.axis.idtype)
+        return lookup(self.axis, self.parent_pos, self.above, own, self.given, (True, True), strategy)
+
+    def cursor(self, coord: ir.Expr, pos: ir.Expr, given: Conditions, slot: Var) -> Cursor:
+        own = cast(coord, self.axis.idtype)
+        return Cursor(self.axis, own, pos, self.parent_pos, self.above, slot, tuple(given))
+
+
+def place_merge(entry: Entry, scope: Scope, strategy: str) -> Merged:
+    """Loops and cursors of a merge in `scope`; `strategy` is how coordinates of other members are searched."""
+    dtype = entry.domains[0].idtype
+    members = [_Member(axis, *parent_of(axis, host, scope), dtype) for axis, host in entry.heads]
+    name = "v" + str(entry.vars[0].name)
+    if entry.merge == "intersect":
+        return _intersection(members, name, dtype, strategy)
+    return _union(members, Var(name, ir.PrimType(dtype)))
+
+
+# ---------------------------------------------------------------------------------------------- intersections
+
+
+def _intersection(members: Sequence[_Member], name: str, dtype: str, strategy: str) -> Merged:
+    first, slot = members[0], Var(name, ir.PrimType(members[0].axis.idtype))
+    coord, pos = first.coordinate(slot), first.position(slot)
+    absent = in_range(coord, first.axis.length) if first.axis.may_be_absent else []
+    loops = [(cast(first.count, first.axis.idtype), slot)]
+    cursors = [first.cursor(coord, pos, [], slot)]
+    for n, member in enumerate(members[1:], 1):
+        if member.axis.unique:
+            ascends = strategy == "merge" and first.axis.sorted and member.axis.sorted
+            at, conditions = member.found(coord, "walk" if ascends else strategy)
+            absent = absent + conditions
+            cursors.append(member.cursor(coord, at, [], slot))
+            continue
+        own = Var(f"{name}_{n}", ir.PrimType(member.axis.idtype))  # each of the entries with the coordinate
+        loops.append((cast(member.count, member.axis.idtype), own))
+        absent = [*absent, member.coordinate(own).equal(coord)]
+        cursors.append(member.cursor(coord, member.position(own), [], own))
+    return Merged(loops, Cursor(None, coord, slot=slot, members=tuple(cursors)), absent)
+
+
+# ---------------------------------------------------------------------------------------------- unions
+
+
+def _union(members: Sequence[_Member], slot: Var) -> Merged:
+    """As many steps as members have entries, of which those without a coordinate do nothing."""
+    dtype = str(slot.ty.dtype)
+    argument = dialect.call("arg", [0], dtype)
+    fibers = [part for m in members for part in (m.coordinate(argument), m.count, dialect.union_member(m.axis))]
+    *slots, coord = (dialect.call("find_union", [k, slot, *fibers], dtype) for k in range(len(members) + 1))
+    zero = const(0, dtype)
+    cursors = [m.cursor(coord, m.position(s), [s >= zero], slot) for m, s in zip(members, slots, strict=True)]
+    absent = [coord >= zero]
+    if any(m.axis.may_be_absent for m in members):
+        absent.append(coord < cast(members[0].axis.length, dtype))
+    steps = members[0].count
+    for member in members[1:]:
+        steps = steps + member.count
+    return Merged([(steps, slot)], Cursor(None, coord, slot=slot, members=tuple(cursors)), absent)
+
+
+# Pieces of a nest: where an axis's loop runs, and how loops and blocks go around a body.
+
+
+SPATIAL, REDUCE = 0, 2
+
+
+@dataclass
+class Level:
+    """The loops and block variables of one block of a nest."""
+
+    loops: list[tuple[Var, ir.Expr]] = field(default_factory=list)
+    iter_vars: list[tirx.IterVar] = field(default_factory=list)
+    predicates: Conditions = field(default_factory=list)
+
+    @property
+    def block_vars(self) -> list[Var]:
+        return [iv.var for iv in self.iter_vars]
+
+
+def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
+    """Loop extent, block variable, cursors and presence conditions of one entry in `scope`."""
+    if entry.is_fused:
+        return _place_fused(entry)
+    axis = entry.axes[0]
+    slot = Var("v" + str(entry.vars[0].name), ir.PrimType(axis.idtype))
+    parent_pos, above, given = parent_of(axis, entry.attached_to, scope)
+    at = const(0, axis.idtype) if parent_pos is None else parent_pos
+    extent = guarded(given, axis.extent(at, above), const(0, axis.idtype))
+    pos = axis.position(at, slot, above)
+    coord = axis.coordinate(pos, slot, above)
+    absent = in_range(coord, axis.length) if axis.may_be_absent else []
+    return extent, slot, [Cursor(axis, coord, pos, parent_pos, tuple(above), slot)], absent
+
+
+def any_slot(entry: Entry, scope: Scope) -> tuple[Cursor, Conditions]:
+    """The cursor of an axis for what repeats below its slots and is there without any; whether the fiber is there."""
+    axis = entry.axes[0]
+    parent_pos, above, given = parent_of(axis, entry.attached_to, scope)
+    at, slot = const(0, axis.idtype) if parent_pos is None else parent_pos, const(0, axis.idtype)
+    pos = axis.position(at, slot, above)
+    cursor = Cursor(axis, axis.coordinate(pos, slot, above), pos, parent_pos, tuple(above))
+    return cursor, given
+
+
+def parent_of(axis: Axis, host: Axis | None, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
+    """Where a fiber of `axis`, perhaps attached to `host`, hangs: position, ancestors' coordinates, conditions."""
+    if axis.parent is None:
+        return None, (), []
+    if host is not None and host is not axis.parent:
+        return _attached(axis, host, scope)
+    cursor = scope.by_axis.get(axis.parent)
+    if cursor is None:
+        above = axis.parent.name
+        message = f"axis {axis.name} is iterated but its parent {above} is not: list {above} before it"
+        raise VerifyError(message, axis.name)
+    return cursor.pos, cursor.coords, list(cursor.given)
+
+
+def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
+    """The position, in the attached axis's own parent, of the coordinate of the axis it is attached to."""
+    base, host = axis.parent, scope.by_axis.get(at)
+    if base is None or host is None:
+        message = f"T.attach({axis.name}, {at.name}): {at.name} must be iterated before {axis.name}"
+        raise VerifyError(message, axis.name)
+    grand = None if base.parent is None else scope.by_axis.get(base.parent)
+    if base.parent is not None and grand is None:
+        message = f"T.attach({axis.name}, {at.name}): {base.parent.name}, above {base.name}, must be iterated too"
+        raise VerifyError(message, axis.name)
+    above = () if grand is None else grand.coords
+    coord = cast(host.coord, base.idtype)
+    known = same(at.length, base.length)
+    given = [] if grand is None else list(grand.given)
+    pos, conditions = lookup(base, None if grand is None else grand.pos, above, coord, given, (known, known))
+    return pos, (*above, coord), [*given, *conditions]
+
+
+def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
+    """One loop over the stored positions of a chain; the outer members' places are searched upwards."""
+    last = entry.axes[-1]
+    flat = Var("v" + str(entry.vars[-1].name), ir.PrimType(last.idtype))
+    positions: list[ir.Expr] = [flat]
+    for axis in reversed(entry.axes[1:]):
+        positions.insert(0, fiber_of(axis, positions[0]))
+    cursors: list[Cursor] = []
+    above: tuple[ir.Expr, ...] = ()
+    absent: Conditions = []
+    parent_pos: ir.Expr | None = None
+    for axis, pos in zip(entry.axes, positions, strict=True):
+        at = const(0, axis.idtype) if parent_pos is None else parent_pos
+        slot = pos if axis.kind == "dense_fixed" else pos - axis.begin(at, above)
+        coord = axis.coordinate(pos, slot, above)
+        absent += in_range(coord, axis.length) if axis.may_be_absent else []
+        cursors.append(Cursor(axis, coord, pos, parent_pos, above, flat))
+        above, parent_pos = (*above, coord), pos
+    return cast(last.count, last.idtype), flat, cursors, absent
+
+
+def realize(block: s_tir.SBlock, level: Level) -> s_tir.SBlockRealize:
+    return s_tir.SBlockRealize([v for v, _ in level.loops], tirx.const(True, "bool"), block)
+
+
+def order_note(level: Level, loops: list[Var], needed: set[Var]) -> dict[str, list[str]]:
+    """The note of a block's variables that need their order, those of the `loops` of the program among them."""
+    own = [str(v.name) for v in level.block_vars if v in needed]
+    names = ["v" + str(v.name) for v in loops if v in needed] + own
+    return {ORDERED_MARK: names} if names else {}
+
+
+def where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> tirx.Stmt:
+    """`body` at stored coordinates only; a reduction keeps the single store that TVM's primitives look for."""
+    if not present:
+        return body
+    if not is_reduction or not isinstance(body, tirx.BufferStore):
+        return tirx.IfThenElse(conjunction(present), body, None)
+    old, update = tirx.BufferLoad(body.buffer, body.indices), Update.of(body)
+    if update is not None:
+        term = guarded(present, update.term, tirx.const(0, str(update.term.ty.dtype)))
+        return tirx.BufferStore(body.buffer, old + term, body.indices)
+    return tirx.BufferStore(body.buffer, guarded(present, body.value, old), body.indices)
+
+
+def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var], needed: set[Var]) -> s_tir.SBlockRealize:
+    """A realize that passes the enclosing ordinary loops' variables into the block, as TVM asks; `needed` in order."""
+    used = [v for v in loops if mentions(block.body, [v]) or any(mentions(iv.dom, [v]) for iv in block.iter_vars)]
+    if not used and block.init is not None:
+        used = [v for v in loops if mentions(block.init, [v])]
+    if not used:
+        return realize(block, level)
+    inner = {v: Var("v" + str(v.name), v.ty) for v in used}
+    replace = lambda node: substitute(node, inner)  # noqa: E731
+    domains = [ir.Range(const(0, str(v.ty.dtype)), tirx.max_value(str(v.ty.dtype))) for v in used]
+    extra = [tirx.IterVar(d, inner[v], SPATIAL) for v, d in zip(used, domains, strict=True)]
+    init = None if block.init is None else replace(block.init)
+    own = [tirx.IterVar(iv.dom, iv.var, iv.iter_type) for iv in block.iter_vars]
+    body, notes = replace(block.body), {**block.annotations, **order_note(level, used, needed)}
+    fresh = s_tir.SBlock([*extra, *own], [], [], block.name_hint, body, init, block.alloc_buffers, annotations=notes)
+    return s_tir.SBlockRealize([*used, *(v for v, _ in level.loops)], tirx.const(True, "bool"), fresh)
+
+
+def wrap(body: tirx.Stmt, level: Level) -> tirx.Stmt:
+    """The loops of a level around `body`."""
+    for var, extent in reversed(level.loops):
+        # As TVM's parser writes it, so that the printed text reads back equal.
+        body = serial(var, sym.Analyzer().simplify(extent), body)
+    return body
+
+
+def spatial_pairs(entry: Entry) -> list[tuple[Var, Axis]]:
+    return [(v, a) for v, a, k in zip(entry.vars, entry.domains, entry.kinds, strict=True) if k == "S"]
+
+
+def walk_coordinates(var: Var, axis: Axis) -> tuple[ir.Expr, Var, Cursor]:
+    """Loop extent, block variable and cursor for all coordinates of an axis, stored or not."""
+    slot = Var("v" + str(var.name), ir.PrimType(axis.idtype))
+    cursor = Cursor(axis, slot, slot, slot=slot) if axis.kind == "dense_fixed" else Cursor(None, slot, slot=slot)
+    return cast(axis.length, axis.idtype), slot, cursor
+
+
+def extend_all(levels: list[Level], loops: Sequence[tuple[ir.Expr, Var]], absent: Conditions, kind: int) -> None:
+    """Add the loops of one entry; its steps count where none of the conditions in `absent` fails."""
+    for extent, slot in loops:
+        extend(levels, extent, slot, absent if slot is loops[-1][1] else [], kind)
+
+
+def extend(levels: list[Level], extent: ir.Expr, slot: Var, absent: Conditions, kind: int) -> None:
+    """Add a loop; a new block begins where its extent depends on a variable of the current one."""
+    if mentions(extent, levels[-1].block_vars):
+        levels.append(Level())
+    domain = ir.Range(const(0, str(slot.ty.dtype)), extent)
+    levels[-1].loops.append((Var(str(slot.name)[1:], slot.ty), extent))
+    levels[-1].iter_vars.append(tirx.IterVar(domain, slot, kind))
+    levels[-1].predicates += absent
+
+
+def old_value(body: tirx.Stmt, levels: list[Level]) -> tirx.Stmt | None:
+    """``c[vi] = c[vi]`` for a body that reduces into what is there already: TVM's schedule then sees a reduction."""
+    store = body.then_case if isinstance(body, tirx.IfThenElse) and body.else_case is None else body
+    leaf = [level for level in levels if level.loops][-1:]
+    reduced = [iv.var for level in leaf for iv in level.iter_vars if int(iv.iter_type) == REDUCE]
+    if not isinstance(store, tirx.BufferStore) or not reduced or mentions(store.indices, reduced):
+        return None
+    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    if not loads or not all(all_same(list(x.indices), list(store.indices)) for x in loads):
+        return None
+    keep: tirx.Stmt = tirx.BufferStore(store.buffer, tirx.BufferLoad(store.buffer, store.indices), store.indices)
+    if body is store:
+        return keep
+    return None if mentions(body.condition, reduced) else tirx.IfThenElse(body.condition, keep, None)

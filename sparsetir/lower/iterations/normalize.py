@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normalize scalars before lowering: alignment, NaN, names of scratch, bools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import ir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.ir.rewriting import collect, same
+from sparsetir.ir.views import Axis, const, decode, substitute_args
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.annotations import ASCENDING, DISTINCT, FIBERS, INDPTR, STRUCTURE
+from sparsetir.lower.loops import with_body
+
+# Ask no more of a caller's arrays than their element's alignment, and say that they do not overlap.
+#
+# before::
+#
+#     def spmm(x: T.Buffer((n,), "float32")): ...
+#
+# after::
+#
+#     def spmm(x: T.Buffer((n,), "float32", align=4)):
+#         T.func_attr({"tirx.noalias": True})
+#
+# TVM assumes 64 bytes and does not check it for numpy arrays: a vector load from one would crash.
+
+
+NOALIAS = "tirx.noalias"
+
+
+def _itemsize(dtype: str) -> int:
+    bits = "".join(c for c in dtype if c.isdigit())
+    return max(1, int(bits) // 8) if bits else 1
+
+
+def _realigned(buffer: Var) -> Var:
+    ty = buffer.ty
+    dtype = str(ty.dtype)
+    return tirx.decl_buffer(
+        ty.shape, dtype, name=str(buffer.name), strides=ty.strides, data_alignment=_itemsize(dtype), layout=None
+    )
+
+
+def _has_one_fiber(axis: Axis) -> bool:
+    """Whether all positions of an axis belong together: a root, or below one position."""
+    above = None if axis.parent is None else axis.parent.count
+    return above is None or (isinstance(above, tirx.IntImm) and int(above) == 1)
+
+
+def _fibers(axis: Axis) -> str:
+    """The list that holds the coordinates of an axis in groups of one size, none twice in a group, as name:size."""
+    if not axis.unique or not isinstance(axis.width, tirx.IntImm) or axis.kind != "sparse_fixed":
+        return ""
+    if axis.rule is None:
+        return "" if axis.indices is None else f"{axis.indices.name}:{int(axis.width)}"
+    slot, begin, *above = (Var(f"at_{n}", ir.PrimType(axis.idtype)) for n in range(2 + len(axis.ancestors)))
+    load = substitute_args(axis.rule, [*above, slot, begin + slot])
+    if not isinstance(load, ir.TensorLoad) or len(load.indices) != 1:
+        return ""
+    start = sym.Analyzer().simplify(tirx.floormod(load.indices[0] - slot, axis.width))
+    return f"{load.source.name}:{int(axis.width)}" if isinstance(start, tirx.IntImm) and int(start) == 0 else ""
+
+
+def realign(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """`func` with buffer parameters of natural alignment."""
+    fresh: dict[Var, Var] = {}
+    for param in func.params:
+        if tirx.is_buffer_var(param) and int(param.ty.data_alignment) > _itemsize(str(param.ty.dtype)):
+            fresh[param] = _realigned(param)
+    if not fresh:
+        return func
+
+    def on_var(var: Var, _mutator: Any) -> Var:
+        return fresh.get(var, var)
+
+    body = structural_mutate(func.body, [(Var, on_var)])
+    params = [fresh.get(p, p) for p in func.params]
+    return tirx.PrimFunc(params, body, func.ret_type, func.attrs)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.AlignParams")
+def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Realign the parameters of a stage-I function and note its row pointers."""
+    program = decode(func)
+    if not program.axes:
+        return func
+    pointers = [str(a.indptr.name) for a in program.axes.values() if a.indptr is not None]
+    indices = [str(a.indices.name) for a in program.axes.values() if a.indices is not None]
+    lists = [a for a in program.axes.values() if a.parent is None and a.kind == "sparse_variable" and a.sorted]
+    ascending = [str(a.indices.name) for a in lists if a.indices is not None]
+    alone = [a for a in program.axes.values() if a.unique and _has_one_fiber(a)]
+    distinct = sorted({str(a.indices.name) for a in alone if a.indices is not None})
+    if distinct:
+        func = func.with_attr(DISTINCT, distinct)
+    fibers = sorted({f for f in map(_fibers, program.axes.values()) if f})
+    if fibers:
+        func = func.with_attr(FIBERS, fibers)
+    out = realign(func).with_attr(NOALIAS, True).with_attr(INDPTR, pointers)
+    return out.with_attr(STRUCTURE, sorted({*pointers, *indices})).with_attr(ASCENDING, ascending)
+
+
+# Keep TVM from simplifying floats as if infinities and NaN did not exist.
+#
+# NaN differs from every number, a comparison with it is not its opposite, and a difference of equal floats may be NaN.
+#
+# before::
+#
+#     C[i] = A[i] != B[i]
+#     D[i] = not A[i] < B[i]
+#     E[i] = A[i] - A[i]
+#     F[i] = T.float32(0) / A[i]
+#
+# after::
+#
+#     C[i] = T.Select(A[i] == B[i], False, True)
+#     D[i] = T.Select(A[i] < B[i], False, True)
+#     E[i] = A[i] + A[i] * T.float32(-1)
+#     F[i] = T.reinterpret("float32", 0) / A[i]
+#
+# TVM takes ``!=`` for less or greater, which NaN is not, rewrites ``not a < b`` to ``b <= a``, ``a == a`` to true,
+# ``a - a`` to 0, ``(a + b) - b`` to ``a`` and ``0 * a`` to 0. A difference whose sides have no element in common is
+# left.
+
+
+COMPARISONS = (tirx.EQ, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+FLOATS = ("float", "bfloat")
+
+
+def _is_of_floats(comparison: Any) -> bool:
+    return str(comparison.a.ty.dtype).startswith(FLOATS)
+
+
+def opposite(condition: ir.Expr) -> ir.Expr:
+    """What holds where `condition` does not, in a form that TVM leaves as it is."""
+    return tirx.Select(condition, tirx.const(False, "bool"), tirx.const(True, "bool"))
+
+
+def _is_nan(value: ir.Expr) -> ir.Expr:
+    return tirx.isnan(tirx.Cast("float32", value) if str(value.ty.dtype) == "bfloat16" else value)
+
+
+def _differs(node: tirx.NE, mutator: Any) -> ir.Expr:
+    inner = mutator.default_mutate(node)
+    if not _is_of_floats(inner):
+        return inner
+    return _is_nan(inner.a) if same(inner.a, inner.b) else opposite(tirx.EQ(inner.a, inner.b))
+
+
+def _equals(node: tirx.EQ, mutator: Any) -> ir.Expr:
+    inner = mutator.default_mutate(node)
+    return opposite(_is_nan(inner.a)) if _is_of_floats(inner) and same(inner.a, inner.b) else inner
+
+
+def _negated(node: tirx.Not, mutator: Any) -> ir.Expr:
+    inner = mutator.default_mutate(node)
+    compared = [c for kind in COMPARISONS for c in collect(inner.a, kind)]
+    return opposite(inner.a) if any(_is_of_floats(c) for c in compared) else inner
+
+
+def _is_float(value: ir.Expr) -> bool:
+    return str(getattr(value.ty, "dtype", "")).startswith(FLOATS)
+
+
+def _subtracted(node: tirx.Sub, mutator: Any) -> ir.Expr:
+    inner = mutator.default_mutate(node)
+    if not _is_float(inner):
+        return inner
+    kinds = (ir.TensorLoad, ir.Var)
+    left, right = ([x for k in kinds for x in collect(side, k) if _is_float(x)] for side in (inner.a, inner.b))
+    cancels = any(same(a, b) for a in left for b in right)
+    return tirx.Add(inner.a, tirx.Mul(inner.b, const(-1, str(inner.ty.dtype)))) if cancels else inner
+
+
+def _is_zero(value: ir.Expr) -> bool:
+    return isinstance(value, tirx.FloatImm) and value.value == 0
+
+
+def _hidden_zero(zero: tirx.FloatImm) -> ir.Expr:
+    """A zero of a sign that TVM does not recognise as one; LLVM does."""
+    bits = const(int(np.float32(zero.value).view("int32")), "int32")
+    value, dtype = tirx.reinterpret("float32", bits), str(zero.ty.dtype)
+    return value if dtype == "float32" else tirx.Cast(dtype, value)
+
+
+def _multiplied(node: Any, mutator: Any) -> ir.Expr:
+    inner = mutator.default_mutate(node)
+    if _is_float(inner) and (_is_zero(inner.a) or _is_zero(inner.b)):
+        return type(node)(*(_hidden_zero(x) if _is_zero(x) else x for x in (inner.a, inner.b)))
+    return inner
+
+
+def with_nan(node: Any) -> Any:
+    """A statement or an expression that computes with floats as numpy does."""
+    compared = [(tirx.NE, _differs), (tirx.EQ, _equals), (tirx.Not, _negated)]
+    computed = [(tirx.Sub, _subtracted), (tirx.Mul, _multiplied), (tirx.Div, _multiplied)]
+    return structural_mutate(node, [*compared, *computed])
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CompareNaN")
+def CompareNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Replace the negated comparisons of floats in a stage-I function."""
+    if not decode(func).axes:
+        return func
+    return with_body(func, with_nan(func.body))
+
+
+# Give scratch memory the name that the program gives its view: the view does not outlive stage I.
+#
+# before::
+#
+#     scratch_5 = T.alloc_buffer((nnz,))
+#     score = T.decl_buffer((m, n), data=scratch_5.data)
+#
+# after::
+#
+#     score = T.alloc_buffer((nnz,))
+#     score_1 = T.decl_buffer((m, n), data=score.data)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.NameScratch")
+def NameScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Rename the scratch memory of a stage-I function."""
+    fresh: dict[Var, Var] = {}
+    for buffer in decode(func).buffers.values():
+        if buffer.allocated:
+            fresh[buffer.storage] = _named(buffer.storage, buffer.name)
+    if not fresh:
+        return func
+    body = structural_mutate(func.body, [(Var, lambda var, _mutator: fresh.get(var, var))])
+    return with_body(func, body)
+
+
+def _named(storage: Var, name: str) -> Var:
+    return Var(name, storage.ty)
+
+
+# Compute with bools as numpy does: sums are or, products are and.
+#
+# before::
+#
+#     C[i, k] = C[i, k] + A[i, j] * B[j, k]           # of bool buffers
+#     D[i] = T.max(D[i], A[i, j])
+#     E[i] = A[i, j] == B[j, k]
+#     F[i] = T.Cast("bool", T.float32(-3) / T.float32(2))
+#
+# after::
+#
+#     C[i, k] = C[i, k] or A[i, j] and B[j, k]
+#     D[i] = D[i] or A[i, j]
+#     E[i] = T.Cast("uint8", A[i, j]) == T.Cast("uint8", B[j, k])
+#     F[i] = T.float32(-3) / T.float32(2) != T.float32(0)
+#
+# TVM accepts such arithmetic in a program, but has no machine code for it, nor a bool for a constant such as -1.5.
+
+
+LOGIC = {tirx.Add: tirx.Or, tirx.Max: tirx.Or, tirx.Mul: tirx.And, tirx.Min: tirx.And}
+BOOL_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+
+
+def _replaced(expr: Any, mutator: Any) -> Any:
+    inner = mutator.default_mutate(expr)
+    if str(inner.a.ty.dtype) != "bool":
+        return inner
+    if isinstance(inner, BOOL_COMPARISONS):
+        return type(inner)(tirx.Cast("uint8", inner.a), tirx.Cast("uint8", inner.b))
+    return LOGIC[type(inner)](inner.a, inner.b)
+
+
+def _truth(cast: tirx.Cast, mutator: Any) -> Any:
+    inner = mutator.default_mutate(cast)
+    dtype = str(inner.value.ty.dtype)
+    if str(inner.ty.dtype) != "bool" or dtype == "bool" or collect(inner.value, Var):
+        return inner
+    return tirx.NE(inner.value, const(0, dtype))
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ReplaceBools")
+def ReplaceBools(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Replace the arithmetic of bools in a stage-I function."""
+    if not decode(func).axes:
+        return func
+    return with_body(func, as_logic(func.body))
+
+
+def as_logic(node: Any) -> Any:
+    """A statement or an expression without arithmetic of bools."""
+    callbacks = [*((kind, _replaced) for kind in (*LOGIC, *BOOL_COMPARISONS)), (tirx.Cast, _truth)]
+    return structural_mutate(node, callbacks)
+
+
+__all__ = ["CompareNaN", "NameScratch", "ReplaceBools", "as_logic", "opposite", "with_nan"]

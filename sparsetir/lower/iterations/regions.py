@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Say what every block reads and writes.
+
+before::
+
+    with T.sblock("spmm_0"):
+        vi = T.axis.spatial(m, i)
+        T.reads()
+        T.writes()
+
+after::
+
+    with T.sblock("spmm_0"):
+        vi = T.axis.spatial(m, i)
+        T.reads(indptr[vi:vi + 2], indices[0:nnz], a[0:nnz], b[0:n, 0:feat])
+        T.writes(c[vi, 0:feat])
+
+An element is named where its subscript only depends on variables known outside the block's inner loops, else
+the whole dimension. A buffer that the block initialises itself is not among its reads, as TVM's reductions
+have it. Arrays that are searched are read whole. The innermost block does not name the axes' index arrays, which
+nothing writes: it then has the regions of the dense micro kernel that ``tensorize`` compares it with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+from tvm.ir import Call, Var
+
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import collect
+from sparsetir.ir.views import const
+from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.lower.annotations import INIT_MARK, SCRATCH, STRUCTURE
+
+
+def _bound_inside(body: tirx.Stmt) -> list[Var]:
+    """Variables that only exist below `body`."""
+    found: list[Var] = []
+    callbacks = [
+        (tirx.For, lambda f: found.append(f.loop_var)),
+        (s_tir.SBlock, lambda b: found.extend(iv.var for iv in b.iter_vars)),
+        (tirx.Bind, lambda b: found.append(b.var)),
+        (tirx.Let, lambda x: found.append(x.var)),
+    ]
+    structural_walk(body, callbacks)
+    return found
+
+
+def _local_buffers(block: s_tir.SBlock) -> list[Var]:
+    found: list[Var] = list(block.alloc_buffers)
+    callbacks = [
+        (s_tir.SBlock, lambda b: found.extend(b.alloc_buffers)),
+        (tirx.AllocBuffer, lambda b: found.append(b.buffer)),
+    ]
+    structural_walk(block.body, callbacks)
+    return found
+
+
+def _initialised(block: s_tir.SBlock) -> list[Var]:
+    """Buffers that the block, or one inside it, sets before it reads them."""
+    found: list[Var] = []
+
+    def on_block(inner: s_tir.SBlock) -> None:
+        if inner.init is not None:
+            structural_walk(inner.init, (tirx.BufferStore, lambda s: found.append(s.buffer)))
+        if INIT_MARK in inner.annotations:
+            structural_walk(inner.body, (tirx.BufferStore, lambda s: found.append(s.buffer)))
+
+    structural_walk(block.body, (s_tir.SBlock, on_block))
+    if block.init is not None:
+        structural_walk(block.init, (tirx.BufferStore, lambda s: found.append(s.buffer)))
+    return found
+
+
+class _Regions:
+    """Union of accesses by buffer, each dimension an element or everything."""
+
+    def __init__(self, inner: list[Var]) -> None:
+        self.inner = set(inner)
+        self.by_buffer: dict[Var, list[ir.Range]] = {}
+
+    def add(self, buffer: Var, indices: Any, whole: bool = False) -> None:
+        """Note one access."""
+        shape = buffer.ty.shape
+        ranges = [self._range(i, d, whole) for i, d in zip(indices, shape, strict=True)]
+        known = self.by_buffer.get(buffer)
+        if known is not None:
+            ranges = [_join(r, k, d) for r, k, d in zip(ranges, known, shape, strict=True)]
+        self.by_buffer[buffer] = ranges
+
+    def _range(self, index: ir.Expr, extent: ir.Expr, whole: bool) -> ir.Range:
+        if whole or self._depends(index):
+            return _whole(extent)
+        return ir.Range.from_min_extent(index, const(1, str(index.ty.dtype)))
+
+    def _depends(self, index: ir.Expr) -> bool:
+        hit: list[int] = []
+        check = [
+            (Var, lambda v: hit.append(1) if v in self.inner else None),
+            (Call, lambda c: hit.append(1) if dialect.is_call(c) else None),
+        ]
+        structural_walk(index, check)
+        return bool(hit)
+
+    def regions(self, without: list[Var]) -> list[tirx.BufferRegion]:
+        """The union as TVM regions."""
+        skip = set(without)
+        return [tirx.BufferRegion(b, r) for b, r in self.by_buffer.items() if b not in skip]
+
+
+def _join(a: ir.Range, b: ir.Range, extent: ir.Expr) -> ir.Range:
+    if tvm_ffi.structural_equal(a, b):
+        return a
+    return _whole(extent)
+
+
+def _whole(extent: ir.Expr) -> ir.Range:
+    """All of a dimension, as TVM's parser writes it."""
+    return ir.Range(const(0, str(extent.ty.dtype)), sym.Analyzer().simplify(extent))
+
+
+def with_regions(block: s_tir.SBlock, structure: list[Var]) -> s_tir.SBlock:
+    """`block` with its reads and writes computed from its body; a leaf does not name `structure`."""
+    bound = _bound_inside(block.body)
+    reads, writes = _Regions(bound), _Regions(bound)
+    searched: list[ir.TensorLoad] = []
+
+    def on_call(node: Call) -> None:
+        if dialect.is_call(node, "find", "find_fiber"):
+            searched.append(node.args[0])
+            reads.add(node.args[0].source, node.args[0].indices, whole=True)
+
+    callbacks = [
+        (Call, on_call),
+        (tirx.BufferStore, lambda s: writes.add(s.buffer, s.indices)),
+        (ir.TensorLoad, lambda x: reads.add(x.source, x.indices)),
+    ]
+    structural_walk(block.body, callbacks)
+    if block.init is not None:
+        structural_walk(block.init, callbacks)
+    local = _local_buffers(block)
+    hidden = [] if collect(block.body, s_tir.SBlock) else structure
+    return s_tir.SBlock(
+        block.iter_vars,
+        reads.regions([*local, *_initialised(block), *hidden]),
+        writes.regions(local),
+        block.name_hint,
+        block.body,
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+
+
+def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Recompute the regions of every block but the root; note the program's own scratch, which no schedule made."""
+    is_lowered = func.attrs is not None and STRUCTURE in func.attrs  # from stage I
+    names = {str(n) for n in func.attrs[STRUCTURE]} if is_lowered else set()
+    written = {s.buffer for s in collect(func.body, tirx.BufferStore)}
+    structure = [p for p in func.params if str(p.name) in names and p not in written]
+
+    def on_realize(node: s_tir.SBlockRealize, mutator: Any) -> s_tir.SBlockRealize:
+        inner = mutator.default_mutate(node)
+        if inner.block.name_hint == "root" and not inner.block.iter_vars:
+            return inner
+        return s_tir.SBlockRealize(inner.iter_values, inner.predicate, with_regions(inner.block, structure))
+
+    body = structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
+    out = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    own = [str(b.name) for block in collect(body, s_tir.SBlock) for b in block.alloc_buffers]
+    return out.with_attr(SCRATCH, own) if is_lowered and own else out
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.DeclareRegions")
+def DeclareRegions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """The pass around `declare_regions`."""
+    return declare_regions(func)

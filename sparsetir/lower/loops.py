@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops as passes build them, from 0 on or as copies of others, and the updates that they recognise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm import ir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.ir.rewriting import all_same, collect, get, put, substitute
+from sparsetir.ir.views import const
+from sparsetir.ir.visitor import structural_mutate
+
+SERIAL, PARALLEL = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
+UNROLLED, VECTORIZED = tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
+
+COMBINERS = (tirx.Add, tirx.Max, tirx.Min)
+Change = Callable[[tirx.For], "tirx.Stmt | None"]
+
+
+def loop(
+    kind: tirx.ForKind, var: Var, extent: ir.Expr | int, body: tirx.Stmt, notes: Mapping[str, Any] | None = None
+) -> tirx.For:
+    """A loop over `extent` steps from 0 on, with annotations `notes`."""
+    dtype = str(var.ty.dtype)
+    steps = const(extent, dtype) if isinstance(extent, int) else extent
+    return tirx.For(var, const(0, dtype), steps, kind, body, None, notes)
+
+
+serial = partial(loop, SERIAL)
+parallel = partial(loop, PARALLEL)
+unrolled = partial(loop, UNROLLED)
+vectorized = partial(loop, VECTORIZED)
+
+
+def binary_search(goes_right: Callable[[ir.Expr], ir.Expr], lo: Var, hi: Var) -> tirx.Stmt:
+    """Narrow ``[lo, hi]`` to the first index that does not go right; the answer is in `lo`."""
+    dtype = str(lo.ty.dtype)
+    mid = tirx.floordiv(get(lo) + get(hi), const(2, dtype))
+    step = tirx.IfThenElse(goes_right(mid), put(lo, mid + const(1, dtype)), put(hi, mid))
+    return tirx.While(get(lo) < get(hi), step)
+
+
+def with_(
+    loop: tirx.For,
+    *,
+    var: Var | None = None,
+    extent: ir.Expr | None = None,
+    kind: tirx.ForKind | None = None,
+    body: tirx.Stmt | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> tirx.For:
+    """A copy of a loop with another variable, extent, kind, body or other annotations."""
+    return tirx.For(
+        loop.loop_var if var is None else var,
+        loop.min,
+        loop.extent if extent is None else extent,
+        loop.kind if kind is None else kind,
+        loop.body if body is None else body,
+        loop.thread_binding,
+        loop.annotations if notes is None else notes,
+    )
+
+
+def without(loop: tirx.For, *names: str) -> dict[str, Any]:
+    """The annotations of a loop but for some."""
+    return {name: value for name, value in loop.annotations.items() if name not in names}
+
+
+def with_body(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
+    """A function that does something else."""
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+def each_loop(func: tirx.PrimFunc, *, outer: Change | None = None, inner: Change | None = None) -> tirx.PrimFunc:
+    """A function with changed loops.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    outer : callable, optional
+        Asked for a loop before the loops inside it; what it returns is not gone through again. None goes on inside.
+    inner : callable, optional
+        Asked for a loop after those inside it; None keeps the loop.
+    """
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        found = None if outer is None else outer(node)
+        if found is not None:
+            return found
+        changed = mutator.default_mutate(node)
+        found = None if inner is None else inner(changed)
+        return changed if found is None else found
+
+    return with_body(func, structural_mutate(func.body, [(tirx.For, on_for)]))
+
+
+@dataclass(frozen=True)
+class Update:
+    """``x[...] = x[...] (op) term``: a store that combines its own element with a term.
+
+    Parameters
+    ----------
+    store : BufferStore
+    own : BufferLoad
+        The element before.
+    term : Expr
+    """
+
+    store: tirx.BufferStore
+    own: ir.TensorLoad
+    term: ir.Expr
+
+    @classmethod
+    def of(cls, stmt: Any, ops: tuple[type, ...] = (tirx.Add,), *, either: bool = False) -> Update | None:
+        """That of a statement by one of `ops`; None where it is something else.
+
+        The element is the first operand; with `either` it may be the second one of what commutes.
+        """
+        if not isinstance(stmt, tirx.BufferStore) or not isinstance(stmt.value, ops):
+            return None
+        value: Any = stmt.value
+        first, second = value.a, value.b
+        if is_element(first, stmt):
+            return cls(stmt, first, second)
+        commutes = either and not isinstance(stmt.value, tirx.Sub)
+        return cls(stmt, second, first) if commutes and is_element(second, stmt) else None
+
+    @property
+    def op(self) -> type:
+        """What combines the two."""
+        return type(self.store.value)
+
+    @property
+    def dtype(self) -> str:
+        """Of the element."""
+        return str(self.store.buffer.ty.dtype)
+
+    @property
+    def indices(self) -> list[ir.Expr]:
+        """The subscripts of the element."""
+        return list(self.store.indices)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the statement reads no other element of the array."""
+        return sum(load.source.same_as(self.store.buffer) for load in collect(self.store, ir.TensorLoad)) == 1
+
+
+def is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
+    """Whether an expression is the element that a store sets."""
+    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
+    return is_same and all_same(list(expr.indices), list(store.indices))
+
+
+def most(extent: ir.Expr) -> int | None:
+    """A constant that an extent does not exceed."""
+    bound = extent.b if isinstance(extent, tirx.FloorMod) else extent
+    return int(bound) if isinstance(bound, tirx.IntImm) else None
+
+
+def place_of(lanes: Sequence[tirx.For]) -> ir.Expr:
+    """Where a step of nested loops stands among all their steps, loops of bounded extents."""
+    flat: ir.Expr = const(0, str(lanes[0].loop_var.ty.dtype) if lanes else "int32")
+    for lane in lanes:
+        flat = flat * const(most(lane.extent) or 1, str(flat.ty.dtype)) + lane.loop_var
+    return sym.Analyzer().simplify(flat)
+
+
+def each_lane(lanes: Sequence[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
+    """`body` below copies of nested loops with variables of their own."""
+    fresh = {lane.loop_var: Var(str(lane.loop_var.name), lane.loop_var.ty) for lane in lanes}
+    body = substitute(body, fresh)
+    for lane in reversed(lanes):
+        body = with_(lane, var=fresh[lane.loop_var], body=body, notes={})
+    return body

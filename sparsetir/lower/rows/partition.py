@@ -1,0 +1,605 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row partition: balance nonzeros among threads, merge path with carry-out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import ir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.ir.rewriting import all_same, alloc, cell, collect, get, mentions, put, renewed, same, seq, substitute
+from sparsetir.ir.views import SWEEP, cast, const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.analysis.accesses import uncast
+from sparsetir.lower.annotations import CARRY, CHUNKS, INDPTR, PARALLEL_MARK, amount, names_in, refused
+from sparsetir.lower.loops import Update, binary_search, each_loop, loop, parallel, serial, with_, without
+
+# What a step of a row loop does, as far as it can be done for some of the row's entries alone.
+#
+# before::
+#
+#     y[i] = 1
+#     for j in range(indptr[i + 1] - indptr[i]):
+#         y[i] = y[i] + a[indptr[i] + j]
+#
+# `RowParts.part` of entries ``p`` to ``q``::
+#
+#     y[i] = 1
+#     for j in range(q - p):
+#         y[i] = y[i] + a[p + j]
+#
+# The same, `RowParts.carried`::
+#
+#     carry[chunk] = 0
+#     for j in range(q - p):
+#         carry[chunk] = carry[chunk] + a[p + j]
+
+
+WIDE = "int64"
+
+#: combiners of sums and extrema, and what each leaves as it is
+NEUTRAL = {tirx.Add: 0.0, tirx.Max: float("-inf"), tirx.Min: float("inf")}
+
+
+class Unfit(Exception):
+    """Why the rows of a loop cannot be split."""
+
+
+def neutral(combiner: type, dtype: str) -> ir.Expr:
+    """The identity element of a combiner."""
+    value = NEUTRAL[combiner]
+    if value == 0 or dtype.startswith(("float", "bfloat")):
+        return tirx.const(value, dtype)
+    return tirx.min_value(dtype) if combiner is tirx.Max else tirx.max_value(dtype)
+
+
+def _update(store: tirx.BufferStore) -> type | None:
+    """The combiner of ``x[i] = x[i] + term``; None where a store does something else."""
+    update = Update.of(store, tuple(NEUTRAL), either=True)
+    return None if update is None else update.op
+
+
+def _loads(node: Any, buffer: Var) -> list[ir.TensorLoad]:
+    return [x for x in collect(node, ir.TensorLoad) if x.source.same_as(buffer)]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """An array whose rows are reduced: which subscript is the row, and by what."""
+
+    buffer: Var
+    row: ir.Expr
+    at: int
+    combiner: type
+
+    @property
+    def others(self) -> list[ir.Expr]:
+        """Extents of the other dimensions."""
+        return [extent for n, extent in enumerate(self.buffer.ty.shape) if n != self.at]
+
+    def without_row(self, indices: Any) -> list[ir.Expr]:
+        """Subscripts of the other dimensions."""
+        return [index for n, index in enumerate(indices) if n != self.at]
+
+    def with_row(self, row: ir.Expr, others: list[ir.Expr]) -> list[ir.Expr]:
+        """Subscripts of an element."""
+        return [*others[: self.at], row, *others[self.at :]]
+
+
+class RowParts:
+    """What happens in a step of a row loop, as far as it can be done for a part of the row.
+
+    Loops over the row's entries reduce into results and local arrays by one sum, maximum or minimum each, or set
+    elements at the entries' own positions; around them these are initialised, and copied to the results. Anything
+    else raises `Unfit`.
+    """
+
+    def __init__(self, loop: tirx.For, pointers: set[str]) -> None:
+        self.loop, self.row = loop, loop.loop_var
+        self.inside = {a.buffer for a in collect(loop.body, tirx.AllocBuffer)}
+        self.ragged, self.pointer = self._ragged(pointers)
+        self.within = [s for f in self.ragged for s in collect(f.body, tirx.BufferStore)]
+        self.around = [s for s in collect(loop.body, tirx.BufferStore) if not any(s.same_as(w) for w in self.within)]
+        if any(not isinstance(e.value, tirx.IntImm) for e in collect(loop.body, tirx.Evaluate)):
+            raise Unfit("a row calls something")
+        self._check_bound()
+        self.reduced = self._reduced()
+        self.copied = self._copied()
+        self._check_loads()
+        self.results = [self._result(b) for b in self.reduced if b not in self.inside]
+
+    # ------------------------------------------------------------------ what there is
+
+    def _ragged(self, pointers: set[str]) -> tuple[list[tirx.For], Var]:
+        """The outermost loops over the entries of the row, and its row pointers."""
+        found: list[tirx.For] = []
+        arrays: list[Var] = []
+
+        def on_for(node: tirx.For, mutator: Any) -> Any:
+            array = self._pointer(node.extent, pointers)
+            if array is None:
+                return mutator.default_mutate(node)
+            found.append(node)
+            arrays.append(array)
+            return node
+
+        structural_mutate(self.loop.body, [(tirx.For, on_for)])
+        if not found or any(not array.same_as(arrays[0]) for array in arrays):
+            raise Unfit("the entries of a row are not those between two row pointers")
+        return found, arrays[0]
+
+    def _pointer(self, extent: ir.Expr, pointers: set[str]) -> Var | None:
+        """`indptr` where an extent is ``indptr[row + 1] - indptr[row]``."""
+        length = uncast(extent)
+        if not isinstance(length, tirx.Sub) or not all(isinstance(x, ir.TensorLoad) for x in (length.a, length.b)):
+            return None
+        source, row = length.b.source, self.row
+        if str(source.name) not in pointers or not length.a.source.same_as(source):
+            return None
+        following = row + const(1, str(row.ty.dtype))
+        return source if all_same([length.b.indices[0], length.a.indices[0]], [row, following]) else None
+
+    def _check_bound(self) -> None:
+        rows = cast(self.loop.extent, WIDE)
+        if not sym.Analyzer().can_prove(rows < cast(self.pointer.ty.shape[0], WIDE)):
+            raise Unfit("the loop may have more rows than there are row pointers")
+
+    def _reduced(self) -> dict[Var, type]:
+        """Arrays that the entries are reduced into, and the combiner of each."""
+        found: dict[Var, type] = {}
+        private = {a.buffer for f in self.ragged for a in collect(f.body, tirx.AllocBuffer)}
+        for store in self.within:
+            if store.buffer in private or self._is_at_entry(store):
+                continue
+            combiner = _update(store)
+            if combiner is None or found.get(store.buffer, combiner) is not combiner:
+                raise Unfit(f"{store.buffer.name} is no sum, maximum or minimum of terms")
+            found[store.buffer] = combiner
+        return found
+
+    def _is_at_entry(self, store: tirx.BufferStore) -> bool:
+        """Whether a store sets an element that belongs to the entry, and nobody touches it elsewhere."""
+        at = [n for n, i in enumerate(store.indices) if any(same(i, self._position(f)) for f in self.ragged)]
+        if not at or len(self.ragged) > 1 or store.buffer in self.inside:
+            return False
+        position = store.indices[at[0]]
+        touched = [*collect(self.loop.body, ir.TensorLoad), *collect(self.loop.body, tirx.BufferStore)]
+        array = lambda x: x.source if isinstance(x, ir.TensorLoad) else x.buffer  # noqa: E731
+        return all(same(x.indices[at[0]], position) for x in touched if array(x).same_as(store.buffer))
+
+    def _position(self, ragged: tirx.For) -> ir.Expr:
+        """``indptr[row] + j``."""
+        start = tirx.BufferLoad(self.pointer, [self.row])
+        return start + ragged.loop_var
+
+    def _copied(self) -> list[tirx.BufferStore]:
+        """Stores of a reduced local array to a result, which gets its combiner from there."""
+        copies = []
+        for store in self.around:
+            value = store.value
+            source = value.source if isinstance(value, ir.TensorLoad) else None
+            if source not in self.reduced or source not in self.inside or store.buffer in self.inside:
+                continue
+            if self.reduced.setdefault(store.buffer, self.reduced[source]) is not self.reduced[source]:
+                raise Unfit(f"{store.buffer.name} is reduced in two ways")
+            copies.append(store)
+        return copies
+
+    def _check_loads(self) -> None:
+        """Nothing but updates, copies and initialisations may depend on what is reduced, or leave the loop."""
+        for store in self.around:
+            if store.buffer not in self.reduced and store.buffer not in self.inside:
+                raise Unfit(f"{store.buffer.name} is written once a row")
+        for buffer in self.reduced:
+            known = sum(s.buffer.same_as(buffer) for s in self.within)
+            known += sum(s.value.source.same_as(buffer) for s in self.copied)
+            known += sum(isinstance(s.value, ir.TensorLoad) and s.value.source.same_as(buffer) for s in self._taken())
+            if len(_loads(self.loop.body, buffer)) != known:
+                raise Unfit(f"{buffer.name} is used before the row ends")
+
+    def _taken(self) -> list[tirx.BufferStore]:
+        """Initialisations of local arrays by the old value of a result."""
+        inits = [s for s in self.around if s.buffer in self.inside and s.buffer in self.reduced]
+        return [s for s in inits if isinstance(s.value, ir.TensorLoad) and s.value.source not in self.inside]
+
+    def _result(self, buffer: Var) -> Result:
+        stores = [s for s in (*self.within, *self.around) if s.buffer.same_as(buffer)]
+        touched = [list(s.indices) for s in stores] + [list(x.indices) for x in _loads(self.loop.body, buffer)]
+        at = [n for n, index in enumerate(touched[0]) if mentions(index, [self.row])]
+        moving = [f.loop_var for f in collect(self.loop.body, tirx.For)]
+        moving += [b.var for b in collect(self.loop.body, tirx.Bind)] + list(self.inside)
+        if len(at) != 1 or mentions(touched[0][at[0]], moving):
+            raise Unfit(f"the row of {buffer.name} is not the loop's")
+        row = touched[0][at[0]]
+        if not all(same(indices[at[0]], row) for indices in touched):
+            raise Unfit(f"several rows of {buffer.name} are touched in a step")
+        return Result(buffer, row, at[0], self.reduced[buffer])
+
+    # ------------------------------------------------------------------ a part of a row
+
+    def part(self, row: ir.Expr, start: ir.Expr, stop: ir.Expr) -> tirx.Stmt:
+        """A step for the entries `start` to `stop` of a row."""
+
+        def on_for(node: tirx.For, mutator: Any) -> Any:
+            if not any(node.same_as(f) for f in self.ragged):
+                return mutator.default_mutate(node)
+            entry = Var(str(node.loop_var.name), node.loop_var.ty)
+            count = cast(stop - start, str(entry.ty.dtype))
+            return loop(node.kind, entry, count, self._moved(node, start, entry), node.annotations)
+
+        return substitute(structural_mutate(self.loop.body, [(tirx.For, on_for)]), {self.row: row})
+
+    def _moved(self, ragged: tirx.For, start: ir.Expr, entry: Var) -> tirx.Stmt:
+        """The body of a loop over entries, counted from `start`."""
+        position = self._position(ragged)
+        dtype = str(position.ty.dtype)
+
+        def on_add(node: tirx.Add, mutator: Any) -> ir.Expr:
+            return cast(start, dtype) + entry if same(node, position) else mutator.default_mutate(node)
+
+        body = structural_mutate(ragged.body, [(tirx.Add, on_add)])
+        begin = tirx.BufferLoad(self.pointer, [self.row])
+        return substitute(body, {ragged.loop_var: cast(start - begin, str(entry.ty.dtype)) + entry})
+
+    def carried(self, body: tirx.Stmt, carries: dict[Var, Var], chunk: ir.Expr) -> tirx.Stmt:
+        """`body` with its results in the carry of a chunk, and nothing there before."""
+        results = {r.buffer: r for r in self.results}
+
+        def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+            value = mutator.mutate(store.value)
+            if store.buffer in self.reduced and not (_update(store) or self._is_copy(store)):
+                value = neutral(self.reduced[store.buffer], str(store.buffer.ty.dtype))
+            indices = [mutator.mutate(i) for i in store.indices]
+            if store.buffer not in results:
+                return tirx.BufferStore(store.buffer, value, indices)
+            others = results[store.buffer].without_row(indices)
+            return tirx.BufferStore(carries[store.buffer], value, [chunk, *others])
+
+        def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+            if load.source not in results:
+                return mutator.default_mutate(load)
+            others = results[load.source].without_row([mutator.mutate(i) for i in load.indices])
+            return tirx.BufferLoad(carries[load.source], [chunk, *others])
+
+        return structural_mutate(body, [(tirx.BufferStore, on_store), (ir.TensorLoad, on_load)])
+
+    def _is_copy(self, store: tirx.BufferStore) -> bool:
+        value = store.value
+        return isinstance(value, ir.TensorLoad) and value.source in self.inside and value.source in self.reduced
+
+
+# Nonzero load balancing: the rows of an annotated loop in chunks with the same number of nonzeros.
+#
+# before::
+#
+#     for i in T.serial(m, annotations={"sparsetir.chunks": 16}):
+#         for j in range(indptr[i + 1] - indptr[i]):
+#             ...
+#
+# after::
+#
+#     for chunk in T.parallel(16):
+#         ...  # first[0], last[0]: where indptr[i] + i passes chunk / 16 and (chunk + 1) / 16 of its total
+#         for i in range(last[0] - first[0]):
+#             for j in range(indptr[first[0] + i + 1] - indptr[first[0] + i]):
+#                 ...
+#
+# The work before row `i` is read off the row pointers of the innermost ragged loop below it; one is added per
+# row. Rows without a ragged loop are shared evenly.
+
+
+def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
+    """Whether `expr` never falls: the row, times a number or behind one, or row pointers of it."""
+    if isinstance(expr, tirx.Cast):
+        return _is_prefix(expr.value, row, pointers)
+    if isinstance(expr, tirx.Add) and not (mentions(expr.a, [row]) and mentions(expr.b, [row])):
+        return _is_prefix(expr.a if mentions(expr.a, [row]) else expr.b, row, pointers)
+    if isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm) and int(expr.b) > 0:
+        return _is_prefix(expr.a, row, pointers)
+    if isinstance(expr, ir.TensorLoad):
+        return str(expr.source.name) in pointers and _is_prefix(expr.indices[0], row, pointers)
+    return expr.same_as(row)
+
+
+def work_before(loop: tirx.For, pointers: set[str]) -> ir.Expr | None:
+    """Number of innermost ragged steps before row ``loop.loop_var``; None if nothing below is ragged.
+
+    Of neighbouring ragged loops, the one with the most work counts.
+    """
+    row, best = loop.loop_var, None
+    chosen: tirx.For | None = None
+    zeros: dict[Var, ir.Expr] = {}
+    analyzer = sym.Analyzer()
+
+    def on_for(inner: tirx.For) -> None:
+        nonlocal best, chosen
+        extent = inner.extent
+        while isinstance(extent, tirx.Cast):
+            extent = extent.value
+        if isinstance(extent, tirx.Sub) and isinstance(extent.b, ir.TensorLoad):
+            start = analyzer.simplify(substitute(extent.b, zeros))
+            is_less = chosen is not None and _fixed_steps(inner) < _fixed_steps(chosen) and not _holds(chosen, inner)
+            if _is_prefix(start, row, pointers) and not is_less:
+                best, chosen = start, inner
+        zeros[inner.loop_var] = const(0, str(inner.loop_var.ty.dtype))
+
+    _walk_outside_in(loop.body, on_for)
+    return best
+
+
+def _fixed_steps(loop: tirx.For) -> int:
+    """Steps of the loops below `loop` whose number is known, nested or not."""
+    return math.prod(int(f.extent) for f in collect(loop.body, tirx.For) if isinstance(f.extent, tirx.IntImm))
+
+
+def _holds(loop: tirx.For, inner: tirx.For) -> bool:
+    return any(f.loop_var.same_as(inner.loop_var) for f in collect(loop.body, tirx.For))
+
+
+def _walk_outside_in(node: Any, on_for: Any) -> None:
+    def visit(loop: tirx.For, mutator: Any) -> Any:
+        on_for(loop)
+        mutator.default_mutate(loop)
+        return loop
+
+    structural_mutate(node, [(tirx.For, visit)])
+
+
+def _at(work: ir.Expr, row: Var, index: ir.Expr, rows: ir.Expr) -> ir.Expr:
+    """`work` before row `index`; all of it before rows that a padded loop has beyond the row pointers."""
+    loads = [x for x in collect(work, ir.TensorLoad) if mentions(x, [row])]
+    pointers = next(x for x in loads if not mentions(collect(x.indices, ir.TensorLoad), [row]))
+    last = cast(pointers.source.ty.shape[0], str(row.ty.dtype)) - const(1, str(row.ty.dtype))
+    place = pointers.indices[0]
+    if sym.Analyzer().can_prove(substitute(place, {row: rows}) <= last):
+        return substitute(work, {row: index})
+    nearest = tirx.min(substitute(place, {row: index}), last)
+    on_load = lambda x, m: tirx.BufferLoad(x.source, [nearest]) if x.same_as(pointers) else m.default_mutate(x)  # noqa: E731
+    return substitute(structural_mutate(work, [(ir.TensorLoad, on_load)]), {row: index})
+
+
+def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], ir.Expr]:
+    """The work before a step of `loop`, in inner steps: one a row, and those of the loops that do not move along it."""
+    row, wide = loop.loop_var, "int64"
+    work, each = work_before(loop, pointers), _steps_each(loop)
+
+    def before(step: ir.Expr) -> ir.Expr:
+        ragged = cast(step, wide) if work is None else cast(_at(work, row, step, loop.extent), wide)
+        return cast(step, wide) + ragged * each
+
+    return before
+
+
+def _steps_each(loop: tirx.For) -> ir.Expr:
+    """Steps of the loops below `loop` whose number is the same in every row, but for those along a row of a result."""
+    along = [f for f in collect(loop.body, tirx.For) if _is_along(f, loop)]
+    inner = [f.loop_var for f in collect(loop.body, tirx.For)] + [b.var for b in collect(loop.body, tirx.Bind)]
+    each: ir.Expr = const(1, "int64")
+    for f in collect(loop.body, tirx.For):
+        if f not in along and not mentions(f.extent, [loop.loop_var, *inner]) and not collect(f.extent, ir.TensorLoad):
+            each = each * cast(f.extent, "int64")
+    return each
+
+
+def _is_along(inner: tirx.For, loop: tirx.For) -> bool:
+    """Whether a loop moves the last of several subscripts of a result."""
+    stores = [s for s in collect(inner.body, tirx.BufferStore) if len(s.indices) > 1]
+    return any(mentions(s.indices[-1], [inner.loop_var]) for s in stores)
+
+
+def balance(loop: tirx.For, pointers: set[str]) -> tirx.Stmt:
+    """Split the rows of `loop` into as many parallel pieces of equal work as it asks for."""
+    row, wide = loop.loop_var, "int64"
+    dtype = str(row.ty.dtype)
+    work = work_before(loop, pointers)
+    weight = lambda i: cast(i, wide) + (cast(_at(work, row, i, loop.extent), wide) if work is not None else 0)  # noqa: E731
+    chunk = Var("chunk", ir.PrimType("int32"))
+    total = weight(loop.extent)
+    first, last, high = cell("first", dtype), cell("last", dtype), cell("high", dtype)
+
+    def bound(place: Var, index: ir.Expr) -> list[tirx.Stmt]:
+        target = tirx.floordiv(total * cast(index, wide), amount(loop, CHUNKS, wide))
+        search = binary_search(lambda mid: weight(mid) < target, place, high)
+        return [put(place, const(0, dtype)), put(high, loop.extent), search]
+
+    shifted = Var(str(row.name), row.ty)
+    body = substitute(loop.body, {row: get(first) + shifted})
+    inner = serial(shifted, get(last) - get(first), body, without(loop, CHUNKS, PARALLEL_MARK, SWEEP))
+    steps = [*alloc(first, last, high), *bound(first, chunk), *bound(last, chunk + 1), inner]
+    return parallel(chunk, amount(loop, CHUNKS), seq(*steps))
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BalanceNonzeros")
+def BalanceNonzeros(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Balance every annotated loop of a function."""
+    pointers = names_in(func, INDPTR)
+
+    def share(loop: tirx.For) -> tirx.Stmt | None:
+        if CHUNKS not in loop.annotations:
+            return None
+        if PARALLEL_MARK not in loop.annotations:
+            why = "its steps may write the same element; annotate the outermost independent loop"
+            return refused(loop, CHUNKS, why)
+        return balance(loop, pointers)
+
+    return each_loop(func, outer=share, inner=lambda loop: with_(loop, notes=without(loop, PARALLEL_MARK)))
+
+
+# Merge-path split with carry-out: every chunk has the same number of nonzeros, rows may reach into several chunks.
+#
+# before::
+#
+#     for i in T.serial(m, annotations={"sparsetir.chunks": 16, "sparsetir.carry": 1}):
+#         y[i] = 0
+#         for j in range(indptr[i + 1] - indptr[i]):
+#             y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
+#
+# after::
+#
+#     carry = T.alloc_buffer((16,))
+#     owner = T.alloc_buffer((16,), "int32")
+#     for chunk in T.parallel(16):
+#         ...  # from row first[0], entry begin[0] to row last[0], entry stop[0]: a sixteenth of the rows and entries
+#         for i in range(last[0] - first[0]):  # rows that end in this chunk
+#             start[0] = T.max(indptr[first[0] + i], begin[0])
+#             y[first[0] + i] = 0
+#             for j in range(indptr[first[0] + i + 1] - start[0]):
+#                 y[first[0] + i] = y[first[0] + i] + a[start[0] + j] * x[indices[start[0] + j]]
+#         start[0] = T.max(indptr[last[0]], begin[0])
+#         owner[chunk] = -1
+#         if start[0] < stop[0]:  # the row that ends in a later one
+#             owner[chunk] = last[0]
+#             carry[chunk] = 0
+#             for j in range(stop[0] - start[0]):
+#                 carry[chunk] = carry[chunk] + a[start[0] + j] * x[indices[start[0] + j]]
+#     for chunk in range(16):
+#         if owner[chunk] >= 0:
+#             y[owner[chunk]] = y[owner[chunk]] + carry[chunk]
+#
+# This is the merge path of Merrill and Garland, "Merge-based Parallel Sparse Matrix-Vector Multiplication", SC 2016: a
+# step is an entry or the end of a row, and a row is initialised, or its old value counted, in the chunk where it ends.
+#
+# `RowParts` says which loops it takes; those it does not take are left to `BalanceNonzeros`, whole rows at a time.
+
+
+def _nest(result: Result, body: Any) -> tirx.Stmt:
+    """``body(others)`` for every element of a row."""
+    lanes = [Var("k", ir.PrimType(str(extent.ty.dtype))) for extent in result.others]
+    nest = body(list(lanes))
+    for lane, extent in reversed(list(zip(lanes, result.others, strict=True))):
+        nest = serial(lane, extent, nest)
+    return nest
+
+
+class Chunks:
+    """The parallel loop over equal pieces of a row loop's work, and what is added up behind it."""
+
+    def __init__(self, rows: RowParts) -> None:
+        self.rows, self.count = rows, int(rows.loop.annotations[CHUNKS])
+        self.dtype, self.entries = str(rows.row.ty.dtype), str(rows.pointer.ty.dtype)
+        self.first, self.last, self.high = (cell(n, self.dtype) for n in ("first", "last", "high"))
+        self.begin, self.stop, self.start = (cell(n, self.entries) for n in ("begin", "stop", "start"))
+        self.carries = {r.buffer: self._carry(r) for r in rows.results}
+        self.owner = tirx.decl_buffer([self.count], self.dtype, name="owner", layout=None)
+
+    def _carry(self, result: Result) -> Var:
+        """A row of a result for every chunk."""
+        shape = [const(self.count), *result.others]
+        return tirx.decl_buffer(shape, str(result.buffer.ty.dtype), name="carry", layout=None)
+
+    def _pointer(self, row: ir.Expr) -> ir.Expr:
+        return tirx.BufferLoad(self.rows.pointer, [row])
+
+    def whole(self) -> tirx.Stmt:
+        """All of it."""
+        chunk = Var("chunk", ir.PrimType("int32"))
+        cells = alloc(self.first, self.last, self.high, self.begin, self.stop, self.start)
+        bounds = [*self.bound(self.first, self.begin, chunk), *self.bound(self.last, self.stop, chunk + const(1))]
+        steps = seq(*cells, *bounds, self.ends(), *self.tail(chunk))
+        every = parallel(chunk, self.count, steps)
+        return seq(*alloc(*self.carries.values(), self.owner), every, self.joined()) if self.carries else every
+
+    def bound(self, row: Var, entry: Var, index: ir.Expr) -> list[tirx.Stmt]:
+        """Set the row and entry before which `index` of the parts of the work lie."""
+        extent, one = self.rows.loop.extent, const(1, self.dtype)
+        total = cast(extent, WIDE) + cast(self._pointer(extent), WIDE)
+        done = tirx.floordiv(total * cast(index, WIDE), const(self.count, WIDE))
+        ended = lambda mid: cast(mid + one, WIDE) + cast(self._pointer(mid + one), WIDE)  # noqa: E731
+        search = binary_search(lambda mid: ended(mid) <= done, row, self.high)
+        place = put(entry, cast(done - cast(get(row), WIDE), self.entries))
+        return [put(row, const(0, self.dtype)), put(self.high, extent), search, place]
+
+    def _seek(self, row: ir.Expr) -> tirx.Stmt:
+        """Set `start` to the first entry of a row that no earlier chunk has."""
+        return put(self.start, tirx.max(self._pointer(row), get(self.begin)))
+
+    def ends(self) -> tirx.For:
+        """The rows that end in the chunk, the first of them from where the chunk begins."""
+        loop, old = self.rows.loop, self.rows.row
+        step = Var(str(old.name), old.ty)
+        row = get(self.first) + step
+        part = self.rows.part(row, get(self.start), self._pointer(row + const(1, self.dtype)))
+        kept = without(loop, CHUNKS, CARRY, PARALLEL_MARK, SWEEP)
+        count = get(self.last) - get(self.first)
+        body = seq(self._seek(row), part)
+        return serial(step, count, body, kept)
+
+    def tail(self, chunk: Var) -> list[tirx.Stmt]:
+        """The entries of the row that ends in a later chunk."""
+        row = get(self.last)
+        part = self.rows.carried(self.rows.part(row, get(self.start), get(self.stop)), self.carries, chunk)
+        clear = [self._clear(r, chunk) for r in self.rows.results]
+        note = [tirx.BufferStore(self.owner, row, [chunk])] if self.carries else []
+        forget = [tirx.BufferStore(self.owner, const(-1, self.dtype), [chunk])] if self.carries else []
+        goes_on = seq(*note, *clear, renewed(part))
+        return [self._seek(row), *forget, tirx.IfThenElse(get(self.start) < get(self.stop), goes_on, None)]
+
+    def _clear(self, result: Result, chunk: Var) -> tirx.Stmt:
+        carry = self.carries[result.buffer]
+        value = neutral(result.combiner, str(carry.ty.dtype))
+        return _nest(result, lambda others: tirx.BufferStore(carry, value, [chunk, *others]))
+
+    def joined(self) -> tirx.Stmt:
+        """The loop that takes every carry into its row."""
+        chunk = Var("chunk", ir.PrimType("int32"))
+        owner = tirx.BufferLoad(self.owner, [chunk])
+        joins = seq(*(self._join(r, chunk, owner) for r in self.rows.results))
+        body = tirx.IfThenElse(owner >= const(0, self.dtype), joins, None)
+        return serial(chunk, self.count, body)
+
+    def _join(self, result: Result, chunk: Var, owner: ir.Expr) -> tirx.Stmt:
+        row = substitute(result.row, {self.rows.row: owner})
+
+        def combine(others: list[ir.Expr]) -> tirx.Stmt:
+            at = result.with_row(row, others)
+            carried = tirx.BufferLoad(self.carries[result.buffer], [chunk, *others])
+            return tirx.BufferStore(result.buffer, result.combiner(tirx.BufferLoad(result.buffer, at), carried), at)
+
+        return _nest(result, combine)
+
+
+def refusal(loop: tirx.For, pointers: set[str]) -> str | None:
+    """Why the rows of a loop are kept whole; None where they can be split."""
+    if CHUNKS not in loop.annotations or PARALLEL_MARK not in loop.annotations:
+        return "the loop is not shared out"
+    try:
+        RowParts(loop, pointers)
+    except Unfit as found:
+        return str(found)
+    return None
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SplitMergePath")
+def SplitMergePath(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Split the rows of every annotated loop of a function that allows it."""
+    if not any(CARRY in f.annotations for f in collect(func.body, tirx.For)):
+        return func
+    pointers = names_in(func, INDPTR)
+
+    def split(loop: tirx.For) -> tirx.Stmt | None:
+        if CARRY not in loop.annotations:
+            return None
+        why = refusal(loop, pointers)
+        return Chunks(RowParts(loop, pointers)).whole() if why is None else refused(loop, CARRY, why)
+
+    return each_loop(func, outer=split)
+
+
+__all__ = [
+    "BalanceNonzeros",
+    "Chunks",
+    "Result",
+    "RowParts",
+    "SplitMergePath",
+    "Unfit",
+    "balance",
+    "neutral",
+    "refusal",
+    "work_before",
+    "work_before_step",
+]

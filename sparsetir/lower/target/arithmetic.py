@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scalar arithmetic with numpy's semantics: divisions, NaN, wrap-around, wide indices, guarded loads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, sym, tirx
+from tvm.ir import Call, Var
+
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import DIVISIONS, collect, conjunction, conjuncts, mentions, renewed, same
+from sparsetir.ir.views import cast, const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.annotations import STRUCTURE
+from sparsetir.lower.loops import with_body
+
+# Integer divisions that processors stop at: by zero, and of the least number by -1.
+#
+# A size of zero becomes one: the loops around run zero times then, but LLVM may divide before it enters them. A
+# divisor out of an array is whatever the user's data are: the result is numpy's, which is zero, and the number that
+# wraps around.
+#
+# before::
+#
+#     for i_s in T.parallel(m * width):
+#         c[i_s // width, i_s % width] = a[...] // b[...]
+#
+# after::
+#
+#     for i_s in T.parallel(m * width):
+#         c[i_s // T.max(width, 1), i_s % T.max(width, 1)] = T.if_then_else(b[...] in (0, -1), ..., a[...] // b[...])
+
+
+def _divisor(size: ir.Expr, params: set[Any]) -> ir.Expr:
+    """`size`, or one where a size of the program is zero; numbers that a program computes are its own affair."""
+    dtype = str(size.ty.dtype)
+    if isinstance(size, tirx.IntImm) or not dtype.startswith("int"):
+        return size
+    if not all(v in params for v in collect(size, ir.Var)) or sym.Analyzer().can_prove(size >= const(1, dtype)):
+        return size
+    return tirx.max(size, const(1, dtype))
+
+
+def _is_data(divisor: ir.Expr) -> bool:
+    """Whether a divisor is an integer out of an array."""
+    return str(divisor.ty.dtype).startswith(("int", "uint")) and bool(collect(divisor, ir.TensorLoad))
+
+
+def _by_data(node: Any) -> ir.Expr:
+    """A division by whatever an array holds."""
+    a, b, dtype = node.a, node.b, str(node.b.ty.dtype)
+    zero, is_zero = const(0, dtype), b.equal(const(0, dtype))
+    if dtype.startswith("uint"):
+        return tirx.if_then_else(is_zero, zero, type(node)(a, tirx.max(b, const(1, dtype))))
+    is_minus = b.equal(const(-1, dtype))
+    stops = tirx.Or(is_zero, is_minus)
+    plain = type(node)(a, tirx.Select(stops, const(1, dtype), b))
+    if isinstance(node, (tirx.FloorMod, tirx.Mod)):
+        return tirx.if_then_else(stops, zero, plain)
+    unsigned = f"u{dtype}"
+    negated = tirx.Cast(dtype, tirx.Cast(unsigned, tirx.bitwise_not(a)) + const(1, unsigned))  # wraps around
+    return tirx.if_then_else(is_zero, zero, tirx.if_then_else(is_minus, negated, plain))
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardDivisions")
+def GuardDivisions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Guard the integer divisions of a function by its sizes and by data."""
+    params = {p for p in func.params if not tirx.is_buffer_var(p)}
+    params |= {v for p in func.params if tirx.is_buffer_var(p) for d in p.ty.shape for v in collect(d, ir.Var)}
+
+    def on_division(node: Any, mutator: Any) -> ir.Expr:
+        inner = mutator.default_mutate(node)
+        if _is_data(inner.b):
+            return _by_data(inner)
+        divisor = _divisor(inner.b, params)
+        return inner if divisor is inner.b or divisor.same_as(inner.b) else type(inner)(inner.a, divisor)
+
+    body = structural_mutate(func.body, [(kind, on_division) for kind in DIVISIONS])
+    return with_body(func, body)
+
+
+# Minima and maxima of floats that are NaN where an operand is, as numpy's and those of IEEE 754.
+#
+# before::
+#
+#     c[i] = T.max(c[i], a[p])
+#
+# after::
+#
+#     c[i] = T.Select(a[p] >= T.float32("-inf"), T.max(a[p], c[i]), a[p])
+#     y[j] = T.max(T.float32(0), x[j])                                      # for T.max(x[j], T.float32(0))
+#
+# LLVM's code for TVM's ``T.max(x, y)`` compares, and takes y where a comparison with NaN fails: NaN in the first
+# operand is lost. What a reduction finds would depend on the order of its steps, which loops and formats choose. Of
+# the two, the second operand is looked at, in a reduction what is new: no step waits for that.
+
+
+EXTREMES = (tirx.Max, tirx.Min)
+PLAIN = (Var, ir.TensorLoad)
+
+
+def _is_of_floats(node: Any) -> bool:
+    return str(node.ty.dtype).startswith(("float", "bfloat"))
+
+
+def _is_number(expr: Any) -> bool:
+    return isinstance(expr.value if isinstance(expr, tirx.Broadcast) else expr, tirx.FloatImm)
+
+
+def propagating(node: Any) -> Any:
+    """A minimum or maximum that is NaN where an operand is."""
+    first, second = node.a, node.b
+    if _is_number(first):
+        return node
+    if _is_number(second):
+        return type(node)(second, first)
+    if not isinstance(second, PLAIN):
+        name = Var("value", second.ty)
+        return tirx.Let(name, second, propagating(type(node)(first, name)))
+    kind, _, lanes = str(node.ty.dtype).partition("x")
+    least = tirx.const(-math.inf, kind)
+    least = tirx.Broadcast(least, int(lanes)) if lanes else least
+    return tirx.Select(second >= least, type(node)(second, first), second)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PropagateNaN")
+def PropagateNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Keep NaN in every minimum and maximum of floats."""
+    if not any(map(_is_of_floats, [node for kind in EXTREMES for node in collect(func.body, kind)])):
+        return func
+
+    def change(node: Any, mutator: Any) -> Any:
+        inner = mutator.default_mutate(node)
+        return propagating(inner) if _is_of_floats(inner) else inner
+
+    return with_body(func, structural_mutate(func.body, [(kind, change) for kind in EXTREMES]))
+
+
+# Integers that wrap around, as numpy's do: TVM tells LLVM that those of 32 and 64 bits never overflow.
+#
+# before::
+#
+#     c[i] = T.Cast("int64", a[i] * b[i])           # LLVM may multiply in 64 bits
+#
+# after::
+#
+#     c[i] = T.Cast("int64", T.Cast("int32", T.Cast("int64", a[i]) * T.Cast("int64", b[i])))
+#
+# LLVM makes one product of 32 bits of it again, of which nothing is assumed. Numbers of 64 bits are computed in 128.
+# Arithmetic of places stays as it is: only what values of arrays go into is written so.
+
+
+WIDER = {"int32": "int64", "int64": "int128"}
+ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul)
+BINDINGS = (tirx.Bind, tirx.Let)
+
+
+def _kind(node: Any) -> tuple[str, str]:
+    """The dtype of one lane, and what stands behind it for several."""
+    name, times, lanes = str(node.ty.dtype).partition("x")
+    return name, times + lanes
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WrapIntegers")
+def WrapIntegers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Let the integers that a function stores wrap around."""
+    arrays = _arrays(func)
+    if not arrays:
+        return func
+    values = _Values(func, arrays)
+    if not values.held:
+        return func
+
+    def wide(expr: Any, mutator: Any) -> Any:
+        inner = mutator.default_mutate(expr)
+        name, lanes = _kind(inner)
+        if name not in WIDER or not values.reach(expr):
+            return inner
+        as_wide = f"{WIDER[name]}{lanes}"
+        return tirx.Cast(name + lanes, type(inner)(tirx.Cast(as_wide, inner.a), tirx.Cast(as_wide, inner.b)))
+
+    def plain(load: Any, _mutator: Any) -> Any:
+        return load  # its subscripts are places
+
+    expressions = [*((kind, wide) for kind in ARITHMETIC), (ir.TensorLoad, plain)]
+
+    def store(node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
+        return tirx.BufferStore(node.buffer, structural_mutate(node.value, expressions), node.indices)
+
+    def bind(node: tirx.Bind, _mutator: Any) -> tirx.Stmt:
+        return tirx.Bind(node.var, structural_mutate(node.value, expressions)) if node.var in values.held else node
+
+    def branch(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
+        inner = mutator.default_mutate(node)
+        return tirx.IfThenElse(structural_mutate(node.condition, expressions), inner.then_case, inner.else_case)
+
+    changes = [(tirx.BufferStore, store), (tirx.Bind, bind), (tirx.IfThenElse, branch)]
+    return with_body(func, structural_mutate(func.body, changes))
+
+
+def _arrays(func: tirx.PrimFunc) -> set[Any]:
+    """The parameters that are arrays of such integers, and no index arrays."""
+    structure = {str(name) for name in (func.attrs or {}).get(STRUCTURE, [])}
+    arrays = [p for p in func.params if tirx.is_buffer_var(p) and str(p.name) not in structure]
+    return {p for p in arrays if str(p.ty.dtype) in WIDER}
+
+
+class _Values:
+    """Arrays, local ones too, and names that hold values rather than places."""
+
+    def __init__(self, func: tirx.PrimFunc, arrays: set[Any]) -> None:
+        self.held: set[Any] = set(arrays)
+        for view in collect(func.body, tirx.DeclBuffer):
+            if any(var in arrays for var in collect(view.data, Var)):
+                self.held.add(view.buffer)
+        self.bindings = [node for kind in BINDINGS for node in collect(func.body, kind)]
+        self.held -= set(self._places(func))
+        self._spread(func)
+
+    def _places(self, func: tirx.PrimFunc) -> Iterator[Any]:
+        """What subscripts and the extents of loops are made of."""
+        stores, loads = collect(func.body, tirx.BufferStore), collect(func.body, ir.TensorLoad)
+        roots = [index for node in (*stores, *loads) for index in node.indices]
+        roots += [loop.extent for loop in collect(func.body, tirx.For)]
+        named = {node.var: node.value for node in self.bindings}
+        seen: set[Any] = set()
+        while roots:
+            root = roots.pop()
+            yield from (load.source for load in collect(root, ir.TensorLoad))
+            for var in collect(root, Var):
+                if var in named and var not in seen:
+                    seen.add(var)
+                    roots.append(named[var])
+
+    def _spread(self, func: tirx.PrimFunc) -> None:
+        """Add local arrays and names that values go into."""
+        local = {node.buffer for node in collect(func.body, tirx.AllocBuffer)}
+        flows = [(s.buffer, s.value) for s in collect(func.body, tirx.BufferStore) if s.buffer in local]
+        flows += [(node.var, node.value) for node in self.bindings]
+        flows = [(into, value) for into, value in flows if _kind(into)[0] in WIDER]
+        count = -1
+        while count != len(self.held):
+            count = len(self.held)
+            self.held |= {into for into, value in flows if self.reach(value)}
+
+    def reach(self, expr: Any) -> bool:
+        """Whether values go into an expression, other than as subscripts."""
+        found = [False]
+
+        def on_load(load: Any, _mutator: Any) -> Any:
+            found[0] = found[0] or load.source in self.held
+            return load
+
+        def on_var(var: Any, _mutator: Any) -> Any:
+            found[0] = found[0] or var in self.held
+            return var
+
+        structural_mutate(expr, [(ir.TensorLoad, on_load), (Var, on_var)])
+        return found[0]
+
+
+# Index widening: a small number is added to a subscript in 64 bits, and only the small number changes along a row.
+#
+# before::
+#
+#     for j in range(indptr[i + 1] - indptr[i]):
+#         acc[0] = acc[0] + a[indptr[i] + j] * x[first[i] + T.Cast("int32", offsets[indptr[i] + j])]
+#
+# after::
+#
+#     for j in range(indptr[i + 1] - indptr[i]):
+#         acc[0] = acc[0] + a[indptr[i] + j] * x[T.Cast("int64", first[i]) + T.Cast("int64", offsets[indptr[i] + j])]
+#
+# LLVM takes the address of ``x[first[i]]`` out of the loop, but not out of a sum of 32 bits that it has to widen.
+
+
+WIDE = "int64"
+
+
+def _is_small(expr: ir.Expr) -> bool:
+    """Whether an expression is a loaded number of fewer bits, made wider."""
+    return isinstance(expr, tirx.Cast) and isinstance(expr.value, ir.TensorLoad) and expr.value.ty.dtype.bits < 32
+
+
+def _widened(index: ir.Expr) -> ir.Expr:
+    if (
+        not isinstance(index, tirx.Add)
+        or str(index.ty.dtype) != "int32"
+        or not (_is_small(index.a) or _is_small(index.b))
+    ):
+        return index
+    return tirx.Add(*(cast(part.value if _is_small(part) else part, WIDE) for part in (index.a, index.b)))
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WidenIndices")
+def WidenIndices(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Widen the sums that subscript loads of a function."""
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        inner = mutator.default_mutate(load)
+        return tirx.BufferLoad(inner.source, [_widened(index) for index in inner.indices])
+
+    body = structural_mutate(func.body, [(ir.TensorLoad, on_load)])
+    return with_body(func, body)
+
+
+# Test what a load relies on before the load: LLVM code for ``and`` evaluates both of its sides.
+#
+# before::
+#
+#     if u < n and 0 <= indices[u] and indices[u] < m:
+#         ...
+#
+# after::
+#
+#     if u < n:
+#         if 0 <= indices[u] and indices[u] < m:
+#             ...
+#
+# Where `u` is a lane of a vector loop, a whole vector would be read past the end of the array. TVM's schedules append
+# the bound of a split loop to the conditions that are there, so a bound is moved ahead of the loads it guards. It is
+# the last pass but those that only check: nothing puts the conditions together again. A choice between values in a
+# choice is turned around for the same reason: ``T.if_then_else(a, T.if_then_else(b, x, 0), 0)`` is one test of ``a
+# and b`` for TVM.
+
+
+def _loads(condition: ir.Expr) -> list[ir.TensorLoad]:
+    """The loads that may leave their array: not those of a fixed element."""
+    found = collect(condition, ir.TensorLoad)
+    return [x for x in found if not all(isinstance(i, tirx.IntImm) for i in x.indices)]
+
+
+def levels(condition: ir.Expr) -> list[ir.Expr]:
+    """The conditions to test one after the other, each of which may be evaluated once those before it hold."""
+    groups: list[list[ir.Expr]] = []
+    known: list[ir.TensorLoad] = []
+    for part in _bounds_first(conjuncts(condition)):
+        fresh = [x for x in _loads(part) if not any(same(x, y) for y in known)]
+        if fresh or not groups:
+            groups.append([])
+        groups[-1].append(part)
+        known += fresh
+    return [conjunction(group) for group in groups]
+
+
+def _bounds_first(parts: list[ir.Expr]) -> list[ir.Expr]:
+    """The conditions in their order, but the bounds of a variable before loads at positions that it enters."""
+    ordered: list[ir.Expr] = []
+    for part in parts:
+        first = next((k for k, other in enumerate(ordered) if _relies_on(other, part)), len(ordered))
+        if any(_relies_on(part, other) for other in ordered[first:]):
+            first = len(ordered)
+        ordered.insert(first, part)
+    return ordered
+
+
+def _relies_on(part: ir.Expr, other: ir.Expr) -> bool:
+    """Whether `part` loads at a position into which a variable enters that `other` compares."""
+    loaded = [v for load in _loads(part) for i in load.indices for v in collect(i, ir.Var)]
+    bare = tvm_ffi.structural_map(other, (ir.TensorLoad, lambda load: tirx.const(0, str(load.ty.dtype))))
+    return bool(loaded) and mentions(bare, loaded)
+
+
+def _on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
+    inner = mutator.default_mutate(node)
+    parts = levels(inner.condition)
+    if len(parts) < 2:
+        return inner
+    body, otherwise = inner.then_case, inner.else_case
+    for condition in reversed(parts):
+        body = tirx.IfThenElse(condition, body, otherwise)
+        otherwise = None if otherwise is None else renewed(otherwise)
+    return body
+
+
+def _on_call(node: Call, mutator: Any) -> Call:
+    inner = mutator.default_mutate(node)
+    if not dialect.is_if_then_else(inner):
+        return inner
+    condition, value, otherwise = inner.args
+    for part in reversed(levels(condition) or [condition]):
+        value = tirx.if_then_else(part, _apart(value, otherwise), otherwise)
+    return value
+
+
+def _apart(value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
+    """An inner choice turned around: TVM makes one of two with the same alternative, and tests both at once."""
+    if not dialect.is_if_then_else(value) or not same(value.args[2], otherwise) or not _loads(value.args[0]):
+        return value
+    return tirx.if_then_else(tirx.Not(value.args[0]), otherwise, value.args[1])
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SplitGuards")
+def SplitGuards(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Nest the conditions of a function."""
+    body = structural_mutate(func.body, [(tirx.IfThenElse, _on_if), (Call, _on_call)])
+    return with_body(func, body)
+
+
+__all__ = ["GuardDivisions", "PropagateNaN", "WidenIndices", "WrapIntegers"]

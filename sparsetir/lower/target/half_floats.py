@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute 16-bit floats in float32 and convert bfloat16 by integer arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import alloc, collect, seq, substitute
+from sparsetir.ir.rules import FLOAT_FUNCTIONS
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.analysis.independence import Facts, is_shared
+from sparsetir.lower.annotations import DISTINCT, INDPTR, names_in
+from sparsetir.lower.loops import SERIAL, UNROLLED, Update, is_element, serial, with_body
+
+# Conversions from and to bfloat16 as arithmetic on bits, in functions with bound names or scratch of bfloat16.
+#
+# before::
+#
+#     y[j] = T.Cast("bfloat16", T.Let(x * x, where={x: T.Cast("float32", a[i])}))
+#
+# after::
+#
+#     y[j] = T.reinterpret("bfloat16", T.Cast("uint16", T.Let(
+#         bits + (bits >> 16 & 1) + 0x7FFF >> 16, where={bits: T.reinterpret("uint32", T.Let(
+#             x * x, where={x: T.reinterpret("float32", T.Cast("uint32", T.reinterpret("uint16", a[i])) << 16)}))})))
+#
+# TVM writes conversions in the same way, but not those in the meaning of a name, where it would read the bits as an
+# integer, and it rounds an expression that it names twice, with all names in it.
+#
+# Scratch of bfloat16 holds the bits as ``uint16``: TVM would make it float32 in loads and stores, which are then not
+# rounded, but neither where its bits nor where its address are asked for::
+#
+#     q = T.alloc_buffer((n,), "bfloat16")          q = T.alloc_buffer((n,), "uint16")
+#     q[i] = a[i]                                   q[i] = T.reinterpret("uint16", a[i])
+
+
+KIND = "bfloat16"
+BITS = 16  # of a float32 that a bfloat16 drops
+STORED = "uint16"  # a bfloat16 in memory
+
+
+def _kind(expr: ir.Expr) -> tuple[str, str]:
+    """The dtype of one lane, and what stands behind it for several."""
+    name, times, lanes = str(expr.ty.dtype).partition("x")
+    return name, times + lanes
+
+
+def _unsigned(value: int, lanes: str) -> ir.Expr:
+    one = tirx.const(value, "uint32")
+    return tirx.Broadcast(one, int(lanes[1:])) if lanes else one
+
+
+def convert_to_float32(value: ir.Expr, lanes: str) -> ir.Expr:
+    """A bfloat16 number as float32."""
+    bits = tirx.Cast(f"uint32{lanes}", tirx.reinterpret(f"uint16{lanes}", value))
+    return tirx.reinterpret(f"float32{lanes}", tirx.shift_left(bits, _unsigned(BITS, lanes)))
+
+
+def rounded(value: ir.Expr, lanes: str) -> ir.Expr:
+    """The bfloat16 number nearest to a float32, the even one of two."""
+    bits = Var("bits", ir.PrimType(f"uint32{lanes}"))
+    is_odd = tirx.bitwise_and(tirx.shift_right(bits, _unsigned(BITS, lanes)), _unsigned(1, lanes))
+    total = bits + (is_odd + _unsigned((1 << BITS - 1) - 1, lanes))
+    half = tirx.Cast(f"uint16{lanes}", tirx.shift_right(total, _unsigned(BITS, lanes)))
+    return tirx.reinterpret(f"{KIND}{lanes}", tirx.Let(bits, tirx.reinterpret(f"uint32{lanes}", value), half))
+
+
+def converted(value: ir.Expr, wanted: str) -> ir.Expr:
+    """Convert an expression to another dtype of one lane.
+
+    Both branches of a choice are converted: LLVM's code for TVM chooses between no bfloat16.
+    """
+    given, lanes = _kind(value)
+    if given == wanted or KIND not in (given, wanted):
+        return tirx.Cast(f"{wanted}{lanes}", value)
+    if given == KIND and dialect.is_if_then_else(value):
+        condition, first, second = value.args
+        return tirx.if_then_else(condition, converted(first, wanted), converted(second, wanted))
+    if given == KIND and isinstance(value, tirx.FloatImm):
+        return tirx.const(float(value.value), wanted)
+    if wanted == KIND:
+        return rounded(value if given == "float32" else tirx.Cast(f"float32{lanes}", value), lanes)
+    wide = convert_to_float32(value, lanes)
+    return wide if wanted == "float32" else tirx.Cast(f"{wanted}{lanes}", wide)
+
+
+def _scratch(body: tirx.Stmt) -> dict[Var, Var]:
+    """The arrays of bfloat16 that statements allocate, and what holds their bits."""
+    own = [a.buffer for a in collect(body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) == KIND]
+    return {b: _as_bits(b) for b in own}
+
+
+def _as_bits(buffer: Var) -> Var:
+    scope = str(buffer.ty.storage_scope)
+    return tirx.decl_buffer(buffer.ty.shape, STORED, name=str(buffer.name), scope=scope, layout=None)
+
+
+def _reinterpreted(value: ir.Expr, wanted: str) -> ir.Expr:
+    """The bits of a number as another dtype of 16 bits."""
+    given, lanes = _kind(value)
+    if dialect.function_of(value) == "reinterpret" and _kind(value.args[0])[0] == wanted:
+        return value.args[0]
+    return value if given == wanted else tirx.reinterpret(f"{wanted}{lanes}", value)
+
+
+class _Bits:
+    """Rewrites statements whose scratch of bfloat16 becomes that of its bits."""
+
+    def __init__(self, scratch: dict[Var, Var]) -> None:
+        self.scratch = scratch
+
+    def load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        """An element, of the type it had."""
+        inner = mutator.default_mutate(node)
+        if node.source not in self.scratch:
+            return inner
+        return _reinterpreted(tirx.BufferLoad(self.scratch[node.source], inner.indices), KIND)
+
+    def call(self, node: ir.Call, mutator: Any) -> ir.Expr:
+        """The address of an element."""
+        is_address = dialect.function_of(node) == "address_of" and node.args[0].source in self.scratch
+        if not is_address:
+            return mutator.default_mutate(node)
+        indices = [mutator.mutate(i) for i in node.args[0].indices]
+        return tirx.address_of(tirx.BufferLoad(self.scratch[node.args[0].source], indices))
+
+    def store(self, node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+        """A store of bits."""
+        inner = mutator.default_mutate(node)
+        if node.buffer not in self.scratch:
+            return inner
+        return tirx.BufferStore(self.scratch[node.buffer], stored_bits(inner.value), inner.indices)
+
+    def alloc(self, node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
+        """Memory for bits."""
+        return tirx.AllocBuffer(self.scratch.get(node.buffer, node.buffer))
+
+
+def stored_bits(value: ir.Expr) -> ir.Expr:
+    """The bits of a bfloat16 number; a choice is one of bits, and literals are rounded here."""
+    if dialect.is_if_then_else(value):
+        condition, first, second = value.args
+        return tirx.if_then_else(condition, stored_bits(first), stored_bits(second))
+    if isinstance(value, tirx.Select):
+        return tirx.Select(value.condition, stored_bits(value.true_value), stored_bits(value.false_value))
+    if isinstance(value, tirx.Broadcast):
+        return tirx.Broadcast(stored_bits(value.value), value.lanes)
+    if isinstance(value, tirx.FloatImm):
+        return tirx.const(_literal_bits(float(value.value)), STORED)
+    return _reinterpreted(value, STORED)
+
+
+def _literal_bits(number: float) -> int:
+    return int(np.asarray(number, ml_dtypes.bfloat16).view(np.uint16))
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ConvertHalves")
+def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Write out the conversions of a function that binds names in expressions, or has scratch of bfloat16."""
+    if not _scratch(func.body) and not collect(func.body, tirx.Let):
+        return func
+
+    def on_cast(cast: tirx.Cast, mutator: Any) -> ir.Expr:
+        inner = mutator.default_mutate(cast)
+        return converted(inner.value, _kind(inner)[0])
+
+    body = structural_mutate(func.body, [(tirx.Cast, on_cast)])
+    scratch = _scratch(body)  # of that body: conversions in shapes make other arrays of them
+    bits = _Bits(scratch)
+    callbacks = [
+        (tirx.BufferStore, bits.store),
+        (tirx.AllocBuffer, bits.alloc),
+        (ir.TensorLoad, bits.load),
+        (ir.Call, bits.call),
+    ]
+    return with_body(func, structural_mutate(body, callbacks) if scratch else body)
+
+
+# Compute 16-bit floats in float32; round only when a value leaves the registers.
+#
+# before::
+#
+#     acc = T.alloc_local((1,), "float16")
+#     acc[0] = acc[0] + a[p] * b[q]          # rounded at every step
+#     c[i] = acc[0]
+#
+# after::
+#
+#     acc = T.alloc_local((1,), "float32")
+#     acc[0] = acc[0] + T.Cast("float32", a[p]) * T.Cast("float32", b[q])
+#     c[i] = T.Cast("float16", acc[0])
+#
+# Sums that stay in memory, such as those of columns over rows, are made in a float32 copy of the array, which is
+# rounded once at the end. Arrays of the function's own are float32 in place of a copy::
+#
+#     for i in range(n):
+#         for j in range(indptr[i + 1] - indptr[i]):
+#             c[indices[indptr[i] + j]] = c[indices[indptr[i] + j]] + a[indptr[i] + j]
+#
+# after::
+#
+#     wide = T.alloc_buffer((m,), "float32")
+#     for j in range(m):
+#         wide[j] = T.Cast("float32", c[j])
+#     for i in range(n):
+#         for j in range(indptr[i + 1] - indptr[i]):
+#             wide[indices[indptr[i] + j]] = wide[indices[indptr[i] + j]] + T.Cast("float32", a[indptr[i] + j])
+#     for j in range(m):
+#         c[j] = T.Cast("float16", wide[j])
+#
+# Functions such as ``T.exp`` and ``T.erf``, comparisons and choices are computed in float32 likewise.
+
+
+HALVES = ("float16", "bfloat16")
+ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
+COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max)
+
+
+def _is_half(expr: Any) -> bool:
+    return str(expr.ty.dtype).partition("x")[0] in HALVES
+
+
+def _like(expr: Any) -> str:
+    """float32 with as many lanes."""
+    return "float32" + "".join(str(expr.ty.dtype).partition("x")[1:])
+
+
+def _is_function(expr: Any) -> bool:
+    """Whether it is a function of 16-bit floats; LLVM has no machine code for some."""
+    return dialect.function_of(expr) in FLOAT_FUNCTIONS
+
+
+class _Promoter:
+    """Rewrites expressions; `local` maps 16-bit local arrays to their float32 replacements."""
+
+    def __init__(self, local: dict[Var, Var]) -> None:
+        self.local = local
+
+    def wide(self, expr: Any) -> Any:
+        """A float32 expression for a 16-bit one."""
+        if not _is_half(expr):
+            return self.rewrite(expr)
+        if isinstance(expr, ARITHMETIC):
+            return type(expr)(self.wide(expr.a), self.wide(expr.b))
+        if isinstance(expr, tirx.FloatImm):
+            return tirx.const(float(expr.value), "float32")
+        if isinstance(expr, ir.TensorLoad) and expr.source in self.local:
+            return tirx.BufferLoad(self.local[expr.source], [self.rewrite(i) for i in expr.indices])
+        if dialect.is_if_then_else(expr):
+            return tirx.if_then_else(self.rewrite(expr.args[0]), self.wide(expr.args[1]), self.wide(expr.args[2]))
+        if isinstance(expr, tirx.Select):
+            return tirx.Select(self.rewrite(expr.condition), self.wide(expr.true_value), self.wide(expr.false_value))
+        if _is_function(expr):
+            return ir.Call(expr.op, [self.wide(a) for a in expr.args], ret_ty=ir.PrimType(_like(expr)))
+        return tirx.Cast(_like(expr), self.rewrite(expr))
+
+    def rewrite(self, node: Any) -> Any:
+        """`node` with its 16-bit arithmetic wide, and of the same type as before."""
+
+        def on_load(load: ir.TensorLoad, mutator: Any) -> Any:
+            if load.source in self.local:
+                return tirx.Cast(str(load.ty.dtype), self.wide(load))
+            return mutator.default_mutate(load)
+
+        def on_arithmetic(expr: Any, mutator: Any) -> Any:
+            return tirx.Cast(str(expr.ty.dtype), self.wide(expr)) if _is_half(expr) else mutator.default_mutate(expr)
+
+        def on_comparison(expr: Any, mutator: Any) -> Any:
+            if not _is_half(expr.a):
+                return mutator.default_mutate(expr)
+            return type(expr)(self.wide(expr.a), self.wide(expr.b))
+
+        def on_call(call: ir.Call, mutator: Any) -> Any:
+            return on_arithmetic(call, mutator) if _is_function(call) else mutator.default_mutate(call)
+
+        callbacks: list[Any] = [(ir.TensorLoad, self.load), (ir.Call, on_call)]
+        callbacks += [(kind, on_arithmetic) for kind in ARITHMETIC]
+        callbacks += [(kind, on_comparison) for kind in COMPARISONS]
+        return structural_mutate(node, callbacks)
+
+    def load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        """An element, of the type it had."""
+        if node.source not in self.local:
+            return mutator.default_mutate(node)
+        return tirx.Cast(str(node.ty.dtype), self.wide(node))
+
+    def call(self, node: ir.Call, mutator: Any) -> ir.Expr:
+        """The address of what takes the place of an element."""
+        is_held = dialect.function_of(node) == "address_of" and node.args[0].source in self.local
+        return tirx.address_of(self.wide(node.args[0])) if is_held else mutator.default_mutate(node)
+
+    def store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
+        """A store whose value is computed wide."""
+        indices = [self.rewrite(i) for i in node.indices]
+        if node.buffer in self.local:
+            value = self.update(node) if _rounds_wide(node.value) and _is_running(node) else self.wide(node.value)
+            return tirx.BufferStore(self.local[node.buffer], value, indices)
+        value = self.rewrite(node.value)
+        if dialect.is_if_then_else(value) and _is_half(value):  # TVM chooses between no vectors of bfloat16
+            value = tirx.Cast(str(value.ty.dtype), self.wide(node.value))
+        return tirx.BufferStore(node.buffer, value, indices)
+
+    def update(self, node: tirx.BufferStore) -> ir.Expr:
+        """The float32 sum that a store rounds, which begins with its own element."""
+        held = tirx.BufferLoad(self.local[node.buffer], node.indices)
+
+        def on_cast(cast: tirx.Cast, mutator: Any) -> ir.Expr:
+            is_own = str(cast.ty.dtype) == "float32" and is_element(cast.value, node)
+            return held if is_own else mutator.default_mutate(cast)
+
+        return self.rewrite(structural_mutate(node.value.value, [(tirx.Cast, on_cast)]))
+
+    def alloc(self, node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
+        """A float32 array instead of a 16-bit one."""
+        return tirx.AllocBuffer(self.local.get(node.buffer, node.buffer))
+
+
+def widened(expr: ir.Expr, held: dict[Var, Var] | None = None) -> ir.Expr:
+    """A 16-bit floating-point expression computed in float32; others as they are.
+
+    Elements of the arrays that are keys of `held` are read in those of float32 in their place.
+    """
+    return _Promoter(held or {}).wide(expr) if _is_half(expr) else expr
+
+
+class _Sums:
+    """Finds the 16-bit arrays in memory whose elements are updated, and rounded, several times.
+
+    An update reads its own element, or begins with it in registers: by several steps of a loop, or by several of the
+    function's statements.
+    """
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self.facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT))
+        stores = [s for s in collect(func.body, tirx.BufferStore) if _is_half(s.value)]
+        self.begun = {(load.source, s.buffer) for s in stores for load in collect(s.value, ir.TensorLoad)}
+        self.running = {s.buffer for s in stores if _is_running(s)}
+        self.loops: list[tirx.For] = []
+        self.updated: dict[Var, None] = {}
+        self.found: dict[Var, None] = {}
+        self.parts: dict[Var, Var] = {}  # arrays that are added to others element by element
+
+    def look(self, body: tirx.Stmt) -> None:
+        """Go through the statements of a function."""
+        before: set[Var] = set()
+        for stmt in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
+            self.updated = {}
+            structural_mutate(stmt, [(tirx.For, self.on_for), (tirx.BufferStore, self.on_store)])
+            self.found |= {b: None for b in self.updated if b in before}
+            before |= set(self.updated)
+
+    def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
+        """Go through the body; steps of other kinds of loops are apart."""
+        if node.kind not in (SERIAL, UNROLLED):
+            return mutator.default_mutate(node)
+        self.loops.append(node)
+        out = mutator.default_mutate(node)
+        self.loops.pop()
+        return out
+
+    def on_store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
+        """Note the array of a running sum."""
+        target = node.buffer
+        is_in_memory = str(target.ty.dtype) in HALVES and str(target.ty.storage_scope) != "local"
+        if not is_in_memory or target in self.found or not (_is_running(node) or self._is_rest(node)):
+            return node
+        self.updated[target] = None
+        update = Update.of(node)
+        if update is not None and isinstance(update.term, ir.TensorLoad):
+            self.parts[update.term.source] = target
+        if any(is_shared(target, loop, self.facts) for loop in self.loops):
+            self.found[target] = None
+        return node
+
+    def _is_rest(self, store: tirx.BufferStore) -> bool:
+        """Whether a running sum in registers is stored that begins with elements of the same array."""
+        held = {load.source for load in collect(store.value, ir.TensorLoad)} & self.running
+        return any((store.buffer, x) in self.begun for x in held)
+
+
+def _rounds_wide(value: ir.Expr) -> bool:
+    """Whether an expression is float32 arithmetic that is rounded to 16 bits."""
+    is_wide = isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == "float32"
+    return is_wide and isinstance(value.value, ROUNDED)
+
+
+def _is_running(store: tirx.BufferStore) -> bool:
+    """Whether a store rounds what it makes of the element that it sets."""
+    value = store.value
+    steps = [x for kind in ROUNDED for x in collect(value, kind) if _is_half(x)]
+    if _rounds_wide(value):
+        steps.append(value.value)
+    return any(is_element(load, store) for x in steps for load in collect(x, ir.TensorLoad))
+
+
+def _lent(func: tirx.PrimFunc) -> set[Var]:
+    """The arrays that a value reads by address, as 16-bit floats."""
+    calls = [c for store in collect(func.body, tirx.BufferStore) for c in collect(store.value, ir.Call)]
+    return {c.args[0].source for c in calls if dialect.function_of(c) == "address_of"}
+
+
+def _sums(func: tirx.PrimFunc) -> list[Var]:
+    """The 16-bit arrays in memory that are summed in float32, and those of the function's own with parts of sums."""
+    sums = _Sums(func)
+    sums.look(func.body)
+    lent = _lent(func) if sums.found else set()
+    parts = [part for part, whole in sums.parts.items() if whole in sums.found and part not in sums.found]
+    own = {a.buffer for a in collect(func.body, tirx.AllocBuffer)}
+    return [b for b in [*sums.found, *(p for p in parts if p in own)] if b not in lent]
+
+
+def _copy(source: Var, target: Var) -> tirx.Stmt:
+    """Every element of an array in that of another dtype."""
+    shape = list(source.ty.shape)
+    at = [Var(f"d{n}", extent.ty) for n, extent in enumerate(shape)]
+    value = tirx.Cast(str(target.ty.dtype), tirx.BufferLoad(source, at))
+    out: tirx.Stmt = tirx.BufferStore(target, value, at)
+    for var, extent in reversed(list(zip(at, shape, strict=True))):
+        out = serial(var, extent, out)
+    return out
+
+
+def _wide(buffer: Var, name: str) -> Var:
+    scope = str(buffer.ty.storage_scope)
+    return tirx.decl_buffer(buffer.ty.shape, "float32", name=name, scope=scope, layout=None)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteHalves")
+def PromoteHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Widen the 16-bit arithmetic of a function."""
+    if not any(str(s.buffer.ty.dtype) in HALVES for s in collect(func.body, tirx.BufferStore)):
+        return func
+    summed = _sums(func)
+    own = [a.buffer for a in collect(func.body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) in HALVES]
+    local = {b: _wide(b, str(b.name)) for b in own if str(b.ty.storage_scope) == "local" or b in summed}
+    copied = {b: _wide(b, f"{b.name}_wide") for b in summed if b not in own}
+    promoter = _Promoter(local | copied)
+    callbacks = [
+        (tirx.BufferStore, promoter.store),
+        (tirx.AllocBuffer, promoter.alloc),
+        (ir.TensorLoad, promoter.load),
+        (ir.Call, promoter.call),
+    ]
+    body = structural_mutate(func.body, callbacks)
+    begin = [_copy(b, wide) for b, wide in copied.items()]
+    end = [_copy(wide, b) for b, wide in copied.items()]
+    return with_body(func, seq(*alloc(*copied.values()), *begin, body, *end))
+
+
+# Numbers of bfloat16 that are parameters come as float32: TVM's calls pass no bfloat16.
+#
+# before::
+#
+#     def scale(a: T.handle, alpha: T.bfloat16): ...
+#         a[i] = a[i] * alpha
+#
+# after::
+#
+#     def scale(a: T.handle, alpha: T.float32): ...
+#         a[i] = a[i] * T.Cast("bfloat16", alpha)
+
+
+def _is_number(param: Any) -> bool:
+    return not tirx.is_buffer_var(param) and str(getattr(param.ty, "dtype", "")) == "bfloat16"
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WidenScalars")
+def WidenScalars(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Take numbers of bfloat16 as float32."""
+    wide: dict[Any, Any] = {p: tirx.Var(str(p.name), "float32") for p in func.params if _is_number(p)}
+    if not wide:
+        return func
+    values = {narrow: tirx.Cast("bfloat16", var) for narrow, var in wide.items()}
+    body = substitute(func.body, values)
+    return tirx.PrimFunc([wide.get(p, p) for p in func.params], body, func.ret_type, func.attrs)
+
+
+__all__ = ["ConvertHalves", "WidenScalars"]

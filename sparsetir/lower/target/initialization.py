@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Place the initialisation of reductions and decompose it out of their blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.errors import ScheduleError
+from sparsetir.ir.rewriting import all_same, collect, conjunction, conjuncts, mentions, seq, substitute
+from sparsetir.ir.views import INDEPENDENT, INIT, STORED, Axis, Entry, Program, SpIter, cast, const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.analysis.independence import injective
+from sparsetir.lower.iterations.access import Scope
+from sparsetir.lower.iterations.nest import spatial_pairs
+from sparsetir.lower.iterations.regions import with_regions
+from sparsetir.lower.loops import with_, with_body
+
+# Where the initialisation of a sparse iteration goes.
+
+
+def may_miss(entry: Entry) -> bool:
+    """Whether a step of the entry's loops may have no coordinate."""
+    return bool(entry.merge) or any(a.may_be_absent for a in entry.axes)
+
+
+class InitPlan:
+    """Where the initialisation of an iteration goes.
+
+    ``inside``: in the innermost block, as TVM's reductions have it. Otherwise in a nest of its own placed
+    below the first ``prefix`` entries; ``prefix`` is None when there is nothing to place. With the annotation
+    ``{"init": "stored"}`` only points that are stored are initialised, others belong to another iteration.
+    """
+
+    def __init__(self, iteration: SpIter, program: Program) -> None:
+        self.iteration, self.program = iteration, program
+        self.stored_only = str(iteration.block.annotations.get(INIT, "")) == STORED
+        self.inside = False
+        self.prefix: int | None = None
+        init = iteration.block.init
+        self.stores = [] if init is None else collect(init, tirx.BufferStore)
+        if init is None:
+            return
+        self.inside = self._can_stay_inside()
+        self.prefix = None if self.inside else self._split()
+
+    # ------------------------------------------------------------------ one entry
+
+    def is_own(self, entry: Entry) -> bool:
+        """Whether every store subscripts the entry's axes, in its own buffer, by the entry's variables."""
+        stores = self.stores + collect(self.iteration.block.body, tirx.BufferStore)
+        if entry.merge:
+            return False
+        return all(self._own(s, v, a) for s in stores for v, a in zip(entry.vars, entry.axes, strict=True))
+
+    def by_position(self, entry: Entry) -> bool:
+        """Whether walking the entry's stored positions reaches every element its initial stores can reach."""
+        if "R" in entry.kinds or entry.attached_to is not None or (entry.merge and not self.stored_only):
+            return False
+        if self.stored_only:
+            return True
+        if not entry.is_fused and entry.axes[0].kind == "dense_fixed":
+            return True
+        return all(self._own(store, v, a) for store in self.stores for v, a in spatial_pairs(entry))
+
+    def names(self, entry: Entry) -> bool:
+        """Whether the initialisation differs between the entry's points, or only happens at those that are stored."""
+        return any(self.stored_only or self.mentions(var) for var, _ in spatial_pairs(entry))
+
+    def mentions(self, var: Var) -> bool:
+        """Whether the initialisation names an iteration variable."""
+        return bool(mentions(self.iteration.block.init, [var]))
+
+    def below(self, entry: Entry) -> list[Axis]:
+        """The axes whose stored points are initialised and that hang from an entry which is summed over."""
+        if not self.stored_only or "S" in entry.kinds:
+            return []
+        pairs = [pair for e in self.iteration.entries for pair in spatial_pairs(e)]
+        return [axis for _, axis in pairs if not set(entry.axes).isdisjoint(axis.ancestors)]
+
+    def _repeats(self, entry: Entry, up: Axis) -> bool:
+        """Whether an entry's points are the same below every slot of an axis, of which the first will do."""
+        return self.stored_only and entry.attached_to is None and all(a.repeats_below(up) for a in entry.axes)
+
+    def _own(self, store: tirx.BufferStore, var: Var, axis: Axis) -> bool:
+        """Whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
+        buffer = self.program.buffers.get(store.buffer)
+        if buffer is None or axis not in buffer.axes:
+            return False
+        own = buffer.axes.index(axis)
+        return all(i.same_as(var) if n == own else not mentions(i, [var]) for n, i in enumerate(store.indices))
+
+    def _once(self, entry: Entry) -> bool:
+        """Whether different steps of the entry initialise different elements."""
+        if entry is self.iteration.entries[0] and INDEPENDENT in self.iteration.block.annotations:
+            return True
+        return all(injective(list(s.indices), list(entry.vars), self.iteration) for s in self.stores)
+
+    # ------------------------------------------------------------------ the whole list
+
+    def _reads_elsewhere(self) -> bool:
+        """Whether the body reads an initialised buffer at another point than its own."""
+        for load in collect(self.iteration.block.body, ir.TensorLoad):
+            same_buffer = [s for s in self.stores if s.buffer.same_as(load.source)]
+            if same_buffer and not any(all_same(load.indices, s.indices) for s in same_buffer):
+                return True
+        return False
+
+    def _split(self) -> int:
+        if self._reads_elsewhere():
+            return 0
+        for n, entry in enumerate(self.iteration.entries):
+            if not self.by_position(entry) or may_miss(entry) or not self._once(entry):
+                return n
+        return len(self.iteration.entries)
+
+    def _can_stay_inside(self) -> bool:
+        body, init, entries = self.iteration.block.body, self.iteration.block.init, self.iteration.entries
+        if not (isinstance(body, tirx.BufferStore) and isinstance(init, tirx.BufferStore)):
+            return False
+        if not (body.buffer.same_as(init.buffer) and all_same(body.indices, init.indices)) or self._reads_elsewhere():
+            return False
+        reductions = [e for e in entries if "R" in e.kinds]
+        spatial = [e for e in entries if "R" not in e.kinds]
+        if not reductions or any(set(e.kinds) != {"R"} for e in reductions):
+            return False
+        if not all(self.by_position(e) and self._once(e) for e in spatial):
+            return False
+        if any(may_miss(e) for e in spatial):
+            return False
+        return self._stores_surely(body) and self._reduces_in_leaf()
+
+    def _stores_surely(self, store: tirx.BufferStore) -> bool:
+        """Whether the store's element exists at every iterated point."""
+        buffer = self.program.buffers.get(store.buffer)
+        if buffer is None:
+            return True
+        scope, direct = Scope(), {}
+        reduced = [v for e in self.iteration.entries for v, k in zip(e.vars, e.kinds, strict=True) if k == "R"]
+        for entry in self.iteration.entries:
+            for var, axis in zip(entry.vars, entry.domains, strict=True):
+                scope.ranges[var] = ir.Range(const(0, axis.idtype), cast(axis.length, axis.idtype))
+                direct[var] = axis if entry.attached_to is None and not entry.merge else None
+        for axis, index in zip(buffer.axes, store.indices, strict=True):
+            if isinstance(index, Var) and direct.get(index) is axis:
+                continue
+            if axis.kind != "dense_fixed":
+                return False
+            # Where a formula leaves the axis, initialisation and body stand under the same bounds.
+            if not scope.proves_in_range(index, axis.length) and mentions(index, reduced):
+                return False
+        return True
+
+    def _reduces_in_leaf(self) -> bool:
+        """Whether every reduction, and nothing that hangs from one, is in the innermost block."""
+        group: list[Entry] = []
+        for entry in self.iteration.entries:
+            held = {a for e in group for a in e.axes}
+            hosts = [a for _, host in entry.heads if host is not None for a in (host, *host.ancestors)]
+            above = [*(a for axis, _ in entry.heads for a in axis.ancestors), *hosts]
+            ragged = bool(hosts or entry.merge) or entry.axes[0].is_ragged
+            if ragged and any(a in held for a in above):
+                if any("R" in e.kinds for e in group):
+                    return False
+                group = []
+            reduced = {a for e in group if "R" in e.kinds for a in e.axes}
+            if "S" in entry.kinds and any(a in reduced and not self._repeats(entry, a) for a in above):
+                return False
+            group.append(entry)
+        return True
+
+
+# Move initialisations out of reduction blocks, above their outermost reduction loop.
+#
+# before::
+#
+#     for j, k in T.grid(indptr[vi + 1] - indptr[vi], feat):
+#         with T.sblock("spmm"):
+#             vj, vk = T.axis.remap("RS", [j, k])
+#             with T.init():
+#                 c[vi, vk] = 0
+#             c[vi, vk] = c[vi, vk] + ...
+#
+# after::
+#
+#     for k in range(feat):
+#         with T.sblock("spmm_init"):
+#             vk = T.axis.spatial(feat, k)
+#             c[vi, vk] = 0
+#     for j, k in T.grid(indptr[vi + 1] - indptr[vi], feat):
+#         with T.sblock("spmm_update"):
+#             ...
+#
+# TVM's own lowering runs the initialisation in the first reduction step, which an empty row does not have; its
+# ``decompose_reduction`` does not know what to do with a guard that mixes loops of both kinds, as ``rfactor`` makes.
+
+
+REDUCE = 2
+
+Pairs = list[tuple[tirx.IterVar, ir.Expr]]
+
+
+def _pairs(realize: s_tir.SBlockRealize) -> Pairs:
+    return list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
+
+
+def _refuse_mixed(realize: s_tir.SBlockRealize, reduced: Pairs, spatial: Pairs, loops: list[tirx.For]) -> None:
+    """A loop fused from a reduction and a spatial one does not run for an empty row: its output would stay unset."""
+    for var in (loop.loop_var for loop in loops):
+        if any(mentions(v, [var]) for _, v in reduced) and any(mentions(v, [var]) for _, v in spatial):
+            where = f"loop {var.name} of block {realize.block.name_hint}"
+            message = f"{where} was fused from a reduction and a spatial loop"
+            raise ScheduleError(f"{message}: an empty row would not be initialised; fuse loops of one kind")
+
+
+def _guards(realize: s_tir.SBlockRealize, spatial: Pairs, inner: list[tirx.For], kept: list[tirx.For]) -> list[ir.Expr]:
+    """The parts of a block's guard that hold its spatial variables within their domains."""
+    gone = [loop.loop_var for loop in inner if loop not in kept]
+    parts = conjuncts(realize.predicate)
+    guards = [part for part in parts if not mentions(part, gone)]
+    mixed = [part for part in parts if mentions(part, gone)]
+    analyzer = sym.Analyzer()
+    for loop in kept:
+        analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
+    for iv, value in spatial:
+        own = [loop.loop_var for loop in kept if mentions(value, [loop.loop_var])]
+        inside = value < iv.dom.min + iv.dom.extent
+        if any(mentions(part, own) for part in mixed) and not analyzer.can_prove(inside):
+            guards.append(inside)
+    return guards
+
+
+def _initial_block(realize: s_tir.SBlockRealize, spatial: Pairs, guards: list[ir.Expr]) -> s_tir.SBlockRealize:
+    """A block of the initialisation alone, over the spatial variables."""
+    block = realize.block
+    fresh = {iv.var: Var(str(iv.var.name), iv.var.ty) for iv, _ in spatial}
+    iter_vars = [tirx.IterVar(substitute(iv.dom, fresh), fresh[iv.var], iv.iter_type) for iv, _ in spatial]
+    body, name = substitute(block.init, fresh), f"{block.name_hint}_init"
+    alone = with_regions(s_tir.SBlock(iter_vars, [], [], name, body, None, annotations=block.annotations), [])
+    condition = conjunction(guards) if guards else tirx.const(True, "bool")
+    return s_tir.SBlockRealize([v for _, v in spatial], condition, alone)
+
+
+def initial_nest(realize: s_tir.SBlockRealize, inner: list[tirx.For]) -> tirx.Stmt:
+    """The initialisation of a block below loops of its own: those of `inner` that move its spatial variables."""
+    spatial = [(iv, v) for iv, v in _pairs(realize) if int(iv.iter_type) != REDUCE]
+    kept = [loop for loop in inner if any(mentions(v, [loop.loop_var]) for _, v in spatial)]
+    nest: tirx.Stmt = _initial_block(realize, spatial, _guards(realize, spatial, inner, kept))
+    for loop in reversed(kept):
+        var = Var(f"{loop.loop_var.name}_init", loop.loop_var.ty)
+        nest = with_(loop, var=var, body=substitute(nest, {loop.loop_var: var}), notes={})
+    return nest
+
+
+def keeps_old(init: tirx.Stmt) -> bool:
+    """Whether an initialisation only says that the old value counts: ``c[vi] = c[vi]``."""
+    while isinstance(init, tirx.IfThenElse):
+        init = init.then_case
+    if not isinstance(init, tirx.BufferStore) or not isinstance(init.value, ir.TensorLoad):
+        return False
+    return init.value.source.same_as(init.buffer) and all_same(list(init.value.indices), list(init.indices))
+
+
+def without_init(realize: s_tir.SBlockRealize, name: str | None = None) -> s_tir.SBlockRealize:
+    """The block that is left: it reads what it updates."""
+    old = realize.block
+    written = {region.source for region in old.writes}
+    reads = [*old.writes, *(region for region in old.reads if region.source not in written)]
+    name, notes = name or f"{old.name_hint}_update", old.annotations
+    update = s_tir.SBlock(
+        old.iter_vars, reads, old.writes, name, old.body, None, old.alloc_buffers, old.match_buffers, notes
+    )
+    return s_tir.SBlockRealize(realize.iter_values, realize.predicate, update)
+
+
+class _Decomposer:
+    """Walks a function with the loops around each block; `nests` are waiting for the loop they go before."""
+
+    def __init__(self) -> None:
+        self.loops: list[tirx.For] = []
+        self.nests: dict[Var, list[tirx.Stmt]] = {}
+
+    def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
+        self.loops.append(node)
+        out = mutator.default_mutate(node)
+        self.loops.pop()
+        return seq(*self.nests.pop(node.loop_var, []), out)
+
+    def on_realize(self, node: s_tir.SBlockRealize, mutator: Any) -> s_tir.SBlockRealize:
+        outer, self.loops = self.loops, []
+        out = mutator.default_mutate(node)
+        self.loops = outer
+        if out.block.init is None:
+            return out
+        if keeps_old(out.block.init):
+            return without_init(out, out.block.name_hint)
+        reduced = [(iv, v) for iv, v in _pairs(out) if int(iv.iter_type) == REDUCE]
+        spatial = [(iv, v) for iv, v in _pairs(out) if int(iv.iter_type) != REDUCE]
+        _refuse_mixed(out, reduced, spatial, outer)
+        at = [n for n, loop in enumerate(outer) if any(mentions(v, [loop.loop_var]) for _, v in reduced)]
+        if not at:
+            return out
+        self.nests.setdefault(outer[at[0]].loop_var, []).append(initial_nest(out, outer[at[0] :]))
+        return without_init(out)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.DecomposeInit")
+def DecomposeInit(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Decompose every reduction of a function."""
+    walk = _Decomposer()
+    callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
+    body = structural_mutate(func.body, callbacks)
+    return with_body(func, body)

@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scratch buffers: bounds, compaction, hoisting, stack promotion, scalar replacement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+from tvm.ir import Var
+from tvm.runtime import DataType
+
+from sparsetir.errors import LoweringError
+from sparsetir.ir.rewriting import alloc, collect, mentions, renewed, same, seq, substitute
+from sparsetir.ir.views import accesses, const
+from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.lower.loops import PARALLEL, UNROLLED, VECTORIZED, with_, with_body
+
+# Give every array inside a loop the size its subscripts need.
+#
+# before::
+#
+#     acc = T.alloc_local((2147483647,))
+#     for k_1 in T.vectorized(32):
+#         acc[k_1] = ...
+#
+# after::
+#
+#     acc = T.alloc_local((32,))
+#
+# TVM's buffer compaction cannot bound a tile of a symbolic extent and keeps the largest integer instead.
+
+
+LARGEST = 1 << 24
+
+
+def _loops(node: Any) -> dict[Var, ir.Range]:
+    """The loops below `node`."""
+    return {f.loop_var: ir.Range.from_min_extent(f.min, f.extent) for f in collect(node, tirx.For)}
+
+
+def _outer_loops(body: tirx.Stmt) -> dict[Var, list[tirx.For]]:
+    """The loops around each allocation: their variables are fixed while it lives."""
+    stack: list[tirx.For] = []
+    found: dict[Var, list[tirx.For]] = {}
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        stack.append(node)
+        mutator.default_mutate(node)
+        stack.pop()
+        return node
+
+    def on_alloc(node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
+        if _is_local(node.buffer) or stack:
+            found[node.buffer] = list(stack)
+        return node
+
+    structural_mutate(body, [(tirx.For, on_for), (tirx.AllocBuffer, on_alloc)])
+    return found
+
+
+def _is_local(buffer: Var) -> bool:
+    return str(buffer.ty.storage_scope) == "local"
+
+
+def _is_fixed(buffer: Var) -> bool:
+    return all(isinstance(d, tirx.IntImm) and int(d) <= LARGEST for d in buffer.ty.shape)
+
+
+class _Local:
+    """One array: where its subscripts start, and how far they go from there."""
+
+    def __init__(self, buffer: Var, func: tirx.PrimFunc, outer: list[tirx.For], ranges: dict[Var, ir.Range]) -> None:
+        self.analyzer = sym.Analyzer()
+        for var, extent in ranges.items():
+            self.analyzer.bind(var, extent)
+        self.moving = [v for v in ranges if v not in {loop.loop_var for loop in outer}]
+        life = outer[-1].body if outer else func.body
+        self.changing = [s.buffer for s in collect(life, tirx.BufferStore)]
+        zeros = {v: const(0, str(v.ty.dtype)) for v in self.moving}
+        subscripts = [indices for accessed, indices, _ in accesses(func) if accessed.same_as(buffer)]
+        self.bases = [self.analyzer.simplify(substitute(i, zeros)) for i in subscripts[0]] if subscripts else []
+        self.extents = [self._extent([s[n] for s in subscripts], n) for n in range(len(self.bases))]
+        pairs = zip(self.bases, self.extents, strict=True)
+        self.bases = [const(0, str(base.ty.dtype)) if extent is None else base for base, extent in pairs]
+
+    def shrunk(self, buffer: Var) -> Var:
+        """The array with just the extent its subscripts need, where that is known."""
+        shape = [d if e is None else const(e) for d, e in zip(buffer.ty.shape, self.extents, strict=True)]
+        scope = str(buffer.ty.storage_scope)
+        return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=str(buffer.name), scope=scope, layout=None)
+
+    def shifted(self, indices: Any, bases: Any) -> list[ir.Expr]:
+        """Subscripts relative to the start."""
+        return [self.analyzer.simplify(i - b) for i, b in zip(indices, bases, strict=True)]
+
+    def _extent(self, indices: list[ir.Expr], n: int) -> int | None:
+        """Elements from the start to the last subscript; None where constants do not bound it."""
+        if any(mentions(load, [*self.moving, *self.changing]) for i in indices for load in collect(i, ir.TensorLoad)):
+            return None
+        bounds = [self.analyzer.const_int_bound(self.analyzer.simplify(i - self.bases[n])) for i in indices]
+        most, least = max(int(b.max_value) for b in bounds), min(int(b.min_value) for b in bounds)
+        return most + 1 if least >= 0 and most < LARGEST else None
+
+
+def _bounded(buffer: Var, local: _Local) -> bool:
+    """Whether to replace the array; raises where it must be and cannot."""
+    is_open = not local.extents or None in local.extents
+    if is_open and _is_local(buffer) and not _is_fixed(buffer):
+        message = f"the local array {buffer.name} has no fixed size: its subscripts are not bounded by constants"
+        raise LoweringError(f"{message}; tile the loop by a constant before caching")
+    return any(e is not None for e in local.extents)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BoundLocals")
+def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Shrink arrays inside loops to their use; raise `LoweringError` where a local one has no fixed size."""
+    found = _outer_loops(func.body)
+    if not found:
+        return func
+    ranges = _loops(func)
+    every = {old: _Local(old, func, outer, ranges) for old, outer in found.items()}
+    local = {old: known for old, known in every.items() if _bounded(old, known)}
+    fresh = {old: known.shrunk(old) for old, known in local.items()}
+
+    def place(buffer: Var, indices: Any, mutator: Any) -> tuple[Var, list[ir.Expr]]:
+        moved = [mutator.mutate(i) for i in indices]
+        if buffer not in local:
+            return buffer, moved
+        # A start may itself be read from an array that is replaced.
+        return fresh[buffer], local[buffer].shifted(moved, [mutator.mutate(b) for b in local[buffer].bases])
+
+    def on_alloc(node: tirx.AllocBuffer, mutator: Any) -> tirx.Stmt:
+        known = fresh.get(node.buffer)
+        return tirx.AllocBuffer(known) if known is not None else mutator.default_mutate(node)
+
+    def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        return tirx.BufferLoad(*place(node.source, node.indices, mutator))
+
+    def on_store(node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+        buffer, indices = place(node.buffer, node.indices, mutator)
+        return tirx.BufferStore(buffer, mutator.mutate(node.value), indices)
+
+    callbacks = [(tirx.AllocBuffer, on_alloc), (ir.TensorLoad, on_load), (tirx.BufferStore, on_store)]
+    body = structural_mutate(func.body, callbacks)
+    return with_body(func, body)
+
+
+# Shrink scratch buffers to the part that is used, where TVM can tell it.
+#
+# before::
+#
+#     tile = T.sblock_alloc_buffer((64, 128))    # of which a step uses one row
+#     tile[i, k] = ...
+#
+# after::
+#
+#     tile = T.sblock_alloc_buffer((1, 128))
+#     tile[0, k] = ...
+#
+# TVM cannot bound a part of a symbolic extent and would ask for 2^31 elements: such functions are left alone.
+
+
+def _scratch(func: tirx.PrimFunc) -> list[Var]:
+    held = [b for block in collect(func.body, s_tir.SBlock) for b in block.alloc_buffers]
+    return held + [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
+
+
+def has_unknown_scratch(func: tirx.PrimFunc) -> bool:
+    """Whether a scratch buffer has a size that only a call tells."""
+    return any(not isinstance(d, tirx.IntImm) for b in _scratch(func) for d in b.ty.shape)
+
+
+@tvm.transform.module_pass(opt_level=0, name="sparsetir.CompactScratch")
+class CompactScratch:
+    """TVM's compaction for the functions it is safe for."""
+
+    def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+        """Compact function by function."""
+        out = ir.IRModule(dict(mod.functions.items()))
+        for gv, func in mod.functions.items():
+            if isinstance(func, tirx.PrimFunc) and not has_unknown_scratch(func):
+                alone = s_tir.transform.CompactBufferAllocation()(ir.IRModule({gv.name_hint: func}))
+                out[gv] = alone[gv.name_hint]
+        return out
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.RefuseRagged")
+def RefuseRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Raise where scratch would be as long as a sparse row: memory is not allocated row by row."""
+    for buffer in _scratch(func):
+        if any(collect(d, ir.TensorLoad) for d in buffer.ty.shape):
+            message = f"the scratch buffer {buffer.name} would be as long as a sparse row"
+            raise LoweringError(f"{message}: split the row's loop by a constant before rfactor or caching")
+    return func
+
+
+# Allocate scratch of unknown size once, not in every step of the loops around its use.
+#
+# before::
+#
+#     for chunk in T.parallel(16):
+#         for i in range(last[0] - first[0]):
+#             row = T.alloc_buffer((feat,))
+#             ...
+#
+# after::
+#
+#     for chunk in T.parallel(16):
+#         row = T.alloc_buffer((feat,))
+#         for i in range(last[0] - first[0]):
+#             ...
+#
+# TVM allocates where a buffer is first used, and cannot compile every scratch of a symbolic size inside a loop. Steps
+# that run at the same time keep scratch of their own.
+
+
+APART = (PARALLEL, VECTORIZED)
+
+
+def _may_move(alloc: tirx.AllocBuffer) -> bool:
+    return not all(isinstance(d, tirx.IntImm) for d in alloc.buffer.ty.shape)
+
+
+class _Hoister:
+    """Takes allocations out of serial loops on the way up; `waiting` are looking for their place."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.waiting: list[tirx.AllocBuffer] = []
+
+    def on_alloc(self, node: tirx.AllocBuffer, mutator: Any) -> tirx.Stmt:
+        if self.depth == 0 or not _may_move(node):
+            return mutator.default_mutate(node)
+        self.waiting.append(node)
+        return tirx.Evaluate(0)
+
+    def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
+        outer, self.waiting, self.depth = self.waiting, [], self.depth + 1
+        inner = mutator.default_mutate(node)
+        found, self.waiting, self.depth = self.waiting, outer, self.depth - 1
+        bound: list[Var] = [node.loop_var, *(b.var for b in collect(inner.body, tirx.Bind))]
+        stays: list[tirx.Stmt] = []
+        for allocation in found:
+            fixed = node.kind in APART or any(mentions(d, bound) for d in allocation.buffer.ty.shape)
+            (stays if fixed else self.waiting).append(allocation)
+        return with_(inner, body=seq(*stays, inner.body))
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.HoistScratch")
+def HoistScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Move the allocations of a function."""
+    if not any(_may_move(a) for a in collect(func.body, tirx.AllocBuffer)):
+        return func
+    walk = _Hoister()
+    body = structural_mutate(func.body, [(tirx.AllocBuffer, walk.on_alloc), (tirx.For, walk.on_for)])
+    return with_body(func, seq(*walk.waiting, body))
+
+
+# Stack promotion: small arrays of a thread lie on the stack, where LLVM turns them into registers.
+#
+# before::
+#
+#     acc = T.alloc_local((8,))
+#
+# after::
+#
+#     acc = T.alloc_buffer((8,))
+#
+# TVM takes memory of scope ``local`` from its runtime, which LLVM must keep up to date: a store for every result that
+# should never leave a register, and a load that waits for it. Memory of scope ``global`` that is small enough lies on
+# the stack.
+
+
+MOST_BYTES = 1024  # TVM takes larger arrays from its runtime
+
+
+def bytes_of(buffer: Var) -> int | None:
+    """The size of an array; None if it is not known."""
+    size = int(DataType(str(buffer.ty.dtype)).bits) // 8
+    for extent in buffer.ty.shape:
+        if not isinstance(extent, tirx.IntImm):
+            return None
+        size *= int(extent)
+    return size
+
+
+def _on_stack(buffer: Var) -> Var:
+    """The same array in memory that is taken from the stack."""
+    dtype, shape = str(buffer.ty.dtype), list(buffer.ty.shape)
+    return tirx.decl_buffer(shape, dtype, name=str(buffer.name), scope="global", layout=None)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteToStack")
+def PromoteToStack(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Move every small local array of a function."""
+    moved: dict[Var, Var] = {}
+
+    def on_alloc(node: tirx.AllocBuffer) -> None:
+        size = bytes_of(node.buffer)
+        if str(node.buffer.ty.storage_scope) == "local" and size is not None and size < MOST_BYTES:
+            moved[node.buffer] = _on_stack(node.buffer)
+
+    structural_walk(func.body, (tirx.AllocBuffer, on_alloc))
+    if not moved:
+        return func
+    body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _: moved.get(v, v)))
+    return with_body(func, body)
+
+
+# Scalar replacement of aggregates: a large local array becomes one small array for each unrolled step.
+#
+# before::
+#
+#     acc = T.alloc_local((256,))
+#     for f in range(64):
+#         for ii in T.unroll(8):
+#             for k in T.vectorized(32):
+#                 acc[ii * 32 + k] = acc[ii * 32 + k] + ...
+#
+# after::
+#
+#     acc_0 = T.alloc_local((32,))
+#     acc_1 = T.alloc_local((32,))
+#     ...
+#     for f in range(64):
+#         for k in T.vectorized(32):
+#             acc_0[k] = acc_0[k] + ...
+#         for k in T.vectorized(32):
+#             acc_1[k] = acc_1[k] + ...
+#         ...
+#
+# TVM takes arrays of a kilobyte and more from its runtime, at every start of the loop: a tile of sixteen registers of
+# 512 bits is one. Its parts lie on the stack, where LLVM turns them into registers.
+
+
+def _unrolled(stmt: tirx.Stmt, buffer: Var) -> tirx.Stmt:
+    """`stmt` with the steps of unrolled loops around the array written out."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        inner = mutator.default_mutate(node)
+        if inner.kind != UNROLLED or not mentions(inner.body, [buffer]) or not isinstance(inner.extent, tirx.IntImm):
+            return inner
+        dtype = str(inner.loop_var.ty.dtype)
+        steps = [{inner.loop_var: inner.min + const(n, dtype)} for n in range(int(inner.extent))]
+        return seq(*(renewed(substitute(inner.body, step)) for step in steps))
+
+    return structural_mutate(stmt, [(tirx.For, on_for)])
+
+
+class _Parts:
+    """The arrays that stand for parts of `width` elements of one."""
+
+    def __init__(self, buffer: Var, width: int, lanes: list[tirx.For]) -> None:
+        self.buffer, self.width, self.analyzer = buffer, width, sym.Analyzer()
+        self.arrays: dict[int, Var] = {}
+        self.fits = True
+        for lane in lanes:
+            self.analyzer.bind(lane.loop_var, ir.Range.from_min_extent(lane.min, lane.extent))
+
+    def at(self, indices: Any) -> tuple[Var, list[ir.Expr]]:
+        """An element's array, and its subscript there; `fits` is false afterwards if it is in several."""
+        (index,) = indices
+        is_vector = isinstance(index, tirx.Ramp)
+        first = index.base if is_vector else index
+        last = first + (index.lanes - const(1, "int32")) * index.stride if is_vector else first
+        width = const(self.width, str(first.ty.dtype))
+        number, other = (self.analyzer.simplify(tirx.floordiv(end, width)) for end in (first, last))
+        if not isinstance(number, tirx.IntImm) or not same(number, other):
+            self.fits = False
+            return self.buffer, list(indices)
+        inside = self.analyzer.simplify(first - number * width)
+        return self._array(int(number)), [tirx.Ramp(inside, index.stride, index.lanes) if is_vector else inside]
+
+    def _array(self, number: int) -> Var:
+        if number not in self.arrays:
+            name, dtype = f"{self.buffer.name}_{number}", str(self.buffer.ty.dtype)
+            self.arrays[number] = tirx.decl_buffer([self.width], dtype, name=name, scope="local", layout=None)
+        return self.arrays[number]
+
+
+def split(buffer: Var, uses: list[tirx.Stmt]) -> list[tirx.Stmt] | None:
+    """The statements that use an array, with its parts before them; None if an element's part is not known."""
+    body = _unrolled(seq(*uses), buffer)
+    lanes = [f for f in collect(body, tirx.For) if f.kind == VECTORIZED and isinstance(f.extent, tirx.IntImm)]
+    widths = {int(lane.extent) for lane in lanes if mentions(lane.body, [buffer])}
+    if len(widths) != 1:
+        return None
+    parts = _Parts(buffer, widths.pop(), lanes)
+
+    def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        if not node.source.same_as(buffer):
+            return mutator.default_mutate(node)
+        array, indices = parts.at(node.indices)
+        return tirx.BufferLoad(array, indices)
+
+    def on_store(node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+        value = mutator.mutate(node.value)
+        array, indices = (node.buffer, [mutator.mutate(i) for i in node.indices])
+        if node.buffer.same_as(buffer):
+            array, indices = parts.at(node.indices)
+        return tirx.BufferStore(array, value, indices)
+
+    body = structural_mutate(body, [(ir.TensorLoad, on_load), (tirx.BufferStore, on_store)])
+    if not parts.fits or any(_is_large(a) for a in alloc(*parts.arrays.values())):
+        return None
+    return [*alloc(*parts.arrays.values()), body]
+
+
+def _is_large(stmt: tirx.Stmt) -> bool:
+    """Whether a statement allocates a local array that would not go on the stack."""
+    if not isinstance(stmt, tirx.AllocBuffer) or str(stmt.buffer.ty.storage_scope) != "local":
+        return False
+    size = bytes_of(stmt.buffer)
+    return size is not None and size >= MOST_BYTES and len(stmt.buffer.ty.shape) == 1
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ReplaceAggregates")
+def ReplaceAggregates(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Take apart every such array of a function for which it is possible."""
+
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        out: list[tirx.Stmt] = [mutator.mutate(s) for s in node.seq]
+        for stmt in [s for s in out if _is_large(s)]:
+            at = next(n for n, s in enumerate(out) if s.same_as(stmt))
+            found = split(stmt.buffer, out[at + 1 :])
+            out = out if found is None else [*out[:at], *found]
+        return seq(*out)
+
+    body = structural_mutate(func.body, [(tirx.SeqStmt, on_seq)])
+    return with_body(func, body)
+
+
+__all__ = ["MOST_BYTES", "PromoteToStack", "ReplaceAggregates", "bytes_of", "split"]

@@ -1,0 +1,537 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lower coordinate searches to loops, hoisted as far out as they are invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, tirx
+from tvm.ir import Call, Var
+
+from sparsetir.errors import LoweringError
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import (
+    all_same,
+    alloc,
+    cell,
+    collect,
+    conjunction,
+    get,
+    mentions,
+    put,
+    same,
+    seq,
+    substitute,
+)
+from sparsetir.ir.views import Entry, SpIter, const, substitute_args
+from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.lower.iterations.access import Scope
+from sparsetir.lower.iterations.nest import SPATIAL, Level, extend, place, realize, where_present, wrap
+from sparsetir.lower.loops import PARALLEL, SERIAL, VECTORIZED, binary_search, with_
+from sparsetir.lower.target.merge_loops import Walk, emit_walk
+
+# Turn every search into a loop, as far out as it may stand.
+#
+# before::
+#
+#     for i, j in T.grid(m, n):
+#         for k in range(feat):
+#             c[i, k] = c[i, k] + T.if_then_else(T.sp.find(indices[indptr[i]], ...) >= 0, ...) * b[j, k]
+#
+# after::
+#
+#     for i, j in T.grid(m, n):
+#         slot[0] = -1
+#         lo[0] = 0
+#         hi[0] = indptr[i + 1] - indptr[i]
+#         while lo[0] < hi[0]:
+#             ...
+#         for k in range(feat):
+#             c[i, k] = c[i, k] + T.if_then_else(slot[0] >= 0, ...) * b[j, k]
+#
+# A search leaves a loop when its arguments do not depend on the loop and the loop does not write what the search
+# reads. It keeps the conditions it stood under. ``merge`` and ``find_fiber`` start where the last search of the
+# thread ended and check that the start is right, so they are exact in any order of the loops.
+
+
+@dataclass
+class Search:
+    """One search: its call, the conditions on its path, and the cell that holds its result."""
+
+    call: Call
+    conditions: list[ir.Expr]
+    cell: Var
+
+    @property
+    def result(self) -> ir.Expr:
+        return tirx.BufferLoad(self.cell, [const(0)])
+
+
+@dataclass
+class Frame:
+    """The place just before statement `node`, and what must run there: in `placed` nothing needs what follows it."""
+
+    node: tirx.Stmt
+    extent: ir.Expr | None = None
+    placed: list[Search | Walk] = field(default_factory=list)
+    starts: list[tirx.Stmt] = field(default_factory=list)
+    fingers: list[Var] = field(default_factory=list)
+
+    @property
+    def searches(self) -> list[Search]:
+        return [x for x in self.placed if isinstance(x, Search)]
+
+    @property
+    def walks(self) -> list[Walk]:
+        return [x for x in self.placed if isinstance(x, Walk)]
+
+    @cached_property
+    def defined(self) -> list[Var]:
+        """The variables and arrays that the statement brings into being."""
+        own = [b.var for b in collect(self.node, tirx.Bind)] + [a.buffer for a in collect(self.node, tirx.AllocBuffer)]
+        return [*own, self.node.loop_var] if isinstance(self.node, tirx.For) else own
+
+    @cached_property
+    def written(self) -> set[Var]:
+        """The arrays that the statement stores to."""
+        return {store.buffer for store in collect(self.node, tirx.BufferStore)}
+
+
+def emit_search(search: Search, finger: Var | None) -> list[tirx.Stmt]:
+    """The statements that leave the result of `search` in its cell."""
+    call, dtype = search.call, str(search.cell.ty.dtype)
+    kind = dialect.name_of(call)
+    if kind == "find_fiber":
+        steps = _fiber(search, finger)
+    elif kind == "find_rule":
+        rule = call.args[0]
+        steps = _scan(search, lambda s: substitute_args(rule, [s]))
+    else:
+        first = call.args[0]
+        value = lambda s: tirx.BufferLoad(first.source, [first.indices[0] + s])  # noqa: E731
+        if not int(call.args[3]):
+            steps = _scan(search, value)
+        else:
+            steps = _bisect(search, value) if finger is None else _walk(search, value, finger)
+    body = seq(*steps)
+    start = [*alloc(search.cell), put(search.cell, const(-1, dtype))]
+    return [*start, tirx.IfThenElse(conjunction(search.conditions), body, None) if search.conditions else body]
+
+
+def _hit(search: Search, value: Callable[[ir.Expr], ir.Expr], slot: ir.Expr) -> tirx.Stmt:
+    """Accept `slot` if it lies in the fiber and holds the coordinate."""
+    _, count, coord = search.call.args[:3]
+    equal = tirx.IfThenElse(value(slot).equal(coord), put(search.cell, slot), None)
+    return tirx.IfThenElse(slot < count, equal, None)
+
+
+def _bisect(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
+    dtype = str(search.cell.ty.dtype)
+    lo, hi = cell("lo", dtype), cell("hi", dtype)
+    _, count, coord = search.call.args[:3]
+    narrow = binary_search(lambda mid: value(mid) < coord, lo, hi)
+    return [*alloc(lo, hi), put(lo, const(0, dtype)), put(hi, count), narrow, _hit(search, value, get(lo))]
+
+
+def _scan(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
+    dtype = str(search.cell.ty.dtype)
+    at = cell("at", dtype)
+    _, count, coord = search.call.args[:3]
+    test = tirx.IfThenElse(value(get(at)).equal(coord), put(search.cell, get(at)), None)
+    step = seq(test, put(at, get(at) + const(1, dtype)))
+    going = tirx.And(get(at) < count, get(search.cell) < const(0, dtype))
+    return [*alloc(at), put(at, const(0, dtype)), tirx.While(going, step)]
+
+
+def _walk(search: Search, value: Callable[[ir.Expr], ir.Expr], finger: Var) -> list[tirx.Stmt]:
+    """Linear co-walk from the last place, from the fiber's start when that lies too far right."""
+    dtype = str(search.cell.ty.dtype)
+    zero, one = const(0, dtype), const(1, dtype)
+    _, count, coord = search.call.args[:3]
+    at = get(finger)
+    clamp = put(finger, tirx.min(at, count))
+    passed = tirx.IfThenElse(value(at - one) >= coord, put(finger, zero), None)
+    back = tirx.IfThenElse(at > zero, passed, None)
+    more = cell("more", dtype)
+    ahead = tirx.IfThenElse(value(at) < coord, put(finger, at + one), put(more, zero))
+    step = tirx.IfThenElse(at < count, ahead, put(more, zero))
+    loop = tirx.While(get(more) > zero, step)
+    return [clamp, back, *alloc(more), put(more, one), loop, _hit(search, value, at)]
+
+
+def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
+    """Largest row whose first position is not beyond the position searched."""
+    dtype = str(search.cell.ty.dtype)
+    one = const(1, dtype)
+    first, count, pos = search.call.args[:3]
+    start = lambda r: tirx.BufferLoad(first.source, [first.indices[0] + r])  # noqa: E731
+    lo, hi = cell("lo", dtype), cell("hi", dtype)
+    narrow = binary_search(lambda mid: start(mid + one) <= pos, lo, hi)
+    fresh = [*alloc(lo, hi), put(lo, const(0, dtype)), put(hi, count), narrow]
+    if finger is None:
+        return [*fresh, put(search.cell, get(lo))]
+    at = get(finger)
+    is_beside = tirx.Or(pos < start(at), start(at + one) <= pos)
+    again = tirx.IfThenElse(is_beside, seq(*fresh, put(finger, get(lo))), None)
+    return [again, put(search.cell, at)]
+
+
+class FindLowerer:
+    """Walks statements outside in; `frames` are the statements it stands in, outermost first."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.level_of: dict[Var, int] = {}
+
+    def function(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        """Lower the searches of a whole function."""
+        return tirx.PrimFunc(func.params, self.stmt(func.body), func.ret_type, func.attrs)
+
+    # ------------------------------------------------------------------ expressions
+
+    def expr(self, node: Any, conditions: list[ir.Expr] | None = None) -> Any:
+        """`node` with its searches replaced by cells."""
+        given = conditions or []
+
+        def on_call(call: Call, mutator: Any) -> Any:
+            if dialect.is_call(call, *dialect.FIND):
+                args = [self.expr(a, given) for a in call.args]
+                return self.place(Call(call.op, args, ret_ty=call.ty), given)
+            if dialect.is_if_then_else(call):
+                test = self.expr(call.args[0], given)
+                yes = self.expr(call.args[1], [*given, test])
+                no = self.expr(call.args[2], [*given, tirx.Not(test)])
+                return tirx.if_then_else(test, yes, no)
+            return mutator.default_mutate(call)
+
+        return structural_mutate(node, [(Call, on_call)])
+
+    def place(self, call: Call, conditions: list[ir.Expr]) -> ir.Expr:
+        """Put a search before the outermost statement that allows it; returns its result."""
+        _refuse_scanned(call, conditions)
+        level, held = self._outermost(call, conditions)
+        if dialect.is_call(call, "find_union"):
+            return self._walk(call, level, held).result(int(call.args[0]))
+        for frame in self._in_force(level, call):
+            for known in frame.searches:
+                if same(known.call, call) and _weaker(known.conditions, held):
+                    return known.result
+        search = Search(call, held, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
+        self.level_of[search.cell] = level
+        self.frames[level].placed.append(search)
+        return search.result
+
+    def _outermost(self, call: Call, conditions: list[ir.Expr]) -> tuple[int, list[ir.Expr]]:
+        """The outermost frame before which a search may stand, and the conditions that it then stands under."""
+        inputs = [call, *conditions]
+        loaded = [b for x in inputs for b in _loaded(x)]
+        floor = self._level(loaded)
+        level = len(self.frames) - 1
+        held = list(conditions)
+        while level > floor and _may_leave(self.frames[level - 1], inputs, loaded):
+            level -= 1
+            extent = self.frames[level].extent
+            if extent is not None:
+                runs = extent > const(0, str(extent.ty.dtype))
+                held.append(runs)
+                inputs, loaded = [*inputs, runs], [*loaded, *_loaded(runs)]
+                floor = max(floor, self._level(_loaded(runs)))
+        return level, held
+
+    def _walk(self, call: Call, level: int, held: list[ir.Expr]) -> Walk:
+        """The cursors of a union; they start where its fibers are known, outside of the loop over its steps."""
+        for frame in self._in_force(level, call):
+            for walk in frame.walks:
+                if all_same(walk.call.args[1:], call.args[1:]) and _weaker(walk.conditions, held):
+                    return walk
+        walk = Walk(call, held, len(self.level_of))
+        self.level_of |= dict.fromkeys(walk.cells, level)
+        self.frames[level].placed.append(walk)
+        fibers = Call(call.op, [call.args[0], const(0, str(call.ty.dtype)), *call.args[2:]], ret_ty=call.ty)
+        outside, _ = self._outermost(fibers, [])
+        self.frames[outside].starts += [*alloc(*walk.cells), *walk.start()]
+        return walk
+
+    def _in_force(self, level: int, call: Call) -> Iterator[Frame]:
+        """The frames, from `level` outwards, before which the same search would have found the same."""
+        loaded = _loaded(call)
+        for n in range(level, -1, -1):
+            frame = self.frames[n]
+            if n < level and (_is_loop(frame.node, PARALLEL) or not frame.written.isdisjoint(loaded)):
+                return
+            yield frame
+
+    def _level(self, loaded: list[Var]) -> int:
+        """The innermost frame that holds the result of a search among these buffers."""
+        return max((self.level_of.get(b, 0) for b in loaded), default=0)
+
+    # ------------------------------------------------------------------ statements
+
+    def stmt(self, node: tirx.Stmt) -> tirx.Stmt:
+        """Rewrite one statement, with its searches right before it."""
+        frame = Frame(node)
+        self.frames.append(frame)
+        out = self._inner(node)
+        emitted = [s for placed in frame.placed for s in self._emitted(placed)]
+        self.frames.pop()
+        cells = [s for f in frame.fingers for s in (*alloc(f), put(f, const(0, str(f.ty.dtype))))]
+        return seq(*cells, *frame.starts, *emitted, out)
+
+    def _emitted(self, placed: Search | Walk) -> list[tirx.Stmt]:
+        return [emit_walk(placed)] if isinstance(placed, Walk) else emit_search(placed, self._finger(placed))
+
+    def _finger(self, search: Search) -> Var | None:
+        """A cell that outlives the loops of one thread, where the strategy wants one."""
+        call = search.call
+        if not (
+            dialect.is_call(call, "find_fiber")
+            or (dialect.is_call(call, "find") and call.args[4].value in ("merge", "walk"))
+        ):
+            return None
+        inside = [n + 1 for n, f in enumerate(self.frames[:-1]) if _is_loop(f.node, PARALLEL)]
+        finger = cell(f"finger_{search.cell.name}", str(search.cell.ty.dtype))
+        self.frames[inside[-1] if inside else 0].fingers.append(finger)
+        return finger
+
+    def _inner(self, node: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(node, tirx.SeqStmt):
+            return seq(*(self.stmt(s) for s in node.seq))
+        if isinstance(node, tirx.For):
+            return self._loop(node)
+        if isinstance(node, tirx.IfThenElse):
+            test = self.expr(node.condition)
+            no = None if node.else_case is None else self.stmt(node.else_case)
+            return tirx.IfThenElse(test, self.stmt(node.then_case), no)
+        if isinstance(node, tirx.While):
+            if _searches(node.condition):
+                raise LoweringError("a search in the condition of a while loop is not supported: store it first")
+            return tirx.While(node.condition, self.stmt(node.body))
+        if isinstance(node, tirx.AttrStmt):
+            return tirx.AttrStmt(node.node, node.attr_key, node.value, self.stmt(node.body))
+        return self.expr(node)
+
+    def _loop(self, node: tirx.For) -> tirx.Stmt:
+        extent = self.frames[-1].extent = self.expr(node.extent)
+        body = self.stmt(node.body)
+        # A search that depends on a vector lane cannot run in lockstep with the other lanes.
+        kind = SERIAL if node.kind == VECTORIZED and _has_while(body) else node.kind
+        return with_(node, extent=extent, kind=kind, body=body)
+
+
+def _may_leave(frame: Frame, inputs: list[Any], loaded: list[Var]) -> bool:
+    """Whether a search with these inputs may run before the statement of a frame instead of inside it."""
+    if _is_loop(frame.node, PARALLEL) or not isinstance(frame.node, (tirx.For, tirx.SeqStmt)):
+        return False
+    return frame.written.isdisjoint(loaded) and not any(mentions(x, frame.defined) for x in inputs)
+
+
+def _refuse_scanned(call: Call, conditions: list[ir.Expr]) -> None:
+    """A search must not depend on the slot that a scan around it tries."""
+    own = list(call.args[1:] if dialect.is_call(call, "find_rule") else call.args)
+    own = [call.args[1], *call.args[3::3]] if dialect.is_call(call, "find_union") else own
+    if any(dialect.is_call(c, "arg") for x in [*own, *conditions] for c in collect(x, Call)):
+        raise LoweringError("a search for every slot of another search is not supported: iterate the axis, or sort it")
+
+
+def _weaker(some: list[ir.Expr], more: list[ir.Expr]) -> bool:
+    """Whether `some` hold wherever `more` do."""
+    return all(any(same(a, b) for b in more) for a in some)
+
+
+def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:
+    return isinstance(node, tirx.For) and node.kind == kind
+
+
+def _loaded(node: Any) -> list[Var]:
+    found: list[Var] = []
+    structural_walk(node, (ir.TensorLoad, lambda x: found.append(x.source)))
+    return found
+
+
+def _has_while(body: tirx.Stmt) -> bool:
+    hit: list[int] = []
+    structural_walk(body, (tirx.While, lambda _: hit.append(1)))
+    return bool(hit)
+
+
+def _searches(node: Any) -> bool:
+    hit: list[int] = []
+    structural_walk(node, (Call, lambda c: hit.append(1) if dialect.is_call(c, *dialect.FIND) else None))
+    return bool(hit)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.LowerFind")
+def LowerFind(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """The pass around `FindLowerer`."""
+    return FindLowerer().function(func) if _searches(func.body) else func
+
+
+# Compute the searches of an iteration once, into a buffer, before its loops.
+#
+# before::
+#
+#     for i, j in T.grid(m, n):
+#         for k in range(feat):
+#             with T.sblock("spmm"):
+#                 c[vi, vk] = c[vi, vk] + a[indptr[vi] + T.sp.find(indices[indptr[vi]], ..., vj, "hoist")] * b[vj, vk]
+#
+# after::
+#
+#     for i, j in T.grid(m, n):
+#         with T.sblock("spmm_find_0"):
+#             found_0[vi, vj] = T.sp.find(indices[indptr[vi]], ..., vj, "inline")
+#     for i, j in T.grid(m, n):
+#         for k in range(feat):
+#             with T.sblock("spmm"):
+#                 c[vi, vk] = c[vi, vk] + a[indptr[vi] + found_0[vi, vj]] * b[vj, vk]
+#
+# The buffer has one dimension per axes tree the search depends on. A search stays where it is when the iteration
+# writes what it reads, when it depends on an attached axis, whose positions are visited more than once, or when it
+# stands in a loop or an iteration inside.
+
+
+class Hoister:
+    """Collects the searches of one iteration; `scope` is the one its body was written in."""
+
+    def __init__(self, iteration: SpIter, scope: Scope) -> None:
+        self.iteration, self.scope = iteration, scope
+        self.found: list[tuple[Call, ir.Expr]] = []
+        self.buffers: list[Var] = []
+        self.nests: list[tirx.Stmt] = []
+        self.conditional = 0
+
+    def replace(self, body: tirx.Stmt) -> tirx.Stmt:
+        """`body` with its searches read from buffers, where they may be."""
+        stored = [s.buffer for s in collect(body, tirx.BufferStore)]
+        named = [b.var for b in collect(body, tirx.Bind)]
+
+        def on_call(call: Call, mutator: Any) -> Any:
+            if dialect.is_if_then_else(call):
+                test = mutator.mutate(call.args[0])
+                return tirx.if_then_else(test, *(self._below_condition(mutator, x) for x in call.args[1:]))
+            inner = mutator.default_mutate(call)
+            if not dialect.is_call(inner, "find", "find_rule") or self._reads(inner, stored) or mentions(inner, named):
+                return inner
+            return self._hoisted(inner)
+
+        def on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
+            test = mutator.mutate(node.condition)
+            branches = (node.then_case, node.else_case)
+            yes, no = (None if x is None else self._below_condition(mutator, x) for x in branches)
+            return tirx.IfThenElse(test, yes, no)
+
+        def on_loop(node: tirx.For, mutator: Any) -> tirx.Stmt:
+            self.conditional += 1
+            out = mutator.default_mutate(node)
+            self.conditional -= 1
+            return out
+
+        callbacks = [
+            (Call, on_call),
+            (tirx.IfThenElse, on_if),
+            (tirx.For, on_loop),
+            (s_tir.SBlockRealize, lambda node, _m: node),
+        ]
+        return structural_mutate(body, callbacks)
+
+    def _below_condition(self, mutator: Any, node: Any) -> Any:
+        """Rewrite what does not always run: a search that is only done there stays, its operands may not exist."""
+        self.conditional += 1
+        out = mutator.mutate(node)
+        self.conditional -= 1
+        return out
+
+    def _reads(self, call: Call, stored: list[Var]) -> bool:
+        return any(load.source.same_as(b) for load in collect(call, ir.TensorLoad) for b in stored)
+
+    def _hoisted(self, call: Call) -> ir.Expr:
+        for known, result in self.found:
+            if same(known, call):
+                return result
+        entries = None if self.conditional else self._needed(call)
+        if entries is None:
+            return call
+        result = self._emit(call, entries)
+        self.found.append((call, result))
+        return result
+
+    def _needed(self, call: Call) -> list[Entry] | None:
+        """The entries the search depends on, and those above them; None if it cannot be hoisted."""
+        wanted: set[int] = set()
+        for n, entry in reversed(list(enumerate(self.iteration.entries))):
+            below = any(a.parent in entry.axes for m in wanted for a in self.iteration.entries[m].axes)
+            if below or mentions(call, _slots(self.scope, entry)) or self._is_at_attached(call, entry):
+                wanted.add(n)
+        wanted |= self._placed_with(wanted)
+        entries = [self.iteration.entries[n] for n in sorted(wanted)]
+        inside = {a for e in entries for a in e.axes}
+        others = [entry for n, entry in enumerate(self.iteration.entries) if n not in wanted]
+        if any(e.attached_to is not None for e in entries) or any(self._is_untraceable(e) for e in others):
+            return None
+        return entries if all(p in inside for a in inside for p in a.ancestors) else None
+
+    def _is_at_attached(self, call: Call, entry: Entry) -> bool:
+        """Whether a search is for the coordinate of an attached axis, which need not have one."""
+        if entry.attached_to is None:
+            return False
+        loads = collect(self.scope.by_var[entry.vars[0]].coord, ir.TensorLoad)
+        return any(same(x, y) for x in loads for y in collect(call, ir.TensorLoad))
+
+    def _is_untraceable(self, entry: Entry) -> bool:
+        """Whether a coordinate by rule shows in no search that uses it: what is read there may be there only."""
+        slots = _slots(self.scope, entry)
+        placed = zip(entry.vars, entry.axes, strict=True)
+        return any(a.rule is not None and not mentions(self.scope.by_var[v].coord, slots) for v, a in placed)
+
+    def _placed_with(self, wanted: set[int]) -> set[int]:
+        """Singletons next to or below these entries: they have no loop, but an operand may need their coordinate."""
+        found: set[int] = set()
+        for n, entry in enumerate(self.iteration.entries):
+            held = {None, *(a for m in wanted | found for a in self.iteration.entries[m].axes)}
+            if entry.axes[0].kind == "singleton" and entry.attached_to is None and entry.axes[0].parent in held:
+                found.add(n)
+        return found
+
+    def _emit(self, call: Call, entries: list[Entry]) -> ir.Expr:
+        """Add the nest that fills a new buffer; returns the element that replaces the search."""
+        scope, levels = Scope(), [Level()]
+        renamed: dict[Var, ir.Expr] = {}
+        for entry in entries:
+            extent, slot, cursors, absent = place(entry, scope)
+            extend(levels, extent, slot, absent, SPATIAL)
+            for var, axis, cursor in zip(entry.vars, entry.axes, cursors, strict=True):
+                scope.add(var, cursor, axis.length)
+            renamed.update(zip(_slots(self.scope, entry), _slots(scope, entry), strict=True))
+        last = _last_axes(entries)
+        dtype = str(call.ty.dtype)
+        number = len(self.buffers)
+        buffer = tirx.decl_buffer([a.count for a in last], dtype, name=f"found_{number}", layout=None)
+        inline = [ir.StringImm("inline") if isinstance(a, ir.StringImm) else substitute(a, renamed) for a in call.args]
+        value = Call(call.op, inline, ret_ty=call.ty)
+        body: tirx.Stmt = tirx.BufferStore(buffer, value, [scope.by_axis[a].pos for a in last])
+        for n in reversed(range(len(levels))):
+            name = f"{self.iteration.name}_find_{number}" + (f"_{n}" if n < len(levels) - 1 else "")
+            body = where_present(body, levels[n].predicates, False)
+            block = s_tir.SBlock(levels[n].iter_vars, [], [], name, body)
+            body = wrap(realize(block, levels[n]), levels[n])
+        self.buffers.append(buffer)
+        self.nests.append(body)
+        return tirx.BufferLoad(buffer, [self.scope.by_axis[a].pos for a in last])
+
+
+def _slots(scope: Scope, entry: Entry) -> list[Var]:
+    """The block variable of the entry's loop."""
+    slot = scope.by_var[entry.vars[-1]].slot
+    return [] if slot is None else [slot]
+
+
+def _last_axes(entries: list[Entry]) -> list[Any]:
+    """The deepest axis of each tree."""
+    deepest: dict[Any, Any] = {}
+    for entry in entries:
+        deepest[entry.axes[-1].root] = entry.axes[-1]
+    return list(deepest.values())

@@ -1,0 +1,524 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loop transformations: interchange, peeling, unrolling, unswitching, versioning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import all_same, collect, conjunction, conjuncts, mentions, renewed, same, seq, substitute
+from sparsetir.ir.views import const
+from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.lower.annotations import UNROLL
+from sparsetir.lower.loops import (
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Update,
+    each_loop,
+    serial,
+    unrolled,
+    with_,
+    with_body,
+    without,
+)
+
+# Loop interchange: a loop over tiles of a result's row goes outside the sums that the row collects.
+#
+# before::
+#
+#     for r in range(rank):
+#         d[i, r] = 0
+#     for j in range(indptr_j[i + 1] - indptr_j[i]):
+#         for r_0 in range((rank + 31) // 32):
+#             for k in range(indptr_k[...] - indptr_k[indptr_j[i] + j]):
+#                 for r_1 in T.vectorized(32):
+#                     if r_0 * 32 + r_1 < rank:
+#                         d[i, r_0 * 32 + r_1] = d[i, r_0 * 32 + r_1] + ...
+#
+# after::
+#
+#     for r_0 in range((rank + 31) // 32):
+#         for r_1 in T.vectorized(32):
+#             if r_0 * 32 + r_1 < rank:
+#                 d[i, r_0 * 32 + r_1] = 0
+#         for j in range(indptr_j[i + 1] - indptr_j[i]):
+#             for k in range(indptr_k[...] - indptr_k[indptr_j[i] + j]):
+#                 for r_1 in T.vectorized(32):
+#                     if r_0 * 32 + r_1 < rank:
+#                         d[i, r_0 * 32 + r_1] = d[i, r_0 * 32 + r_1] + ...
+#
+# A tile can then stay in registers through every loop of a nested sum. Each element takes its terms in the same order
+# as before: two steps of ``r_0`` have none in common.
+
+
+def _update(body: tirx.Stmt) -> tirx.BufferStore | None:
+    """The one store below `body`, if it adds to its element and reads no other of the array."""
+    stores = collect(body, tirx.BufferStore)
+    if len(stores) != 1 or collect(body, tirx.While) or collect(body, tirx.AllocBuffer):
+        return None
+    (store,) = stores
+    loads = [x for x in collect(body, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    return store if Update.of(store) is not None and len(loads) == 1 else None
+
+
+def _lane(tiles: tirx.For, store: tirx.BufferStore) -> tirx.For | None:
+    """The vector loop with which `tiles` runs over the last subscript of a store, each element once; None if none."""
+    lanes = [f for f in collect(tiles.body, tirx.For) if f.kind == VECTORIZED and isinstance(f.extent, tirx.IntImm)]
+    if len(lanes) != 1 or mentions(list(store.indices)[:-1], [tiles.loop_var]):
+        return None
+    (lane,) = lanes
+    gap = sym.Analyzer().simplify(store.indices[-1] - tiles.loop_var * lane.extent - lane.loop_var)
+    return lane if isinstance(gap, tirx.IntImm) and int(gap) == 0 else None
+
+
+def _inner(body: tirx.Stmt) -> tirx.For | None:
+    """A serial loop that is all of `body`."""
+    return body if isinstance(body, tirx.For) and body.kind == SERIAL and not body.annotations else None
+
+
+def lift(loop: tirx.For) -> tirx.For | None:
+    """`loop` below the loop over tiles that is its body; None where it is something else, or moves the result."""
+    tiles = _inner(loop.body)
+    if loop.kind != SERIAL or tiles is None:
+        return None
+    store = _update(tiles.body)
+    if store is None or mentions([tiles.min, tiles.extent, *store.indices], [loop.loop_var]):
+        return None
+    if mentions(loop.extent, [tiles.loop_var, store.buffer]) or collect(tiles.extent, ir.TensorLoad):
+        return None
+    if _lane(tiles, store) is None:
+        return None
+    return with_(tiles, body=with_(loop, body=tiles.body))
+
+
+def _tiled(before: tirx.Stmt, tiles: tirx.For) -> tirx.For | None:
+    """`tiles` with the loop `before` it, which sets the elements that it adds to, one tile at a time; None if it does
+    something else.
+    """
+    store = _update(tiles.body)
+    lane = None if store is None else _lane(tiles, store)
+    if store is None or lane is None or not isinstance(before, tirx.For) or before.kind != SERIAL:
+        return None
+    first, row = before.body, before.loop_var
+    if not isinstance(first, tirx.BufferStore) or not first.buffer.same_as(store.buffer):
+        return None
+    if collect(first.value, ir.TensorLoad) or mentions(first.value, [row]):
+        return None
+    limit = const(0, str(row.ty.dtype)) + before.extent
+    check = next((c for c in collect(tiles.body, tirx.IfThenElse) if mentions(c.condition, [lane.loop_var])), None)
+    if check is None or not isinstance(check.condition, tirx.LT) or not same(check.condition.b, limit):
+        return None
+    at = tiles.loop_var * lane.extent + lane.loop_var
+    if not all_same([substitute(i, {row: store.indices[-1]}) for i in first.indices], list(store.indices)):
+        return None
+    fresh = Var(str(lane.loop_var.name), lane.loop_var.ty)
+    body = tirx.IfThenElse(check.condition, substitute(first, {row: at}), None)
+    begin = with_(lane, var=fresh, body=substitute(body, {lane.loop_var: fresh}), notes={})
+    return with_(tiles, body=seq(renewed(begin), tiles.body), notes={})
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.InterchangeLoops")
+def InterchangeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Lift every loop over tiles of a function as far as it goes, and initialise the tiles one at a time."""
+    lifted: list[Var] = []
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        inner = mutator.default_mutate(node)
+        found = lift(inner)
+        if found is None:
+            return inner
+        lifted.append(found.loop_var)
+        return found
+
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        out: list[tirx.Stmt] = []
+        for stmt in (mutator.mutate(s) for s in node.seq):
+            is_lifted = bool(out) and isinstance(stmt, tirx.For) and stmt.loop_var in lifted
+            both = _tiled(out[-1], stmt) if is_lifted else None
+            if both is None:
+                out.append(stmt)
+            else:
+                out[-1] = both
+        return seq(*out)
+
+    body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
+    return with_body(func, body) if lifted else func
+
+
+# Remainder (tail) handling: full vector tiles run without a bounds check, the rest in narrower tiles.
+#
+# before::
+#
+#     for k_0 in range((feat + 63) // 64):
+#         for k_1 in T.vectorized(64):
+#             if k_0 * 64 + k_1 < feat:
+#                 acc[k_1] = ...
+#
+# after::
+#
+#     for k_0 in range(feat // 64):
+#         for k_1 in T.vectorized(64):
+#             acc[k_1] = ...
+#     if feat // 32 % 2 == 1:
+#         for k_1 in T.vectorized(32):
+#             ...  # from column feat // 64 * 64
+#     ...          # likewise 16 and 8
+#     if feat % 8 > 0:
+#         for k_1 in range(feat % 8):
+#             ...
+#
+# A vector loop with a check inside is not vectorised by TVM. The tile must be a power of two.
+
+
+NARROWEST = 4
+
+
+def _checks(body: tirx.Stmt, outer: Var) -> list[tirx.IfThenElse]:
+    """The bounds checks ``outer * tile + lane < limit`` below `body`."""
+    found: list[tirx.IfThenElse] = []
+
+    def on_if(node: tirx.IfThenElse) -> None:
+        if isinstance(node.condition, tirx.LT) and mentions(node.condition.a, [outer]) and node.else_case is None:
+            found.append(node)
+
+    structural_walk(body, (tirx.IfThenElse, on_if))
+    return found
+
+
+def vector_loops(body: tirx.Stmt) -> list[tirx.For]:
+    found: list[tirx.For] = []
+    on_for = lambda f: found.append(f) if f.kind == VECTORIZED else None  # noqa: E731
+    structural_walk(body, (tirx.For, on_for))
+    return found
+
+
+def _is_check(condition: ir.Expr, loop: tirx.For, lane: tirx.For, limit: ir.Expr) -> bool:
+    tile = lane.extent
+    expected = loop.loop_var * tile + lane.loop_var
+    gap = tvm.sym.Analyzer().simplify(condition.a - expected)
+    return isinstance(gap, tirx.IntImm) and int(gap) == 0 and same(condition.b, limit)
+
+
+def match(loop: tirx.For) -> tuple[int, ir.Expr] | None:
+    """(tile, limit) when every vector loop below `loop` is one tile of it, bounds-checked; else None."""
+    if loop.kind not in (SERIAL, UNROLLED):
+        return None
+    checks, lanes = _checks(loop.body, loop.loop_var), vector_loops(loop.body)
+    if not checks or not lanes or any(not isinstance(x.extent, tirx.IntImm) for x in lanes):
+        return None
+    tile, limit = int(lanes[0].extent), checks[0].condition.b
+    if tile & (tile - 1) or any(int(x.extent) != tile for x in lanes) or mentions(limit, [loop.loop_var]):
+        return None
+    for lane in lanes:
+        inner = _checks(lane.body, loop.loop_var)
+        if len(inner) != 1 or not _is_check(inner[0].condition, loop, lane, limit):
+            return None
+    return (tile, limit) if len(checks) == len(lanes) else None
+
+
+class _Tile:
+    """Rewrites the body for one tile width starting at column `base`."""
+
+    def __init__(self, loop: tirx.For, tile: int) -> None:
+        self.loop, self.tile = loop, tile
+
+    def body(self, base: ir.Expr | None, width: int | ir.Expr) -> tirx.Stmt | None:
+        """The body without checks; None if the outer variable is used otherwise than times the tile."""
+        outer = self.loop.loop_var
+
+        def on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
+            if isinstance(node.condition, tirx.LT) and mentions(node.condition.a, [outer]):
+                return mutator.mutate(node.then_case)
+            return mutator.default_mutate(node)
+
+        def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+            if node.kind != VECTORIZED:
+                return mutator.default_mutate(node)
+            exact = isinstance(width, int)
+            extent = const(width, str(node.loop_var.ty.dtype)) if exact else width
+            kind = VECTORIZED if exact else SERIAL
+            return with_(node, extent=extent, kind=kind, body=mutator.mutate(node.body), notes={})
+
+        def on_mul(node: tirx.Mul, mutator: Any) -> ir.Expr:
+            if base is not None and node.a.same_as(outer) and isinstance(node.b, tirx.IntImm):
+                return base if int(node.b) == self.tile else mutator.default_mutate(node)
+            return mutator.default_mutate(node)
+
+        callbacks = [(tirx.IfThenElse, on_if), (tirx.For, on_for), (tirx.Mul, on_mul)]
+        out = structural_mutate(self.loop.body, callbacks)
+        return None if base is not None and mentions(out, [outer]) else renewed(out)
+
+
+def peel(loop: tirx.For) -> tirx.Stmt:
+    """`loop` as full tiles, narrower tiles and a scalar rest; unchanged where it is no checked tile loop."""
+    matched = match(loop)
+    if matched is None:
+        return loop
+    tile, limit = matched
+    dtype = str(limit.ty.dtype)
+    rewrite = _Tile(loop, tile)
+    pieces: list[tirx.Stmt] = []
+    width = tile // 2
+    while width >= NARROWEST:
+        base = tirx.floordiv(limit, const(2 * width, dtype)) * const(2 * width, dtype)
+        odd = tirx.floormod(tirx.floordiv(limit, const(width, dtype)), const(2, dtype)).equal(const(1, dtype))
+        body = rewrite.body(base, width)
+        if body is None:
+            return loop
+        pieces.append(tirx.IfThenElse(odd, body, None))
+        width //= 2
+    rest = tirx.floormod(limit, const(min(tile, NARROWEST), dtype))
+    body = rewrite.body(limit - rest, rest)
+    if body is None:
+        return loop
+    pieces.append(tirx.IfThenElse(rest > const(0, dtype), body, None))
+    full = tirx.floordiv(limit, const(tile, dtype))
+    main = with_(loop, extent=full, body=rewrite.body(None, tile))
+    return tirx.SeqStmt([main, *pieces])
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PeelRemainders")
+def PeelRemainders(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Peel every bounds-checked tile loop of a function."""
+
+    return each_loop(func, inner=peel)
+
+
+# Unroll a loop of unknown length: full groups without a check, then the rest.
+#
+# before::
+#
+#     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.unroll": 4}):
+#         body(j)
+#
+# after::
+#
+#     for j_0 in range((indptr[i + 1] - indptr[i]) // 4):
+#         for j_1 in T.unroll(4):
+#             body(j_0 * 4 + j_1)
+#     for j in range((indptr[i + 1] - indptr[i]) % 4):
+#         body((indptr[i + 1] - indptr[i]) // 4 * 4 + j)
+
+
+def unroll(loop: tirx.For) -> tirx.Stmt:
+    """`loop` in groups of its annotation."""
+    factor = int(loop.annotations[UNROLL])
+    notes = without(loop, UNROLL)
+    if factor <= 1:
+        return with_(loop, notes=notes)
+    var, dtype = loop.loop_var, str(loop.loop_var.ty.dtype)
+    step = const(factor, dtype)
+    group, lane, rest = (Var(f"{var.name}_{n}", var.ty) for n in range(3))
+    groups = tirx.floordiv(loop.extent, step)
+    inner = unrolled(lane, factor, substitute(loop.body, {var: group * step + lane}))
+    tail = renewed(substitute(loop.body, {var: groups * step + rest}))
+    return tirx.SeqStmt([serial(group, groups, inner, notes), serial(rest, tirx.floormod(loop.extent, step), tail)])
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.UnrollRagged")
+def UnrollRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Unroll every annotated loop of a function."""
+
+    return each_loop(func, inner=lambda loop: unroll(loop) if UNROLL in loop.annotations else None)
+
+
+# Loop unswitching: a condition is tested once, outside the loops that it does not depend on.
+#
+# before::
+#
+#     for ii in T.unroll(2):
+#         for k in T.vectorized(16):
+#             acc[ii * 16 + k] = acc[ii * 16 + k] + T.if_then_else(indices[p] < n, a[...] * b[indices[p], k], 0)
+#
+# after::
+#
+#     if indices[p] < n:
+#         for ii in T.unroll(2):
+#             for k in T.vectorized(16):
+#                 acc[ii * 16 + k] = acc[ii * 16 + k] + a[...] * b[indices[p], k]
+#
+# Adding zero changes nothing; without the choice, product and sum are one instruction. A condition that reads an array
+# leaves only loops that run at least once.
+
+
+KEPT = (SERIAL, UNROLLED, VECTORIZED)
+
+
+def _is_zero(expr: ir.Expr) -> bool:
+    return isinstance(expr, (tirx.FloatImm, tirx.IntImm)) and float(expr.value) == 0
+
+
+def _choice(term: ir.Expr) -> tuple[ir.Expr, ir.Expr] | None:
+    """(condition, value) of a term that is zero where the condition does not hold; None for other terms."""
+    if dialect.is_if_then_else(term) and _is_zero(term.args[2]):
+        return term.args[0], term.args[1]
+    if isinstance(term, tirx.Mul):
+        for one, other, first in ((term.a, term.b, True), (term.b, term.a, False)):
+            found = _choice(one)
+            if found is not None:
+                return found[0], found[1] * other if first else other * found[1]
+    return None
+
+
+def _guarded(store: tirx.BufferStore) -> tirx.Stmt:
+    """``x = x + if_then_else(c, t, 0)`` as ``if c: x = x + t``."""
+    update = Update.of(store, (tirx.Add, tirx.Sub))
+    found = None if update is None else _choice(update.term)
+    if update is None or found is None or mentions(found[0], [store.buffer]):
+        return store
+    condition, term = found
+    alone = tirx.BufferStore(store.buffer, update.op(update.own, term), store.indices)
+    return tirx.IfThenElse(condition, alone, None)
+
+
+def _lifted(loop: tirx.For) -> tirx.Stmt:
+    """`loop` with what its body is guarded by around it, as far as its steps do not decide that."""
+    body = loop.body
+    if loop.kind not in KEPT or not isinstance(body, tirx.IfThenElse) or body.else_case is not None:
+        return loop
+    fixed = [loop.loop_var, *(s.buffer for s in collect(body.then_case, tirx.BufferStore))]
+    runs = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) > 0
+    out: list[ir.Expr] = []
+    kept: list[ir.Expr] = []
+    for condition in conjuncts(body.condition):
+        may_leave = not mentions(condition, fixed) and (runs or not collect(condition, ir.TensorLoad))
+        # A condition may rely on those before it.
+        (out if may_leave and not kept else kept).append(condition)
+    if not out:
+        return loop
+    inner = tirx.IfThenElse(conjunction(kept), body.then_case, None) if kept else body.then_case
+    rest = _lifted(with_(loop, body=inner))
+    return tirx.IfThenElse(conjunction(out), rest, None)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.UnswitchLoops")
+def UnswitchLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Guard updates instead of terms, and loops instead of updates."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        inner = mutator.default_mutate(node)
+        return _lifted(inner) if isinstance(inner, tirx.For) else inner
+
+    callbacks = [(tirx.BufferStore, lambda s, _m: _guarded(s)), (tirx.For, on_for)]
+    body = structural_mutate(func.body, callbacks)
+    return with_body(func, body)
+
+
+# Loop versioning: rows whose block lies inside the matrix run a copy of the loop without bounds checks.
+#
+# before::
+#
+#     for io in range(mb):
+#         for ii in T.unroll(4):
+#             for k in T.vectorized(16):
+#                 if io * 4 + ii < m:
+#                     c[io * 4 + ii, k] = ...
+#
+# after::
+#
+#     for io in range(mb):
+#         if io * 4 + 3 < m:
+#             for ii in T.unroll(4):
+#                 for k in T.vectorized(16):
+#                     c[io * 4 + ii, k] = ...
+#         else:
+#             ...  # as it was, in plain loops: it runs for the last row
+#
+# Only bounds count that depend on nothing but loops of constant length below the row loop.
+
+
+def _lanes(loop: tirx.For) -> dict[Var, int]:
+    """Variables of the loops below `loop` that have a constant number of steps, and that number.
+
+    Not of vector loops: what they exceed is a tile's affair.
+    """
+    loops = [f for f in collect(loop.body, tirx.For) if f.kind != VECTORIZED]
+    return {f.loop_var: int(f.extent) for f in loops if isinstance(f.extent, tirx.IntImm)}
+
+
+def hull(bound: ir.Expr, lanes: dict[Var, int]) -> ir.Expr | None:
+    """`bound` in the lane where it is hardest to meet; None if that is not the same lane everywhere."""
+    if not isinstance(bound, (tirx.LT, tirx.LE)):
+        return None
+    left, right = bound.a, bound.b
+    analyzer = sym.Analyzer()
+    for lane, extent in lanes.items():
+        if not mentions([left, right], [lane]):
+            continue
+        gap = right - left
+        step = analyzer.simplify(substitute(gap, {lane: lane + const(1, str(lane.ty.dtype))}) - gap)
+        if not isinstance(step, tirx.IntImm):
+            return None
+        hardest = const(0 if int(step) >= 0 else extent - 1, str(lane.ty.dtype))
+        left, right = (substitute(side, {lane: hardest}) for side in (left, right))
+    return analyzer.simplify(type(bound)(left, right))
+
+
+def _edges(loop: tirx.For) -> list[tuple[ir.Expr, ir.Expr]]:
+    """The bounds below `loop` that its variable and constant loops decide, each with its hull."""
+    lanes = _lanes(loop)
+    inner = [f.loop_var for f in collect(loop.body, tirx.For) if f.loop_var not in lanes]
+    inner += [b.var for b in collect(loop.body, tirx.Bind)]
+    written = [s.buffer for s in collect(loop.body, tirx.BufferStore)]
+    found: list[tuple[ir.Expr, ir.Expr]] = []
+    for branch in collect(loop.body, tirx.IfThenElse):
+        for bound in conjuncts(branch.condition):
+            is_own = mentions(bound, [loop.loop_var]) and mentions(bound, list(lanes))
+            if not is_own or mentions(bound, [*inner, *written]) or any(same(bound, b) for b, _ in found):
+                continue
+            hardest = hull(bound, lanes)
+            if hardest is not None:
+                found.append((bound, hardest))
+    return found
+
+
+def _without(body: tirx.Stmt, bounds: list[ir.Expr]) -> tirx.Stmt:
+    """`body` where `bounds` always hold."""
+
+    def on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
+        left = [c for c in conjuncts(node.condition) if not any(same(c, b) for b in bounds)]
+        if not left:
+            return mutator.mutate(node.then_case)
+        other = None if node.else_case is None else mutator.mutate(node.else_case)
+        return tirx.IfThenElse(conjunction(left), mutator.mutate(node.then_case), other)
+
+    return structural_mutate(body, [(tirx.IfThenElse, on_if)])
+
+
+def _plain(body: tirx.Stmt) -> tirx.Stmt:
+    """`body` in serial loops, which are less to compile."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        return with_(node, kind=SERIAL, body=mutator.mutate(node.body), notes={})
+
+    return structural_mutate(body, [(tirx.For, on_for)])
+
+
+def version(loop: tirx.For) -> tirx.For:
+    """`loop` with a body of its own for rows whose blocks lie inside; unchanged where it tests no lane."""
+    if loop.kind != SERIAL:
+        return loop
+    edges = _edges(loop)
+    if not edges:
+        return loop
+    inside = _without(loop.body, [bound for bound, _ in edges])
+    hulls: list[ir.Expr] = []
+    for _, hull in edges:
+        hulls += [] if any(same(hull, h) for h in hulls) else [hull]
+    body = tirx.IfThenElse(conjunction(hulls), inside, _plain(renewed(loop.body)))
+    return with_(loop, body=body)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VersionLoops")
+def VersionLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Version every row loop of a function, the innermost ones first."""
+
+    return each_loop(func, inner=version)
+
+
+__all__ = ["InterchangeLoops", "lift"]

@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectorize sums over rows of unknown length, with masked ends, scalars or blocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import dialect
+from sparsetir.ir.dialect import is_if_then_else
+from sparsetir.ir.rewriting import (
+    alloc,
+    collect,
+    conjunction,
+    get,
+    inside,
+    is_along,
+    mentions,
+    product,
+    put,
+    renewed,
+    same,
+    seq,
+    substitute,
+)
+from sparsetir.ir.views import cast, const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.annotations import BLOCK, STRUCTURE, SUM, names_in, refused
+from sparsetir.lower.loops import SERIAL, UNROLLED, VECTORIZED, Update, each_loop, serial, vectorized, with_, with_body
+from sparsetir.lower.target.half_floats import HALVES
+from sparsetir.lower.vector.loop_transforms import hull
+from sparsetir.lower.vector.vectorize import Dot, match, reduced, scaled
+
+# Sum a row of unknown length in vectors, its end under a mask.
+#
+# before::
+#
+#     y[i] = 0
+#     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.sum": 8}):
+#         y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
+#
+# after::
+#
+#     length = indptr[i + 1] - indptr[i]  # written out
+#     if length <= 8:
+#         ...  # as below, with 0 for `done` and `length` for `left`
+#     else:
+#         done, left = length // 8 * 8, length % 8
+#         for j_0 in range(length // 8):
+#             for j_1 in T.vectorized(8):
+#                 acc[j_1] = acc[j_1] + a[indptr[i] + j_0 * 8 + j_1] * x[indices[indptr[i] + j_0 * 8 + j_1]]
+#         if left > 0:
+#             held[0:8], held_1[0:8] = ...  # so many elements of a and of indices from indptr[i] + done on, and zeros
+#             for j_1 in T.vectorized(8):
+#                 term[j_1] = held[j_1] * x[held_1[j_1]]
+#             for j_1 in T.vectorized(8):
+#                 acc[j_1] = acc[j_1] + T.Select(j_1 < left, term[j_1], 0)
+#     y[i] = 0 + ...  # the sum of acc[0:8]
+#
+# A loop with a step for each entry mispredicts its exit, which costs a short row more than its
+# sums; rows of up to eight entries now take the same way. Masked lanes read nothing along the row, and gather the first
+# element there is; a subscript that is computed is kept inside its array. The note is for sums that may be reordered.
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """What a term reads at places that move along the row.
+
+    Parameters
+    ----------
+    along : list of BufferLoad
+        Elements of the row.
+    gathered : list of BufferLoad
+        Elements that an index of the row names.
+    computed : list of BufferLoad
+        Elements whose subscripts are formulas of such.
+    """
+
+    along: list[ir.TensorLoad] = field(default_factory=list)
+    gathered: list[ir.TensorLoad] = field(default_factory=list)
+    computed: list[ir.TensorLoad] = field(default_factory=list)
+
+
+def _reads(dot: Dot, structure: set[str]) -> _Reads | None:
+    """The loads of a sum; None if one of them cannot be masked."""
+    var, found = dot.loop.loop_var, _Reads()
+    for load in collect(dot.term, ir.TensorLoad):
+        if not mentions(list(load.indices), [var]):
+            continue
+        if is_along(load, var):
+            if str(load.ty.dtype) == "bool":
+                return None
+            found.along.append(load)
+        elif not _is_computed(load, var):
+            return None
+        else:
+            (found.gathered if _is_gathered(load, var, structure) else found.computed).append(load)
+    return found
+
+
+def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
+    """Whether every subscript that moves with `var` is an element of an index array along the row."""
+    for index in load.indices:
+        while isinstance(index, tirx.Cast):
+            index = index.value
+        if not mentions(index, [var]):
+            continue
+        if not isinstance(index, ir.TensorLoad) or str(index.source.name) not in structure or not is_along(index, var):
+            return False
+    return True
+
+
+def _is_computed(load: ir.TensorLoad, var: Var) -> bool:
+    """Whether every subscript that moves with `var` does so through elements along the row alone."""
+    inner = [x for x in collect(list(load.indices), ir.TensorLoad) if mentions(x, [var])]
+    on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
+    fixed = [structural_mutate(index, [(ir.TensorLoad, on_load)]) for index in load.indices]
+    return all(is_along(x, var) for x in inner) and not mentions(fixed, [var])
+
+
+def _clamp(term: ir.Expr, loads: list[ir.TensorLoad], var: Var) -> ir.Expr:
+    """`term` with the subscripts of some loads kept inside their arrays, which hold something where a row does."""
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        if not any(same(load, other) for other in loads):
+            return mutator.default_mutate(load)
+        pairs = zip(load.indices, load.source.ty.shape, strict=True)
+        indices = [inside(i, extent) if mentions(i, [var]) else i for i, extent in pairs]
+        return tirx.BufferLoad(load.source, indices)
+
+    return structural_mutate(term, [(ir.TensorLoad, on_load)])
+
+
+class _Sum:
+    """A sum in vectors of `lanes` elements."""
+
+    def __init__(self, dot: Dot, reads: _Reads) -> None:
+        self.dot, self.reads = dot, reads
+        self.j, self.lanes, self.kind = dot.loop.loop_var, dot.lanes, str(dot.store.buffer.ty.dtype)
+        self.acc = self.array("acc", self.kind)
+        self.lane = Var("j_1", self.j.ty)
+
+    def array(self, name: str, dtype: str, size: int | None = None) -> Var:
+        """One element for each lane, or `size` of them."""
+        return tirx.decl_buffer([size or self.lanes], dtype, name=name, scope="local", layout=None)
+
+    def number(self, value: int) -> ir.Expr:
+        """A constant of the loop variable's dtype."""
+        return const(value, str(self.j.ty.dtype))
+
+    def vector(self, body: tirx.Stmt) -> tirx.Stmt:
+        """`body` for every lane."""
+        return renewed(vectorized(self.lane, self.lanes, body))
+
+    def add(self, value: ir.Expr) -> tirx.Stmt:
+        """Add to the accumulators."""
+        return tirx.BufferStore(self.acc, tirx.BufferLoad(self.acc, [self.lane]) + value, [self.lane])
+
+    def clear(self) -> tirx.Stmt:
+        """All accumulators zero."""
+        return self.vector(tirx.BufferStore(self.acc, const(0, self.kind), [self.lane]))
+
+    def steps(self) -> tirx.Stmt:
+        """A short row in one step; a longer one in full steps and one for what is left."""
+        extent, lanes = self.dot.loop.extent, self.number(self.lanes)
+        step = Var("j_0", self.j.ty)
+        term = substitute(self.dot.term, {self.j: step * lanes + self.lane})
+        full = serial(step, tirx.floordiv(extent, lanes), self.vector(self.add(term)))
+        left = tirx.floormod(extent, lanes)
+        end = tirx.IfThenElse(left > self.number(0), renewed(self.part(extent - left, left)), None)
+        return tirx.IfThenElse(extent <= lanes, self.guarded(self.part(self.number(0), extent)), seq(full, end))
+
+    def part(self, done: ir.Expr, left: ir.Expr) -> tirx.Stmt:
+        """A step under a mask; the term is kept apart, or TVM simplified its subscripts by it."""
+        held: list[tuple[ir.TensorLoad, Var]] = []
+        for load in self.reads.along:
+            if not any(same(load, other) for other, _ in held):
+                held.append((load, self.array("held", str(load.ty.dtype))))
+        kept = [tirx.BufferStore(array, self.masked(load, done, left), [self.every()]) for load, array in held]
+        term = self.array("term", self.kind)
+        value = _clamp(self.dot.term, self.reads.computed, self.j)
+        value = _replaced(value, [(load, tirx.BufferLoad(array, [self.lane])) for load, array in held])
+        value = substitute(value, {self.j: done + self.lane})
+        chosen = tirx.Select(self.lane < left, tirx.BufferLoad(term, [self.lane]), const(0, self.kind))
+        added = self.vector(tirx.BufferStore(term, value, [self.lane])), self.vector(self.add(chosen))
+        return seq(*alloc(term, *(array for _, array in held)), *kept, *added)
+
+    def guarded(self, step: tirx.Stmt) -> tirx.Stmt:
+        """A step where every array that is gathered from holds something, as it does where a row does."""
+        sizes: list[ir.Expr] = []
+        for load in (*self.reads.gathered, *self.reads.computed):
+            sizes += [n for n in _moving_sizes(load, self.j) if not any(same(n, other) for other in sizes)]
+        extent = self.dot.loop.extent
+        if any(map(is_if_then_else, collect(extent, ir.Call))):  # neither the row nor where it begins may exist
+            sizes.append(extent)
+        exist = [size > const(0, str(size.ty.dtype)) for size in sizes]
+        return tirx.IfThenElse(conjunction(exist), step, None) if exist else step
+
+    def every(self) -> ir.Expr:
+        """All lanes."""
+        return tirx.Ramp(self.number(0), self.number(1), self.lanes)
+
+    def masked(self, load: ir.TensorLoad, done: ir.Expr, left: ir.Expr) -> ir.Expr:
+        """The elements from step `done` on, zero where the row has ended."""
+        lanes, kind = self.lanes, str(load.ty.dtype)
+        dtype = "uint16" if kind == "bfloat16" else kind  # as which TVM stores it, and calls are not told
+        first = tirx.address_of(substitute(load, {self.j: done}))
+        all_of = tirx.Broadcast(const(True, "bool"), lanes)
+        read = tirx.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.vp.load", first, all_of, cast(left, "uint32"))
+        is_inside = self.every() < tirx.Broadcast(left, lanes)
+        chosen = tirx.Select(is_inside, read, tirx.Broadcast(const(0, dtype), lanes))
+        return chosen if dtype == kind else tirx.reinterpret(f"{kind}x{lanes}", chosen)
+
+    def finish(self) -> tirx.Stmt:
+        """The result out of the accumulators."""
+        whole, member = self.array("total", self.kind, 1), Var("g", self.j.ty)
+        joined = tirx.BufferStore(whole, reduced(self.acc, self.number(0), self.lanes), [self.number(0)])
+        again = Var(f"{self.j.name}_again", self.j.ty)
+
+        def unfactored(result: Var) -> tirx.Stmt:
+            term = product([*self.dot.factors, substitute(self.dot.term, {self.j: again})])
+            return serial(again, self.dot.loop.extent, put(result, get(result) + term))
+
+        checks, total = scaled(self.dot.factors, whole, member, 1, unfactored)
+        total = substitute(total, {member: self.number(0)})
+        stored = tirx.BufferStore(self.dot.store.buffer, self.dot.start + total, self.dot.store.indices)
+        return seq(*alloc(whole), joined, *checks, stored)
+
+
+def _replaced(value: ir.Expr, pairs: list[tuple[ir.TensorLoad, ir.Expr]]) -> ir.Expr:
+    """A value with others in the place of some loads."""
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        found = next((other for own, other in pairs if same(load, own)), None)
+        return mutator.default_mutate(load) if found is None else found
+
+    return structural_mutate(value, [(ir.TensorLoad, on_load)])
+
+
+def _moving_sizes(load: ir.TensorLoad, var: Var) -> list[ir.Expr]:
+    """The extents of the dimensions whose subscripts move with `var`."""
+    return [n for i, n in zip(load.indices, load.source.ty.shape, strict=True) if mentions(i, [var])]
+
+
+def _emit(dot: Dot, reads: _Reads) -> tirx.Stmt:
+    """The sum in vectors."""
+    made = _Sum(dot, reads)
+    stmt = seq(*alloc(made.acc), made.clear(), made.steps(), made.finish())
+    # An empty loop must not touch the element: it may lie behind a condition of its own.
+    runs = dot.loop.extent > const(0, str(dot.loop.extent.ty.dtype))
+    return stmt if dot.is_whole else tirx.IfThenElse(runs, stmt, None)
+
+
+def _summed(loop: tirx.Stmt, before: tirx.Stmt | None, structure: set[str]) -> tirx.Stmt | None:
+    """The sum of a loop in vectors, in place of the store `before` it too where there is one; None for no such sum."""
+    dot = match(loop, before, SUM) if isinstance(loop, tirx.For) else None
+    if dot is None or (before is not None and not dot.is_whole):
+        return None
+    reads = _reads(dot, structure)
+    return _emit(dot, reads) if reads is not None and reads.along else None
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumRagged")
+def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Rewrite every annotated ragged sum of a function; an annotation that fits nothing is refused."""
+    structure = names_in(func, STRUCTURE)
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        found = _summed(node, None, structure)
+        if found is not None:
+            return found
+        return refused(mutator.default_mutate(node), SUM, "it is no sum of elements along a row")
+
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        out: list[tirx.Stmt] = []
+        for stmt in node.seq:
+            both = _summed(stmt, out[-1], structure) if out else None
+            if both is None:
+                out.append(mutator.mutate(stmt))
+            else:
+                out[-1] = both
+        return seq(*out)
+
+    body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
+    return with_body(func, body)
+
+
+# Sum blocks along a ragged row in vectors: a running sum for every element of a block, taken together at the end.
+#
+# before::
+#
+#     for jo in range(indptr[io + 1] - indptr[io]):
+#         for ii in range(4):
+#             for ji in T.serial(4, annotations={"sparsetir.block": 1}):
+#                 y[io * 4 + ii] = y[io * 4 + ii] + a[jo, ii, ji] * T.if_then_else(
+#                     indices[...] * 4 + ji < n, x[indices[...] * 4 + ji], 0)
+#
+# after::
+#
+#     for ii in T.unroll(4):
+#         for ji in T.vectorized(4):
+#             acc[ii * 4 + ji] = 0
+#     for jo in range(indptr[io + 1] - indptr[io]):
+#         if indices[...] * 4 + 3 < n:
+#             for ii in T.unroll(4):
+#                 for ji in T.vectorized(4):
+#                     acc[ii * 4 + ji] = acc[ii * 4 + ji] + a[jo, ii, ji] * x[indices[...] * 4 + ji]
+#         else:
+#             ...  # as it was, one by one
+#     for ii in T.unroll(4):
+#         y[io * 4 + ii] = y[io * 4 + ii] + ...  # the sum of acc[ii * 4 : ii * 4 + 4]
+#
+# A block reads one index and loads its columns of x once for all rows. The note is for sums that may be reordered.
+
+
+@dataclass(frozen=True)
+class Block:
+    """The sums that a loop takes over blocks: ``store`` adds to an element for each row of a block.
+
+    Parameters
+    ----------
+    outer : For
+    rows, columns : list of For
+        The loops over a block that tell its sums apart, and those along which it is summed.
+    store : BufferStore
+    """
+
+    outer: tirx.For
+    rows: list[tirx.For]
+    columns: list[tirx.For]
+    store: tirx.BufferStore
+
+    @classmethod
+    def of(cls, outer: tirx.For) -> Block | None:
+        """That of a loop; None where it is something else."""
+        loops: list[tirx.For] = []
+        body = outer.body
+        while isinstance(body, tirx.For) and isinstance(body.extent, tirx.IntImm) and body.kind == SERIAL:
+            loops.append(body)
+            body = body.body
+        if outer.kind != SERIAL or not any(BLOCK in f.annotations for f in loops):
+            return None
+        update = Update.of(body)
+        if update is None or not update.is_alone or mentions(update.indices, [outer.loop_var]):
+            return None
+        rows = [f for f in loops if mentions(body.indices, [f.loop_var])]
+        columns = [f for f in loops if f not in rows]
+        if update.dtype in HALVES or any(int(f.min) for f in loops):
+            return None
+        return cls(outer, rows, columns, body) if loops == [*rows, *columns] else None
+
+    @property
+    def loops(self) -> list[tirx.For]:
+        return [*self.rows, *self.columns]
+
+    def place(self) -> ir.Expr:
+        """Which of the running sums a step adds to."""
+        at: ir.Expr = const(0)
+        for loop in self.loops:
+            at = at * const(int(loop.extent)) + loop.loop_var.astype("int32")
+        return at
+
+
+def _inside(block: Block) -> tuple[list[ir.Expr], ir.Expr] | None:
+    """The bounds that hold for a whole block, and what is summed where they do; None if some differ otherwise."""
+    lanes = {f.loop_var: int(f.extent) for f in block.loops}
+    hulls: list[ir.Expr] = []
+
+    def on_call(node: ir.Call, mutator: Any) -> ir.Expr:
+        if not dialect.is_if_then_else(node):
+            return mutator.default_mutate(node)
+        found = hull(node.args[0], lanes)
+        if found is None:
+            return mutator.default_mutate(node)
+        if not any(same(found, h) for h in hulls):
+            hulls.append(found)
+        return mutator.mutate(node.args[1])
+
+    term = structural_mutate(block.store.value.b, [(ir.Call, on_call)])
+    left = [c for c in collect(term, ir.Call) if dialect.is_if_then_else(c)]
+    return None if left else (hulls, term)
+
+
+def _nest(loops: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
+    """Loops around a statement, the innermost one in a vector."""
+    for n, loop in enumerate(reversed(loops)):
+        body = with_(loop, kind=UNROLLED if n else VECTORIZED, body=body, notes={})
+    return renewed(body)
+
+
+def _one_by_one(block: Block) -> tirx.Stmt:
+    """The sums of a block that sticks out, as they were."""
+    body: tirx.Stmt = block.store
+    for loop in reversed(block.loops):
+        body = with_(loop, body=body, notes={})
+    return renewed(body)
+
+
+def blocked(outer: tirx.For) -> tirx.Stmt | None:
+    """The loop with a running sum for every element of a block; None where it is something else."""
+    block = Block.of(outer)
+    inside = None if block is None else _inside(block)
+    if block is None or inside is None:
+        return None
+    dtype = str(block.store.buffer.ty.dtype)
+    width = math.prod(int(f.extent) for f in block.columns)
+    size = math.prod(int(f.extent) for f in block.loops)
+    acc = tirx.decl_buffer([size], dtype, name="acc", scope="local", layout=None)
+    place = [block.place()]
+    # One loop of a single step is no vector.
+    loops = [f for f in block.loops if int(f.extent) > 1] or block.loops
+    alone = {f.loop_var: const(0, str(f.loop_var.ty.dtype)) for f in block.loops if f not in loops}
+
+    def in_vectors(value: ir.Expr) -> tirx.Stmt:
+        return _nest(loops, substitute(tirx.BufferStore(acc, value, place), alone))
+
+    hulls, term = inside
+    step = in_vectors(tirx.BufferLoad(acc, place) + term)
+    if hulls:
+        step = tirx.IfThenElse(conjunction(hulls), step, _one_by_one(block))
+    clear = in_vectors(const(0, dtype))
+    sums = with_(outer, body=step)
+    finish = [_finish(block, acc, row, width) for row in range(size // width)]
+    return seq(tirx.AllocBuffer(acc), clear, sums, *finish)
+
+
+def _finish(block: Block, acc: Var, row: int, width: int) -> tirx.Stmt:
+    """Add the running sums of one row of the blocks to its result."""
+    at, left = {}, row
+    for loop in reversed(block.rows):
+        left, step = divmod(left, int(loop.extent))
+        at[loop.loop_var] = const(step, str(loop.loop_var.ty.dtype))
+    indices = [substitute(i, at) for i in block.store.indices]
+    has_halves = width > 1 and width & (width - 1) == 0
+    total = reduced(acc, const(row * width), width) if has_halves else _in_turn(acc, row * width, width)
+    return tirx.BufferStore(block.store.buffer, tirx.BufferLoad(block.store.buffer, indices) + total, indices)
+
+
+def _in_turn(acc: Var, begin: int, count: int) -> ir.Expr:
+    """The sum of `count` elements of a local array."""
+    total: ir.Expr = tirx.BufferLoad(acc, [const(begin)])
+    for n in range(begin + 1, begin + count):
+        total = total + tirx.BufferLoad(acc, [const(n)])
+    return total
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumBlocks")
+def SumBlocks(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Rewrite every annotated sum over blocks of a function; an annotation that fits nothing is refused."""
+
+    why = "the loops around it are no sum over blocks"
+    return each_loop(func, outer=blocked, inner=lambda loop: refused(loop, BLOCK, why))
+
+
+__all__ = ["SumBlocks", "SumRagged", "blocked"]

@@ -1,0 +1,660 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectorize functions, padded rows and dot products along contiguous positions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import ir, tirx
+from tvm.ir import Var
+from tvm.runtime import DataType
+
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import (
+    all_same,
+    alloc,
+    cell,
+    collect,
+    conjunction,
+    conjuncts,
+    factors,
+    get,
+    inside,
+    is_along,
+    mentions,
+    moves_by_one,
+    product,
+    put,
+    renewed,
+    same,
+    seq,
+    substitute,
+)
+from sparsetir.ir.views import cast, const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.annotations import DOT, MAP, PREFETCH, asks, refused
+from sparsetir.lower.iterations.normalize import opposite
+from sparsetir.lower.loops import (
+    COMBINERS,
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Update,
+    each_loop,
+    serial,
+    unrolled,
+    vectorized,
+    with_,
+    with_body,
+    without,
+)
+from sparsetir.lower.target.half_floats import HALVES, widened
+from sparsetir.lower.vector.memory_hints import ahead, fetch, gathers, line_starts
+from sparsetir.lower.vector.vector_math import expand
+
+# Compute functions along contiguous positions in vectors.
+#
+# before::
+#
+#     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.map": 8}):
+#         s[indptr[i] + j] = T.exp(s[indptr[i] + j] - top[i])
+#
+# after::
+#
+#     for j_0 in range((indptr[i + 1] - indptr[i]) // 8):
+#         for j_1 in T.vectorized(8):
+#             s[indptr[i] + j_0 * 8 + j_1] = ...  # the exponential as arithmetic
+#     if (indptr[i + 1] - indptr[i]) % 8 // 4 == 1:
+#         ...  # four at once, then two, then one
+#
+# Rows are often shorter than a vector or two: what is left over takes three steps, not seven. All steps compute
+# alike, so that an element's result does not depend on its place.
+
+
+def vectorize_map(loop: tirx.For) -> tirx.Stmt:
+    """An annotated loop over one store in vectors; the sketch that annotates it has seen that its steps are apart."""
+    j, lanes = loop.loop_var, int(loop.annotations[MAP])
+    dtype = str(j.ty.dtype)
+    body = tirx.BufferStore(loop.body.buffer, expand(loop.body.value), loop.body.indices)
+    number = lambda n: const(n, dtype)  # noqa: E731
+
+    def vector(begin: ir.Expr, width: int) -> tirx.Stmt:
+        lane = Var(f"{j.name}_1", j.ty)
+        if width == 1:
+            return renewed(substitute(body, {j: begin}))
+        return vectorized(lane, width, renewed(substitute(body, {j: begin + lane})))
+
+    block = Var(f"{j.name}_0", j.ty)
+    full = tirx.floordiv(loop.extent, number(lanes))
+    stmts: list[tirx.Stmt] = [serial(block, full, vector(block * number(lanes), lanes))]
+    while lanes > 1:
+        begin, lanes = tirx.floordiv(loop.extent, number(lanes)) * number(lanes), lanes // 2
+        is_left = tirx.floormod(loop.extent, number(lanes * 2)) >= number(lanes)
+        stmts.append(tirx.IfThenElse(is_left, vector(begin, lanes), None))
+        # What comes next begins where these end: at the extent's multiple of the smaller width.
+    return seq(*stmts)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeMaps")
+def VectorizeMaps(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Rewrite every annotated loop of a function that is still one store; the annotation is refused elsewhere."""
+
+    def change(loop: tirx.For) -> tirx.Stmt:
+        is_map = MAP in loop.annotations and loop.kind == SERIAL and isinstance(loop.body, tirx.BufferStore)
+        return vectorize_map(loop) if is_map else refused(loop, MAP, "it does not set one element a step")
+
+    return each_loop(func, inner=change)
+
+
+# Masked (predicated) vectorisation: padded rows are summed side by side, the test of each lane is a mask.
+#
+# before::
+#
+#     for w in range(slice_ptr[s + 1] - slice_ptr[s]):
+#         for r in range(8):
+#             if 0 <= indices[...] and indices[...] < n:
+#                 acc[r] = acc[r] + a[(slice_ptr[s] + w) * 8 + r] * x[indices[(slice_ptr[s] + w) * 8 + r]]
+#
+# after::
+#
+#     for w in range(slice_ptr[s + 1] - slice_ptr[s]):
+#         if ...:  # 0 <= indices[...] and indices[...] < n in every lane
+#             for r in T.vectorized(8):
+#                 acc[r] = acc[r] + a[...] * x[indices[(slice_ptr[s] + w) * 8 + r]]
+#         elif 0 < n:
+#             for r in T.vectorized(8):
+#                 term[r] = a[...] * x[T.max(T.min(indices[...], n - 1), 0)]
+#             for r in T.vectorized(8):
+#                 acc[r] = acc[r] + T.Select(0 <= indices[...] and indices[...] < n, term[r], 0)
+#
+# A loop that stores one guarded element a lane, such as ``if rows[...] < m: y[rows[...]] = acc[r]``, goes without its
+# guards where they hold in every lane.
+#
+# Adding zero changes nothing, and a masked lane may hold anything. Gathered subscripts are kept inside their array;
+# other arrays are read at the slots that the loops go over, all of which are stored: conditions that say which slots
+# there are stay tests. The term has a statement of its own: TVM takes a mask for granted inside of what it selects,
+# and would simplify the subscripts.
+
+
+FEWEST, MOST = 4, 64
+KINDS = (SERIAL, UNROLLED)
+# What takes a number and a vector, unlike the nodes' own constructors.
+OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    tirx.Add: operator.add,
+    tirx.Sub: operator.sub,
+    tirx.Mul: operator.mul,
+    tirx.LT: operator.lt,
+    tirx.LE: operator.le,
+    tirx.GT: operator.gt,
+    tirx.GE: operator.ge,
+}
+
+
+def _is_of_slot(condition: ir.Expr, lane: Var) -> bool:
+    """Whether a condition asks what a slot holds; others say which slots there are, and must not be passed over."""
+    on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
+    return not mentions(structural_mutate(condition, [(ir.TensorLoad, on_load)]), [lane])
+
+
+class _Clamp:
+    """Keeps the gathered subscripts of a term inside their arrays; `sizes` must be positive for that."""
+
+    def __init__(self, lane: Var) -> None:
+        self.lane = lane
+        self.sizes: list[ir.Expr] = []
+        self.is_known = True
+
+    def on_load(self, load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        """One load of the term."""
+        gathered = [i for i in load.indices if mentions(collect(i, ir.TensorLoad), [self.lane])]
+        if not gathered:
+            if mentions(list(load.indices), [self.lane]) and not moves_by_one(load.indices[-1], self.lane):
+                self.is_known = False
+            return load
+        indices = []
+        for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
+            if not any(index.same_as(g) for g in gathered):
+                indices.append(index)
+                continue
+            if any(self._gathers(x) for x in collect(index, ir.TensorLoad)):
+                self.is_known = False
+            size = cast(extent, str(index.ty.dtype))
+            indices.append(inside(index, size))
+            if not any(same(size, s) for s in self.sizes):
+                self.sizes.append(size)
+        return tirx.BufferLoad(load.source, indices)
+
+    def _gathers(self, load: ir.TensorLoad) -> bool:
+        """Whether an index is itself found through another one that moves."""
+        inner = [x for i in load.indices for x in collect(i, ir.TensorLoad)]
+        return any(mentions(x, [self.lane]) for x in inner)
+
+
+def _guarded(loop: tirx.For) -> tuple[tirx.BufferStore, list[ir.Expr], list[ir.Expr]] | None:
+    """The one store of a loop over lanes, the conditions on it that ask what a slot holds, and those for all lanes.
+
+    None where it is something else.
+    """
+    branch = loop.body
+    if loop.kind not in KINDS or not isinstance(loop.extent, tirx.IntImm) or not isinstance(branch, tirx.IfThenElse):
+        return None
+    lanes, store = int(loop.extent), branch.then_case
+    if not FEWEST <= lanes <= MOST or lanes & (lanes - 1) or branch.else_case is not None:
+        return None
+    if not isinstance(store, tirx.BufferStore) or mentions(branch.condition, [store.buffer]):
+        return None
+    conditions = conjuncts(branch.condition)
+    masks = [c for c in conditions if mentions(c, [loop.loop_var])]
+    if not masks or not all(_is_of_slot(c, loop.loop_var) for c in masks):
+        return None
+    return store, masks, [c for c in conditions if not mentions(c, [loop.loop_var])]
+
+
+def mask(loop: tirx.For) -> tirx.Stmt | None:
+    """A loop over lanes as a vector loop under a mask; None where it is something else."""
+    found = _guarded(loop)
+    if found is None or str(found[0].buffer.ty.storage_scope) != "local":
+        return None
+    store, masks, kept = found
+    lane, lanes, update, indices = loop.loop_var, int(loop.extent), Update.of(store), list(store.indices)
+    if update is None or not update.is_alone or len(indices) != 1 or not moves_by_one(indices[0], lane):
+        return None
+    clamp = _Clamp(lane)
+    term = structural_mutate(update.term, [(ir.TensorLoad, clamp.on_load)])
+    if not clamp.is_known or any(clamp._gathers(x) for c in masks for x in collect(c, ir.TensorLoad)):
+        return None
+    dtype = update.dtype
+    held = tirx.decl_buffer([lanes], dtype, name="term", scope="local", layout=None)
+    chosen = tirx.Select(conjunction(masks), tirx.BufferLoad(held, [lane]), const(0, dtype))
+    steps = [tirx.BufferStore(held, term, [lane]), tirx.BufferStore(store.buffer, update.own + chosen, indices)]
+    vectors = [renewed(with_(loop, kind=VECTORIZED, body=step, notes={})) for step in steps]
+    body = seq(*alloc(held), *vectors)
+    exist = [size > const(0, str(size.ty.dtype)) for size in clamp.sizes]
+    if exist:
+        body = tirx.IfThenElse(conjunction(exist), body, None)
+    # What stands below a condition of its own may lie outside of its array where that does not hold.
+    is_plain = not any(dialect.is_if_then_else(c) for c in collect(update.term, ir.Call))
+    every = in_every_lane(masks, lane, lanes) if is_plain else None
+    if every is not None:
+        body = tirx.IfThenElse(every, _whole(loop, store), body)
+    return tirx.IfThenElse(conjunction(kept), body, None) if kept else body
+
+
+def _whole(loop: tirx.For, store: tirx.BufferStore) -> tirx.Stmt:
+    """A step whose lanes all hold something."""
+    lane = loop.loop_var
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        if not mentions(collect(list(load.indices), ir.TensorLoad), [lane]):
+            return mutator.default_mutate(load)
+        return tirx.BufferLoad(load.source, _reloaded(load.indices, load.source, lane))
+
+    value = structural_mutate(store.value, [(ir.TensorLoad, on_load)])
+    moved = tirx.BufferStore(store.buffer, value, store.indices)
+    return renewed(with_(loop, kind=VECTORIZED, body=moved, notes={}))
+
+
+def _reloaded(indices: Sequence[ir.Expr], array: Var, lane: Var) -> list[ir.Expr]:
+    """Subscripts of an array whose own loads LLVM does not know from the vector that was tested.
+
+    It would take the elements out of that one by one, which takes twice as long as to load them. What is added to
+    their places is the sign bit of a size, zero, which LLVM does not know.
+    """
+    # Of the size itself: TVM narrows a size that was cast to 64 bits, and leaves the 63 places by which it is shifted.
+    size = next(iter(collect(array.ty.shape[-1], Var)), array.ty.shape[-1])
+    sign = tirx.shift_right(size, const(tvm.DataType(str(size.ty.dtype)).bits - 1, str(size.ty.dtype)))
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        if not mentions(list(load.indices), [lane]):
+            return mutator.default_mutate(load)
+        *others, last = load.indices
+        return tirx.BufferLoad(load.source, [*others, last + cast(sign, str(last.ty.dtype))])
+
+    return [structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in indices]
+
+
+def unguarded(loop: tirx.For) -> tirx.Stmt | None:
+    """A loop that stores one guarded element a lane, without the guards where all hold; None for something else."""
+    found = _guarded(loop)
+    if found is None:
+        return None
+    store, masks, kept = found
+    lane, lanes = loop.loop_var, int(loop.extent)
+    every = in_every_lane(masks, lane, lanes)
+    if every is None:
+        return None
+    moved = tirx.BufferStore(store.buffer, store.value, _reloaded(store.indices, store.buffer, lane))
+    whole = with_(loop, kind=UNROLLED, body=moved, notes={})
+    return tirx.IfThenElse(conjunction([*kept, every]), renewed(whole), loop)
+
+
+def in_every_lane(conditions: list[ir.Expr], lane: Var, lanes: int) -> ir.Expr | None:
+    """Whether conditions, which differ between lanes, hold in every lane, as one number; None for unusual ones.
+
+    What different arrays hold is tested apart: what a row alone decides need not be asked again for each of its slots.
+    """
+    parts: list[list[ir.Expr]] = []
+    for condition in conditions:
+        tested = collect(condition, ir.TensorLoad)
+        like = next((part for part in parts if all_same(collect(part[0], ir.TensorLoad), tested)), None)
+        if like is None:
+            parts.append([condition])
+        else:
+            like.append(condition)
+    try:
+        vectors = [conjunction([_vector(c, lane, lanes) for c in _between(part)]) for part in parts]
+    except TypeError:
+        return None
+    return conjunction([tirx.call_llvm_pure_intrin("bool", "llvm.vector.reduce.and", v) for v in vectors])
+
+
+def _between(conditions: list[ir.Expr]) -> list[ir.Expr]:
+    """``x >= 0 and x < n`` as one comparison of numbers without sign: a size is not negative."""
+    kinds = [type(c) for c in conditions]
+    if kinds != [tirx.GE, tirx.LT] or not same(conditions[0].a, conditions[1].a):
+        return conditions
+    zero, x, size = conditions[0].b, conditions[1].a, conditions[1].b
+    dtype = str(x.ty.dtype)
+    if not isinstance(zero, tirx.IntImm) or int(zero) != 0 or not dtype.startswith("int"):
+        return conditions
+    return [tirx.LT(tirx.Cast(f"u{dtype}", x), tirx.Cast(f"u{dtype}", size))]
+
+
+def _vector(x: Any, lane: Var, lanes: int) -> ir.Expr:
+    """An expression for all lanes at once; a `TypeError` where that takes more than `OPERATORS`."""
+    if not mentions(x, [lane]):
+        return x
+    if isinstance(x, Var):
+        return tirx.Ramp(const(0, str(lane.ty.dtype)), const(1, str(lane.ty.dtype)), lanes)
+    if isinstance(x, ir.TensorLoad) and is_along(x, lane):
+        start = substitute(x.indices[-1], {lane: const(0, str(lane.ty.dtype))})
+        return tirx.BufferLoad(x.source, [*x.indices[:-1], tirx.Ramp(start, const(1, str(start.ty.dtype)), lanes)])
+    if isinstance(x, tirx.Cast):
+        return tirx.Cast(f"{x.ty.dtype}x{lanes}", _vector(x.value, lane, lanes))
+    if type(x) not in OPERATORS:
+        raise TypeError
+    return OPERATORS[type(x)](_vector(x.a, lane, lanes), _vector(x.b, lane, lanes))
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeMasked")
+def VectorizeMasked(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Mask every loop over padded lanes of a function."""
+
+    return each_loop(func, outer=lambda loop: mask(loop) or unguarded(loop))
+
+
+# Reduce along contiguous rows in vectors, for several results at once.
+#
+# before::
+#
+#     for j in range(indptr[i + 1] - indptr[i]):
+#         o[indptr[i] + j] = 0
+#         for k in T.serial(feat, annotations={"sparsetir.dot": 16}):
+#             o[indptr[i] + j] = o[indptr[i] + j] + s[indptr[i] + j] * x[i, k] * y[indices[indptr[i] + j], k]
+#
+# after::
+#
+#     for j_0 in range((indptr[i + 1] - indptr[i]) // 4):
+#         for k_0 in range(feat // 16):
+#             for j_1 in T.unroll(4):
+#                 for k_1 in T.vectorized(16):
+#                     acc[j_1 * 16 + k_1] = acc[j_1 * 16 + k_1] + x[i, k_0 * 16 + k_1] * y[indices[...], k_0 * 16 + k_1]
+#         for j_1 in T.unroll(4):
+#             ...  # total = the sum of acc[j_1 * 16 : j_1 * 16 + 16] and of the last feat % 16 products
+#             o[indptr[i] + j_0 * 4 + j_1] = 0 + s[indptr[i] + j_0 * 4 + j_1] * total
+#     for j in range((indptr[i + 1] - indptr[i]) % 4):
+#         ...  # the same for one
+#
+# A row of ``x`` is loaded once for four results, and four sums hide each other's latency. Factors that a sum does not
+# move leave it; where that makes a float that is not finite (an infinite factor of an empty sum, a sum that overflows),
+# the sum is taken again with the factors inside. 16-bit floats are summed in float32, and rounded once. The note is for
+# sums that may be reordered, and for maxima and minima, which begin with what they are compared to in every lane::
+#
+#     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.dot": 8}):
+#         top[i] = T.max(top[i], s[indptr[i] + j])
+
+
+GROUP = 4  # results at once
+VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
+REGISTER_BITS = 128  # within which lanes are moved at least cost
+
+
+@dataclass(frozen=True)
+class Dot:
+    """``target[indices] = start + factor * sum(term)`` over `loop`; `is_whole` if that needs no earlier value.
+
+    `combine` is what takes two values to one; without factors where it is no sum.
+    """
+
+    loop: tirx.For
+    store: tirx.BufferStore
+    start: ir.Expr
+    is_whole: bool
+    factors: list[ir.Expr]
+    term: ir.Expr
+    lanes: int
+    combine: type = tirx.Add
+
+    @property
+    def neutral(self) -> ir.Expr:
+        """What a running value begins with: it may count several times."""
+        return const(0, str(self.store.buffer.ty.dtype)) if self.combine is tirx.Add else self.start
+
+
+def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | None:
+    """The sum that a loop with a `note` computes, begun by the store `before` it if that sets the same element."""
+    update, own = Update.of(loop.body, COMBINERS), [loop.loop_var]
+    if note not in loop.annotations or loop.kind != SERIAL or update is None or not update.is_alone:
+        return None
+    store = update.store
+    if mentions(store.indices, own):
+        return None
+    terms = factors(update.term) if update.op is tirx.Add else [update.term]
+    moving = [f for f in terms if mentions(f, own)]
+    fixed = [f for f in terms if not mentions(f, own)]
+    if not moving:
+        return None
+    start: ir.Expr = tirx.BufferLoad(store.buffer, store.indices)
+    is_whole = False
+    if isinstance(before, tirx.BufferStore) and same(tirx.BufferLoad(before.buffer, before.indices), start):
+        start, is_whole = before.value, True
+    return Dot(loop, store, start, is_whole, fixed, product(moving), int(loop.annotations[note]), update.op)
+
+
+def _emit(
+    dot: Dot, outer: Var | None, base: ir.Expr | None, group: int, fetches: Sequence[tirx.Stmt] = ()
+) -> tirx.Stmt:
+    """The sums of `group` steps of the loop over `outer` from `base` on; of one sum where there is no such loop.
+
+    `fetches` are run at the head of every block of lanes, in terms of the loops' variables.
+    """
+    k, dtype = dot.loop.loop_var, str(dot.loop.loop_var.ty.dtype)
+    lanes, stored = dot.lanes, str(dot.store.buffer.ty.dtype)
+    kind = "float32" if stored in HALVES else stored
+    acc = tirx.decl_buffer([group * lanes], kind, name="acc", scope="local", layout=None)
+    whole = tirx.decl_buffer([group], kind, name="total", scope="local", layout=None)
+    member, block, lane, rest = (Var(n, k.ty) for n in ("g", "k_0", "k_1", "k_rest"))
+    of_member = {} if outer is None or base is None else {outer: base + member.astype(str(outer.ty.dtype))}
+    element = lambda at: [member * const(lanes, dtype) + at]  # noqa: E731
+    inside = [substitute(widened(f), of_member) for f in dot.factors]
+    width = const(lanes, dtype)
+
+    def each(body: tirx.Stmt) -> tirx.Stmt:
+        fresh = Var("g", member.ty)
+        return unrolled(fresh, group, renewed(substitute(body, {member: fresh})))
+
+    def add(at: list[ir.Expr], term: ir.Expr) -> tirx.Stmt:
+        return tirx.BufferStore(acc, dot.combine(tirx.BufferLoad(acc, at), term), at)
+
+    def term(at: ir.Expr) -> ir.Expr:
+        return substitute(widened(dot.term), {k: at, **of_member})
+
+    neutral = substitute(widened(dot.neutral), of_member)
+    clear = vectorized(lane, lanes, tirx.BufferStore(acc, neutral, element(lane)))
+    inner = vectorized(lane, lanes, add(element(lane), term(block * width + lane)))
+    full = tirx.floordiv(dot.loop.extent, width)
+    left = tirx.floormod(dot.loop.extent, width)
+    behind = cell("rest", kind)
+    tail = serial(rest, left, put(behind, dot.combine(get(behind), term(full * width + rest))))
+    joined_rest = dot.combine(get(behind), tirx.BufferLoad(whole, [member]))
+    again = Var(f"{k.name}_again", k.ty)
+
+    def unfactored(result: Var) -> tirx.Stmt:
+        return serial(again, dot.loop.extent, put(result, get(result) + product([*inside, term(again)])))
+
+    checks, total = scaled(inside, whole, member, group, unfactored) if inside else ([], joined_rest)
+    indices = [substitute(i, of_member) for i in dot.store.indices]
+    if dot.combine is tirx.Add:
+        total = substitute(widened(dot.start), of_member) + total
+    finish = tirx.BufferStore(dot.store.buffer, tirx.Cast(stored, total) if stored in HALVES else total, indices)
+    ahead = [each(substitute(f, {k: block * width, **of_member})) for f in fetches]
+    sums = serial(block, full, seq(*ahead, each(inner)))
+    last = tirx.BufferStore(whole, joined_rest, [member]) if inside else finish
+    ends = seq(*alloc(behind), put(behind, neutral), tail, last)
+    joined = totals(acc, whole, group, lanes, dot.combine)
+    stmts = [*alloc(acc, whole), each(clear), sums, joined, each(ends)]
+    return seq(*stmts, *checks, each(finish)) if inside else seq(*stmts)
+
+
+def scaled(
+    fixed: Sequence[ir.Expr], total: Var, member: Var, group: int, unfactored: Callable[[Var], tirx.Stmt]
+) -> tuple[list[tirx.Stmt], ir.Expr]:
+    """Multiply sums by the factors that were taken out of them.
+
+    Returns statements and the product for `member`. Where a product is not a finite float, the statements take the sum
+    again with the factors inside of it: the distributive law does not hold for infinite factors and overflowing sums.
+
+    args: the factors in terms of `member`, `group` sums, and the loop that adds all unfactored terms to a cell.
+    """
+    kind = str(total.ty.dtype)
+    value: ir.Expr = tirx.BufferLoad(total, [member])
+    if not fixed:
+        return [], value
+    value = product([*fixed, value])
+    if not kind.startswith("float"):
+        return [], value
+    exact = tirx.decl_buffer([group], kind, name="exact", scope="local", layout=None)
+    largest = tirx.max_value(kind)
+    is_finite = lambda x: tirx.abs(x) <= largest  # noqa: E731
+    every = conjunction([is_finite(substitute(value, {member: const(g, str(member.ty.dtype))})) for g in range(group)])
+    one, result = Var("g", member.ty), cell("sum", kind)
+    sums = substitute(unfactored(result), {member: one})
+    again = seq(*alloc(result), put(result, const(0, kind)), sums, tirx.BufferStore(exact, get(result), [one]))
+    repair = tirx.IfThenElse(opposite(every), serial(one, const(group, str(one.ty.dtype)), renewed(again)), None)
+    return [*alloc(exact), repair], tirx.Select(is_finite(value), value, tirx.BufferLoad(exact, [member]))
+
+
+def totals(acc: Var, total: Var, group: int, lanes: int, combine: Any = tirx.Add) -> tirx.Stmt:
+    """Set `total` to what each of `group` neighbouring vectors of `acc` comes to.
+
+    Taken together, pair by pair: half of a shuffle's lanes are of one vector, half of another. For four vectors of four
+    lanes each: ``a0+a2 b0+b2 a1+a3 b1+b3`` and the same of c and d, then ``a b c d``.
+    """
+    kind = str(acc.ty.dtype)
+    if group == 1 or lanes < VECTORS * group:
+        alone = [reduced(acc, const(g * lanes), lanes, combine) for g in range(group)]
+        return seq(*(tirx.BufferStore(total, value, [const(g)]) for g, value in enumerate(alone)))
+    names: list[tuple[Var, ir.Expr]] = []
+
+    def named(value: ir.Expr, width: int) -> Var:
+        names.append((Var("lanes", ir.PrimType(f"{kind}x{width}")), value))
+        return names[-1][0]
+
+    def halved(whole: Var, width: int) -> Var:
+        halves = (range(width // 2), range(width // 2, width))
+        return named(combine(*(tirx.Shuffle([whole], [const(n) for n in half]) for half in halves)), width // 2)
+
+    loads = (tirx.BufferLoad(acc, [tirx.Ramp(const(g * lanes), const(1), lanes)]) for g in range(group))
+    vectors = [halved(named(load, lanes), lanes) for load in loads]
+    width, unit, least = lanes // VECTORS, 1, REGISTER_BITS // int(DataType(kind).bits)
+    while len(vectors) > 1:
+        low, high = interleaved(width, unit, max(least, 2 * unit))
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [named(combine(tirx.Shuffle(p, low), tirx.Shuffle(p, high)), width) for p in map(list, pairs)]
+        unit *= 2
+    while width > group:
+        vectors, width = [halved(vectors[0], width)], width // 2
+    value: ir.Expr = vectors[0]
+    for name, meaning in reversed(names):
+        value = tirx.Let(name, meaning, value)
+    return tirx.BufferStore(total, value, [tirx.Ramp(const(0), const(1), group)])
+
+
+def interleaved(width: int, unit: int, piece: int) -> tuple[list[ir.Expr], list[ir.Expr]]:
+    """Lanes of two vectors' lower and upper halves of each `piece` lanes, `unit` lanes of each in turn."""
+    found: list[list[ir.Expr]] = [[], []]
+    for half, lanes in enumerate(found):
+        for begin in range(0, width, piece):
+            for first in range(begin + half * piece // 2, begin + (half + 1) * piece // 2, unit):
+                lanes += [const(n + side) for side in (0, width) for n in range(first, first + unit)]
+    return found[0], found[1]
+
+
+def reduced(acc: Var, begin: ir.Expr, lanes: int, combine: Any = tirx.Add) -> ir.Expr:
+    """Lanes of a local array taken to one value, half by half: taken one by one they would leave the registers."""
+    dtype, kind = str(begin.ty.dtype), str(acc.ty.dtype)
+    value: ir.Expr = tirx.BufferLoad(acc, [tirx.Ramp(begin, const(1, dtype), lanes)])
+    names = []
+    while lanes > 1:
+        whole = Var("lanes", ir.PrimType(f"{kind}x{lanes}"))
+        names.append((whole, value))
+        lanes //= 2
+        halves = (range(lanes), range(lanes, 2 * lanes))
+        value = combine(*(tirx.Shuffle([whole], [const(n) for n in half]) for half in halves))
+    for name, meaning in reversed(names):
+        value = tirx.Let(name, meaning, value)
+    return value
+
+
+def _parts(body: tirx.Stmt) -> tuple[tirx.Stmt | None, tirx.Stmt]:
+    """A store and the loop after it, if `body` is just that; else nothing and `body`."""
+    if isinstance(body, tirx.SeqStmt) and len(body.seq) == 2:
+        return body.seq[0], body.seq[1]
+    return None, body
+
+
+def around(outer: tirx.For) -> Dot | None:
+    """The annotated sum that a loop consists of, another one in each step; None where it is something else."""
+    before, inner = _parts(outer.body)
+    if outer.kind != SERIAL or not isinstance(inner, tirx.For):
+        return None
+    dot = match(inner, before)
+    if dot is None or (before is not None and not dot.is_whole):
+        return None
+    if mentions(inner.extent, [outer.loop_var]) or not mentions(dot.store.indices, [outer.loop_var]):
+        return None
+    return dot
+
+
+def vectorize_dot(outer: tirx.For) -> tirx.Stmt | None:
+    """A loop around an annotated sum in groups; None where it is something else."""
+    dot = around(outer)
+    if dot is None:
+        return None
+    var, dtype = outer.loop_var, str(outer.loop_var.ty.dtype)
+    group, rest = Var(f"{var.name}_0", var.ty), Var(str(var.name), var.ty)
+    size = const(GROUP, dtype)
+    groups = tirx.floordiv(outer.extent, size)
+    k = dot.loop.loop_var
+    fetches = [
+        substitute(fetch(load, ahead(load, outer)), {k: k + const(start, str(k.ty.dtype))})
+        for load in (gathers(dot.term, var) if asks(outer, PREFETCH) else [])
+        for start in line_starts(load, dot.lanes)
+    ]
+    main = serial(group, groups, _emit(dot, var, group * size, GROUP, fetches), without(outer, PREFETCH))
+    single = _emit(dot, var, groups * size + rest, 1, fetches)
+    return tirx.SeqStmt([main, serial(rest, tirx.floormod(outer.extent, size), single)])
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeDots")
+def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Rewrite every annotated sum of a function; an annotation that fits nothing is refused."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        found = vectorize_dot(node)
+        if found is not None:
+            return found
+        dot = match(node, None)
+        if dot is not None:
+            return _emit(dot, None, None, 1)
+        return refused(mutator.default_mutate(node), DOT, "it is no sum, maximum or minimum along one element")
+
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        return seq(*(mutator.mutate(s) for s in _joined(list(node.seq))))
+
+    body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
+    return with_body(func, body)
+
+
+def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
+    """The statements of a sequence, a store and the sum that begins with it as one."""
+    out: list[tirx.Stmt] = []
+    for stmt in stmts:
+        dot = match(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
+        if dot is not None and dot.is_whole:
+            out[-1] = _emit(dot, None, None, 1)
+        else:
+            out.append(stmt)
+    return out
+
+
+__all__ = [
+    "GROUP",
+    "VECTORS",
+    "Dot",
+    "VectorizeDots",
+    "VectorizeMaps",
+    "VectorizeMasked",
+    "around",
+    "mask",
+    "match",
+    "reduced",
+    "scaled",
+    "totals",
+    "vectorize_dot",
+    "vectorize_map",
+]

@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ready programs of the dialect."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script import sparsetir as T
+
+from sparsetir.errors import ArgumentError
+from sparsetir.ops.memo import once
+from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
+
+FORMATS = ("csr", "csc", "coo", "bsr", "dcsr", "ell")
+
+
+def _only(format: str, known: tuple[str, ...], name: str) -> None:
+    if format not in known:
+        raise ArgumentError(f"{name} is written for the formats {', '.join(known)}, found {format!r}")
+
+
+@once
+def spmm(
+    dtype: str = "float32", format: str = "csr", *, idtype: str = "int32", block: int | None = None
+) -> tirx.PrimFunc:
+    """Sparse times dense matrix: ``C[i, k] = sum_j A[i, j] * B[j, k]``.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of A, B and C: float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool, as text or as numpy or
+        torch have it. The results are of the same dtype: sums of integers wrap around as numpy's do, sums of bools are
+        or and their products and, 16-bit floats are summed in float32.
+    format : {"csr", "csc", "coo", "bsr", "dcsr", "ell"}
+        How A is stored. For ``"bsr"`` B and C are ``(blocks, block, feat)``.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+    block : int, optional
+        Edge of a block for ``"bsr"`` (default 4).
+
+    Returns
+    -------
+    PrimFunc
+        Buffers A, B and C.
+    """
+    _only(format, FORMATS, "spmm")
+    if block is not None and format != "bsr":
+        raise ArgumentError(f"block is the edge of a block of the format bsr, found block={block!r} for {format}")
+    if format == "bsr":
+        return _spmm_bsr(dtype, idtype, 4 if block is None else block)
+    makers = {"csr": _spmm_csr, "csc": _spmm_csc, "coo": _spmm_coo, "dcsr": _spmm_dcsr, "ell": _spmm_ell}
+    return makers[format](dtype, idtype)
+
+
+def _spmm_csr(dtype: str, idtype: str) -> tirx.PrimFunc:
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def spmm(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        indptr: T.handle,
+        indices: T.handle,
+        m: size,
+        n: size,
+        nnz: size,
+        feat: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        J_dense = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        B = T.match_sparse_buffer(b, (J_dense, K), dtype)
+        C = T.match_sparse_buffer(c, (I, K), dtype)
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+            with T.init():
+                C[i, k] = 0
+            C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+    return spmm
+
+
+def _spmm_csc(dtype: str, idtype: str) -> tirx.PrimFunc:
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def spmm_csc(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        indptr: T.handle,
+        indices: T.handle,
+        m: size,
+        n: size,
+        nnz: size,
+        feat: size,
+    ):
+        J = T.dense_fixed(n, idtype)
+        I = T.sparse_variable(J, (m, nnz), (indptr, indices), idtype)
+        I_dense = T.dense_fixed(m, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        B = T.match_sparse_buffer(b, (J, K), dtype)
+        C = T.match_sparse_buffer(c, (I_dense, K), dtype)
+        with T.sp_iter([J, I, K], "RSS", "spmm") as [j, i, k]:
+            with T.init():
+                C[i, k] = 0
+            C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+    return spmm_csc
+
+
+def _spmm_coo(dtype: str, idtype: str) -> tirx.PrimFunc:
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def spmm_coo(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        rows: T.handle,
+        cols: T.handle,
+        m: size,
+        n: size,
+        nnz: size,
+        feat: size,
+    ):
+        I = T.sparse_fixed(None, (m, nnz), rows, idtype, unique=False)
+        J = T.singleton(I, n, cols, idtype)
+        I_dense = T.dense_fixed(m, idtype)
+        J_dense = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        B = T.match_sparse_buffer(b, (J_dense, K), dtype)
+        C = T.match_sparse_buffer(c, (I_dense, K), dtype)
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+            with T.init():
+                C[i, k] = 0
+            C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+    return spmm_coo
+
+
+def _spmm_dcsr(dtype: str, idtype: str) -> tirx.PrimFunc:
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def spmm_dcsr(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        indptr_i: T.handle,
+        indices_i: T.handle,
+        indptr_j: T.handle,
+        indices_j: T.handle,
+        m: size,
+        n: size,
+        rows: size,
+        nnz: size,
+        feat: size,
+    ):
+        I = T.sparse_variable(None, (m, rows), (indptr_i, indices_i), idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr_j, indices_j), idtype)
+        I_dense = T.dense_fixed(m, idtype)
+        J_dense = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        B = T.match_sparse_buffer(b, (J_dense, K), dtype)
+        C = T.match_sparse_buffer(c, (I_dense, K), dtype)
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+            with T.init():
+                C[i, k] = 0
+            C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+    return spmm_dcsr
+
+
+def _spmm_ell(dtype: str, idtype: str) -> tirx.PrimFunc:
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def spmm_ell(a: T.handle, b: T.handle, c: T.handle, indices: T.handle, m: size, n: size, width: size, feat: size):
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_fixed(I, (n, width), indices, idtype)
+        J_dense = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        B = T.match_sparse_buffer(b, (J_dense, K), dtype)
+        C = T.match_sparse_buffer(c, (I, K), dtype)
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+            with T.init():
+                C[i, k] = 0
+            C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+    return spmm_ell
+
+
+def _spmm_bsr(dtype: str, idtype: str, block: int) -> tirx.PrimFunc:
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def spmm_bsr(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        indptr: T.handle,
+        indices: T.handle,
+        mb: size,
+        nb: size,
+        nnzb: size,
+        feat: size,
+    ):
+        IO = T.dense_fixed(mb, idtype)
+        JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices), idtype)
+        JO_dense = T.dense_fixed(nb, idtype)
+        II = T.dense_fixed(block, idtype)
+        JI = T.dense_fixed(block, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
+        B = T.match_sparse_buffer(b, (JO_dense, JI, K), dtype)
+        C = T.match_sparse_buffer(c, (IO, II, K), dtype)
+        with T.sp_iter([IO, II, JO, JI, K], "SSRRS", "spmm") as [io, ii, jo, ji, k]:
+            with T.init():
+                C[io, ii, k] = 0
+            C[io, ii, k] = C[io, ii, k] + A[io, jo, ii, ji] * B[jo, ji, k]
+
+    return spmm_bsr
+
+
+@once
+def spmv(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """Sparse matrix times vector: ``y[i] = sum_j A[i, j] * x[j]``; buffers A, x and y."""
+    _only(format, ("csr",), "spmv")
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def spmv(
+        a: T.handle,
+        x_data: T.handle,
+        y_data: T.handle,
+        indptr: T.handle,
+        indices: T.handle,
+        m: size,
+        n: size,
+        nnz: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        J_dense = T.dense_fixed(n, idtype)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        x = T.match_sparse_buffer(x_data, (J_dense,), dtype)
+        y = T.match_sparse_buffer(y_data, (I,), dtype)
+        with T.sp_iter([I, J], "SR", "spmv") as [i, j]:
+            with T.init():
+                y[i] = 0
+            y[i] = y[i] + A[i, j] * x[j]
+
+    return spmv
+
+
+@once
+def linear(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """A linear layer: ``Y[b, o] = sum_i A[o, i] * X[b, i]``, rows of X one after the other; buffers A, X and Y."""
+    _only(format, ("csr",), "linear")
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def linear(
+        a: T.handle,
+        x: T.handle,
+        y: T.handle,
+        indptr: T.handle,
+        indices: T.handle,
+        m: size,
+        n: size,
+        nnz: size,
+        batch: size,
+    ):
+        O = T.dense_fixed(m, idtype)
+        I = T.sparse_variable(O, (n, nnz), (indptr, indices), idtype)
+        I_dense = T.dense_fixed(n, idtype)
+        B = T.dense_fixed(batch, idtype)
+        A = T.match_sparse_buffer(a, (O, I), dtype)
+        X = T.match_sparse_buffer(x, (B, I_dense), dtype)
+        Y = T.match_sparse_buffer(y, (B, O), dtype)
+        with T.sp_iter([O, I, B], "SRS", "linear") as [o, i, b]:
+            with T.init():
+                Y[b, o] = 0
+            Y[b, o] = Y[b, o] + A[o, i] * X[b, i]
+
+    return linear
+
+
+@once
+def sddmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """Sampled dense times dense: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``; buffers S, X, Y and O."""
+    _only(format, ("csr",), "sddmm")
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def sddmm(
+        s: T.handle,
+        x: T.handle,
+        y: T.handle,
+        o: T.handle,
+        indptr: T.handle,
+        indices: T.handle,
+        m: size,
+        n: size,
+        nnz: size,
+        feat: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        J_dense = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        S = T.match_sparse_buffer(s, (I, J), dtype)
+        X = T.match_sparse_buffer(x, (I, K), dtype)
+        Y = T.match_sparse_buffer(y, (J_dense, K), dtype)
+        O = T.match_sparse_buffer(o, (I, J), dtype)
+        with T.sp_iter([I, J, K], "SSR", "sddmm") as [i, j, k]:
+            with T.init():
+                O[i, j] = 0
+            O[i, j] = O[i, j] + S[i, j] * X[i, k] * Y[j, k]
+
+    return sddmm
+
+
+@once
+def mttkrp(dtype: str = "float32", format: str = "csf", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """Tensor times Khatri-Rao product: ``D[i, r] = sum_jk T[i, j, k] * B[j, r] * C[k, r]``; buffers T, B, C and D."""
+    _only(format, ("csf",), "mttkrp")
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def mttkrp(
+        t: T.handle,
+        b: T.handle,
+        c: T.handle,
+        d: T.handle,
+        indptr_j: T.handle,
+        indices_j: T.handle,
+        indptr_k: T.handle,
+        indices_k: T.handle,
+        n_i: size,
+        n_j: size,
+        n_k: size,
+        fibers: size,
+        nnz: size,
+        rank: size,
+    ):
+        I = T.dense_fixed(n_i, idtype)
+        J = T.sparse_variable(I, (n_j, fibers), (indptr_j, indices_j), idtype)
+        K = T.sparse_variable(J, (n_k, nnz), (indptr_k, indices_k), idtype)
+        J_dense = T.dense_fixed(n_j, idtype)
+        K_dense = T.dense_fixed(n_k, idtype)
+        R = T.dense_fixed(rank, idtype)
+        T_ = T.match_sparse_buffer(t, (I, J, K), dtype)
+        B = T.match_sparse_buffer(b, (J_dense, R), dtype)
+        C = T.match_sparse_buffer(c, (K_dense, R), dtype)
+        D = T.match_sparse_buffer(d, (I, R), dtype)
+        with T.sp_iter([I, J, K, R], "SRRS", "mttkrp") as [i, j, k, r]:
+            with T.init():
+                D[i, r] = 0
+            D[i, r] = D[i, r] + T_[i, j, k] * B[j, r] * C[k, r]
+
+    return mttkrp
+
+
+@once
+def triangles(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """Triangles of a graph: ``C[i]`` counts the pairs j, k with entries ``L[i, j]``, ``L[i, k]`` and ``L[j, k]``.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of L, whose values are not read.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers L, with each edge once below the diagonal, and C of int64, whose sum is the number of triangles. The
+        rows of L are sorted.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> L = sp.csr_array(np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0]], "float32"))
+    >>> sparsetir.build(sparsetir.ops.triangles())(L=L).tolist()
+    [0, 0, 1]
+    """
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def triangles(l: T.handle, c: T.handle, indptr: T.handle, indices: T.handle, n: size, nnz: size):
+        I = T.dense_fixed(n, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        K = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        L = T.match_sparse_buffer(l, (I, J), dtype)
+        C = T.match_sparse_buffer(c, (I,), "int64")
+        with T.sp_iter([I, J, T.intersect(K, T.attach(K, J))], "SRR", "triangles") as [i, j, k]:
+            with T.init():
+                C[i] = T.int64(0)
+            C[i] = C[i] + T.int64(1)
+
+    return triangles
+
+
+__all__ = [
+    "add",
+    "linear",
+    "masked_spgemm",
+    "maximum",
+    "mttkrp",
+    "multiply",
+    "rap",
+    "scaled_add",
+    "sddmm",
+    "spgemm",
+    "spmm",
+    "spmv",
+    "triangles",
+]

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages along edges, as graph networks in torch write them, as sparse operators.
+
+A layer selects the rows of nodes with one index, and adds them up, or compares them, at the places of another
+(``scatter_add``, ``scatter_reduce``). Where both indices are constants, this is a product with a sparse matrix, or with
+values that are computed a reduction of segments, once these lie one after the other. What depends on constant indices
+only, such as the degrees of nodes, is computed here. Places that come with a call are for torch_edges.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.errors import LoweringError
+from sparsetir.relax.from_torch import edges
+
+REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
+
+
+def with_sparse_products(program: Any) -> None:
+    """Change a decomposed exported program in place."""
+    constants = Constants(program)
+    constants.fold()
+    _propagate_shapes(program)
+    _settle_sizes(program.graph)
+    _refuse_masks(program, constants)
+    edges.share_selects(program.graph)
+    for node in list(program.graph.nodes):
+        scatter = Scatter.of(node, constants)
+        if scatter is not None:
+            scatter.replace()
+    program.graph.eliminate_dead_code()
+    constants.drop_unused()
+
+
+def _refuse_masks(program: Any, constants: Constants) -> None:
+    """Raise where rows are selected by a mask that is not known: how many is not known either."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and str(node.target) == "aten.nonzero.default" and node not in constants.known:
+            fault = f"{node.name} asks where a mask is true, so that its size is known only when the model is called"
+            advice = 'layers that go by the degrees of nodes do, such as MFConv; pass static=["edge_index"]'
+            left = 'or leave the model to torch: torch.compile(model, backend="sparsetir")'
+            raise LoweringError(f"{fault}: {advice}, {left}")
+        is_index = node.op == "call_function" and str(node.target) == "aten.index.Tensor"
+        for index in node.args[1] if is_index and node not in constants.known else ():
+            if index is not None and str(index.meta["val"].dtype) == "torch.bool":
+                fault = f"{node.name} selects by a mask, so that its size is known only when the model is called"
+                advice = 'layers that add loops do; pass static=["edge_index"], or add_self_loops=False to them'
+                raise LoweringError(f"{fault}: {advice}")
+
+
+def _propagate_shapes(program: Any) -> None:
+    """Note the shapes of all values anew: those that depended on constants are known now."""
+    placeholders = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    mode = importlib.import_module("torch._guards").detect_fake_mode(placeholders)
+    if mode is None:
+        return
+    tensor = importlib.import_module("torch").Tensor
+    inputs = [mode.from_tensor(v, static_shapes=True) if type(v) is tensor else v for v in placeholders]
+    passes = importlib.import_module("torch.fx.passes.fake_tensor_prop")
+    passes.FakeTensorProp(program.graph_module, mode).propagate_dont_convert_inputs(*inputs)
+
+
+def _settle_sizes(graph: Any) -> None:
+    """Put numbers in the places of sizes that are known now, and take out what was asserted of them."""
+    torch = importlib.import_module("torch")
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        is_size = node.target is torch.ops.aten.sym_size.int
+        if is_size and isinstance(size := edges.shape_of(node.args[0])[node.args[1]], int):
+            _put_number(node, size)
+        elif not node.all_input_nodes and getattr(node.target, "__module__", "") in ("_operator", "math"):
+            _put_number(node, node.target(*node.args))
+        elif not node.all_input_nodes and str(node.target).split(".")[-2:-1] == ["_assert_scalar"]:
+            graph.erase_node(node)
+        elif str(node.target).startswith("aten.sym_constrain_range") and not node.all_input_nodes:
+            graph.erase_node(node)
+
+
+def _put_number(node: Any, number: Any) -> None:
+    map_arg = importlib.import_module("torch").fx.node.map_arg
+    for user in list(node.users):
+        user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda n: number if n is node else n)
+    node.graph.erase_node(node)
+
+
+class Constants:
+    """The values in a program that are known: constants, and what follows from them."""
+
+    def __init__(self, program: Any) -> None:
+        self.torch = importlib.import_module("torch")
+        self.program, self.graph = program, program.graph
+        self.known: dict[Any, Any] = {}
+        self.from_index: set[Any] = set()
+        self.made: list[str] = []
+
+    def fold(self) -> None:
+        """Compute what follows from constant indices, and put it in its place where something else needs it."""
+        held = self._held()
+        for node in list(self.graph.nodes):
+            if node.op == "placeholder" and node.target in held:
+                value = self.known[node] = held[node.target]
+                if not value.is_floating_point() and not value.is_complex():
+                    self.from_index.add(node)
+            elif node.op == "call_function" and self._is_computable(node):
+                self._compute(node)
+        for node in list(self.graph.nodes):
+            if node in self.from_index and node.op != "placeholder":
+                self._settle(node)
+        for node in list(self.graph.nodes):
+            if node.target is self.torch.ops.aten.index.Tensor and node not in self.known:
+                self._number(node)
+
+    def _number(self, node: Any) -> None:
+        """Select by numbers of rows where a known mask selects."""
+        mask = self.known.get(node.args[1][0]) if len(node.args[1]) == 1 else None
+        if mask is None or mask.dtype != self.torch.bool or mask.dim() == 0:
+            return
+        base, aten = node.args[0], self.torch.ops.aten
+        if mask.dim() > 1:
+            shape = [mask.numel(), *base.meta["val"].shape[mask.dim() :]]
+            with self.graph.inserting_before(node):
+                base = self.graph.call_function(aten.reshape.default, (base, shape))
+        node.target = aten.index_select.default
+        node.args = base, 0, self.constant(mask.flatten().nonzero().flatten())
+
+    def _held(self) -> dict[str, Any]:
+        """Constant tensors, by the names of placeholders."""
+        values = {**dict(self.program.named_buffers()), **self.program.constants}
+        found = {}
+        for spec in self.program.graph_signature.input_specs:
+            value = values.get(spec.target) if spec.target is not None else None
+            if isinstance(value, self.torch.Tensor):
+                found[spec.arg.name] = value
+        return found
+
+    def _is_computable(self, node: Any) -> bool:
+        tags = getattr(node.target, "tags", ())
+        if self.torch.Tag.nondeterministic_seeded in tags or not all(n in self.known for n in node.all_input_nodes):
+            return False
+        sizes = [value for value in _leaves((node.args, node.kwargs)) if isinstance(value, self.torch.SymInt)]
+        return not sizes
+
+    def _compute(self, node: Any) -> None:
+        args, kwargs = self.torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.known[n])
+        with self.torch.no_grad():
+            found = node.target(*args, **kwargs)
+        if isinstance(found, self.torch.Tensor) and found.layout != self.torch.strided:
+            return
+        self.known[node] = found
+        if any(n in self.from_index for n in node.all_input_nodes):
+            self.from_index.add(node)
+
+    def _settle(self, node: Any) -> None:
+        """Let others have the value of a node."""
+        outside = [user for user in node.users if user not in self.from_index]
+        value = self.known[node]
+        if not outside and (node.users or isinstance(value, self.torch.Tensor)):
+            return
+        if isinstance(value, self.torch.Tensor):
+            new = self.constant(value)
+            for user in outside:
+                user.replace_input_with(node, new)
+        elif isinstance(value, (int, float, bool)):
+            for user in outside:
+                user.args, user.kwargs = self.torch.fx.node.map_arg(
+                    (user.args, user.kwargs), lambda n: value if n is node else n
+                )
+        elif value is None and not node.users:  # an assertion, which holds
+            self.graph.erase_node(node)
+
+    def constant(self, value: Any) -> Any:
+        """A new constant of the program."""
+        signature = importlib.import_module("torch.export.graph_signature")
+        name = f"edges_{len(self.program.constants)}_{len(self.made)}"
+        first = next(iter(self.graph.nodes))
+        with self.graph.inserting_before(first):
+            node = self.graph.placeholder(name)
+        node.meta["val"] = value
+        specs = self.program.graph_signature.input_specs
+        argument = signature.TensorArgument(name=node.name)
+        specs.insert(0, signature.InputSpec(signature.InputKind.CONSTANT_TENSOR, argument, name, None))
+        self.program.constants[name] = value.contiguous()
+        self.made.append(name)
+        self.known[node] = value
+        return node
+
+    def drop_unused(self) -> None:
+        """Take constants out of the program that nothing needs any more."""
+        specs = self.program.graph_signature.input_specs
+        for node in list(self.graph.nodes):
+            if node.op == "placeholder" and not node.users and (node in self.known):
+                for spec in specs:
+                    if spec.arg.name == node.name:
+                        self.program.constants.pop(spec.target, None)
+                specs[:] = [spec for spec in specs if spec.arg.name != node.name]
+                self.graph.erase_node(node)
+
+
+class Scatter:
+    """Rows that are reduced at constant places, into zeros."""
+
+    def __init__(self, node: Any, constants: Constants, rows: int, index: Any, src: Any, reduce: str) -> None:
+        self.node, self.constants, self.rows = node, constants, rows
+        self.index, self.src, self.reduce = index, src, reduce
+        self.graph, self.aten = constants.graph, constants.torch.ops.aten
+
+    @classmethod
+    def of(cls, node: Any, constants: Constants) -> Scatter | None:
+        """What a node scatters; None where it is something else."""
+        aten = constants.torch.ops.aten
+        is_scatter = node.target in (aten.scatter_add.default, aten.scatter_reduce.two)
+        if node.op != "call_function" or not (is_scatter or edges.is_by_rows(node)):
+            return None
+        base, index, src = edges.scattered(node)
+        dim, how = node.args[1] if is_scatter else 0, node.args[4] if len(node.args) > 4 else "sum"
+        reduce = REDUCTIONS.get(how)
+        shape, places = base.meta["val"].shape, constants.known.get(index)
+        includes_self = node.kwargs.get("include_self", True) and reduce != "sum"
+        if dim != 0 or reduce is None or includes_self or not _is_zero(base, constants):
+            return None
+        if places is None:
+            return cls(node, constants, shape[0], None, src, reduce) if src.meta["val"].is_floating_point() else None
+        if not all(isinstance(n, int) for n in shape) or not _is_of_rows(places) or src in constants.known:
+            return None
+        whole = tuple(places.shape) if is_scatter else (places.numel(), *shape[1:])
+        if whole != tuple(src.meta["val"].shape):
+            return None
+        places = places if is_scatter else places % shape[0]
+        return cls(node, constants, int(shape[0]), places.reshape(places.shape[0], -1)[:, 0], src, reduce)
+
+    def replace(self) -> None:
+        """Put a sparse operator in its place."""
+        with self.graph.inserting_before(self.node):
+            new = self._fixed() if self.index is not None else edges.as_call(self.graph, self.node, self.reduce)
+        if new is None:
+            return
+        new.meta["val"] = self.node.meta["val"]
+        self.node.replace_all_uses_with(new)
+        self.graph.erase_node(self.node)
+
+    def _fixed(self) -> Any:
+        """What it is where all places are known."""
+        return self._product() or self._segments()
+
+    def _product(self) -> Any:
+        """A product with a matrix, if the rows are selected ones, each perhaps times a number that is known."""
+        weight, rows = None, self.src
+        if rows.target is self.aten.mul.Tensor:
+            weight, rows = self._weighted(*rows.args)
+        selected = self._selected(rows)
+        if self.reduce != "sum" or selected is None or selected[0].meta["val"].dim() != 2:
+            return None
+        x, sources = selected
+        dtype = x.meta["val"].dtype
+        ones = self.constants.torch.ones(sources.numel(), dtype=dtype) if weight is None else weight
+        shape = (self.rows, int(x.meta["val"].shape[0]))
+        matrix = sp.coo_array((ones.double().numpy(), (self.index.numpy(), sources.numpy())), shape=shape).tocsr()
+        from_numpy = self.constants.torch.from_numpy
+        arrays = (from_numpy(matrix.data).to(dtype), *map(from_numpy, (_int32(matrix.indptr), _int32(matrix.indices))))
+        return self._call("spmm", *map(self.constants.constant, arrays), x)
+
+    def _weighted(self, one: Any, other: Any) -> tuple[Any, Any]:
+        """The weight of every row, and the rows."""
+        for factor, rows in ((one, other), (other, one)):
+            weight = self.constants.known.get(factor)
+            if weight is not None and tuple(weight.shape) == (self.index.numel(), 1):
+                return weight.reshape(-1), rows
+        return None, self.src
+
+    def _selected(self, node: Any) -> tuple[Any, Any] | None:
+        """Of rows that are selected by a known index: from what, and which."""
+        x, index = edges.selected(node) or (None, None)
+        sources = self.constants.known.get(index)
+        if x is None or sources is None or not isinstance(x.meta["val"].shape[0], int):
+            return None
+        return x, sources % x.meta["val"].shape[0]
+
+    def _segments(self) -> Any:
+        """A reduction of segments: the rows are brought into the order of their places."""
+        order = self.constants.torch.argsort(self.index, stable=True)
+        counts = np.bincount(self.index.numpy(), minlength=self.rows)
+        indptr = self.constants.torch.from_numpy(_int32(np.append(0, np.cumsum(counts))))
+        call, inner = self.graph.call_function, self.node.meta["val"].shape[1:]
+        rows, selected = self.src, self._selected(self.src)
+        if selected is not None:
+            rows = call(self.aten.index_select.default, (selected[0], 0, self.constants.constant(selected[1][order])))
+        elif not bool((self.index[1:] >= self.index[:-1]).all()):
+            rows = call(self.aten.index_select.default, (rows, 0, self.constants.constant(order)))
+        if len(inner) > 1:
+            rows = call(self.aten.view.default, (rows, [self.index.numel(), int(np.prod(inner))]))
+        found = self._call("segment_reduce", rows, self.constants.constant(indptr), self.reduce)
+        return call(self.aten.view.default, (found, [self.rows, *inner])) if len(inner) > 1 else found
+
+    def _call(self, name: str, *args: Any) -> Any:
+        from sparsetir.relax.from_torch.operators import register_torch_ops
+
+        return self.graph.call_function(getattr(register_torch_ops(), name).default, args)
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in _leaves(each)]
+    if isinstance(value, (tuple, list)):
+        return [leaf for each in value for leaf in _leaves(each)]
+    return [value]
+
+
+def _is_zero(node: Any, constants: Constants) -> bool:
+    value = constants.known.get(node)
+    return edges.is_zeros(node) if value is None else not bool(value.any())
+
+
+def _is_of_rows(index: Any) -> bool:
+    """Whether whole rows go to one place each."""
+    if index.numel() == 0:
+        return False
+    flat = index.reshape(index.shape[0], -1)
+    return bool((flat == flat[:, :1]).all())
+
+
+def _int32(array: Any) -> np.ndarray:
+    """An index array as the operators take it; of 64 bits where it needs them."""
+    fits = array.size == 0 or int(array.max()) < 2**31
+    return np.ascontiguousarray(array, np.int32 if fits else np.int64)
+
+
+__all__ = ["with_sparse_products"]

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that torch exported as a Relax module, by TVM's importer and what it lacks for our purpose."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, tirx
+
+from sparsetir.errors import ArgumentError, LoweringError
+from sparsetir.relax import calls
+from sparsetir.relax.from_torch import edges as torch_edges
+from sparsetir.relax.from_torch.graphs import with_sparse_products
+from sparsetir.relax.from_torch.operators import NAMESPACE, TORCH_OPERATORS
+from sparsetir.relax.training.layers import standardised
+
+Converter = Callable[[Any, Any], Any]
+COUNTER = "num_batches_tracked"
+HALVES = ("float16", "bfloat16")
+SCATTERED = {"sum": "add", "mean": "mean", "amax": "max", "amin": "min", "prod": "mul"}
+
+
+def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
+    """An exported program as a Relax module whose arguments and results are tensors; weights are constants.
+
+    With `keeps_params` weights are arguments after the others, as TVM's importer attaches them.
+
+    Raises
+    ------
+    ArgumentError
+        The model changes its own buffers or arguments.
+    LoweringError
+        It has operators that TVM's importer does not know.
+    """
+    from tvm.relax.frontend.torch import from_exported_program
+
+    program = exported.run_decompositions()
+    _refuse_changes(program, keeps_params)
+    _drop_constants(program)
+    with_sparse_products(program)
+    try:
+        return from_exported_program(
+            program,
+            custom_convert_map=_converters(),
+            run_ep_decomposition=False,
+            keep_params_as_input=keeps_params,
+        )
+    except AssertionError as error:  # which lists the names
+        fault = f"TVM's importer for torch does not take the model: {error}"
+        advice = 'replace these operators, or leave them to torch: torch.compile(model, backend="sparsetir")'
+        raise LoweringError(f"{fault}; {advice}") from None
+
+
+def _refuse_changes(program: Any, keeps_averages: bool) -> None:
+    """Raise for buffers and arguments that are changed, but for averages of batch normalisation that may be kept."""
+    signature = program.graph_signature
+    nodes = {node.name: node for node in program.graph.nodes}
+    changed = signature.buffers_to_mutate
+    kept = [name for node, name in changed.items() if keeps_averages and _is_average(nodes[node])]
+    left = [*(name for name in changed.values() if name not in kept), *signature.user_inputs_to_mutate.values()]
+    if left:
+        names = ", ".join(map(str, left))
+        raise ArgumentError(f"the model changes {names} when it is called, which a compiled model does not")
+    for spec in signature.input_specs:
+        if spec.target in kept and not spec.target.endswith(COUNTER):
+            spec.kind = type(spec.kind).PARAMETER  # a constant otherwise
+
+
+def _is_average(node: Any) -> bool:
+    """Whether a node is a new average of batch normalisation, or the count of its batches."""
+    if node.target is operator.getitem:
+        return str(node.args[0].target) == "aten._native_batch_norm_legit_functional.default" and node.args[1] in (3, 4)
+    while str(node.target) == "aten.add.Tensor" and node.args[1] == 1:
+        node = node.args[0]
+    return node.op == "placeholder" and str(node.target).endswith(COUNTER)
+
+
+def _drop_constants(program: Any) -> None:
+    """Take arguments and results that are no tensors out of a program, which TVM's importer does not take."""
+    graph, signature = program.graph, program.graph_signature
+    is_constant = lambda spec: type(spec.arg).__name__ == "ConstantArgument"  # noqa: E731
+    fixed = {spec.arg.name for spec in signature.input_specs if is_constant(spec)}
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and node.name in fixed and not node.users:
+            graph.erase_node(node)
+    signature.input_specs[:] = [spec for spec in signature.input_specs if not is_constant(spec)]
+    output = next(node for node in graph.nodes if node.op == "output")
+    kept = [not is_constant(spec) for spec in signature.output_specs]
+    output.args = (tuple(value for value, keep in zip(output.args[0], kept, strict=True) if keep),)
+    signature.output_specs[:] = [spec for spec, keep in zip(signature.output_specs, kept, strict=True) if keep]
+
+
+# ------------------------------------------------------------------ operators
+
+
+def _converters() -> dict[str, Converter]:
+    """What becomes of operators, by the names that the importer looks up."""
+    own = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
+    products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
+    scatters = dict.fromkeys(("scatter_add.default", "scatter_reduce.two"), _scatter)
+    edges = torch_edges.converters()
+    norms = {
+        "_native_batch_norm_legit_functional.default": _batch_norm,
+        "_native_batch_norm_legit.no_stats": _batch_norm_alone,
+    }
+    others = {"addmm.default": _addmm, "native_dropout.default": _dropout, "index_put.default": _index_put}
+    return {**own, **products, **scatters, **edges, **norms, **others}
+
+
+def _batch_norm(node: Any, importer: Any) -> Any:
+    """Five results, the last two new averages."""
+    x, gamma, beta, mean, variance, is_training, momentum, epsilon = importer.retrieve_args(node)
+    gamma, beta = (_filled(x, n) if given is None else given for n, given in ((1, gamma), (0, beta)))
+    options = {"epsilon": float(epsilon), "momentum": float(momentum), "training": bool(is_training)}
+    emit = importer.block_builder.emit
+    found = emit(relax.op.nn.batch_norm(x, gamma, beta, mean, variance, 1, **options))
+    y, mean, variance = (emit(relax.TupleGetItem(found, n)) for n in range(3))
+    return relax.Tuple([y, mean, variance, mean, variance])
+
+
+def _batch_norm_alone(node: Any, importer: Any) -> Any:
+    """By the batch itself, without averages: three results, of which the first is used."""
+    x, gamma, beta, _is_training, _momentum, epsilon = importer.retrieve_args(node)
+    emit, channels = importer.block_builder.emit, int(x.ty.shape.values[1])
+    others = [n for n in range(x.ty.ndim) if n != 1]
+    y, mean, variance = standardised(emit, x, others, float(epsilon))
+    for combine, given in ((relax.op.multiply, gamma), (relax.op.add, beta)):
+        if given is not None:
+            y = emit(combine(y, emit(relax.op.reshape(given, [1, channels, *[1] * (x.ty.ndim - 2)]))))
+    return relax.Tuple([y, mean, variance])
+
+
+def _filled(x: Any, value: float) -> Any:
+    """One number for each channel."""
+    return relax.const(np.full(int(x.ty.shape.values[1]), value, str(x.ty.dtype.dtype)))
+
+
+def _dropout(node: Any, importer: Any) -> Any:
+    """Two results, the second a mask."""
+    x, rate, is_training = importer.retrieve_args(node)
+    emit = importer.block_builder.emit
+    return emit(relax.op.nn.dropout(x, float(rate)) if is_training else relax.Tuple([x, relax.op.ones_like(x)]))
+
+
+def _own(name: str) -> Converter:
+    def convert(node: Any, importer: Any) -> Any:
+        if node.target.namespace != NAMESPACE:  # the name of torch's own operator may be the same
+            return importer.create_convert_map()[f"{name}.default"](node)
+        args = importer.retrieve_args(node)
+        named = {key: importer.env.get(value, value) for key, value in node.kwargs.items()}
+        return importer.block_builder.emit(getattr(calls, name)(*args, **named))
+
+    return convert
+
+
+def _matmul(importer: Any, left: Any, right: Any) -> Any:
+    """A product of its factors' dtype, where the importer has float32; halves are summed in float32, as in torch."""
+    emit, dtype = importer.block_builder.emit, str(left.ty.dtype.dtype)
+    if dtype not in HALVES:
+        return emit(relax.op.matmul(left, right))
+    return emit(relax.op.astype(emit(relax.op.matmul(left, right, "float32")), dtype))
+
+
+def _product(node: Any, importer: Any) -> Any:
+    return _matmul(importer, *importer.retrieve_args(node))
+
+
+def _addmm(node: Any, importer: Any) -> Any:
+    """``beta * x + alpha * left @ right``."""
+    x, left, right = importer.retrieve_args(node)
+    total = _scaled(importer, _matmul(importer, left, right), node.kwargs.get("alpha", 1))
+    beta = node.kwargs.get("beta", 1)
+    return total if beta == 0 else importer.block_builder.emit(relax.op.add(total, _scaled(importer, x, beta)))
+
+
+def _scatter(node: Any, importer: Any) -> Any:
+    """A reduction at places that are known when the model is called."""
+    base, dim, index, src, *rest = importer.retrieve_args(node)
+    if _is_empty(index):
+        return base
+    emit, reduce = importer.block_builder.emit, SCATTERED[rest[0] if rest else "sum"]
+
+    def scattered(into: Any, values: Any, how: str) -> Any:
+        return emit(relax.op.scatter_elements(into, index, values, axis=dim, reduction=how))
+
+    if reduce == "add" or (reduce != "mean" and node.kwargs.get("include_self", True)):
+        return scattered(base, src, reduce)
+    if node.kwargs.get("include_self", True):
+        raise LoweringError("scatter_reduce with reduce='mean' is compiled with include_self=False only")
+    dtype = str(base.ty.dtype.dtype)
+    one, zero = (relax.const(n, dtype) for n in (1, 0))
+    filled = lambda like, value: emit(relax.op.broadcast_to(relax.const(value, dtype), like.ty.shape))  # noqa: E731
+    count = scattered(filled(base, 0), filled(src, 1), "add")
+    is_empty = emit(relax.op.equal(count, zero))
+    if reduce == "mean":
+        found = emit(relax.op.divide(scattered(filled(base, 0), src, "add"), emit(relax.op.maximum(count, one))))
+    else:
+        least = {"max": -math.inf, "min": math.inf}.get(reduce, 1)
+        found = scattered(filled(base, least), src, reduce)
+    return emit(relax.op.where(is_empty, base, found))
+
+
+def _is_empty(index: Any) -> bool:
+    """Whether there are no places."""
+    return any(isinstance(n, tirx.IntImm) and n.value == 0 for n in index.ty.shape.values)
+
+
+def _put_where(node: Any, importer: Any) -> Any:
+    """One number that is put where a mask is true, or added there."""
+    base, (mask,), number = importer.retrieve_args(node)[:3]
+    emit, shape = importer.block_builder.emit, base.ty.shape
+    mask = emit(relax.op.reshape(mask, [*mask.ty.shape.values, *[1] * (base.ty.ndim - mask.ty.ndim)]))
+    mask, number = emit(relax.op.broadcast_to(mask, shape)), emit(relax.op.reshape(number, [1] * base.ty.ndim))
+    number = emit(relax.op.broadcast_to(number, shape))
+    if len(node.args) > 3 and node.args[3]:
+        number = emit(relax.op.add(base, number))
+    return emit(relax.op.where(mask, number, base))
+
+
+def _index_put(node: Any, importer: Any) -> Any:
+    """Rows that are put at the places of one index, or added there; the importer takes an index for each dimension."""
+    places = node.args[1]
+    is_mask = len(places) == 1 and str(places[0].meta["val"].dtype) == "torch.bool"
+    if is_mask and node.args[2].meta["val"].dim() == 0:
+        return _put_where(node, importer)
+    if is_mask:
+        fault = "values of their own are put where a mask is true, whose number is not known when the model is compiled"
+        raise LoweringError(f"{fault}: write torch.where(mask, values for all places, x)")
+    if len(places) != 1 or not str(places[0].meta["val"].dtype).startswith("torch.int"):
+        return importer.create_convert_map()["index_put.default"](node)
+    base, (index,), values = importer.retrieve_args(node)[:3]
+    if _is_empty(index):
+        return base
+    emit, inner, rank = importer.block_builder.emit, list(base.ty.shape.values)[1:], base.ty.ndim
+    places = list(index.ty.shape.values)
+    flat = [math.prod(places)]
+    values = emit(relax.op.broadcast_to(values, [*places, *inner]))
+    index = emit(relax.op.reshape(index, [*flat, *[1] * (rank - 1)]))
+    index = emit(relax.op.broadcast_to(index, [*flat, *inner]))
+    how = "add" if len(node.args) > 3 and node.args[3] else "update"
+    return emit(relax.op.scatter_elements(base, index, emit(relax.op.reshape(values, [*flat, *inner])), 0, how))
+
+
+def _scaled(importer: Any, value: Any, factor: Any) -> Any:
+    if factor == 1:
+        return value
+    return importer.block_builder.emit(relax.op.multiply(value, relax.const(factor, str(value.ty.dtype.dtype))))
+
+
+__all__ = ["imported"]

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and training modules from torch."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from tvm import ir, relax
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.relax.from_torch.fixed_values import Nesting, Values, explained, tracing
+from sparsetir.relax.from_torch.importer import imported
+from sparsetir.relax.from_torch.own_layers import ALONG_ROWS, along_rows, operator_name
+from sparsetir.relax.model import CompiledModel, Passes, compile_model
+
+# A torch module as a Relax function whose parameters are its own, to be trained.
+
+
+def is_module(model: Any) -> bool:
+    """Whether a model is one of torch."""
+    return any(base.__module__ == "torch.nn.modules.module" for base in type(model).__mro__)
+
+
+def from_module(
+    model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, static: Collection[str]
+) -> tuple[ir.IRModule, dict[str, Any], list[str]]:
+    """A module as it is, in train mode or not: its function, the values of its tensors, and which are not trained.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    args, kwargs, static
+        See `sparsetir.relax.train_step`.
+    """
+    torch = importlib.import_module("torch")
+    if args is None and kwargs is None:
+        raise ArgumentTypeError("a module is traced with arguments: pass example_args, a tuple of tensors")
+    if isinstance(args, torch.Tensor):
+        raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
+    _check_dense(torch, model)
+    _check_averages(torch, model)
+    own = copy.deepcopy(model)
+    whole, given, named, known = with_fixed(own, tuple(args or ()), dict(kwargs or {}), static)
+    for module, original in zip(own.modules(), model.modules(), strict=True):
+        module.training = original.training  # which `with_fixed` ended
+    with torch.no_grad(), explained(), known:
+        exported = torch.export.export(whole, given, named)
+    prefix = "model." if static else ""
+    targets = {spec.arg.name: spec.target for spec in exported.graph_signature.input_specs if spec.target is not None}
+    mod, held = relax.frontend.detach_params(imported(exported, keeps_params=True))
+    func = mod["main"]
+    first = len(func.params) - len(held.get("main", ()))
+    names = [str(targets[str(p.name)]).removeprefix(prefix) for p in func.params[first:]]
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    values = dict(zip(names, held.get("main", ()), strict=True))
+    return ir.IRModule({"main": _named(func, first, names)}), values, [name for name in names if name not in trained]
+
+
+def _check_dense(torch: Any, model: Any) -> None:
+    """Raise for weights that would not stay sparse."""
+    prune = importlib.import_module("torch.nn.utils.prune")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.layout != torch.strided:
+            fault = f"{name} is sparse ({tensor.layout}), which torch.export does not take"
+            raise ArgumentError(f"{fault}: train it with sparsetir.torch.SparseLinear, or write the model in Relax")
+    if prune.is_pruned(model):
+        fault = "the model is pruned by hooks of torch.nn.utils.prune, which would not hold its zeros"
+        raise ArgumentError(f"{fault}: make its layers sparse with sparsetir.torch.sparsify_ and train them in torch")
+
+
+def _check_averages(torch: Any, model: Any) -> None:
+    """Raise for averages over all steps, whose share of a batch the step would have to be compiled for."""
+    for name, module in model.named_modules():
+        is_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training
+        if is_norm and module.track_running_stats and module.momentum is None:
+            fault = f"{name or 'the model'} is a batch norm with momentum=None, an average over all steps"
+            raise ArgumentError(f"{fault}: give it a momentum, such as 0.1")
+
+
+def _named(func: relax.Function, first: int, names: Sequence[str]) -> relax.Function:
+    """The function with the names of torch for its parameters."""
+    new = [relax.Var(name, p.ty) for name, p in zip(names, func.params[first:], strict=True)]
+    bound = func.bind_params(dict(zip(func.params[first:], new, strict=True)))
+    return relax.Function([*bound.params, *new], bound.body, func.ret_ty, func.is_pure)
+
+
+# Models from torch: traced by ``torch.export``, compiled, and called with torch tensors.
+
+
+def from_torch(
+    model: Any,
+    example_args: Sequence[Any] | None = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    static: Collection[str] = (),
+    sparsify: Passes = None,
+    database: str | Path | None = None,
+    target: Any = None,
+) -> CompiledModel:
+    """Compile a torch model.
+
+    A module is traced as in eval mode and is not changed. Parameters and buffers that are sparse (CSR, CSC, COO, BSR)
+    are traced as dense ones, which torch can export; a pass given as `sparsify` makes them sparse again, and dense ones
+    that were pruned. Operators of `register_torch_ops` stay sparse throughout, and so do layers of
+    `sparsetir.torch.SparseLinear` and ``linear``, ``spmm``, ``conv``, ``softmax``, ``sddmm`` and ``attention`` of a
+    `sparsetir.torch.Graph` that the model keeps, whose structures become constants.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or torch.export.ExportedProgram
+    example_args : sequence, optional
+        Arguments to trace a module with, dense tensors for tensors.
+    example_kwargs : mapping, optional
+        Those that are passed by name.
+    dynamic_shapes : optional
+        Sizes that may change from call to call, as ``torch.export.export`` takes them, such as
+        ``({0: torch.export.Dim("batch")},)``.
+    static : collection of str, optional
+        Names of arguments that are always what the examples are: they become constants, and the compiled model is
+        called without them. Messages along edges whose index is a constant are sparse products; an index that is a
+        buffer of the module is one, too.
+    sparsify : Pass or sequence of Pass, optional
+        Run on the model before it is lowered.
+    database : str or Path, optional
+        Records of `sparsetir.tune_sparse`.
+    target : Target, str or dict, optional
+        An LLVM target; this machine by default.
+
+    Returns
+    -------
+    CompiledModel
+        Called like the module; arguments and results nest as there.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        The model is of another class, changes its own buffers, or is to be traced with sparse arguments.
+    LoweringError
+        It has an operation that is not known here, such as another one of a `Graph`.
+    """
+    exported = _exported(model, example_args, example_kwargs, dynamic_shapes, static)
+    nesting = Nesting.of(exported)
+    return compile_model(imported(exported), target, sparsify=sparsify, database=database, nesting=nesting)
+
+
+def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: Collection[str]) -> Any:
+    torch = importlib.import_module("torch")
+    if isinstance(model, torch.export.ExportedProgram):
+        if args is not None or kwargs is not None or dynamic_shapes is not None or static:
+            fault = "an ExportedProgram is traced already"
+            raise ArgumentTypeError(f"{fault}: pass no examples, no dynamic_shapes and nothing static")
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(f"expected a torch.nn.Module or an ExportedProgram; found {type(model).__name__}")
+    if args is None and kwargs is None:
+        raise ArgumentTypeError("a module is traced with arguments: pass example_args, a tuple of tensors")
+    if isinstance(args, torch.Tensor):
+        raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
+    given, named = tuple(args or ()), dict(kwargs or {})
+    for name, value in [*((f"example_args[{n}]", v) for n, v in enumerate(given)), *named.items()]:
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            hint = "pass its values and index arrays, for operators of sparsetir.relax.register_torch_ops()"
+            raise ArgumentTypeError(f"{name} is sparse ({value.layout}), which torch.export does not take: {hint}")
+    model, given, named, values = with_fixed(dense_copy(model), given, named, static)
+    with torch.no_grad(), explained(), values, _written():
+        return torch.export.export(model, given, named, dynamic_shapes=dynamic_shapes)
+
+
+def with_fixed(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], static: Collection[str]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any], AbstractContextManager[Any]]:
+    """A module with some arguments fixed, the others, and a context to trace it in.
+
+    Tensors among those fixed are buffers of the module.
+    """
+    if not static:
+        return model, args, kwargs, nullcontext()
+    torch = importlib.import_module("torch")
+    whole = inspect.signature(model.forward)
+    given = whole.bind(*args, **kwargs).arguments
+    unknown = sorted(set(static) - set(given))
+    if isinstance(static, str) or unknown:
+        found = static if isinstance(static, str) else unknown[0]
+        raise ArgumentError(
+            f"static has {found!r}, expected some of [{', '.join(given)}], the arguments in the examples"
+        )
+    open_ = [name for name in given if name not in static]
+    values = Values({name: given[name] for name in static if isinstance(given[name], torch.Tensor)})
+
+    class Fixed(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            for name in static:
+                self.register_buffer(f"fixed_{name}", given[name])
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            fixed = {name: getattr(self, f"fixed_{name}") for name in static}
+            values.note(fixed)
+            return model(**dict(zip(open_, args, strict=False)), **kwargs, **fixed)
+
+    kept = [p for name, p in whole.parameters.items() if name in open_]
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    Fixed.forward.__signature__ = inspect.Signature([own, *kept])  # type: ignore[attr-defined]
+    return (
+        Fixed().eval(),
+        tuple(v for n, v in given.items() if n in open_ and n not in kwargs),
+        {n: v for n, v in kwargs.items() if n in open_},
+        tracing(values),
+    )
+
+
+def dense_copy(model: Any) -> Any:
+    """A module in eval mode with dense tensors in the places of sparse ones; dense ones are shared, not copied."""
+    torch = importlib.import_module("torch")
+    memo: dict[int, Any] = {}
+    for tensor in _tensors_of(model):
+        if tensor.layout == torch.strided:
+            memo[id(tensor)] = tensor
+            continue
+        dense = tensor.detach().to_dense()
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        memo[id(tensor)] = torch.nn.Parameter(dense, requires_grad=False) if is_parameter else dense
+    return with_pruned_weights(copy.deepcopy(model, memo).eval())
+
+
+def with_pruned_weights(model: Any) -> Any:
+    """The module, a copy, with pruned weights in the places of ``torch.nn.utils.prune``'s hooks, which compute them.
+
+    `torch.nn.utils.prune.remove` would do that to the tensors too, which the original shares.
+    """
+    torch = importlib.import_module("torch")
+    prune = importlib.import_module("torch.nn.utils.prune")
+    for module in model.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if not isinstance(hook, prune.BasePruningMethod):
+                continue
+            name = hook._tensor_name
+            with torch.no_grad():
+                weight = hook.apply_mask(module).detach().clone()
+            del module._forward_pre_hooks[key], module._parameters[f"{name}_orig"], module._buffers[f"{name}_mask"]
+            vars(module).pop(name, None)
+            module.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+    return model
+
+
+def _written() -> Any:
+    """Return a context in which functions are written with operators that Relax has.
+
+    ``torch.sparse.mm`` is ``torch.mm``: of dense matrices it would fix the sizes to be traced.
+    """
+    torch = importlib.import_module("torch")
+
+    class Written(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.sparse.mm and len(args) == 2 and not kwargs:
+                return torch.mm(*args)
+            function = along_rows if operator_name(func) == ALONG_ROWS else func
+            return function(*args, **(kwargs or {}))
+
+    return Written()
+
+
+def _tensors_of(model: Any) -> Iterator[Any]:
+    """Parameters, buffers, and tensors that are plain attributes."""
+    torch = importlib.import_module("torch")
+    for module in model.modules():
+        held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
+        yield from (value for value in held if isinstance(value, torch.Tensor))
+
+
+__all__ = ["dense_copy", "from_module", "from_torch", "is_module"]

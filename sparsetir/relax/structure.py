@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Structures at run time: validation, transposes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from tvm import ir, relax, tirx
+
+from sparsetir.errors import ArgumentError
+from sparsetir.script.printer import parse
+
+# Look over a structure that comes at run time before a kernel follows it.
+#
+# before::
+#
+#     lv = R.call_tir(cls.spmm, (indptr, indices, data, B), ...)
+#
+# after::
+#
+#     lv = R.call_tir(cls.check_structure, (indptr, indices, n), out_ty=R.Tensor((p,), "int32"))
+#     lv1 = R.call_tir(cls.spmm, (lv, indices, data, B), ...)
+#
+# The check hands on a copy of `indptr`, so that no pass takes it for unused. It costs one pass over the index arrays.
+
+
+TEXT = """
+@T.prim_func
+def check_structure({inputs}, {sizes}out: T.Buffer((p,), "{idtype}")):
+    T.func_attr({{"op_pattern": 8, "tirx.is_scheduled": True}})
+    with T.sblock("check"):
+        T.reads()
+        T.writes()
+        assert p >= 1, "R.sparse.{name}: indptr must have one element more than there are rows; found none"
+        bad = T.alloc_buffer((1,), "int32", scope="local")
+        bad[0] = T.Cast("int32", T.Or(indptr[0] != 0, T.Cast("int64", indptr[p - 1]) != T.Cast("int64", {count})))
+        for i in T.serial(p - 1):
+            bad[0] = T.bitwise_or(bad[0], T.Cast("int32", indptr[i + 1] < indptr[i]))
+            out[i] = indptr[i]
+        out[p - 1] = indptr[p - 1]
+        assert bad[0] == 0, "R.sparse.{name}: indptr must rise from 0 to the number of entries"
+"""
+RANGE = """
+        for j in T.serial(nnz):
+            outside = T.Or({array}[j] < 0, T.Cast("int64", {array}[j]) >= n_{array})
+            bad[0] = T.bitwise_or(bad[0], T.Cast("int32", outside))
+        assert bad[0] == 0, "R.sparse.{name}: {array} must be from 0 to one less than the {meaning}"
+"""
+MEANINGS = {
+    "indices": "number of columns",
+    "kinds": "number of matrices",
+    "left": "number of rows of X",
+    "right": "number of rows of Y",
+}
+
+
+@lru_cache
+def check_structure(name: str, idtype: str, arrays: tuple[str, ...]) -> tirx.PrimFunc:
+    """The function that checks ``indptr`` and the ranges of some index arrays, and copies the former.
+
+    Parameters
+    ----------
+    name : str
+        Of the operator, for messages.
+    idtype : {"int32", "int64"}
+    arrays : tuple of {"indices", "kinds", "left", "right"}
+        Each with its upper bound as a parameter; without any the number of entries is one.
+    """
+    inputs = [f'indptr: T.Buffer(("p",), "{idtype}")']
+    inputs += [
+        f'{array}: T.Buffer(({"nnz" if n else chr(34) + "nnz" + chr(34)},), "{idtype}")'
+        for n, array in enumerate(arrays)
+    ]
+    sizes = [f"n_{array}: T.int64, " for array in arrays] or ["count: T.int64, "]
+    count = "nnz" if arrays else "count"
+    text = TEXT.format(inputs=", ".join(inputs), sizes="".join(sizes), idtype=idtype, name=name, count=count)
+    text += "".join(RANGE.format(array=array, name=name, meaning=MEANINGS[array]) for array in arrays)
+    return parse(text).without_attr("global_symbol")
+
+
+def checked(builder: relax.BlockBuilder, name: str, indptr: Any, bounds: dict[str, tuple[Any, Any]], count: Any) -> Any:
+    """`indptr` after it was looked at together with some index arrays.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+    name : str
+        Of the operator.
+    indptr : Expr
+    bounds : dict of str to (Expr, Expr)
+        Index arrays by their names, with what their elements must be below.
+    count : Expr
+        The number of entries, for where there are no index arrays.
+    """
+    idtype = str(indptr.ty.dtype.dtype)
+    var = builder.add_func(check_structure(name, idtype, tuple(bounds)), f"check_{name}")
+    limits = [limit for _, limit in bounds.values()] or [count]
+    numbers = [tirx.const(0, "int64") + limit if isinstance(limit, int) else limit for limit in limits]
+    args = [indptr, *(array for array, _ in bounds.values()), *numbers]
+    return builder.emit(relax.call_tir(var, args, indptr.ty))
+
+
+def check_constants(name: str, indptr: Any, bounds: dict[str, tuple[Any, int]], count: int | None) -> None:
+    """Raise unless constants are the arrays of a structure.
+
+    Parameters
+    ----------
+    name : str
+        Of the operator.
+    indptr : GenericConst
+    bounds : dict of str to (GenericConst, int)
+        Index arrays by their names, with what their elements must be below.
+    count : int, optional
+        The number of entries, for where there are no index arrays.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    starts = indptr.value.numpy()
+    found = {array: (held.value.numpy(), limit) for array, (held, limit) in bounds.items()}
+    nnz = next((values.size for values, _ in found.values()), count)
+    if starts.size < 1 or starts[0] != 0 or starts[-1] != nnz or np.any(np.diff(starts) < 0):
+        raise ArgumentError(f"R.sparse.{name}: indptr must rise from 0 to {nnz}, the number of entries")
+    for array, (values, limit) in found.items():
+        if values.size and not 0 <= values.min() <= values.max() < limit:
+            fault = f"{array} must be from 0 to {limit - 1}; found {values.min()} to {values.max()}"
+            raise ArgumentError(f"R.sparse.{name}: {fault}")
+
+
+def is_known(*arrays: Any) -> bool:
+    """Whether all arrays are constants."""
+    return all(isinstance(array, ir.GenericConst) for array in arrays)
+
+
+# The transpose of a structure: where columns begin, the rows of their entries, and which entries those are.
+
+
+TRANSPOSE_TEXT = """
+@T.prim_func
+def transpose(
+    indptr: T.Buffer(("p",), "{idtype}"), indices: T.Buffer(("nnz",), "{idtype}"), n: T.int64,
+    starts: T.Buffer((n + 1,), "{idtype}"), rows: T.Buffer((nnz,), "{idtype}"), order: T.Buffer((nnz,), "{idtype}"),
+):
+    T.func_attr({{"op_pattern": 8, "tirx.is_scheduled": True}})
+    with T.sblock("transpose"):
+        T.reads()
+        T.writes()
+        for j in T.serial(n + 1):
+            starts[j] = T.{idtype}(0)
+        for e in T.serial(nnz):
+            starts[indices[e] + 1] = starts[indices[e] + 1] + T.{idtype}(1)
+        for j in T.serial(n):
+            starts[j + 1] = starts[j + 1] + starts[j]
+        for i in T.serial(p - 1):
+            for e in T.serial(indptr[i], indptr[i + 1]):
+                rows[starts[indices[e]]] = T.Cast("{idtype}", i)
+                order[starts[indices[e]]] = T.Cast("{idtype}", e)
+                starts[indices[e]] = starts[indices[e]] + T.{idtype}(1)
+        for j in T.serial(n):  # each start is now that of the next column
+            starts[n - j] = starts[n - j - 1]
+        starts[0] = T.{idtype}(0)
+"""
+
+
+@lru_cache
+def program(idtype: str) -> tirx.PrimFunc:
+    """The function that transposes a structure given at run time, by counting."""
+    return parse(TRANSPOSE_TEXT.format(idtype=idtype))
+
+
+def transposed(indptr: np.ndarray, indices: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The columns of a structure; equal ones keep their order.
+
+    Returns
+    -------
+    tuple of ndarray
+        ``indptr`` of the columns, the row of each entry, and which entry of the given structure it is.
+    """
+    dtype = indptr.dtype
+    found = sp.csr_array(
+        (np.arange(indices.size, dtype=dtype), indices, indptr), shape=(indptr.size - 1, columns)
+    ).tocsc()
+    return tuple(part.astype(dtype, copy=False) for part in (found.indptr, found.indices, found.data))
+
+
+__all__ = ["check_constants", "check_structure", "checked", "is_known", "program", "transposed"]

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A compiled step of training, its parameters and what its optimizer keeps."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import ir, relax
+
+from sparsetir.codegen.cache import ROOM, writing
+from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, MissingFileError
+from sparsetir.relax.model import Signature, from_tvm, library_of, to_tvm
+from sparsetir.relax.training.rules import Optimizer, check_classes
+from sparsetir.relax.training.step import PREDICT, TRAIN
+
+
+class TrainStep:
+    """A step of training: ``step(x, y)`` computes the loss, changes the parameters, and returns the loss before.
+
+    `sparsetir.relax.train_step` makes it. The inputs are those parameters of the model that got no value, in its order,
+    and the target, as torch tensors, numpy arrays or TVM tensors.
+
+    Attributes
+    ----------
+    lr : float
+        The learning rate; it may be set between steps.
+    count : int
+        The number of steps so far.
+    mod : IRModule
+        The functions ``train`` and ``predict`` before they were lowered.
+    executable : relax.VMExecutable
+        Both compiled.
+    """
+
+    def __init__(
+        self,
+        machine: relax.VirtualMachine,
+        signatures: Mapping[str, Signature],
+        params: Mapping[str, np.ndarray],
+        state: Mapping[str, np.ndarray],
+        rule: Optimizer,
+        classes: int | None,
+        *,
+        mod: ir.IRModule,
+        executable: relax.VMExecutable,
+    ) -> None:
+        self.machine, self.mod, self.executable = machine, mod, executable
+        self._run = {name: machine[name] for name in signatures}
+        self._dtype, self._classes = next(iter(params.values())).dtype, classes
+        self._params = {name: tvm.runtime.tensor(value) for name, value in params.items()}
+        self._slots = {name: tvm.runtime.tensor(value) for name, value in state.items()}
+        self.count = 0
+        self.lr, self._rule = rule.lr, rule
+        own = {*self._params, *self._slots, "count", *rule.scalars(rule.lr, 1)}
+        self._names = {part: [a.name for a in signature.arguments] for part, signature in signatures.items()}
+        self._inputs = {part: _without(signature, own) for part, signature in signatures.items()}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._lr = float(value)
+
+    def __call__(self, *inputs: Any, **named: Any) -> float:
+        """Train with a batch; the loss before the parameters changed.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            The arguments are not as many as the model takes with its target, one has another dtype or shape, or the
+            target has a label that is no class.
+        """
+        values = self._inputs[TRAIN].positions(inputs, named)
+        if self._classes is not None:
+            values[-1] = _labels(values[-1], self._classes)
+        scalars = self._rule.scalars(self.lr, self.count + 1)
+        own = {name: tvm.runtime.tensor(np.array(value, self._dtype)) for name, value in scalars.items()}
+        own["count"] = tvm.runtime.tensor(np.array(self.count, "int64"))
+        loss, *rest = self._run[TRAIN](*self._tensors(TRAIN, values, {**own, **self._slots}))
+        held = len(self._params)
+        self._params = dict(zip(self._params, rest[:held], strict=True))
+        self._slots = dict(zip(self._slots, rest[held:], strict=True))
+        self.count += 1
+        return float(loss.numpy())
+
+    step = __call__
+
+    def predict(self, *inputs: Any, **named: Any) -> Any:
+        """What the model returns with the parameters as they are now, without dropout."""
+        values = self._inputs[PREDICT].positions(inputs, named)
+        return from_tvm(self._run[PREDICT](*self._tensors(PREDICT, values, self._slots)), library_of(values))
+
+    def _tensors(self, part: str, values: list[Any], own: Mapping[str, Any]) -> list[Any]:
+        """The arguments of a function in its order: a batch that is checked, and what is kept here."""
+        signature = self._inputs[part]
+        tensors = [to_tvm(value, a.name) for a, value in zip(signature.arguments, values, strict=True)]
+        signature.check(tensors)
+        given = {a.name: tensor for a, tensor in zip(signature.arguments, tensors, strict=True)}
+        every = {**given, **self._params, **own}
+        return [every[name] for name in self._names[part]]
+
+    @property
+    def params(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters that are trained, by name."""
+        return {name: tensor.numpy().copy() for name, tensor in self._params.items()}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Copies of what the optimizer and batch norms keep, arrays by name, and ``count`` and ``lr``."""
+        slots = {name: tensor.numpy().copy() for name, tensor in self._slots.items()}
+        return {"count": self.count, "lr": self.lr, **slots}
+
+    def set(self, params: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None) -> None:
+        """Put values in the places of some parameters, or of some of the state.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            There is no such name, or a value has another shape or dtype. Nothing is changed then.
+        """
+        scalars = {name: value for name, value in (state or {}).items() if name in ("count", "lr")}
+        arrays = {name: value for name, value in (state or {}).items() if name not in scalars}
+        new, kept = _fitting(params or {}, self._params, "parameter"), _fitting(arrays, self._slots, "state")
+        self._params.update(new)
+        self._slots.update(kept)
+        self.count = int(scalars.get("count", self.count))
+        self.lr = float(scalars.get("lr", self.lr))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the parameters and the state as a file of numpy, ``.npz``; `load` goes on from there.
+
+        Raises
+        ------
+        ArgumentError
+            The name ends otherwise, or there is no such folder.
+        WriteError
+            The disk is full.
+        """
+        path = Path(path)
+        if path.suffix != ".npz":
+            raise ArgumentError(
+                f"a state of training is saved by numpy: expected a name ending in .npz, found {path.name}"
+            )
+        if not path.parent.is_dir():
+            raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
+        state = {f"state:{name}": np.asarray(value) for name, value in self.state.items()}
+        arrays = {**{f"param:{name}": value for name, value in self.params.items()}, **state}
+        with writing(path, ROOM + sum(array.nbytes for array in arrays.values())):
+            np.savez(path, allow_pickle=False, **arrays)
+        return path
+
+    def load(self, path: str | Path) -> None:
+        """Read what `save` wrote, of a step of the same model and optimizer.
+
+        Raises
+        ------
+        MissingFileError
+        FileFormatError
+            The file is damaged or is none of numpy.
+        ArgumentError, ArgumentTypeError
+            It is of another model or optimizer. Nothing is changed then.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise MissingFileError(f"no state of training at {path}")
+        try:
+            with np.load(path) as file:
+                found = {name: file[name] for name in file.files}
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+            raise FileFormatError(f"{path.name} is no state of training: {error}") from error
+        parts = {kind: _named(found, kind) for kind in ("param", "state")}
+        missing = {*self._params} - {*parts["param"]} or {*self._slots, "count", "lr"} - {*parts["state"]}
+        if missing:
+            raise ArgumentError(f"{path.name} has no {min(missing)}: it is of another model or optimizer")
+        self.set(parts["param"], parts["state"])
+
+    def __repr__(self) -> str:
+        return f"TrainStep {self._inputs[TRAIN]}: {self.count} steps"
+
+
+def _without(signature: Signature, own: set[str]) -> Signature:
+    """A signature without the arguments that are kept here."""
+    arguments = tuple(a for a in signature.arguments if a.name not in own)
+    return Signature(signature.function, arguments, signature.bounds)
+
+
+def _labels(target: Any, classes: int) -> np.ndarray:
+    """Labels as int64, each of them a class."""
+    found = np.asarray(target.numpy() if isinstance(target, tvm.runtime.Tensor) else target)
+    if found.dtype.kind not in "iu":
+        raise ArgumentTypeError(
+            f"the target has dtype {found.dtype}; cross_entropy takes a class for each row, as integers"
+        )
+    labels = np.ascontiguousarray(found, "int64")
+    check_classes(labels, classes)
+    return labels
+
+
+def _named(found: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(f"{kind}:"): value for name, value in found.items() if name.startswith(f"{kind}:")}
+
+
+def _fitting(values: Mapping[str, Any], held: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Values as tensors like those that are there."""
+    found = {}
+    for name, value in values.items():
+        if name not in held:
+            raise ArgumentError(f"there is no {kind} {name}: there are {', '.join(held) or 'none'}")
+        tensor, array = held[name], np.asarray(value.detach() if hasattr(value, "detach") else value)
+        if tuple(tensor.shape) != array.shape:
+            raise ArgumentError(f"{kind} {name} has shape {array.shape}; expected {tuple(tensor.shape)}")
+        if str(tensor.dtype) != str(array.dtype):
+            raise ArgumentTypeError(f"{kind} {name} has dtype {array.dtype}; expected {tensor.dtype}")
+        found[name] = tvm.runtime.tensor(np.array(array))
+    return found
+
+
+__all__ = ["TrainStep"]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels with fixed arguments."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.runtime.call_plan import Caller, Plan, Run, Seen, Timing, Unfit, fits, learn, look, shaped
+from sparsetir.runtime.conversion import Converted, agree
+from sparsetir.runtime.serialization import Saved
+from sparsetir.runtime.signature import Arguments, SizeOf
+from sparsetir.utils.buffers import Spare
+
+if TYPE_CHECKING:
+    from sparsetir.codegen.cache import Compiled
+    from sparsetir.runtime.composed import ComposedKernel
+    from sparsetir.runtime.kernel import Kernel
+
+
+# Kernels with some arguments fixed.
+
+
+class Bound(Saved):
+    """A kernel of any class with some arguments fixed.
+
+    Parameters
+    ----------
+    kernel : Kernel, ComposedKernel or TunedKernel
+    fixed : mapping of str to object
+        The arguments.
+
+    Attributes
+    ----------
+    last : tuple
+        The arrays of a call and its plan, see `sparsetir.runtime.call_plan.fits`; None before the first call.
+    """
+
+    def __init__(self, kernel: Any, fixed: Mapping[str, Any]) -> None:
+        self.kernel, self.fixed = kernel, dict(fixed)
+        self.last: tuple[Any, Run | None] = ((), None)
+
+    def __repr__(self) -> str:
+        return f"{self.kernel!r} with {', '.join(self.fixed) or 'nothing'} fixed"
+
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
+        """Run with the open arguments; see `Kernel.__call__`."""
+        if unnamed:
+            raise self.kernel.signature.unnamed(unnamed)
+        key, run = self.last
+        if run is not None and fits(key, arguments):
+            try:
+                return run(arguments)
+            except Unfit:
+                pass
+        return self.dispatch(arguments)
+
+    @abstractmethod
+    def dispatch(self, arguments: dict[str, Any]) -> Any:
+        """Make a call that is not like the last one."""
+
+    def compiled_parts(self) -> Iterator[Compiled]:
+        yield from self.kernel.compiled_parts()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebound, (self.kernel, self.fixed)
+
+    def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
+        """Write a C library of the kernel, whose function takes the fixed arguments too; see `Kernel.export`."""
+        return self.kernel.export(path, header=header)
+
+
+class BoundKernel(Bound):
+    """A kernel with some arguments fixed; a call costs microseconds on top of the loops.
+
+    A result that nobody has any more gives its memory to the next one.
+    """
+
+    def __init__(self, kernel: Kernel, arguments: dict[str, Any]) -> None:
+        super().__init__(kernel, arguments)
+        signature = kernel.signature
+        self.args = Arguments()
+        signature.take(self.args, arguments)
+        if self.args.copy_back:
+            name = signature.shown(self.args.copy_back[0][1])
+            fault = f"{name} is written by this kernel and has another layout, so that each call would copy it"
+            raise ArgumentError(f"{fault}: bind a contiguous array, or pass it at each call")
+        self.plans: dict[Any, Plan | None] = {}
+        self.over_another: Any = None  # a bound kernel over another format
+        self.spare = Spare()
+        self.is_open = kernel.convert is not None and kernel.compiled.schedule is None
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.over_another is None else repr(self.over_another)
+
+    def dispatch(self, arguments: dict[str, Any]) -> Any:
+        another = self._another(arguments)
+        if another is None:
+            return self._planned(arguments)
+        found = another(**arguments)
+        self.last = another.last  # its plans are as good as ours
+        return found
+
+    def _another(self, arguments: dict[str, Any]) -> Any:
+        """The same over another format, if converting the bound matrix pays within the calls that were announced."""
+        if self.is_open:
+            self.over_another = self.kernel.convert(self.kernel, self.fixed, arguments)
+            self.is_open = False
+        return self.over_another
+
+    def _planned(self, arguments: dict[str, Any]) -> Any:
+        seen = look(arguments)
+        plan = self.plans.get(seen.key) if seen is not None else None
+        if seen is not None and plan is not None:
+            try:
+                run = plan.at(seen.dims)
+                if key := shaped(arguments):
+                    self.last = key, run
+                return run(seen.values, arguments)
+            except Unfit:
+                pass
+        return self._first(arguments, seen)
+
+    def _first(self, arguments: dict[str, Any], seen: Seen | None) -> Any:
+        """A call of a kind not seen yet, or one that does not fit: everything is checked."""
+        kernel, signature = self.kernel, self.kernel.signature
+        for name in arguments:
+            self._check_open(name)
+        args = kernel.prepare(arguments, self._merged())
+        kernel.run(args)
+        fitting = partial(kernel.fitting, is_bound=True)
+        learn(self.plans, seen, Caller(signature, kernel.function, fitting, self.fixed, self.args, self.spare), args)
+        return kernel.results(args, {**self.fixed, **arguments})
+
+    def _check_open(self, name: str) -> None:
+        """Raise if an argument is fixed, or an array of one that is."""
+        signature = self.kernel.signature
+        storage = signature.storage_name(name)
+        bound = self.args.given.get(storage) if storage is not None else None
+        if bound is None:
+            return
+        if name == bound:
+            raise ArgumentTypeError(f"{name} is fixed by bind; do not pass it again")
+        fault, buffer = f"{name} belongs to {bound}, which is fixed by bind", signature.holder.get(storage or "")
+        arrays = [n for axis in buffer.axes for n in signature.axes_of_array.get(axis, ()) if n] if buffer else []
+        if arrays and bound in self.args.stored:
+            form = ", ".join(f"{n}=..." for n in dict.fromkeys(arrays))
+            fault += f": to pass other values at each call, bind the structure alone, bind({form})"
+        raise ArgumentTypeError(fault)
+
+    def _merged(self) -> Arguments:
+        a = self.args
+        return Arguments(
+            dict(a.arrays), dict(a.sizes), dict(a.sources), dict(a.stored), set(a.raw), dict(a.given), [], a.torch
+        )
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated calls of the compiled function, all arguments ready."""
+        another = self._another(arguments)
+        if another is not None:
+            return another.time(seconds=seconds, **arguments)
+        return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
+
+
+def _rebound(kernel: Any, arguments: dict[str, Any]) -> Any:
+    """A bound kernel out of what pickle kept."""
+    return kernel.bind(**arguments)
+
+
+# Kernels over other formats with some arguments fixed.
+
+
+class BoundComposedKernel(Bound):
+    """A composed kernel with some arguments fixed: converted once."""
+
+    def __init__(self, kernel: ComposedKernel, arguments: Mapping[str, Any]) -> None:
+        super().__init__(kernel, arguments)
+        given, self.converted = kernel.converter.translate(arguments, is_kept=True)
+        self.given = kernel.needed(given)
+        self.bound = kernel.kernel.bind(**self.given)
+        self.is_plain = kernel.has_plain_results
+
+    def dispatch(self, arguments: dict[str, Any]) -> Any:
+        kernel = self.kernel
+        if self.is_plain and kernel.names.issuperset(arguments):
+            found = self.bound(**arguments)
+            self.last = self.bound.last  # its plans are as good as ours
+            return found
+        for name in arguments:
+            if name in self.fixed:
+                raise ArgumentTypeError(f"{name} is fixed by bind; do not pass it again")
+        given, converted = self._translated(arguments)
+        kernel.converter.check_complete(converted)
+        made = kernel.new_outputs(converted, {**self.given, **given})
+        out = self.bound(**given, **made)
+        return kernel.results(out, converted, {**self.given, **given, **made}, {**self.fixed, **arguments})
+
+    def _translated(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Converted]]:
+        """The open arguments of the compiled function, which must agree with the fixed ones, and every structure."""
+        given, converted = self.kernel.converter.translate(arguments, self.converted)
+        for name in given.keys() & self.given.keys():
+            if isinstance(given[name], SizeOf):
+                agree(self.given, name, given[name])
+        return {n: v for n, v in self.kernel.needed(given).items() if n not in self.given}, converted
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated calls of the compiled function, all arguments ready."""
+        given, converted = self.kernel.converter.translate(arguments)
+        made = self.kernel.new_outputs({**self.converted, **converted}, {**self.given, **given})
+        every = {**given, **made, **self.given}
+        return self.bound.kernel.time(seconds=seconds, **self.kernel.needed(every))
+
+
+__all__ = ["Bound", "BoundComposedKernel", "BoundKernel"]

@@ -1,0 +1,658 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Call plans: skip argument validation for calls whose signature was validated before."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+import tvm
+import tvm_ffi
+
+from sparsetir import interop
+from sparsetir.errors import OffsetError, StructureError
+from sparsetir.ir import sizes
+from sparsetir.ir.views import Axis
+from sparsetir.runtime.signature import (
+    LARGEST_INT32,
+    Arguments,
+    Signature,
+    SizeOf,
+    argument_list,
+    checks_are_on,
+    numpy_dtype,
+)
+from sparsetir.runtime.validation import is_sound
+from sparsetir.utils import buffers
+from sparsetir.utils.buffers import Spare
+
+# How long calls take.
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of repeated calls."""
+
+    median: float
+    best: float
+    worst: float
+    calls: int
+
+    def __str__(self) -> str:
+        spread = f"{self.best * 1e3:.3f} to {self.worst * 1e3:.3f}"
+        return f"{self.median * 1e3:.3f} ms (median of {self.calls} calls, {spread})"
+
+
+def measure(call: Callable[[], Any], *, seconds: float = 0.2) -> Timing:
+    """Time `call` for `seconds` after one warm-up call."""
+    call()
+    samples: list[float] = []
+    stop = time.perf_counter() + seconds
+    while len(samples) < 3 or time.perf_counter() < stop:
+        start = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - start)
+    ordered = sorted(samples)
+    return Timing(ordered[len(ordered) // 2], ordered[0], ordered[-1], len(ordered))
+
+
+# What plans of repeated calls are made of: see `sparsetir.runtime.call_plan`.
+
+
+COMPRESSED = ("csr", "csc", "bsr")
+
+Values: TypeAlias = Mapping[str, Any]
+
+
+class Unfit(Exception):
+    """A call is not one that a plan can make."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a plan looks at in a call.
+
+    Parameters
+    ----------
+    key : tuple
+        What decides which plan a call takes.
+    dims : tuple of int
+    values : mapping of str to object
+        The arguments, torch tensors as numpy arrays.
+    """
+
+    key: tuple[Any, ...]
+    dims: tuple[int, ...]
+    values: Values
+
+
+def look(arguments: Values) -> Seen | None:
+    """What a plan looks at; None where a call must take the long way."""
+    key: list[Any] = []
+    dims: list[int] = []
+    values = arguments
+    for name, value in arguments.items():
+        kind, mark = type(value), None
+        if kind.__name__ == "Tensor" and kind.__module__ == "torch":
+            value = _torch_array(value)
+            values = {**values, name: value}
+            kind, mark = type(value), "torch"
+        if kind is np.ndarray:
+            if not value.flags.carray:  # contiguous, aligned and writeable
+                return None
+            key.append((name, value.ndim, value.dtype, mark))
+            dims += value.shape
+        elif kind is int or kind is SizeOf:
+            key.append(name)
+            dims.append(value)
+        elif isinstance(value, (sp.sparray, sp.spmatrix)) and value.format in COMPRESSED and value.ndim == 2:
+            entry = _look_at_matrix(value, dims)
+            if entry is None:
+                return None
+            key.append((name, *entry))
+        else:
+            return None
+    return Seen(tuple(key), tuple(dims), values)
+
+
+def _torch_array(tensor: Any) -> np.ndarray | None:
+    """The memory of a dense tensor on the host that requires no gradient; None for others."""
+    try:
+        return None if tensor.requires_grad else tensor.numpy()
+    except (TypeError, RuntimeError):
+        return None
+
+
+def _look_at_matrix(value: Any, dims: list[int]) -> tuple[Any, ...] | None:
+    """Properties of a compressed matrix that decide; its dimensions are added to the others."""
+    arrays = data, indptr, indices = value.data, value.indptr, value.indices
+    for array in arrays:
+        if type(array) is not np.ndarray or not array.flags.carray:
+            return None
+    grid = value.shape if value.format != "bsr" else _grid(value.shape, data.shape[1:])
+    if grid is None:
+        return None
+    dims += grid
+    for array in arrays:
+        dims += array.shape
+    return type(value), data.ndim, data.dtype, indptr.ndim, indptr.dtype, indices.ndim, indices.dtype
+
+
+def _grid(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Rows and columns counted in blocks; None where blocks do not divide them."""
+    if len(block) != 2 or 0 in block or shape[0] % block[0] or shape[1] % block[1]:
+        return None
+    return shape[0] // block[0], shape[1] // block[1]
+
+
+def shaped(arguments: Values) -> tuple[Any, ...] | None:
+    """What `fits` compares with later calls; None unless all arguments are arrays."""
+    if any(type(value) is not np.ndarray for value in arguments.values()):
+        return None
+    return tuple((name, value.shape, value.dtype) for name, value in arguments.items())
+
+
+def fits(key: tuple[Any, ...], arguments: Values) -> bool:
+    """Whether a call is one of nothing but arrays like those of another one; sooner than by looking at it."""
+    if len(key) != len(arguments):
+        return False
+    for name, shape, dtype in key:
+        value = arguments.get(name)
+        if type(value) is not np.ndarray or value.shape != shape or value.dtype is not dtype or not value.flags.carray:
+            return False
+    return True
+
+
+class Compressed:
+    """Fills in a scipy matrix whose arrays are the buffer's own."""
+
+    def __init__(self, signature: Signature, name: str, value: Any, args: Arguments, place: dict[str, int]) -> None:
+        buffer = signature.buffers[name]
+        levels = signature.known_levels(buffer, args)
+        source = interop.open_source(value, name)
+        if not interop.has_layout(source, levels, name) or value.data.dtype != numpy_dtype(buffer.dtype):
+            raise Unfit
+        axis = next(a for a in buffer.axes if a.kind == "sparse_variable")
+        if any(a.dtype != axis.idtype for a in (value.indptr, value.indices)) or buffer.dtype == "bfloat16":
+            raise Unfit
+        indptr, indices = signature.axes_of_array[axis]
+        self.name, self.buffer = name, buffer
+        self.names = (str(buffer.storage.name), str(indptr), str(indices))
+        self.places = tuple(place[n] for n in self.names)
+        self.values, self.indptr, self.indices = self.places
+        self.level = levels[buffer.axes.index(axis)]
+        self.need_sorted = axis.sorted or axis.unique
+        self.axis_counts = signature.counts[axis]
+        self.shared: list[tuple[int, np.ndarray | None]] = []
+
+    def share(self, others: set[int], held: Mapping[int, np.ndarray]) -> None:
+        """Note which index arrays must be those of another argument, which a call brings or which is held."""
+        self.shared = [(at, held.get(at)) for at in self.places[1:] if at in others or at in held]
+
+    def expected(self, signature: Signature) -> list[tuple[int | None, list[sizes.Size]]]:
+        """The sizes of its rows and columns, and of its arrays."""
+        arrays = [(at, list(signature.by_name[n].shape or ())) for at, n in zip(self.places, self.names, strict=True)]
+        return [(None, [signature.length[axis] for axis in self.buffer.axes[:2]]), *arrays]
+
+    def counts(self, known: dict[str, int]) -> tuple[int, int]:
+        """Positions above the axis with indices, and its length."""
+        parents, _, length = self.axis_counts(known)
+        return int(parents), int(length)
+
+    def fill(self, value: Any, ready: list[Any], parents: int, length: int) -> None:
+        """Check the structure and pass the arrays on."""
+        data, indptr, indices = value.data, value.indptr, value.indices
+        if indptr[-1] != len(indices) or len(data) != len(indices):
+            raise Unfit
+        if checks_are_on() and not is_sound(
+            self.level, indptr, indices, parent_count=parents, length=length, need_sorted=self.need_sorted
+        ):
+            raise Unfit
+        for at, held in self.shared:
+            known, array = ready[at] if held is None else held, indptr if at == self.indptr else indices
+            if known is not array and not np.array_equal(known, array):
+                raise Unfit
+        ready[self.values], ready[self.indptr], ready[self.indices] = data, indptr, indices
+
+
+class Function:
+    """The compiled function, until after some calls one that suits the arguments better replaces it."""
+
+    def __init__(self, function: Callable[..., Any], fitting: Callable[[Arguments], tuple[Any, int]]) -> None:
+        self.function, self.left = function, 0
+        self.waiting: list[Any] = [(fitting, None)]
+
+    def next(self, arrays: Callable[[], dict[str, np.ndarray]]) -> Callable[..., Any]:
+        """What to call now, with these arrays."""
+        self.left -= 1
+        if self.left >= 0:
+            return self.function
+        try:
+            fitting, fit = self.waiting.pop()
+        except IndexError:  # another thread has it
+            return self.function
+        if fit is None:
+            fit, self.left = fitting(Arguments(arrays()))
+            if fit is None:
+                return self.function
+            if self.left > 0:
+                self.left -= 1
+                self.waiting.append((fitting, fit))
+                return self.function
+        self.function = fit()
+        return self.function
+
+
+class Results:
+    """New arrays for the results of a call."""
+
+    def __init__(self, made: list[tuple[int, tuple[int, ...], Any, bool]], spare: Spare | None) -> None:
+        self.take = None if spare is None else spare.take
+        self.made = made
+
+    def fill(self, ready: list[Any]) -> list[tuple[int, np.ndarray]]:
+        """Pass them on; those that were passed in another guise, or not at all, come back with their place."""
+        found = []
+        for at, shape, dtype, covered in self.made:
+            if 0 in shape:
+                found.append((at, np.empty(shape, dtype)))
+            elif covered and self.take is not None:
+                array, ready[at] = self.take(shape, dtype)
+                found.append((at, array))
+            else:
+                ready[at] = buffers.empty(shape, dtype) if covered else np.zeros(shape, dtype)
+        return found
+
+
+class Separation:
+    """Checks that arrays to be written lie apart from all others, unless they are those of the last call."""
+
+    def __init__(self, fixed: list[np.ndarray], written: list[int], passed: list[int]) -> None:
+        self.fixed, self.written, self.passed = fixed, written, passed
+        self.last: list[tuple[int, weakref.ref[Any]]] = []
+
+    def check(self, ready: list[Any]) -> None:
+        """Raise if one does not."""
+        for at, ref in self.last:
+            if ref() is not ready[at]:
+                break
+        else:
+            if self.last:
+                return
+        for at in self.written:
+            others = [*self.fixed, *(ready[n] for n in self.passed if n != at)]
+            if any(np.may_share_memory(ready[at], other) for other in others):
+                raise Unfit
+        self.last = [(at, weakref.ref(ready[at])) for at in self.passed]
+
+
+# What is left to do in a call once one like it has been checked in full.
+#
+# A plan belongs to the names, classes and dtypes of a call's arguments. It finds the sizes, fills the compiled
+# function's argument list, checks what may differ between such calls, and makes the results. It takes only what it is
+# sure of: where a call does not fit, it raises `Unfit` before anything has run, and the long way decides. So what
+# came before a call never changes what the call gives, be that a result or an error.
+
+
+MOST_PLANS, MOST_SHAPES = 64, 64  # of a kernel, and of a plan; then all are forgotten
+
+Run: TypeAlias = Callable[..., Any]  # of arguments; and of those that were passed, if these are their memory
+
+
+def remember(plans: dict[Any, Any], key: Any, found: Any, most: int = MOST_PLANS) -> None:
+    """Keep something for later calls; of ever new ones memory must not grow without bound."""
+    if len(plans) >= most:
+        plans.clear()
+    plans[key] = found
+
+
+def learn(plans: dict[Any, Plan | None], seen: Seen | None, caller: Caller, args: Arguments) -> None:
+    """Keep how later calls like one that was made can be made sooner; None where they cannot."""
+    if seen is None or seen.key in plans or args.copy_back:
+        return
+    try:
+        found = Plan(caller, args, seen.values, argument_list(caller.signature, args))
+    except Unfit:
+        found = None
+    remember(plans, seen.key, found)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whose calls are planned.
+
+    Parameters
+    ----------
+    signature : Signature
+    function : callable
+        The compiled one.
+    fitting : callable
+        Of the arguments: what makes a function that suits them better, and after how many calls it pays.
+    fixed : mapping of str to object
+        Arguments that every call has.
+    base : Arguments
+        What they come to.
+    spare : Spare, optional
+        Memory for results.
+    """
+
+    signature: Signature
+    function: Callable[..., Any]
+    fitting: Callable[[Arguments], tuple[Any, int]]
+    fixed: Values
+    base: Arguments
+    spare: Spare | None = None
+
+
+class Plan:
+    """Makes the calls of one key.
+
+    Parameters
+    ----------
+    caller : Caller
+    args : Arguments
+        Those of a call that was made the long way.
+    arguments : mapping of str to object
+        What was passed for it, without what is fixed.
+    template : list of object
+        Its argument list.
+
+    Raises
+    ------
+    Unfit
+        No call of this key is simple enough.
+    """
+
+    def __init__(self, caller: Caller, args: Arguments, arguments: Values, template: list[Any]) -> None:
+        self.caller, signature = caller, caller.signature
+        self.place = {p.name: n for n, p in enumerate(signature.params)}
+        own = caller.base.arrays  # the call may have had equal ones, or others of their dimensions
+        self.held = {n: a if a.shape == args.arrays[n].shape else args.arrays[n] for n, a in own.items()}
+        self.dense: list[tuple[str, int]] = []
+        self.sparse: list[Compressed] = []
+        self.raw: set[str] = set()
+        sources: list[sizes.Size] = []  # of each dimension
+        self.parts: list[tuple[int, slice]] = []  # of an array's place, its dimensions
+        for name, value in arguments.items():
+            for at, shape in self._expected(name, value, args):
+                if at is not None:
+                    self.parts.append((at, slice(len(sources), len(sources) + len(shape))))
+                sources += shape
+        for name in self.held:
+            sources += signature.by_name[name].shape or ()
+        self.fixed_dims = tuple(n for array in self.held.values() for n in array.shape)
+        self.axes = self._raw_axes()
+        self.made = [n for n in signature.outputs if n not in args.given]
+        if any(signature.by_name[n].dtype == "bfloat16" for n in self.made):
+            raise Unfit
+        if any(not p.is_array and p.dtype == "uint64" for p in signature.params):
+            raise Unfit  # its larger half is passed otherwise
+        self._solve(sources)
+        filled = {at for _, at in self.dense} | {at for e in self.sparse for at in e.places}
+        self._share(filled)
+        self.written = [at for _, at in self.dense if signature.params[at].name in signature.effects.written]
+        self.written += [e.values for e in self.sparse if signature.params[e.values].name in signature.effects.written]
+        self.filled = sorted(filled)
+        # What every call passes or receives newly allocated is not kept.
+        new = {self.place[n] for n in self.made}
+        self.template = [None if at in filled or at in new else _ready(value) for at, value in enumerate(template)]
+        self.finish, is_new = _finish(caller, args, arguments, self.place)
+        self.is_simple = is_new and self.made[0] in signature.effects.covered
+        self.is_simple = self.is_simple and not (self.sparse or self.axes or self.written)
+        self.functions: dict[tuple[int, ...], Function] = {}
+        self.runs: dict[tuple[int, ...], Run] = {}
+
+    # ------------------------------------------------------------------ what calls of the key bring
+
+    def _expected(self, name: str, value: Any, args: Arguments) -> list[tuple[int | None, list[sizes.Size]]]:
+        """The sizes that the dimensions of an argument have by the program: places of its arrays, and theirs."""
+        signature, param = self.caller.signature, self.caller.signature.by_name.get(name)
+        if param is not None and not param.is_array:
+            return [(None, [signature.scalars[name]])]
+        storage = signature.storage_name(name)
+        if storage is None:
+            raise Unfit
+        if interop.is_sparse(value):
+            entry = Compressed(signature, name, value, args, self.place)
+            self.sparse.append(entry)
+            return entry.expected(signature)
+        param = signature.by_name[storage]
+        dtype, shape = value.dtype, list(param.shape or ())
+        if param.dtype == "bfloat16" or dtype != numpy_dtype(param.dtype) or not dtype.isnative:
+            raise Unfit
+        if len(shape) != value.ndim:
+            raise Unfit
+        self.dense.append((name, self.place[storage]))
+        self.raw.add(storage)
+        return [(self.place[storage], shape)]
+
+    def _raw_axes(self) -> list[tuple[Axis, tuple[str | None, str | None]]]:
+        """Axes whose arrays come by name, all of them."""
+        found = []
+        for axis, names in self.caller.signature.axes_of_array.items():
+            given = [n for n in names if n is not None]
+            if not any(n in self.raw for n in given):
+                continue
+            if not all(n in self.raw for n in given):
+                raise Unfit
+            found.append((axis, names))
+        return found
+
+    def _solve(self, sources: list[sizes.Size]) -> None:
+        """How the sizes follow from the dimensions."""
+        signature, base = self.caller.signature, self.caller.base
+        known, self.defined = set(base.sizes), []
+        for at, size in enumerate(sources):
+            if size.name is not None and size.name not in known:
+                self.defined.append((size.name, at))
+                known.add(size.name)
+        self.solved: list[tuple[sizes.Size, int]] = []
+        for at, size in enumerate(sources):
+            if len(unknown := set(size.symbols) - known) == 1:
+                self.solved.append((size, at))
+                known |= unknown
+        outputs = [size for n in self.made for size in signature.by_name[n].shape or ()]
+        self.scalars = [(n, p.name) for n, p in enumerate(signature.params) if not p.is_array]
+        if any(n not in known for s in (*sources, *outputs) for n in s.symbols):
+            raise Unfit
+        if any(name not in known for _, name in self.scalars):
+            raise Unfit
+        every = "".join(f"{size.code}, " for size in (*sources, *outputs))
+        self.evaluate = sizes.compiled(f"({every})")
+
+    def _share(self, filled: set[int]) -> None:
+        """Which index arrays must be those of another argument."""
+        for number, entry in enumerate(self.sparse):
+            others = {at for other in self.sparse[:number] for at in other.places}
+            held = {self.place[n]: array for n, array in self.held.items()}
+            entry.share(others, held)
+        raw = {at for _, at in self.dense}
+        if len(raw) < len(self.dense) or any(raw & set(e.places) for e in self.sparse):
+            raise Unfit
+        self.others = [a for n, a in self.held.items() if self.place[n] not in filled]
+
+    # ------------------------------------------------------------------ a call
+
+    def at(self, dims: tuple[int, ...]) -> Run:
+        """Makes calls of these dimensions."""
+        run = self.runs.get(dims)
+        if run is None:
+            run = self._run(dims)
+            remember(self.runs, dims, run, MOST_SHAPES)
+        return run
+
+    def _sized(self, dims: tuple[int, ...]) -> tuple[dict[str, int], list[int]]:
+        """The sizes, and the dimensions of the results."""
+        every = dims + self.fixed_dims
+        known = dict(self.caller.base.sizes)
+        for name, at in self.defined:
+            known[name] = int(every[at])
+        for size, at in self.solved:
+            found = size.solve(every[at], known)
+            if found is None:
+                raise Unfit
+            known[found[0]] = found[1]
+        try:
+            values = self.evaluate(known)
+        except ArithmeticError:
+            raise Unfit from None
+        if values[: len(every)] != every or any(
+            abs(known[n]) > LARGEST_INT32 for n in self.caller.signature.narrow_sizes
+        ):
+            raise Unfit
+        try:
+            self.caller.signature.check_offsets(known)
+        except OffsetError:
+            raise Unfit from None
+        return known, list(values[len(every) :])
+
+    def _made(self, rest: list[int]) -> list[tuple[int, tuple[int, ...], Any, bool]]:
+        """Place, shape and dtype of the results allocated in every call, and whether all of one is written."""
+        signature, made = self.caller.signature, []
+        for name in self.made:
+            param = signature.by_name[name]
+            shape = tuple(rest.pop(0) for _ in param.shape or ())
+            made.append((self.place[name], shape, numpy_dtype(param.dtype), name in signature.effects.covered))
+        return made
+
+    def _empty(self, shapes: list[tuple[int, tuple[int, ...]]]) -> list[tuple[int, Any]]:
+        """What is passed for arrays without elements, whose strides numpy leaves open."""
+        signature = self.caller.signature
+        if any(n < 0 for _, shape in shapes for n in shape):
+            raise Unfit
+        if signature.narrow and any(math.prod(shape) > LARGEST_INT32 for _, shape in shapes):
+            raise Unfit
+        return [(at, tvm.runtime.empty(shape, signature.params[at].dtype)) for at, shape in shapes if 0 in shape]
+
+    def _function(self, dims: tuple[int, ...]) -> Function:
+        """What is called for arguments of about these sizes."""
+        bucket = tuple([n.bit_length() for n in dims])
+        found = self.functions.get(bucket)
+        if found is None:
+            found = Function(self.caller.function, self.caller.fitting)
+            remember(self.functions, bucket, found)
+        return found
+
+    def _run(self, dims: tuple[int, ...]) -> Run:
+        caller, current = self.caller, self._function(dims)
+        known, rest = self._sized(dims)
+        checks = [(entry, *entry.counts(known)) for entry in self.sparse]
+        made = self._made(rest)
+        empty = self._empty([(at, dims[part]) for at, part in self.parts] + [(at, shape) for at, shape, *_ in made])
+        template = self.template.copy()
+        for at, name in self.scalars:
+            template[at] = known[name]
+        dense, axes, finish, arrays = self.dense, self.axes, self.finish, self._arrays
+        if self.is_simple and caller.spare is not None and not empty:
+            ((out, shape, dtype, _),) = made
+            return _run_spare(template, dense, out, partial(caller.spare.take, shape, dtype), current, arrays)
+        results, separation = Results(made, caller.spare), Separation(self.others, self.written, self.filled)
+
+        def run(values: Values, passed: Values | None = None) -> Any:
+            ready = template.copy()
+            for name, at in dense:
+                ready[at] = values[name]
+            for entry, parents, length in checks:
+                entry.fill(values[entry.name], ready, parents, length)
+            if axes:
+                self._check_raw(ready, known)
+            if separation.written:
+                separation.check(ready)
+            found = results.fill(ready)
+            function = current.next(partial(arrays, ready, found)) if current.waiting else current.function
+            for at, tensor in empty:
+                ready[at] = tensor
+            function(*ready)
+            for at, array in found:
+                ready[at] = array
+            return finish(ready, passed or values)
+
+        return run
+
+    def _check_raw(self, ready: list[Any], known: dict[str, int]) -> None:
+        """Index arrays that come by name."""
+        if not checks_are_on():
+            return
+        arrays = {name: ready[at] for name, at in self.place.items() if name in self.raw}
+        try:
+            for axis, names in self.axes:
+                self.caller.signature.check_axis(axis, names, arrays, known)
+        except StructureError:
+            raise Unfit from None
+
+    def _arrays(self, ready: list[Any], found: list[tuple[int, np.ndarray]]) -> dict[str, np.ndarray]:
+        """The arrays of a call by the names of parameters."""
+        made = dict(found)
+        every = {name: made.get(at, ready[at]) for name, at in self.place.items()}
+        return {**{n: a for n, a in every.items() if isinstance(a, np.ndarray)}, **self.held}
+
+
+def _run_spare(
+    template: list[Any],
+    dense: list[tuple[str, int]],
+    out: int,
+    take: Callable[[], Any],
+    current: Function,
+    arrays: Callable[..., dict[str, np.ndarray]],
+) -> Run:
+    """The plan of most calls of a bound kernel: arrays in, one array out."""
+
+    def run(values: Values, _passed: Values | None = None) -> Any:
+        ready = template.copy()
+        for name, at in dense:
+            ready[at] = values[name]
+        array, ready[out] = take()
+        if current.waiting:
+            current.next(partial(arrays, ready, [(out, array)]))(*ready)
+        else:
+            current.function(*ready)
+        return array
+
+    return run
+
+
+def _finish(
+    caller: Caller, args: Arguments, arguments: Values, place: dict[str, int]
+) -> tuple[Callable[[list[Any], Values], Any], bool]:
+    """Hands results over as the long way does, and whether that is one new array as it is."""
+    signature = caller.signature
+    names = signature.outputs or signature.effects.updated
+    each = [_one(caller, args, arguments, name, place[name]) for name in names]
+    if len(each) > 1:
+        return lambda ready, values: tuple(one(ready, values) for one in each), False
+    is_new = names[0] not in args.given and signature.is_plain(names[0]) and not args.torch
+    return each[0], is_new
+
+
+def _one(caller: Caller, args: Arguments, arguments: Values, name: str, at: int) -> Callable[[list[Any], Values], Any]:
+    """Hands over one result."""
+    signature, given = caller.signature, args.given.get(name, "")
+    if given in arguments:
+        return lambda _ready, values: values[given]
+    if given in caller.fixed:
+        own = caller.fixed[given]
+        return lambda _ready, _values: own
+    model = signature.model(args, name)
+    if model in caller.base.stored:
+        stored = caller.base.stored[model]
+        return lambda ready, _values: interop.restore(stored, ready[at])
+    if model is not None:
+        return lambda ready, values: interop.with_values(values[model], ready[at], name=model)
+    if args.torch:
+        return lambda ready, _values: interop.to_torch(ready[at])
+    return lambda ready, _values: ready[at]
+
+
+def _ready(value: Any) -> Any:
+    """What the compiled function takes with the least work, over the same memory."""
+    return tvm_ffi.from_dlpack(value) if isinstance(value, np.ndarray) else value
+
+
+__all__ = ["Caller", "Plan", "Run", "Seen", "Timing", "Unfit", "fits", "learn", "look", "measure", "shaped"]

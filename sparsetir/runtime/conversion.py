@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the arguments of a program to those of the same program over other formats."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
+from sparsetir.formats.fingerprint import hash_indices
+from sparsetir.formats.format import Format
+from sparsetir.formats.tensor import Piece, SparseTensor
+from sparsetir.interop import aligned_contiguous, check_detached, check_dtype, is_sparse, is_torch
+from sparsetir.interop.sources import Compressed, Source, open_source
+from sparsetir.ir import sizes
+from sparsetir.runtime.signature import Signature, SizeOf, checks_are_on
+from sparsetir.transform.decompose import Decomposition, Group
+from sparsetir.transform.structure import MASK_DTYPE
+
+MOST_CONVERTED = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """The structure of a sparse argument in the pieces of a group.
+
+    ``arguments`` are the index arrays, masks and sizes for the compiled function.
+    """
+
+    tensor: SparseTensor
+    arguments: dict[str, Any]
+
+    def held(self, source: Source) -> list[np.ndarray]:
+        """The pieces' values for an argument of this structure, as they are now."""
+        values = self.tensor.origin.in_order(aligned_contiguous(source.values)[0])
+        return [piece.packed.values(values) for piece in self.tensor.pieces]
+
+    def is_intact(self, source: Source, hashed: str) -> bool:
+        """Whether the argument it was made of, whose arrays it may share, still has the structure of `source`."""
+        return self.is_of(source) or _hash(self.tensor.origin.source) == hashed
+
+    def is_of(self, source: Source) -> bool:
+        """Whether it was made of these very arrays."""
+        pairs = zip(_index_arrays(self.tensor.origin.source), _index_arrays(source), strict=True)
+        return all(a is b for a, b in pairs)
+
+    def has_room(self, source: Source) -> bool:
+        """Whether the argument has as many values: one that is broken may have its index arrays from a sound one."""
+        return source.values.shape == self.tensor.origin.source.values.shape
+
+    def values(self, group: Group, storage: str, held: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays of one buffer by the names of the compiled function."""
+        found = {}
+        for piece, array, stored in zip(group.pieces, held, self.tensor.pieces, strict=True):
+            if storage in piece.values:
+                found[piece.values[storage]] = _shaped(stored, array)
+        return found
+
+
+class Converter:
+    """Takes the arguments of the original program, and keeps the structures that it converted last.
+
+    Parameters
+    ----------
+    decomposition : Decomposition
+    signature : Signature
+        Of the original program.
+    passed_on : collection of str
+        Arguments that the compiled function takes as they are.
+    """
+
+    def __init__(self, decomposition: Decomposition, signature: Signature, passed_on: Collection[str]) -> None:
+        self.decomposition, self.signature, self.passed_on = decomposition, signature, passed_on
+        self.program = signature.program
+        self.groups = {name: g for g in decomposition.groups for name in g.buffers}
+        self.kept: dict[Any, Converted] = {}
+        self.sizes = {p.name for p in signature.params if not p.is_array and p.dtype.startswith("int")}
+        self.lengths = {g.name: [sizes.Size(axis.length) for axis in g.axes] for g in decomposition.groups}
+
+    def group_of(self, name: str) -> Group | None:
+        """The group that holds the buffer called `name`, or whose values array it is."""
+        if name in self.groups:
+            return self.groups[name]
+        holder = self.signature.holder.get(name)
+        return self.groups.get(holder.name) if holder is not None else None
+
+    def translate(
+        self,
+        arguments: Mapping[str, Any],
+        before: Mapping[str, Converted] = MappingProxyType({}),
+        *,
+        is_kept: bool = False,
+    ) -> tuple[dict[str, Any], dict[str, Converted]]:
+        """Arguments of the compiled function, and the converted structure of each group, also of what came before.
+
+        What `is_kept` must not share arrays with other arguments, which may change.
+        """
+        given: dict[str, Any] = {}
+        converted = dict(before)
+        for name, value in arguments.items():
+            group = self.group_of(name)
+            if group is None and name in self.sizes:
+                self.signature.check_number(name, value)
+                agree(given, name, SizeOf(int(value), "the argument"))
+                continue
+            if group is None and self.signature.storage_name(name) is None and name not in self.signature.by_name:
+                raise self.signature.unknown(name)
+            if group is None:
+                self._check_needed(name)
+                given[name] = value
+                continue
+            if name not in self.groups or not is_sparse(value):
+                expected = f"{name} is stored as {self.decomposition.formats.get(group.name)!r} here"
+                raise ArgumentTypeError(f"{expected}: pass a sparse object, found {type(value).__name__}")
+            self._add(group, name, value, given, converted, is_kept)
+        return given, converted
+
+    def _check_needed(self, name: str) -> None:
+        """Raise for an index array that the compiled program has not, as the buffer is stored otherwise."""
+        for group in self.decomposition.groups:
+            arrays = {str(a.name) for axis in group.axes for a in (axis.indptr, axis.indices) if a is not None}
+            if name in arrays and name not in self.passed_on:
+                format = self.decomposition.formats.get(group.name)
+                owner = f"{name} belongs to {group.name}, which is stored as {format!r} here"
+                raise ArgumentTypeError(f"{owner}: pass {group.name} as a sparse object")
+
+    def _add(
+        self,
+        group: Group,
+        name: str,
+        value: Any,
+        given: dict[str, Any],
+        converted: dict[str, Converted],
+        is_kept: bool,
+    ) -> None:
+        if is_torch(value):
+            check_detached(value, name, "a kernel")
+        buffer, source = self.program.buffer(name), open_source(value, name)
+        check_dtype(source.values.dtype, buffer.dtype, name=name)
+        found = converted[name] = self.converted(group, name, value, source, is_kept)
+        known = converted.setdefault(group.name, found)
+        if known is not found and not _same_structure(known.tensor, found.tensor):
+            raise ArgumentError(f"{name} and another argument share axes but have different structures")
+        given.update(found.arguments)
+        given.update(found.values(group, str(buffer.storage.name), found.held(source)))
+        for d, (size, length) in enumerate(zip(self.lengths[group.name], found.tensor.shape, strict=True)):
+            self._note(given, size, SizeOf(length, f"{name}.shape[{d}]"))
+
+    def _note(self, given: dict[str, Any], size: sizes.Size, value: SizeOf) -> None:
+        """Note what the length of an axis says of the sizes."""
+        if size.name in self.sizes:
+            agree(given, size.name, value)
+        elif solved := size.solve(value, {n: v for n, v in given.items() if n in self.sizes}):
+            agree(given, solved[0], SizeOf(solved[1], value.source))
+
+    def converted(self, group: Group, name: str, value: Any, source: Source, is_kept: bool = False) -> Converted:
+        """The structure of `value` in the group's format; kept under a checksum of its index arrays."""
+        key = (group.name, type(value).__name__, _hash(source))
+        known = self.kept.get(key)
+        if known is not None and known.has_room(source):
+            if known.is_of(source) or (not is_kept and known.is_intact(source, key[-1])):
+                return known
+        self._check_shape(group, name, tuple(value.shape))
+        format = self.decomposition.formats[group.name]
+        if not isinstance(format, Format):
+            raise ArgumentTypeError(f"{name} is decomposed by bare rules: use formats.tree, or pass the pieces by name")
+        tensor = SparseTensor.from_any(value, format, idtype=format.index_type, check=checks_are_on())
+        _check_repeats(group, name, tensor, source)
+        found = Converted(tensor, _arguments(group, tensor))
+        if len(self.kept) >= MOST_CONVERTED:
+            self.kept.pop(next(iter(self.kept)), None)
+        self.kept[key] = found
+        return found
+
+    def _check_shape(self, group: Group, name: str, shape: tuple[int, ...]) -> None:
+        """Whether a tensor of this shape can stand for the buffer."""
+        if len(shape) != len(group.axes):
+            axes = ", ".join(a.name for a in group.axes)
+            raise ArgumentError(f"{name} has shape {shape} but the buffer has the axes {axes}")
+        for d, axis in enumerate(group.axes):
+            fixed = sizes.Size(axis.length).value
+            if fixed is not None and fixed != shape[d]:
+                raise ArgumentError(f"{name}.shape[{d}] is {shape[d]} but this kernel is written for {fixed}")
+
+    def check_complete(self, converted: Mapping[str, Converted]) -> None:
+        """Raise unless every decomposed structure has come with an argument."""
+        for group in self.decomposition.groups:
+            if group.name not in converted:
+                needed = next((n for n in group.buffers if n in self.signature.buffers), group.name)
+                raise ArgumentTypeError(f"missing argument {needed}")
+
+
+def check_axes(decomposition: Decomposition, signature: Signature) -> None:
+    """Raise where a parameter of a group has other axes than its structure, or lists them in another order."""
+    for name, group in [(name, g) for g in decomposition.groups for name in g.buffers]:
+        buffer = signature.program.buffer(name)
+        found, wanted = (", ".join(a.name for a in axes) for axes in (buffer.axes, group.axes))
+        if name in signature.buffers and found != wanted:
+            message = f"a kernel over other formats takes and gives entries of {group.name} over ({wanted})"
+            raise VerifyError(f"{message}, but {name} is over ({found}): list the same axes in one order", name)
+
+
+def _index_arrays(source: Source) -> list[np.ndarray]:
+    return [source.indptr, source.indices] if isinstance(source, Compressed) else list(source.coords())
+
+
+def _hash(source: Source) -> str:
+    """Of the contents: a structure that was changed in place is another one."""
+    major = source.major if isinstance(source, Compressed) else None
+    return hash_indices(f"{source.shape} {source.block} {major}", _index_arrays(source))
+
+
+def _same_structure(one: SparseTensor, other: SparseTensor) -> bool:
+    return one.shape == other.shape and all(np.array_equal(a, b) for a, b in zip(one.coords, other.coords, strict=True))
+
+
+def _shaped(stored: Piece, flat: np.ndarray) -> np.ndarray:
+    """Values of a piece with one dimension for each of its axes trees."""
+    shape = [sizes.Size(n).known(stored.sizes) or 0 for n in stored.rule.buffer.storage_shape]
+    return flat.reshape(shape)
+
+
+def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:
+    """Index arrays, sizes and masks by the compiled function's names."""
+    found: dict[str, Any] = {}
+    for piece, stored in zip(group.pieces, tensor.pieces, strict=True):
+        known = {**stored.arrays, **stored.sizes}
+        found.update({param: known[name] for name, param in piece.params.items()})
+        if piece.mask is not None:
+            found[piece.mask] = _shaped(stored, stored.packed.values(np.ones(tensor.nnz, MASK_DTYPE)))
+    return found
+
+
+def agree(given: dict[str, Any], name: str, size: SizeOf) -> None:
+    """Note a size; two sources must say the same."""
+    known = given.setdefault(name, size)
+    if known != size:
+        source = getattr(known, "source", "the structure")
+        raise ArgumentError(f"{name} is {known} from {source} but {size} from {size.source}")
+
+
+def _check_repeats(group: Group, name: str, tensor: SparseTensor, source: Source) -> None:
+    """Raise where entries were added up of which the program uses each."""
+    if group.adds_up or tensor.nnz == source.values.size:
+        return
+    axis = next(a.name for a in group.axes if not a.unique)
+    found = f"{name} holds {source.values.size} entries at {tensor.nnz} coordinates"
+    reason = f"this program uses each of them (axis {axis} has unique=False), and a format adds them up first"
+    raise StructureError(f"{found}: {reason}; add them up yourself, or build the program without formats")
+
+
+__all__ = ["Converted", "Converter", "agree", "check_axes"]

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A compiled program that is called by the names in its script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import tvm
+from tvm import s_tir, tirx
+
+from sparsetir import interop
+from sparsetir.codegen.cache import Compiled, compile_cached, variant, write_one
+from sparsetir.errors import VerifyError
+from sparsetir.ir.sizes import with_sizes
+from sparsetir.ir.usage import Usage
+from sparsetir.ir.views import decode
+from sparsetir.runtime.bound import BoundKernel
+from sparsetir.runtime.call_plan import Caller, Plan, Timing, Unfit, learn, look, measure
+from sparsetir.runtime.repr import shown_signature
+from sparsetir.runtime.serialization import Saved
+from sparsetir.runtime.signature import Arguments, Signature, argument_list, check_overlap
+from sparsetir.schedules import Choices, defaults
+from sparsetir.script.printer import script
+from sparsetir.script.sugar import outline as outlined
+
+Fit: TypeAlias = Callable[[], Callable[..., Any]]
+Convert: TypeAlias = Callable[["Kernel", dict[str, Any], dict[str, Any]], Any]
+
+HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
+# What completion leaves out: for other modules of this package.
+HIDDEN = """
+    calls compiled compiled_parts convert covered finite fitting function is_small plans prepare results run suitable
+    sums_numbers usage
+""".split()
+
+
+class Kernel(Saved):
+    """A compiled function, called by buffer names.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        The stage-I program.
+    compiled : Compiled
+        What `sparsetir.build` made of it.
+    calls : int, optional
+        About how often a bound kernel will be called.
+    finite : bool
+        Whether arguments are promised to hold neither infinities nor NaN.
+    covered : collection of str
+        Results of which every element is surely written, although the program does not show it.
+    convert : callable, optional
+        Of a kernel, the fixed arguments and those of the first call: makes a bound kernel over another format where
+        that pays, else returns None.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> kernel = sparsetir.build(sparsetir.ops.spmm())
+    >>> A = sp.random_array((4, 3), density=0.5, format="csr", dtype="float32", random_state=0)
+    >>> B = np.ones((3, 2), "float32")
+    >>> bool(np.allclose(kernel(A=A, B=B), A @ B))
+    True
+    """
+
+    def __init__(
+        self,
+        func: tirx.PrimFunc,
+        compiled: Compiled,
+        *,
+        calls: int | None = None,
+        finite: bool = False,
+        covered: Collection[str] = (),
+        convert: Convert | None = None,
+    ) -> None:
+        self.func = func
+        self.compiled = compiled
+        self.calls, self.finite, self.covered, self.convert = calls, finite, covered, convert
+        self.name = compiled.name
+        self.signature = Signature(decode(func), compiled.searched, covered)
+        self.function: Callable[..., Any] = compiled.function
+        self.plans: dict[Any, Plan | None] = {}
+        self.usage = Usage.of(self.signature.program)
+
+    @property
+    def target(self) -> Any:
+        """The TVM target it was compiled for."""
+        return self.compiled.target
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in HIDDEN]
+
+    def __repr__(self) -> str:
+        return f"Kernel {self.name}{shown_signature(self.signature)}"
+
+    # ------------------------------------------------------------------ calling
+
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
+        """Run the kernel.
+
+        Parameters
+        ----------
+        **arguments
+            Buffers by the names in the script (or raw arrays by parameter names), sizes where they cannot be
+            inferred. An output that is passed is written in place.
+
+        Returns
+        -------
+        array, sparse object, or tuple of them
+            The outputs in the order of the script: dense ones as numpy (torch if a torch tensor came in), sparse
+            ones in the class of the argument whose structure they share.
+
+        Raises
+        ------
+        ArgumentTypeError
+            A name, class or dtype the kernel does not take.
+        ArgumentError
+            Shapes that disagree.
+        StructureError
+            Index arrays that are not what the axes promise.
+        """
+        if unnamed:
+            raise self.signature.unnamed(unnamed)
+        seen = look(arguments)
+        if seen is not None and (plan := self.plans.get(seen.key)) is not None:
+            try:
+                return plan.at(seen.dims)(seen.values, arguments)
+            except Unfit:
+                pass
+        args = self.prepare(arguments)
+        self.run(args)
+        learn(self.plans, seen, Caller(self.signature, self.function, self.fitting, {}, Arguments()), args)
+        return self.results(args, arguments)
+
+    def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
+        """What makes a function that suits these arguments better, and after how many calls it pays.
+
+        `sparsetir.schedules.defaults` decides what does. None where nothing is better, or a schedule was asked for.
+        """
+        if self.compiled.schedule is not None:
+            return None, 0
+        changes = self.suitable(args)
+        if not changes:
+            return None, 0
+        after = HOT_CALLS if self.is_small(args) else 0 if is_bound else FEW_CALLS
+        return lambda: variant(self.compiled, **changes), after
+
+    def suitable(self, args: Arguments) -> dict[str, int]:
+        """The choices that suit these arguments better than the usual ones."""
+        written = [args.arrays[name] for name in self.signature.effects.written]
+        return defaults.changes(self.usage, args.arrays, written, is_small=self.is_small(args))
+
+    def is_small(self, args: Arguments) -> bool:
+        """Whether waking a second thread takes longer than the work."""
+        return defaults.is_small(args.arrays, sums_numbers=self.sums_numbers(args))
+
+    def sums_numbers(self, args: Arguments) -> bool:
+        """Whether each entry is used for one number, in a sum: not for a row of them, and not looked for in another."""
+        program, holder = self.signature.program, self.signature.holder
+        others = (a for n, a in args.arrays.items() if n not in holder or holder[n].is_dense)
+        if self.compiled.searched or any(a.ndim > 1 and a.dtype.kind not in "iu" for a in others):
+            return False
+        is_dense = all(n not in holder or holder[n].is_dense for n in self.signature.effects.written)
+        return is_dense and all("R" in iteration.kinds for iteration in program.iterations)
+
+    def prepare(self, arguments: dict[str, Any], known: Arguments | None = None) -> Arguments:
+        """The arguments of a call, checked in full, with new arrays for the results."""
+        signature = self.signature
+        args = signature.gather(arguments, known)
+        signature.check(args)
+        signature.allocate(args)
+        check_overlap(signature, args)
+        return args
+
+    def run(self, args: Arguments) -> None:
+        """Run the loops; what was copied to be written is copied back."""
+        self.function(*argument_list(self.signature, args))
+        for target, storage in args.copy_back:
+            array, buffer = args.arrays[storage], self.signature.holder.get(storage)
+            stored = args.stored.get(buffer.name) if buffer is not None else None
+            target[...] = array.reshape(target.shape) if stored is None else interop.entries(stored, array)
+
+    def results(self, args: Arguments, arguments: dict[str, Any]) -> Any:
+        """What the caller gets, of the classes of what he passed."""
+        names = self.signature.outputs or self.signature.effects.updated
+        out = tuple(self.signature.result(args, n, arguments) for n in names)
+        return out[0] if len(out) == 1 else out
+
+    def bind(self, **arguments: Any) -> BoundKernel:
+        """Fix some arguments, usually the sparse ones: they are checked and laid out once.
+
+        The arrays are used as they are at this moment: values changed in place are seen by later calls where no
+        copy was needed, structure must not be changed. A kernel that was built for many calls may store a matrix in
+        another format when it sees the first call, and has a copy of its values then.
+        """
+        return BoundKernel(self, arguments)
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated calls of the compiled function itself, arguments ready.
+
+        Parameters
+        ----------
+        seconds : float
+            How long to measure, at least three calls.
+        **arguments
+            As for a call.
+        """
+        args = self.prepare(arguments)
+        ready = argument_list(self.signature, args)
+        return measure(lambda: self.function(*ready), seconds=seconds)
+
+    # ------------------------------------------------------------------ looking inside
+
+    def script(self, stage: int = 1, *, outline: bool = False, **sizes: int) -> str:
+        """The program's text at a stage.
+
+        Parameters
+        ----------
+        stage : {1, 2, 3}
+            1 as written, 2 scheduled blocks, 3 flat loops: what is compiled.
+        outline : bool
+            Loops, conditions and the names of what is stored, without the arithmetic.
+        **sizes
+            The text for these sizes, which is shorter: what is done for other sizes falls away.
+
+        Examples
+        --------
+        >>> import sparsetir
+        >>> kernel = sparsetir.build(sparsetir.ops.spmm(), schedule=sparsetir.Choices(chunks=0, tile=64))
+        >>> print(kernel.script(stage=3, outline=True, feat=64))
+            for i in range(m):
+                for k_1_init in T.vectorized(64):
+                    c_local[...] = ...
+                for j in range(indptr_1[i + 1] - indptr_1[i]):
+                    for k_1 in T.vectorized(64):
+                        c_local[...] = ...
+                for ax0 in T.vectorized(64):
+                    c_1[...] = ...
+        """
+        if stage not in (1, 2, 3):
+            raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}; source() shows machine code")
+        func = with_sizes(self.func, sizes)
+        if stage > 1:
+            func = (self.compiled.of(func) if sizes else self.compiled).stage(stage)
+        return outlined(script(func)) if outline else script(func)
+
+    def source(self, kind: str = "ll") -> str:
+        """The compiled module as ``"ll"`` (LLVM IR) or ``"asm"``."""
+        return self.compiled.source(kind)
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {"calls": self.calls, "finite": self.finite, "covered": self.covered, "convert": self.convert}
+
+    def compiled_parts(self) -> Iterator[Compiled]:
+        yield self.compiled
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        compiled = self.compiled
+        write_one(compiled)  # for the process that unpickles it
+        schedule, scheduled = compiled.schedule, None
+        if schedule is not None and not isinstance(schedule, Choices):
+            schedule, scheduled = None, compiled.second
+        return _restored, (self.func, str(compiled.target), schedule, scheduled, self._facts)
+
+    def __deepcopy__(self, _memo: Any) -> Kernel:
+        return Kernel(self.func, self.compiled, **self._facts)  # machine code does not change
+
+    def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
+        """Write a shared library and a C header that run without Python.
+
+        Parameters
+        ----------
+        path : str or Path
+            The library, ``.so``. Written completely or not at all.
+        header : str or Path, optional
+            Default: next to the library, with suffix ``.h``.
+
+        Returns
+        -------
+        Path
+            The header.
+        """
+        from sparsetir.codegen.export import export
+
+        return export(self, Path(path), Path(header) if header is not None else None)
+
+
+def _restored(func: tirx.PrimFunc, target: str, schedule: Any, scheduled: Any, facts: dict[str, Any]) -> Kernel:
+    """A kernel out of what pickle kept."""
+    chosen = schedule if scheduled is None else s_tir.Schedule(scheduled)
+    return Kernel(func, compile_cached(func, tvm.target.Target(target), chosen), **facts)
+
+
+__all__ = ["Kernel"]

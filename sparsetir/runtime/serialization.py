@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Save kernels, and send them to other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+import re
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsetir.codegen.c_abi import identifier
+from sparsetir.codegen.cache import SHIPPED, Compiled, content_key, writing
+from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, MissingFileError
+from sparsetir.script.printer import script
+from sparsetir.transform.decompose import Decomposition, Group, Piece
+
+if TYPE_CHECKING:
+    from sparsetir.runtime.composed import ComposedKernel
+
+
+# What a C program needs to know of the formats of an exported kernel, and the converted arrays for it.
+
+
+TABLE = "pieces.h"
+
+
+def layout(decomposition: Decomposition) -> list[str]:
+    """Lines that say how each piece is laid out, in terms of the exported function's parameters.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> from sparsetir import formats
+    >>> parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.bsr(2, 2)})
+    >>> for line in layout(parts)[:3]:
+    ...     print(line)
+    A is stored as bsr(r=2, c=2). Its piece bsr, zeros where there is no entry:
+      IO = T.dense_fixed(mb_bsr)
+      JO = T.sparse_variable(IO, (nb_bsr, nnzb_bsr), (indptr_bsr, indices_bsr), "int32")
+    """
+    lines: list[str] = []
+    for group in decomposition.groups:
+        for piece in group.pieces:
+            lines += [*_of_piece(decomposition, group, piece), ""]
+    return lines[:-1]
+
+
+def _of_piece(decomposition: Decomposition, group: Group, piece: Piece) -> list[str]:
+    rule = piece.rule
+    stored = f"{', '.join(group.buffers)} is stored as {decomposition.formats[group.name]!r}"
+    held = ", zeros where there is no entry" if rule.fills else ""
+    head = f"{stored}. Its piece {rule.name}{held}:"
+    own = str(rule.buffer.storage.name)
+    values = list(piece.values.values())
+    names = {**piece.params, own: values[0] if values else own}
+    body = [line for line in script(rule.description).splitlines() if line.startswith("    ") and " = T." in line]
+    lines = [head, *("  " + _renamed(line.strip(), names) for line in body)]
+    if len(values) > 1:
+        lines.append(f"  {', '.join(values[1:])} are laid out like {values[0]}")
+    if piece.mask is not None:
+        lines.append(f"  {piece.mask} is 1 where {values[0]} holds an entry, else 0")
+    return lines
+
+
+def _renamed(line: str, names: dict[str, str]) -> str:
+    return re.sub(r"\b\w+\b", lambda found: names.get(found[0], found[0]), line)
+
+
+def write_pieces(kernel: ComposedKernel, folder: Path, arguments: dict[str, Any]) -> Path:
+    """Write converted arguments for the exported function; see `ComposedKernel.write_pieces`."""
+    if not folder.parent.is_dir():
+        raise ArgumentError(f"there is no folder {folder.parent} to make {folder.name} in")
+    folder.mkdir(exist_ok=True)
+    taken: set[str] = set()
+    lines = ["/* Sizes, and how many elements each array has. */"]
+    for name, value in kernel.pieces(**arguments).items():
+        known = identifier(name, taken)
+        if np.ndim(value):
+            np.ascontiguousarray(value).tofile(folder / f"{known}.bin")
+            lines.append(f"#define PIECES_{known}_COUNT {np.size(value)} /* {value.dtype} */")
+        else:
+            lines.append(f"#define PIECES_{known} {value}")
+    table = folder / TABLE
+    table.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return table
+
+
+# Kernels on disk and in other processes.
+#
+# A pickled kernel is its program, target, schedule and choices of formats: machine code comes from the cache on disk,
+# or is compiled again. A file that `save` writes holds the machine code too, which is used where processor, threads
+# and versions are those it was made with.
+
+
+HEAD = b"SparseTIR kernel 1\n"
+Libraries = dict[str, tuple[bytes, dict[str, Any]]]
+
+
+class Saved(ABC):
+    """A kernel of any class, which can be written to a file."""
+
+    @abstractmethod
+    def compiled_parts(self) -> Iterator[Compiled]:
+        """Everything compiled that it holds so far."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write the kernel to a file, machine code included; `sparsetir.load` reads it.
+
+        Arguments that are fixed are written too. Where the processor, the number of threads or the versions differ,
+        the program is compiled again when the file is loaded.
+        """
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
+        held: Libraries = {}
+        for compiled in self.compiled_parts():
+            with contextlib.suppress(Exception):  # without a linker it is compiled again where it is loaded
+                held[key_of(compiled)] = machine_code(compiled)
+        data = HEAD + pickle.dumps((held, pickle.dumps(self)))
+        with writing(path, len(data)), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            whole = Path(folder) / path.name
+            whole.write_bytes(data)
+            whole.replace(path)
+        return path
+
+
+def load(path: str | Path) -> Any:
+    """A kernel from a file that `Kernel.save` wrote.
+
+    The file holds machine code and Python objects, which are run: load only what you trust, as with pickle.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Kernel, ComposedKernel, TunedKernel, or one of them with arguments bound
+
+    Raises
+    ------
+    MissingFileError
+    FileFormatError
+        It is another file.
+
+    Examples
+    --------
+    >>> import sparsetir, tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = sparsetir.build(sparsetir.ops.spmv()).save(Path(folder) / "spmv.kernel")
+    ...     print(sparsetir.load(path))
+    Kernel spmv(A: float32[m, n] csr, x: float32[n]) -> y: float32[m]
+    """
+    if not isinstance(path, (str, Path)):
+        raise ArgumentTypeError(f"path: expected a str or Path, got {type(path).__name__}. Pass the path of a kernel.")
+    path = Path(path)
+    if not path.is_file():
+        raise MissingFileError(f"there is no file {path}")
+    data = path.read_bytes()
+    if not data.startswith(HEAD):
+        raise FileFormatError(f"{path.name} is no saved kernel: expected a file that kernel.save wrote")
+    try:
+        held, kernel = pickle.load(io.BytesIO(data[len(HEAD) :]))
+    except (pickle.UnpicklingError, EOFError, ValueError) as error:
+        raise FileFormatError(f"{path.name} is damaged: {error}; save the kernel again") from error
+    with shipped(held):
+        return pickle.loads(kernel)
+
+
+# ------------------------------------------------------------------------------------------- machine code
+
+
+def key_of(compiled: Any) -> str:
+    """The name of the machine code, as in the caches."""
+    schedule = compiled.second if callable(compiled.schedule) else compiled.schedule
+    return content_key(compiled.func, compiled.target, schedule)
+
+
+def machine_code(compiled: Any) -> tuple[bytes, dict[str, Any]]:
+    """A library as bytes, and its metadata."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.so"
+        if not hasattr(compiled.library, "mod"):  # it came from a library itself
+            compiled = type(compiled)(compiled.func, compiled.target, compiled.schedule)
+            compiled.compile()
+        compiled.save(path)
+        return path.read_bytes(), json.loads(path.with_suffix(".json").read_text())
+
+
+@contextlib.contextmanager
+def shipped(held: Libraries) -> Iterator[None]:
+    """Machine code that is taken before anything is compiled."""
+    SHIPPED.update(held)
+    try:
+        yield
+    finally:
+        for key in held:
+            SHIPPED.pop(key, None)
+
+
+__all__ = ["Saved", "layout", "load", "write_pieces"]

@@ -1,0 +1,690 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bind named arguments to the parameters of a compiled function, and infer the others."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+
+from sparsetir import interop
+from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError
+from sparsetir.ir import sizes
+from sparsetir.ir.effects import Effects, analyse
+from sparsetir.ir.views import Axis, Program, SparseBuffer
+from sparsetir.runtime.validation import is_sound
+from sparsetir.utils import buffers as alignment
+from sparsetir.utils.dtypes import as_int64
+
+# What is known of the arguments of one call, and whether their index arrays are checked.
+
+
+LARGEST_INT32 = 2**31 - 1
+# Of a thread or an asyncio task, so that a block of one takes no check from another.
+_checks: ContextVar[bool] = ContextVar("_checks", default=True)
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Trust the index arrays of sparse arguments inside the block: no check, and a crash if they are wrong.
+
+    Only calls in the block's own thread are meant, and without ``with`` nothing changes.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> with sparsetir.unchecked():
+    ...     pass
+    """
+    before = _checks.get()
+    _checks.set(False)
+    try:
+        yield
+    finally:
+        _checks.set(before)
+
+
+def checks_are_on() -> bool:
+    """Whether index arrays are checked where they enter."""
+    return _checks.get()
+
+
+class SizeOf(int):
+    """A size that knows what it was taken from, for messages."""
+
+    source: str
+
+    def __new__(cls, value: int, source: str) -> SizeOf:
+        size = super().__new__(cls, value)
+        size.source = source
+        return size
+
+
+@dataclass
+class Arguments:
+    """What one call knows so far."""
+
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, interop.Stored] = field(default_factory=dict)
+    raw: set[str] = field(default_factory=set)
+    given: dict[str, str] = field(default_factory=dict)
+    copy_back: list[tuple[Any, str]] = field(default_factory=list)
+    torch: bool = False
+
+    def size(self, name: str, value: Any, source: str) -> None:
+        """Note that symbol `name` is `value`; a disagreement is an error that names both sources."""
+        known = self.sizes.get(name)
+        if known is None:
+            self.sizes[name], self.sources[name] = value, source
+        elif known != value:
+            raise ArgumentError(f"{name} is {known} from {self.sources[name]} but {value} from {source}")
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value can be a size."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """numpy's dtype of a TVM dtype; bfloat16 comes from ml_dtypes."""
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+# What a program says of its parameters and of the arrays behind its axes.
+
+
+@dataclass(frozen=True, eq=False)
+class Param:
+    """One parameter of the compiled function."""
+
+    name: str
+    dtype: str
+    shape: tuple[sizes.Size, ...] | None  # None: a scalar
+
+    @property
+    def is_array(self) -> bool:
+        return self.shape is not None
+
+
+def parameter(var: Any) -> Param:
+    """What a parameter of a function is."""
+    if tirx.is_buffer_var(var):
+        return Param(str(var.name), str(var.ty.dtype), tuple(sizes.Size(d) for d in var.ty.shape))
+    return Param(str(var.name), str(var.ty.dtype), None)
+
+
+def levels(buffer: SparseBuffer) -> list[interop.Level]:
+    """The axes of a buffer, as far as the program tells them."""
+    axes = list(buffer.axes)
+    return [
+        interop.Level(
+            axis.name,
+            axis.kind,
+            axes.index(axis.parent) if axis.parent is not None else None,
+            axis.idtype,
+            sorted=axis.sorted,
+            unique=axis.unique,
+            full=axis.full,
+        )
+        for axis in axes
+    ]
+
+
+def fixed_levels(levels: list[interop.Level], buffer: SparseBuffer) -> list[interop.Level] | None:
+    """The levels themselves when no call has to fill anything in."""
+    plain = ("dense_fixed", "sparse_variable")
+    lengths = [_constant(a.length) for a in buffer.axes]
+    if all(a.kind in plain and a.rule is None for a in buffer.axes) and not any(n is not None for n in lengths):
+        return levels
+    return None
+
+
+def _constant(expr: Any) -> int | None:
+    return int(expr) if isinstance(expr, tirx.IntImm) else None
+
+
+def narrow_extents(program: Program) -> dict[str, list[ir.Expr]]:
+    """The extents of buffers, scratch among them, whose product 32-bit offsets count.
+
+    Offsets have 32 bits up to the first dimension of 64 bits, whose extent they are multiplied with in 64.
+    """
+    narrow = {}
+    for buffer in program.buffers.values():
+        extents = list(takewhile(lambda extent: str(extent.ty.dtype) == "int32", buffer.storage.ty.shape))
+        if extents and not all(isinstance(extent, tirx.IntImm) for extent in extents):
+            narrow[buffer.name] = extents
+    return narrow
+
+
+def axis_counts(program: Program) -> dict[Axis, Callable[[dict[str, int]], tuple[int, ...]]]:
+    """(positions above, positions, length) of every axis, as a function of the sizes."""
+    out = {}
+    for axis in program.axes.values():
+        above = tirx.const(1, "int32") if axis.parent is None else axis.parent.count
+        out[axis] = sizes.evaluator([above, axis.count, axis.length])
+    return out
+
+
+def arrays_of_axes(program: Program) -> dict[Axis, tuple[str | None, str | None]]:
+    """Names of the indptr and indices parameters of every axis that has any."""
+    out = {}
+    for axis in program.axes.values():
+        names = tuple(str(b.name) if b is not None else None for b in (axis.indptr, axis.indices))
+        if any(names):
+            out[axis] = (names[0], names[1])
+    return out
+
+
+# The argument list of the compiled function.
+
+
+def argument_list(signature: Signature, args: Arguments, *, without: Collection[str] = ()) -> list[Any]:
+    """Arrays and sizes in the order of the parameters, `without` some."""
+    return [_passed(args, param) for param in signature.params if param.name not in without]
+
+
+def _passed(args: Arguments, param: Param) -> Any:
+    if not param.is_array:
+        return args.sizes[param.name]
+    return as_passed(args.arrays[param.name], param.dtype)
+
+
+def as_passed(array: np.ndarray, dtype: str) -> Any:
+    """An array as the function takes it."""
+    if array.size == 0:
+        # numpy's strides of an empty array are not the compact ones that the compiled checks ask for.
+        return tvm.runtime.empty(array.shape, dtype)
+    return as_bfloat16(array) if dtype == "bfloat16" else interop.writable_alias(array)
+
+
+def as_bfloat16(array: np.ndarray) -> Any:
+    """A TVM tensor over a bfloat16 array, which numpy itself cannot hand out."""
+    bits = tvm_ffi.from_dlpack(interop.writable_alias(array.view(np.uint16)))
+    return bits._create_view(array.shape, "bfloat16")
+
+
+def check_overlap(signature: Signature, args: Arguments) -> None:
+    """Raise where an output passed by the caller lies in an input: the loops assume that it does not."""
+    for storage in signature.effects.written:
+        if storage not in args.given:
+            continue
+        for other, array in args.arrays.items():
+            if other != storage and np.may_share_memory(args.arrays[storage], array):
+                name = signature.shown(storage)
+                pair = f"{name} and {signature.shown(other)} share memory"
+                raise ArgumentError(f"{pair}, and {name} is written: pass a separate array")
+
+
+# From named arguments to the compiled function's argument list.
+#
+# Sizes are inferred and every disagreement names both sources; structure is checked where it enters.
+
+
+class Signature:
+    """The parameters of a program and what may be passed for them.
+
+    Parameters
+    ----------
+    program : Program
+    searched : set of str
+        Index arrays in which the compiled function looks coordinates up.
+    covered : collection of str
+        Results of which every element is surely written, although the program does not show it.
+    made : collection of str
+        Arrays that nobody passes.
+    """
+
+    def __init__(
+        self, program: Program, searched: set[str], covered: Collection[str] = (), made: Collection[str] = ()
+    ) -> None:
+        self.program, self.made = program, made
+        self.effects: Effects = analyse(program, covered)
+        self.params = [parameter(p) for p in program.func.params]
+        self.by_name = {p.name: p for p in self.params}
+        self.buffers = {b.name: b for b in program.buffers.values() if not b.allocated}
+        self.holder = {str(b.storage.name): b for b in self.buffers.values()}
+        self.searched = searched
+        self.outputs = self.effects.outputs
+        self.levels = {name: levels(b) for name, b in self.buffers.items()}
+        self.length = {a: sizes.Size(a.length) for a in program.axes.values()}
+        self.width = {a: sizes.Size(a.width) for a in program.axes.values() if a.width is not None}
+        self.fixed_levels = {name: fixed_levels(self.levels[name], b) for name, b in self.buffers.items()}
+        self.counts = axis_counts(program)
+        self.axes_of_array = arrays_of_axes(program)
+        self.scalars = {
+            p.name: sizes.Size(v) for p, v in zip(self.params, program.func.params, strict=True) if not p.is_array
+        }
+        self.narrow_sizes = [p.name for p in self.params if p.dtype == "int32" and not p.is_array]
+        self.index_arrays = {n for names in self.axes_of_array.values() for n in names if n is not None}
+        self.narrow = all(p.dtype != "int64" for p in self.params if not p.is_array)
+        self.narrow_extents = narrow_extents(program)
+        formulas = [" * ".join(map(sizes.code, extents)) for extents in self.narrow_extents.values()]
+        self._counts = sizes.compiled(f"({''.join(f'{formula}, ' for formula in formulas)})")
+
+    @property
+    def results(self) -> list[str]:
+        """The arrays of what a call returns: outputs, which may be passed, and what nobody passes."""
+        return [*self.outputs, *(name for name in self.made if name not in self.outputs)]
+
+    # ------------------------------------------------------------------ names
+
+    def storage_name(self, name: str) -> str | None:
+        """The array parameter that argument `name` fills; None if there is none."""
+        if name in self.buffers:
+            return str(self.buffers[name].storage.name)
+        param = self.by_name.get(name)
+        return name if param is not None and param.is_array else None
+
+    def knows(self, name: str) -> bool:
+        """Whether the program has a buffer or a parameter of a name."""
+        return name in self.buffers or name in self.by_name
+
+    def shown(self, storage: str) -> str:
+        """What a user calls the parameter `storage`."""
+        return self.holder[storage].name if storage in self.holder else storage
+
+    def unknown(self, name: str) -> ArgumentTypeError:
+        """The error for an argument that the program does not have."""
+        buffers = [b.name for storage, b in self.holder.items() if storage not in self.made]
+        buffers += [p.name for p in self.params if p.is_array and p.name not in self.holder]
+        scalars = [p.name for p in self.params if not p.is_array]
+        hint = f"it takes the buffers {', '.join(buffers)}"
+        return ArgumentTypeError(
+            f"this kernel has no argument {name!r}; {hint}{' and the sizes ' + ', '.join(scalars) if scalars else ''}"
+        )
+
+    def unnamed(self, arguments: tuple[Any, ...]) -> ArgumentTypeError:
+        """The error for arguments without names."""
+        inputs = [b.name for n, b in self.holder.items() if n not in self.results and b.name.isidentifier()]
+        form = ", ".join(f"{name}=..." for name in inputs)
+        count = len(arguments)
+        found = f"found {count} without {'a name' if count == 1 else 'names'}"
+        return ArgumentTypeError(f"a kernel takes its arguments by name, as in kernel({form}); {found}")
+
+    def is_plain(self, storage: str) -> bool:
+        """Whether a parameter is an ordinary dense array for the caller."""
+        buffer = self.holder.get(storage)
+        return buffer is None or buffer.is_dense
+
+    # ------------------------------------------------------------------ gathering
+
+    def gather(self, kwargs: Mapping[str, Any], known: Arguments | None = None) -> Arguments:
+        """Arrays and sizes from named arguments, checked against each other and what is known; outputs are not made."""
+        args = Arguments() if known is None else known
+        self.take(args, kwargs)
+        self._infer(args)
+        return args
+
+    def take(self, args: Arguments, kwargs: Mapping[str, Any]) -> None:
+        """Note named arguments, sizes first."""
+        arrays: list[tuple[str, Any]] = []
+        for name, value in kwargs.items():
+            param = self.by_name.get(name)
+            if param is not None and not param.is_array:
+                self._scalar(args, param, value)
+            else:
+                arrays.append((name, value))
+        for name, value in arrays:
+            self._array(args, name, value)
+
+    def check_number(self, name: str, value: Any) -> None:
+        """Raise unless a value can be that of a scalar parameter."""
+        param = self.by_name[name]
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer, float, np.floating)):
+            raise ArgumentTypeError(f"{param.name} must be a number ({param.dtype}), found {type(value).__name__}")
+        if not param.dtype.startswith(("int", "uint")):
+            return
+        if not is_integer(value):
+            raise ArgumentTypeError(f"{param.name} must be an integer, found {value!r}")
+        if param.dtype == "int32" and abs(int(value)) > LARGEST_INT32:
+            raise ArgumentError(f"{param.name} = {value} does not fit int32; write the program with T.int64 sizes")
+        bounds = np.iinfo(param.dtype)
+        if not bounds.min <= int(value) <= bounds.max:
+            raise ArgumentError(f"{param.name} = {value} does not fit {param.dtype}")
+
+    def _scalar(self, args: Arguments, param: Param, value: Any) -> None:
+        self.check_number(param.name, value)
+        source = getattr(value, "source", "the argument")
+        if param.dtype.startswith(("int", "uint")):
+            value = as_int64(int(value))
+        args.size(param.name, value, source)
+
+    def _array(self, args: Arguments, name: str, value: Any) -> None:
+        storage = self.storage_name(name)
+        if storage is None:
+            raise self.unknown(name)
+        if storage in args.given:
+            raise ArgumentTypeError(f"{args.given[storage]} and {name} are the same argument; pass one of them")
+        args.given[storage] = name
+        buffer = self.holder.get(storage)
+        if interop.is_torch(value):
+            interop.check_detached(value, name, "a kernel")
+        if interop.is_sparse(value):
+            if buffer is not None and name != buffer.name and not buffer.is_dense:
+                message = f"{name} is the array of the values that {buffer.name} stores, found a sparse"
+                raise ArgumentTypeError(f"{message} {type(value).__name__}: pass it as {buffer.name}=...")
+            if buffer is None or buffer.is_dense:
+                found = f"{name} is dense in this kernel, found a sparse {type(value).__name__}"
+                raise ArgumentTypeError(f"{found}: pass a dense array of it")
+            self._sparse(args, buffer, value)
+            return
+        args.torch = args.torch or interop.is_torch(value)
+        option = "idtype" if storage in self.index_arrays else "dtype"
+        own, copied = interop.as_numpy(value, name)
+        array, moved = interop.aligned_contiguous(own, self.by_name[storage].dtype, name=name, option=option)
+        if storage in self.effects.written:
+            _check_writable(own, name, type(value), copied=copied)
+            if moved:
+                args.copy_back.append((own, storage))
+        args.arrays[storage] = array
+        args.raw.add(storage)
+
+    def _sparse(self, args: Arguments, buffer: SparseBuffer, value: Any) -> None:
+        shape = tuple(value.shape)
+        if len(shape) == len(buffer.axes):
+            for d, axis in enumerate(buffer.axes):
+                self._unify(args, self.length[axis], shape[d], buffer.name, d)
+        stored = interop.store(
+            value, self.known_levels(buffer, args), name=buffer.name, dtype=buffer.dtype, check=checks_are_on()
+        )
+        args.stored[buffer.name] = stored
+        storage = str(buffer.storage.name)
+        args.arrays[storage] = stored.values
+        if storage in self.effects.written:
+            own = stored.source.values
+            _check_writable(own, buffer.name, type(value), copied=not interop.holds_own_values(value))
+            if not np.may_share_memory(own, stored.values):
+                args.copy_back.append((own, storage))
+        for d, axis in enumerate(buffer.axes):
+            if d in stored.lengths:
+                self._unify(args, self.length[axis], stored.lengths[d], buffer.name, d)
+            if d in stored.widths and axis.width is not None:
+                self._unify(args, self.width[axis], stored.widths[d], f"the longest row of {buffer.name}")
+            for array, where in ((axis.indptr, stored.indptr), (axis.indices, stored.indices)):
+                if array is not None and d in where:
+                    self._share(args, str(array.name), where[d], buffer.name, axis)
+
+    def _share(self, args: Arguments, storage: str, array: np.ndarray, name: str, axis: Axis) -> None:
+        """Note an index array; another argument over the same axis must have the same one."""
+        array = np.ascontiguousarray(array)
+        known = args.arrays.get(storage)
+        if known is not None and known is not array and not np.array_equal(known, array):
+            other = args.given.get(storage, "another argument")
+            raise ArgumentError(f"{name} and {other} share axis {axis.name} but have different structures")
+        args.arrays[storage] = array
+        args.given.setdefault(storage, name)
+
+    def _unify(self, args: Arguments, size: sizes.Size, value: int, name: str, d: int | None = None) -> None:
+        """Note that `size` is `value` because of dimension `d` of argument `name`."""
+        known = size.known(args.sizes)
+        if known == value:
+            return
+        source = name if d is None else f"{name}.shape[{d}]"
+        if size.value is not None:
+            raise ArgumentError(f"{source} is {value} but this kernel is written for {size.value}")
+        if size.name is not None:
+            args.size(size.name, int(value), source)
+        elif known is not None:
+            because = "; ".join(f"{n} = {args.sizes[n]} from {args.sources[n]}" for n in size.symbols)
+            raise ArgumentError(f"{source} is {value} but {size.text} is {known} ({because})")
+        else:
+            found = size.solve(int(value), args.sizes)
+            if found is not None:
+                args.size(found[0], found[1], source)
+
+    def known_levels(self, buffer: SparseBuffer, args: Arguments) -> list[interop.Level]:
+        """A buffer's axes, with what the sizes seen so far say of them."""
+        return self.fixed_levels[buffer.name] or [
+            self._known(level, axis, args) for level, axis in zip(self.levels[buffer.name], buffer.axes, strict=True)
+        ]
+
+    def _known(self, level: interop.Level, axis: Axis, args: Arguments) -> interop.Level:
+        """`level` with what the sizes seen so far say of it."""
+        rules: dict[str, Any] = {
+            name: sizes.formula(expr, args.sizes)
+            for name, expr in (
+                ("rule", axis.rule),
+                ("extent_rule", axis.extent_rule),
+                ("offset_rule", axis.offset_rule),
+            )
+            if expr is not None
+        }
+        width = self.width[axis].known(args.sizes) if axis.kind == "sparse_fixed" else None
+        return replace(level, length=self.length[axis].known(args.sizes), width=width, **rules)
+
+    def _infer(self, args: Arguments) -> None:
+        """Infer sizes from array shapes, and numbers of positions from row pointers, until nothing new is learnt."""
+        self._infer_from_shapes(args)
+        while any(not p.is_array and p.name not in args.sizes for p in self.params) and self._infer_from_pointers(args):
+            self._infer_from_shapes(args)
+        self._require_sizes(args)
+
+    def _infer_from_pointers(self, args: Arguments) -> bool:
+        """Infer how many positions an axis has from its last row pointer; return whether a size was learnt."""
+        before = len(args.sizes)
+        for axis, (indptr, _) in self.axes_of_array.items():
+            pointers = None if indptr is None else args.arrays.get(indptr)
+            if pointers is not None and pointers.ndim == 1 and len(pointers) and pointers[-1] >= 0:
+                name = args.given.get(str(indptr), self.shown(str(indptr)))
+                self._unify(args, sizes.Size(axis.count), int(pointers[-1]), f"the last element of {name}")
+        return len(args.sizes) > before
+
+    def _infer_from_shapes(self, args: Arguments) -> None:
+        before = -1
+        while before != len(args.sizes):
+            before = len(args.sizes)
+            for storage, array in args.arrays.items():
+                shape = self.by_name[storage].shape or ()
+                if array.ndim != len(shape):
+                    array = args.arrays[storage] = self._reshaped(args, self.by_name[storage], array)
+                for d, size in enumerate(shape):
+                    if size.known(args.sizes) != array.shape[d]:
+                        self._unify(args, size, array.shape[d], self._dimension(args, storage, d))
+
+    def _require_sizes(self, args: Arguments) -> None:
+        """Raise where a size is unknown, or does not fit its dtype."""
+        for name in self.narrow_sizes:
+            if args.sizes.get(name, 0) > LARGEST_INT32:
+                found = f"{name} is {args.sizes[name]} from {args.sources[name]}, which does not fit int32"
+                raise OffsetError(f"{found}: write the program with T.int64 sizes (idtype='int64')")
+        missing = [p.name for p in self.params if not p.is_array and p.name not in args.sizes]
+        if missing:
+            self.complete(args)
+            name = missing[0]
+            raise ArgumentTypeError(f"the size {name} cannot be inferred from the arguments: pass {name}=...")
+        self._refuse_unknown_results(args)
+        self.check_offsets(args.sizes)
+
+    def check_offsets(self, known: dict[str, int]) -> None:
+        """Raise where 32 bits cannot address the elements of a buffer, or of scratch.
+
+        Raises
+        ------
+        OffsetError
+        """
+        for name, count in zip(self.narrow_extents, self._counts(known), strict=True):
+            if count > LARGEST_INT32:
+                message = f"{name} has {count} elements, more than 32-bit indices can address"
+                raise OffsetError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
+
+    def _refuse_unknown_results(self, args: Arguments) -> None:
+        """Raise where only the contents of an array would tell how long a result is."""
+        for storage in self.outputs:
+            unknown = [n for size in self.by_name[storage].shape or () for n in size.symbols if n not in args.sizes]
+            if unknown:
+                self.complete(args)
+                message = f"the size {unknown[0]} of the result {self.shown(storage)} cannot be inferred"
+                raise ArgumentTypeError(f"{message} from the arguments: pass {self.shown(storage)}=numpy.empty(...)")
+
+    def _dimension(self, args: Arguments, storage: str, d: int) -> str:
+        """What a user calls a dimension of an array."""
+        name = args.given.get(storage, self.shown(storage))
+        if storage in args.raw:
+            return f"{name}.shape[{d}]"
+        if any(storage == indptr for indptr, _ in self.axes_of_array.values()):
+            return f"the number of row pointers of {name}"
+        return f"the number of entries stored in {name}" if d == 0 else f"dimension {d} of the entries of {name}"
+
+    def _reshaped(self, args: Arguments, param: Param, array: np.ndarray) -> np.ndarray:
+        """Values of a sparse buffer may come with more dimensions than they are stored with, not with fewer."""
+        buffer = self.holder.get(param.name)
+        rank = len(param.shape or ())
+        if buffer is None or buffer.is_dense or array.ndim < rank:
+            name = args.given.get(param.name, self.shown(param.name))
+            dimensions = f"{rank} dimension{'s' if rank != 1 else ''}"
+            hint = "; reshape it" if array.ndim == 1 else ""
+            raise ArgumentError(f"{name} must have {dimensions}, found shape {array.shape}{hint}")
+        at = array.ndim - rank + 1
+        return array.reshape(math.prod(array.shape[:at]), *array.shape[at:])
+
+    # ------------------------------------------------------------------ checks
+
+    def check(self, args: Arguments) -> None:
+        """Structure of raw index arrays, and sizes that 32 bits cannot count."""
+        for storage, array in args.arrays.items():
+            self._check_size(storage, array.size)
+        if not checks_are_on():
+            return
+        for axis, names in self.axes_of_array.items():
+            if any(n in args.raw for n in names if n):
+                self.check_axis(axis, names, args.arrays, args.sizes)
+
+    def _check_size(self, storage: str, elements: int) -> None:
+        if self.narrow and elements > LARGEST_INT32:
+            message = f"{self.shown(storage)} has {elements} elements, more than 32-bit indices can address"
+            raise OffsetError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
+
+    def check_axis(
+        self, axis: Axis, names: tuple[str | None, str | None], arrays: Mapping[str, Any], known: dict[str, int]
+    ) -> None:
+        """Raise unless the arrays of an axis, which came by name, are what it promises."""
+        indptr, indices = (arrays.get(n) if n else None for n in names)
+        parent_count, count, length = self.counts[axis](known)
+        level = interop.Level(axis.name, axis.kind, None, axis.idtype, sorted=axis.sorted, unique=False)
+        lengths = {"parent_count": int(parent_count), "length": int(length)}
+        need_sorted = axis.sorted and names[1] in self.searched
+        if not _is_compressed_sound(level, indptr, indices, need_sorted, lengths):
+            interop.check_level(
+                level,
+                indptr,
+                indices,
+                name=names[1] or names[0] or axis.name,
+                need_sorted=need_sorted,
+                count=int(count) if indices is None else None,
+                **lengths,
+            )
+        if axis.unique and axis.parent is None and indices is not None:
+            interop.check_distinct(indices, int(length), f"axis {axis.name} of {names[1]}")
+
+    # ------------------------------------------------------------------ outputs
+
+    def allocate(self, args: Arguments) -> list[str]:
+        """Make the outputs that were not passed; returns the names of all outputs."""
+        self.complete(args)
+        for storage in self.outputs:
+            if storage not in args.arrays:
+                args.arrays[storage] = self.new_output(storage, args.sizes)
+        return self.outputs
+
+    def complete(self, args: Arguments) -> None:
+        """Raise unless every array that cannot be made here was passed."""
+        known = {*args.arrays, *self.outputs, *self.made}
+        for param in self.params:
+            if param.is_array and param.name not in known:
+                raise self._missing(param)
+
+    def new_output(self, storage: str, known: dict[str, int]) -> np.ndarray:
+        """Memory for one output; zeroed unless every element is surely written."""
+        shape = tuple(size.at(known) for size in self.by_name[storage].shape or ())
+        if any(n < 0 for n in shape):
+            raise ArgumentError(f"{self.shown(storage)} would have shape {shape}: sizes must not be negative")
+        self._check_size(storage, math.prod(shape))
+        dtype = numpy_dtype(self.by_name[storage].dtype)
+        return alignment.empty(shape, dtype) if storage in self.effects.covered else np.zeros(shape, dtype)
+
+    def _missing(self, param: Param) -> ArgumentTypeError:
+        name = self.shown(param.name)
+        if param.name in self.effects.updated:
+            return ArgumentTypeError(f"missing argument {name}: this kernel updates it, so it must be passed")
+        for axis, names in self.axes_of_array.items():
+            if param.name in names:
+                users = [b.name for b in self.buffers.values() if axis in b.axes]
+                message = f"missing the structure of axis {axis.name}: pass a sparse {' or '.join(users) or 'argument'}"
+                return ArgumentTypeError(f"{message}, or the array {param.name}=...")
+        return ArgumentTypeError(f"missing argument {name}")
+
+    def result(self, args: Arguments, storage: str, passed: dict[str, Any]) -> Any:
+        """What the caller gets for one output."""
+        array = args.arrays[storage]
+        own = passed.get(args.given.get(storage, ""))
+        if own is not None:
+            return own
+        model = self.model(args, storage)
+        if model is not None:
+            return interop.restore(args.stored[model], array)
+        return interop.to_torch(array) if args.torch else array
+
+    def model(self, args: Arguments, storage: str) -> str | None:
+        """The sparse argument of which an output has the structure."""
+        buffer = self.holder.get(storage)
+        if buffer is None or buffer.is_dense:
+            return None
+        return next((name for name in args.stored if self.buffers[name].axes == buffer.axes), None)
+
+
+def _is_compressed_sound(
+    level: interop.Level, indptr: Any, indices: Any, need_sorted: bool, lengths: dict[str, Any]
+) -> bool:
+    """Return whether arrays of compressed rows are surely right."""
+    if level.kind != "sparse_variable" or indptr is None or indices is None or indices.ndim != 1:
+        return False
+    return is_sound(level, indptr, indices, need_sorted=need_sorted, **lengths)
+
+
+def _check_writable(array: np.ndarray, name: str, kind: type, *, copied: bool) -> None:
+    """Raise unless results can be written to an array that was passed for them."""
+    if copied:
+        found = f"{name} is written by this kernel, and a {kind.__name__} cannot be written in place"
+        raise ArgumentError(f"{found}: leave it out and take the result")
+    if not array.flags.writeable:
+        raise ArgumentError(f"{name} is written by this kernel but the array passed for it is read-only")
+    if array.size and any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True)):
+        raise ArgumentError(f"{name} is written by this kernel but its elements share memory: pass a copy")
+
+
+__all__ = [
+    "LARGEST_INT32",
+    "Arguments",
+    "Param",
+    "Signature",
+    "SizeOf",
+    "argument_list",
+    "arrays_of_axes",
+    "as_bfloat16",
+    "as_passed",
+    "axis_counts",
+    "check_overlap",
+    "checks_are_on",
+    "fixed_levels",
+    "is_integer",
+    "levels",
+    "narrow_extents",
+    "numpy_dtype",
+    "parameter",
+    "unchecked",
+]

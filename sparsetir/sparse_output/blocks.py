@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of matrices with full blocks as products of blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import scipy.sparse as sp
+import tvm
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.codegen.cache import Compiled, compile_cached, write_one
+from sparsetir.codegen.target import make_target
+from sparsetir.errors import LoweringError
+from sparsetir.ir.rewriting import collect
+from sparsetir.ir.sizes import Size
+from sparsetir.ir.views import Axis, Program, SparseBuffer, SpIter, decode
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower import single
+from sparsetir.ops import sparse_output
+from sparsetir.runtime.signature import LARGEST_INT32, Arguments
+from sparsetir.sparse_output import Accumulators, AssembledCompiled, Options
+from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.result import OfPatterns, Pattern
+from sparsetir.utils.gc import uncollected
+
+# A product of two matrices as one of matrices of blocks.
+
+
+Block = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A program that multiplies two matrices, whatever it takes for products and sums, as `sparsetir.ops.spgemm` does.
+
+    Parameters
+    ----------
+    left, right, result : SparseBuffer
+    value : Expr
+        What its one statement stores.
+    initial : Expr
+        What an element begins with.
+    """
+
+    left: SparseBuffer
+    right: SparseBuffer
+    result: SparseBuffer
+    value: ir.Expr
+    initial: ir.Expr
+
+    @classmethod
+    def of(cls, program: Program) -> Product | None:
+        """The program as a product; None if it is something else."""
+        if len(program.iterations) != 1 or len(program.buffers) != 3:
+            return None
+        (iteration,) = program.iterations
+        body, init = iteration.block.body, iteration.block.init
+        is_plain = (
+            iteration.kinds == "SRS" and isinstance(body, tirx.BufferStore) and isinstance(init, tirx.BufferStore)
+        )
+        parts = _parts(program, iteration) if is_plain else None
+        if parts is None or not _lie_so(*parts) or _free(body.value) or _free(init.value):
+            return None
+        return cls(*parts, body.value, init.value)
+
+    @property
+    def dtype(self) -> str:
+        return self.result.dtype
+
+    @property
+    def idtype(self) -> str:
+        return self.result.axes[1].idtype
+
+    def over(self, block: Block) -> tirx.PrimFunc:
+        """The program over blocks of shapes (r, q), (q, s) and (r, s).
+
+        rewrite: ``C[i, j] = T.min(C[i, j], A[i, k] + B[k, j])`` becomes
+        ``C[i, j, x, z] = T.min(C[i, j, x, z], A[i, k, x, y] + B[k, j, y, z])``.
+        """
+        made = sparse_output.spgemm(self.dtype, idtype=self.idtype, block=block)
+        (block_iteration,) = decode(made).iterations
+        body = block_iteration.block.body
+        loads = {str(x.source.name): x for x in collect(body, ir.TensorLoad)}
+        named = {self.left.view: loads["A"], self.right.view: loads["B"], self.result.view: loads["C"]}
+        on_load = lambda x, _mutator: named[x.source]  # noqa: E731
+        value = structural_mutate(self.value, [(ir.TensorLoad, on_load)])
+
+        def on_store(node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
+            stored = value if node.same_as(body) else self.initial
+            return tirx.BufferStore(node.buffer, stored, list(node.indices))
+
+        mutated = structural_mutate(made.body, [(tirx.BufferStore, on_store)])
+        return tirx.PrimFunc(made.params, mutated, made.ret_type, made.attrs)
+
+
+def _parts(program: Program, iteration: SpIter) -> tuple[SparseBuffer, SparseBuffer, SparseBuffer] | None:
+    """The matrices over (i, k), (k, j) and (i, j)."""
+    i, k, j = iteration.vars
+    store = iteration.block.body
+    found: dict[int, SparseBuffer] = {}
+    wanted = ((i, k), (k, j), (i, j))
+    for load in [*collect(store.value, ir.TensorLoad), store]:
+        source = load.buffer if load is store else load.source
+        places = [n for n, at in enumerate(wanted) if _are(load.indices, at)]
+        if source not in program.buffers or not places:
+            return None
+        if not found.setdefault(places[0], program.buffers[source]).view.same_as(source):
+            return None
+    return (found[0], found[1], found[2]) if len(found) == 3 else None
+
+
+def _are(indices: Any, variables: tuple[Var, Var]) -> bool:
+    return len(indices) == 2 and all(x.same_as(v) for x, v in zip(indices, variables, strict=True))
+
+
+def _lie_so(left: SparseBuffer, right: SparseBuffer, result: SparseBuffer) -> bool:
+    """Whether they are matrices in compressed rows of one dtype, the result with computed columns."""
+    if len({left.dtype, right.dtype, result.dtype}) > 1 or any(len(b.axes) != 2 for b in (left, right, result)):
+        return False
+    rows = all(b.axes[0].kind == "dense_fixed" and b.axes[0].parent is None for b in (left, right, result))
+    stored = all(_is_compressed(b.axes[1], b.axes[0]) for b in (left, right))
+    return rows and stored and result.axes[1].is_assembled and left.axes[0] is result.axes[0]
+
+
+def _is_compressed(axis: Axis, rows: Axis) -> bool:
+    return axis.kind == "sparse_variable" and axis.parent is rows and axis.rule is None and axis.indices is not None
+
+
+def _free(value: ir.Expr) -> bool:
+    """Whether an expression reads anything but elements of matrices."""
+    without = structural_mutate(value, [(ir.TensorLoad, lambda x, _mutator: tirx.const(0, str(x.ty.dtype)))])
+    return bool(collect(without, Var))
+
+
+# Products of matrices whose entries come in full blocks, by way of the product of blocks.
+
+
+LARGEST_BLOCK = 8
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Where the blocks of a matrix are, and which of its values stands where in them."""
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    taken: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Any, block: tuple[int, int]) -> Blocks | None:
+        """Of a matrix in compressed rows; None where a block of it is not full, or holds an element twice."""
+        if rows.shape[0] % block[0] or rows.shape[1] % block[1] or rows.nnz % (block[0] * block[1]):
+            return None
+        idtype = rows.indices.dtype
+        numbered = sp.csr_array(rows.shape, dtype=np.int64)
+        numbered.indptr, numbered.indices = rows.indptr, rows.indices
+        numbered.data = np.arange(1, len(rows.indices) + 1)
+        made = numbered.tobsr(blocksize=block)
+        is_full = made.data.size == len(rows.indices) and bool(made.data.all())
+        if not is_full:
+            return None
+        return cls(made.indptr.astype(idtype), made.indices.astype(idtype), made.data.ravel() - 1)
+
+
+def shared_blocks(product: Product, args: Arguments) -> list[Block]:
+    """Sizes (r, q, s) of blocks that both operands of a call consist of, the largest first."""
+    left, right = (_full_blocks(matrix_of(buffer, args)) for buffer in (product.left, product.right))
+    found = [(r, q, s) for r, q in left for other, s in right if q == other and r * q * s > 1]
+    return sorted(found, key=lambda block: (-math.prod(block), block))
+
+
+def _full_blocks(rows: Any) -> list[tuple[int, int]]:
+    """The shapes of full blocks that a matrix consists of."""
+    shapes = [(r, c) for r in range(1, LARGEST_BLOCK + 1) for c in range(1, LARGEST_BLOCK + 1)]
+    return [shape for shape in shapes if _may_be_full(rows, shape) and Blocks.of(rows, shape) is not None]
+
+
+def _may_be_full(rows: Any, shape: tuple[int, int]) -> bool:
+    """Whether rows of a block are as long as each other, which is seen quickly."""
+    counts = np.diff(rows.indptr)
+    if not rows.nnz or rows.shape[0] % shape[0] or (counts % shape[1]).any():
+        return False
+    counts = counts.reshape(-1, shape[0])
+    return bool((counts == counts[:, :1]).all())
+
+
+def matrix_of(buffer: SparseBuffer, args: Arguments) -> Any:
+    """The pattern of an operand of a call."""
+    axis = buffer.axes[1]
+    rows = sp.csr_array(tuple(int(Size(a.length).at(args.sizes)) for a in buffer.axes), dtype=np.bool_)
+    rows.indptr, rows.indices = (args.arrays[str(a.name)] for a in (axis.indptr, axis.indices) if a is not None)
+    rows.data = np.ones(len(rows.indices), np.bool_)
+    return rows
+
+
+class BlockedKernel(AssembledKernel):
+    """A kernel that multiplies blocks where both operands consist of full ones, and entries elsewhere.
+
+    Parameters
+    ----------
+    compiled : AssembledCompiled
+        The product of entries.
+    options : Options
+        With the sizes of the blocks.
+    """
+
+    def __init__(self, compiled: AssembledCompiled, options: Options) -> None:
+        super().__init__(compiled)
+        product = Product.of(decode(self.func))
+        block = options.accumulators.block
+        if product is None or block is None:
+            expected = "blocks are multiplied by programs like sparsetir.ops.spgemm"
+            raise LoweringError(f"{expected}, which {self.name} is not: leave block out")
+        self.product, self.whole, self.sizes = product, options, block
+        self._structures: OfPatterns[Blocks | None] = OfPatterns()
+
+    @property
+    def accumulators(self) -> Accumulators:
+        return self.whole.accumulators
+
+    @cached_property
+    def inner(self) -> AssembledKernel:
+        """The product of blocks."""
+        func = self.product.over(self.sizes)
+        made = compile_cached(func, self.compiled.target, self.options, AssembledCompiled)
+        return AssembledKernel(cast("AssembledCompiled", made))
+
+    def assemble(self, args: Arguments, top: int | None = None, above: Any = None) -> Pattern:
+        """Compute pattern and values."""
+        r, q, s = self.sizes
+        left, right = self.blocks(self.product.left, args, (r, q)), self.blocks(self.product.right, args, (q, s))
+        if left is None or right is None:
+            return super().assemble(args, top, above)
+        m, n = self._held_shape_of(args)
+        p = int(Size(self.product.left.axes[1].length).at(args.sizes))
+        inner = Arguments(sizes={"m": m // r, "p": p // q, "n": n // s})
+        for name, buffer, found, shape in (
+            ("a", self.product.left, left, (r, q)),
+            ("b", self.product.right, right, (q, s)),
+        ):
+            values = args.arrays[str(buffer.storage.name)][found.taken].reshape(-1, *shape)
+            inner.arrays |= {name: values, f"indptr_{name}": found.indptr, f"indices_{name}": found.indices}
+            inner.sizes[f"nnz_{name}"] = len(found.indices)
+        return entries(self.inner.assemble(inner), (r, s), (m, n))
+
+    def _held_shape_of(self, args: Arguments) -> tuple[int, int]:
+        m, n = (int(size.at(args.sizes)) for size in self._shape)
+        return m, n
+
+    def blocks(self, buffer: SparseBuffer, args: Arguments, block: tuple[int, int]) -> Blocks | None:
+        """The blocks of an operand, kept for its pattern; None where they are not full."""
+        rows = matrix_of(buffer, args)
+        return self._structures.get((rows.shape, block), (rows.indptr, rows.indices), lambda: Blocks.of(rows, block))
+
+    def compiled_parts(self) -> Iterator[Compiled]:
+        yield from super().compiled_parts()
+        yield from self.inner.compiled_parts()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        write_one(self.compiled)  # for the process that unpickles it
+        return _restored, (self.func, str(self.compiled.target), self.whole)
+
+    def __deepcopy__(self, _memo: Any) -> BlockedKernel:
+        return BlockedKernel(self.compiled, self.whole)
+
+
+def entries(pattern: Pattern, block: tuple[int, int], shape: tuple[int, int]) -> Pattern:
+    """The elements of blocks as entries."""
+    keys = pattern.keys
+    count = len(keys) * block[0] * block[1]
+    if not count:
+        return Pattern(shape, np.zeros(shape[0] + 1, np.int64), keys[:0], [v.reshape(-1)[:0] for v in pattern.values])
+    rows, width = block
+    lengths = np.repeat(np.diff(pattern.indptr) * width, rows)
+    indptr = np.zeros(shape[0] + 1, np.int64)
+    np.cumsum(lengths, out=indptr[1:])
+    idtype = np.int32 if max(*shape, count) <= LARGEST_INT32 else np.int64
+    starts, columns = pattern.indptr.astype(idtype), keys.astype(idtype, copy=False)
+    values = [_by_rows(starts, columns, v.reshape(-1, *block), shape) for v in pattern.values]
+    return Pattern(shape, indptr, values[0].indices.astype(keys.dtype, copy=False), [v.data for v in values])
+
+
+def _by_rows(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> Any:
+    made = sp.bsr_array(shape, blocksize=values.shape[1:], dtype=values.dtype)
+    made.indptr, made.indices, made.data = indptr, indices, values
+    return made.tocsr()
+
+
+def _restored(func: Any, target: str, options: Options) -> BlockedKernel:
+    """A kernel out of what pickle kept."""
+    made = compile_cached(func, tvm.target.Target(target), options.unblocked(), AssembledCompiled)
+    return BlockedKernel(cast("AssembledCompiled", made), options)
+
+
+@uncollected
+def assembled_kernel(program: tirx.PrimFunc, target: Any = None, options: Options | None = None) -> AssembledKernel:
+    """Compile a program that computes the pattern of its results."""
+    plain = None if options is None else options.unblocked()
+    compiled = cast(
+        "AssembledCompiled",
+        compile_cached(single(program), make_target(target, program), plain, AssembledCompiled),
+    )
+    if options is None or options.accumulators.block is None:
+        return AssembledKernel(compiled)
+    return BlockedKernel(compiled, options)
+
+
+__all__ = ["Block", "BlockedKernel", "Product", "assembled_kernel", "shared_blocks"]

@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Call fast paths: products, sums and elementwise products of operands in compressed rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import tvm
+import tvm_ffi
+
+from sparsetir import interop
+from sparsetir.ir.sizes import Size
+from sparsetir.ir.views import Axis, SparseBuffer
+from sparsetir.runtime.signature import LARGEST_INT32, Arguments, Signature, checks_are_on, is_integer, numpy_dtype
+from sparsetir.runtime.validation import is_sound
+from sparsetir.sparse_output import Assembly, Options
+from sparsetir.sparse_output.accumulators import DUMPS, WORD
+from sparsetir.sparse_output.selection import ordered
+from sparsetir.sparse_output.small import unread
+from sparsetir.sparse_output.workspace import full, merged_places, merged_ranges, moved, popped
+from sparsetir.utils import buffers
+from sparsetir.utils.buffers import LEAST_ROOM, Rooms
+from sparsetir.utils.threads import get_num_threads
+
+# Matrices that are stored as a program reads them: bound without asking what else they could be.
+
+
+ROWS = (sp.csr_array, sp.csr_matrix)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A buffer over dense rows with sparse columns, and what an argument must be to fill it as it is.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The parameters of values, row pointers and column indices.
+    dtypes : tuple of dtype
+        Theirs.
+    sizes : tuple of str
+        Symbols of the rows, the columns and the number of entries.
+    level : Level
+        The axis of the columns.
+    """
+
+    names: tuple[str, str, str]
+    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]]
+    sizes: tuple[str, str, str]
+    level: interop.Level
+
+    def arrays(self, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Values, row pointers and column indices of a matrix that fills the buffer as it is; None of others."""
+        if type(value) not in ROWS:
+            return None
+        arrays = value.data, value.indptr, value.indices
+        for array, dtype in zip(arrays, self.dtypes, strict=True):
+            if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != 1 or not array.flags.carray:
+                return None
+        shape, count = value.shape, len(arrays[0])
+        if len(shape) != 2 or len(arrays[2]) != count or max(*shape, count) > LARGEST_INT32:
+            return None
+        return arrays
+
+    def take(self, args: Arguments, value: Any) -> bool:
+        """Note the arrays of a matrix, and whether it may fill the buffer as it is: see `is_sound`."""
+        arrays = self.arrays(value)
+        if arrays is None:
+            return False
+        (rows, columns), count = value.shape, len(arrays[0])
+        for name, size in zip(self.sizes, (rows, columns, count), strict=True):
+            if args.sizes.setdefault(name, size) != size:
+                return False
+        args.arrays.update(zip(self.names, arrays, strict=True))
+        return True
+
+    @property
+    def need_sorted(self) -> bool:
+        """Whether rows must be in order."""
+        return self.level.sorted or self.level.unique
+
+    def is_sound(self, value: Any, listed: np.ndarray | None = None) -> bool:
+        """Return whether the index arrays of a matrix are what the axis promises, in all rows or in those listed."""
+        rows, columns = value.shape
+        return is_sound(
+            self.level,
+            value.indptr,
+            value.indices,
+            parent_count=rows,
+            length=columns,
+            need_sorted=self.need_sorted,
+            listed=listed,
+        )
+
+    def implies(self, value: Any, other: Matrix, same: Any) -> bool:
+        """Whether another buffer takes a matrix if this one takes `value`: they have the same arrays."""
+        is_one = value.indptr is same.indptr and value.indices is same.indices and value.shape == same.shape
+        mine, its = self.level, other.level
+        return is_one and mine.sorted >= its.sorted and mine.unique >= its.unique
+
+
+def matrix(signature: Signature, buffer: SparseBuffer) -> Matrix | None:
+    """The buffer, if scipy's compressed rows can fill it as they are."""
+    if [axis.kind for axis in buffer.axes] != ["dense_fixed", "sparse_variable"] or buffer.dtype == "bfloat16":
+        return None
+    rows, columns = buffer.axes
+    indptr, indices = (str(n) for n in signature.axes_of_array[columns])
+    names = str(buffer.storage.name), indptr, indices
+    params = [signature.by_name.get(name) for name in names]
+    if columns.parent is not rows or columns.rule is not None or any(p is None or not p.shape for p in params):
+        return None
+    count = signature.by_name[names[0]].shape
+    sizes = [signature.length[rows].name, signature.length[columns].name, count[0].name if count else None]
+    if any(size is None for size in sizes) or len(set(sizes)) < 3:
+        return None
+    dtypes = tuple(numpy_dtype(p.dtype) for p in params if p is not None)
+    return Matrix(names, dtypes, tuple(map(str, sizes)), signature.levels[buffer.name][1])  # type: ignore[arg-type]
+
+
+class CompressedRows:
+    """Binds calls whose sparse arguments are scipy's compressed rows, in the types of the program.
+
+    Parameters
+    ----------
+    signature : Signature
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        found = {name: matrix(signature, buffer) for name, buffer in signature.buffers.items()}
+        self.matrices = {name: held for name, held in found.items() if held is not None}
+        self.arrays = [p.name for p in signature.params if p.is_array and p.name not in signature.made]
+        self.numbers = {p.name: p for p in signature.params if not p.is_array}
+
+    def arrays_of(self, matrices: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+        """The arrays of matrices that are stored as the program reads them; None for others.
+
+        Nothing is looked at in their index arrays: compare them with those of a call that was bound.
+        """
+        found: dict[str, np.ndarray] = {}
+        for name, value in matrices.items():
+            held = self.matrices.get(name)
+            arrays = None if held is None else held.arrays(value)
+            if held is None or arrays is None:
+                return None
+            found.update(zip(held.names, arrays, strict=True))
+        return found
+
+    def bind(self, arguments: Mapping[str, Any], listing: Mapping[str, str] | None = None) -> Arguments | None:
+        """The arguments of a call; None for one of another kind, or that is wrong.
+
+        Of a matrix in `listing` only the rows are read that the column indices of another one name.
+        """
+        args = Arguments()
+        taken: list[tuple[Matrix, Any]] = []
+        for name, value in arguments.items():
+            held, number = self.matrices.get(name), self.numbers.get(name)
+            if held is not None:
+                if not held.take(args, value):
+                    return None
+                taken.append((held, value))
+            elif number is None or not is_number(value, number.dtype):
+                return None
+            elif args.sizes.setdefault(name, value) != value:
+                return None
+        is_whole = all(n in args.arrays for n in self.arrays) and all(n in args.sizes for n in self.numbers)
+        return args if is_whole and (not checks_are_on() or self.are_sound(taken, listing or {})) else None
+
+    def are_sound(self, taken: list[tuple[Matrix, Any]], listing: Mapping[str, str]) -> bool:
+        """Return whether matrices are what their buffers promise."""
+        if not listing:
+            return are_sound(taken)
+        later = [self.matrices[name] for name in listing]
+        if not are_sound([pair for pair in taken if not any(pair[0] is m for m in later)]):
+            return False
+        values = {id(held): value for held, value in taken}
+        pairs = [(held, values[id(self.matrices[by])]) for held, by in zip(later, listing.values(), strict=True)]
+        return all(held.is_sound(values[id(held)], by.indices) for held, by in pairs)
+
+
+def are_sound(taken: list[tuple[Matrix, Any]]) -> bool:
+    """Return whether matrices are what their buffers promise; arrays that several of them share are validated once."""
+    looked: list[tuple[Matrix, Any]] = []
+    for held, value in sorted(taken, key=lambda pair: not pair[0].need_sorted):
+        if any(other.implies(same, held, value) for other, same in looked):
+            continue
+        if not held.is_sound(value):
+            return False
+        looked.append((held, value))
+    return True
+
+
+def is_number(value: Any, dtype: str) -> bool:
+    """Whether a number can be passed as it is."""
+    if dtype.startswith("int"):
+        return is_integer(value) and abs(value) <= np.iinfo(dtype).max
+    return dtype.startswith("float") and type(value) in (int, float)
+
+
+# Sums and elementwise products of matrices that are stored as a program reads them, with little around the loops.
+#
+# The compiled function checks the rows that it merges: nothing is known of an operand before, and nothing is kept of
+# it.
+
+
+class MergedRows:
+    """Calls of a program that merges the rows of scipy's matrices and has one result.
+
+    Parameters
+    ----------
+    rows : CompressedRows
+        The operands.
+    params : sequence of Param
+        Of the function, without the result.
+    members : sequence of Axis
+        What is merged.
+    how : {"union", "intersect"}
+    result : tuple of dtype
+        Of the coordinates and of the values.
+    """
+
+    def __init__(
+        self, rows: CompressedRows, params: list[Any], members: tuple[Axis, ...], how: str, result: tuple[Any, Any]
+    ) -> None:
+        place = {p.name: n for n, p in enumerate(params)}
+        self.matrices = [(name, m, [place[n] for n in m.names], m.sizes) for name, m in rows.matrices.items()]
+        self.numbers = [(name, place[name], p.dtype) for name, p in rows.numbers.items()]
+        self.count, self.how, self.key = len(params), how, result[0]
+        self.rooms = Rooms(result)
+        self.empty = {n: tvm.runtime.empty((0,), p.dtype) for n, p in enumerate(params) if p.is_array}
+        names = [str(a.indptr.name) for a in members if a.indptr is not None]
+        self.pointers = [place[n] for n in names]
+        self.length, self.width = self.matrices[0][3][:2]
+        inferred = {size for *_, sizes in self.matrices for size in sizes}
+        self.given = len(self.matrices) + len(rows.numbers.keys() - inferred)
+
+    @classmethod
+    def of(cls, rows: CompressedRows, params: list[Any], members: tuple[Axis, ...], *rest: Any) -> MergedRows | None:
+        """Of a program; None if it has other operands, or axes that several of them share."""
+        names = [name for matrix in rows.matrices.values() for name in matrix.names]
+        shapes = {matrix.sizes[:2] for matrix in rows.matrices.values()}
+        is_plain = sorted(names) == sorted(p.name for p in params if p.is_array) and len(rows.matrices) == len(members)
+        return cls(rows, params, members, *rest) if is_plain and len(shapes) == 1 else None
+
+    def __call__(self, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]]) -> Any:
+        """The result, by a function of some name; None for arguments that are checked and converted first, or wrong."""
+        if not checks_are_on() or len(arguments) != self.given:
+            return None
+        ready: list[Any] = [None] * self.count
+        sizes: dict[str, int] = {}
+        shape, model = None, None
+        for name, matrix, places, symbols in self.matrices:
+            value: Any = arguments.get(name)
+            arrays = matrix.arrays(value)
+            if arrays is None or (shape is not None and value.shape != shape):
+                return None
+            shape, count = value.shape, len(arrays[0])
+            indptr = arrays[1]
+            if len(indptr) != shape[0] + 1 or indptr[0] != 0 or indptr[-1] != count:
+                return None
+            for at, array in zip(places, arrays, strict=True):
+                ready[at] = array if len(array) else self.empty[at]
+            sizes[symbols[2]] = count
+            model = value if model is None else model
+        assert shape is not None
+        sizes[self.length], sizes[self.width] = shape
+        for name, at, dtype in self.numbers:
+            number: Any = sizes.get(name, arguments.get(name))
+            if not is_number(number, dtype):
+                return None
+            ready[at] = number
+        return self.merged(ready, shape, model, function)
+
+    def merged(self, ready: list[Any], shape: tuple[int, int], model: Any, function: Any) -> Any:
+        """The result for a list of arguments that fit."""
+        rows = shape[0]
+        pointers = [ready[at] for at in self.pointers]
+        ranges = merged_ranges(pointers, rows)
+        first, total = merged_places(pointers, ranges, self.how)
+        room = self.rooms.take(total)
+        total = len(room[0])
+        indptr = np.zeros(rows + 1, np.int64)
+        if total and rows:
+            faults = np.empty(len(first), np.int64)
+            run = function("alone" if len(first) == 1 else "numeric")
+            run(*ready, len(first), ranges, indptr[1:], total, first, *room, faults)
+            if np.count_nonzero(faults):
+                return None
+        keys, values = self.filled(room, close_gaps(indptr, ranges, first, room))
+        if len(keys) > LARGEST_INT32:
+            keys = keys.astype(np.int64, copy=False)
+        kind = sp.csr_matrix if isinstance(model, sp.spmatrix) else sp.csr_array
+        return interop.sorted_rows(kind, indptr.astype(keys.dtype, copy=False), keys, values, shape)
+
+    def filled(self, room: tuple[np.ndarray, ...], count: int) -> tuple[np.ndarray, ...]:
+        """The part of a room that is filled; the memory behind it is given back unless it is little."""
+        if count * 2 < len(room[0]) or count * self.rooms.item < LEAST_ROOM:
+            for array in room:
+                array.resize(count, refcheck=False)
+            return room
+        found = tuple([array[:count] for array in room])
+        self.rooms.keep(room)  # once there is a view of it: another thread takes it otherwise
+        return found
+
+
+def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, room: tuple[np.ndarray, ...]) -> int:
+    """Move the entries of all chunks together, and say how many there are."""
+    if len(first) == 1:
+        return int(indptr[-1])
+    filled = 0
+    for source, begin, end in zip(first.tolist(), ranges[:-1].tolist(), ranges[1:].tolist(), strict=True):
+        if end == begin:
+            continue
+        count = int(indptr[end]) - source
+        if source != filled:
+            indptr[begin + 1 : end + 1] += filled - source
+            for array in room:
+                moved(array, source, filled, count)
+        filled += count
+    return filled
+
+
+# Products of little work: one compiled function looks at the operands and computes the result, with little around it.
+#
+# A thread of its own would cost more than it does, and so would arrays that are made for every call.
+
+
+MOST_ENTERED = 1 << 18  # coordinates, repeated ones included, that are entered at once
+MOST_STORED = 1 << 20  # rows and entries of all operands, which one thread looks at
+SHARED_WORK = 1 << 12  # coordinates from which on several threads are sooner done
+ROWS_FOR_ONE = 2  # that take as long as a coordinate
+MOST_COLUMNS = 1 << 18
+LEAST_COLUMNS = 1 << 12
+LINE = 8  # words of a cache line
+
+
+def limits() -> tuple[int, int]:
+    """How many coordinates a small product enters at most, and how many rows and entries its operands have."""
+    return MOST_ENTERED, MOST_STORED
+
+
+def function_for(matrices: Sequence[Any]) -> str:
+    """Which function makes a product of scipy's matrices at once, by the mean length of rows; "" if it is much work."""
+    if not all(type(value) in ROWS for value in matrices):
+        return ""
+    counts, (most, stored) = [len(value.indices) for value in matrices], limits()
+    rows, entered = math.prod(value.shape[0] for value in matrices[1:]), math.prod(counts)
+    if sum(counts) > stored or entered > most * rows:
+        return ""
+    is_little = entered / max(rows, 1) + matrices[0].shape[0] / ROWS_FOR_ONE <= SHARED_WORK
+    return "small" if is_little or get_num_threads() == 1 else "shared"
+
+
+@dataclass
+class Operand:
+    """A matrix, and where its arrays stand among the parameters; values that nobody reads stand nowhere.
+
+    Parameters
+    ----------
+    name : str
+    sizes : tuple of str
+        Symbols of the rows, the columns and the number of entries.
+    places : tuple of int or None
+        Of values, row pointers and column indices.
+    dtypes : tuple of dtype
+        Theirs.
+    """
+
+    name: str
+    sizes: tuple[str, str, str]
+    places: tuple[int | None, ...]
+    dtypes: tuple[np.dtype[Any], ...]
+
+    def take(self, value: Any, ready: list[Any], sizes: dict[str, int]) -> int:
+        """Note the arrays of a matrix, and say how many rows and entries it has; -1 if it does not fit."""
+        if type(value) not in ROWS or len(value.shape) != 2:
+            return -1
+        rows, columns = value.shape
+        count = len(value.indices)
+        arrays, lengths = (value.data, value.indptr, value.indices), (count, rows + 1, count)
+        for at, dtype, array, length in zip(self.places, self.dtypes, arrays, lengths, strict=True):
+            if at is None:
+                continue
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != (length,):
+                return -1
+            if not array.flags.carray:
+                return -1
+            ready[at] = array
+        for name, size in zip(self.sizes, (rows, columns, count), strict=True):
+            if sizes.setdefault(name, size) != size:
+                return -1
+        return int(rows + count)
+
+
+@dataclass
+class Room:
+    """Accumulators, empty between calls, and room for the entries; `passed` is what the function takes of it."""
+
+    columns: int
+    chunks: int
+    keys: np.ndarray
+    values: np.ndarray
+    passed: list[Any]
+    heap: Any
+    split: list[np.ndarray]
+
+    def copy_to(self, made: Sequence[np.ndarray]) -> None:
+        """Copy the coordinates and values that were written to arrays for so many."""
+        filled, count = 0, len(made[0])
+        spans = zip(self.split[1].tolist(), self.split[2].tolist(), strict=True) if self.chunks > 1 else [(0, count)]
+        for first, end in spans:
+            after = min(filled + end - first, count)
+            for source, target in zip((self.keys, self.values), made, strict=True):
+                target[filled:after] = source[first : first + after - filled]
+            filled = after
+
+
+class SmallCalls:
+    """Calls of a program over scipy's matrices with one result, while they are small.
+
+    Parameters
+    ----------
+    assembly : Assembly
+    options : Options
+    signature : Signature
+    operands : list of Operand
+        Filters are among them.
+    """
+
+    def __init__(self, assembly: Assembly, options: Options, signature: Signature, operands: list[Operand]) -> None:
+        self.assembly, self.options, self.operands = assembly, options, operands
+        params = _params(assembly, signature)
+        self.numbers = [(at, p.name) for at, p in enumerate(params) if not p.is_array]
+        self.count = len(params)
+        filters = {str(b.name) for b in assembly.source.buffers.values() if b.axes[-1] in assembly.filters}
+        self.factors = [o.name for o in operands if o.name not in filters]
+        self.empty = {at: tvm.runtime.empty((0,), p.dtype) for at, p in enumerate(params) if p.is_array}
+        self.rows, self.columns = (str(Size(a.length).name) for a in (assembly.rows[0], assembly.axes[0]))
+        self.is_stamped = options.stamps(has_mask=assembly.mask is not None)
+        self.key = np.dtype(assembly.key_dtype)
+        self.spare: list[Room] = []
+        self.rooms = Rooms((self.key, numpy_dtype(assembly.results[0].dtype)))
+
+    @classmethod
+    def of(cls, assembly: Assembly, options: Options, signature: Signature, rows: CompressedRows) -> SmallCalls | None:
+        """Of a program; None if it has other operands or several results, or collects its rows otherwise."""
+        accumulators, results = options.accumulators, assembly.results
+        if assembly.merge is not None or len(results) > 1 or results[0].inner or results[0].dtype == "bfloat16":
+            return None
+        is_usual = accumulators.kind == "both" and not accumulators.counted and not options.orders(assembly)
+        params = _params(assembly, signature)
+        place = {p.name: at for at, p in enumerate(params)}
+        operands = [Operand(name, m.sizes, (*map(place.get, m.names),), m.dtypes) for name, m in rows.matrices.items()]
+        names = {n for m in rows.matrices.values() for n in m.names}
+        known = {n for m in rows.matrices.values() for n in m.sizes}
+        is_whole = all((p.name in names) if p.is_array else (p.name in known) for p in params)
+        shape = [Size(a.length).name for a in (*assembly.rows, *assembly.axes)]
+        is_matrix = len(shape) == 2 and len(assembly.axes) == 1 and all(name in known for name in shape)
+        if not (is_usual and not options.whole and is_whole and is_matrix):
+            return None
+        return cls(assembly, options, signature, operands)
+
+    def __call__(
+        self, by: str, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]], *selected: Any
+    ) -> Any:
+        """The result by one of the functions; None for arguments that are converted first, or wrong, or too much."""
+        if not checks_are_on():
+            return None
+        ready: list[Any] = [None] * self.count
+        sizes: dict[str, int] = {}
+        stored = 0
+        for operand in self.operands:
+            found = operand.take(arguments.get(operand.name), ready, sizes)
+            if found < 0:
+                return None
+            stored += found
+        rows, columns = sizes[self.rows], sizes[self.columns]
+        most, most_stored = limits()
+        if stored > most_stored or columns > MOST_COLUMNS:
+            return None
+        for at, empty in self.empty.items():
+            if not len(ready[at]):
+                ready[at] = empty
+        for at, name in self.numbers:
+            ready[at] = sizes[name]
+        room = self.room(columns, most, max(1, min(get_num_threads(), rows)) if by == "shared" else 1)
+        indptr, chunks = np.empty(rows + 1, self.key), [room.chunks, *room.split] if by == "shared" else []
+        function(by)(*ready, *chunks, len(room.keys), indptr, *room.passed, *self.chosen(room, *selected))
+        keys, values = made = self.memory(0 if indptr.item(0) else indptr.item(rows))
+        room.copy_to(made)
+        if not self.spare:
+            self.spare.append(room)  # of which nothing is read any more: another thread takes it
+        if indptr.item(0):
+            return None
+        model = next(iter(arguments.values()))
+        kind = sp.csr_matrix if isinstance(model, sp.spmatrix) else sp.csr_array
+        return interop.sorted_rows(kind, indptr, keys, values, (rows, columns))
+
+    def function_for(self, arguments: Mapping[str, Any]) -> str:
+        """Which function makes the call; "" if these are other arguments, or much work."""
+        if len(arguments) != len(self.operands) or not all(name in arguments for name in self.factors):
+            return ""
+        return function_for([arguments[name] for name in self.factors])
+
+    def memory(self, count: int) -> list[np.ndarray]:
+        """Memory for so many coordinates and values of a result."""
+        found = self.rooms.take(count)
+        made = [array[:count] for array in found]
+        self.rooms.keep(found)  # once there is a view of it: another thread takes it otherwise
+        return made
+
+    def chosen(self, room: Room, top: int | None = None, least: Any = None) -> list[Any]:
+        """What the choice of the largest entries takes."""
+        if room.heap is None:
+            return []
+        most = len(room.keys)
+        return [most if top is None else min(top, most), least, room.heap]
+
+    def room(self, columns: int, entries: int, chunks: int) -> Room:
+        """That of an earlier call, or a new one."""
+        for room in popped(self.spare):
+            if columns <= room.columns and (entries, chunks) == (len(room.keys), room.chunks):
+                return room
+        return self.made(max(LEAST_COLUMNS, 1 << (columns - 1).bit_length()), entries, chunks)
+
+    def made(self, columns: int, entries: int, chunks: int) -> Room:
+        """Room for rows with so many columns, a power of two, for so many entries, and for so many chunks."""
+        result = self.assembly.results[0]
+        keys = buffers.empty((entries,), self.key)
+        values = buffers.empty((entries,), numpy_dtype(result.dtype))
+        held, initial = np.dtype(numpy_dtype(result.held_dtype)), result.initial.value
+        words = columns // WORD
+        tops = max(words // WORD, LINE)  # those of two threads in one line of the cache would wait for each other
+        if self.is_stamped:
+            shape = (chunks, columns + DUMPS)
+            places = np.empty((chunks, columns), np.int32)
+            places[:] = np.bitwise_and(np.arange(columns, dtype=np.int32), DUMPS - 1)
+            arrays = [full(shape, held, initial), full(shape, np.dtype(np.uint8), 0), places]
+            work = [shape[1], columns, *map(tvm_ffi.from_dlpack, arrays)]
+        else:
+            arrays = [full((chunks, columns), held, initial)]
+            arrays += [full((chunks, n), np.dtype(np.int64), 0) for n in (words, tops)]
+            masks = [full((chunks, words), np.dtype(np.int64), 0) for _ in self.assembly.filters]
+            work = [columns, words, tops, *map(tvm_ffi.from_dlpack, arrays)]
+            work += [words, *map(tvm_ffi.from_dlpack, masks)] if masks else []
+        heap = None
+        if self.options.select:
+            heap = tvm_ffi.from_dlpack(np.empty((chunks, entries), numpy_dtype(ordered(result.dtype))))
+        split = [np.zeros(chunks + 1, np.int64), *np.zeros((2, chunks), np.int64)]
+        return Room(columns, chunks, keys, values, [*map(tvm_ffi.from_dlpack, (keys, values)), *work], heap, split)
+
+
+def _params(assembly: Assembly, signature: Signature) -> list[Any]:
+    """The parameters of the program that the function takes."""
+    left_out = unread(assembly) | {r.storage for r in assembly.results}
+    return [p for p in signature.params if p.name not in left_out]
+
+
+__all__ = ["ROWS", "CompressedRows", "MergedRows", "SmallCalls", "function_for", "is_number", "limits"]

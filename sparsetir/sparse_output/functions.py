@@ -1,0 +1,761 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symbolic and numeric phase: the compiled functions of a computed pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.codegen.cache import Compiled
+from sparsetir.codegen.pipeline import machine_code
+from sparsetir.errors import LoweringError, VerifyError, own_errors
+from sparsetir.ir.rewriting import alloc, cell, conjunction, get, product, put, renewed, seq, substitute
+from sparsetir.ir.views import cast
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower import TO_FLAT, run
+from sparsetir.lower.iterations.normalize import realign
+from sparsetir.lower.loops import parallel, serial
+from sparsetir.lower.target.half_floats import PromoteHalves, widened
+from sparsetir.sparse_output import lookups, merges
+from sparsetir.sparse_output.accumulators import (
+    DUMPS,
+    FIRST,
+    FUNCTIONS,
+    LONG,
+    WORD,
+    Accumulator,
+    Bits,
+    Bytes,
+    Insertion,
+    Options,
+    Output,
+    Ranked,
+    Stamped,
+    Table,
+    Tiered,
+    add,
+    copied,
+    each,
+    long,
+    stored,
+)
+from sparsetir.sparse_output.lookups import LONG_ROW, LOOK_WORK, Lookups, Walk
+from sparsetir.sparse_output.program import Assembly, assemble
+from sparsetir.sparse_output.rows import (
+    ROW_WORK,
+    Rows,
+    Scatter,
+    Split,
+    alone_or_shared,
+    array,
+    entered_by,
+    fetched,
+    fetches,
+    lower_rows,
+    size,
+    with_own,
+)
+from sparsetir.sparse_output.segments import SHIFT, Parts, update_of
+from sparsetir.sparse_output.selection import Selection, ordered
+from sparsetir.sparse_output.small import at_once
+
+# The functions behind a program with computed patterns.
+#
+# bound     what each row costs, by which rows are shared out, and how many coordinates it has at most
+# symbolic  how many coordinates each row has
+# numeric   the coordinates and values of each row, from a given place on, and where each row ends
+# looking   the same, where rows of a mask are looked up in long rows of an operand
+# values    the values alone, where the pattern is known
+# packed    rows that were written with room between them, without it
+# small     all of it for a call of little work: the index arrays are looked at, too; see `at_once.py`
+# shared    the same on several threads
+#
+# Each but the first and `small` goes over chunks of rows in parallel; a chunk has an accumulator of its own.
+
+
+DENSE = 4  # entries in each block from which on they are marked in bytes
+SPARSE = 32  # blocks for each entry from which on it takes longer to go over them than to note where entries are
+
+
+class Functions:
+    """Makes the functions of one program."""
+
+    def __init__(self, assembly: Assembly, rows: Rows, options: Options) -> None:
+        self.assembly, self.rows, self.options = assembly, rows, options
+        blocked = next((r for r in assembly.results if r.inner), None)
+        if options.select and blocked is not None:
+            raise LoweringError(f"{blocked.name} has blocks of elements, of which none is the largest")
+        self.update = update_of(rows) if options.accumulators.kind == "segments" else None
+        self.walks = lookups.walks_of(rows, assembly) if self.looks_up else []
+        self.common = [p for p in rows.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
+
+    def module(self, names: Sequence[str]) -> ir.IRModule:
+        """Those of these names that the program has, named after it."""
+        makers: dict[str, Callable[[], tirx.PrimFunc]] = {"numeric": self.numeric}
+        if self.walks:
+            makers["looking"] = partial(self.numeric, looks_up=True)
+        if self.assembly.merge is not None:
+            makers = {"numeric": self.merged, "alone": partial(self.merged, is_alone=True)}
+        else:
+            makers["bound"] = self.bound
+            if not self.options.select and not self.is_stamped:
+                makers["symbolic"] = self.symbolic
+                if not self.options.accumulators.is_table:
+                    makers["values"] = self.values
+            if self.options.orders(self.assembly):
+                makers["packed"] = self.packed
+            makers |= {n: partial(at_once, self, is_shared=n == "shared") for n in ("small", "shared")}
+        attrs = dict(self.rows.func.attrs)
+        made = {name: realign(make()) for name, make in makers.items() if name in names}
+        named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
+        return ir.IRModule({n: f.with_attrs({**attrs, "global_symbol": n}) for n, f in named.items()})
+
+    def of_params(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        """A function of the lowered program's arrays, where it names those of the program as it was written."""
+        lowered = {str(p.name): p for p in self.common}
+        written = {p: lowered.get(str(p.name), p) for p in self.assembly.source.func.params}
+        body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _kind: written.get(v, v)))
+        return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+    @property
+    def is_stamped(self) -> bool:
+        """Whether rows are collected in the order of a mask."""
+        return self.options.stamps(has_mask=self.assembly.mask is not None)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether rows of a mask may be looked up in rows of an operand."""
+        return self.options.looks_up and self.is_stamped
+
+    def is_operand(self, array: Var) -> bool:
+        """Whether an array is none of the results' stand-ins."""
+        return self.assembly.result_of(array) is None
+
+    def fetched(self, loop: tirx.For) -> list[tirx.Stmt]:
+        """Statements that fetch where the rows begin whose entries later steps of a loop count."""
+        return fetches(loop, self.is_operand, rows=False)
+
+    def walk_of(self, loop: tirx.For) -> Walk | None:
+        """What a loop is, where it goes over such a row."""
+        return next((w for w in self.walks if w.loop.same_as(loop)), None)
+
+    @property
+    def width(self) -> ir.Expr:
+        """The number of coordinates below a row."""
+        return product([cast(a.length, LONG) for a in self.assembly.axes])
+
+    # ------------------------------------------------------------------ the four
+
+    def bound(self) -> tirx.PrimFunc:
+        """Of each row how many coordinates it enters, repeated ones included, and the most that it may have."""
+        chunks = Var("chunks", ir.PrimType("int32"))
+        work, bound = (array(name, LONG, self.rows.count) for name in ("work", "bound"))
+        looks_up, saved = size("looks_up"), [array("saved", LONG, chunks)] if self.looks_up else []
+        total, spared, row = cell("total", LONG), cell("spared", LONG), size("row")
+        cells = [total, spared] if saved else [total]
+        chunk, step = Var("chunk", ir.PrimType("int32")), size("step")
+
+        def count(amount: ir.Expr | int, loop: tirx.For | None) -> list[tirx.Stmt]:
+            if not saved or loop is None or self.walk_of(loop) is None:
+                return [add(total, amount)]
+            gain = tirx.max(amount - self.mask_row(row)[1] * long(LOOK_WORK), long(0))
+            is_long = tirx.And(looks_up != long(0), amount >= long(LONG_ROW))
+            return [add(total, amount), tirx.IfThenElse(is_long, add(spared, gain), None)]
+
+        entered = [*(put(c, long(0)) for c in cells), *entered_by(self.rows.body, self.rows, count, self.fetched)]
+        most = tirx.min(get(total), self.width)
+        for axis in () if self.options.complement else self.assembly.filters:
+            stored = cast(axis.extent(cast(row, axis.idtype), []), LONG)
+            most = stored if self.options.whole and self.is_stamped else tirx.min(most, stored)
+        cost = get(total) - get(spared) if saved else get(total)
+        stores = [tirx.BufferStore(work, cost + long(ROW_WORK), [row]), tirx.BufferStore(bound, most, [row])]
+        stores += [tirx.BufferStore(a, tirx.BufferLoad(a, [chunk]) + get(spared), [chunk]) for a in saved]
+        body = seq(*alloc(*cells), *entered, *stores)
+        number, share = cast(self.rows.count, LONG), cast(chunks, LONG)
+        first = number * cast(chunk, LONG) // share
+        after = number * (cast(chunk, LONG) + long(1)) // share
+        rows = serial(step, after - first, seq(tirx.Bind(row, first + step), self.at_row(row, body)))
+        start = [tirx.BufferStore(a, long(0), [chunk]) for a in saved]
+        looked = [looks_up, *saved] if saved else []
+        params = [*self.common, chunks, work, bound, *looked]
+        return tirx.PrimFunc(params, alone_or_shared(chunk, chunks, seq(*start, rows)))
+
+    def symbolic(self) -> tirx.PrimFunc:
+        """Of each row the number of its coordinates."""
+        split, length = self.split(), array("length", LONG, self.rows.count)
+        work = self.workspace(split, values=False)
+        out = Output(cell("pos", LONG), cell("count", LONG), None, [], [])
+        done = lambda row: [tirx.BufferStore(length, get(out.count), [row])]  # noqa: E731
+        body = self.chunks(split, lambda chunk: self.ways(out, work, chunk, split, done), [out.pos, out.count])
+        return tirx.PrimFunc([*self.common, *self.split_params(split), length, *work.params], body)
+
+    def numeric(self, *, looks_up: bool = False) -> tirx.PrimFunc:
+        """The rows of a chunk one behind the other, from ``first[chunk]`` on; rows of a mask may be looked up."""
+        split, ends = self.split(), array("ends", LONG, self.rows.count)
+        capacity, first = size("capacity"), array("first", LONG, self.rows.count if split.order else split.chunks)
+        work = self.stamps(split, looks_up=looks_up) if self.is_stamped else self.workspace(split, values=True)
+        keys = array("keys", self.assembly.key_dtype, capacity)
+        results = self.assembly.results
+        values = [array(f"{r.name}_values", r.dtype, capacity, *r.block) for r in results]
+        firsts, blocks = [r.initial for r in results], [r.block for r in results]
+        top, least = size("most"), Var("least", ir.PrimType(ordered(self.assembly.results[0].dtype)))
+        limit = least if self.options.select and self.options.limited else None
+        out = Output(cell("pos", LONG), cell("count", LONG), keys, values, firsts, blocks, limit)
+        heap = array("heap", str(least.ty.dtype), split.chunks, top)
+        extra = [top, least, heap] if self.options.select else []
+
+        def way(chunk: Var) -> Callable[[Var], list[tirx.Stmt]]:
+            select = Selection(out, chunk, top, least, heap).stmts() if self.options.select else []
+            end = add(out.pos, get(out.count))
+            done = lambda row: [*select, end, tirx.BufferStore(ends, get(out.pos), [row])]  # noqa: E731
+            return self.ways(out, work, chunk, split, done)
+
+        begin = lambda place: [put(out.pos, tirx.BufferLoad(first, [place]))]  # noqa: E731
+        at = {"before": begin} if split.order else {"start": begin}
+        body = self.chunks(split, way, [out.pos, out.count], **at)
+        if isinstance(work, Stamps) and work.lookups is not None:
+            body = seq(work.lookups.made(self.walks[0].axis), body)
+        params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, *work.params, *extra]
+        return tirx.PrimFunc(params, body)
+
+    def merged(self, *, is_alone: bool = False) -> tirx.PrimFunc:
+        """Merged rows of a chunk one behind the other, in blocks; `faults` counts those with unsound rows.
+
+        A chunk alone has a function of its own: a parallel loop waits for every thread of the pool, even for one step.
+        """
+        assembly, merge = self.assembly, self.assembly.merge
+        assert merge is not None
+        split, ends = self.split(), array("ends", LONG, self.rows.count)
+        capacity, first = size("capacity"), array("first", LONG, split.chunks)
+        keys = array("keys", assembly.key_dtype, capacity)
+        values = [array(f"{r.name}_values", r.dtype, capacity, *r.block) for r in assembly.results]
+        faults = array("faults", LONG, split.chunks)
+        out = Output(cell("pos", LONG), cell("count", LONG), keys, values, [], [])
+        chunk, block, begin, after = Var("chunk", ir.PrimType("int32")), *(size(n) for n in ("block", "begin", "after"))
+        begins, ends_at = (tirx.BufferLoad(split.ranges, [chunk + n]) for n in (0, 1))
+        limit = tirx.if_then_else(chunk + 1 < split.chunks, tirx.BufferLoad(first, [chunk + 1]), capacity)
+        fault = lambda: tirx.BufferStore(faults, tirx.BufferLoad(faults, [chunk]) + long(1), [chunk])  # noqa: E731
+        inner = seq(
+            tirx.Bind(begin, begins + block * long(merges.ROWS)),
+            tirx.Bind(after, tirx.min(begin + long(merges.ROWS), ends_at)),
+            merges.block_of(assembly, merge, out, (begin, after), ends, limit, fault),
+        )
+        count = tirx.floordiv(ends_at - begins + long(merges.ROWS - 1), long(merges.ROWS))
+        start = [
+            *alloc(out.pos),
+            put(out.pos, tirx.BufferLoad(first, [chunk])),
+            tirx.BufferStore(faults, long(0), [chunk]),
+        ]
+        chunks = serial if is_alone else parallel
+        body = chunks(chunk, split.chunks, seq(*start, serial(block, count, inner)))
+        params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, faults]
+        return tirx.PrimFunc(params, body)
+
+    def values(self) -> tirx.PrimFunc:
+        """The values of rows whose coordinates are known."""
+        split, capacity = self.split(), size("capacity")
+        work = self.workspace(split, values=True)
+        indptr = array("places", LONG, cast(self.rows.count, LONG) + long(1))
+        keys = array("keys", self.assembly.key_dtype, capacity)
+        values = [array(f"{r.name}_values", r.dtype, capacity, *r.block) for r in self.assembly.results]
+
+        def way(chunk: Var) -> Callable[[Var], list[tirx.Stmt]]:
+            def at(row: Var) -> list[tirx.Stmt]:
+                entry, key = size("entry"), size("key")
+                begin = tirx.BufferLoad(indptr, [row])
+                held = [chunk, key]
+                place = [begin + entry]
+                stmts: list[tirx.Stmt] = [tirx.Bind(key, cast(tirx.BufferLoad(keys, place), LONG))]
+                for result, source, target in zip(self.assembly.results, work.arrays, values, strict=True):
+                    stmts += [each(result.block, copied(target, place, source, held))]
+                    stmts += [each(result.block, stored(source, held, result.initial))]
+                gather = serial(entry, tirx.BufferLoad(indptr, [row + long(1)]) - begin, seq(*stmts))
+                return [
+                    *self.filtered(self.scattered(_Known(work.arrays, chunk), work, chunk), work, chunk, row),
+                    gather,
+                ]
+
+            return at
+
+        body = self.chunks(split, way, [])
+        params = [*self.common, *self.split_params(split), capacity, indptr, keys, *values, *work.known_params]
+        return tirx.PrimFunc(params, body)
+
+    def packed(self) -> tirx.PrimFunc:
+        """Rows that stand from ``first[row]`` on, one behind the other."""
+        split, capacity, count = Split.of(self.rows), size("capacity"), size("packed_count")
+        first = array("first", LONG, self.rows.count)
+        indptr = array("places", LONG, cast(self.rows.count, LONG) + long(1))
+        keys = [array(name, self.assembly.key_dtype, n) for name, n in (("keys", capacity), ("packed_keys", count))]
+        pairs = [(keys[0], keys[1], ())]
+        for r in self.assembly.results:
+            named = [(f"{r.name}_values", capacity), (f"{r.name}_packed", count)]
+            source, target = (array(name, r.dtype, n, *r.block) for name, n in named)
+            pairs.append((source, target, r.block))
+
+        def at(row: Var) -> list[tirx.Stmt]:
+            begin, after = (tirx.BufferLoad(indptr, [row + long(n)]) for n in (0, 1))
+            copies = []
+            for source, target, block in pairs:
+                entry = size("entry")
+                place = [tirx.BufferLoad(first, [row]) + entry]
+                copies.append(serial(entry, after - begin, each(block, copied(target, [begin + entry], source, place))))
+            return copies
+
+        body = self.chunks(split, lambda _chunk: at, [])
+        arrays = [a for source, target, _ in pairs for a in (source, target)]
+        params = [*self.common, split.chunks, split.ranges, first, indptr, capacity, count, *arrays]
+        return tirx.PrimFunc(params, body)
+
+    # ------------------------------------------------------------------ what they share
+
+    def split(self) -> Split:
+        """The parameters that share out the rows."""
+        return Split.of(self.rows, ordered=self.options.orders(self.assembly))
+
+    def split_params(self, split: Split) -> list[Var]:
+        """The parameters that share out the rows; those of a merge are bounded by their row pointers."""
+        bound = [] if self.assembly.merge is not None else [split.bound]
+        return [split.chunks, split.ranges, *split.order, *bound]
+
+    def workspace(self, split: Split, *, values: bool) -> Workspace:
+        """The accumulators of all chunks."""
+        width, words, tops = size("width"), size("words"), size("tops")
+        held = self.arrays(split, width)
+        bits, top = array("bits", LONG, split.chunks, words), array("top", "uint8", split.chunks, tops)
+        highs = size("highs")
+        high = array("high", "uint8", split.chunks, highs)
+        marks = array("bytes", "uint8", split.chunks, words * long(WORD))
+        mask_words = size("mask_words")
+        allowed = [array(f"{a.name}_allowed", LONG, split.chunks, mask_words) for a in self.assembly.filters]
+        held = held if values else []
+        return Workspace(
+            width,
+            words,
+            tops,
+            held,
+            bits,
+            marks,
+            top,
+            values,
+            mask_words,
+            allowed,
+            highs,
+            high,
+            self.parts(split, values=values),
+            is_table=self.options.accumulators.is_table,
+        )
+
+    def parts(self, split: Split, *, values: bool) -> Parts | None:
+        """What holds the products of long rows, where those are sorted into segments."""
+        if self.update is None:
+            return None
+        count, room = size("segments"), size("parts")
+        places = array("segment_places", LONG, split.chunks, count)
+        keys = array("part_keys", self.assembly.key_dtype, split.chunks, room)
+        kept = enumerate(self.update.parts if values else ())
+        held = [array(f"part_{n}", str(part.ty.dtype), split.chunks, room) for n, part in kept]
+        return Parts(count, room, places, keys, held)
+
+    def arrays(self, split: Split, width: Var) -> list[Var]:
+        """Elements of each result, for each chunk."""
+        return [array(f"{r.name}_work", r.held_dtype, split.chunks, width, *r.block) for r in self.assembly.results]
+
+    def stamps(self, split: Split, *, looks_up: bool = False) -> Stamps:
+        """What holds rows in the order of a mask, of all chunks."""
+        width, columns = size("width"), size("columns")
+        held = self.arrays(split, width)
+        seen, places = array("seen", "uint8", split.chunks, width), array("places", "int32", split.chunks, columns)
+        return Stamps(width, columns, held, seen, places, Lookups.new() if looks_up else None)
+
+    def ways(
+        self, out: Output, work: Workspace | Stamps, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
+    ) -> Callable[[Var], list[tirx.Stmt]]:
+        """What is done with a row: short ones by ranks or by insertion, others in an array."""
+
+        accumulators = self.options.accumulators
+        ranked = 0 if accumulators.is_table else accumulators.ranked
+        small = accumulators.insertion if accumulators.insertion > ranked else 0
+        most = -1 if any(r.held_dtype != r.dtype for r in self.assembly.results) else small
+
+        def at(row: Var) -> list[tirx.Stmt]:
+            if isinstance(work, Stamps):
+                return [self.under_mask(out, work, chunk, row), *done(row)]
+            entered = tirx.BufferLoad(split.bound, [row])
+            way = self.larger(out, work, chunk, row, entered)
+            if small:
+                short = self.collected(Insertion(out, small, self.assembly.key_dtype), row, work, chunk)
+                way = tirx.IfThenElse(entered <= long(most), short, way)
+            if ranked:
+                listed = Ranked(out, chunk, work.arrays, work.bytes, ranked, self.assembly.key_dtype)
+                way = tirx.IfThenElse(entered <= long(ranked), self.collected(listed, row, work, chunk), way)
+            return [way, *done(row)]
+
+        return at
+
+    def larger(self, out: Output, work: Workspace, chunk: Var, row: Var, entered: ir.Expr) -> tirx.Stmt:
+        """A row in an array or a table."""
+        kind = self.options.accumulators.kind
+        if kind == "table":
+            return self.collected(Table(out, chunk, work.arrays, work.bits, entered), row, work, chunk)
+        bits = Bits(out, chunk, work.arrays, work.bits, work.top)
+        marked = Bytes(out, chunk, work.arrays, work.bytes, work.top)
+        sparse, dense = (self.collected(accumulator, row, work, chunk) for accumulator in (bits, marked))
+        usual = {"bits": sparse, "bytes": dense}.get(kind)
+        if usual is None:
+            usual = tirx.IfThenElse(entered < work.words * long(DENSE), sparse, dense)
+        tiered = Tiered(out, chunk, work.arrays, work.bits, work.top, high=work.high)
+        is_sparse = entered * long(SPARSE) < work.tops
+        whole = tirx.IfThenElse(is_sparse, self.collected(tiered, row, work, chunk), usual)
+        if work.parts is None:
+            return whole
+        return self.in_segments(out, work, chunk, row, entered, whole)
+
+    def in_segments(
+        self, out: Output, work: Workspace, chunk: Var, row: Var, bound: ir.Expr, whole: tirx.Stmt
+    ) -> tirx.Stmt:
+        """A long row, one segment of its columns after the other; others as a `whole`."""
+        update, parts = self.update, work.parts
+        assert update is not None
+        assert parts is not None
+        kept = update.parts if work.has_values else ()
+        count, keep = (
+            seq(*self.filtered(self.each_entered(stmts, work, chunk), work, chunk, row))
+            for stmts in (
+                lambda key: parts.counted(chunk, key),
+                lambda key: parts.kept(chunk, key, kept),
+            )
+        )
+
+        def one(segment: Var, first: Var, after: Var) -> tirx.Stmt:
+            base, blocks = segment << long(SHIFT), tirx.min(long(1 << (SHIFT - 6)), work.tops)
+            ways = []
+            for kind, marks in ((Bits, work.bits), (Bytes, work.bytes)):
+                marked = kind(out, chunk, work.arrays, marks, work.top, base, blocks)
+                entry, key = size("entry"), size("key")
+                place = [chunk, first + entry]
+                stmts = [tirx.Bind(key, cast(tirx.BufferLoad(parts.keys, place), LONG) & long((1 << SHIFT) - 1))]
+                stmts += marked.enter(key)
+                if work.has_values:
+                    held, at = marked.element(0, key)
+                    values = [tirx.BufferLoad(v, place) for v in parts.values]
+                    stmts.append(tirx.BufferStore(held, update.on(tirx.BufferLoad(held, at), values), at))
+                ways.append(seq(serial(entry, after - first, seq(*stmts)), *marked.finish()))
+            return tirx.IfThenElse(after - first < blocks * long(DENSE), *ways)
+
+        return seq(put(out.count, long(0)), parts.collected(chunk, bound, count, keep, one, whole))
+
+    def each_entered(self, stmts: Callable[[Var], list[tirx.Stmt]], work: Workspace, chunk: Var) -> tirx.Stmt:
+        """The body of a row with statements for every coordinate that it enters."""
+
+        def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+            scatter = self.rows.scatter_of(store)
+            if scatter is None:
+                return mutator.default_mutate(store)
+            key = self.key()
+            return self.entered(key, scatter.key, stmts(key), work, chunk)
+
+        return structural_mutate(self.rows.body, [(tirx.BufferStore, on_store)])
+
+    def collected(self, accumulator: Accumulator, row: Var, work: Workspace, chunk: Var) -> tirx.Stmt:
+        """A row in an accumulator, written out."""
+        body = self.scattered(accumulator, work, chunk)
+        return seq(*accumulator.begin(), *self.filtered(body, work, chunk, row), *accumulator.finish())
+
+    def under_mask(self, out: Output, work: Stamps, chunk: Var, row: Var) -> tirx.Stmt:
+        """A row in the order of the mask's, written out."""
+        coordinate, count = self.mask_row(row)
+        stamped = Stamped(out, chunk, work.arrays, work.seen, work.places, count, coordinate, self.options.whole)
+        usual = lambda _loop, stmt: stmt  # noqa: E731
+        other = usual if work.lookups is None else partial(self.looked_up, stamped, work.lookups)
+        body = self.at_row(row, self.scattered(stamped, work, chunk, other))
+        return seq(*stamped.begin(), body, *stamped.finish())
+
+    def mask_row(self, row: Var) -> tuple[Callable[[Var], ir.Expr], ir.Expr]:
+        """The coordinates of a row of the mask, and how many there are."""
+        mask = self.assembly.mask
+        assert mask is not None
+        above = cast(row, mask.idtype)
+        begin, count = cast(mask.begin(above, []), LONG), cast(mask.extent(above, []), LONG)
+        return lambda step: cast(mask.coordinate(begin + step, step, []), LONG), count
+
+    def looked_up(self, stamped: Stamped, held: Lookups, loop: tirx.For, usual: tirx.Stmt) -> tirx.Stmt:
+        """A loop, or what the mask's row finds in the operand's row that it goes over."""
+        walk = self.walk_of(loop)
+        if walk is None:
+            return usual
+
+        def at(entry: Var, slot: ir.Expr) -> tirx.Stmt:
+            place = size("slot")
+            stmts = [tirx.Bind(place, slot), *stamped.enter_at(place)]
+            for scatter in walk.scatters:
+                number = self.assembly.results.index(scatter.result)
+                stmts.append(_update(scatter, *stamped.element(number, walk.key)))
+            return substitute(seq(*stmts), {loop.loop_var: entry})
+
+        def found(entry: Var, step: Var, is_found: ir.Expr) -> tirx.Stmt:
+            return at(entry, tirx.if_then_else(is_found, step + long(DUMPS), step & long(DUMPS - 1)))
+
+        count, coordinate = stamped.count, stamped.coordinate
+        searched = walk.searched(count, coordinate, lambda entry, step: at(entry, step + long(DUMPS)))
+        is_long = tirx.And(held.searches != long(0), walk.extent >= tirx.max(count, long(1)) * long(LONG_ROW))
+        pays = tirx.And(is_long, walk.search_work(count) < walk.extent)
+        return held.over(walk, count, coordinate, found, tirx.IfThenElse(pays, searched, usual))
+
+    def filtered(self, body: tirx.Stmt, work: Workspace, chunk: Var, row: Var) -> list[tirx.Stmt]:
+        """The body of a row between two loops over the entries of each filter, which set and clear its bits."""
+        set_: list[tirx.Stmt] = []
+        clear: list[tirx.Stmt] = []
+        for axis, bits in zip(self.assembly.filters, work.allowed, strict=True):
+            for stmts, is_set in ((set_, True), (clear, False)):
+                step, key = Var("step", ir.PrimType(LONG)), Var("key", ir.PrimType(LONG))
+                place = cast(axis.begin(cast(row, axis.idtype), []), LONG) + step
+                coordinate = cast(axis.coordinate(place, step, []), LONG)
+                at = [chunk, key >> long(6)]
+                value = tirx.BufferLoad(bits, at) | (long(1) << (key & long(63))) if is_set else long(0)
+                count = cast(axis.extent(cast(row, axis.idtype), []), LONG)
+                stmts.append(serial(step, count, seq(tirx.Bind(key, coordinate), tirx.BufferStore(bits, value, at))))
+        return [*set_, self.at_row(row, body), *clear]
+
+    def passes(self, key: ir.Expr, work: Workspace | Stamps, chunk: Var) -> ir.Expr | None:
+        """Whether all filters store a coordinate, none of them in a complement."""
+        wide, found = cast(key, LONG), None
+        for bits in work.allowed:
+            bit = (tirx.BufferLoad(bits, [chunk, wide >> long(6)]) >> (wide & long(63))) & long(1)
+            is_there = bit.equal(long(0 if self.options.complement else 1))
+            found = is_there if found is None else tirx.And(found, is_there)
+        return found
+
+    def scattered(
+        self,
+        accumulator: Accumulator,
+        work: Workspace | Stamps,
+        chunk: Var,
+        other: Callable[[tirx.For, tirx.Stmt], tirx.Stmt] = lambda _, usual: usual,
+    ) -> tirx.Stmt:
+        """The body of a row with every scatter into `accumulator`; of the coordinates alone without values.
+
+        `other` may take a loop of it in another way than the usual one.
+        """
+
+        blocks: list[Var] = []  # the coordinate of the block that a loop goes over
+
+        def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
+            block = self.rows.block_of(loop)
+            if block is None:
+                made = mutator.default_mutate(loop)
+                return other(loop, fetched(loop, made, self.is_operand) if work.fetches else made)
+            key = self.key()
+            blocks.append(key)
+            stmts = [*accumulator.enter(key), *([mutator.default_mutate(loop)] if work.has_values else [])]
+            blocks.pop()
+            return self.entered(key, block.key, stmts, work, chunk, block.steps > long(0))
+
+        def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+            scatter = self.rows.scatter_of(store)
+            if scatter is None:
+                return mutator.default_mutate(store)
+            number = self.assembly.results.index(scatter.result)
+            if blocks:
+                return _update(scatter, *accumulator.element(number, blocks[-1]))
+            key = self.key()
+            stmts = accumulator.enter(key)
+            if work.has_values:
+                stmts.append(_update(scatter, *accumulator.element(number, key)))
+            return self.entered(key, scatter.key, stmts, work, chunk)
+
+        return structural_mutate(self.rows.body, [(tirx.For, on_for), (tirx.BufferStore, on_store)])
+
+    def key(self) -> Var:
+        """A variable for the coordinate that is entered."""
+        return Var("key", ir.PrimType(self.assembly.key_dtype))
+
+    def entered(
+        self, key: Var, value: ir.Expr, stmts: list[tirx.Stmt], work: Workspace | Stamps, chunk: Var, *also: ir.Expr
+    ) -> tirx.Stmt:
+        """Statements for a coordinate that the filters let pass."""
+        passes = self.passes(key, work, chunk)
+        conditions = [*also, *([] if passes is None else [passes])]
+        guarded = tirx.IfThenElse(conjunction(conditions), seq(*stmts), None) if conditions else seq(*stmts)
+        return seq(tirx.Bind(key, value), guarded)
+
+    def at_row(self, row: Var, stmt: tirx.Stmt) -> tirx.Stmt:
+        """A statement of the row loop for a row of 64 bits."""
+        return substitute(stmt, {self.rows.var: cast(row, str(self.rows.var.ty.dtype))})
+
+    def chunks(
+        self,
+        split: Split,
+        way: Callable[[Var], Callable[[Var], list[tirx.Stmt]]],
+        cells: Sequence[Var],
+        start: Callable[[Var], list[tirx.Stmt]] = lambda _: [],
+        before: Callable[[Var], list[tirx.Stmt]] = lambda _: [],
+    ) -> tirx.Stmt:
+        """The parallel loop over chunks around the loop over the rows of one."""
+        chunk, step, row = Var("chunk", ir.PrimType("int32")), size("step"), size("row")
+        first, after = (tirx.BufferLoad(split.ranges, [chunk + n]) for n in (0, 1))
+        inner = seq(tirx.Bind(row, split.row(first + step)), *before(row), *way(chunk)(row))
+        rows = serial(step, after - first, inner)
+        return renewed(parallel(chunk, split.chunks, seq(*alloc(*cells), *start(chunk), rows)))
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Parameters that hold the accumulators."""
+
+    width: Var
+    words: Var
+    tops: Var
+    arrays: Sequence[Var]
+    bits: Var
+    bytes: Var
+    top: Var
+    has_values: bool
+    mask_words: Var
+    allowed: Sequence[Var]
+    highs: Var
+    high: Var
+    parts: Parts | None
+    is_table: bool
+    fetches: bool = True
+
+    @property
+    def params(self) -> list[Var]:
+        """In the order of the functions."""
+        sizes = [self.width] if self.has_values else []
+        marks = [self.bits] if self.is_table else [self.bits, self.bytes, self.top, self.high]
+        parts = [] if self.parts is None else self.parts.params
+        return [*sizes, self.words, self.tops, self.highs, *self.arrays, *marks, *self.masks, *parts]
+
+    @property
+    def known_params(self) -> list[Var]:
+        """Those that are wanted where the pattern is known."""
+        return [self.width, *self.arrays, *self.masks]
+
+    @property
+    def masks(self) -> list[Var]:
+        """What holds the filters of a row."""
+        return [self.mask_words, *self.allowed] if self.allowed else []
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """Parameters that hold rows in the order of a mask: see `Stamped`."""
+
+    width: Var
+    columns: Var
+    arrays: Sequence[Var]
+    seen: Var
+    places: Var
+    lookups: Lookups | None = None
+    has_values: bool = True
+    allowed: Sequence[Var] = ()
+    fetches: bool = True
+
+    @property
+    def params(self) -> list[Var]:
+        """In the order of the functions."""
+        looked = [] if self.lookups is None else self.lookups.params
+        return [self.width, self.columns, *self.arrays, self.seen, self.places, *looked]
+
+
+@dataclass
+class _Known:
+    """An array whose pattern is known."""
+
+    arrays: Sequence[Var]
+    chunk: Var
+
+    def begin(self) -> list[tirx.Stmt]:
+        return []
+
+    def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
+        return []
+
+    def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
+        return self.arrays[result], [self.chunk, cast(key, LONG)]
+
+    def finish(self) -> list[tirx.Stmt]:
+        return []
+
+
+def _update(scatter: Scatter, held: Var, place: list[ir.Expr]) -> tirx.Stmt:
+    """The statement of a scatter on the element in an accumulator; 16-bit floats are added up in 32 bits."""
+    place, dtype = [*place, *scatter.inner], scatter.result.dtype
+    if str(held.ty.dtype) == dtype:
+        return tirx.BufferStore(held, with_own(scatter, tirx.BufferLoad(held, place)), place)
+    narrow = tirx.decl_buffer(held.ty.shape, dtype, name=str(held.name), layout=None)
+    value = with_own(scatter, tirx.BufferLoad(narrow, place))
+    return tirx.BufferStore(held, widened(value, {narrow: held}), place)
+
+
+# The machine code of a program with computed patterns: several functions in one library.
+
+
+LATE = [tirx.transform.ConvertSSA(), PromoteHalves, *TO_FLAT]
+
+
+class AssembledCompiled(Compiled):
+    """Like `Compiled`, with several functions: see `sparsetir.sparse_output.functions`."""
+
+    @cached_property
+    def assembly(self) -> Assembly:
+        """The program with dense stand-ins."""
+        with own_errors():
+            return assemble(self.func)
+
+    @cached_property
+    def functions(self) -> Functions:
+        """What makes its functions."""
+        with own_errors():
+            return Functions(self.assembly, lower_rows(self.assembly), self.schedule or Options())
+
+    @cached_property
+    def held(self) -> tuple[str, ...]:
+        """The names of the functions that are compiled with it."""
+        names = (self.schedule or Options()).functions
+        return ("alone",) if names == FIRST and self.assembly.merge is not None else names
+
+    @cached_property
+    def stages(self) -> dict[int, ir.IRModule]:
+        """All functions, those that wait for a call that wants them, too."""
+        made = self._module(FUNCTIONS)
+        return {2: made, 3: run(LATE, made)}
+
+    def stage(self, stage: int) -> Any:
+        """All functions at a stage."""
+        return self.stages[stage]
+
+    def compile(self) -> None:
+        """Lower and compile the functions that it holds."""
+        made = self._module(self.held)
+        self.library = machine_code(run(LATE, made), self.target)
+
+    def _module(self, names: tuple[str, ...]) -> ir.IRModule:
+        with own_errors():
+            return self.functions.module(names)
+
+    def load(self, path: Path, facts: dict[str, Any]) -> None:
+        """Take the machine code from a library on disk."""
+        self.read_library(path, facts)
+
+    def named(self, name: str) -> Callable[..., Any]:
+        """One of the functions."""
+        if self.library is None:
+            raise VerifyError("this program is not compiled yet")
+        found: Callable[..., Any] = self.library[f"{self.name}_{name}"]
+        return found
+
+    def of(self, func: tirx.PrimFunc) -> Compiled:
+        """Another program, not compiled yet."""
+        return AssembledCompiled(func, self.target, self.schedule)
+
+
+__all__ = ["AssembledCompiled", "Functions"]

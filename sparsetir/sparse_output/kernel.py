@@ -1,0 +1,781 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that compute the pattern of their results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import tvm
+from tvm import ir
+from tvm.ir import Var
+
+from sparsetir import interop
+from sparsetir.codegen.cache import Compiled, compile_cached, write_one
+from sparsetir.codegen.export import export
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError, VerifyError
+from sparsetir.ir.rewriting import collect
+from sparsetir.ir.sizes import Size
+from sparsetir.ir.views import decode
+from sparsetir.runtime.call_plan import Timing, measure
+from sparsetir.runtime.repr import shown_signature
+from sparsetir.runtime.serialization import Saved
+from sparsetir.runtime.signature import Arguments, Signature, argument_list, numpy_dtype
+from sparsetir.script.printer import script
+from sparsetir.sparse_output import Accumulators, AssembledCompiled, Assembly, Options
+from sparsetir.sparse_output.accumulators import DUMPS, FIRST, FUNCTIONS
+from sparsetir.sparse_output.c_functions import AssembledInterface
+from sparsetir.sparse_output.fast_paths import CompressedRows, MergedRows, SmallCalls
+from sparsetir.sparse_output.program import Merge
+from sparsetir.sparse_output.result import Pattern, RowOrders, as_object, least_of, rows_axis, top_of
+from sparsetir.sparse_output.segments import LEAST_PARTS, MOST_PARTS, SHIFT
+from sparsetir.sparse_output.selection import LANES, ordered
+from sparsetir.sparse_output.workspace import (
+    KEPT_BYTES,
+    PLACE_BYTES,
+    ROW_WORK,
+    SERIAL_WORK,
+    Call,
+    Lookups,
+    Stamps,
+    Work,
+    closed,
+    full,
+    gather,
+    kept,
+    merged_places,
+    merged_ranges,
+    passed,
+    popped,
+    running,
+    shared_out,
+    without_gaps,
+)
+from sparsetir.utils import buffers
+from sparsetir.utils.buffers import LEAST_ROOM, MOST_ROOM, Rooms
+from sparsetir.utils.memory import memory_size
+from sparsetir.utils.threads import get_num_threads
+
+WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked at together
+OFTEN = 100  # calls of little work, after which a function for them is compiled
+MOST_COUNTS = 2  # arrays with a number for each row that wait for the next call
+WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
+ROOMY_BYTES = max(1 << 28, memory_size() // 2)  # of addresses for a result that is written before its size is known
+HELD_BYTES = 1 << 28  # of such addresses that wait for the next call
+CHOSEN = ("top", "above")  # arguments of a kernel that selects
+MUCH = 8  # a gain that is at least the inverse of what is left counts
+MOST_COORDINATES = 2**63 - 1  # below a row: of several axes they are one number
+HYPERSPARSE = 2  # elements for each entry of the operands from which on hash tables are sooner done
+MOST_WASTE = 1.5  # times as much memory as its entries that a result may hold
+
+
+class AssembledKernel(Saved):
+    """A compiled program that computes the pattern of its results, called by buffer names.
+
+    Parameters
+    ----------
+    compiled : AssembledCompiled
+        What `sparsetir.build` made of it.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> kernel = sparsetir.build(sparsetir.ops.spgemm())
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> kernel(A=A, B=A).toarray().tolist()
+    [[6.0, 0.0], [0.0, 6.0]]
+    """
+
+    def __init__(self, compiled: AssembledCompiled) -> None:
+        self.compiled = compiled
+        self.func = compiled.func
+        self.name = compiled.name
+        self.assembly: Assembly = compiled.assembly
+        self.options: Options = compiled.schedule or Options()
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._results = [r.storage for r in self.assembly.results]
+        self.signature = Signature(decode(self.assembly.func), compiled.searched, made=self._results)
+        self._count = Size(self.assembly.rows[-1].count) if self.assembly.rows else None
+        self._lengths = [Size(a.length) for a in self.assembly.axes]
+        self._blocks = [[Size(n) for n in r.inner] for r in self.assembly.results]
+        self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
+        self.rows = CompressedRows(self.signature)
+        self.is_stamped = self.options.stamps(has_mask=self.assembly.mask is not None)
+        self.looks_up = self.is_stamped and self.options.looks_up
+        self.is_ordered = self.options.orders(self.assembly)
+        self._orders = self._row_orders()
+        self._kept = self._kept_of_products()
+        self._merged_rows = self._rows_to_merge()
+        self._spare: list[Work] = []
+        self._stamps: list[Stamps] = []
+        self._rooms: list[list[np.ndarray]] = []
+        self._counts: list[np.ndarray] = []
+        dtypes = self._key_dtype(), *(np.dtype(numpy_dtype(r.dtype)) for r in self.assembly.results)
+        self._little = 0  # calls that a function for small ones could have made
+        self._earlier = None if any(r.inner for r in self.assembly.results) else Rooms(dtypes)
+
+    def _kept_of_products(self) -> list[np.dtype[Any]] | None:
+        """The dtypes of what is kept of each product of a long row; None where such rows are not cut."""
+        if self.options.accumulators.kind != "segments" or self.assembly.merge is not None:
+            return None
+        update = self.compiled.functions.update
+        return None if update is None else [np.dtype(numpy_dtype(str(part.ty.dtype))) for part in update.parts]
+
+    def _rows_to_merge(self) -> MergedRows | None:
+        """What makes calls with scipy's matrices; None where rows are not merged."""
+        merge, results = self.assembly.merge, self.assembly.results
+        if merge is None or len(results) > 1 or results[0].inner or results[0].dtype == "bfloat16":
+            return None
+        params = [p for p in self.signature.params if p.name not in self._results]
+        dtypes = self._key_dtype(), numpy_dtype(results[0].dtype)
+        return MergedRows.of(self.rows, params, merge.members, merge.how, dtypes)
+
+    def _row_orders(self) -> RowOrders | None:
+        """Orders of the rows, where the functions take one."""
+        if not self.is_ordered:
+            return None
+        order, program = self.options.accumulators.order, self.assembly.source
+        axis = rows_axis(program, self.assembly.rows[-1]) if self.assembly.rows else None
+        if axis is None and order != "nonempty":
+            raise LoweringError(f"{self.name} has no compressed rows that an order {order!r} could compare")
+        return RowOrders(order, axis)
+
+    @property
+    def target(self) -> Any:
+        """The TVM target it was compiled for."""
+        return self.compiled.target
+
+    @property
+    def accumulators(self) -> Accumulators:
+        """How it collects rows."""
+        return self.options.accumulators
+
+    def __repr__(self) -> str:
+        return f"Kernel {self.name}{shown_signature(self.signature, declared=self.assembly.source)}"
+
+    # ------------------------------------------------------------------ calling
+
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
+        """Run the kernel.
+
+        Parameters
+        ----------
+        **arguments
+            Buffers by the names in the script (or raw arrays by parameter names), sizes where they cannot be inferred.
+
+        Returns
+        -------
+        sparse object, or tuple of them
+            The results in the order of the script, in the class of the first sparse argument; their rows are sorted.
+
+        Raises
+        ------
+        ArgumentTypeError
+            A name, class or dtype the kernel does not take.
+        ArgumentError
+            Shapes that disagree.
+        StructureError
+            Index arrays that are not what the axes promise.
+        """
+        chosen = self._chosen(arguments) if self.options.select else ()
+        if not unnamed:
+            found = self.merged_at_once(arguments) if self._merged_rows else self._often_small(arguments, *chosen)
+            if found is not None:
+                return found
+        args = self.prepare(unnamed, arguments)
+        return self.returned(args, self.assemble(args, *chosen), arguments)
+
+    def merged_at_once(self, arguments: Mapping[str, Any]) -> Any:
+        """The result for matrices of scipy that are stored as the program reads them; None for others."""
+        rows = self._merged_rows
+        return None if rows is None else rows(arguments, self.function)
+
+    @cached_property
+    def small_calls(self) -> SmallCalls | None:
+        """What makes calls of little work; None where there is no function for them."""
+        return SmallCalls.of(self.assembly, self.options, self.signature, self.rows)
+
+    def _often_small(self, arguments: Mapping[str, Any], *selected: Any) -> Any:
+        """As `small_at_once`, from when on there were so many calls that its function is worth compiling."""
+        calls = self.small_calls
+        name = "" if calls is None else calls.function_for(arguments)
+        if calls is None or not name:
+            return None
+        self._little += 1
+        is_ready = self._little > OFTEN or self.has(name)
+        return calls(name, arguments, self.function, *selected) if is_ready else None
+
+    def small_at_once(self, name: str, arguments: Mapping[str, Any], *selected: Any) -> Any:
+        """The result for small matrices of scipy that are stored as the program reads them; None for others."""
+        calls = self.small_calls
+        return None if calls is None else calls(name, arguments, self.function, *selected)
+
+    def _chosen(self, arguments: dict[str, Any]) -> tuple[int | None, Any]:
+        """What is kept of each row, taken out of the arguments of a call."""
+        top, above = (arguments.pop(name, None) for name in CHOSEN)
+        return top_of(top), least_of(above, self.assembly.results[0].dtype)
+
+    def selecting(self) -> AssembledKernel:
+        """The kernel that keeps the largest entries of each row, told how many by ``top=`` and ``above=``.
+
+        Returns
+        -------
+        AssembledKernel
+            Called as this one, with two arguments more, which mean what they do to `sparsetir.matmul`.
+
+        Raises
+        ------
+        LoweringError
+            There are several results, blocks of elements, or the rows of operands are merged.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse as sp, sparsetir
+        >>> largest = sparsetir.build(sparsetir.ops.spgemm()).selecting()
+        >>> A = sp.csr_array(np.array([[0, 2], [3, 4]], "float32"))
+        >>> largest(A=A, B=A, top=1).toarray().tolist()
+        [[0.0, 8.0], [0.0, 22.0]]
+        """
+        if self.assembly.merge is not None or len(self.assembly.results) > 1:
+            reason = "merges rows" if self.assembly.merge is not None else "has several results"
+            raise LoweringError(f"{self.name} {reason}: the largest entries are those of one product")
+        options = replace(self.options, select=True, limited=True)
+        made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
+        return AssembledKernel(cast("AssembledCompiled", made))
+
+    def prepare(self, unnamed: tuple[Any, ...], arguments: dict[str, Any]) -> Arguments:
+        """The arguments of a call, checked in full."""
+        if unnamed:
+            raise self.signature.unnamed(unnamed)
+        bound = self.rows.bind(arguments, self._listing)
+        if bound is not None:
+            return bound
+        for result in self.assembly.results:
+            given = next((n for n in (result.name, result.storage) if n in arguments), None)
+            if given is not None:
+                raise ArgumentTypeError(f"the pattern of {given} is computed: leave it out and take the result")
+        unknown = next((name for name in arguments if not self.signature.knows(name)), None)
+        if unknown is not None:
+            raise self.unknown(unknown)
+        args = self.signature.gather(arguments)
+        self.signature.check(args)
+        self.signature.complete(args)
+        return args
+
+    @cached_property
+    def _listing(self) -> dict[str, str]:
+        """Operands of which only rows are read that the column indices of another operand name, and that operand."""
+        program, is_ordered = self.assembly.source, self._orders is not None
+        if self.assembly.filters or self.assembly.merge is not None or is_ordered or len(program.iterations) != 1:
+            return {}
+        (iteration,) = program.iterations
+        over = dict(zip(iteration.vars, iteration.axes, strict=True))
+        columns = {program.buffers[v].axes[1]: program.buffers[v].name for v in program.buffers if self._fills(v)}
+        listing: dict[str, str] = {}
+        for name in self.rows.matrices:
+            loads = [x for x in collect(iteration.block, ir.TensorLoad) if str(x.source.name) == name]
+            axes = {over.get(x.indices[0]) if isinstance(x.indices[0], Var) else None for x in loads}
+            axis = axes.pop() if len(axes) == 1 else None
+            listing[name] = name if axis is None else columns.get(axis, name)
+        # A matrix that is read by another one's indices must not list rows itself: it is validated first, as a whole.
+        chains = {name for name, by in listing.items() if by == name}
+        return {name: by for name, by in listing.items() if by != name and by in chains}
+
+    def _fills(self, view: Var) -> bool:
+        """Return whether compressed rows of scipy may fill a buffer as they are."""
+        return self.assembly.source.buffers[view].name in self.rows.matrices
+
+    def unknown(self, name: str) -> ArgumentTypeError:
+        """The error for an argument that a call does not take."""
+        if name in CHOSEN:
+            return ArgumentTypeError(f"{name} is an argument of kernel.selecting(), which keeps the largest entries")
+        return self.signature.unknown(name)
+
+    def returned(self, args: Arguments, pattern: Pattern, arguments: dict[str, Any]) -> Any:
+        """The results in the class of the first sparse argument."""
+        model = next((v for v in arguments.values() if interop.is_sparse(v)), None)
+        count = len(pattern.values)
+        out = tuple(
+            as_object(pattern, n, model, is_last=n + 1 == count, block=self.block(n, args.sizes)) for n in range(count)
+        )
+        return out[0] if len(out) == 1 else out
+
+    def bind(self, **arguments: Any) -> BoundAssembledKernel:
+        """Fix some arguments: ``kernel.bind(B=B)(A=A)`` is ``kernel(A=A, B=B)``."""
+        return BoundAssembledKernel(self, arguments)
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated computations of pattern and values, arguments ready.
+
+        Parameters
+        ----------
+        seconds : float
+            How long to measure, at least three calls.
+        **arguments
+            As for a call.
+        """
+        chosen = self._chosen(arguments) if self.options.select else ()
+        args = self.prepare((), arguments)
+        return measure(lambda: self.assemble(args, *chosen), seconds=seconds)
+
+    # ------------------------------------------------------------------ the pattern and its values
+
+    def assemble(self, args: Arguments, top: int | None = None, above: Any = None) -> Pattern:
+        """Compute pattern and values; if it selects, of each row the `top` largest entries `above` a number."""
+        if self.is_wide(args):
+            return self.tabled.assemble(args, top, above)
+        call = self.begin(args)
+        if not self.is_roomy(call):
+            return self.two_phases(call)
+        pattern = self.one_phase(call, top, above) if call.order is None else self.ordered_rows(call)
+        if call.bound is not None:
+            self.keep_counts(call.bound)
+        return pattern
+
+    def is_wide(self, args: Arguments) -> bool:
+        """Whether an element for every coordinate of a row takes too much memory."""
+        if self.options.accumulators.is_table or self.assembly.merge is not None:
+            return False
+        item = 1 + self.item_bytes(args.sizes, [r.held_dtype for r in self.assembly.results])
+        elements = self._width(args.sizes) * get_num_threads()
+        if elements * (max(item, PLACE_BYTES) if self.is_stamped else item) > WIDE_BYTES:
+            return True
+        if not self.is_stamped or elements * (item + PLACE_BYTES) <= KEPT_BYTES:
+            return False
+        # What is not kept for the next call is filled in each, also for rows that are mostly empty.
+        values = {str(b.storage.name) for b in self.signature.buffers.values()}
+        entries = sum(array.size for name, array in args.arrays.items() if name in values)
+        return elements > HYPERSPARSE * entries
+
+    @cached_property
+    def tabled(self) -> AssembledKernel:
+        """The same program with hash tables."""
+        made = compile_cached(self.func, self.compiled.target, self.options.tabled(), AssembledCompiled)
+        return AssembledKernel(cast("AssembledCompiled", made))
+
+    def is_roomy(self, call: Call) -> bool:
+        """Whether the rows are written before their lengths are known."""
+        if self.assembly.merge is not None or self.options.select or self.is_stamped:
+            return True
+        if self.options.accumulators.counted:
+            return False
+        item = self.item_bytes(call.sizes, [r.dtype for r in self.assembly.results]) + self._key_dtype().itemsize
+        most = ROOMY_BYTES if call.order is None else KEPT_BYTES  # rows out of order are copied
+        return call.bound is None or int(call.bound.sum()) * item <= most
+
+    def begin(self, args: Arguments) -> Call:
+        """Count what the rows enter, and share them out."""
+        rows = 1 if self._count is None else int(self._count.at(args.sizes))
+        width = self._width(args.sizes)
+        common = argument_list(self.signature, args, without=self._results)
+        initial = [self._initial(n) for n in range(len(self.assembly.results))]
+        if self.assembly.merge is not None:
+            pointers = [args.arrays[str(a.indptr.name)] for a in self.assembly.merge.members if a.indptr is not None]
+            # Merged rows need no accumulators, however wide they are.
+            return Call(common, args.sizes, rows, 1, None, merged_ranges(pointers, rows), initial, pointers)
+        cost, bound, lookups = self.counted(args, common, rows)
+        order = None if self._orders is None else self._orders.of(args, bound, self._columns(args))
+        ranges = shared_out(cost if order is None else cost[order])
+        entered = 0 if self._kept is None else int(cost.max(initial=ROW_WORK)) - ROW_WORK
+        self.keep_counts(cost)
+        return Call(
+            common, args.sizes, rows, width, bound, ranges, initial, order=order, lookups=lookups, entered=entered
+        )
+
+    def counts(self, rows: int) -> np.ndarray:
+        """Memory for a number for each row: that of an earlier call, whose pages the system need not clear again."""
+        held = next(popped(self._counts), None)
+        return held if held is not None and len(held) == rows else np.empty(rows, np.int64)
+
+    def keep_counts(self, held: np.ndarray) -> None:
+        """Keep memory of `counts` that nobody reads any more."""
+        if held.nbytes * MOST_COUNTS <= KEPT_BYTES and len(self._counts) < MOST_COUNTS:
+            self._counts.append(held)
+
+    def counted(self, args: Arguments, common: list[Any], rows: int) -> tuple[np.ndarray, np.ndarray, Lookups | None]:
+        """What each row costs, how many coordinates it has at most, and how rows of a mask are looked up."""
+        cost, bound = self.counts(rows), self.counts(rows)
+        threads = get_num_threads() if rows > SERIAL_WORK else 1
+        if not self.looks_up:
+            if rows:
+                self.run("bound", *common, threads, cost, bound)
+            return cost, bound, None
+        if not rows:
+            return cost, bound, Lookups.none()
+        saved = np.empty(threads, np.int64)
+        self.run("bound", *common, threads, cost, bound, 1, saved)
+        spared = int(saved.sum())
+        if spared * MUCH <= int(cost.sum()):
+            return cost, bound, Lookups.none()
+        found = self.lookups(args, spared)
+        if not found.is_some:
+            self.run("bound", *common, threads, cost, bound, 0, saved)
+        return cost, bound, found
+
+    def lookups(self, args: Arguments, spared: int) -> Lookups:
+        """How rows of a mask are looked up where that spares so much work."""
+        walks = self.compiled.functions.walks
+        if not walks or walks[0].axis.indptr is None:
+            return Lookups.none()
+        axis = walks[0].axis
+        indptr, indices = (args.arrays[str(a.name)] for a in (axis.indptr, axis.indices) if a is not None)
+        return Lookups.of(indptr, indices, self._width(args.sizes), spared)
+
+    def _columns(self, args: Arguments) -> int:
+        """Of the rows that an order compares."""
+        axis = rows_axis(self.assembly.source, self.assembly.rows[-1])
+        return 0 if axis is None else int(Size(axis.length).at(args.sizes))
+
+    def two_phases(self, call: Call) -> Pattern:
+        """Find the length of every row, then write the rows where they belong."""
+        work = self.take(call)
+        length = np.zeros(call.rows, np.int64)
+        if call.rows:
+            self.run(
+                "symbolic", *call.split, length, *work.sizes, *work.marks, *work.masks, *work.segments(values=False)
+            )
+        indptr = running(length)
+        keys, values = self.entries(int(indptr[-1]), call.sizes)
+        first = indptr[call.ranges[:-1]] if call.order is None else indptr[:-1]
+        self.numeric(call, work, length, first, keys, values)
+        self.give_back(work)
+        return Pattern(self._held_shape(call), indptr, keys, values)
+
+    def ordered_rows(self, call: Call) -> Pattern:
+        """Write rows where they may begin at most, then copy them together."""
+        work = self.stamps(call) if self.is_stamped else self.take(call)
+        first = running(cast("np.ndarray", call.bound))
+        room = self.room(int(first[-1]), call.sizes)
+        ends = first[:-1].copy()
+        self.numeric(call, work, ends, first[:-1], room[0], room[1:])
+        self.give_back(work)
+        indptr = running(ends - first[:-1])
+        keys, values = self.entries(int(indptr[-1]), call.sizes)
+        if len(keys):
+            arrays = [a for pair in zip(room, [keys, *values], strict=True) for a in pair]
+            ranges = shared_out(np.diff(indptr) + ROW_WORK)
+            self.run(
+                "packed", *call.common, len(ranges) - 1, ranges, first[:-1], indptr, len(room[0]), len(keys), *arrays
+            )
+        self._rooms.append(room)
+        return Pattern(self._held_shape(call), indptr, keys, values)
+
+    def merged(self, call: Call) -> Pattern:
+        """Merge the rows of each chunk from where they may begin at most, then close the gaps."""
+        how = cast("Merge", self.assembly.merge).how
+        indptr, faults = np.zeros(call.rows + 1, np.int64), np.zeros(call.chunks, np.int64)
+        first, total = merged_places(call.pointers, call.ranges, how)
+        keys, values = self.entries(total, call.sizes)
+        if call.rows and total:
+            name = "alone" if call.chunks == 1 else "numeric"
+            self.run(name, *call.split, indptr[1:], total, first, keys, *values, faults)
+        if faults.any():  # the arrays were checked: somebody changes them, or has the checks left out
+            raise StructureError(f"the rows that {self.name} merges are not sorted, or changed during the call")
+        parts = self.parts(call, indptr, first)
+        keys, *values = (closed(array, parts) for array in (keys, *values))
+        return Pattern(self._held_shape(call), indptr, keys, values)
+
+    def one_phase(self, call: Call, top: int | None = None, above: Any = None) -> Pattern:
+        """Write the rows of each chunk from where they may begin at most, then close the gaps."""
+        if self.assembly.merge is not None:
+            return self.merged(call)
+        first, total = self.places(call, top)
+        try:
+            room = self.room(total, call.sizes)
+        except MemoryError:  # the system counts addresses that are never written
+            if self.options.select or self.is_stamped:
+                raise
+            return self.two_phases(call)
+        work = self.stamps(call) if self.is_stamped else self.take(call)
+        indptr = np.zeros(call.rows + 1, np.int64)
+        self.numeric(call, work, indptr[1:], first, room[0], room[1:], *self.selected(call, top, above))
+        self.give_back(work)
+        keys, *values = self.together(room, self.parts(call, indptr, first))
+        return Pattern(self._held_shape(call), indptr, keys, values)
+
+    def together(self, room: list[np.ndarray], parts: list[tuple[int, int, int]]) -> list[np.ndarray]:
+        """The parts of a room without gaps: in the room if they are most of it or it is large, else elsewhere."""
+        count, nbytes = sum(count for _, _, count in parts), sum(a.nbytes for a in room)
+        written = nbytes * count // max(len(room[0]), 1)  # the rest has never become memory
+        if nbytes > KEPT_BYTES and written > MOST_ROOM:
+            return [closed(array, parts) for array in room]
+        if self._earlier is None or nbytes < LEAST_ROOM:
+            made = [np.empty((count, *a.shape[1:]), a.dtype) for a in room]
+        elif count * MOST_WASTE >= len(room[0]) and nbytes <= MOST_ROOM:
+            self._earlier.keep(tuple(room))
+            return [without_gaps(array, parts)[:count] for array in room]
+        else:
+            found = self._earlier.take(count)
+            made = [array[:count] for array in found]
+            self._earlier.keep(found)  # once there is a view of it: another thread takes it otherwise
+        for source, target in zip(room, made, strict=True):
+            gather(source, parts, target)
+        if nbytes <= HELD_BYTES:
+            self._rooms.append(room)
+        return made
+
+    def parts(self, call: Call, indptr: np.ndarray, first: np.ndarray) -> list[tuple[int, int, int]]:
+        """Of each chunk where its entries stand, where they belong and how many there are; mends the row pointers."""
+        filled, parts = 0, []
+        for source, (begin, end) in zip(first.tolist(), pairwise(call.ranges), strict=True):
+            if end > begin:
+                count = int(indptr[end]) - source
+                parts.append((source, filled, count))
+                indptr[begin + 1 : end + 1] += filled - source
+                filled += count
+        return parts
+
+    def room(self, count: int, sizes: dict[str, int]) -> list[np.ndarray]:
+        """Memory for coordinates and values: that of an earlier call, whose pages the system need not clear again."""
+        for room in popped(self._rooms):
+            blocks = [self.block(n, sizes) for n in range(len(room) - 1)]
+            is_like = all(a.shape[1:] == _flat(b) for a, b in zip(room[1:], blocks, strict=True))
+            if is_like and count <= len(room[0]) <= 2 * count + SERIAL_WORK:
+                return room
+        if self._earlier is not None:
+            return list(self._earlier.take(count))
+        keys, values = self.entries(count, sizes)
+        return [keys, *values]
+
+    def places(self, call: Call, top: int | None) -> tuple[np.ndarray, int]:
+        """Where each chunk begins at most, and the end of the last one."""
+        bound = cast("np.ndarray", call.bound)
+        parts = [bound[a:b] for a, b in pairwise(call.ranges)]
+        if top is None:
+            sums = [int(part.sum()) for part in parts]
+        else:  # a row is written whole before the largest entries are chosen
+            sums = [int(np.minimum(part, top).sum() + part.max(initial=0)) for part in parts]
+        if self.is_stamped:
+            sums = [count + 1 for count in sums]  # rows under a mask write one ahead
+        if self.options.select:
+            sums.append(LANES)  # which are read behind the last row
+        room = running(np.array(sums, np.int64))
+        return room[: len(parts)], int(room[-1])
+
+    def selected(self, call: Call, top: int | None, least: Any) -> list[Any]:
+        """What the choice of the largest entries takes."""
+        if not self.options.select:
+            return []
+        dtype = numpy_dtype(ordered(self.assembly.results[0].dtype))
+        largest = 0 if call.bound is None else int(call.bound.max(initial=0))
+        most = largest if top is None else min(top, max(self._width(call.sizes), 1))
+        return [most, least, np.empty((call.chunks, most), dtype)]
+
+    def numeric(
+        self,
+        call: Call,
+        work: Work | Stamps,
+        ends: np.ndarray,
+        first: np.ndarray,
+        keys: np.ndarray,
+        values: list[np.ndarray],
+        *selected: Any,
+    ) -> None:
+        """Write rows from `first` of each chunk on, and where each ends."""
+        if not call.rows or not len(keys):
+            return
+        first = np.ascontiguousarray(first)
+        name = "looking" if call.lookups is not None and call.lookups.is_some else "numeric"
+        self.run(name, *call.split, ends, len(keys), first, keys, *values, *work.params_of(call), *selected)
+
+    def can_refill(self, args: Arguments) -> bool:
+        """Whether a function computes the values of a known pattern alone."""
+        has_values = self.assembly.merge is None and not self.is_stamped and not self.options.accumulators.is_table
+        return has_values and not self.is_wide(args)
+
+    # ------------------------------------------------------------------ memory
+
+    def block(self, number: int, sizes: dict[str, int]) -> tuple[int, ...]:
+        """The shape of what result `number` has for each coordinate: none where that is one element."""
+        return tuple(int(n.at(sizes)) for n in self._blocks[number])
+
+    def item_bytes(self, sizes: dict[str, int], dtypes: list[str]) -> int:
+        """What the elements of all results take for one coordinate, in these dtypes."""
+        blocks = (math.prod(self.block(n, sizes)) for n in range(len(dtypes)))
+        return sum(count * numpy_dtype(d).itemsize for count, d in zip(blocks, dtypes, strict=True))
+
+    def entries(self, count: int, sizes: dict[str, int]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Arrays for coordinates and values."""
+        shapes = ((count, *_flat(self.block(n, sizes))) for n in range(len(self.assembly.results)))
+        dtypes = (numpy_dtype(r.dtype) for r in self.assembly.results)
+        values = [np.empty(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        return np.empty(count, self._key_dtype()), values
+
+    def take(self, call: Call) -> Work:
+        """Accumulators for as many chunks."""
+        words = -(-call.width // WORD)
+        if self.options.accumulators.is_table:
+            largest = 0 if call.bound is None else int(call.bound.max(initial=0))
+            shapes = [(call.chunks, 2 << (largest | 1).bit_length())] * 2
+        else:
+            tops = -(-words // WORD) * WORD
+            highs = -(-tops // (WORD * BYTES)) * BYTES
+            shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, tops, highs)]
+        elements, parts = self.elements(call, shapes[0]), self.products_held(call)
+        filters = [(call.chunks, words)] * len(self.assembly.filters)  # tables are no wider for a wider result
+        held = kept(self._spare, *(shape for shape, _ in elements), shapes[1], *filters, *(shape for shape, _ in parts))
+        if held is not None:
+            return held
+        arrays = [full(shape, dtype, v) for (shape, dtype), v in zip(elements, call.initial, strict=True)]
+        allowed = [np.zeros(shape, np.int64) for shape in filters]
+        bits = full(shapes[1], np.dtype(np.int64), 0)
+        bytes_, top, high = [*(full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None, None][:3]
+        return Work(arrays, bits, bytes_, top, high, allowed, [buffers.empty(*part) for part in parts])
+
+    def products_held(self, call: Call) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shapes and dtypes of what holds the products of long rows; nothing where those are in one piece."""
+        if self._kept is None:
+            return []
+        segments = -(-call.width >> SHIFT)
+        room = min(call.entered, MOST_PARTS) if call.entered >= segments * LEAST_PARTS else 0
+        shapes = [(call.chunks, max(n, 1)) for n in (segments, room)]
+        kept = [np.dtype(np.int64), self._key_dtype(), *self._kept]
+        return [(shape, dtype) for shape, dtype in zip([shapes[0], *[shapes[1]] * (len(kept) - 1)], kept, strict=True)]
+
+    def stamps(self, call: Call) -> Stamps:
+        """What holds rows in the order of a mask, for as many chunks."""
+        elements = self.elements(call, (call.chunks, call.width + DUMPS))
+        shapes = (*(shape for shape, _ in elements), (call.chunks, call.width))
+        return kept(self._stamps, *shapes) or Stamps.of(call, elements)
+
+    def elements(self, call: Call, shape: tuple[int, int]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shapes and dtypes of what holds elements of each result, so many for each chunk."""
+        blocks = (_flat(self.block(n, call.sizes)) for n in range(len(self.assembly.results)))
+        dtypes = (np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results)
+        return [((*shape, *block), dtype) for block, dtype in zip(blocks, dtypes, strict=True)]
+
+    def give_back(self, work: Work | Stamps) -> None:
+        """Keep accumulators for the next call."""
+        spare = self._stamps if isinstance(work, Stamps) else self._spare
+        if work.nbytes <= KEPT_BYTES and not spare:
+            spare.append(work)  # type: ignore[arg-type]
+
+    def _width(self, sizes: dict[str, int]) -> int:
+        width = math.prod(int(n.at(sizes)) for n in self._lengths)
+        if width > MOST_COORDINATES:
+            lengths = " x ".join(str(int(n.at(sizes))) for n in self._lengths)
+            raise ArgumentError(f"a row of {self.name} has {lengths} coordinates, more than 64 bits can count")
+        return width
+
+    def _initial(self, number: int) -> Any:
+        initial = self.assembly.results[number].initial
+        return initial.value
+
+    def _key_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.assembly.key_dtype)
+
+    def _held_shape(self, call: Call) -> tuple[int, ...]:
+        return tuple(int(n.at(call.sizes)) for n in self._shape)
+
+    def run(self, name: str, *args: Any) -> None:
+        """Call one of the compiled functions."""
+        self.function(name)(*(passed(a) if isinstance(a, np.ndarray) else a for a in args))
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """One of the compiled functions."""
+        if name not in self._functions:
+            self._functions[name] = self.holder(name).named(name)
+        return self._functions[name]
+
+    def has(self, name: str) -> bool:
+        """Whether one of the compiled functions is there."""
+        return name in self._functions or name in self.compiled.held
+
+    def holder(self, name: str) -> AssembledCompiled:
+        """What one of the compiled functions is in: compiled now, where no call has wanted it before."""
+        if name in self.compiled.held:
+            return self.compiled
+        together = name in FIRST and self.assembly.merge is None
+        return self.with_functions(*(FIRST if together else (name,)))
+
+    def with_functions(self, *names: str, options: Options | None = None) -> AssembledCompiled:
+        """These functions, compiled."""
+        options = replace(options or self.options, functions=names)
+        made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
+        return cast("AssembledCompiled", made)
+
+    def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
+        """Write a shared library and a C header that run without Python; see `Kernel.export`.
+
+        The function allocates row pointers, coordinates and values of the result; the header says how to free them.
+        That of a kernel that selects takes two parameters more: ``top``, 0 for all, and ``least``, the least value that
+        is kept.
+        An accumulator has an element for each column and thread; that of a kernel built with
+        ``schedule=Accumulators(kind="table")`` for each entry of the longest row.
+        """
+        # The rows of the C function are computed as they are stored, which gives the same result.
+        whole = AssembledKernel(self.with_functions(*FUNCTIONS, options=self.options.plain()))
+        interface = AssembledInterface(whole, whole.assembly, whole.options)
+        return export(whole, Path(path), Path(header) if header is not None else None, interface=interface)
+
+    def compiled_parts(self) -> Iterator[Compiled]:
+        yield from dict.fromkeys([self.compiled, *map(self.holder, self._functions)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        write_one(self.compiled)  # for the process that unpickles it
+        return _restored, (self.func, str(self.compiled.target), self.compiled.schedule)
+
+    def __deepcopy__(self, _memo: Any) -> AssembledKernel:
+        return AssembledKernel(self.compiled)  # machine code does not change
+
+    # ------------------------------------------------------------------ looking inside
+
+    def script(self, stage: int = 1) -> str:
+        """The program's text: 1 as written, 2 its functions, 3 their loops as they are compiled."""
+        if stage not in (1, 2, 3):
+            raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}")
+        return script(self.func) if stage == 1 else str(self.compiled.stage(stage).script())
+
+    def source(self, kind: str = "ll") -> str:
+        """LLVM IR (``"ll"``) or assembly (``"asm"``) of all functions of `script`."""
+        return self.with_functions(*FUNCTIONS).source(kind)
+
+
+class BoundAssembledKernel:
+    """A kernel with some arguments fixed.
+
+    Parameters
+    ----------
+    kernel : AssembledKernel
+    arguments : dict
+        Those that are fixed, by name.
+    """
+
+    def __init__(self, kernel: AssembledKernel, arguments: dict[str, Any]) -> None:
+        known = (*kernel.signature.buffers, *kernel.signature.by_name, *(CHOSEN if kernel.options.select else ()))
+        wrong = next((name for name in arguments if name not in known), None)
+        if wrong is not None:
+            raise kernel.unknown(wrong)
+        self.kernel, self.arguments = kernel, arguments
+        self.order = {name: at for at, name in enumerate(kernel.signature.buffers)}
+
+    def __repr__(self) -> str:
+        return f"{self.kernel!r} with {', '.join(self.arguments)} fixed"
+
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
+        """Run the kernel on the fixed arguments and these."""
+        twice = next((name for name in arguments if name in self.arguments), None)
+        if twice is not None:
+            raise ArgumentTypeError(f"{twice} is fixed in this kernel: leave it out")
+        every = self.arguments | arguments  # the class of the result is that of the first one, fixed or not
+        return self.kernel(*unnamed, **dict(sorted(every.items(), key=lambda item: self.order.get(item[0], -1))))
+
+
+def _flat(block: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a block as the functions have it."""
+    return (math.prod(block),) if block else ()
+
+
+def _restored(func: Any, target: str, options: Options | None) -> AssembledKernel:
+    """A kernel out of what pickle kept."""
+    made = compile_cached(func, tvm.target.Target(target), options, AssembledCompiled)
+    return AssembledKernel(cast("AssembledCompiled", made))
+
+
+__all__ = ["AssembledKernel"]

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that are merged: cursors go over sorted axes together, and every coordinate is written as it is met.
+
+A block of rows is looked at before it is merged. Its index arrays are checked while they are on their way into the
+cache, so that nobody else has to; where all axes store the same coordinates in it, its entries are computed side by
+side in vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import copysign
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.ir.rewriting import alloc, cell, conjunction, folded, get, mentions, opaque, product, put, renewed, seq
+from sparsetir.ir.views import Axis, cast, const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.iterations.normalize import as_logic, with_nan
+from sparsetir.lower.loops import serial
+from sparsetir.sparse_output.accumulators import LONG, Output, add, long
+from sparsetir.sparse_output.program import Assembly, Merge
+
+BITS = {"float32": "int32", "float64": "int64"}
+ROWS = 64  # of a block
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place in the row of one axis."""
+
+    axis: Axis
+    at: Var
+    end: Var
+
+    @classmethod
+    def of(cls, axis: Axis) -> Cursor:
+        return cls(axis, cell(f"at_{axis.name}", LONG), cell(f"end_{axis.name}", LONG))
+
+    def start(self, row: ir.Expr) -> list[tirx.Stmt]:
+        """Stand at the first entry of a row."""
+        begin = cast(self.axis.begin(cast(row, self.axis.idtype), []), LONG)
+        extent = cast(self.axis.extent(cast(row, self.axis.idtype), []), LONG)
+        return [put(self.at, begin), put(self.end, begin + extent)]
+
+    @property
+    def is_inside(self) -> ir.Expr:
+        return get(self.at) < get(self.end)
+
+    @property
+    def coordinate(self) -> ir.Expr:
+        return cast(self.axis.coordinate(get(self.at), get(self.at), []), LONG)
+
+
+def row_of(assembly: Assembly, merge: Merge, out: Output, row: ir.Expr, *, branches: bool) -> list[tirx.Stmt]:
+    """Write one row, and leave the place behind it in `out`; two axes with branches, if those can be predicted."""
+    cursors = [Cursor.of(a) for a in merge.members]
+    emit = _Emitter(assembly, merge, out, row, cursors)
+    stmts = alloc(*(c for x in cursors for c in (x.at, x.end)))
+    stmts += [s for c in cursors for s in c.start(row)]
+    if merge.how == "intersect":
+        return [*stmts, emit.predicted() if branches else emit.intersection()]
+    if len(cursors) > 2:
+        return [*stmts, emit.union(cursors), emit.rest()]
+    if len(cursors) > 1:
+        stmts.append(emit.predicted() if branches else emit.union(cursors))
+    return [*stmts, *(emit.tail(c) for c in cursors)]
+
+
+def block_of(
+    assembly: Assembly,
+    merge: Merge,
+    out: Output,
+    rows: tuple[ir.Expr, ir.Expr],
+    ends: Var,
+    limit: ir.Expr,
+    fault: Callable[[], tirx.Stmt],
+) -> tirx.Stmt:
+    """Write the rows from the first of `rows` up to the other one; where they are not as they should be, `fault`.
+
+    So it is where they might have more entries than there is room for before `limit`, as rows behind unsound ones can.
+    """
+    first, after = rows
+    wrong = cell("wrong", LONG)
+
+    def each_row(*, branches: bool) -> tirx.Stmt:
+        row, step = Var("row", ir.PrimType(LONG)), Var("step", ir.PrimType(LONG))
+        done = tirx.BufferStore(ends, get(out.pos), [row])
+        written = row_of(assembly, merge, out, row, branches=branches)
+        return serial(step, after - first, seq(tirx.Bind(row, first + step), *written, done))
+
+    one_by_one = each_row(branches=False)
+    if len(merge.members) == 2:
+        one_by_one = _if_alike(merge, first, after, each_row(branches=True), one_by_one)
+    checks = [s for axis in merge.members for s in _checked(axis, first, after, wrong)]
+    merged = _same_or(one_by_one, assembly, merge, out, rows, ends)
+    has_room = tirx.And(get(out.pos) >= long(0), get(out.pos) + _most(merge, first, after) <= limit)
+    is_sound = get(wrong).equal(long(0))  # so that what there is room for may be asked
+    guarded = tirx.IfThenElse(is_sound, tirx.IfThenElse(has_room, merged, fault()), fault())
+    return seq(*alloc(wrong), put(wrong, long(0)), *checks, guarded)
+
+
+def _most(merge: Merge, first: ir.Expr, after: ir.Expr) -> ir.Expr:
+    """How many entries some rows may have; with the one that an intersection writes ahead."""
+    place = lambda axis, row: cast(tirx.BufferLoad(axis.indptr, [row]), LONG)  # noqa: E731
+    counts = [place(axis, after) - place(axis, first) for axis in merge.members]
+    return sum(counts[1:], start=counts[0]) if merge.how == "union" else reduce(tirx.min, counts) + long(1)
+
+
+def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, wrong: Var) -> list[tirx.Stmt]:
+    """Count what is wrong with some rows: pointers that fall or lie outside, coordinates that do or are not sorted."""
+    assert axis.indptr is not None
+    assert axis.indices is not None
+    indptr, indices, kind = axis.indptr, axis.indices, str(axis.indices.ty.dtype)
+    count = cast(axis.indices.ty.shape[0], LONG)
+    begin, end, low, high = (Var(name, ir.PrimType(LONG)) for name in ("begin", "end", "low", "high"))
+    falls, outside, unsorted = cell("falls", LONG), cell("outside", kind), cell("unsorted", LONG)
+    at = lambda array, place: tirx.BufferLoad(array, [place])  # noqa: E731
+    falling, inside, sorting, start = (Var(name, ir.PrimType(LONG)) for name in ("r", "e", "e", "r"))
+    pointer = lambda step: at(indptr, first + step)  # noqa: E731
+    key, last = at(indices, begin + inside), cast(axis.length, kind) - const(1, kind)
+    here = begin + sorting
+    descends = lambda place: cast(at(indices, place) <= at(indices, place - long(1)), LONG)  # noqa: E731
+    begins = [tirx.Bind(low, cast(pointer(start), LONG)), tirx.Bind(high, cast(pointer(start + long(1)), LONG))]
+    may_descend = tirx.And(low < high, low > begin)
+    usual = tirx.IfThenElse(may_descend, add(unsorted, long(0) - descends(low)), None)
+    near = tirx.max(tirx.min(low, end - long(1)), begin + long(1))
+    sparse = add(unsorted, long(0) - (cast(may_descend, LONG) & descends(near)))  # nobody foresees which rows are empty
+    each_begin = lambda stmt: serial(start, after - first, seq(*begins, stmt))  # noqa: E731
+    at_begins = tirx.IfThenElse(end - begin > after - first, each_begin(usual), renewed(each_begin(sparse)))
+    entries = seq(
+        serial(inside, end - begin, put(outside, get(outside) | key | (last - key))),
+        serial(sorting, end - begin - long(1), add(unsorted, descends(here + long(1)))),
+        tirx.IfThenElse(get(unsorted) != long(0), at_begins, None),
+        add(wrong, tirx.Select(tirx.Or(get(outside) < const(0, kind), get(unsorted) != long(0)), long(1), long(0))),
+    )
+    is_inside = conjunction([get(falls).equal(long(0)), begin >= long(0), end <= count])
+    return [
+        *alloc(falls, outside, unsorted),
+        *(put(c, const(0, str(c.ty.dtype))) for c in (falls, outside, unsorted)),
+        tirx.Bind(begin, cast(pointer(long(0)), LONG)),
+        tirx.Bind(end, cast(at(indptr, after), LONG)),
+        serial(falling, after - first, add(falls, cast(pointer(falling + long(1)) < pointer(falling), LONG))),
+        tirx.IfThenElse(is_inside, entries, add(wrong, 1)),
+    ]
+
+
+def _if_alike(merge: Merge, first: ir.Expr, after: ir.Expr, alike: tirx.Stmt, others: tirx.Stmt) -> tirx.Stmt:
+    """What is done with rows most of which are as long as the ones before, and with others.
+
+    Such rows are those of a mesh or a table: they are likely to be merged in the same order, which processors learn.
+    """
+    count, row = cell("alike", LONG), Var("r", ir.PrimType(LONG))
+    here = first + row + long(1)
+
+    def lengthens(axis: Axis) -> ir.Expr:
+        before, start, end = (tirx.BufferLoad(axis.indptr, [here + long(n)]) for n in (-1, 0, 1))
+        return (end - start) - (start - before)
+
+    change = [cast(lengthens(axis), merge.idtype) for axis in merge.members]
+    is_alike = cast((change[0] | change[1]).equal(const(0, merge.idtype)), LONG)
+    counted = serial(row, after - first - long(1), add(count, is_alike))
+    most = get(count) * long(4) > (after - first) * long(3)
+    return seq(*alloc(count), put(count, long(0)), counted, tirx.IfThenElse(most, alike, others))
+
+
+def _same_or(
+    other: tirx.Stmt, assembly: Assembly, merge: Merge, out: Output, rows: tuple[ir.Expr, ir.Expr], ends: Var
+) -> tirx.Stmt:
+    """Rows in which all axes store the same coordinates, entry by entry; what `other` does with others."""
+    first, after = rows
+    unknown = Var("row", ir.PrimType(LONG))
+    entries = _side_by_side(assembly, merge, out, unknown, first, after)
+    if mentions(entries, [unknown]) or len(merge.members) < 2:
+        return other
+    head, *tail = merge.members
+    differs = cell("differs", merge.idtype)
+    zero = const(0, merge.idtype)
+    pointer = lambda axis, place: cast(tirx.BufferLoad(axis.indptr, [place]), merge.idtype)  # noqa: E731
+    begin, count = (
+        {a: Var(f"{name}_{a.name}", ir.PrimType(LONG)) for a in merge.members} for name in ("begin", "count")
+    )
+    bound = [tirx.Bind(begin[a], cast(pointer(a, first), LONG)) for a in merge.members]
+    bound += [tirx.Bind(count[a], cast(pointer(a, after), LONG) - begin[a]) for a in merge.members]
+    as_long = conjunction([count[a].equal(count[head]) for a in tail])
+    compared = [put(differs, zero)]
+    for axis in tail:
+        row, entry = Var("r", ir.PrimType(LONG)), Var("e", ir.PrimType(LONG))
+        ahead = lambda a, place: pointer(a, place) - pointer(a, first)  # noqa: E731
+        gap = ahead(head, first + row) ^ ahead(axis, first + row)
+        compared.append(serial(row, after - first, put(differs, get(differs) | gap)))
+        pair = [cast(tirx.BufferLoad(a.indices, [begin[a] + entry]), merge.idtype) for a in (head, axis)]
+        unequal = serial(entry, count[head], put(differs, get(differs) | (pair[0] ^ pair[1])))
+        compared.append(tirx.IfThenElse(get(differs).equal(zero), unequal, None))
+    row = Var("r", ir.PrimType(LONG))
+    end = get(out.pos) + cast(pointer(head, first + row + long(1)), LONG) - begin[head]
+    copied = [
+        serial(row, after - first, tirx.BufferStore(ends, end, [first + row])),
+        entries,
+        add(out.pos, count[head]),
+    ]
+    is_same = tirx.IfThenElse(as_long, seq(*compared), put(differs, const(1, merge.idtype)))
+    return seq(*bound, *alloc(differs), is_same, tirx.IfThenElse(get(differs).equal(zero), seq(*copied), other))
+
+
+def _side_by_side(assembly: Assembly, merge: Merge, out: Output, row: Var, first: ir.Expr, after: ir.Expr) -> tirx.Stmt:
+    """The entries of some rows, each of which all axes store."""
+    cursors = [Cursor.of(a) for a in merge.members]
+    emit = _Emitter(assembly, merge, out, row, cursors)
+    step, key, count = (Var(name, ir.PrimType(LONG)) for name in ("step", "j", "count"))
+    pointer = lambda place: cast(tirx.BufferLoad(cursors[0].axis.indptr, [place]), LONG)  # noqa: E731
+    here = get(cursors[0].at) + step
+    coordinate = cast(cursors[0].axis.coordinate(here, here, []), LONG)
+    entry = emit.entry(key, dict.fromkeys(cursors, const(True, "bool")), step=step)
+    starts = [put(c.at, cast(tirx.BufferLoad(c.axis.indptr, [first]), LONG)) for c in cursors]
+    bound = tirx.Bind(count, pointer(after) - pointer(first))
+    return seq(
+        *alloc(*(c.at for c in cursors)), *starts, bound, serial(step, count, seq(tirx.Bind(key, coordinate), *entry))
+    )
+
+
+class _Emitter:
+    """Writes entries of a row where the cursors stand."""
+
+    def __init__(self, assembly: Assembly, merge: Merge, out: Output, row: ir.Expr, cursors: Sequence[Cursor]) -> None:
+        self.assembly, self.merge, self.out, self.row, self.cursors = assembly, merge, out, row, cursors
+        self.masks: dict[Cursor, ir.Expr] = {}  # of cursors that may stand at the coordinate: all bits set if they do
+
+    def union(self, cursors: Sequence[Cursor]) -> tirx.Stmt:
+        """Entries while all cursors stand inside their rows: the least coordinate, of each axis that stores it."""
+        names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in cursors]
+        least = Var("j", ir.PrimType(LONG))
+        value: ir.Expr = names[0]
+        for name in names[1:]:
+            value = tirx.min(value, name)
+        has = [name.equal(least) for name in names]
+        stmts: list[tirx.Stmt] = [tirx.Bind(n, c.coordinate) for n, c in zip(names, cursors, strict=True)]
+        if len(names) == 2:
+            x, y = (cast(name, "uint64") for name in names)
+            has = [x <= y, y <= x]
+            gap = Var("gap", ir.PrimType(LONG))
+            stmts.append(tirx.Bind(gap, names[0] - names[1]))
+            signs = [(gap - long(1)) >> long(63), tirx.bitwise_not(gap >> long(63))]
+            self.masks = dict(zip(cursors, signs, strict=True))
+        stmts += [tirx.Bind(least, value), *self.entry(least, dict(zip(cursors, has, strict=True)))]
+        self.masks = {}
+        stmts += [add(self.out.pos, 1)]
+        stmts += [put(c.at, get(c.at) + cast(h, LONG)) for c, h in zip(cursors, has, strict=True)]
+        return tirx.While(conjunction([c.is_inside for c in cursors]), seq(*stmts))
+
+    def predicted(self) -> tirx.Stmt:
+        """The same for two cursors, with a branch for each of the three cases."""
+        first, other = self.cursors
+        names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in self.cursors]
+        is_union = self.merge.how == "union"
+
+        def case(key: Var, *moved: Cursor, writes: bool) -> tirx.Stmt:
+            there = dict.fromkeys(moved, const(True, "bool"))
+            entry = [*self.entry(key, there), add(self.out.pos, 1)] if writes else []
+            return seq(*entry, *(add(c.at, 1) for c in moved))
+
+        one = tirx.IfThenElse(
+            names[0] < names[1], case(names[0], first, writes=is_union), case(names[1], other, writes=is_union)
+        )
+        both = case(names[0], first, other, writes=True)
+        steps = [tirx.Bind(n, c.coordinate) for n, c in zip(names, self.cursors, strict=True)]
+        cases = tirx.IfThenElse(names[0].equal(names[1]), both, one)
+        return tirx.While(conjunction([c.is_inside for c in self.cursors]), seq(*steps, cases))
+
+    def rest(self) -> tirx.Stmt:
+        """Entries while any cursor stands inside its row."""
+        past = const(2**62, LONG)
+        names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in self.cursors]
+        least = Var("j", ir.PrimType(LONG))
+        value: ir.Expr = names[0]
+        for name in names[1:]:
+            value = tirx.min(value, name)
+        has = [name.equal(least) for name in names]
+        held = [tirx.if_then_else(c.is_inside, c.coordinate, past) for c in self.cursors]
+        stmts = [tirx.Bind(n, v) for n, v in zip(names, held, strict=True)]
+        entry = self.entry(least, dict(zip(self.cursors, has, strict=True)), guarded=True)
+        stmts += [tirx.Bind(least, value), *entry, add(self.out.pos, 1)]
+        stmts += [put(c.at, get(c.at) + cast(h, LONG)) for c, h in zip(self.cursors, has, strict=True)]
+        some = self.cursors[0].is_inside
+        for cursor in self.cursors[1:]:
+            some = tirx.Or(some, cursor.is_inside)
+        return tirx.While(some, seq(*stmts))
+
+    def tail(self, cursor: Cursor) -> tirx.Stmt:
+        """The entries of one axis after those of all others."""
+        step = Var("step", ir.PrimType(LONG))
+        key = Var("j", ir.PrimType(LONG))
+        here = get(cursor.at) + step
+        coordinate = cast(cursor.axis.coordinate(here, here, []), LONG)
+        body = [tirx.Bind(key, coordinate), *self.entry(key, {cursor: const(True, "bool")}, step=step)]
+        count = get(cursor.end) - get(cursor.at)
+        loop = serial(step, count, seq(*body))
+        return seq(loop, add(self.out.pos, tirx.max(count, long(0))))
+
+    def intersection(self) -> tirx.Stmt:
+        """Entries where all cursors stand at one coordinate; one is written ahead, which the next one replaces."""
+        names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in self.cursors]
+        most = Var("j", ir.PrimType(LONG))
+        value: ir.Expr = names[0]
+        for name in names[1:]:
+            value = tirx.max(value, name)
+        stmts = [tirx.Bind(n, c.coordinate) for n, c in zip(names, self.cursors, strict=True)]
+        stmts += [tirx.Bind(most, value)]
+        is_there = product([cast(n.equal(most), LONG) for n in names])
+        everywhere = dict.fromkeys(self.cursors, const(True, "bool"))
+        stmts += [*self.entry(most, everywhere), add(self.out.pos, is_there)]
+        if len(names) == 2:
+            x, y = (cast(name, "uint64") for name in names)
+            moves = [x <= y, y <= x]
+        else:
+            moves = [tirx.Or(n < most, is_there > long(0)) for n in names]
+        stmts += [put(c.at, get(c.at) + cast(m, LONG)) for c, m in zip(self.cursors, moves, strict=True)]
+        return tirx.While(conjunction([c.is_inside for c in self.cursors]), seq(*stmts))
+
+    def entry(
+        self, key: Var, has: dict[Cursor, ir.Expr], *, guarded: bool = False, step: ir.Expr | None = None
+    ) -> list[tirx.Stmt]:
+        """Write the entry of a coordinate, at which the axes of some cursors store elements."""
+        place = [get(self.out.pos) + (long(0) if step is None else step)]
+        assert self.out.keys is not None
+        stmts: list[tirx.Stmt] = [
+            tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), place),
+        ]
+        for store in self.merge.stores:
+            number = next(n for n, r in enumerate(self.assembly.results) if r.name == str(store.buffer.name))
+            self.pairs: list[tirx.Stmt] = []
+            value = self.value(store.value, key, has, guarded=guarded, step=step)
+            stmts += [*self.pairs, tirx.BufferStore(self.out.values[number], value, place)]
+        return stmts
+
+    def either(self, cursor: Cursor, there: ir.Expr, element: ir.Expr, other: ir.Expr) -> ir.Expr:
+        """One of two values without a branch: LLVM makes one of a choice, not of arithmetic, nor of a subscript."""
+        dtype = str(element.ty.dtype)
+        if isinstance(there, tirx.IntImm):
+            return tirx.Select(there, element, other)
+        bits = BITS.get(dtype, dtype)
+        if cursor in self.masks and bits.startswith(("int", "uint")) and _is_zero(other):
+            kept = tirx.reinterpret(bits, element) if bits != dtype else element
+            kept = kept & cast(self.masks[cursor], bits)
+            return tirx.reinterpret(dtype, kept) if bits != dtype else kept
+        if not dtype.startswith("float"):
+            return tirx.Select(there, element, other)
+        pair = tirx.decl_buffer((2,), dtype, name="pair", scope="local", layout=None)
+        self.pairs += [*alloc(pair), *(tirx.BufferStore(pair, x, [const(n)]) for n, x in enumerate((other, element)))]
+        return tirx.BufferLoad(pair, [cast(there, "int32")])
+
+    def opaque(self, value: ir.Expr) -> ir.Expr:
+        """A number that TVM takes for no constant."""
+        before, held = opaque(value)
+        self.pairs += before
+        return held
+
+    def value(
+        self, value: ir.Expr, key: Var, has: dict[Cursor, ir.Expr], *, guarded: bool, step: ir.Expr | None
+    ) -> ir.Expr:
+        """What is stored, in terms of positions."""
+        buffers = self.assembly.source.buffers
+        of_axis = {c.axis: c for c in self.cursors}
+        hides = bool(folded(value))
+
+        def on_load(load: ir.TensorLoad, mutator: object) -> ir.Expr:
+            buffer = buffers[load.source]
+            if buffer.is_dense:
+                indices = [self.row if i.same_as(self.merge.row) else key for i in load.indices]
+                pairs = zip(indices, buffer.axes, strict=True)
+                return tirx.BufferLoad(buffer.storage, [cast(i, a.idtype) for i, a in pairs])
+            cursor = of_axis[buffer.axes[1]]
+            there = has.get(cursor)
+            if there is None:
+                return self.opaque(buffer.default) if hides else buffer.default
+            at = get(cursor.at) + (long(0) if step is None else step)
+            element = tirx.BufferLoad(buffer.storage, [at])
+            if guarded:
+                return tirx.if_then_else(there, element, buffer.default)
+            return self.either(cursor, there, element, buffer.default)
+
+        def on_var(var: Var, _kind: int) -> ir.Expr:
+            if var.same_as(self.merge.row):
+                return cast(self.row, str(var.ty.dtype))
+            return cast(key, str(var.ty.dtype)) if var.same_as(self.merge.var) else var
+
+        found = structural_mutate(with_nan(value), [(ir.TensorLoad, on_load)])
+        return as_logic(tvm_ffi.structural_map(found, with_def_region_kind=(Var, on_var)))
+
+
+def _is_zero(value: ir.Expr) -> bool:
+    """Whether a number has no bit set."""
+    if isinstance(value, tirx.FloatImm):
+        return not value.value and copysign(1, value.value) > 0
+    return isinstance(value, tirx.IntImm) and not int(value)
+
+
+__all__ = ["ROWS", "block_of"]

@@ -1,0 +1,736 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`matmul`, `add`, `multiply`, `rap` and plans of products with computed patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from functools import cache
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir import interop, ops
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
+from sparsetir.formats.csr import add_duplicates, compressed_rows
+from sparsetir.formats.hypersparse import has_hypersparse, renumber
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import CooTensor
+from sparsetir.runtime.signature import Arguments, argument_list, as_passed, numpy_dtype
+from sparsetir.sparse_output import Options
+from sparsetir.sparse_output.blocks import assembled_kernel
+from sparsetir.sparse_output.fast_paths import ROWS, function_for, limits
+from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.result import Pattern, as_object, least_of, top_of
+from sparsetir.sparse_output.workspace import KEPT_BYTES, Work, passed, popped, tensor
+from sparsetir.utils import later
+from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype, real_number
+
+# The values of a result whose pattern is known, for operands that have new values.
+
+
+FEW_BYTES = 1 << 14  # that are compared as bytes, which numpy takes longer to begin with
+
+
+class Refill:
+    """Computes values for one pattern, of which every call has the index arrays.
+
+    Parameters
+    ----------
+    kernel : AssembledKernel
+    args : Arguments
+        Of a call with the pattern.
+    """
+
+    def __init__(self, kernel: AssembledKernel, args: Arguments) -> None:
+        self.kernel = kernel
+        values = {str(b.storage.name) for b in kernel.signature.buffers.values()}
+        self.structure = {name: array.copy() for name, array in args.arrays.items() if name not in values}
+        held = Arguments(sizes=args.sizes, arrays={**args.arrays, **self.structure})
+        self.pattern: Pattern = kernel.assemble(args)
+        self.has_values = kernel.can_refill(args)
+        if not self.has_values:
+            return
+        call, results = kernel.begin(held), {r.storage for r in kernel.assembly.results}
+        params = [p for p in kernel.signature.params if p.name not in results]
+        self.places = {p.name: (at, p.dtype) for at, p in enumerate(params) if p.name in values}
+        # Each call brings values of its own: those of the first operands are not kept alive.
+        listed = zip(params, argument_list(kernel.signature, held, without=results), strict=True)
+        self.common = [None if p.name in self.places else tensor(a) for p, a in listed]
+        self.split = [tensor(a) for a in call.split[len(call.common) :]]
+        self.entries = [len(self.pattern.keys), *map(tensor, (self.pattern.indptr, self.pattern.keys))]
+        self.call = replace(call, common=[])
+        self._spare: list[Work] = []
+
+    def other(self, arrays: Mapping[str, np.ndarray]) -> str | None:
+        """The first index array that is another one than those of the pattern; None if there is none."""
+        return next((name for name, held in self.structure.items() if not is_same(held, arrays[name])), None)
+
+    def __call__(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Values for those of the operands, in arrays by the names of parameters."""
+        kernel, call = self.kernel, self.call
+        values = kernel.entries(len(self.pattern.keys), call.sizes)[1]
+        if not call.rows or not self.entries[0]:
+            return values
+        ready = list(self.common)
+        for name, (at, dtype) in self.places.items():
+            ready[at] = as_passed(arrays[name], dtype)
+        work = next(popped(self._spare), None) or kernel.take(call)
+        function = kernel.function("values")
+        function(*ready, *self.split, *self.entries, *map(passed, values), *work.values_params)
+        if work.nbytes <= KEPT_BYTES and not self._spare:
+            self._spare.append(work)
+        return values
+
+
+def is_same(held: np.ndarray, array: np.ndarray) -> bool:
+    """Whether an array has the dtype and the elements of another one."""
+    if held.shape != array.shape or held.dtype != array.dtype:
+        return False
+    return held.tobytes() == array.tobytes() if held.nbytes <= FEW_BYTES else np.array_equal(held, array)
+
+
+# Products, sums and elementwise products of sparse matrices whose pattern is computed, in one call each.
+
+
+LARGEST_INT32 = 2**31 - 1
+
+
+def matmul(
+    A: Any,
+    B: Any,
+    *,
+    mask: Any = None,
+    complement: bool = False,
+    top: int | None = None,
+    above: float | None = None,
+) -> Any:
+    """Sparse times sparse matrix, on all threads; or sparse times dense.
+
+    Parameters
+    ----------
+    A : sparse matrix, shape (m, p)
+        Of scipy, a torch tensor with a sparse layout, a `SparseTensor` or a `CooTensor`. Rows may be unsorted and hold
+        entries with the same coordinates, which are added up before dtypes meet. One of the
+        operands may be a dense matrix or vector, of numpy or torch.
+    B : sparse matrix, shape (p, n)
+    mask : sparse matrix, shape (m, n), optional
+        Entries of the product are computed where it stores one, whatever its value.
+    complement : bool
+        Compute them where the mask stores none instead.
+    top : int, optional
+        Keep so many entries of each row, those with the largest values; of equal ones those in the first columns.
+    above : float, optional
+        Keep the entries with larger values. With one of the two NaN is not kept.
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `A` and the common dtype of both, each row sorted. An entry is stored where a product of stored
+        entries falls, also where its value is zero; a block where a product of blocks falls, of scipy's matrices of
+        blocks that fit each other. A dense array where an operand is dense.
+
+    Raises
+    ------
+    ArgumentTypeError
+        No operand is sparse, or one is of a dtype that no program takes.
+    ArgumentError
+        The shapes do not match, or ``complement`` comes without a mask.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 4]], "float32"))
+    >>> sparsetir.matmul(A, np.ones(2, "float32")).tolist()
+    [2.0, 7.0]
+    >>> sparsetir.matmul(A, A).toarray().tolist()
+    [[6.0, 8.0], [12.0, 22.0]]
+    >>> sparsetir.matmul(A, A, mask=A).toarray().tolist()
+    [[0.0, 8.0], [12.0, 22.0]]
+    >>> sparsetir.matmul(A, A, top=1).toarray().tolist()
+    [[0.0, 8.0], [0.0, 22.0]]
+    """
+    if complement and mask is None:
+        raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
+    selects = top is not None or above is not None
+    program = "spgemm" if mask is None else "masked_spgemm"
+    what = program, bool(complement), selects, above is not None
+    kernel = _made_before(what, A, B)
+    if kernel is not None and A.shape[1] == B.shape[0]:
+        return _product(kernel, {"A": A, "B": B}, mask, top, above)
+    if mask is None and not selects and type(B) is np.ndarray and type(A) in ROWS:
+        return later.provided("operators").matmul(A, B)
+    if _is_one_dense(A, B):
+        if mask is not None or selects:
+            raise ArgumentError("mask=, top= and above= choose entries of sparse results, but an operand is dense")
+        return later.provided("operators").matmul(A, B)
+    if mask is None and not selects and _share_blocks(A, B):
+        return _of_blocks(A, B)
+    if _are_matrices(A, B) and A.shape[1] == B.shape[0] and has_hypersparse([A, B]):
+        operands = [A, B] if mask is None else [A, B, mask]
+        short = renumber(("ik", "kj", "ij")[: len(operands)], operands)
+        A, B, *masks = short.values
+        choice: dict[str, Any] = {"complement": complement, "top": top, "above": above}
+        return short.restore(_matmul(what, A, B, masks[0] if masks else None, **choice), "ij")
+    product = None if selects else _by_columns(A, B, mask, complement=complement)
+    return _matmul(what, A, B, mask, complement=complement, top=top, above=above) if product is None else product
+
+
+def _matmul(what: Any, A: Any, B: Any, mask: Any, *, complement: bool, top: Any, above: Any) -> Any:
+    """The product of sparse matrices, computed by rows."""
+    program, _, selects, _ = what
+    operands = _Operands.of("matmul", A=A, B=B)
+    _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
+    options = Options(complement=bool(complement), select=selects, limited=above is not None)
+    kernel = _kernel_of_product(program, operands, options, operands["A"], operands["B"])
+    operands.keep(kernel, what)
+    return operands.like_first(_product(kernel, dict(operands), mask, top, above))
+
+
+def _are_matrices(*values: Any) -> bool:
+    return all(interop.is_sparse(v) and len(v.shape) == 2 for v in values)
+
+
+def _are_columns(A: Any, B: Any, mask: Any) -> bool:
+    """Return whether the first operand is stored by columns, so that those of the result can be computed as rows."""
+    if not (sp.issparse(A) and sp.issparse(B) and (mask is None or sp.issparse(mask))):
+        return False
+    if A.format != "csc" or B.format not in ("csr", "csc") or not len(A.shape) == len(B.shape) == 2:
+        return False
+    return bool(A.shape[1] == B.shape[0] and (mask is None or mask.shape == (A.shape[0], B.shape[1])))
+
+
+def _by_columns(A: Any, B: Any, mask: Any, *, complement: bool) -> Any:
+    """Multiply the transposes, whose compressed rows are the columns of `A`; None of other or wrong operands.
+
+    Neither `A` nor the result is converted then.
+    """
+    if not _are_columns(A, B, mask):
+        return None
+    rows, columns = (sp.csr_array, sp.csc_array) if isinstance(A, sp.sparray) else (sp.csr_matrix, sp.csc_matrix)
+    try:
+        second = _rows(interop.compressed_of(rows, A.indptr, A.indices, A.data, A.shape[::-1]), "A", "matmul")
+        first = _rows(B.T, "B", "matmul")
+        if type(first) is not rows:
+            first = interop.compressed_of(rows, first.indptr, first.indices, first.data, first.shape)
+        product = matmul(first, second, mask=None if mask is None else mask.T, complement=complement)
+    except (
+        SparseTIRError,
+        ValueError,
+        IndexError,
+    ):  # scipy checks what it transposes; the product by rows says it clearly
+        return None
+    return interop.sorted_rows(columns, product.indptr, product.indices, product.data, product.shape[::-1])
+
+
+def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any, above: Any) -> Any:
+    """A product of operands that have the dtypes of the kernel."""
+    selected: tuple[Any, ...] = ()
+    if top is not None or above is not None:
+        selected = top_of(top), least_of(above, kernel.assembly.results[0].dtype)
+    name = _at_once_by(named["A"], named["B"], kernel)
+    if name:
+        found = kernel.small_at_once(name, named if mask is None else {**named, "M": mask}, *selected)
+        if found is not None:
+            return found
+    if mask is not None:
+        named["M"] = _mask(mask, (named["A"].shape[0], named["B"].shape[1]))
+    args = kernel.prepare((), named)
+    return kernel.returned(args, kernel.assemble(args, *selected), named)
+
+
+def _at_once_by(A: Any, B: Any, kernel: AssembledKernel | None = None) -> str:
+    """Which function makes a product at once; "" where it is too much work for that.
+
+    It is judged by the mean length of rows, and by that of each where a function must first be compiled for it.
+    """
+    name = function_for((A, B))
+    if not name or (kernel is not None and kernel.has(name)) or len(B.indptr) < 2:
+        return name
+    return name if np.diff(B.indptr).take(A.indices, mode="clip").sum() <= limits()[0] else ""
+
+
+def _kernel_of_product(program: str, operands: _Operands, options: Options, A: Any, B: Any) -> AssembledKernel:
+    """The kernel of a product, of which no more is compiled than the operands want."""
+    name = "" if operands.dtype == "bfloat16" else _at_once_by(A, B)
+    if name:
+        options = replace(options, functions=(name,))
+    return _kernel(program, operands.dtype, operands.idtype, options)
+
+
+def _is_one_dense(A: Any, B: Any) -> bool:
+    """Whether one of two operands is sparse, the other a dense array of numpy or torch."""
+    if sp.issparse(A) and sp.issparse(B):
+        return False
+    return any(
+        (isinstance(x, np.ndarray) or (interop.is_torch(x) and not interop.is_sparse(x))) and interop.is_sparse(y)
+        for x, y in ((A, B), (B, A))
+    )
+
+
+def _share_blocks(A: Any, B: Any) -> bool:
+    """Whether both are matrices of blocks that can be multiplied with each other."""
+    both = all(sp.issparse(x) and x.format == "bsr" and np.ndim(x.data) == 3 for x in (A, B))
+    return both and A.shape[1] == B.shape[0] and A.blocksize[1] == B.blocksize[0]
+
+
+def _of_blocks(A: Any, B: Any) -> Any:
+    """The product of matrices of blocks, as one."""
+    dtype = _common({_dtype_name(A), _dtype_name(B)}, [])
+    if dtype not in VALUE_DTYPES:
+        raise _refused("matmul", dtype)
+    idtype = "int64" if _has_wide_indices(A) or _has_wide_indices(B) else "int32"
+    kernel = _kernel("spgemm", dtype, idtype, Options(), block=(*A.blocksize, B.blocksize[1]))
+    return kernel(A=_cast(A, dtype), B=_cast(B, dtype))
+
+
+def matmul_plan(A: Any, B: Any) -> ProductPlan:
+    """The pattern of a product, for operands whose values change.
+
+    Parameters
+    ----------
+    A, B : sparse matrix
+        As for `matmul`.
+
+    Returns
+    -------
+    ProductPlan
+        ``plan(A2, B2)`` multiplies matrices with the same patterns.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> plan = sparsetir.matmul_plan(A, A)
+    >>> plan(A * 2, A).toarray().tolist()
+    [[12.0, 0.0], [0.0, 12.0]]
+    """
+    return ProductPlan(A, B)
+
+
+class ProductPlan:
+    """Multiplies sparse matrices of one pattern; `pattern` is that of the result.
+
+    Parameters
+    ----------
+    A, B : sparse matrix
+        The pattern of the operands.
+    """
+
+    def __init__(self, A: Any, B: Any) -> None:
+        operands = _Operands.of("matmul_plan", A=A, B=B)
+        _check_inner("matmul_plan(A, B)", "A", operands["A"], "B", operands["B"])
+        self._dtype, self._idtype = operands.dtype, operands.idtype
+        self._kernel = _kernel("spgemm", operands.dtype, operands.idtype, Options())
+        self._shapes = [tuple(v.shape) for v in operands.values()]
+        self._refill = Refill(self._kernel, self._kernel.prepare((), dict(operands)))
+
+    @property
+    def pattern(self) -> Pattern:
+        """The pattern of the result."""
+        return self._refill.pattern
+
+    def __call__(self, A: Any, B: Any) -> Any:
+        """The product of matrices with the pattern of the plan.
+
+        Parameters
+        ----------
+        A, B : sparse matrix
+            Of the dtype, and with the entries in the order, of those that the plan was made with.
+
+        Returns
+        -------
+        sparse matrix
+            Of the class of `A`.
+
+        Raises
+        ------
+        ArgumentError
+            An operand has another pattern or dtype.
+        """
+        found = self._at_once(A, B)
+        if found is not None:
+            return found
+        operands = _Operands.of("a plan", A=A, B=B)
+        if (operands.dtype, operands.idtype) != (self._dtype, self._idtype):
+            found = f"{operands.dtype} values and {operands.idtype} indices"
+            expected = f"{self._dtype} values and {self._idtype} indices"
+            raise ArgumentError(f"this plan multiplies matrices with {expected}, found {found}: make another plan")
+        named = dict(operands)
+        args = self._kernel.prepare((), named)
+        other = self._refill.other(args.arrays)
+        if other is not None:
+            operand = "A" if other.endswith("_a") else "B"
+            raise ArgumentError(f"{operand} has another pattern than the plan was made for: make another plan")
+        values = self._refill(args.arrays) if self._refill.has_values else self._kernel.assemble(args).values
+        return operands.like_first(self._kernel.returned(args, self.pattern.refilled(values), named))
+
+    def _at_once(self, A: Any, B: Any) -> Any:
+        """The product of scipy's matrices that are stored as the program reads them; None of others, or wrong ones."""
+        arrays = self._kernel.rows.arrays_of({"A": A, "B": B}) if self._refill.has_values else None
+        if arrays is None or [A.shape, B.shape] != self._shapes or self._refill.other(arrays) is not None:
+            return None
+        return as_object(self.pattern.refilled(self._refill(arrays)), 0, A)
+
+
+def add(A: Any, B: Any, alpha: float = 1, beta: float = 1) -> Any:
+    """The linear combination ``alpha * A + beta * B`` of two sparse matrices, on all threads.
+
+    Parameters
+    ----------
+    A, B : sparse matrix, shape (m, n)
+        As for `matmul`.
+    alpha, beta : float
+        Numbers.
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `A`. An entry is stored where one of the two stores one, also where the sum is zero.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentError
+        As `matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> sparsetir.add(A, A.T, beta=2).toarray().tolist()
+    [[0.0, 8.0], [7.0, 0.0]]
+    """
+    return _added("add", A, B, alpha, beta)
+
+
+def subtract(A: Any, B: Any) -> Any:
+    """The difference ``A - B`` of two sparse matrices; see `add`.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> sparsetir.subtract(A, A.T).toarray().tolist()
+    [[0.0, -1.0], [1.0, 0.0]]
+    """
+    return _added("subtract", A, B, 1, -1)
+
+
+def multiply(A: Any, B: Any) -> Any:
+    """The elementwise product of two sparse matrices, or of a sparse and a dense one or a number, on all threads.
+
+    Parameters
+    ----------
+    A, B : sparse matrix, shape (m, n)
+        As for `matmul`. One may be a dense array of a shape that numpy would stretch to this one, as a row of factors,
+        or a number, which meets the dtype of the other as in numpy: Python's numbers widen no float.
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `A`, or of the sparse one. An entry is stored where both store one; of a dense array all count.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 1]], "float32"))
+    >>> sparsetir.multiply(A, np.array([[10], [1]], "float32")).toarray().tolist()
+    [[0.0, 20.0], [3.0, 1.0]]
+    >>> sparsetir.multiply(A, A.T).toarray().tolist()
+    [[0.0, 6.0], [6.0, 1.0]]
+    >>> sparsetir.multiply(A, 2.0).toarray().tolist()
+    [[0.0, 4.0], [6.0, 2.0]]
+    """
+    numbers = [isinstance(x, (Number, np.generic)) for x in (A, B)]
+    if sum(numbers) == 1 and interop.is_sparse(A if numbers[1] else B):
+        sparse, number = (A, B) if numbers[1] else (B, A)
+        return later.provided("operators").over_number(sparse, number)
+    if _is_one_dense(A, B):
+        sparse, dense = (A, B) if interop.is_sparse(A) else (B, A)
+        return later.provided("operators").over_dense(sparse, dense)
+    return _elementwise("multiply", A, B)
+
+
+def maximum(A: Any, B: Any) -> Any:
+    """The elementwise maximum of two sparse matrices, on all threads; what is not stored counts as zero.
+
+    Parameters
+    ----------
+    A, B : sparse matrix, shape (m, n)
+        As for `matmul`.
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `A`. An entry is stored where one of the two stores one.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [-3, 1]], "float32"))
+    >>> sparsetir.maximum(A, A.T).toarray().tolist()
+    [[0.0, 2.0], [2.0, 1.0]]
+    """
+    return _elementwise("maximum", A, B)
+
+
+def rap(R: Any, A: Any, P: Any) -> Any:
+    """The product ``R @ A @ P`` of three sparse matrices, as multigrid solvers make coarse operators.
+
+    Parameters
+    ----------
+    R : sparse matrix, shape (m, p)
+    A : sparse matrix, shape (p, q)
+    P : sparse matrix, shape (q, n)
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `R`.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp, sparsetir
+    >>> A = sp.diags_array([-1.0, 2, -1], offsets=[-1, 0, 1], shape=(4, 4)).tocsr()
+    >>> P = sp.csr_array([[1.0, 0], [1, 0], [0, 1], [0, 1]])
+    >>> sparsetir.rap(P.T, A, P).toarray().tolist()
+    [[2.0, -1.0], [-1.0, 2.0]]
+    """
+    if _share_blocks(R, A) and _share_blocks(A, P):
+        return _of_blocks(R, _of_blocks(A, P))
+    operands = _Operands.of("rap", R=R, A=A, P=P)
+    _check_inner("rap(R, A, P)", "R", operands["R"], "A", operands["A"])
+    _check_inner("rap(R, A, P)", "A", operands["A"], "P", operands["P"])
+    R, A, P = operands.values()
+    right = _product(_kernel_of_product("spgemm", operands, Options(), A, P), {"A": A, "B": P}, None, None, None)
+    kernel = _kernel_of_product("spgemm", operands, Options(), R, right)
+    return operands.like_first(_product(kernel, {"A": R, "B": right}, None, None, None))
+
+
+def _check_inner(call: str, left: str, first: Any, right: str, second: Any) -> None:
+    if first.shape[1] != second.shape[0]:
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise ArgumentError(f"{call} takes as many columns of {left} as rows of {right}, found shapes {shapes}")
+
+
+def _check_shapes(call: str, operands: _Operands) -> None:
+    first, second = (tuple(v.shape) for v in operands.values())
+    if first != second:
+        raise ArgumentError(f"{call} takes matrices of one shape, found shapes {first} and {second}")
+
+
+def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
+    found = _added_at_once(A, B, alpha, beta)
+    if found is not None:
+        return found
+    alpha, beta = (real_number(v, name, function) for v, name in ((alpha, "alpha"), (beta, "beta")))
+    if _are_long(A, B):
+        short = renumber(("ij", "ij"), [A, B])
+        A, B = short.values
+        return short.restore(_summed(function, A, B, alpha, beta), "ij")
+    return _summed(function, A, B, alpha, beta)
+
+
+def _are_long(A: Any, B: Any) -> bool:
+    """Whether matrices of one shape have far more rows than entries."""
+    return _are_matrices(A, B) and tuple(A.shape) == tuple(B.shape) and has_hypersparse([A, B])
+
+
+def _summed(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
+    """A linear combination of matrices, computed by rows."""
+    operands = _Operands.of(function, numbers=(alpha, beta), A=A, B=B)
+    _check_shapes(f"{function}(A, B)", operands)
+    if alpha == 1 and beta == 1:
+        return operands.like_first(operands.merged("add"))
+    if operands.dtype == "bool":
+        raise ArgumentTypeError(f"{function} of bool matrices joins them: factors other than 1 have no meaning")
+    is_whole = operands.dtype not in ("bfloat16", "bool") and np.dtype(operands.dtype).kind in "iu"
+    if is_whole and not all(-(2**63) <= v < 2**63 for v in (alpha, beta)):
+        raise ArgumentError(f"{function} of {operands.dtype} matrices takes factors of 64 bits, found {alpha}, {beta}")
+    kind = np.dtype(operands.dtype).type if operands.dtype != "bfloat16" else float
+    numbers = {n: np.asarray(v).astype(kind).item() for n, v in (("alpha", alpha), ("beta", beta))}
+    return operands.like_first(operands.merged("scaled_add", **numbers))
+
+
+def _added_at_once(A: Any, B: Any, alpha: Any, beta: Any) -> Any:
+    """A sum of matrices that are stored as the program reads them; None of others."""
+    if type(alpha) is type(beta) is int and alpha == beta == 1:
+        return _at_once("add", A, B)
+    is_plain = type(alpha) in (int, float) and type(beta) in (int, float) and sp.issparse(A) and A.dtype.kind == "f"
+    return _at_once("scaled_add", A, B, alpha=alpha, beta=beta) if is_plain else None
+
+
+# Kernels of calls that were made already, by what is computed, and by the dtype of the values and of the indices.
+_MADE: dict[tuple[Hashable, Any, Any], AssembledKernel] = {}
+
+
+def _made_before(what: Hashable, A: Any, B: Any) -> AssembledKernel | None:
+    """The kernel that an earlier call made for compressed rows of scipy with the dtypes of these; None for others."""
+    if type(A) not in ROWS or type(B) not in ROWS:
+        return None
+    try:
+        dtype, idtype = A.data.dtype, A.indices.dtype
+        is_alike = B.data.dtype == dtype and B.indices.dtype == idtype
+    except AttributeError:  # no arrays: `_rows` says so
+        return None
+    if not is_alike or len(A.shape) != 2 or len(B.shape) != 2:
+        return None
+    is_counted = idtype.itemsize == 8 or max(*A.shape, *B.shape) <= LARGEST_INT32
+    return _MADE.get((what, dtype, idtype)) if is_counted else None
+
+
+def _at_once(program: str, A: Any, B: Any, **numbers: Any) -> Any:
+    """A merge of matrices that are stored as a program reads them, as a call before made one; None otherwise."""
+    kernel = _made_before(program, A, B)
+    return None if kernel is None else kernel.merged_at_once({"A": A, "B": B, **numbers})
+
+
+def _elementwise(function: str, A: Any, B: Any) -> Any:
+    found = _at_once(function, A, B)
+    if found is not None:
+        return found
+    if _are_long(A, B):
+        short = renumber(("ij", "ij"), [A, B])
+        return short.restore(_merged(function, *short.values), "ij")
+    return _merged(function, A, B)
+
+
+def _merged(function: str, A: Any, B: Any) -> Any:
+    """An elementwise function of matrices, computed by rows."""
+    operands = _Operands.of(function, A=A, B=B)
+    _check_shapes(f"{function}(A, B)", operands)
+    program = "add" if function == "maximum" and operands.dtype == "bool" else function
+    return operands.like_first(operands.merged(program))
+
+
+def _mask(mask: Any, shape: tuple[int, int]) -> Any:
+    """A mask in compressed rows; its values are not looked at."""
+    rows = _rows(mask, "mask", "matmul")
+    if tuple(rows.shape) != shape:
+        raise ArgumentError(f"the mask of matmul has the shape of the product, {shape}, found {tuple(rows.shape)}")
+    if interop.is_torch(rows):
+        indptr, indices = (np.asarray(p) for p in (rows.crow_indices(), rows.col_indices()))
+    else:
+        indptr, indices = rows.indptr, rows.indices
+    return interop.compressed_of(sp.csr_array, indptr, indices, np.ones(len(indices), np.bool_), shape)
+
+
+class _Operands(dict[str, Any]):
+    """Operands in compressed rows, of one dtype and one index dtype."""
+
+    first: Any
+    last: Any
+    dtype: str
+    idtype: str
+
+    @classmethod
+    def of(cls, function: str, *, numbers: tuple[Any, ...] = (), **given: Any) -> _Operands:
+        """Operands as the programs take them; `numbers` take part in what the common dtype is."""
+        made = cls()
+        made.first, *_, made.last = given.values()
+        for name, value in given.items():
+            made[name] = _rows(value, name, function)
+        names = {_dtype_name(v) for v in made.values()}
+        weak = [n for n in numbers if isinstance(n, float) and not (n.is_integer() and abs(n) < 2.0**63)]
+        made.dtype = names.pop() if len(names) == 1 and not weak else _common(names, weak)
+        if made.dtype not in VALUE_DTYPES:
+            raise _refused(function, made.dtype)
+        wide = any(_has_wide_indices(v) or max(v.shape) > LARGEST_INT32 for v in made.values())
+        made.idtype = "int64" if wide else "int32"
+        for name, value in made.items():
+            made[name] = _cast(value, made.dtype)
+        return made
+
+    def merged(self, program: str, **numbers: Any) -> Any:
+        """What a program makes of the operands, whose kernel is kept for `_at_once`."""
+        kernel = _kernel(program, self.dtype, self.idtype, Options())
+        self.keep(kernel, program)
+        return kernel(**self, **numbers)
+
+    def keep(self, kernel: AssembledKernel, what: Hashable) -> None:
+        """Keep a kernel for calls with operands of these dtypes."""
+        if self.dtype != "bfloat16":
+            _MADE[what, np.dtype(self.dtype), np.dtype(self.idtype)] = kernel
+
+    def like_first(self, result: Any) -> Any:
+        """A result in the class of the first operand."""
+        first = self.first
+        if sp.issparse(first) and result.format != first.format:
+            return interop.in_format(result, first.format, self.block(result) if first.format == "bsr" else None)
+        if interop.is_torch(first):
+            return _like_torch(result, first)
+        if isinstance(first, (CooTensor, SparseTensor)):
+            tensor = SparseTensor.from_any(result)
+            return tensor.to_coo() if isinstance(first, CooTensor) else tensor
+        return result
+
+    def block(self, result: Any) -> tuple[int, int]:
+        """Blocks as high as those of the first operand, and as wide as those of the last one."""
+        last = self.last if sp.issparse(self.last) and self.last.format == "bsr" else self.first
+        width = last.blocksize[1]
+        return self.first.blocksize[0], 1 if result.shape[1] % width else width
+
+
+def _rows(value: Any, name: str, function: str) -> Any:
+    """An operand in compressed rows."""
+    if not (interop.is_sparse(value) or isinstance(value, SparseTensor)) or len(value.shape) != 2:
+        how = "pass a scipy matrix or a torch tensor with a sparse layout"
+        raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {how}; found {type(value).__name__}")
+    if interop.is_torch(value):
+        interop.check_detached(value, name, function)
+    elif value.dtype == object:  # of which scipy makes no rows
+        raise _refused(function, "object")
+    return compressed_rows(value, name)
+
+
+def _refused(function: str, dtype: str) -> ArgumentTypeError:
+    return ArgumentTypeError(f"{function} takes values of {', '.join(VALUE_DTYPES)}, found {dtype}")
+
+
+def _dtype_name(value: Any) -> str:
+    return _name_of(value.dtype)
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _common(names: set[str], numbers: list[Any]) -> str:
+    """The common dtype of matrices and numbers."""
+    common = common_dtype(names)
+    if not numbers or common == "bfloat16" or np.dtype(common).kind == "f":
+        return common
+    return str(np.result_type(common, *numbers))
+
+
+def _has_wide_indices(value: Any) -> bool:
+    indices = value.col_indices() if interop.is_torch(value) else value.indices
+    return bool(indices.dtype.itemsize == 8)
+
+
+def _cast(value: Any, dtype: str) -> Any:
+    """Convert an operand to another dtype; entries with the same coordinates are added up before, in their own."""
+    if _dtype_name(value) == dtype:
+        return value
+    value = add_duplicates(value)
+    if interop.is_torch(value):
+        import torch
+
+        return value.to(getattr(torch, dtype))
+    return interop.recast(value, numpy_dtype(dtype))
+
+
+def _like_torch(result: Any, first: Any) -> Any:
+    layout = str(first.layout).removeprefix("torch.sparse_")
+    return {"csc": result.to_sparse_csc, "coo": result.to_sparse_coo}[layout]() if layout in ("csc", "coo") else result
+
+
+@cache
+def _kernel(program: str, dtype: str, idtype: str, options: Options, **facts: Any) -> AssembledKernel:
+    return assembled_kernel(getattr(ops, program)(dtype, idtype=idtype, **facts), None, options)
+
+
+__all__ = ["ProductPlan", "Refill", "add", "is_same", "matmul", "matmul_plan", "maximum", "multiply", "rap", "subtract"]

@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewrite programs with computed patterns so that the ordinary stages lower them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir import Call, Var
+
+from sparsetir.errors import LoweringError
+from sparsetir.ir import dialect
+from sparsetir.ir.effects import Both, Coordinates, Stored, operand_coordinates
+from sparsetir.ir.rewriting import collect, mentions, product, same, seq
+from sparsetir.ir.rules import stores
+from sparsetir.ir.views import Axis, Program, SparseBuffer, SpIter, cast, decode
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.target.half_floats import HALVES
+
+# The entry of an iteration's list that takes the place of an assembled axis: the axes of the body's operands.
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Coordinates: those of one axis, or of several together."""
+
+    members: tuple[ir.Expr, ...]
+    how: str = ""
+
+    @property
+    def entry(self) -> ir.Expr:
+        """The entry of an iteration's list."""
+        if len(self.members) == 1:
+            return self.members[0]
+        return dialect.call(self.how, list(self.members), str(self.members[0].ty.dtype))
+
+
+def driving(iteration: SpIter, var: Var, axis: Axis, program: Program) -> ir.Expr:
+    """The entry of the list that takes the place of an assembled axis with variable `var`.
+
+    Raises
+    ------
+    LoweringError
+        No operand has stored coordinates there, or sums and products of operands are nested.
+    """
+    found = operand_coordinates(iteration, var, axis, program)
+    if found is None:
+        message = f"no operand of iteration {iteration.name} stores coordinates {var.name}"
+        raise LoweringError(f"{message}: list the axis that it runs over instead of the assembled one")
+    made = _set_of(found, iteration, program)
+    if made is None:
+        message = f"{var.name} of iteration {iteration.name} would run over unions and intersections at once"
+        raise LoweringError(f"{message}: list one axis, T.union or T.intersect in place of {axis.name}")
+    return made.entry
+
+
+def _set_of(found: Coordinates, iteration: SpIter, program: Program) -> _Set | None:
+    """What is run over; None where unions and intersections are nested."""
+    if isinstance(found, Stored):
+        return _Set((_placed(found, iteration, program),))
+    how = "intersect" if isinstance(found, Both) else "union"
+    first, *others = (_set_of(part, iteration, program) for part in found.parts)
+    for other in others:
+        first = None if first is None or other is None else _joined(how, first, other)
+    return first
+
+
+def _placed(stored: Stored, iteration: SpIter, program: Program) -> ir.Expr:
+    """An axis where it stands in the iteration: below its parent, or below the place that another axis names.
+
+    An assembled axis gives way to the axes of its operands, of which the parent is one.
+    """
+    axis, buffer = stored.axis, program.buffers[stored.buffer]
+    if axis.parent is None:
+        return axis.var
+    index = stored.indices[buffer.axes.index(axis.parent)]
+    pairs = [(a, v) for e in iteration.entries for a, v in zip(e.axes, e.vars, strict=False)]
+    found = next((a for a, v in pairs if isinstance(index, Var) and v.same_as(index)), None)
+    if found is None:
+        message = f"{buffer.name} is read at {index} of axis {axis.parent.name}"
+        raise LoweringError(f"{message}: the rows that an assembled axis runs over are named by a variable")
+    is_own = found is axis.parent or found.is_assembled
+    return axis.var if is_own else dialect.call("attach", [axis.var, found.var], axis.idtype)
+
+
+def _joined(how: str, first: _Set, second: _Set) -> _Set | None:
+    """Two sets together; None where one is joined otherwise."""
+    if len(first.members) == 1 == len(second.members) and same(first.members[0], second.members[0]):
+        return first
+    if any(len(s.members) > 1 and s.how != how for s in (first, second)):
+        return None
+    return _Set((*first.members, *second.members), how)
+
+
+# A program with computed patterns, rewritten so that the ordinary stages lower it.
+#
+# Each assembled axis becomes a dense one, and each result over it a dense stand-in that is never allocated. Where an
+# assembled axis stands in the list of an iteration, the axes of the body's operands take its place. An initialisation
+# is taken out: it says what an element is before the first statement sets it.
+
+
+LARGEST_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A result over assembled axes.
+
+    Parameters
+    ----------
+    name : str
+        As a user calls it.
+    storage : str
+        Its parameter.
+    dtype : str
+    initial : Expr
+        What an element is before the first statement sets it.
+    lengths : tuple of Expr
+        Of its assembled axes, outermost first.
+    inner : tuple of Expr
+        Lengths of the dense axes behind those: each coordinate has a block of so many elements.
+    """
+
+    name: str
+    storage: str
+    dtype: str
+    initial: ir.Expr
+    lengths: tuple[ir.Expr, ...]
+    inner: tuple[ir.Expr, ...] = ()
+
+    @property
+    def block(self) -> tuple[ir.Expr, ...]:
+        """How many elements a coordinate has, in 64 bits; nothing where that is one."""
+        return (product([cast(n, "int64") for n in self.inner]),) if self.inner else ()
+
+    @property
+    def held_dtype(self) -> str:
+        """In which it is added up."""
+        return "float32" if self.dtype in HALVES else self.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Merge:
+    """An iteration over the coordinates of sorted axes of each row, which stores every element once.
+
+    Parameters
+    ----------
+    how : {"union", "intersect"}
+    members : tuple of Axis
+    row, var : Var
+        Of the iteration.
+    stores : tuple of BufferStore
+    """
+
+    how: str
+    members: tuple[Axis, ...]
+    row: Var
+    var: Var
+    stores: tuple[tirx.BufferStore, ...]
+
+    @property
+    def idtype(self) -> str:
+        """A dtype that holds the row pointers and coordinates of all axes."""
+        found = {str(a.ty.dtype) for m in self.members for a in (m.indptr, m.indices) if a is not None}
+        return found.pop() if len(found) == 1 else "int64"
+
+
+@dataclass(frozen=True, eq=False)
+class Assembly:
+    """A program whose assembled axes are dense stand-ins.
+
+    Parameters
+    ----------
+    source : Program
+        As it was written.
+    func : PrimFunc
+    axes : tuple of Axis
+        The assembled ones, outermost first.
+    rows : tuple of Axis
+        Those above them.
+    results : tuple of Result
+    filters : tuple of Axis
+        Axes below the row that an intersection lists and that store each coordinate once: others are not entered.
+    merge : Merge, optional
+        The one iteration of the program, where that merges sorted axes of the row.
+    """
+
+    source: Program
+    func: tirx.PrimFunc
+    axes: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    results: tuple[Result, ...]
+    filters: tuple[Axis, ...] = ()
+    merge: Merge | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return str(self.func.attrs["global_symbol"])
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the assembled axes lie below others."""
+        return bool(self.rows)
+
+    @property
+    def rows_name(self) -> str:
+        """The axis whose positions are the rows."""
+        return self.rows[-1].name if self.rows else "the root"
+
+    @property
+    def key_dtype(self) -> str:
+        """Of a coordinate below a row: of several axes one number."""
+        return self.axes[0].idtype if len(self.axes) == 1 else "int64"
+
+    @property
+    def mask(self) -> Axis | None:
+        """The one filter, sorted and each coordinate once, that rows may be collected in the order of."""
+        plain = [a for a in self.filters if a.sorted and a.unique and a.indices is not None]
+        return plain[0] if len(plain) == len(self.filters) == 1 else None
+
+    def result_of(self, buffer: Var) -> Result | None:
+        """The result whose stand-in an array is."""
+        return next((r for r in self.results if r.storage == str(buffer.name)), None)
+
+
+def is_assembled(program: Program) -> bool:
+    """Whether a program computes patterns."""
+    return any(axis.is_assembled for axis in program.axes.values())
+
+
+def assemble(func: tirx.PrimFunc) -> Assembly:
+    """Rewrite a program.
+
+    Raises
+    ------
+    LoweringError
+        It is of a form that is not supported; the message says which.
+    """
+    program = decode(func)
+    axes = _chain(program)
+    rows = axes[0].ancestors
+    held = [b for b in program.buffers.values() if any(a.is_assembled for a in b.axes)]
+    _check_stores(program, held)
+    results = tuple(_result(b, axes, rows, program) for b in held)
+    rewriter = _Rewriter(program, axes, rows, held)
+    made = rewriter.function()
+    return Assembly(program, made, axes, rows, results, tuple(rewriter.filters), rewriter.merge)
+
+
+def _check_stores(program: Program, held: Sequence[SparseBuffer]) -> None:
+    """Raise where something else is stored: the functions may visit a row more than once, and rows run in parallel."""
+    inside = [x.buffer for x in collect(program.func.body, tirx.AllocBuffer)]  # variables of a body
+    known = [*inside, *(b.view for b in held)]
+    other = next((a for a in stores(program.func.body) if not any(a.buffer.same_as(b) for b in known)), None)
+    if other is not None:
+        names = ", ".join(str(b.name) for b in held)
+        message = f"a program that computes the pattern of {names} stores nothing else, found {other.name}"
+        raise LoweringError(f"{message}: write a program of its own for it")
+
+
+def _chain(program: Program) -> tuple[Axis, ...]:
+    """The assembled axes, which must be one below the other."""
+    found = [a for a in program.axes.values() if a.is_assembled]
+    last = max(found, key=lambda a: len(a.ancestors))
+    chain = tuple(a for a in (*last.ancestors, last) if a.is_assembled)
+    if len(chain) != len(found):
+        names = ", ".join(a.name for a in found)
+        raise LoweringError(f"a program computes one pattern, found {names}: write a program for each")
+    return chain
+
+
+def _result(buffer: SparseBuffer, axes: tuple[Axis, ...], rows: tuple[Axis, ...], program: Program) -> Result:
+    above = (*rows, *axes)
+    inner = buffer.axes[len(above) :]
+    if buffer.axes[: len(above)] != above or any(a.kind != "dense_fixed" or a.parent is not None for a in inner):
+        names = ", ".join(a.name for a in above)
+        raise LoweringError(f"{buffer.name} must lie over the axes {names}, in that order, and dense ones behind them")
+    others = [a for a in rows[1:] if a.kind != "dense_fixed"]
+    if others:
+        raise LoweringError(f"the rows of {buffer.name} are one dense axis; found {others[0]!r}")
+    initial = cast(_initial(buffer, program), buffer.dtype)
+    lengths, behind = tuple(a.length for a in axes), tuple(a.length for a in inner)
+    return Result(buffer.name, str(buffer.storage.name), buffer.dtype, initial, lengths, behind)
+
+
+def _initial(buffer: SparseBuffer, program: Program) -> ir.Expr:
+    """What ``T.init`` of some iteration sets the elements of a buffer to; its default value without one."""
+    found: list[ir.Expr] = []
+    for iteration in program.iterations:
+        if iteration.block.init is None:
+            continue
+        stores = [s for s in collect(iteration.block.init, tirx.BufferStore) if s.buffer.same_as(buffer.view)]
+        for store in stores:
+            if mentions(store.value, list(iteration.vars)) or collect(store.value, ir.TensorLoad):
+                message = f"{buffer.name} begins with {store.value}"
+                raise LoweringError(f"{message}: elements of a computed pattern begin with one number")
+            found.append(store.value)
+    other = next((v for v in found if not same(v, found[0])), None)
+    if other is not None:
+        message = f"{buffer.name} begins with {found[0]} in one iteration and with {other} in another"
+        raise LoweringError(f"{message}: an element begins with the same number in all of them")
+    return found[0] if found else buffer.default
+
+
+def _stand_in(buffer: SparseBuffer, axes: tuple[Axis, ...]) -> Var:
+    """A dense array in the place of a result's values."""
+    first = buffer.axes.index(axes[0])
+    above = [tree[-1].count for tree in _part(buffer, buffer.axes[:first]).trees] if first else []
+    shape = [*above, *(a.length for a in buffer.axes[first:])]
+    old = buffer.storage
+    return tirx.decl_buffer(shape, buffer.dtype, name=str(old.name), layout=None)
+
+
+def _part(buffer: SparseBuffer, axes: tuple[Axis, ...]) -> SparseBuffer:
+    return SparseBuffer(buffer.view, buffer.storage, axes, buffer.default)
+
+
+def _with_buffers(body: tirx.Stmt, mapping: Mapping[Var, Var]) -> tirx.Stmt:
+    return tvm_ffi.structural_map(body, with_def_region_kind=(Var, lambda v, _kind: mapping.get(v, v)))
+
+
+class _Rewriter:
+    """Makes the program with dense stand-ins; notes the filters of its iterations, and whether it merges rows."""
+
+    def __init__(
+        self, program: Program, axes: tuple[Axis, ...], rows: tuple[Axis, ...], held: list[SparseBuffer]
+    ) -> None:
+        self.program, self.axes, self.rows, self.held = program, axes, rows, held
+        self.filters: list[Axis] = []
+        self.merge: Merge | None = None
+
+    def function(self) -> tirx.PrimFunc:
+        """The rewritten program."""
+        program, dense = self.program, {a.var: dialect.call("dense_fixed", [a.length], a.idtype) for a in self.axes}
+        stand_ins = {b.storage: _stand_in(b, self.axes) for b in self.held}
+
+        def on_bind(node: tirx.Bind, mutator: Any) -> tirx.Stmt:
+            return tirx.Bind(node.var, dense[node.var]) if node.var in dense else mutator.default_mutate(node)
+
+        def on_realize(node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:
+            found = next((it for it in program.iterations if it.node.same_as(node)), None)
+            inner = mutator.default_mutate(node)
+            return inner if found is None else self.iteration(found, inner)
+
+        body = structural_mutate(program.func.body, [(tirx.Bind, on_bind), (s_tir.SBlockRealize, on_realize)])
+        params = [stand_ins.get(p, p) for p in program.func.params]
+        return tirx.PrimFunc(params, _with_buffers(body, stand_ins), program.func.ret_type, program.func.attrs)
+
+    def iteration(self, iteration: SpIter, node: s_tir.SBlockRealize) -> tirx.Stmt:
+        """An iteration over the axes of its operands, without the initialisation of results."""
+        values = [self.entry(iteration, n, value) for n, value in enumerate(node.iter_values)]
+        if len(self.program.iterations) == 1:
+            self.merge = self.merged(iteration, values)
+        block, init = node.block, node.block.init
+        if init is not None:
+            kept = [s for s in _statements(init) if not _sets(s, self.held)]
+            init = seq(*kept) if kept else None
+        notes = block.annotations
+        parts = [block.iter_vars, block.reads, block.writes, block.name_hint, block.body, init, block.alloc_buffers]
+        return s_tir.SBlockRealize(values, node.predicate, s_tir.SBlock(*parts, block.match_buffers, notes))
+
+    def entry(self, iteration: SpIter, number: int, value: Call) -> Call:
+        """What an iteration variable runs over, without assembled axes and what only filters."""
+        target = value.args[0]
+        if isinstance(target, Var) and self.program.axes[target] in self.axes:
+            var = iteration.block.iter_vars[number].var
+            target = driving(iteration, var, self.program.axes[target], self.program)
+        is_alone = len(self.program.iterations) == 1  # others store where the filters have nothing
+        if dialect.is_call(target, "intersect") and is_alone and self.is_key(iteration, number):
+            target = self.without_filters(target)
+        return dialect.call("coord", [target, *value.args[1:]], str(value.ty.dtype))
+
+    def is_key(self, iteration: SpIter, number: int) -> bool:
+        """Whether a variable of an iteration is the coordinate below the row that every statement enters."""
+        var = iteration.block.iter_vars[number].var
+        stores = [s for s in collect(iteration.block.body, tirx.BufferStore) if _sets(s, self.held)]
+        return len(self.axes) == 1 and all(s.indices[-1].same_as(var) for s in stores)
+
+    def without_filters(self, target: Call) -> ir.Expr:
+        """An intersection without the axes of the row that nothing lies below, if it has others.
+
+        Coordinates that repeat stay in it: it visits each of them.
+        """
+        above = {axis.parent for axis in self.program.axes.values()}
+        row = [m for m in target.args if isinstance(m, Var) and self.program.axes[m].parent in self.rows]
+        fixed = [m for m in row if self.program.axes[m] not in above and self.program.axes[m].unique]
+        others = [m for m in target.args if m not in fixed]
+        if not others or not fixed:
+            return target
+        self.filters += [self.program.axes[m] for m in fixed]
+        if len(others) == 1:
+            return others[0]
+        return dialect.call("intersect", others, str(target.ty.dtype))
+
+    def merged(self, iteration: SpIter, values: list[Call]) -> Merge | None:
+        """The iteration as a merge of rows; None where it is something else."""
+        target = values[-1].args[0]
+        if len(values) != 2 or len(self.axes) != 1 or len(self.rows) != 1 or self.rows[0].kind != "dense_fixed":
+            return None
+        if not dialect.is_call(target, "union", "intersect") or not values[0].args[0].same_as(self.rows[0].var):
+            return None
+        row, var = (iv.var for iv in iteration.block.iter_vars)
+        found = list(dict.fromkeys(self.program.axes.get(m) for m in target.args))  # one may be listed twice
+        members = tuple(a for a in found if a is not None and _is_sorted_row(a, self.rows[0]))
+        stores = tuple(_statements(iteration.block.body))
+        if len(members) != len(found) or not all(self.is_merged(s, row, var, members) for s in stores):
+            return None
+        return Merge(dialect.name_of(target), members, row, var, stores)
+
+    def is_merged(self, store: tirx.Stmt, row: Var, var: Var, members: tuple[Axis, ...]) -> bool:
+        """Whether a statement sets the element at the coordinate from elements that stand there."""
+        if not isinstance(store, tirx.BufferStore) or not _sets(store, self.held):
+            return False
+        loads = collect(store.value, ir.TensorLoad)
+        at = [x for x in loads if x.source not in self.program.buffers]
+        buffers = [(self.program.buffers[x.source], x) for x in loads if x.source in self.program.buffers]
+        direct = all(_is_direct(b, x, row, var, members) for b, x in buffers)
+        return not at and direct and _at(store.indices, row, var) and not _sets_itself(store)
+
+
+def _is_sorted_row(axis: Axis, row: Axis) -> bool:
+    """Whether an axis stores ascending coordinates of each row, each once."""
+    is_plain = axis.kind == "sparse_variable" and axis.rule is None and axis.sorted and axis.unique
+    return is_plain and axis.parent is row
+
+
+def _is_direct(buffer: SparseBuffer, load: ir.TensorLoad, row: Var, var: Var, members: tuple[Axis, ...]) -> bool:
+    """Whether an element is that of the merged coordinate, or dense."""
+    if buffer.is_dense:
+        return all(isinstance(i, Var) and (i.same_as(row) or i.same_as(var)) for i in load.indices)
+    return len(buffer.axes) == 2 and buffer.axes[1] in members and _at(load.indices, row, var)
+
+
+def _at(indices: Any, row: Var, var: Var) -> bool:
+    return len(indices) == 2 and indices[0].same_as(row) and indices[1].same_as(var)
+
+
+def _sets_itself(store: tirx.BufferStore) -> bool:
+    return any(x.source.same_as(store.buffer) for x in collect(store.value, ir.TensorLoad))
+
+
+def _statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
+
+
+def _sets(stmt: tirx.Stmt, held: list[SparseBuffer]) -> bool:
+    return isinstance(stmt, tirx.BufferStore) and any(stmt.buffer.same_as(b.view) for b in held)
+
+
+__all__ = ["Assembly", "Merge", "Result", "assemble", "driving", "is_assembled"]

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results with a computed pattern: selection, row order, kept patterns, classes of operands."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+from sparsetir import interop
+from sparsetir.errors import ArgumentError
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.ir.views import Axis, Program
+from sparsetir.runtime.signature import LARGEST_INT32, Arguments, numpy_dtype
+from sparsetir.utils.dtypes import as_whole, real_number
+
+# How many entries of a row are kept, and of which values: what users say as the compiled functions take it.
+
+
+LARGEST_INT64 = 2**63 - 1
+
+
+def top_of(top: Any) -> int | None:
+    """How many entries of a row are kept; None keeps all."""
+    number = as_whole(top)
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+        raise ArgumentError(f"top is how many entries of a row are kept, at least 1; found {top!r}")
+    return None if number is None else min(number, LARGEST_INT64)
+
+
+def least_of(above: Any, dtype: str) -> Any:
+    """The least value above a number, or the least of all; NaN is above none."""
+    kind = numpy_dtype(dtype)
+    above = above if above is None else real_number(above, "above", "a product")
+    if kind.kind in "fV":
+        least = -np.inf if above is None else float(np.nextafter(kind.type(above), kind.type(np.inf)))
+        return least if above != np.inf else np.nan
+    low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    if above is None or above < low:
+        return low
+    if not above < high:
+        raise ArgumentError(f"above is less than the largest {dtype}, {high}; found {above!r}")
+    least = int(np.floor(above)) + 1
+    return least if least <= LARGEST_INT64 else least - 2**64  # the functions take the bits of an int64
+
+
+# Orders in which the rows of a computed pattern are found: which rows, and which of them follow each other.
+
+
+HASHES = 3  # rows are alike where the least columns, as so many hash functions order them, are the same
+SPREAD = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
+
+
+def rows_axis(program: Program, row: Axis) -> Axis | None:
+    """The first compressed axis below the rows."""
+    below = (a for a in program.axes.values() if a.parent is row and a.kind == "sparse_variable" and a.rule is None)
+    return next((a for a in below if a.indptr is not None and a.indices is not None), None)
+
+
+class RowOrders:
+    """Orders of the rows of a program's calls; those of the last patterns are kept.
+
+    Parameters
+    ----------
+    order : str
+        One of `ORDERS`, but for the first.
+    axis : Axis or None
+        Whose patterns tell which rows are alike.
+    """
+
+    def __init__(self, order: str, axis: Axis | None) -> None:
+        self.order = order
+        arrays = () if axis is None else (axis.indptr, axis.indices)
+        self.names = [str(a.name) for a in arrays if a is not None]
+        self.kept: OfPatterns[np.ndarray] = OfPatterns()
+
+    def of(self, args: Arguments, bound: np.ndarray, columns: int) -> np.ndarray:
+        """The rows that enter something, in order."""
+        if self.order == "nonempty" or not self.names:
+            return np.flatnonzero(bound)
+        indptr, indices = (args.arrays[name] for name in self.names)
+        order = self.found(indptr, indices, columns)
+        return order if bound.all() else order[bound[order] > 0]
+
+    def found(self, indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
+        """All rows in order."""
+        find = banded if self.order == "banded" and len(indptr) == columns + 1 else clustered
+        return self.kept.get((columns,), (indptr, indices), lambda: find(indptr, indices, columns))
+
+
+def clustered(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
+    """An order that brings rows with columns in common together: they are sorted by the least hashes of their columns.
+
+    Two rows share the least hash with the probability that a column of either is one of both (Broder 1997).
+    """
+    filled = np.diff(indptr) > 0
+    some = np.flatnonzero(filled)
+    if not len(some):
+        return np.arange(len(filled))
+    keys = [np.minimum.reduceat(_hashed(indices, n), indptr[some]) for n in range(HASHES)]
+    return np.concatenate([some[np.lexsort(keys[::-1])], np.flatnonzero(~filled)])
+
+
+def banded(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
+    """The order that makes the band around the diagonal narrow (reverse Cuthill-McKee)."""
+    if not len(indices):  # scipy does not take matrices of no rows
+        return np.arange(len(indptr) - 1)
+    pattern = sp.csr_array((np.ones(len(indices), np.bool_), indices, indptr), shape=(len(indptr) - 1, columns))
+    return reverse_cuthill_mckee(sp.csr_matrix(pattern), symmetric_mode=False).astype(np.int64)
+
+
+def _hashed(indices: np.ndarray, number: int) -> np.ndarray:
+    """Columns in another order."""
+    mixed = indices.astype(np.uint32) * np.uint32(SPREAD[number])
+    return mixed ^ (mixed >> np.uint32(15))
+
+
+# What was found out about the last patterns, for calls that come with them again.
+
+
+MOST_KEPT = 4
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Known(Generic[Found]):
+    """What is known of a pattern: its arrays, copied as they may change, and what was found."""
+
+    about: Hashable
+    arrays: tuple[np.ndarray, ...]
+    found: Found
+
+    def is_of(self, about: Hashable, arrays: tuple[np.ndarray, ...]) -> bool:
+        """Whether it is of a pattern."""
+        return self.about == about and all(map(np.array_equal, self.arrays, arrays))
+
+
+class OfPatterns(Generic[Found]):
+    """Keeps what was found for the last patterns.
+
+    Arrays are compared element by element, which is faster than a checksum of them: nearly all that differ do so early.
+    """
+
+    def __init__(self) -> None:
+        self.known: list[Known[Found]] = []
+
+    def get(self, about: Hashable, arrays: tuple[np.ndarray, ...], find: Callable[[], Found]) -> Found:
+        """What is known of a pattern, found now where it is new."""
+        known = next((k for k in self.known if k.is_of(about, arrays)), None)
+        if known is None:
+            known = Known(about, tuple(a.copy() for a in arrays), find())
+            self.known = [known, *self.known[: MOST_KEPT - 1]]  # one step: another thread sees either list
+        return known.found
+
+
+# Results with a pattern of their own, as objects of the class that an operand has.
+
+
+BLOCK = 1 << 14  # elements whose coordinates are computed at a time
+
+
+@dataclass
+class Pattern:
+    """Entries in order: those of row i are ``indptr[i]`` to ``indptr[i + 1]``.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    indptr : ndarray of int64
+    keys : ndarray of int
+        Coordinates below the row; of several axes one number.
+    values : list of ndarray
+        One array for each result; of results with dense axes behind the computed ones a row for each coordinate.
+    """
+
+    shape: tuple[int, ...]
+    indptr: np.ndarray
+    keys: np.ndarray
+    values: list[np.ndarray]
+
+    def refilled(self, values: list[np.ndarray]) -> Pattern:
+        """The same with other values, and coordinates of its own."""
+        return Pattern(self.shape, self.indptr, self.keys.copy(), values)
+
+
+def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True, block: tuple[int, ...] = ()) -> Any:
+    """Result `number`, in the class of `model` where that holds such a result; the last one takes the arrays.
+
+    With a `block` it has dense axes of these lengths behind the computed ones: it is a list of its elements, or, where
+    `model` is one, a matrix of blocks.
+    """
+    if block and sp.issparse(model) and model.format == "bsr" and len(pattern.shape) == len(block) == 2:
+        return _blocks(pattern, number, model, block, is_last=is_last)
+    if block:
+        return _tensor(_spread(pattern, number, block), 0)
+    if len(pattern.shape) != 2:
+        return _tensor(pattern, number)
+    pattern = _by_rows(pattern)
+    indptr, indices = _of_one_width(pattern.indptr, pattern.keys)
+    if not is_last and indices is pattern.keys:
+        indices = indices.copy()
+    values = pattern.values[number]
+    if interop.is_torch(model):
+        return _torch(indptr, indices, values, pattern.shape, model)
+    made = _scipy(indptr, indices, values, pattern.shape, is_matrix=isinstance(model, sp.spmatrix))
+    if not sp.issparse(model) and interop.is_half(made):
+        return SparseTensor.from_any(made)  # scipy's objects show no floats of 16 bits
+    return interop.in_format(made, model.format) if sp.issparse(model) and model.format != "csr" else made
+
+
+def _blocks(pattern: Pattern, number: int, model: Any, block: tuple[int, ...], *, is_last: bool) -> Any:
+    """A matrix of blocks."""
+    pattern = _by_rows(pattern)
+    indptr, indices = _of_one_width(pattern.indptr, pattern.keys)
+    values = pattern.values[number].reshape(-1, *block)
+    shape = tuple(n * b for n, b in zip(pattern.shape, block, strict=True))
+    kind = sp.bsr_matrix if isinstance(model, sp.spmatrix) else sp.bsr_array
+    return kind((values, indices if is_last else indices.copy(), indptr), shape=shape)
+
+
+def _spread(pattern: Pattern, number: int, block: tuple[int, ...]) -> Pattern:
+    """Each element of a block as an entry of its own."""
+    count = math.prod(block)
+    keys = (pattern.keys.astype(np.int64)[:, None] * count + np.arange(count)).ravel()
+    return Pattern((*pattern.shape, *block), pattern.indptr * count, keys, [pattern.values[number].reshape(-1)])
+
+
+def _by_rows(pattern: Pattern) -> Pattern:
+    """A matrix in rows, also where both of its axes were computed: row and column are one number then."""
+    m, n = pattern.shape
+    if len(pattern.indptr) == m + 1:
+        return pattern
+    rows, columns = np.divmod(pattern.keys, max(n, 1))
+    indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=m))))
+    narrow = np.int32 if max(n, len(rows)) <= LARGEST_INT32 else np.int64
+    return Pattern(pattern.shape, indptr, columns.astype(narrow), pattern.values)
+
+
+def _of_one_width(indptr: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row pointers and coordinates of one dtype: 64 bits where 32 do not count the entries."""
+    wide = keys.dtype if len(keys) <= LARGEST_INT32 else np.dtype(np.int64)
+    return indptr.astype(wide), keys.astype(wide, copy=False)
+
+
+def _scipy(
+    indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...], *, is_matrix: bool
+) -> Any:
+    """A CSR object around the arrays, without the checks that scipy makes of arrays from elsewhere."""
+    return interop.sorted_rows(sp.csr_matrix if is_matrix else sp.csr_array, indptr, indices, values, shape)
+
+
+def _torch(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...], model: Any) -> Any:
+    torch = importlib.import_module("torch")
+    arrays = (interop.to_torch(a) for a in (indptr, indices, values))
+    made = torch.sparse_csr_tensor(*arrays, size=shape, check_invariants=False)
+    layouts = {torch.sparse_csc: made.to_sparse_csc, torch.sparse_coo: made.to_sparse_coo}
+    convert = layouts.get(model.layout)
+    return made if convert is None else convert()
+
+
+def _tensor(pattern: Pattern, number: int) -> Any:
+    """A tensor of another order, as a list of entries."""
+    has_rows = len(pattern.shape) > 1 and len(pattern.indptr) == pattern.shape[0] + 1
+    narrow = np.int32 if max(*pattern.shape, len(pattern.keys)) <= LARGEST_INT32 else np.int64
+    coords = np.empty((len(pattern.shape), len(pattern.keys)), narrow)
+    if has_rows:
+        coords[0] = np.repeat(np.arange(pattern.shape[0], dtype=narrow), np.diff(pattern.indptr))
+    write_coordinates(coords, pattern.keys, pattern.shape, int(has_rows))
+    return interop.CooTensor(coords, pattern.values[number], pattern.shape)
+
+
+def write_coordinates(coords: np.ndarray, keys: np.ndarray, shape: Sequence[int], first: int) -> None:
+    """Write the coordinates of numbered elements, in all dimensions from the `first` on.
+
+    A block of elements at a time: quotients and remainders of all would take as much memory as the coordinates.
+    """
+    for begin in range(0, len(keys), BLOCK):
+        block = slice(begin, begin + BLOCK)
+        left = keys[block]
+        for d in range(len(shape) - 1, first, -1):
+            left, coords[d, block] = np.divmod(left, max(shape[d], 1))
+        coords[first, block] = left
+
+
+__all__ = ["OfPatterns", "Pattern", "RowOrders", "as_object", "least_of", "rows_axis", "top_of", "write_coordinates"]

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row loops of computed patterns: chunks, prefetch, scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.codegen.pipeline import to_stage_2
+from sparsetir.errors import LoweringError
+from sparsetir.ir.rewriting import all_same, collect, mentions, product, renewed, same, seq, substitute
+from sparsetir.ir.views import cast, const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower import TO_LOOPS, as_module, run
+from sparsetir.lower.loops import parallel, serial, with_
+from sparsetir.lower.vector.memory_hints import fetch, gathers, steps_ahead
+from sparsetir.sparse_output.accumulators import LONG, long
+from sparsetir.sparse_output.program import Assembly, Result
+
+# Chunks of rows, which functions go over in parallel, and the parameters of such functions.
+
+
+ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
+
+
+@dataclass(frozen=True)
+class Split:
+    """The chunks of rows: chunk c has the rows from ``ranges[c]`` to ``ranges[c + 1]``, maybe in an `order`."""
+
+    chunks: Var
+    ranges: Var
+    bound: Var
+    order: Sequence[Var] = ()
+
+    @classmethod
+    def of(cls, rows: Rows, *, ordered: bool = False) -> Split:
+        chunks, count = Var("chunks", ir.PrimType("int32")), size("ordered")
+        order = [count, array("order", LONG, count)] if ordered else []
+        ranges = array("ranges", LONG, cast(chunks, LONG) + long(1))
+        return cls(chunks, ranges, array("bound", LONG, rows.count), order)
+
+    def row(self, place: ir.Expr) -> ir.Expr:
+        """The row at a place of the order."""
+        return tirx.BufferLoad(self.order[1], [place]) if self.order else place
+
+
+def array(name: str, dtype: str, *shape: ir.Expr) -> Var:
+    """A parameter."""
+    return tirx.decl_buffer(list(shape), dtype, name=name, layout=None)
+
+
+def size(name: str) -> Var:
+    """A size of 64 bits."""
+    return Var(name, ir.PrimType(LONG))
+
+
+def alone_or_shared(chunk: Var, chunks: Var, body: tirx.Stmt) -> tirx.Stmt:
+    """A loop over chunks, parallel if there are several: one waits for every thread of the pool, also for one step."""
+    alone = renewed(seq(tirx.Bind(chunk, const(0, "int32")), body))
+    return tirx.IfThenElse(chunks.equal(const(1, "int32")), alone, renewed(parallel(chunk, chunks, body)))
+
+
+# Rows of operands are fetched some steps before a loop comes to them.
+#
+# A product that goes over entries of A reads a row of B for each, somewhere in memory::
+#
+#     for k in range(indptr_a[i + 1] - indptr_a[i]):
+#         ...  # prefetch indptr_b[indices_a[indptr_a[i] + k + FAR]]
+#         ...  # prefetch indices_b and b at indptr_b[indices_a[indptr_a[i] + k + NEAR]]
+#         for j in range(...):
+#             ...
+#
+# Entries behind the end of a row are those of the next one, so that short rows are fetched in time, too.
+
+
+NEAR, FAR = 12, 24  # steps between a fetch and its use: of a row, and of where it begins
+
+
+def fetched(loop: tirx.For, made: tirx.For, is_operand: Callable[[Var], bool]) -> tirx.For:
+    """A loop made of `loop`, with the rows that steps gather from operands fetched before."""
+    stmts = fetches(loop, is_operand)
+    return with_(made, body=seq(*stmts, made.body)) if stmts else made
+
+
+def fetches(loop: tirx.For, is_operand: Callable[[Var], bool], *, rows: bool = True) -> list[tirx.Stmt]:
+    """Statements that fetch what later steps of a loop gather; without `rows` where those begin alone."""
+    inner = [f.loop_var for f in collect(loop.body, tirx.For)]
+    found = [x for x in gathers(loop.body, loop.loop_var) if is_operand(x.source)] if inner else []
+    loads = {x.source: x for x in found if not any(collect(i, ir.Call) for i in x.indices)}  # searches take long
+    ways = {x.source for load in loads.values() for i in load.indices for x in collect(i, ir.TensorLoad)}
+    stmts = []
+    for source, load in loads.items():
+        if source not in ways and not rows:
+            continue
+        number = const(FAR if source in ways else NEAR, str(loop.loop_var.ty.dtype))
+        first = {var: const(0, str(var.ty.dtype)) for var in inner}
+        stmts.append(fetch(load, [substitute(i, first) for i in steps_ahead(load, loop.loop_var, number)]))
+    return stmts
+
+
+# The row loop of a program with computed patterns, and the statements that scatter into its results.
+#
+# A program is lowered as if its assembled axes were dense: each statement ``c[row, j] = f(c[row, j], ...)`` below the
+# loop over rows names a coordinate. `functions.py` makes of them the functions that find the pattern and fill it.
+
+
+OFFSET_DTYPE = "int64"
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """One statement that sets an element of a result.
+
+    Parameters
+    ----------
+    store : BufferStore
+        Into the dense stand-in of the result.
+    result : Result
+    key : Expr
+        The coordinate below the row, in the order of storage: of several axes one number.
+    inner : tuple of Expr
+        Which element of the block of that coordinate, in 64 bits; nothing where it has one element.
+    """
+
+    store: tirx.BufferStore
+    result: Result
+    key: ir.Expr
+    inner: tuple[ir.Expr, ...] = ()
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A loop that sets elements of the block of one coordinate, and nothing else: the coordinate is entered before it.
+
+    Parameters
+    ----------
+    loop : For
+    key : Expr
+        The coordinate below the row.
+    steps : Expr
+        How many elements it sets, none where an axis is empty.
+    """
+
+    loop: tirx.For
+    key: ir.Expr
+    steps: ir.Expr
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A lowered program: `body` runs for row `var` of `count`."""
+
+    func: tirx.PrimFunc
+    var: Var
+    count: ir.Expr
+    body: tirx.Stmt
+    scatters: tuple[Scatter, ...]
+    blocks: tuple[Blocked, ...] = ()
+
+    def block_of(self, loop: tirx.For) -> Blocked | None:
+        """What a loop is, where it goes over the block of a coordinate."""
+        return next((b for b in self.blocks if b.loop.same_as(loop)), None)
+
+    def scatter_of(self, store: tirx.BufferStore) -> Scatter | None:
+        """The scatter that a statement is."""
+        return next((s for s in self.scatters if s.store.same_as(store)), None)
+
+
+def lower_rows(assembly: Assembly) -> Rows:
+    """Lower a program to its row loop.
+
+    Raises
+    ------
+    LoweringError
+        Its iterations do not go over the rows of the result first, or read the result elsewhere.
+    """
+    if assembly.merge is not None:
+        row, count = assembly.merge.row, assembly.rows[0].count
+        func = assembly.func.with_attr("tirx.noalias", True)
+        return Rows(func, Var(str(row.name), row.ty), count, tirx.Evaluate(const(0)), ())
+    mod = run(TO_LOOPS, to_stage_2(as_module(assembly.func)))
+    func = mod[assembly.name]
+    var, count, body = _row_loop(func, assembly)
+    stores = [s for s in collect(body, tirx.BufferStore) if assembly.result_of(s.buffer) is not None]
+    scatters = tuple(_scatter(s, assembly, var) for s in stores)
+    _check_reads(body, scatters, assembly)
+    return Rows(func, var, count, body, scatters, _blocks(body, scatters))
+
+
+def _row_loop(func: tirx.PrimFunc, assembly: Assembly) -> tuple[Var, ir.Expr, tirx.Stmt]:
+    """The loop over rows: the loops of several iterations are one."""
+    parts = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
+    if not assembly.has_rows:
+        return Var("row", ir.PrimType("int32")), const(1), func.body
+    loops = [p for p in parts if isinstance(p, tirx.For)]
+    if len(loops) != len(parts) or not all(same(x.extent, loops[0].extent) for x in loops):
+        names = ", ".join(a.name for a in assembly.axes)
+        raise LoweringError(f"every iteration that stores over {names} must go over {assembly.rows_name} first")
+    var = loops[0].loop_var
+    bodies = [substitute(x.body, {x.loop_var: cast(var, str(x.loop_var.ty.dtype))}) for x in loops]
+    return var, loops[0].extent, seq(*bodies)
+
+
+def _scatter(store: tirx.BufferStore, assembly: Assembly, row: Var) -> Scatter:
+    result = assembly.result_of(store.buffer)
+    assert result is not None
+    indices = list(store.indices)
+    first = len(indices) - len(result.lengths) - len(result.inner)
+    above, below = indices[:first], indices[first : first + len(result.lengths)]
+    if assembly.has_rows and not (len(above) == 1 and same(above[0], row)):
+        message = f"{result.name} is stored at a row other than that of the iteration over {assembly.rows_name}"
+        raise LoweringError(f"{message}: list the axes of its rows first, each by its own variable")
+    key = cast(below[0], assembly.key_dtype)
+    for index, length in zip(below[1:], result.lengths[1:], strict=True):
+        key = key * cast(length, assembly.key_dtype) + cast(index, assembly.key_dtype)
+    inner: tuple[ir.Expr, ...] = ()
+    if result.inner:
+        at = const(0, OFFSET_DTYPE)
+        for index, length in zip(indices[first + len(result.lengths) :], result.inner, strict=True):
+            at = at * cast(length, OFFSET_DTYPE) + cast(index, OFFSET_DTYPE)
+        inner = (at,)
+    return Scatter(store, result, key, inner)
+
+
+def _blocks(body: tirx.Stmt, scatters: tuple[Scatter, ...]) -> tuple[Blocked, ...]:
+    """The outermost loops that go over blocks of coordinates."""
+    found: list[Blocked] = []
+
+    def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
+        block = _block(loop, scatters)
+        if block is None:
+            return mutator.default_mutate(loop)
+        found.append(block)
+        return loop
+
+    if any(s.inner for s in scatters):
+        structural_mutate(body, [(tirx.For, on_for)])
+    return tuple(found)
+
+
+def _block(loop: tirx.For, scatters: tuple[Scatter, ...]) -> Blocked | None:
+    """A loop as one over the block of a coordinate: dense loops around statements that all set elements of it."""
+    extents, stmts, bound = [], [loop], []
+    inside: list[Scatter] = []
+    while stmts:
+        stmt = stmts.pop()
+        if isinstance(stmt, tirx.Bind):
+            bound.append(stmt.var)
+        elif isinstance(stmt, tirx.For):
+            extents.append(cast(stmt.extent, OFFSET_DTYPE))
+            bound.append(stmt.loop_var)
+            stmts.append(stmt.body)
+        elif isinstance(stmt, tirx.SeqStmt):
+            stmts += stmt.seq
+        else:
+            inside += [s for s in scatters if s.store.same_as(stmt)]
+            if not inside or not inside[-1].store.same_as(stmt):
+                return None
+    key = inside[0].key
+    is_dense = not any(collect(e, ir.TensorLoad) or mentions(e, bound) for e in extents)
+    if not is_dense or mentions(key, bound) or not all(s.inner and same(s.key, key) for s in inside):
+        return None
+    return Blocked(loop, key, product(extents))
+
+
+def _check_reads(body: tirx.Stmt, scatters: tuple[Scatter, ...], assembly: Assembly) -> None:
+    """Raise where a result is read anywhere but in the statement that sets the same element."""
+    loads = [x for x in collect(body, ir.TensorLoad) if assembly.result_of(x.source) is not None]
+    count = sum(len(_own_loads(s)) for s in scatters)
+    if len(loads) != count or any(mentions(x, [s.store.buffer]) for s in scatters for x in s.store.indices):
+        names = ", ".join(r.name for r in assembly.results)
+        raise LoweringError(f"an element of {names} may be read only by the statement that sets it")
+
+
+def _own_loads(scatter: Scatter) -> list[ir.TensorLoad]:
+    """The loads of the element itself in a scatter."""
+    store = scatter.store
+    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    return [x for x in loads if all_same(list(x.indices), list(store.indices))]
+
+
+def with_own(scatter: Scatter, value: ir.Expr) -> ir.Expr:
+    """What a scatter stores, its own element being `value` before."""
+    store = scatter.store
+    on_load = lambda x, m: value if x.source.same_as(store.buffer) else m.default_mutate(x)  # noqa: E731
+    return structural_mutate(store.value, [(ir.TensorLoad, on_load)])
+
+
+Counted = Callable[["ir.Expr | int", "tirx.For | None"], list[tirx.Stmt]]
+
+
+def entered_by(
+    stmt: tirx.Stmt, rows: Rows, count: Counted, ahead: Callable[[tirx.For], list[tirx.Stmt]] = lambda _: []
+) -> list[tirx.Stmt]:
+    """Statements that `count` the number of scatters of a statement, at most, and of which loop they are.
+
+    What is `ahead` of a loop stands first in its body.
+    """
+    constant = _per_step(stmt, rows)
+    if constant is not None:
+        return count(constant, None) if constant else []
+    if isinstance(stmt, tirx.SeqStmt):
+        return [s for child in stmt.seq for s in entered_by(child, rows, count, ahead)]
+    if isinstance(stmt, tirx.For):
+        steps = _per_step(stmt.body, rows)
+        if steps is not None:
+            return count(cast(stmt.extent, OFFSET_DTYPE) * const(steps, OFFSET_DTYPE), stmt)
+        return [serial(stmt.loop_var, stmt.extent, seq(*ahead(stmt), *entered_by(stmt.body, rows, count, ahead)))]
+    if isinstance(stmt, tirx.IfThenElse):
+        cases = [c for c in (stmt.then_case, stmt.else_case) if c is not None]
+        found = [entered_by(c, rows, count, ahead) for c in cases]
+        parts = [seq(*stmts) if stmts else tirx.Evaluate(const(0, OFFSET_DTYPE)) for stmts in found]
+        return [tirx.IfThenElse(stmt.condition, parts[0], parts[1] if len(parts) > 1 else None)]
+    raise LoweringError(f"a computed pattern is entered in loops and conditions, found {type(stmt).__name__}")
+
+
+def _per_step(stmt: tirx.Stmt, rows: Rows) -> int | None:
+    """How many scatters a statement makes, where that is a constant; None for loops and what is around them."""
+    if isinstance(stmt, tirx.BufferStore):
+        return int(rows.scatter_of(stmt) is not None)
+    if isinstance(stmt, tirx.SeqStmt):
+        parts = [_per_step(child, rows) for child in stmt.seq]
+        return None if None in parts else sum(p or 0 for p in parts)
+    if isinstance(stmt, tirx.IfThenElse):
+        cases = [_per_step(c, rows) for c in (stmt.then_case, stmt.else_case) if c is not None]
+        return None if None in cases else max(c or 0 for c in cases)
+    if isinstance(stmt, tirx.For) and rows.block_of(stmt) is not None:
+        return 1
+    if not any(rows.scatter_of(s) is not None for s in collect(stmt, tirx.BufferStore)):
+        return 0
+    return None
+
+
+__all__ = [
+    "ROW_WORK",
+    "Blocked",
+    "Rows",
+    "Scatter",
+    "Split",
+    "alone_or_shared",
+    "array",
+    "entered_by",
+    "fetched",
+    "fetches",
+    "lower_rows",
+    "size",
+    "with_own",
+]

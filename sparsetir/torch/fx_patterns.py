@@ -1,0 +1,670 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators along edges in a traced program of torch, as calls of graphs.
+
+Layers of graph networks select the rows of nodes by one index, make messages of them, and add them up, or compare them,
+at the places of another. What is found here:
+
+=====================================================  =============================================
+``zeros.scatter_add(0, i, w * x[j])``, and others       ``spmm``: sum, mean, max, min
+``zeros.scatter_add(0, i, messages)``, and others       ``spmm`` over a column for each edge
+``exp(s - max(s)[i]) / (sum(exp(..))[i] + epsilon)``    ``softmax``
+``a[i] + b[j]``                                         ``edge_sum``
+``(q[i] * k[j]).sum(-1)``                               ``sddmm``
+``spmm(x, softmax(leaky_relu(edge_sum(a, b) (+ e))))``  ``additive_attention``
+``spmm(x, softmax(sddmm(q, k) / c))``                   ``attention``
+``spmm(x, softmax((w * leaky_relu(..)).sum(-1)))``      ``dynamic_attention``, of ``a[i] + b[j] (+ e)``
+=====================================================  =============================================
+
+The softmax may have dropout; a product may be followed by a bias, and by ``relu``.
+
+An index that is expanded to the shape of messages is followed back to the one number for each edge that it holds. The
+structure is not known here: the calls find or make it by what the indices hold when the program runs.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.nn import functional
+
+from sparsetir.torch.functions import NAMES
+from sparsetir.torch.graph import SEEDS
+from sparsetir.torch.tracing import along_edges
+
+# The names of arguments, by the name of a function of torch or a method of tensors.
+SIGNATURES = {
+    "index_select": ("input", "dim", "index"),
+    "getitem": ("input", "index"),
+    "scatter_add": ("input", "dim", "index", "src"),
+    "scatter_reduce": ("input", "dim", "index", "src", "reduce", "include_self"),
+    "index_add": ("input", "dim", "index", "src", "alpha"),
+    "index_reduce": ("input", "dim", "index", "src", "reduce", "include_self"),
+    "mul": ("input", "other"),
+    "div": ("input", "other"),
+    "add": ("input", "other", "alpha"),
+    "sub": ("input", "other", "alpha"),
+    "exp": ("input",),
+    "detach": ("input",),
+    "sum": ("input", "dim", "keepdim"),
+    **dict.fromkeys(("view", "reshape", "unsqueeze", "expand", "expand_as", "broadcast_to"), ("input",)),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "zeros_like"), ("input",)),
+    "zeros": (),
+}
+ALIASES = {"truediv": "div", "divide": "div", "true_divide": "div", "multiply": "mul", "subtract": "sub"}
+SCATTERS = ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
+REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
+VIEWS = ("view", "reshape", "unsqueeze", "expand", "expand_as", "broadcast_to", "getitem")
+FUSED = ("sum", "mean")  # reductions that a bias and an activation are one kernel with
+RELUS = {torch.relu, torch.relu_, functional.relu, functional.relu_, "relu", "relu_"}
+ZEROS = ("new_zeros", "zeros", "zeros_like")
+MADE = ("new_zeros", "new_ones", "new_full", "new_empty")
+CHANGES = {
+    operator.setitem,
+    *(getattr(operator, name) for name in "iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor".split()),
+}
+FUNCTIONS = {
+    getattr(module, name): ALIASES.get(name, name)
+    for module in (torch, operator)
+    for name in (*SIGNATURES, *ALIASES)
+    if hasattr(module, name)
+}
+
+
+def name_of(node: Any) -> str:
+    """What a node computes, "" where that is nothing of interest."""
+    if not isinstance(node, Node):
+        return ""
+    if node.op == "call_function":
+        return FUNCTIONS.get(node.target, "")
+    if node.op != "call_method":
+        return ""
+    name = str(node.target).removesuffix("_")
+    name = ALIASES.get(name, name)
+    return name if name in SIGNATURES else ""
+
+
+def is_in_place(node: Node) -> bool:
+    """Whether a node changes one of its arguments."""
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    if node.op != "call_function":
+        return False
+    name = str(getattr(node.target, "__name__", ""))
+    if node.target in CHANGES or name.endswith("_") or "out" in node.kwargs or node.kwargs.get("inplace"):
+        return True
+    return getattr(node.target, "__module__", "") == "torch.nn.functional" and True in node.args[1:]
+
+
+def is_quiet(first: Node, last: Node) -> bool:
+    """Whether nothing between two nodes is changed in place, but for sums into zeros that were just made."""
+    node = first.next
+    while node is not last and node.op != "root":
+        into = node.args[0] if node.args else None
+        if is_in_place(node) and not (name_of(node) in SCATTERS and name_of(into) in ZEROS):
+            return False
+        node = node.next
+    return node is last
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """The arguments of a node by their names."""
+    return {**dict(zip(SIGNATURES[name_of(node)], node.args, strict=False)), **node.kwargs}
+
+
+def value(node: Any) -> Any:
+    """The symbolic tensor that a node is, None where it is something else."""
+    found = node.meta.get("example_value") if isinstance(node, Node) else None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _is_index(node: Any) -> bool:
+    found = value(node)
+    return found is not None and found.dim() == 1 and found.dtype in (torch.int64, torch.int32)
+
+
+def _is_floats(node: Any) -> bool:
+    found = value(node)
+    return found is not None and found.dtype in NAMES and found.device.type == "cpu" and found.layout is torch.strided
+
+
+def _is_first(dim: Any, node: Any) -> bool:
+    return isinstance(dim, int) and dim in (0, -value(node).dim())
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Rows of `x`, one for each edge, perhaps times a weight; `at` is the node that selects them."""
+
+    x: Node
+    index: Node
+    at: Node
+    weight: Node | None = None
+
+
+def selected(node: Any) -> Selected | None:
+    """Of rows that are selected: from what, and which."""
+    name = name_of(node)
+    if name not in ("index_select", "getitem"):
+        return None
+    given = arguments(node)
+    x, index = given["input"], given.get("index")
+    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    if not _is_floats(x) or not _is_index(index) or value(x).dim() == 0:
+        return None
+    return Selected(x, index, node) if name == "getitem" or _is_first(given.get("dim"), x) else None
+
+
+def edge_index(node: Any) -> Node | None:
+    """The one index for each edge that an index of the shape of messages holds."""
+    whole = value(node)
+    while name_of(node) in VIEWS and value(node).dim() > 1:
+        source = arguments(node)["input"]
+        shape, inner = value(node).shape, None if value(source) is None else value(source).shape
+        if inner is None or inner[0] != shape[0] or any(n != 1 for n in inner[1:]):
+            return None
+        node = source
+    return node if whole is not None and _is_index(node) and value(node).shape[0] == whole.shape[0] else None
+
+
+def _method(node: Any) -> str:
+    """The method that a call along edges is of, "" of anything else."""
+    return node.args[4] if isinstance(node, Node) and node.target is along_edges else ""
+
+
+def _plain_views(node: Any) -> list[Any]:
+    """A node, and what it is a view of with the same elements in the same order, as far as that goes."""
+    found = [node]
+    while isinstance(node, Node) and _is_plain_view(node):
+        node = node.args[0]
+        found.append(node)
+    return found
+
+
+def _is_plain_view(node: Node) -> bool:
+    if node.target is functional.dropout:
+        given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
+        return not is_in_place(node) and (given.get("p", 0.5) == 0 or given.get("training", True) is False)
+    if name_of(node) == "getitem" and value(node.args[0]) is not None:
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        return all(part is None or part is Ellipsis or part == slice(None) for part in index)
+    return node.target in ("squeeze", torch.squeeze) or name_of(node) in ("view", "reshape", "unsqueeze")
+
+
+def _is_relu(node: Any) -> bool:
+    """Whether a node is relu of one tensor, in place or not."""
+    if not isinstance(node, Node) or len(node.all_input_nodes) != 1 or "out" in node.kwargs:
+        return False
+    return node.target in RELUS if node.op == "call_function" else node.op == "call_method" and node.target in RELUS
+
+
+def _dropout(node: Any) -> float:
+    """The probability with which a node drops elements, 0 of anything else."""
+    if not isinstance(node, Node) or node.target is not functional.dropout or is_in_place(node):
+        return 0.0
+    given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
+    rate = given.get("p", 0.5)
+    is_fixed = isinstance(rate, (int, float)) and 0 <= rate <= 1 and given.get("training", True) is True
+    return float(rate) if is_fixed else 0.0
+
+
+def _slope(node: Any) -> float | None:
+    """Of a leaky ReLU, None of anything else."""
+    if not isinstance(node, Node) or node.target is not functional.leaky_relu or is_in_place(node):
+        return None
+    given = {**dict(zip(("input", "negative_slope"), node.args, strict=False)), **node.kwargs}
+    slope = given.get("negative_slope", 0.01)
+    return float(slope) if isinstance(slope, (int, float)) else None
+
+
+def _summed(node: Any) -> Any:
+    """What a node sums over the last axis, None of anything else."""
+    if name_of(node) != "sum":
+        return None
+    given = arguments(node)
+    inner, dim = given["input"], given.get("dim")
+    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    if value(inner) is None or given.get("keepdim") or "dtype" in given:
+        return None
+    return inner if dim in (-1, value(inner).dim() - 1) else None
+
+
+def _is_plain_add(node: Any) -> bool:
+    return name_of(node) == "add" and len(node.args) == 2 and not node.kwargs and not is_in_place(node)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Scores that attention goes by.
+
+    Parameters
+    ----------
+    method : str
+        The attention.
+    chain : list of Node
+        What computes them, the last step first.
+    tensors : sequence of Node
+        What the method needs of them.
+    heads : tuple of int
+        The axes of heads.
+    first : Node
+        After which nothing may be changed in place.
+    options : dict
+    ends : tuple of Selected
+        What may be needed by nothing else.
+    """
+
+    method: str
+    chain: list[Any]
+    tensors: Any
+    heads: tuple[int, ...]
+    first: Node
+    options: dict[str, Any]
+    ends: tuple[Selected, ...] = ()
+
+
+class Messages:
+    """The operators along edges of a program, which is changed in place.
+
+    Parameters
+    ----------
+    module : GraphModule
+        As `torch.compile` passes it to its backends.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        self.graph: Graph = module.graph
+        self.sources: dict[Node, Selected] = {}  # by targets, what is summed there
+
+    def replace(self) -> list[str]:
+        """Replace what is found; the names of the methods."""
+        self._share_indices()
+        for node in self.graph.nodes:
+            self._note_sources(node)
+        for find in (self._softmax, self._scatter, self._edge_sum, self._sddmm):
+            for node in list(self.graph.nodes):
+                found = None if node.op == "output" else find(node)
+                if found is not None:
+                    self._put(node, found)
+        for extend in (self._attention, self._bias, self._relu):
+            for node in list(self.graph.nodes):
+                if _method(node) == "spmm":
+                    extend(node)
+        return [method for node in self.graph.nodes if (method := _method(node))]
+
+    def left(self) -> list[str]:
+        """The names of operators that scatter floats still."""
+        left = {name_of(n) for n in self.graph.nodes if name_of(n) in SCATTERS and _is_floats(n)}
+        return sorted(left)
+
+    # ------------------------------------------------------------------ what is where
+
+    def _share_indices(self) -> None:
+        """Let equal rows of one edge index be one node."""
+        nodes = list(self.graph.nodes)
+        if any(is_in_place(n) and value(n.args[0]) is not None and not _is_floats(n.args[0]) for n in nodes):
+            return
+        first: dict[Any, Node] = {}
+        for node in nodes:
+            if name_of(node) == "getitem" and isinstance(node.args[1], int) and _is_index(node):
+                same = first.setdefault(node.args, node)
+                if same is not node:
+                    node.replace_all_uses_with(same)
+                    self.graph.erase_node(node)
+
+    def _note_sources(self, node: Node) -> None:
+        if name_of(node) in SCATTERS:
+            index, message = edge_index(arguments(node).get("index")), self._message(arguments(node).get("src"))
+            if index is not None and message is not None:
+                self.sources.setdefault(index, message)
+
+    def _message(self, node: Any) -> Selected | None:
+        """Rows that are selected, or such times a number for each edge, or for each edge and head."""
+        if name_of(node) != "mul":
+            return selected(node)
+        for one, other in (node.args, node.args[::-1]) if len(node.args) == 2 else ():
+            rows = selected(one)
+            if rows is None or not _is_floats(other) or value(other).dtype is not value(one).dtype:
+                continue
+            shape, rank = value(other).shape, value(one).dim()
+            if value(other).dim() != rank or shape[0] != value(one).shape[0]:
+                continue
+            is_by_heads = rank == 3 and shape[1] == value(one).shape[1] and shape[2] == 1
+            if is_by_heads or rank == 1 or all(n == 1 for n in shape[1:]):
+                return Selected(rows.x, rows.index, rows.at, other)
+        return None
+
+    # ------------------------------------------------------------------ what replaces it
+
+    def _scatter(self, node: Node) -> Node | None:
+        """A product, for rows that are reduced into zeros."""
+        name = name_of(node)
+        if name not in SCATTERS:
+            return None
+        given = arguments(node)
+        base, index, src = given["input"], edge_index(given.get("index")), given.get("src")
+        reduce = REDUCTIONS.get(given.get("reduce", "sum"))
+        includes_zeros = reduce != "sum" and given.get("include_self", True)
+        if index is None or reduce is None or includes_zeros or given.get("alpha", 1) != 1:
+            return None
+        if not _is_floats(src) or not _is_first(given.get("dim"), base) or value(src).dtype is not value(base).dtype:
+            return None
+        if value(src).shape[0] != value(index).shape[0] or value(src).shape[1:] != value(base).shape[1:]:
+            return None
+        if not self._is_zero(base, node):
+            return None
+        message = self._message(src)
+        with self.graph.inserting_before(node):
+            rows = self._rows(base)
+            if rows is None:
+                return None
+            if message is None or value(message.x).dtype is not value(src).dtype or not is_quiet(message.at, node):
+                return self._call("spmm", index, None, rows, self._length(src), [src, None], reduce=reduce)
+            columns, weight = self._length(message.x), self._weight(message)
+            return self._call("spmm", index, message.index, rows, columns, [message.x, weight], reduce=reduce)
+
+    def _weight(self, message: Selected) -> Node | None:
+        """The weight of a message, without the axes of length 1."""
+        if message.weight is None or value(message.weight).dim() == 1:
+            return message.weight
+        for node in _plain_views(message.weight):
+            if value(node) is not None and value(node).shape == value(message.weight).shape[:1]:
+                return node
+        shape = value(message.weight).shape
+        if value(message.weight).dim() == 3 and shape[1] != 1:
+            return self.graph.call_method("squeeze", (message.weight, -1))
+        return self.graph.call_method("reshape", (message.weight, -1))
+
+    def _is_zero(self, base: Node, scatter: Node) -> bool:
+        """Whether a node makes zeros that nothing has changed before they are scattered to."""
+        if name_of(base) not in ZEROS:
+            return False
+        return all(user is scatter or scatter < user for user in base.users)
+
+    def _rows(self, base: Node) -> Any:
+        """How many rows zeros have; None where that cannot be told."""
+        rows = value(base).shape[0]
+        if isinstance(rows, int):
+            return rows
+        if name_of(base) == "zeros_like":
+            return self.graph.call_method("size", (base.args[0], 0))
+        sizes = base.args[1:] if name_of(base) == "new_zeros" else base.args
+        first = sizes[0] if sizes else base.kwargs.get("size")
+        if isinstance(first, Node) and isinstance(first.meta.get("example_value"), tuple):
+            return self.graph.call_function(operator.getitem, (first, 0))
+        return first[0] if isinstance(first, (tuple, list)) else first
+
+    def _length(self, node: Node) -> Any:
+        length = value(node).shape[0]
+        return length if isinstance(length, int) else self.graph.call_method("size", (node, 0))
+
+    def _softmax(self, node: Node) -> Node | None:
+        """The softmax of scores over the edges of each target."""
+        if name_of(node) != "div" or not all(isinstance(n, Node) for n in node.args) or node.kwargs:
+            return None
+        power, total = node.args
+        scores, top = self._shifted(power)
+        total = selected(total)
+        if scores is None or top is None or total is None or total.index is not top.index:
+            return None
+        added = total.x
+        if name_of(added) == "add" and isinstance(added.args[1], float) and 0 <= added.args[1] < 1e-6:
+            added = added.args[0]
+        if not self._is_reduced(added, power, top.index, "sum") or value(scores).dim() not in (1, 2):
+            return None
+        if not any(self._is_reduced(top.x, s, top.index, "max") for s in (scores, *self._detached(scores))):
+            return None
+        if not is_quiet(top.x, node):
+            return None
+        sources = self.sources.get(top.index)
+        with self.graph.inserting_before(node):
+            rows = self._rows(arguments(added)["input"])
+            if sources is None:
+                return self._call("softmax", top.index, None, rows, self._length(scores), [scores])
+            return self._call("softmax", top.index, sources.index, rows, self._length(sources.x), [scores])
+
+    def _shifted(self, power: Any) -> tuple[Any, Any]:
+        """Of an exponential: the scores, and the maxima that are subtracted from them."""
+        shifted: Any = power.args[0] if name_of(power) == "exp" and power.args else None
+        if name_of(shifted) != "sub" or len(shifted.args) != 2:
+            return None, None
+        scores, top = shifted.args
+        return (scores, selected(top)) if _is_floats(scores) else (None, None)
+
+    def _detached(self, scores: Node) -> Iterator[Node]:
+        return (user for user in scores.users if name_of(user) == "detach")
+
+    def _is_reduced(self, node: Any, src: Node, index: Node, reduce: str) -> bool:
+        """Whether a node reduces edges at the places of an index into zeros."""
+        if name_of(node) not in SCATTERS:
+            return False
+        given = arguments(node)
+        found = REDUCTIONS.get(given.get("reduce", "sum"))
+        fits = given.get("src") is src and edge_index(given.get("index")) is index and found == reduce
+        includes_zeros = reduce != "sum" and given.get("include_self", True)
+        is_zero = self._is_zero(given["input"], node) and self._rows(given["input"]) is not None
+        return fits and not includes_zeros and is_zero and given.get("alpha", 1) == 1
+
+    def _ends(self, one: Any, other: Any) -> tuple[Selected, Selected] | None:
+        """What is selected at targets, and what at sources, of edges along which messages are reduced."""
+        pair = selected(one), selected(other)
+        for targets, sources in (pair, pair[::-1]):
+            if targets is None or sources is None or targets.index not in self.sources:
+                continue
+            is_like = value(targets.x).shape[1:] == value(sources.x).shape[1:]
+            if is_like and self.sources[targets.index].index is sources.index:
+                return (targets, sources) if value(targets.x).dtype is value(sources.x).dtype else None
+        return None
+
+    def _edge_sum(self, node: Node) -> Node | None:
+        """The sums of the values of the two ends of edges."""
+        ends = self._plain_sum(node)
+        return None if ends is None or value(ends[0].x).dim() > 2 else self._along("edge_sum", node, *ends)
+
+    def _sddmm(self, node: Node) -> Node | None:
+        """The dot products of the values of the two ends of edges."""
+        product = _summed(node)
+        if name_of(product) != "mul" or len(product.args) != 2:
+            return None
+        ends = self._ends(*product.args)
+        if ends is None or value(product).dim() not in (2, 3):
+            return None
+        return self._along("sddmm", node, *ends)
+
+    def _attention(self, product: Node) -> None:
+        """Put attention in the place of a product with the softmax of scores that nothing else needs."""
+        x, weight = product.args[5]
+        views = _plain_views(weight)
+        rate = _dropout(views[-1])
+        if rate:
+            views += _plain_views(views[-1].all_input_nodes[0])
+        softmax = views[-1]
+        if _method(softmax) != "softmax" or product.kwargs.get("reduce") != "sum":
+            return
+        if softmax.args[:2] != product.args[:2]:
+            return
+        finders = (self._additive, self._dots, self._dynamic)
+        found = next(filter(None, (find(softmax.args[5][0], product) for find in finders)), None)
+        if found is None:
+            return
+        chain, v = [*views, *found.chain], value(x)
+        is_fit = v.shape[1:-1] == found.heads and v.dtype is value(found.tensors[0]).dtype
+        is_alone = all(len(node.users) == 1 for node in chain)
+        if not is_fit or v.dim() != len(found.heads) + 2 or not is_alone or not is_quiet(found.first, product):
+            return
+        with self.graph.inserting_before(product):
+            tensors, options = self._operands(found, x), found.options
+            if rate:
+                tensors.append(self.graph.call_function(torch.randint, (SEEDS, (1,))))
+                options = {**options, "dropout": rate}
+            new = self._call(found.method, *product.args[:4], tensors, **options)
+        new.meta["example_value"] = product.meta["example_value"]
+        product.replace_all_uses_with(new)
+        for node in (product, *chain):
+            self.graph.erase_node(node)
+        for end in found.ends:
+            if not end.at.users:
+                self._drop(end.at)
+
+    def _bias(self, product: Node) -> None:
+        """Let a product that only a row is added to add it itself."""
+        user: Any = next(iter(product.users), None)
+        if len(product.users) != 1 or not _is_plain_add(user) or product.kwargs.get("reduce") not in FUSED:
+            return
+        bias, row = next((other for other in user.args if other is not product), None), value(product)
+        if value(bias) is None or row.dim() < 2 or value(bias).shape != row.shape[1:]:
+            return
+        if value(bias).dtype is row.dtype and len(product.args[5]) == 2 and is_quiet(product, user):
+            self._fuse(product, user, user, [*product.args[5], bias], {})
+
+    def _relu(self, product: Node) -> None:
+        """The same of relu."""
+        user = next(iter(product.users), None)
+        if len(product.users) == 1 and _is_relu(user) and product.kwargs.get("reduce") in FUSED:
+            self._fuse(product, user, product, product.args[5], {"activation": "relu"})
+
+    def _fuse(self, product: Node, last: Any, at: Node, tensors: Any, options: dict[str, Any]) -> None:
+        """Put a product that does more in the place of what follows it."""
+        with self.graph.inserting_before(at):
+            new = self._call("spmm", *product.args[:4], tensors, **{**product.kwargs, **options})
+        new.meta["example_value"] = last.meta["example_value"]
+        last.replace_all_uses_with(new)
+        self.graph.erase_node(last)
+        self.graph.erase_node(product)
+
+    def _operands(self, found: _Scores, x: Node) -> list[Any]:
+        """The tensors that attention takes, `x` among them."""
+        if found.method == "attention":
+            return [*found.tensors, x]
+        if found.method == "additive_attention":
+            targets, sources, *edges = found.tensors
+            return [targets, sources, x, *edges]
+        targets, sources, weight, edges = found.tensors
+        weight = self.graph.call_method("squeeze", (weight, 0)) if value(weight).shape[0] == 1 else weight
+        return [targets, sources, weight, x, edges]
+
+    def _additive(self, scores: Any, product: Node) -> _Scores | None:
+        """Rectified sums of a number of each end, and perhaps of one of the edge."""
+        slope = _slope(scores)
+        sums: Any = scores.args[0] if slope is not None else None
+        chain, edges = [scores, sums], []
+        if _is_plain_add(sums):
+            pairs = (sums.args, sums.args[::-1])
+            inside, own = next(((a, e) for a, e in pairs if _method(a) == "edge_sum"), (None, None))
+            if value(own) is None or value(own).shape != value(sums).shape or value(own).dtype is not value(sums).dtype:
+                return None
+            sums, edges = inside, [own]
+            chain.append(inside)
+        if _method(sums) != "edge_sum" or sums.args[:2] != product.args[:2]:
+            return None
+        tensors = [*sums.args[5], *edges]
+        heads = value(tensors[0]).shape[1:]
+        return _Scores("additive_attention", chain, tensors, heads, sums, {"scale": slope})
+
+    def _dots(self, scores: Any, product: Node) -> _Scores | None:
+        """Dot products of both ends, perhaps times a number."""
+        chain, factor = [scores], 1.0
+        if name_of(scores) in ("mul", "div") and len(scores.args) == 2 and not scores.kwargs:
+            first, number = scores.args
+            if name_of(scores) == "mul" and isinstance(number, Node):
+                first, number = number, first
+            if not isinstance(number, (int, float)) or not number or is_in_place(scores):
+                return None
+            factor = float(number) if name_of(scores) == "mul" else 1 / number
+            chain.append(first)
+        dots: Any = chain[-1]
+        if _method(dots) != "sddmm" or dots.args[:2] != product.args[:2]:
+            return None
+        tensors = dots.args[5]
+        *heads, features = value(tensors[0]).shape[1:]
+        is_usual = isinstance(features, int) and math.isclose(factor, max(features, 1) ** -0.5)
+        options = {"scale": None if is_usual else factor}
+        return _Scores("attention", chain, tensors, torch.Size(heads), dots, options)
+
+    def _dynamic(self, scores: Any, product: Node) -> _Scores | None:
+        """A weight times rectified sums of features of both ends, and perhaps of features of the edge."""
+        weighed = _summed(scores)
+        if name_of(weighed) != "mul" or len(weighed.args) != 2 or weighed.kwargs or is_in_place(weighed):
+            return None
+        pairs = (weighed.args, weighed.args[::-1])
+        rectified: Any
+        rectified, weight = next(((r, w) for r, w in pairs if _slope(r) is not None), (None, None))
+        slope, shape = _slope(rectified), value(rectified)
+        if slope is None or shape is None or value(weight) is None:
+            return None
+        inner = shape.shape[1:]
+        if value(weight).shape not in (inner, (1, *inner)) or value(weight).dtype is not shape.dtype:
+            return None
+        chain = [scores, weighed, rectified, rectified.args[0]]
+        ends = self._plain_sum(chain[-1])
+        edges = None
+        if ends is None and _is_plain_add(chain[-1]):
+            pairs = (chain[-1].args, chain[-1].args[::-1])
+            inside, edges = next(((a, e) for a, e in pairs if self._plain_sum(a) is not None), (None, None))
+            ends = self._plain_sum(inside)
+            chain.append(inside)
+        if ends is None or (ends[0].index, ends[1].index) != product.args[:2] or len(inner) not in (1, 2):
+            return None
+        if edges is not None and (value(edges) is None or value(edges).shape != shape.shape):
+            return None
+        if edges is not None and value(edges).dtype is not shape.dtype:
+            return None
+        tensors, first = [ends[0].x, ends[1].x, weight, edges], min(ends[0].at, ends[1].at)
+        options = {"scale": slope}
+        return _Scores("dynamic_attention", chain, tensors, inner[:-1], first, options, ends)
+
+    def _plain_sum(self, node: Any) -> tuple[Selected, Selected] | None:
+        """What is selected at targets and sources, of their sum."""
+        return self._ends(*node.args) if _is_plain_add(node) else None
+
+    def _along(self, method: str, node: Node, targets: Selected, sources: Selected) -> Node | None:
+        if not is_quiet(min(targets.at, sources.at), node):
+            return None
+        with self.graph.inserting_before(node):
+            sizes = self._length(targets.x), self._length(sources.x)
+            return self._call(method, targets.index, sources.index, *sizes, [targets.x, sources.x])
+
+    def _call(self, method: str, *where: Any, **options: Any) -> Node:
+        *structure, tensors = where
+        return self.graph.call_function(along_edges, (*structure, method, tensors), options)
+
+    # ------------------------------------------------------------------ the program
+
+    def _put(self, node: Node, new: Node) -> None:
+        """Put a node in the place of another, and take out what nothing needs any more."""
+        new.meta["example_value"] = node.meta["example_value"]
+        if is_in_place(node):
+            node.args[0].replace_all_uses_with(new, lambda user: user is not node)
+        node.replace_all_uses_with(new)
+        self._drop(node)
+
+    def _drop(self, node: Node) -> None:
+        """Erase a node that nothing uses, and then its inputs; methods in place stay, but for replaced ones."""
+        waiting = [node]
+        while waiting:
+            node = waiting.pop()
+            inputs = node.all_input_nodes
+            self.graph.erase_node(node)
+            for before in inputs:
+                self._keep_no_rows(before)
+            waiting += [before for before in inputs if before not in waiting and self._is_dead(before)]
+
+    def _is_dead(self, node: Node) -> bool:
+        if node.users or not name_of(node):
+            return False
+        return not is_in_place(node) or (name_of(node) in SCATTERS and len(node.args[0].users) == 1)
+
+    def _keep_no_rows(self, rows: Node) -> None:
+        """Let what only asks for the dtype of selected rows ask the ones that they are selected from."""
+        found = selected(rows)
+        for user in list(rows.users) if found is not None else ():
+            if name_of(user) in MADE and user.args and user.args[0] is rows and user.args[1:]:
+                user.replace_input_with(rows, found.x)  # type: ignore[union-attr]
+
+
+__all__ = ["Messages", "name_of", "value"]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of the machine and of this process, and the error for allocations that do not fit."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import StructureError
+
+# How much memory there is, and the error of what would not fit into it.
+
+
+CONTROL_GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+class MemoryLimitError(StructureError, MemoryError):
+    """A format would need more memory for a tensor than there is."""
+
+
+def check_memory(nbytes: int, what: str) -> None:
+    """Raise `MemoryLimitError` where `what` needs at least `nbytes` and the memory is smaller."""
+    if not fits(nbytes):
+        found = f"{what} would take {readable(nbytes)} or more"
+        raise MemoryLimitError(f"{found}, but there are {readable(memory_size())} of memory")
+
+
+def fits(nbytes: int) -> bool:
+    """Whether there is so much memory at all."""
+    return nbytes <= memory_size()
+
+
+def check_values(count: int, dtype: np.dtype[Any]) -> None:
+    """Raise `MemoryLimitError` where that many values of a dtype do not fit into memory."""
+    check_memory(count * dtype.itemsize, f"{count} values")
+
+
+@cache
+def memory_size() -> int:
+    """Bytes of memory of the machine or, where that is less, of the container; no limit where the system is silent."""
+    return min(_of_machine(), *map(_of_control_group, CONTROL_GROUPS))
+
+
+def _of_machine() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize
+
+
+def _of_control_group(path: Path) -> int:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return sys.maxsize
+
+
+def readable(nbytes: int) -> str:
+    """A number of bytes in the largest unit of which there is at least one."""
+    power = next((k for k in range(4) if nbytes < 1024 ** (k + 1)), 4)
+    unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
+    return f"{nbytes / 1024**power:.{min(power, 1)}f} {unit}"
+
+
+# Memory of this process, as Linux tells it.
+
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def resident(field: str) -> int:
+    """Bytes of this process: ``"VmRSS"`` now, ``"VmHWM"`` at most since `forget_peak`."""
+    lines = STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+
+def forget_peak() -> None:
+    """Give freed memory back, and reset the peak."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    CLEAR.write_text("5")
+
+
+def added(call: Callable[[], object]) -> int | None:
+    """Bytes that a call adds at its peak, its result among them; None where the system does not tell."""
+    try:
+        forget_peak()
+    except OSError:
+        return None
+    before = resident("VmRSS")
+    result = call()
+    peak = resident("VmHWM") - before
+    del result
+    return peak
+
+
+__all__ = [
+    "CLEAR",
+    "STATUS",
+    "MemoryLimitError",
+    "added",
+    "check_memory",
+    "check_values",
+    "fits",
+    "forget_peak",
+    "memory_size",
+    "readable",
+    "resident",
+]

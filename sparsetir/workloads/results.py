@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations with computed patterns: operands and verification."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.errors import ArgumentError
+from sparsetir.workloads.inputs import as_float32
+from sparsetir.workloads.reference import TOLERANCE, WrongResultError, differs
+
+# Operations whose result has a pattern of its own: their operands, made of one matrix, and what must come out.
+#
+# ===========  =======================================================================================
+# operation    result
+# ===========  =======================================================================================
+# spgemm       ``A @ A``, or ``A @ A.T`` where A is not square
+# add          ``A + A.T``, or A plus A with its columns in another order
+# multiply     the same two, element by element
+# masked       the product of spgemm at the coordinates of A, for a square A
+# topn         the N largest of each row of ``A @ A.T``, A with its absolute values
+# rap          ``R @ A @ P``, R = P.T, with P of smoothed aggregates, for a square A (algebraic multigrid)
+# triangles    how many there are in the graph of A, for a square A
+# ===========  =======================================================================================
+
+
+AGGREGATE = 4  # rows that follow each other and become one
+DAMPING = 2 / 3  # of the Jacobi step that smooths aggregates
+SQUARE_ONLY = ("masked", "rap", "triangles")
+
+
+@dataclass(frozen=True)
+class ResultCase:
+    """An operation on matrices.
+
+    Parameters
+    ----------
+    op : str
+        One of `OPERATIONS`.
+    operands : tuple of scipy.sparse.csr_array
+        float32, the rows sorted.
+    kept : int
+        Entries of a row that topn keeps.
+    """
+
+    op: str
+    operands: tuple[Any, ...]
+    kept: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the result."""
+        last = self.operands[2 if self.op == "rap" else 1]
+        return int(self.operands[0].shape[0]), int(last.shape[1])
+
+    @property
+    def products(self) -> int:
+        """Multiplications of two entries that Gustavson's algorithm does; for a sum the entries of its operands."""
+        if self.op in ("add", "multiply"):
+            return sum(int(operand.nnz) for operand in self.operands)
+        if self.op == "rap":
+            R, A, P = self.operands
+            return products_of(R, A) + products_of(R @ A, P)
+        return products_of(*self.operands[:2])
+
+
+def products_of(A: Any, B: Any) -> int:
+    """Of an entry of A and an entry of the row of B that it meets."""
+    return int(np.diff(B.indptr).astype(np.int64)[A.indices].sum())
+
+
+def make_result_case(op: str, sparse: Any, *, kept: int = 10) -> ResultCase:
+    """The operands of an operation, made of one matrix.
+
+    Raises
+    ------
+    ArgumentError
+        `op` is not known, or takes a square matrix and `sparse` is none.
+    """
+    if op not in OPERATIONS:
+        raise ArgumentError(f"expected one of the operations {', '.join(OPERATIONS)}; found {op!r}")
+    A = as_float32(sparse)
+    if op in SQUARE_ONLY and A.shape[0] != A.shape[1]:
+        raise ArgumentError(f"{op} takes a square matrix, found {A.shape[0]} x {A.shape[1]}")
+    return ResultCase(op, OPERATIONS[op].operands(A), kept if op == "topn" else 0)
+
+
+# ------------------------------------------------------------------------------------------------ operands
+
+
+def sorted_csr(matrix: Any) -> Any:
+    """CSR with the entries of a row in order."""
+    csr = sp.csr_array(matrix)
+    csr.sort_indices()
+    return csr
+
+
+def factors(A: Any) -> tuple[Any, ...]:
+    """A and A, or A and its transpose."""
+    return (A, A) if A.shape[0] == A.shape[1] else transposed_too(A)
+
+
+def transposed_too(A: Any) -> tuple[Any, ...]:
+    """A and its transpose."""
+    return A, sorted_csr(A.T)
+
+
+def similarities(A: Any) -> tuple[Any, ...]:
+    """The factors of all similarities of two rows."""
+    return transposed_too(abs(A))
+
+
+def alike(A: Any) -> tuple[Any, ...]:
+    """Two matrices of the same shape and as many entries, of other patterns."""
+    if A.shape[0] == A.shape[1]:
+        return transposed_too(A)
+    order = np.random.default_rng(0).permutation(A.shape[1])
+    return A, sorted_csr(A[:, order])
+
+
+def masked_factors(A: Any) -> tuple[Any, ...]:
+    """The factors and the mask."""
+    return A, A, A
+
+
+def galerkin(A: Any) -> tuple[Any, ...]:
+    """R, A and P: rows that follow each other are one aggregate, and one step of Jacobi smooths the aggregates."""
+    n = A.shape[0]
+    shape = (n, -(-n // AGGREGATE))
+    columns, rows = np.arange(n, dtype=A.indices.dtype) // AGGREGATE, np.arange(n + 1, dtype=A.indptr.dtype)
+    tentative = sp.csr_array((np.ones(n, np.float32), columns, rows), shape=shape)
+    sums = abs(A).sum(axis=1)
+    steps = sp.diags_array(np.divide(DAMPING, sums, out=np.zeros_like(sums), where=sums != 0), dtype=np.float32)
+    P = sorted_csr((tentative - steps @ A @ tentative).astype(np.float32))
+    return sorted_csr(P.T), A, P
+
+
+def below_diagonal(A: Any) -> tuple[Any, ...]:
+    """The graph without directions and loops, each edge once, with ones."""
+    graph = sp.tril(A + A.T, -1, format="csr")
+    graph.data = np.ones_like(graph.data)
+    return (sorted_csr(graph),) * 3
+
+
+# ---------------------------------------------------------------------------------------------- operations
+
+
+def ones(matrix: Any) -> Any:
+    """The pattern, in float64."""
+    return sp.csr_array((np.ones(matrix.nnz), matrix.indices, matrix.indptr), shape=matrix.shape)
+
+
+def chain(*operands: Any) -> Any:
+    """The product of two or three."""
+    first, *rest = operands
+    for operand in rest:
+        first = first @ operand
+    return first
+
+
+def masked_product(A: Any, B: Any, M: Any) -> Any:
+    """``A @ B`` where M has entries."""
+    return (A @ B).multiply(ones(M))
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How operands are made of a matrix, and the result of them by scipy.
+
+    Parameters
+    ----------
+    operands : callable
+        Of a matrix.
+    compute : callable
+        Of the operands.
+    by_rows : tuple of int
+        The operands whose rows are those of the result.
+    """
+
+    operands: Callable[[Any], tuple[Any, ...]]
+    compute: Callable[..., Any]
+    by_rows: tuple[int, ...] = (0,)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "spgemm": Operation(factors, chain),
+    "add": Operation(alike, operator.add, (0, 1)),
+    "multiply": Operation(alike, sp.csr_array.multiply, (0, 1)),
+    "masked": Operation(masked_factors, masked_product, (0, 2)),
+    "topn": Operation(similarities, chain),
+    "rap": Operation(galerkin, chain),
+    "triangles": Operation(below_diagonal, masked_product, (0, 2)),
+}
+
+
+# Whether a result with a pattern of its own is right: some rows at a time, by scipy in float64.
+
+
+PRODUCTS = 1 << 23  # of the rows that are judged at once
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Some rows of a result.
+
+    Parameters
+    ----------
+    pattern : scipy.sparse.csr_array
+        Its coordinates, those of entries that cancel too.
+    values : numpy.ndarray
+        In float64.
+    allowed : numpy.ndarray
+        How far one of float32 may be from each.
+    kept : int
+        Entries of a row that are kept, where only some are.
+    """
+
+    pattern: Any
+    values: np.ndarray
+    allowed: np.ndarray
+    kept: int
+
+    @classmethod
+    def of(cls, case: ResultCase, rows: slice) -> Expected:
+        """The rows of a case by scipy."""
+        operation = OPERATIONS[case.op]
+        exact = [operand.astype(np.float64) for operand in case.operands]
+        for n in operation.by_rows:
+            exact[n] = exact[n][rows]
+        # Ones tell the pattern: scipy leaves out what cancels.
+        pattern = sorted_csr(operation.compute(*map(ones, exact)))
+        values, magnitudes = (at_pattern(operation.compute(*of), pattern) for of in (exact, map(abs, exact)))
+        return cls(pattern, values, TOLERANCE * magnitudes, case.kept)
+
+
+def at_pattern(matrix: Any, pattern: Any) -> np.ndarray:
+    """The values of a matrix at the coordinates of a pattern that holds all of its own; 0 where it has none."""
+    matrix = sorted_csr(matrix)
+    if matrix.nnz == pattern.nnz:
+        return matrix.data
+    values = np.zeros(pattern.nnz, matrix.data.dtype)
+    values[np.searchsorted(keys(pattern), keys(matrix))] = matrix.data
+    return values
+
+
+def keys(csr: Any) -> np.ndarray:
+    """A number for each entry that grows with row and column."""
+    rows = np.repeat(np.arange(csr.shape[0], dtype=np.int64), np.diff(csr.indptr))
+    return rows * max(1, csr.shape[1]) + csr.indices
+
+
+def check_result(name: str, found: Any, case: ResultCase) -> None:
+    """Compare a result with the reference in float64, some rows at a time.
+
+    Parameters
+    ----------
+    name : str
+        What is said to be wrong.
+    found : scipy.sparse.csr_array or a number
+    case : ResultCase
+
+    Raises
+    ------
+    WrongResultError
+    """
+    parts = (Expected.of(case, rows) for rows in blocks(case))
+    problem = wrong_count(found, parts) if case.op == "triangles" else wrong_matrix(found, case, parts)
+    if problem:
+        raise WrongResultError(f"{name}: our result differs from the reference: {problem}; please report this")
+
+
+def blocks(case: ResultCase) -> Iterator[slice]:
+    """All rows of a result, a limited number of products at a time; at least one block."""
+    first, height = case.operands[0], case.operands[0].shape[0]
+    others = np.diff(case.operands[1].indptr).astype(np.int64)
+    meet = others[first.indices] if case.op not in ("add", "multiply") else np.ones(first.nnz, np.int64)
+    before = np.concatenate(([0], np.cumsum(meet)))[first.indptr]
+    begin = 0
+    while begin < height or begin == 0:
+        end = max(begin + 1, int(np.searchsorted(before, before[begin] + PRODUCTS, side="right")) - 1)
+        yield slice(begin, min(end, height))
+        begin = end
+
+
+def wrong_count(found: Any, parts: Iterable[Expected]) -> str | None:
+    """What is wrong with a number of triangles, in words."""
+    expected = int(sum(part.values.sum() for part in parts))
+    return None if int(found) == expected else f"found {int(found)} triangles, expected {expected}"
+
+
+def wrong_matrix(found: Any, case: ResultCase, parts: Iterable[Expected]) -> str | None:
+    """What is wrong with a matrix, in words."""
+    judge = wrong_largest if case.op == "topn" else wrong_rows
+    if found.shape != case.shape:
+        return f"found {found.shape[0]} x {found.shape[1]}, expected {case.shape[0]} x {case.shape[1]}"
+    row = 0
+    for part in parts:
+        problem = judge(found[row : row + part.pattern.shape[0]], part)
+        if problem:
+            return problem
+        row += part.pattern.shape[0]
+    return None
+
+
+def wrong_rows(found: Any, expected: Expected) -> str | None:
+    """What is wrong with some rows."""
+    pattern = expected.pattern
+    for part in ("indptr", "indices"):
+        have, want = getattr(found, part), getattr(pattern, part)
+        if have.shape != want.shape:
+            return f"found {found.nnz} entries, expected {pattern.nnz}"
+        if not np.array_equal(have, want):
+            at = int((have != want).argmax())
+            return f"found {part}[{at}] = {have[at]}, expected {want[at]}"
+    return first_wrong(found.data, expected.values, expected.allowed)
+
+
+def first_wrong(found: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> str | None:
+    """The first value that is not right, in words."""
+    wrong = differs(found, expected, allowed)
+    if not wrong.any():
+        return None
+    at = int(wrong.argmax())
+    return f"found {found[at]:.7g}, expected {expected[at]:.7g}"
+
+
+def wrong_largest(found: Any, expected: Expected) -> str | None:
+    """As `wrong_rows`; which ones of equal values are kept is not said."""
+    pattern, kept = expected.pattern, expected.kept
+    lengths = np.minimum(np.diff(pattern.indptr), kept)
+    if not np.array_equal(np.diff(found.indptr), lengths):
+        return f"found {found.nnz} entries, expected {lengths.sum()}, at most {kept} in a row"
+    have, every = keys(found), keys(pattern)
+    if np.any(np.diff(have) <= 0) or not np.isin(have, every).all():
+        return "found coordinates that the product does not store, or not in order"
+    at = np.searchsorted(every, have)
+    # As many as there are, each no smaller than the least of the right ones.
+    least = nth_largest(pattern, expected.values, kept)[np.repeat(np.arange(found.shape[0]), lengths)]
+    if np.any(found.data < least - expected.allowed[at] - TOLERANCE * np.abs(least)):
+        return "found a value among the largest of its row that is not one of them"
+    return first_wrong(found.data, expected.values[at], expected.allowed[at])
+
+
+def nth_largest(pattern: Any, values: np.ndarray, kept: int) -> np.ndarray:
+    """Of each row: its largest value but ``kept - 1``, or its least where it has fewer entries; 0 where it has none."""
+    lengths = np.diff(pattern.indptr)
+    rows = np.repeat(np.arange(pattern.shape[0]), lengths)
+    ordered = np.append(values[np.lexsort((-values, rows))], 0.0)
+    return np.where(lengths > 0, ordered[pattern.indptr[:-1] + np.minimum(lengths, kept) - 1], 0.0)
+
+
+__all__ = ["OPERATIONS", "SQUARE_ONLY", "ResultCase", "check_result", "make_result_case", "ones", "sorted_csr"]

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chains of lazy arrays, compiled together, against numpy."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+import torch
+from sparsetir import SparseTensor, compute, fused, lazy, relu, softmax
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.lazy import run
+
+RNG = np.random.default_rng(0)
+M = sp.random_array((40, 30), density=0.2, format="csr", dtype="float32", rng=RNG)
+X, W, B = (RNG.random(shape, "float32") for shape in ((30, 12), (12, 5), (5,)))
+Q, K, V = (RNG.random(shape, "float32") for shape in ((40, 6), (30, 6), (30, 3)))
+
+
+def attention(mask: Any) -> np.ndarray:
+    scores = np.where(mask.toarray() != 0, mask.toarray() * (Q @ K.T), -np.inf)
+    with np.errstate(invalid="ignore"):
+        weights = np.nan_to_num(np.exp(scores - scores.max(1, keepdims=True)))
+    return weights / np.maximum(weights.sum(1, keepdims=True), 1e-30)
+
+
+def close(found: Any, expected: Any) -> None:
+    assert np.shape(found) == np.shape(expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_chains() -> None:
+    A, D = lazy(M), M.toarray()
+    found = compute(
+        relu((A @ X) @ W + B - 9.0),
+        A.T @ Q,
+        lazy(Q.T) @ A,
+        lazy(X.T) @ A.T,
+        A @ X[:, 0],
+        (A @ X).sum(axis=0),
+        (2 * (A @ X).max() - 1).tanh(),
+        softmax(lazy(X) / 2),
+    )
+    close(found[0], np.maximum(D @ X @ W + B - 9, 0))
+    close(found[1], D.T @ Q)
+    close(found[2], Q.T @ D)
+    close(found[3], X.T @ D.T)
+    close(found[4], D @ X[:, 0])
+    close(found[5], (D @ X).sum(0))
+    close(found[6], np.tanh(2 * (D @ X).max() - 1))
+    close(found[7], np.exp(X / 2) / np.exp(X / 2).sum(1, keepdims=True))
+
+
+@pytest.mark.slow
+def test_powers() -> None:
+    A, D = lazy(M), M.toarray()
+    S = A @ X - 3.0
+    found = compute(S**2, S**-1, 2.0 ** (A @ X), abs(S) ** 0.5, S**3 / 2, (A**2) @ X, lazy(X) ** lazy(X))
+    dense = D @ X - 3
+    expected = (dense**2, 1 / dense, 2 ** (D @ X), abs(dense) ** 0.5, dense**3 / 2, D**2 @ X, X**X)
+    for each, right in zip(found, expected, strict=True):
+        close(each, right)
+    close(compute(A**2 * 2).toarray(), D**2 * 2)
+    half = lazy(np.full((3, 4), 1.5, "float16"))
+    assert compute(half**2).dtype == "float16"
+    np.testing.assert_array_equal(compute(half**2), np.full((3, 4), 2.25))
+    for wrong in (lambda: A**0, lambda: A**-1, lambda: 2**A, lambda: A**A, lambda: A ** lazy(D)):
+        with pytest.raises(ArgumentError, match="power of"):
+            wrong()
+
+
+@pytest.mark.slow
+def test_sparse_results() -> None:
+    A, D = lazy(M), M.toarray()
+    scaled, gathered, total = compute(2 * A, A * (lazy(Q) @ K.T).exp(), A + (-A) * 0.5)
+    assert type(scaled) is sp.csr_array
+    close(scaled.toarray(), 2 * D)
+    close(gathered.toarray(), D * np.exp(Q @ K.T))
+    close(total.toarray(), D / 2)
+    T = SparseTensor.from_scipy(M.tocsc(), "csc")
+    found = compute(relu(-lazy(T)))
+    assert type(found) is SparseTensor
+    close(found.to_dense(), np.maximum(-D, 0))
+
+
+@pytest.mark.slow
+def test_fused() -> None:
+    traced = []
+
+    @fused
+    def attend(mask: Any, Q: Any, K: Any, V: Any, *, scale: float = 1.0) -> Any:
+        traced.append(scale)
+        return softmax(mask * (Q @ K.T) * scale) @ V
+
+    close(attend(M, Q, K, V), attention(M) @ V)
+    other = sp.random_array((40, 30), density=0.2, format="csr", dtype="float32", rng=RNG)
+    close(attend(other, Q, K, V), attention(other) @ V)
+    assert traced == [1.0]
+    found = attend(M, *map(torch.from_numpy, (Q, K, V)))
+    assert type(found) is torch.Tensor
+    close(found.numpy(), attention(M) @ V)
+    attend(M, Q, K, V, scale=2.0)
+    assert traced == [1.0, 1.0, 2.0]
+
+
+@pytest.mark.slow
+def test_constant_parts_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(run, "compute", lambda *nodes: seen.append(nodes) or compute(*nodes))
+
+    @fused
+    def layer(A: Any, X: Any) -> Any:
+        weight = (lazy(W) @ np.ones((5, 2), "float32")).relu()
+        return A @ (X @ weight)
+
+    for _ in range(2):
+        close(layer(M, X), M.toarray() @ (X @ np.maximum(W @ np.ones((5, 2)), 0)))
+    assert len(seen) == 1
+
+
+def test_one_module_and_the_cheaper_order() -> None:
+    graph = relu((lazy(M) @ np.ones((30, 900), "float32")) @ np.ones((900, 5), "float32") + B)
+    leaves = [node for node in run.nodes([graph]) if node.op in ("dense", "sparse")]
+    text = run.Compiled([graph], leaves).mod.script()
+    text = text.partition("R.dataflow")[2]
+    assert text.index("R.matmul") < text.index("R.sparse.spmm") < text.index("R.add") < text.index("R.nn.relu")
+
+
+def test_graphs_are_compiled_once_and_hold_no_arrays() -> None:
+    run._known.clear()
+    for _ in range(2):
+        compute(lazy(M) @ X)
+    (compiled,) = run._known.values()
+    assert all(node.value is None for node in run.nodes(compiled.outputs))
+    other = sp.random_array((40, 30), density=0.21, format="csr", dtype="float32", rng=RNG)
+    close(compute(lazy(other) @ X), other.toarray() @ X)
+    assert len(run._known) == 1
+
+
+@pytest.mark.parametrize("matrix", [sp.csr_array((0, 30), dtype="float32"), sp.csr_array((40, 30), dtype="float32"),
+                                    M.tocoo(), M[::-1].tocsc()])  # fmt: skip
+def test_other_matrices(matrix: Any) -> None:
+    close(compute(relu(lazy(matrix) @ X)), np.maximum(matrix.toarray() @ X, 0))
+
+
+def test_dtypes() -> None:
+    found = compute(lazy(M) @ X.astype("float64"))
+    assert found.dtype == np.float64
+    close(found, M.toarray() @ X)
+
+
+@pytest.mark.slow
+def test_tuned(tmp_path: Any) -> None:
+    found = compute(relu(lazy(M) @ X), tune=1.0, database=tmp_path / "t.jsonl")
+    close(found, np.maximum(M.toarray() @ X, 0))
+    assert (tmp_path / "t.jsonl").read_text()
+    close(compute(relu(lazy(M) @ X), database=tmp_path / "t.jsonl"), found)
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "message"),
+    [
+        (lambda A: A + 1, ArgumentError, "add of a sparse and a dense array has a dense result"),
+        (lambda A: A.exp(), ArgumentError, "exp of a sparse array is not zero where nothing is stored"),
+        (lambda A: A @ A.T, ArgumentError, "has a pattern to compute: call sparsetir.matmul first"),
+        (lambda A: A @ np.ones(4, "float32"), ArgumentError, r"the shapes \(40, 30\) and \(4,\) do not fit @"),
+        (lambda A: A + lazy(M), ArgumentError, "takes two with the structure of one"),
+        (lambda A: A / A, ArgumentError, "divides by the zeros"),
+        (lambda A: A.sum(), ArgumentError, "sum of a lazy sparse array"),
+        (lambda A: compute(A.T), ArgumentError, "stands in products only"),
+        (lambda A: A.T * 2, ArgumentError, "stands in products only"),
+        (lambda A: lazy(X).sum(axis=3), ArgumentError, "axis 3 of an array of 2 dimensions"),
+        (lambda A: np.asarray(A), ArgumentTypeError, "pass it to sparsetir.compute"),
+        (lambda A: bool(A), ArgumentTypeError, "no condition can depend on it"),
+        (lambda A: lazy(np.ones(3, "int32")), ArgumentTypeError, "lazy arrays are of float16"),
+        (lambda A: compute(X), ArgumentTypeError, "compute takes lazy arrays, found ndarray"),
+        (lambda A: fused(lambda x: 3)(X), ArgumentTypeError, "a fused function returns lazy arrays, found int"),
+        (lambda A: lazy(sparsetir.CooTensor.from_dense(np.ones((2, 2, 2)))), ArgumentError, "found 3 dimensions"),
+    ],
+)
+def test_refusals(action: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        action(lazy(M))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_numbers_at_the_edge(dtype: str) -> None:
+    """NaN and infinities pass through as in numpy, and 16 bits are summed in 32."""
+    inf, nan = float("inf"), float("nan")
+    Y = np.array([[1, 2, 3], [-inf, 0, -0.0], [-inf, -inf, -inf], [nan, -1, 1], [1e-3, -1e-4, 1e4]], dtype)
+    L, ones = sparsetir.lazy(Y), np.ones((1, 5000), dtype)
+    rest = sparsetir.lazy(sp.csr_array(np.eye(5, dtype=dtype)[:, [1, 0, 2, 3, 4]])) @ Y if dtype != "float16" else L
+    clipped, limited, top, column, row, small, many, mean, divided = sparsetir.compute(
+        sparsetir.relu(L), sparsetir.relu(rest), L.max(), L.max(0), L.max(1), L.tanh(), sparsetir.lazy(ones).sum(),
+        sparsetir.lazy(np.full((30, 30), 1000, dtype)).mean(), L / -0.0,
+    )  # fmt: skip
+    np.testing.assert_array_equal(clipped, np.maximum(Y, 0))
+    assert np.isnan(limited).sum() >= np.isnan(Y).sum()
+    for found, axis in ((top, None), (column, 0), (row, 1)):
+        np.testing.assert_array_equal(found, Y.max(axis=axis))
+    rtol = {"float16": 2e-3, "float32": 1e-6, "float64": 1e-13}[dtype]
+    np.testing.assert_allclose(small.astype(float), np.tanh(Y.astype(float)), rtol=rtol)
+    assert (float(many), float(mean)) == (5000, 1000)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(divided, Y / dtype_of(Y)(-0.0))
+        np.testing.assert_array_equal(sparsetir.compute(L / 0.0), Y / dtype_of(Y)(0.0))
+    np.testing.assert_array_equal(sparsetir.compute(1 / sparsetir.lazy(np.full(2, 4, dtype))), [0.25, 0.25])
+
+
+def dtype_of(array: np.ndarray) -> Any:
+    return array.dtype.type
+
+
+@pytest.mark.slow
+def test_reductions_of_nothing() -> None:
+    nothing = sparsetir.lazy(np.ones((0, 3)))
+    assert np.isnan(sparsetir.compute(nothing.mean(0))).all()
+    assert sparsetir.compute(nothing.sum(0)).tolist() == [0, 0, 0]
+    with pytest.raises(ArgumentError, match="there is no max of no elements"):
+        nothing.max(0)
+    with pytest.raises(ArgumentTypeError, match="k of a fused function is part of its kind, found list"):
+        sparsetir.fused(lambda A, k=None: A)(np.ones(2), k=[1])
+
+
+def test_calls_from_threads() -> None:
+    """A compiled graph that several threads call at once has the registers of one call for each of them."""
+    A = sp.random_array((300, 200), density=0.1, format="csr", rng=np.random.default_rng(0))
+    X = np.random.default_rng(1).random((200, 8))
+    step = fused(lambda S, D: (S @ D) * 2 + 1)
+    step(A, X)
+    with ThreadPoolExecutor(8) as pool:
+        for n, found in enumerate(pool.map(lambda n: step(A * n, X), range(200))):
+            np.testing.assert_allclose(found, 2 * n * (A @ X) + 1)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Infinities and NaN reach no results but those that use them, unless the user chose the format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sparsetir
+from sparsetir import formats
+from sparsetir.formats.format import Format
+from sparsetir.ir.views import decode
+from sparsetir.runtime import nonfinite
+
+MANY = 10**9
+FILLING = [formats.bsr(2, 2), formats.dia(), formats.sr_bcrs(4, 4), formats.hdia(4), formats.ragged()]
+OTHERS = [formats.ell(), formats.sell(4, 8), formats.hyb(2, widths=(1, 4)), formats.coo()]
+
+RELU = """
+@T.prim_func
+def spmm_relu(a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+              m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
+    J_dense = T.dense_fixed(n)
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (J_dense, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
+        with T.init():
+            C[i, k] = T.float32(0)
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+    with T.sp_iter([I, K], "SS", "relu") as [i, k]:
+        C[i, k] = T.max(C[i, k], T.float32(0))
+"""
+
+
+def blocks(rng: np.random.Generator, size: int = 4, rows: int = 120) -> Any:
+    """Blocks at random places of which some elements are no entries."""
+    mask = sp.random_array((rows // size, rows // size), density=0.1, rng=rng)
+    A = sp.kron(mask, np.ones((size, size)), format="csr").astype(np.float32)
+    A.data[rng.random(A.nnz) < 0.1] = 0
+    A.eliminate_zeros()
+    return sp.csr_array(A)
+
+
+def spoilt(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    B = rng.standard_normal(shape).astype(np.float32)
+    for value in (np.inf, -np.inf, np.nan):
+        B[tuple(rng.integers(0, n) for n in shape)] = value
+    return B
+
+
+@pytest.mark.parametrize("format", [*FILLING, *OTHERS], ids=repr)
+def test_formats_tell_whether_they_multiply_zeros(format: Format) -> None:
+    program, rng = sparsetir.ops.spmm(), np.random.default_rng(0)
+    parts = sparsetir.decompose_format(program, {"A": format})
+    assert parts.multiplies_zeros is (format in FILLING)
+    A = sp.random_array((24, 24), density=0.15, format="csr", dtype="float32", rng=rng)
+    B = spoilt(rng, (24, 8))
+    careful = sparsetir.decompose_format(program, {"A": format}, finite=False)
+    assert not careful.multiplies_zeros
+    np.testing.assert_allclose(sparsetir.build(careful)(A=A, B=B), A @ B, rtol=1e-4, atol=1e-5)
+
+
+def test_zeros_that_meet_no_numbers_are_harmless() -> None:
+    rows = sparsetir.parse(RELU.replace(" * B[j, k]", "").replace("spmm_relu", "sums"))
+    assert not sparsetir.decompose_format(rows, {"A": formats.bsr(4, 4)}).multiplies_zeros
+    sddmm = sparsetir.decompose_format(sparsetir.ops.sddmm(), {"S": formats.bsr(4, 4)})
+    assert not sddmm.multiplies_zeros  # what lands between the entries is nobody's
+    assert not sparsetir.decompose_format(sparsetir.ops.spmm("int32"), {"A": formats.bsr(4, 4)}).multiplies_zeros
+
+
+@pytest.mark.slow
+@settings(max_examples=16, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["spmm", "spmv", "relu"]), st.booleans(), st.booleans())
+def test_a_kernel_for_many_calls_keeps_them_apart(seed: int, op: str, is_spoilt: bool, is_tall: bool) -> None:
+    rng = np.random.default_rng(seed)
+    A = blocks(rng)[:, : 40 if is_tall else 120]
+    name, shape = ("x", A.shape[1:]) if op == "spmv" else ("B", (A.shape[1], 8))
+    program = sparsetir.parse(RELU) if op == "relu" else getattr(sparsetir.ops, op)()
+    fast, plain = sparsetir.build(program, calls=MANY).bind(A=A), sparsetir.build(program).bind(A=A)
+    for _ in range(3):  # the first call, the plan, and what goes past it
+        B = spoilt(rng, shape) if is_spoilt else rng.standard_normal(shape).astype(np.float32)
+        np.testing.assert_allclose(fast(**{name: B}), plain(**{name: B}), rtol=1e-3, atol=1e-4)
+    out = np.zeros((120, 8) if op != "spmv" else 120, np.float32)
+    given = {name: B, "y" if op == "spmv" else "C": out}
+    assert fast(**given) is out
+    np.testing.assert_allclose(out, plain(**{name: B}), rtol=1e-3, atol=1e-4)
+    assert fast.over_another is not None
+
+
+def test_full_blocks_need_no_watch() -> None:
+    A = sp.kron(sp.random_array((30, 30), density=0.1, rng=np.random.default_rng(0)), np.ones((4, 4)), format="csr")
+    A, B = sp.csr_array(A.astype(np.float32)), spoilt(np.random.default_rng(1), (120, 16))
+    bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY).bind(A=A)
+    np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4)
+    assert bound.over_another is not None
+    assert not isinstance(bound.over_another, nonfinite.WatchedBound)
+
+
+def test_a_promise_saves_the_look() -> None:
+    A, B = blocks(np.random.default_rng(0)), np.ones((120, 16), np.float32)
+    for promised in (False, True):
+        bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY, finite=promised).bind(A=A)
+        np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4)
+        assert isinstance(bound.over_another, nonfinite.WatchedBound) is not promised
+
+
+def test_the_smaller_ones_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operands of a tall matrix, and its results where those are not finite."""
+    looked: list[int] = []
+    has_nan = nonfinite.has_nan
+    monkeypatch.setattr(nonfinite, "has_nan", lambda found: looked.append(found.size) or has_nan(found))
+    A = blocks(np.random.default_rng(0))
+    for matrix, count in ((A[:, :40], 0), (A, 3), (A[:40], 3)):
+        bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY).bind(A=matrix)
+        B = np.ones((matrix.shape[1], 16), "float32")
+        for _ in range(3):
+            np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)
+        assert isinstance(bound.over_another, nonfinite.WatchedBound)
+        assert len(looked) == count
+        B[1, 2] = np.inf
+        np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)
+        looked.clear()
+
+
+def test_what_shows_in_results() -> None:
+    assert nonfinite.sums_products(decode(sparsetir.ops.spmm()))
+    assert nonfinite.sums_products(decode(sparsetir.ops.spmv("float64")))
+    assert not nonfinite.sums_products(decode(sparsetir.parse(RELU)))
+    assert not nonfinite.sums_products(decode(sparsetir.parse(RELU.replace("A[i, j] *", "A[i, j] * T.exp(B[j, k]) *"))))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_looking_for_nan(dtype: str) -> None:
+    array = np.full((3, 5), np.inf, dtype)
+    array[0] = np.finfo(dtype).max
+    assert not nonfinite.has_nan(array)
+    assert not nonfinite.is_finite(array)
+    assert nonfinite.is_finite(array[0])
+    array[2, 4] = np.nan
+    assert nonfinite.has_nan(array)
+    assert nonfinite.has_nan((np.zeros(0, dtype), array.T))
+    assert nonfinite.is_finite(np.zeros((0, 3), dtype))
+    assert nonfinite.is_finite(np.ones(3, "int32"))

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents say is true: their code runs and prints what stands below it, their paths and commands exist."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import sparsetir
+from sparsetir.bench import overhead
+
+pytestmark = pytest.mark.usefixtures("quick_ceilings", "quick_comparisons")
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# Commands of a shell block that change the machine or take minutes; make's targets are looked up.
+NOT_RUN = {"make", "pip", "git"}
+# Blocks that only run where there is a C compiler.
+WITH_COMPILER = re.compile(r"\.export\(|\.save\(\".*\.so\"|^cc |^/\* \w+\.c \*/", re.MULTILINE)
+# Blocks that only run where these are installed: those that name one.
+OPTIONAL = ("torch", "onnx")
+FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+FOLDERS = "sparsetir|schedules|tuning|tests|docs|examples"
+
+
+def title(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# --- the code in the documents ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, the line on which the text begins, and where the fence lies."""
+
+    language: str
+    text: str
+    line: int
+    start: int
+    end: int
+
+
+def blocks(path: Path) -> list[Block]:
+    text = path.read_text(encoding="utf-8")
+    found = FENCE.finditer(text)
+    return [Block(m["language"], m["text"], text.count("\n", 0, m.start()) + 2, m.start(), m.end()) for m in found]
+
+
+def with_output(path: Path) -> list[tuple[Block, Block | None]]:
+    """Every block that is code, and the text block that follows it at once: what it prints."""
+    text, found = path.read_text(encoding="utf-8"), blocks(path)
+    pairs: list[tuple[Block, Block | None]] = []
+    for block, after in zip_longest(found, found[1:]):
+        if block.language == "text":
+            continue
+        belongs = after is not None and after.language == "text" and not text[block.end : after.start].strip()
+        pairs.append((block, after if belongs else None))
+    return pairs
+
+
+def run_python(block: Block, path: Path, names: dict[str, Any]) -> str:
+    """What the code prints. It stands in a file at the document's line numbers: the parser reads its source."""
+    source = "\n" * (block.line - 1) + block.text
+    file = Path(f"{path.stem}_line_{block.line}.py").resolve()
+    file.write_text(source, encoding="utf-8")
+    names["__file__"] = str(file)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(source, str(file), "exec", dont_inherit=True), names)
+    return out.getvalue()
+
+
+def run_shell(block: Block) -> str:
+    """What the commands print, those that are run.
+
+    The package's own run in this process: to load TVM for each takes longer than what it does.
+    """
+    lines = [shlex.split(line, comments=True) for line in block.text.splitlines()]
+    return "".join(run_command(words) for words in lines if words and words[0] not in NOT_RUN)
+
+
+def run_command(words: list[str]) -> str:
+    """What a command prints."""
+    if words[0] == "sparsetir" and "--help" not in words:
+        return run_main("sparsetir.cli", words[1:])
+    if words[:2] == ["python", "-m"] and words[2].startswith("sparsetir."):
+        return run_main(words[2], words[3:])
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_main(module: str, arguments: list[str]) -> str:
+    """What a module's `main` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            status = importlib.import_module(module).main(arguments)
+        except SystemExit as end:  # as of --help
+            status = end.code
+    assert not status, f"{module} {shlex.join(arguments)} ends with {status}"
+    return out.getvalue()
+
+
+def write_c(block: Block) -> str:
+    """A C program goes into the file that its first line names in a comment."""
+    name = re.match(r"/\* (\w+\.c) \*/", block.text)
+    assert name is not None, "the first line of a C block names its file: /* main.c */"
+    Path(name[1]).write_text(block.text, encoding="utf-8")
+    return ""
+
+
+def run_block(block: Block, path: Path, names: dict[str, Any]) -> str:
+    if block.language == "python":
+        return run_python(block, path, names)
+    if block.language == "sh":
+        return run_shell(block)
+    if block.language == "c":
+        return write_c(block)
+    if block.language == "cpp":  # parts of a program among the examples, which is compiled there
+        return ""
+    assert not block.language, f"a block of {block.language} cannot be checked; a drawing has no language"
+    return ""
+
+
+def can_run(block: Block) -> bool:
+    """Whether what a block needs is installed."""
+    if WITH_COMPILER.search(block.text) and shutil.which("cc") is None:
+        return False
+    needed = [name for name in OPTIONAL if block.language == "python" and re.search(rf"\b{name}\b", block.text)]
+    return all(importlib.util.find_spec(name) is not None for name in needed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", DOCUMENTS, ids=title)
+def test_the_code_runs_and_prints_what_stands_below_it(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line ... in the output stands for any number of lines."""
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("document")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where the parser looks for source lines
+    names = vars(module)
+    checker = doctest.OutputChecker()
+    for block, output in with_output(path):
+        if not can_run(block):
+            continue
+        printed = run_block(block, path, names)
+        if output is not None and not checker.check_output(output.text, printed, doctest.ELLIPSIS):
+            example = doctest.Example(block.text, output.text)
+            difference = checker.output_difference(example, printed, doctest.ELLIPSIS)
+            pytest.fail(f"{title(path)}, line {output.line}:\n{difference}")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=title)
+def test_every_output_belongs_to_code(path: Path) -> None:
+    outputs = {block.line for block in blocks(path) if block.language == "text"}
+    assert outputs == {output.line for _, output in with_output(path) if output is not None}
+
+
+# --- the code in the docstrings ---------------------------------------------------------------------------------
+
+
+def modules() -> list[str]:
+    """Those with an example in a docstring."""
+    folders = {"sparsetir": "sparsetir", "schedules": "sparsetir.schedules", "tuning": "sparsetir.tuning"}
+    found = []
+    for folder, package in folders.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if re.search(r"^ *>>> ", path.read_text(encoding="utf-8"), re.MULTILINE):
+                parts = path.relative_to(ROOT / folder).with_suffix("").parts
+                found.append(".".join([package, *parts]).removesuffix(".__init__"))
+    return found
+
+
+@pytest.mark.parametrize("name", modules())
+def test_the_examples_of_a_module_are_right(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = doctest.testmod(importlib.import_module(name))
+    assert done.attempted > 0
+    assert done.failed == 0
+
+
+# --- what else the documents mention ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=title)
+def test_links_lead_somewhere(path: Path) -> None:
+    missing = [link for link in LINK.findall(path.read_text(encoding="utf-8")) if not (path.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=title)
+def test_paths_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    found = re.findall(rf"(?<![\w/.-])((?:{FOLDERS})/[\w/.]*\w)", text)
+    assert not [name for name in found if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=title)
+def test_make_has_the_targets(path: Path) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    wanted = re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(wanted) <= set(targets)
+
+
+def test_every_public_name_is_explained() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    assert not [name for name in sparsetir.__all__ if not re.search(rf"sparsetir\.{name}\b|`{name}\b", text)]
+
+
+# --- examples ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=title)
+def test_the_example_runs_and_shows_its_loops(path: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "for " in done.stdout
+
+
+def test_there_are_examples() -> None:
+    assert {path.stem for path in EXAMPLES} == {"csf_mttkrp", "graph_attention", "spmm", "string_matching"}
+
+
+# --- the commands behind the figures ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_overhead_prints_a_line_for_each_goal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert overhead.main(["--runs", "1", "--rounds", "1"]) == 0
+    printed = capsys.readouterr().out
+    goals = [line for line in printed.splitlines() if re.search(r" (yes|no)$", line)]
+    assert len(goals) == 8
+    assert "from the disk cache" in printed

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What surrounds the sparse operators in a model: dense products with what follows them, and ordinary functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm
+from scipy.special import erf, expit
+from tvm import relax, tirx
+from tvm.relax import op
+
+import sparsetir.relax as srelax
+from sparsetir.codegen.target import native_target
+from sparsetir.relax.build import lowered
+from sparsetir.relax.operators import constant
+
+
+def dense(*shape: int, dtype: str = "float32", seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def module(body: Callable[..., Any], *inputs: np.ndarray) -> Any:
+    """A module whose main emits what `body` makes of the inputs."""
+    builder = relax.BlockBuilder()
+    params = [relax.Var(f"x{n}", relax.TensorType(a.shape, str(a.dtype))) for n, a in enumerate(inputs)]
+    with builder.function("main", params):
+        with builder.dataflow():
+            out = builder.emit_output(builder.normalize(body(builder, *params)))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def run(mod: Any, *inputs: np.ndarray) -> np.ndarray:
+    vm = relax.VirtualMachine(srelax.build(mod), tvm.cpu())
+    return vm["main"](*(tvm.runtime.tensor(a) for a in inputs)).numpy()
+
+
+def kernels(mod: Any) -> list[str]:
+    """The functions that compute something in a lowered module."""
+    functions = lowered(mod, native_target()).functions.items()
+    names = [str(var.name_hint) for var, f in functions if isinstance(f, tirx.PrimFunc)]
+    return [name for name in names if not name.startswith("reshape")]
+
+
+@pytest.mark.parametrize("shape", [(1, 48), (5, 48), (2, 3, 48), (1, 1, 48)])
+@pytest.mark.parametrize("columns", [512, 100])
+def test_a_bias_a_column_and_a_residual_join_a_product_with_a_known_weight(
+    shape: tuple[int, ...], columns: int
+) -> None:
+    x, W, bias, scale = dense(*shape), dense(48, columns), dense(columns, seed=2), dense(1, seed=3)
+    other = dense(*shape[:-1], columns, seed=4)
+
+    def body(b: Any, x: Any, other: Any) -> Any:
+        y = b.emit(op.add(b.emit(op.matmul(x, constant(W))), constant(bias)))
+        return op.nn.relu(b.emit(op.add(other, b.emit(op.multiply(y, constant(scale))))))
+
+    mod = module(body, x, other)
+    np.testing.assert_allclose(run(mod, x, other), np.maximum(other + (x @ W + bias) * scale, 0), rtol=1e-4, atol=1e-4)
+    assert len(kernels(mod)) == 1
+
+
+def test_a_sum_of_two_products_is_taken_by_one_of_them() -> None:
+    x, y, V, W, bias = dense(5, 24), dense(5, 40), dense(24, 512), dense(40, 512), dense(512)
+
+    def body(b: Any, x: Any, y: Any) -> Any:
+        both = b.emit(op.add(b.emit(op.matmul(x, constant(V))), b.emit(op.matmul(y, constant(W)))))
+        return op.nn.relu(b.emit(op.add(both, constant(bias))))
+
+    mod = module(body, x, y)
+    np.testing.assert_allclose(run(mod, x, y), np.maximum(x @ V + y @ W + bias, 0), rtol=1e-4, atol=1e-4)
+    assert len(kernels(mod)) == 2
+
+
+def test_a_known_left_operand_needs_no_packing() -> None:
+    A, x = dense(9, 7), dense(7, 5)
+    bias = dense(5)
+    body = lambda b, x: op.add(b.emit(op.matmul(constant(A), b.emit(op.add(x, x)))), constant(bias))  # noqa: E731
+    np.testing.assert_allclose(run(module(body, x), x), A @ (2 * x) + bias, rtol=1e-4, atol=1e-5)
+    W = dense(7, 5, seed=2)  # too narrow to pack
+    body = lambda b, x: op.matmul(x, constant(W))  # noqa: E731
+    np.testing.assert_allclose(run(module(body, A), A), A @ W, rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_that_is_stored_in_blocks() -> None:
+    blocks = sp.random_array((48, 16), density=0.06, rng=np.random.default_rng(0), dtype="float32")
+    W = sp.csr_array(sp.kron(blocks, np.ones((4, 4), "float32")).multiply(dense(192, 64)))
+    x = dense(16, 64)
+    body = lambda b, x: srelax.linear(x, *srelax.csr_constants(W))  # noqa: E731
+    np.testing.assert_allclose(run(module(body, x), x), x @ W.T, rtol=1e-4, atol=1e-4)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "sigmoid": (op.sigmoid, expit),
+    "tanh": (op.tanh, np.tanh),
+    "erf": (op.erf, erf),
+    "exp": (op.exp, np.exp),
+    "silu": (op.nn.silu, lambda x: x * expit(x)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_functions_of_ordinary_operators_are_arithmetic(name: str, dtype: str) -> None:
+    make, by_numpy = FUNCTIONS[name]
+    special = np.array([0.0, -0.0, 1e-8, -1e-8, 40.0, -40.0, 80.0, -80.0])
+    x = np.concatenate([special, 4 * dense(300, dtype="float64")]).astype(dtype)
+    got = run(module(lambda b, x: make(x), x), x)
+    tolerance = 1e-6 if dtype == "float32" else 1e-14
+    np.testing.assert_allclose(got, by_numpy(x.astype("float64")), rtol=tolerance, atol=tolerance)
+
+
+def test_the_exponentials_of_a_softmax_are_computed_once() -> None:
+    x = dense(40, 100)
+    mod = module(lambda b, x: op.nn.softmax(x), x)
+    power = np.exp(x - x.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(run(mod, x), power / power.sum(axis=1, keepdims=True), rtol=1e-5)
+    assert lowered(mod, native_target()).script().count("rint") == 1
+
+
+def test_functions_keep_infinities_and_what_is_no_number() -> None:
+    x = np.array([np.inf, -np.inf, np.nan] * 6, "float32")
+    for name, want in (("sigmoid", [1, 0, np.nan]), ("tanh", [1, -1, np.nan]), ("erf", [1, -1, np.nan])):
+        got = run(module(lambda b, x, name=name: FUNCTIONS[name][0](x), x), x)
+        np.testing.assert_allclose(got, np.array(want * 6, "float32"), atol=1e-6)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that several threads of Python call: what one puts away another takes at once, and writes into it."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir import ops
+from sparsetir.sparse_output import kernel as assembled
+from sparsetir.sparse_output import products
+from sparsetir.sparse_output.fast_paths import Room
+from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.utils.buffers import Rooms, Spare
+
+
+class Emptied(list[Any]):
+    """A list that another thread empties right after the look whether something is in it."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Taken(list[Any]):
+    """A list out of which another thread takes each thing at once, and writes into its arrays."""
+
+    def append(self, held: Any) -> None:
+        for array in (held.keys, held.values) if isinstance(held, Room) else held:
+            array.view(np.uint8)[...] = 0xFF
+
+
+@pytest.fixture
+def operands() -> dict[str, sp.csr_array]:
+    rng = np.random.default_rng(0)
+    return {n: sp.random_array((400, 400), density=0.05, format="csr", dtype="float32", rng=rng) for n in "AB"}
+
+
+@pytest.fixture
+def kernel() -> AssembledKernel:
+    """One that no other test has the memory of."""
+    made = sparsetir.build(ops.spgemm())
+    return AssembledKernel(made.compiled)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = sparsetir.get_num_threads()
+    sparsetir.set_num_threads(request.param)
+    yield
+    sparsetir.set_num_threads(before)
+
+
+def bits(made: Any) -> list[bytes]:
+    return [a.tobytes() for a in (made.indptr, made.indices, made.data)]
+
+
+def test_kept_memory_that_another_thread_takes_first(kernel: AssembledKernel, operands: dict[str, Any]) -> None:
+    expected = bits(kernel(**operands))
+    kernel._spare, kernel._stamps, kernel._rooms, kernel._counts = (Emptied() for _ in range(4))
+    assert bits(kernel(**operands)) == expected
+    masked = sparsetir.build(ops.masked_spgemm())
+    expected = bits(masked(**operands, M=operands["A"].astype(bool)))
+    masked._stamps, masked._rooms = Emptied(), Emptied()
+    assert bits(masked(**operands, M=operands["A"].astype(bool))) == expected
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("function", ["small", "shared"])
+def test_a_small_product_is_read_before_its_room_is_put_away(function: str, operands: dict[str, Any]) -> None:
+    A, B = (sp.csr_array(o[:40, :40]) for o in operands.values())
+    kernel = AssembledKernel(sparsetir.build(ops.spgemm()).compiled)
+    first = kernel.small_at_once(function, {"A": A, "B": B})
+    assert kernel.small_calls is not None
+    kernel.small_calls.spare = Taken()
+    assert bits(kernel.small_at_once(function, {"A": A, "B": B})) == bits(first)
+    kernel.small_calls.spare = Emptied()
+    assert bits(kernel.small_at_once(function, {"A": A, "B": B})) == bits(first)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("least", [1, None])
+def test_a_room_is_copied_before_it_is_put_away(
+    kernel: AssembledKernel, operands: dict[str, Any], least: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results elsewhere than in the room they were written in, in memory that is kept and in memory that is not."""
+    expected = bits(kernel(**operands))
+    monkeypatch.setattr(assembled, "MOST_WASTE", 0)
+    if least is not None:
+        monkeypatch.setattr(assembled, "LEAST_ROOM", least)
+    kernel._rooms = Taken()
+    assert bits(kernel(**operands)) == expected
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("waste", [0, 100, None])
+def test_memory_of_a_result_is_not_free_when_it_is_kept(
+    waste: int | None, kernel: AssembledKernel, operands: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results that are copied to memory of earlier ones, that stay where they were written, and sums."""
+    if waste is None:
+        kernel = AssembledKernel(sparsetir.build(ops.add()).compiled)
+        operands = {name: sp.csr_array(sp.vstack([part] * 2)) for name, part in operands.items()}
+    else:
+        monkeypatch.setattr(assembled, "MOST_WASTE", waste)
+    expected, keep, taken = bits(kernel(**operands)), Rooms.keep, []
+
+    def keep_and_take(rooms: Rooms, room: tuple[np.ndarray, ...]) -> None:
+        keep(rooms, room)
+        count, room = len(room[0]), ()
+        taken.extend(rooms.take(count))
+
+    monkeypatch.setattr(Rooms, "keep", keep_and_take)
+    found = kernel(**operands)
+    assert bits(found) == expected
+    assert taken
+    assert not any(np.may_share_memory(a, b) for a in (found.indices, found.data) for b in taken)
+
+
+class Met(list[Any]):
+    """A list out of which another thread takes the array that has just come into it, if it may."""
+
+    def __init__(self, spare: Spare, found: list[np.ndarray]) -> None:
+        self.spare, self.found = spare, found
+
+    def append(self, held: Any) -> None:
+        super().append(held)
+        self.spare.held = [self.pop()]
+        self.found.append(self.spare.take(held[0].shape, held[0].dtype)[0])
+
+
+def test_an_array_is_not_free_when_it_is_held() -> None:
+    spare, other, found = Spare(), Spare(), []
+    spare.held = Met(other, found)
+    array, _ = spare.take((9,), np.dtype("float32"))
+    assert len(found) == 1
+    assert not np.may_share_memory(array, found[0])
+
+
+def test_a_plan_is_called_with_other_values_meanwhile(
+    operands: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A, B = operands.values()
+    plan = sparsetir.matmul_plan(A, B)
+    expected, take, inner = bits(plan(A, B)), AssembledKernel.take, []
+
+    def take_late(kernel: AssembledKernel, call: Any) -> Any:
+        if not inner:
+            inner.append(None)
+            plan(A * np.float32(2), B)
+        return take(kernel, call)
+
+    monkeypatch.setattr(AssembledKernel, "take", take_late)
+    plan._refill._spare.clear()
+    assert bits(plan(A, B)) == expected
+    assert inner
+
+
+def test_small_products_of_many_threads() -> None:
+    rng = np.random.default_rng(0)
+    matrices = [sp.random_array((60, 60), density=0.1, format="csr", rng=rng) for _ in range(4)]
+    expected = [bits(products.matmul(A, A)) for A in matrices]
+
+    def work(first: int) -> list[bool]:
+        turns = [(first + n) % len(matrices) for n in range(150)]
+        return [bits(products.matmul(matrices[n], matrices[n])) == expected[n] for n in turns]
+
+    interval = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(4) as pool:
+            assert all(itertools.chain.from_iterable(pool.map(work, range(4))))
+    finally:
+        sys.setswitchinterval(interval)

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides which loops a kernel gets that nobody tuned."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from corpus import BY_NAME
+from sparsetir.codegen.pipeline import to_stage_2
+from sparsetir.errors import ArgumentError
+from sparsetir.ir import usage
+from sparsetir.ir.views import decode
+from sparsetir.schedules import Choices, Registers, defaults
+from sparsetir.utils.machine import last_cache, private_cache
+
+
+def scattered(rows: int, columns: int, nnz: int) -> Any:
+    """Columns without any order."""
+    rng = np.random.default_rng(0)
+    ij = rng.integers(0, rows, nnz), rng.integers(0, columns, nnz)
+    return sp.coo_array((np.ones(nnz, np.float32), ij), shape=(rows, columns)).tocsr()
+
+
+def banded(rows: int) -> Any:
+    """Columns close to the diagonal."""
+    return sp.diags_array([np.ones(rows)] * 5, offsets=range(-2, 3), shape=(rows, rows)).tocsr().astype(np.float32)
+
+
+def test_registers_hold_as_many_elements_as_the_widest_result_has() -> None:
+    """Positions of 64 bits that a program keeps on the way do not count."""
+    wide = Registers(32, 512)
+    assert defaults.usual(sparsetir.ops.spmm("float32"), wide).tile == 128
+    assert defaults.usual(sparsetir.ops.spmm("float64"), wide).tile == 64
+    assert defaults.usual(sparsetir.ops.spmm("float16"), wide).tile == 128  # held as float32
+    func = BY_NAME["csrmm_dense_hoist"].make("float32", "int64")
+    (second,) = to_stage_2(func).functions.values()
+    assert defaults.usual(func, wide) == defaults.usual(second, wide) == Choices(tile=128)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("spmm", [("indices", "b", 0)]),
+        ("spmv", [("indices", "x_data", 0)]),
+        ("sddmm", [("indices", "y", 0)]),
+    ],
+)
+def test_gathers_of_ready_programs(name: str, wanted: list[tuple[str, str, int]]) -> None:
+    found = usage.gathers(decode(getattr(sparsetir.ops, name)()))
+    assert [(g.indices, g.operand, g.dimension) for g in found] == wanted
+
+
+def test_only_scattered_rows_of_large_operands_are_prefetched() -> None:
+    gathers = usage.gathers(decode(sparsetir.ops.spmm()))
+    rows = 5 * private_cache() // 256 + 1
+    large = np.zeros((rows, 64), np.float32)
+    for matrix, operand, wanted in [
+        (scattered(rows, rows, 5 * rows), large, 16),
+        (banded(rows), large, 0),
+        (scattered(rows, 100, 5 * rows), large[:100], 0),
+        (scattered(rows, rows, 5 * rows), large[:, :8], 0),  # a row is shorter than a cache line
+        (sp.csr_array((rows, rows), dtype=np.float32), large, 0),
+    ]:
+        assert defaults.suitable_prefetch(gathers, {"indices": matrix.indices, "b": operand}) == wanted
+
+
+@pytest.mark.parametrize(("feat", "ahead"), [(16, 32), (32, 32), (64, 16), (100, 8), (128, 8), (1024, 8)])
+def test_short_rows_are_fetched_further_ahead(feat: int, ahead: int) -> None:
+    gathers = usage.gathers(decode(sparsetir.ops.spmm()))
+    rows = 5 * private_cache() // (4 * feat) + 1
+    matrix, operand = scattered(rows, rows, 5 * rows), np.zeros((rows, feat), np.float32)
+    assert defaults.suitable_prefetch(gathers, {"indices": matrix.indices, "b": operand}) == ahead
+
+
+def test_panels_of_what_is_used_often_enough() -> None:
+    program = decode(sparsetir.ops.spmm())
+    gathers, pointers = usage.gathers(program), usage.row_pointers(program)
+    whole, own = last_cache(), private_cache()
+    for rows, length, features, wanted in [
+        (own // 256, 128, 128, 64),  # used so often that it pays though the operand is near
+        (own // 256, 127, 128, 0),
+        (own // 256 + 1, 128, 128, 0),  # a panel is no nearer
+        (own // 256, 128, 64, 0),  # all columns are one panel
+        (own // 1024, 128, 128, 0),
+        (whole // 1024, 32, 256, 64),  # more than half the last cache
+        (whole // 1024, 31, 256, 0),
+        (whole // 512, 32, 512, 32),
+    ]:
+        indptr = np.array([0, length])
+        arrays = {
+            "indptr": indptr,
+            "indices": np.broadcast_to(np.int32(0), rows * length),
+            "b": np.broadcast_to(np.float32(0), (rows, features)),
+        }
+        assert defaults.suitable_panel(gathers, pointers, arrays) == wanted, (rows, length, features)
+
+
+@pytest.mark.slow
+def test_long_rows_of_dots_with_what_the_last_cache_holds_are_read_half_by_half() -> None:
+    program = decode(sparsetir.ops.sddmm())
+    gathers, pointers, sums = usage.gathers(program), usage.row_pointers(program), usage.dense_sums(program)
+    rows, halves = 3 * private_cache() // 512, {"tile": 64, "prefetch": 16}
+    for held, length, features, wanted in [
+        (rows, 16, 128, halves),
+        (rows, 15, 128, {}),  # the hardware does not see that the second halves follow
+        (rows, 16, 64, {}),
+        (rows, 16, 256, {}),
+        (rows // 2, 16, 128, {}),  # half of it is in the core's cache
+        (last_cache() // 512, 16, 128, {}),  # from memory
+    ]:
+        matrix = scattered(held, held, 64 * held)
+        arrays = {
+            "indptr": np.array([0, length]),
+            "indices": matrix.indices,
+            "x": np.broadcast_to(np.float32(0), (held, features)),
+            "y": np.broadcast_to(np.float32(0), (held, features)),
+        }
+        found = defaults.suitable_halves(gathers, pointers, sums, arrays)
+        assert found == wanted, (held, length, features)
+        arrays["indices"] = np.zeros_like(matrix.indices)
+        assert defaults.suitable_halves(gathers, pointers, sums, arrays) == {}
+    assert usage.dense_sums(decode(sparsetir.ops.spmm())) == []
+
+
+def test_rows_of_several_heads_are_not_read_in_halves() -> None:
+    """Gathered rows of 512 bytes, of which a sum takes the 128 of one head."""
+    rows = 3 * private_cache() // 512
+    arrays = {
+        "indptr": np.array([0, 64]),
+        "indices": scattered(rows, rows, 64 * rows).indices,
+        "y": np.broadcast_to(np.float32(0), (rows, 4, 32)),
+    }
+    gathers = [usage.Gather("indices", "y", 0)]
+    assert defaults.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {}
+    arrays["y"] = arrays["y"].reshape(rows, 1, 128)
+    assert defaults.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {"tile": 64, "prefetch": 16}
+    others = [*gathers, usage.Gather("indices", "values", 0)]  # rows of which no sum is taken
+    assert defaults.suitable_halves(others, ["indptr"], [("y", 2)], arrays) == {}
+
+
+def test_only_results_that_take_much_of_the_last_cache_are_streamed() -> None:
+    rows = last_cache() // 4 // 256 + 1
+    assert defaults.suits_streaming([np.empty((rows, 64), np.float32)])
+    assert not defaults.suits_streaming([np.empty((rows // 2, 64), np.float32), np.empty(rows * 64, np.float32)])
+
+
+def test_arrays_that_share_memory_are_found_after_others_that_did_not() -> None:
+    """What was apart in one call is not looked at again, what is new is."""
+    A, room = scattered(40, 40, 200), np.zeros((100, 8), np.float32)
+    B, C = room[:40], room[40:80]
+    bound = sparsetir.build(sparsetir.ops.spmm()).bind(A=A)
+    for _ in range(3):
+        bound(B=B, C=C)
+        with pytest.raises(ArgumentError, match="share"):
+            bound(B=B, C=room[39:79])
+    vector = scattered(40, 40, 40)
+    bound = sparsetir.build(sparsetir.ops.spmv()).bind(A=vector)
+    for _ in range(3):
+        bound(x=room[0:5].reshape(-1), y=room[5:10].reshape(-1))
+        with pytest.raises(ArgumentError, match="share"):
+            bound(x=room[0:5].reshape(-1), y=vector.data[:40])
+
+
+@pytest.mark.parametrize("length", [1, 7, 1000, 10**6])
+def test_share_of_new_of_known_arrays(length: int) -> None:
+    assert usage.share_of_new(np.arange(length), 64) == 1
+    assert usage.share_of_new(np.zeros(length, np.int64), 64) == pytest.approx(1 / min(length, 64))
+
+
+def test_results_stay_as_they_are_when_other_code_takes_over() -> None:
+    rows = 2 * private_cache() // 128 + 1
+    A, B = scattered(rows, rows, 3 * rows), np.random.default_rng(1).random((rows, 64), dtype=np.float32)
+    kernel, want = sparsetir.build(sparsetir.ops.spmm()), A @ B
+    bound = kernel.bind(A=A)
+    for _ in range(8):
+        np.testing.assert_allclose(kernel(A=A, B=B), want, rtol=1e-5)
+        np.testing.assert_allclose(bound(B=B), want, rtol=1e-5)
+
+
+def test_threads_compile_other_code_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, B = scattered(50, 40, 200), np.ones((40, 8), np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    made: list[float] = []
+
+    def fit() -> Any:
+        made.append(time.monotonic())
+        time.sleep(0.05)  # as long as a compiler may take: the others come meanwhile
+        return kernel.function
+
+    monkeypatch.setattr(kernel, "fitting", lambda _args, **_options: (fit, 0))
+    bound = kernel.bind(A=A)
+    bound(B=B)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: bound(B=B), range(16)))
+    assert len(made) == 1
+    for result in results:
+        np.testing.assert_allclose(result, A @ B, rtol=1e-5)
+
+
+def test_what_was_asked_for_is_kept() -> None:
+    rows = 2 * private_cache() // 128 + 1
+    A, B = scattered(rows, rows, 3 * rows), np.zeros((rows, 64), np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices(tile=16, chunks=1))
+    assert kernel.fitting(kernel.prepare({"A": A, "B": B})) == (None, 0)
+    free = sparsetir.build(sparsetir.ops.spmm())
+    fit, after = free.fitting(free.prepare({"A": A, "B": B}))
+    assert fit is not None
+    assert after > 0
+
+
+def test_sparse_results_of_later_calls_are_their_own() -> None:
+    S, rng = scattered(30, 40, 200), np.random.default_rng(0)
+    X, Y = rng.random((30, 8), np.float32), rng.random((40, 8), np.float32)
+    bound = sparsetir.build(sparsetir.ops.sddmm()).bind(S=S)
+    results = [bound(X=k * X, Y=Y) for k in range(1, 5)]
+    for k, found in enumerate(results, 1):
+        assert type(found) is type(S)
+        np.testing.assert_allclose(found.toarray(), S.multiply(k * X @ Y.T).toarray(), rtol=1e-4)
+    out = np.zeros(S.nnz, np.float32)
+    for _ in range(3):
+        assert bound(X=X, Y=Y, o=out) is out
+        np.testing.assert_allclose(out, results[0].data)
+
+
+def test_one_thread_does_what_is_done_before_another_wakes() -> None:
+    """A gathered number takes as long as several that lie side by side, and a row longer than a number."""
+    A = scattered(2000, 2000, 12_000)
+    x, X = np.ones(2000, np.float32), np.ones((2000, 2), np.float32)
+
+    def is_serial(op: str, matrix: Any, **arguments: Any) -> bool:
+        kernel = sparsetir.build(getattr(sparsetir.ops, op)())
+        return kernel.suitable(kernel.prepare({"A": matrix, **arguments})).get("chunks") == 0
+
+    assert [is_serial("spmv", A[:rows], x=x) for rows in (1000, 2000)] == [True, False]
+    assert [is_serial("spmm", A[:rows], B=X) for rows in (200, 1000)] == [True, False]
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("spmv", True), ("csr_reduce", True), ("ragged_bmm", False),
+                                              ("sparse_softmax", False), ("csrmm", False)])  # fmt: skip
+def test_sums_of_numbers_are_known(name: str, wanted: bool) -> None:
+    """Not products of ragged matrices, whose entries are used many times, nor functions of entries."""
+    case = BY_NAME[name]
+    kernel = sparsetir.build(case.make("float32", "int32"))
+    args = kernel.prepare(case.inputs(np.random.default_rng(0), case.kinds[0], "float32", "int32"))
+    assert kernel.sums_numbers(args) is wanted
+
+
+def test_choices_that_are_refused_leave_the_kernel_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, B = scattered(30, 40, 200), np.ones((40, 8), np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    monkeypatch.setattr(defaults, "changes", lambda *_args, **_named: {"tile": 3})  # no power of two
+    monkeypatch.setattr(defaults, "SMALL_ELEMENTS", 0)
+    bound = kernel.bind(A=A)
+    for _ in range(3):
+        np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-5)
+
+
+def test_sparse_results_follow_the_structure_of_each_call() -> None:
+    """Here the structure is not fixed, though every call brings as many entries."""
+    rng = np.random.default_rng(0)
+    X, Y = rng.random((6, 8), np.float32), rng.random((6, 8), np.float32)
+    bound = sparsetir.build(sparsetir.ops.sddmm()).bind(X=X)
+    for shift in range(6):
+        columns = (np.arange(6, dtype=np.int32) + shift) % 6
+        S = sp.csr_array((np.ones(6, np.float32), columns, np.arange(7, dtype=np.int32)), shape=(6, 6))
+        np.testing.assert_allclose(bound(S=S, Y=Y).toarray(), S.multiply(X @ Y.T).toarray(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("sddmm", (5, 6)), ("spmm", (0, 6)), ("spmv", (0, 6))])
+def test_later_calls_whose_result_has_no_elements_take_the_short_way(name: str, shape: tuple[int, int]) -> None:
+    A, X, Y = scattered(*shape, 0), np.ones((shape[0], 8), np.float32), np.ones((6, 8), np.float32)
+    calls = {"sddmm": ("S", {"X": X, "Y": Y}), "spmm": ("A", {"B": Y}), "spmv": ("A", {"x": np.ones(6, np.float32)})}
+    fixed, given = calls[name]
+    bound = sparsetir.build(getattr(sparsetir.ops, name)()).bind(**{fixed: A})
+    found = [bound(**given) for _ in range(3)]
+    assert len(bound.plans) == 1
+    expected = {"sddmm": shape, "spmm": (0, 8), "spmv": (0,)}[name]
+    assert [f.shape for f in found] == [expected] * 3
+    assert found[1] is not found[2]
+    assert sum(f.nnz if name == "sddmm" else f.size for f in found) == 0
+
+
+@pytest.mark.slow
+def test_plans_keep_no_arrays_of_a_call() -> None:
+    A = scattered(30, 40, 200)
+    bound = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices()).bind(A=A)
+    operands = [np.full((40, 8), k, np.float32) for k in range(3)]
+    held = [weakref.ref(bound(B=B)) for B in operands] + [weakref.ref(B) for B in operands]
+    assert len(bound.plans) == 1
+    del operands
+    assert held[1]() is held[2]()  # nobody had the former when the latter was made
+    bound.spare.held.clear()
+    gc.collect()
+    assert [ref() is None for ref in held] == [True] * 6

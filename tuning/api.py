@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tune_sparse`: from a program and the arguments of a call to the fastest kernel found."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError, SparseTIRError
+from sparsetir.formats.format import Format
+from sparsetir.tuning.accumulators import computes_patterns, refuse_others, tune_accumulators
+from sparsetir.tuning.knobs import Template
+from sparsetir.tuning.loop import Asks, Budget, Cost, Log, Progress, explore, is_untuned, measured, with_best
+from sparsetir.tuning.measure import reason
+from sparsetir.tuning.predict import Guess, guess
+from sparsetir.tuning.records import Database, Record
+from sparsetir.tuning.report import TuneResult
+from sparsetir.tuning.search import Search
+from sparsetir.tuning.selection import WORTH, Comparison, last_of, note, rescaled, winner
+from sparsetir.tuning.session import Session, shown
+from sparsetir.tuning.space import Candidate
+from sparsetir.tuning.workers.local import TIMEOUT
+from sparsetir.tuning.workers.remote import check_executor, opened
+from sparsetir.utils.dtypes import as_whole
+from sparsetir.utils.gc import old_objects_aside
+
+# The fastest candidates of a search are compared again, interleaved with the untuned kernel.
+FINALISTS = 8
+ALONE = 24  # candidates for which no worker process is started
+# Share of the time budget kept for the last comparison, and the most seconds it may need.
+FINISH_SHARE, FINISH_SECONDS = 0.1, 2.0
+
+
+def finalists(history: list[Record], cost: Cost) -> list[Candidate]:
+    """The candidates that cost least; ties go to the smaller choices."""
+    timed = [(cost(r), r.candidate.key, r.candidate) for r in history if r.seconds is not None]
+    timed.sort(key=lambda entry: entry[:2])
+    return [candidate for *_, candidate in timed[:FINALISTS]]
+
+
+UNTIL = 0.05  # see `tune_sparse`, where nothing but a preset says how long to search
+PRESETS: dict[str, tuple[int, float | None]] = {"quick": (24, 8.0), "standard": (64, None), "thorough": (400, 120.0)}
+
+
+def tune_sparse(
+    program: Any,
+    inputs: Mapping[str, Any],
+    *,
+    max_trials: int | None = None,
+    max_seconds: float | None = None,
+    preset: str = "standard",
+    strategy: str = "guided",
+    formats: Sequence[Format] | None = None,
+    schedule: Template | None = None,
+    amortize_over: float | None = None,
+    seed: int = 0,
+    database: str | Path | Database | None = None,
+    patience: int | None = None,
+    until: float | None = None,
+    target: Any = None,
+    isolate: bool | None = None,
+    timeout: float = TIMEOUT,
+    executor: Executor | str | None = None,
+    machines: str = "same",
+    against: Sequence[str] = (),
+    finite: bool = False,
+    progress: bool | None = None,
+) -> TuneResult:
+    """Find the fastest format and schedule of a program on the arguments of one call.
+
+    Sizes that no sparse axis depends on, such as the number of features, are compiled in. Every candidate is run
+    on the arguments themselves and its result compared with the untuned kernel's. The untuned kernel is the first
+    trial, and what is returned unless the winner beats it again in runs that did not choose the winner.
+
+    Parameters
+    ----------
+    program : PrimFunc or IRModule with one PrimFunc
+        At stage I. Of one that computes the pattern of its results, `Accumulators` are searched, in this process.
+    inputs : mapping of str to array
+        The arguments of a call by name; they are not changed. Where just one of them is sparse and the results are
+        dense, other formats are tried for it.
+    max_trials : int, optional
+        Candidates, counting those whose times are read from the database. By default that of the preset. 0 times the
+        untuned kernel only and builds what was best in the database, or what the pretrained model expects to be clearly
+        faster; it is checked but not timed.
+    max_seconds : float, optional
+        Of the search, everything included; by default that of the preset.
+    preset : {"quick", "standard", "thorough"}
+        24 trials in 8 seconds, 64 trials, 400 trials in two minutes.
+    strategy : {"guided", "evolution", "annealing", "portfolio", "random", "exhaustive"}
+        How candidates are chosen; "guided" is the evolution led by the shipped cost model, where that knows the
+        program's features: not with a `schedule`.
+    formats : sequence of Format, optional
+        The formats that are tried besides the program's own; none searches schedules only. By default those that suit
+        the pattern; none with a `schedule`.
+    schedule : Template, optional
+        A schedule of yours, see `sparsetir.template`: its knobs are searched rather than the sketches' choices.
+    amortize_over : float, optional
+        How many calls a conversion is shared among; by default it costs nothing.
+    seed : int
+        The same seed and the same times give the same candidates in the same order.
+    database : str, Path or Database, optional
+        A file of JSON lines to which every trial is added. Trials in it of the same program, pattern, sizes,
+        target, machine, threads and version are not measured again.
+    patience : int, optional
+        End after this many trials without a better one.
+    until : float, optional
+        End when it is less likely than this that something that was not tried is more than 3 % faster, by what the cost
+        model expects and how far it was wrong lately. By default 0.05 where the preset alone limits the search; 0
+        never ends one.
+    target : Target, str or dict, optional
+        As for `sparsetir.build`.
+    isolate : bool, optional
+        Whether candidates run in worker processes, where a crash or a hang costs one candidate; the workers compile
+        side by side. By default where more than 24 candidates may be tried, as the first search waits about two
+        seconds for them. Arguments of more than 1 GiB or of other packages than numpy and scipy, and templates that a
+        worker cannot import by their names, stay in this process.
+    timeout : float
+        Seconds that a compilation or a measurement may take in a worker; more if the untuned kernel is slow.
+    executor : concurrent.futures.Executor or str, optional
+        Whose workers compile and measure candidates, on this machine or others: a ``ProcessPoolExecutor``, dask's
+        ``Client.get_executor()``, mpi4py's ``MPIPoolExecutor``. They need this package; arguments are sent once. What
+        is measured is alone on its machine, and a record is its machine's. By name: ``"processes:2"``,
+        ``"tcp://host:8786"`` for a dask scheduler, ``"rpc://host:9190/key"`` for servers of TVM's RPC.
+    machines : {"same", "each"}
+        Whether the executor's workers must be of one kind of machine, number of threads and versions, or may be of
+        several, of which each has its own records.
+    against : sequence of {"scipy", "torch", "mkl"}
+        Libraries that are timed side by side with the result, where the program is one of `sparsetir.ops`:
+        `TuneResult.break_even_with` tells after how many calls the conversion has paid.
+    finite : bool
+        A promise that the kernel's arguments will hold neither infinities nor NaN. Without it, results over formats
+        that store zeros between the entries are checked for NaN and infinities.
+    progress : bool, optional
+        Whether to show a progress line on stderr; by default if it is a terminal or in a notebook.
+
+    Returns
+    -------
+    TuneResult
+
+    Raises
+    ------
+    ArgumentError
+        A budget is not positive, there is no such preset or strategy, or the arguments do not fit the program.
+    ScheduleError, TuningError
+        The template does not fit the program.
+    TuningError
+        The untuned kernel is wrong, the database cannot be written, or arguments cannot be sent to an executor.
+    ExecutorLostError
+        The executor takes no jobs, or nobody answers, before the untuned kernel was timed; later it is a warning, and
+        the result holds the best kernel so far.
+
+    Notes
+    -----
+    Ctrl-C ends the search, not the program: the result holds the best kernel so far.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.random_array((50, 40), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    >>> B = np.ones((40, 8), "float32")
+    >>> result = sparsetir.tune_sparse(sparsetir.ops.spmm(), {"A": A, "B": B}, max_trials=2)
+    >>> bool(np.allclose(result.kernel(A=A, B=B), A @ B, rtol=1e-5)), len(result.history)
+    (True, 2)
+    """
+    if preset not in PRESETS:
+        raise ArgumentError(f"expected one of the presets {', '.join(PRESETS)}; found {preset!r}")
+    usual_trials, usual_seconds = PRESETS[preset]
+    trials_left = usual_trials if max_trials is None else max_trials
+    seconds_left = usual_seconds if max_seconds is None and max_trials is None else max_seconds
+    wrong = next((format for format in formats or () if not isinstance(format, Format)), None)
+    if wrong is not None:
+        raise ArgumentTypeError(f"formats are those of sparsetir.formats, such as bsr(4, 4); found {wrong!r}")
+    if schedule is not None and not isinstance(schedule, Template):
+        found = type(schedule).__name__
+        raise ArgumentTypeError(f"the schedule of a search is a function below @sparsetir.template; found {found}")
+    check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
+    if until is not None and (isinstance(until, (str, bool)) or not 0 <= until <= 1):
+        raise ArgumentError(f"until must be a probability, found {until!r}")
+    if not timeout > 0:
+        raise ArgumentError(f"timeout must be positive, found {timeout!r}")
+    if isinstance(against, str):
+        raise ArgumentTypeError(f'against is a list of libraries, such as ["mkl"]; found {against!r}')
+    if amortize_over is not None and not amortize_over > 0:
+        raise ArgumentError(f"amortize_over must be a positive number of calls, found {amortize_over!r}")
+    kept = seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
+    is_preset = max_trials is None and max_seconds is None
+    budget = Budget(trials_left, kept, patience, UNTIL if until is None and is_preset else until)
+    records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
+    if computes_patterns(program):
+        searched = {"formats": formats, "schedule": schedule, "amortize_over": amortize_over}
+        elsewhere = {"executor": executor, "machines": machines != "same"}
+        refuse_others(searched, {**elsewhere, "isolate": isolate, "timeout": timeout != TIMEOUT}, against)
+        how: dict[str, Any] = {"strategy": strategy, "seed": seed, "target": target, "progress": progress}
+        return tune_accumulators(program, inputs, budget, records, **how)
+    apart = trials_left > ALONE if isolate is None else isolate
+    cost = partial(full_cost, amortize_over=amortize_over)
+    check_executor(executor, machines)
+    with old_objects_aside(), opened(executor) as workers, Progress(budget, shown=progress) as bar:
+        bar.say("preparing the untuned kernel")
+        how = {"isolate": apart, "timeout": timeout, "finite": finite}
+        how |= {"executor": workers, "machines": machines}
+        with closing(Session(program, inputs, target, formats, schedule, **how)) as session:
+            peers, search = session.peers(against), session.search(seed, strategy, records=records)
+            history, interrupted = trials(session, search, budget, records, cost=cost, bar=bar)
+            if not interrupted and (not trials_left or is_repeated(session, history, records, amortize_over)):
+                found = unmeasured(session, search, history, budget, records, amortize_over)
+            else:
+                bar.say("comparing the fastest")
+                found = finish(session, search, history, budget, records, amortize_over, interrupted=interrupted)
+            return replace(found, peers=session.time_peers(found.kernel, peers, found.best.seconds))
+
+
+def full_cost(record: Record, amortize_over: float | None = None) -> float:
+    """Seconds of a call, and its share of the conversion."""
+    if record.seconds is None:
+        return float("inf")
+    return record.seconds + (record.conversion / amortize_over if amortize_over is not None else 0.0)
+
+
+def trials(
+    session: Session, search: Asks, budget: Budget, records: Database, *, cost: Cost, bar: Progress | None = None
+) -> tuple[list[Record], bool]:
+    """Trials of a session, those in the database first, and whether Ctrl-C ended them."""
+    history: list[Record] = []
+    try:
+        log = begun(session, search, budget, records, history, cost=cost, bar=bar)
+        chance = search.chance if isinstance(search, Search) else None
+        how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "slots": session.pool.slots}
+        explore(search, session.pool.measure, log, cost=cost, chance=chance, **how)
+    except (KeyboardInterrupt, ExecutorLostError) as error:
+        if not any(is_untuned(record) for record in history):
+            raise
+        if isinstance(error, ExecutorLostError):
+            warnings.warn(f"the search ended early, after {len(history)} trials: {error}", stacklevel=3)
+        return history, True
+    finally:
+        records.close()
+    return history, False
+
+
+def begun(
+    session: Session,
+    search: Asks,
+    budget: Budget,
+    records: Database,
+    history: list[Record],
+    *,
+    cost: Cost,
+    bar: Progress | None = None,
+) -> Log:
+    """The log of a search that was told what the database has; its first trials are kernels that nobody tuned."""
+    for record in reusable(session, records, budget):
+        history.append(with_best(record, history))
+        if record.fixed == session.fixed and not is_untuned(record):
+            search.tell(record.candidate, cost(record))
+    reused = len(history)
+    bar = Progress(budget, shown=False) if bar is None else bar
+    bar.flops = session.flops
+
+    def note(record: Record) -> None:
+        for key, noted in session.pool.noted(session.key, record):
+            records.append(key, noted, features=session.seen(noted))
+        bar.update(len(history), record, reused=reused)
+
+    log = Log(budget, search.seed, history, note)
+    # What is measured now must be comparable with what was recorded.
+    session.pool.keep_pace(next((r.seconds for r in history if is_untuned(r)), None))
+    if not any(is_untuned(record) for record in history):
+        log.add(Candidate(), {}, session.pool.time(None))
+    # Whatever the strategy, the seconds or the records: the result must not be behind these.
+    first = untried(session, history)[: budget.trials - len(history)] if budget.trials > 1 else []
+    how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "cost": cost}
+    for _ in measured(first, search, session.pool.measure, log, **how):
+        pass
+    return log
+
+
+def reusable(session: Session, records: Database, budget: Budget) -> list[Record]:
+    """The records that a search begins with; they leave room for what it must measure."""
+    held = records.load(session.key)[: budget.trials]
+    is_full = len(held) == budget.trials > 1
+    return held[: max(budget.trials - len(untried(session, held)), 1)] if is_full else held
+
+
+def untried(session: Session, history: Sequence[Record]) -> list[Candidate]:
+    """What every search measures first and this one has not."""
+    mine = {record.candidate for record in history if record.fixed == session.fixed and not is_untuned(record)}
+    return [candidate for candidate in session.first if candidate not in mine]
+
+
+def finish(
+    session: Session,
+    search: Search,
+    history: list[Record],
+    budget: Budget,
+    records: Database,
+    amortize_over: float | None = None,
+    *,
+    interrupted: bool = False,
+    most: int = FINALISTS,
+) -> TuneResult:
+    """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it.
+
+    What `sparsetir.build` makes with ``calls=1000`` is in all comparisons, however slow it was when it was tried: see
+    `sparsetir.tuning.selection`. What they say is recorded, unless Ctrl-C ended the search.
+    """
+    cost = partial(full_cost, amortize_over=amortize_over)
+    mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
+    try:
+        times, best = compared(session, mine, cost, most=1 if interrupted else most)
+    except KeyboardInterrupt:
+        if interrupted:
+            raise
+        interrupted = True  # the best trial is compared with the untuned kernel alone
+        times, best = compared(session, mine, cost, most=1)
+    kernel = session.kernel if best is None else session.tuned(session.variant(best))
+    held = [replace(r, seconds=times[r.candidate]) for r in mine if r.candidate in times]
+    ran = sorted((r for r in held if r.seconds != float("inf")), key=lambda r: r.seconds or 0.0)
+    found = Comparison(times[None], tuple(ran), best, amortize_over, session.evaluator.name)
+    if not interrupted:
+        with closing(records):
+            note(records, session.key, found)
+    untuned = replace(next(record for record in history if is_untuned(record)), seconds=times[None])
+    chosen = found.best or untuned
+    return result(
+        session, search, history, budget, records, kernel, chosen, untuned, comparison=found, interrupted=interrupted
+    )
+
+
+def compared(
+    session: Session, mine: Sequence[Record], cost: Cost, *, most: int = FINALISTS
+) -> tuple[dict[Candidate | None, float], Candidate | None]:
+    """Seconds of the kernels that may be returned, as they are next to each other, and the one to return.
+
+    Parameters
+    ----------
+    session : Session
+    mine : sequence of Record
+        The trials, but that of the untuned kernel.
+    cost : callable
+        What is to be small.
+    most : int
+        How many are compared before one of them is to prove itself.
+    """
+    ran = {r.candidate: cost(r) - r.seconds for r in mine if r.seconds is not None}
+    sure = [c for c in (session.announced,) if c in ran]
+    times = session.pool.compare(list(dict.fromkeys([*finalists(list(mine), cost)[:most], *sure])))
+    fastest = winner(added({c: seconds for c, seconds in times.items() if c not in sure}, ran))
+    able = [c for c in dict.fromkeys([fastest, *sure]) if c is not None]
+    if not able:
+        return times, None
+    found = session.confirm({c: session.variant(c).built() for c in able}, [None, *sure], ran)
+    return rescaled(times, found.times, able[0]), found.chosen
+
+
+def is_repeated(session: Session, history: list[Record], records: Database, amortize_over: float | None) -> bool:
+    """Whether every trial was read from the records of a search that ended: it ends as it did then."""
+    ended = last_of(records, session.key) if all(r.reused for r in history) else None
+    return ended is not None and ended.amortize_over == amortize_over and session.may_have(ended.chosen)
+
+
+def unmeasured(
+    session: Session,
+    search: Search,
+    history: list[Record],
+    budget: Budget,
+    records: Database,
+    amortize_over: float | None,
+) -> TuneResult:
+    """The best candidate of earlier searches, else what the pretrained model expects most of, else the untuned kernel.
+
+    Nothing is timed but the untuned kernel; a kernel that is wrong, or cannot be had, is not taken.
+    """
+    untuned = next(record for record in history if is_untuned(record))
+    ended = last_of(records, session.key)
+    ended = ended if ended is None or session.may_have(ended.chosen) else None
+    if ended is not None:
+        untuned = replace(untuned, seconds=ended.untuned)
+        record = chosen_then(ended, amortize_over)
+    else:
+        record, before = known_best(session, records, partial(full_cost, amortize_over=amortize_over), untuned)
+        untuned = untuned if record is None else replace(untuned, seconds=before.seconds)
+    if ended is None and record is None and session.prior is not None and untuned.seconds is not None:
+        found = guess(session, session.prior, seconds=untuned.seconds, amortize_over=amortize_over, seed=search.seed)
+        if found is not None:
+            record = expected(session, found, untuned.seconds)
+    kernel = session.kernel
+    if record is not None:
+        try:
+            variant = session.variant(record.candidate)
+            session.checked(record.candidate, variant.built())
+            kernel = session.tuned(variant)
+        except (SparseTIRError, RuntimeError) as error:
+            session.pool.refuse(record.candidate.format, reason(error))
+            record = None
+    best = untuned if record is None else record
+    return result(session, search, history, budget, records, kernel, best, untuned, comparison=ended, is_recalled=True)
+
+
+def chosen_then(ended: Comparison, amortize_over: float | None) -> Record | None:
+    """What a search returned, or would have for that many calls; None for the untuned kernel."""
+    if ended.amortize_over == amortize_over:
+        return ended.best
+    costs: dict[Candidate | None, float] = {r.candidate: full_cost(r, amortize_over) for r in ended.records}
+    best = winner({None: ended.untuned, **costs})
+    return next((r for r in ended.records if r.candidate == best), None)
+
+
+def known_best(session: Session, records: Database, cost: Cost, untuned: Record) -> tuple[Record | None, Record]:
+    """The best trial of a search that did not end, if it is clearly better than the untuned one, and that one."""
+    held = records.load(session.key)
+    mine = [r for r in held if r.seconds is not None and r.fixed == session.fixed and not is_untuned(r)]
+    best = min((r for r in mine if session.may_have(r.candidate)), key=cost, default=None)
+    before = next((r for r in held if is_untuned(r) and r.seconds is not None), untuned)
+    return best if best is not None and cost(best) <= WORTH * cost(before) else None, before
+
+
+def expected(session: Session, found: Guess, seconds: float) -> Record:
+    """A guess as a record without a time, `seconds` being that of the untuned kernel."""
+    chosen, format = found.candidate, found.candidate.format
+    stored_as = None if format is None else repr(format)
+    took = session.conversion(format)
+    return Record(chosen.choices, stored_as, session.fixed, predicted=seconds / found.gain, conversion=took)
+
+
+def result(
+    session: Session,
+    search: Search,
+    history: list[Record],
+    budget: Budget,
+    records: Database,
+    kernel: Any,
+    best: Record,
+    untuned: Record,
+    *,
+    comparison: Comparison | None = None,
+    interrupted: bool = False,
+    is_recalled: bool = False,
+) -> TuneResult:
+    """What was found, with all that is told about it."""
+    return TuneResult(
+        kernel=kernel,
+        best=best,
+        untuned=untuned,
+        history=history,
+        space=session.space.values(best.candidate.format) or {},
+        seconds=budget.elapsed,
+        key=session.key,
+        checked_against=session.evaluator.checked_against,
+        flops=session.flops,
+        database=records.path,
+        interrupted=interrupted,
+        comparison=comparison,
+        is_recalled=is_recalled,
+        refused={shown(format): why for format, why in session.pool.refused.items()},
+        importance=search.importance(session.encoding.names),
+        template=session.template,
+        judgement=session.judged(best) if best != untuned else None,
+    )
+
+
+def added(times: Mapping[Candidate | None, float], extra: Mapping[Candidate, float]) -> dict[Candidate | None, float]:
+    """Times with each candidate's share of its conversion."""
+    return {c: seconds + (extra.get(c, 0.0) if c is not None else 0.0) for c, seconds in times.items()}
+
+
+def check_arguments(
+    inputs: Mapping[str, Any], *, max_trials: int, max_seconds: float | None, seed: int, patience: int | None
+) -> None:
+    """Raise unless the budgets are positive and the inputs have names."""
+    if not isinstance(inputs, Mapping):
+        found = type(inputs).__name__
+        raise ArgumentTypeError(f'inputs must name the arguments, as in {{"A": A, "B": B}}; found {found}')
+    for name, value, least in (("max_trials", max_trials, 0), ("patience", patience, 1)):
+        value = as_whole(value)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            wanted = "a positive integer" if least else "an integer that is not negative"
+            raise ArgumentError(f"{name} must be {wanted}, found {value!r}")
+    if max_seconds is not None and (isinstance(max_seconds, (str, bool)) or not max_seconds > 0):
+        raise ArgumentError(f"max_seconds must be positive, found {max_seconds!r}")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ArgumentError(f"seed must be an integer that is not negative, found {seed!r}")

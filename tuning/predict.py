@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recommendations of the cost model without measuring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparsetir.formats.format import Format
+from sparsetir.formats.heuristics import Conversion, dense_rows, promising
+from sparsetir.formats.pattern import MatrixPattern, Pattern, pattern
+from sparsetir.interop import open_source
+from sparsetir.interop.sources import Compressed
+from sparsetir.ir.views import decode
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.schedules import Registers, defaults
+from sparsetir.tuning import features
+from sparsetir.tuning.conformal import Bounds
+from sparsetir.tuning.features import Encoding, Operands, Stored
+from sparsetir.tuning.model import CostModel, prior_for, rates_known
+from sparsetir.tuning.space import Candidate, Space
+from sparsetir.tuning.work import USUAL, Work
+from sparsetir.utils.threads import get_num_threads
+
+# What the cost model thinks of one kernel next to the untuned one, how sure it is, and why.
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How many times faster than the untuned kernel a candidate should be.
+
+    Parameters
+    ----------
+    gain : float
+        What the model expects.
+    bound : float
+        What it is at least, for nine matrices in ten.
+    low, high : float
+        Ends of the interval that holds it for nine matrices in ten.
+    decided : dict of str to float
+        What each feature adds to the gain's logarithm, the most first.
+    """
+
+    gain: float
+    bound: float
+    low: float
+    high: float
+    decided: dict[str, float] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        between = f"between {self.low:.2f} and {self.high:.2f} for nine matrices in ten"
+        return f"{self.gain:.2f} times as fast as the untuned kernel, {between}"
+
+    def why(self, most: int = 5) -> str:
+        """The features that decided, with the factor that each is worth."""
+        shown = list(self.decided.items())[:most]
+        return ", ".join(f"{name} {np.exp(share):.2f}x" for name, share in shown)
+
+
+def bounds_of(about: dict[str, Any]) -> Bounds | None:
+    """The bounds that come with a model, if any do."""
+    found = about.get("bounds")
+    return Bounds(**found) if isinstance(found, dict) else None
+
+
+def judge(model: CostModel, encoding: Encoding, candidate: Candidate, usual: Candidate) -> Judgement | None:
+    """What a model thinks of a candidate next to what an untuned kernel does; None where it knows no bounds."""
+    bounds = bounds_of(model.about)
+    if bounds is None:
+        return None
+    row, other = encoding.rows([candidate])[0], encoding.rows([usual], specialised=False)[0]
+    gain = float(np.diff(model.predict(np.array([other, row])))[0])
+    named = dict(zip(encoding.names, row.tolist(), strict=False))
+    bound, low, high = np.exp(bounds.interval(gain, named)).tolist()
+    return Judgement(float(np.exp(gain)), bound, low, high, model.decided(row, other))
+
+
+# A kernel without measuring candidates: what the pretrained model expects most of.
+
+
+MARGIN = 1.2  # of models that do not say how far they can be believed
+LOOKED_AT = 512  # candidates of the outline, besides the portfolio
+DISPATCH = 2e-6  # seconds by which a call of a tuned kernel takes longer
+FORMATS = 3  # that are converted at most before the untuned kernel is kept
+
+
+class Workload(Protocol):
+    """What is asked of a session."""
+
+    space: Space
+
+    @property
+    def encoding(self) -> Encoding: ...
+
+    @property
+    def usual(self) -> Candidate: ...
+
+    def conversion(self, format: Format | None) -> float: ...
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A candidate, how many times faster than the untuned kernel it should be, and how many times it is at least."""
+
+    candidate: Candidate
+    gain: float
+    least: float = 1.0
+
+
+def guess(
+    session: Workload, model: CostModel, *, seconds: float, amortize_over: float | None = None, seed: int = 0
+) -> Guess | None:
+    """The candidate that a model expects most of; None where none is clearly better than the untuned kernel.
+
+    Formats are ranked before anything is converted. One that is to be converted for few calls must be worth it.
+
+    Parameters
+    ----------
+    session : Session
+    model : CostModel
+        Its bounds say how many times faster a candidate must look; ``about["margin"]`` where it has none.
+    seconds : float
+        Of a call of the untuned kernel.
+    amortize_over : float, optional
+        How many calls a conversion is shared among; by default it costs nothing.
+    seed : int
+    """
+    margin = _margin(model, session)
+    pool = list(dict.fromkeys(session.space.outline(np.random.default_rng(seed), LOOKED_AT)))
+    usual = model.predict(session.encoding.rows([session.usual], specialised=False))[0]
+    gains = np.exp(model.predict(session.encoding.rows(pool)) - usual) if pool else np.zeros(0)
+    tried: set[Format | None] = set()
+    for n in np.argsort(-gains, kind="stable"):
+        candidate = pool[n]
+        if gains[n] < margin or len(tried) > FORMATS:
+            return None
+        settled = session.space.settle(candidate)
+        if settled is None:
+            continue
+        gain = float(np.exp(model.predict(session.encoding.rows([settled])) - usual)[0])
+        share = session.conversion(settled.format) / amortize_over if amortize_over is not None else 0.0
+        tried.add(settled.format)
+        if margin * (seconds / gain + share + DISPATCH) <= seconds:
+            return Guess(settled, gain, gain / margin)
+    return None
+
+
+def _margin(model: CostModel, session: Workload) -> float:
+    """How many times faster a candidate must look: the features that bounds go by are the same for all."""
+    bounds, encoding = bounds_of(model.about), session.encoding
+    if bounds is None:
+        return float(model.about.get("margin", MARGIN))
+    row = encoding.rows([session.usual])[0]
+    return bounds.margin(dict(zip(encoding.names, row.tolist(), strict=False)))
+
+
+# Which format a kernel gets that was announced to be called often: the rules propose, the cost model may overrule.
+#
+# Asking takes time, mostly for the numbers of the pattern: the model is asked only where the calls to come take far
+# longer than that, and is followed only where its gain is one for nine matrices in ten.
+
+
+ASKING, PER_ENTRY = 0.15, 0.6e-6  # seconds that asking takes: once in a process, and for each entry
+WORTH = 10.0  # times as long as asking the calls must take
+SLOWER = 3.0  # times the analytic bound that a call takes, usually
+CONVERSION = 60e-9  # seconds to convert an entry, usually
+MOST = 6  # formats that are looked at
+
+
+def chosen(
+    kernel: Kernel,
+    matrix: Any,
+    arguments: Mapping[str, Any],
+    found: Conversion | None,
+    *,
+    calls: float,
+    described: Pattern | None = None,
+) -> Conversion | None:
+    """The format for a matrix: `found`, or another one that the model knows to be faster.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    matrix : object
+        The only sparse argument, of two dimensions.
+    arguments : mapping of str to object
+        Of the first call.
+    found : Conversion or None
+        What the rules say; None is the format of the program.
+    calls : float
+        That are to come.
+    described : Pattern, optional
+        Numbers of the matrix, where they are known.
+    """
+    source = open_source(matrix, "the matrix")
+    if not isinstance(source, Compressed) or source.major or source.block or not source.indices.size:
+        return found
+    args = kernel.prepare(dict(arguments))
+    sizes = {name: int(value) for name, value in args.sizes.items()}
+    work = Work.of(decode(kernel.func), sizes)
+    seconds = SLOWER * 2.0 ** work.numbers(USUAL, 1.0)["time_floor"]
+    if calls * seconds < WORTH * (ASKING + PER_ENTRY * source.indices.size):
+        return found
+    described = pattern(matrix) if described is None else described
+    if not isinstance(described, MatrixPattern) or work.is_sparse:
+        return found
+    encoding = _encoding(described, source, work)
+    base = defaults.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(args))
+    shapes = [np.shape(value) for value in arguments.values() if value is not matrix]
+    own = None if found is None else found.format
+    formats = [own, *(f for f in promising(described, feat=dense_rows(shapes))[:MOST] if f != own)]
+    gains, margin = _gains(encoding, [Candidate(base, format) for format in formats])
+    best = int(np.argmax(gains))
+    least = float(gains[best]) / margin
+    if best == 0 or least <= 1 or (other := formats[best]) is None:
+        return found
+    needed = CONVERSION * source.indices.size / (seconds * (1 - 1 / least))
+    return Conversion(other, needed) if needed <= calls else found
+
+
+def _encoding(described: MatrixPattern, source: Compressed, work: Work) -> Encoding:
+    """What the model sees of candidates for a matrix."""
+    facts = features.of_pattern(described) | features.density(source.indptr, source.indices, described.shape[1])
+    each = source.values.itemsize + source.indices.itemsize
+    own = Stored(described.nnz, described.nnz * each + source.indptr.nbytes)
+    return Encoding(facts, described, own, Operands.of(work, get_num_threads(), rates_known()))
+
+
+def _gains(encoding: Encoding, candidates: list[Candidate]) -> tuple[np.ndarray, float]:
+    """How many times faster than the first candidate each should be, and what they have to look like to be for sure."""
+    model = prior_for(encoding)
+    bounds = bounds_of(model.about) if model is not None else None
+    if model is None or bounds is None:
+        return np.ones(len(candidates)), math.inf
+    rows = encoding.rows(candidates)
+    scores = model.predict(rows)
+    row: dict[str, float] = dict(zip(encoding.names, rows[0].tolist(), strict=False))
+    return np.exp(scores - scores[0]), bounds.margin(row)
+
+
+__all__ = ["Guess", "Judgement", "bounds_of", "chosen", "guess", "judge"]

@@ -1,0 +1,833 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data sets of measurements: plan, points, files, tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  makes numpy know bfloat16
+import numpy as np
+import tvm
+from tvm import tirx
+
+from sparsetir import ops
+from sparsetir.codegen.cache import Compiled
+from sparsetir.codegen.target import make_target, native_target
+from sparsetir.errors import ArgumentError, SparseTIRError, TuningError
+from sparsetir.formats.encoding import parse_format
+from sparsetir.formats.format import Format
+from sparsetir.formats.heuristics import promising
+from sparsetir.formats.pattern import Pattern, pattern
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import CooTensor
+from sparsetir.ir.views import Program, decode
+from sparsetir.kernel_factory import make_kernel
+from sparsetir.runtime.composed import ComposedKernel
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.schedules import Choices, Registers, defaults
+from sparsetir.transform.decompose import decompose_format
+from sparsetir.tuning import features
+from sparsetir.tuning.features import Encoding, Estimates, Operands, Stored, Structure, matrix_names
+from sparsetir.tuning.lowered_program import FormatVariant, compile_together
+from sparsetir.tuning.records import LEAST, Recording, digest
+from sparsetir.tuning.space import Candidate, Values, drawn, fixed, free_sizes, start
+from sparsetir.tuning.variants import own_storage
+from sparsetir.tuning.work import USUAL, Rates, Work, measure_rates
+from sparsetir.tuning.workload import Workload
+from sparsetir.utils import optional
+from sparsetir.utils.buffers import aligned
+from sparsetir.utils.gc import old_objects_aside
+from sparsetir.utils.machine import CORES, machine_name
+from sparsetir.utils.threads import get_num_threads, set_num_threads
+from sparsetir.utils.version import __version__
+from sparsetir.workloads import random_programs, suite
+from sparsetir.workloads.inputs import DENSE, find_files, from_files, say
+from sparsetir.workloads.reference import Reference
+
+# What a data set of measurements is of: matrices, and for each of them programs, dtypes and numbers of threads.
+
+
+SMALLEST, LARGEST = 3_000, 500_000  # entries of generated matrices
+MOST_WORK, MOST_ELEMENTS = 24e6, 6e6  # entries times columns, and elements of a dense operand
+# What is drawn for a matrix: weight, operation, dtype, columns of dense operands, threads. Few enough combinations that
+# each kernel is compiled once and measured on many matrices.
+PROGRAMS = 6  # different programs drawn at random
+COMBINATIONS: tuple[tuple[float, str, str, tuple[int, ...], int], ...] = (
+    (10, "spmm", "float32", (8, 32, 128, 512), 1),
+    (4, "spmm", "float64", (32,), 1),
+    (3, "spmm", "bfloat16", (64,), 1),
+    (4, "spmm", "float32", (64,), 2),
+    (4, "spmv", "float32", (1,), 1),
+    (2, "spmv", "float64", (1,), 1),
+    (1, "spmv", "bfloat16", (1,), 1),
+    (2, "spmv", "float32", (1,), 2),
+    (4, "sddmm", "float32", (8, 64, 512), 1),
+    (2, "sddmm", "float64", (64,), 1),
+    (1, "sddmm", "bfloat16", (64,), 1),
+    (2, "sddmm", "float32", (64,), 2),
+    (8, "drawn", "float32", (32,), 1),
+    (1, "drawn", "float64", (32,), 1),
+)
+OF_TENSORS: tuple[tuple[float, str, str, tuple[int, ...], int], ...] = (
+    (3, "mttkrp", "float32", (16, 64), 1),
+    (1, "mttkrp", "float64", (32,), 1),
+    (1, "mttkrp", "float32", (32,), 2),
+)
+TENSORS = 0.08  # of tensors among matrices
+NUMBERED = re.compile(r"_\d+d?$")  # members that differ in a number, such as pruned_50 and pruned_90, are one family
+
+
+@dataclass(frozen=True)
+class Source:
+    """A matrix or tensor that is not in memory yet.
+
+    Parameters
+    ----------
+    name, family : str
+        What it is called, and what kind it is.
+    load : callable
+        Gives a scipy.sparse array or a CooTensor.
+    """
+
+    name: str
+    family: str
+    load: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program to be measured on a matrix.
+
+    Parameters
+    ----------
+    op : str
+        ``"spmm"``, ..., or ``"drawn_7"`` for a program that is drawn at random.
+    feat : int
+        Columns of the dense operands; 1 where they are vectors.
+    dtype : str
+    threads : int
+    """
+
+    op: str
+    feat: int
+    dtype: str
+    threads: int
+
+    @property
+    def kind(self) -> str:
+        """The operation; ``"drawn"`` for all programs drawn at random."""
+        return self.op.partition("_")[0]
+
+    @property
+    def program(self) -> tirx.PrimFunc:
+        """At stage I."""
+        if self.kind == "drawn":
+            return random_programs.draw(int(self.op.partition("_")[2]), self.dtype).program
+        func: tirx.PrimFunc = getattr(ops, self.op)(self.dtype)
+        return func
+
+    def inputs(self, sparse: Any) -> dict[str, Any]:
+        """The arguments of a call on a matrix or tensor."""
+        held = typed(sparse, self.dtype)
+        if self.kind == "drawn":
+            return random_programs.draw(int(self.op.partition("_")[2]), self.dtype).inputs(held, self.feat, self.dtype)
+        rng, shape = np.random.default_rng(0), sparse.shape
+        sizes = {n: (shape[d], self.feat) if wide else (shape[d],) for n, (d, wide) in DENSE[self.op].items()}
+        dense = {n: aligned(rng.standard_normal(s, np.float32).astype(self.dtype)) for n, s in sizes.items()}
+        return {{"sddmm": "S", "mttkrp": "T_"}.get(self.op, "A"): held, **dense}
+
+
+def typed(sparse: Any, dtype: str) -> Any:
+    """A matrix or tensor with values of a dtype; scipy has no bfloat16."""
+    if isinstance(sparse, CooTensor):
+        return sparse.with_values(sparse.values.astype(dtype))
+    return SparseTensor.from_any(sparse).astype(dtype) if dtype == "bfloat16" else sparse.astype(dtype)
+
+
+def sources(matrices: int, *, seed: int = 0, data: Path | None = None) -> Iterator[Source]:
+    """Generated matrices and tensors, the families in turn, of sizes drawn at random; then the files below a folder."""
+    rng = np.random.default_rng(seed)
+    names = [name for name in suite.families() if name != "empty"]
+    for n in range(matrices):
+        of = list(suite.tensors()) if rng.random() < TENSORS else names
+        name, size = of[n % len(of)], int(np.exp(rng.uniform(np.log(SMALLEST), np.log(LARGEST))))
+        yield Source(
+            f"{name}-{size}-{seed + n}", NUMBERED.sub("", name), partial(suite.generate, name, size, seed=seed + n)
+        )
+    for found in from_files(find_files(data)) if data is not None else []:
+        yield Source(found.name, found.name, found.load)
+
+
+def jobs(sparse: Any, count: int, rng: np.random.Generator) -> list[Job]:
+    """Different programs for a matrix or tensor; fewer where it is too large for most."""
+    wanted = [_job(sparse, rng) for _ in range(2 * count)]
+    return list(dict.fromkeys(job for job in wanted if job is not None))[:count]
+
+
+def _job(sparse: Any, rng: np.random.Generator) -> Job | None:
+    rows = OF_TENSORS if len(sparse.shape) == 3 else COMBINATIONS
+    weights = np.array([row[0] for row in rows])
+    _, op, dtype, feats, threads = rows[int(rng.choice(len(rows), p=weights / weights.sum()))]
+    if op == "drawn":
+        number = int(rng.integers(PROGRAMS))
+        op, feats = f"drawn_{number}", feats if random_programs.draw(number).has_feat else (1,)
+    most = min(MOST_WORK / max(sparse.nnz, 1), MOST_ELEMENTS / max(sparse.shape))
+    fitting = [feat for feat in feats if feat <= max(most, 1)]
+    return Job(op, fitting[int(rng.integers(len(fitting)))], dtype, threads) if fitting else None
+
+
+# The cases of a data set as recorded trials, with what a model sees of each point computed anew.
+
+
+@dataclass(frozen=True, eq=False)
+class Noted(Encoding):
+    """What is the same for all points of a case, as the data set has it: the matrix is not there any more.
+
+    Parameters
+    ----------
+    noted : Structure
+    stored : mapping of Format to Stored
+        The estimates, by format.
+    """
+
+    noted: Structure | None = None
+    stored: Mapping[Format | None, Stored] = field(default_factory=dict)
+
+    @property
+    def structure(self) -> Structure:
+        return self.noted or Structure.of(None)
+
+    @property
+    def estimates(self) -> Any:
+        return self.stored.__getitem__
+
+
+@lru_cache(maxsize=256)
+def _program(op: str, dtype: str) -> Program:
+    return decode(Job(op, 1, dtype, 1).program)
+
+
+@lru_cache(maxsize=4096)
+def _format(text: str) -> Format | None:
+    return parse_format(text) if text else None
+
+
+def is_data_set(path: Path) -> bool:
+    """Whether a file is a data set rather than records of searches."""
+    try:
+        with path.open("rb") as file:
+            return b'"points":' in file.readline()
+    except OSError:
+        return False  # whoever reads the records says why
+
+
+def recordings(path: Path, *, spread: float = float("inf")) -> list[Recording]:
+    """The cases of a data set.
+
+    Parameters
+    ----------
+    path : Path
+    spread : float
+        Points whose two measurements are farther apart, as a logarithm, are left out: the machine was busy.
+    """
+    return [case for line in lines(path) if (case := recording(line, spread)) is not None]
+
+
+def recording(line: Mapping[str, Any], spread: float = float("inf")) -> Recording | None:
+    """A case; None where too few points of it are left."""
+    kept = list(_points(line, spread))
+    if len(kept) < LEAST:
+        return None
+    encoding = encoding_of(line)
+    found = dict(zip([c for c, _ in kept], encoding.rows([c for c, _ in kept]), strict=True))
+    usual = Candidate(Choices(**line["usual"]))
+    untuned = (least(line["plain"]), encoding.rows([usual], specialised=False)[0])
+    job = Job(**line["job"])
+    return Recording(
+        line["case"],
+        {c: least(seconds) for c, seconds in kept},
+        found,
+        matrix_names(),
+        line["matrix"],
+        line["family"],
+        f"{job.kind}:{job.feat}",
+        untuned,
+        tuple({c: seconds[n] for c, seconds in kept} for n in range(2)),
+        job.kind,
+        job.dtype,
+        job.threads,
+        line.get("mcpu", ""),
+        "rates" in line,
+    )
+
+
+def least(seconds: list[float]) -> float:
+    """The least of two measurements: whatever else runs only adds to them."""
+    return min(seconds)
+
+
+def _points(line: Mapping[str, Any], spread: float) -> Iterator[tuple[Candidate, list[float]]]:
+    """The candidates of a case with their measurements, none twice."""
+    seen = set()
+    for text, choices, _stored, _conversion, *seconds in line["points"]:
+        candidate = Candidate(Choices(**{"chunks": line["job"]["threads"], **choices}), _format(text))
+        if candidate not in seen and abs(np.log(seconds[0] / seconds[1])) <= spread:
+            seen.add(candidate)
+            yield candidate, seconds
+
+
+def encoding_of(line: Mapping[str, Any]) -> Noted:
+    """From a case's candidates to what a model sees of them."""
+    job = Job(**line["job"])
+    work = Work.of(_program(job.op, job.dtype), line["sizes"])
+    own = Stored(*line["own"])
+    stored = {_format(text): Stored(*held) for text, _, held, *_ in line["points"]}
+    operands = Operands.of(work, job.threads, Rates(**line["rates"]) if "rates" in line else USUAL)
+    return Noted(line["facts"], None, own, operands, noted=Structure(**line["structure"]), stored={**stored, None: own})
+
+
+# A data set of measurements: what the shipped cost model is trained on, see docs/dataset.md.
+#
+# ``sparsetir collect points.jsonl`` measures kernels of many programs on many matrices, each kernel twice, and goes on
+# where it was stopped. Programs are symbolic in the matrix, so a kernel is compiled once and measured on every matrix
+# that it suits.
+#
+# Kernels of one thread are timed by the processor time of the calling thread, which work of others on the machine does
+# not add to; kernels of several threads by the clock. A line of the file is a case: a program on a matrix, with all of
+# its points.
+
+
+FORMAT = 1
+HEAD = b'{"format"'  # how a line begins
+OWN_CHOICES, CHOICES = 10, 3  # of the program as it is, and of each format
+SURE_FORMATS, OTHER_FORMATS = 4, 3  # of a case: those most likely to suit, and others
+BURSTS, BURST = 6, 0.8e-3  # of a measurement, and the seconds of each
+SHORTEST = 1e-9  # seconds, of a clock that did not move
+LONG = 8e-3  # seconds of a call that is timed alone
+MOST_SECONDS = 0.25  # of a call; longer ones are left out
+
+
+@dataclass(frozen=True)
+class Form:
+    """A program over a format, and the kernels that were compiled of it.
+
+    Parameters
+    ----------
+    kernel : ComposedKernel or None
+        Converts the arguments; None for the program as it is.
+    variant : FormatVariant
+    values : mapping of str to tuple
+        The choices that make a difference.
+    pool : sequence of Choices
+        That are measured for it.
+    """
+
+    kernel: ComposedKernel | None
+    variant: FormatVariant
+    values: Values
+    pool: list[Choices]
+    compiled: dict[Choices, Callable[..., Any]] = field(default_factory=dict)
+
+    def function(self, choices: Choices) -> Callable[..., Any]:
+        """Machine code; that of the whole pool is compiled by one call of the compiler when some is first asked for."""
+        if not self.compiled:
+            with suppress(Exception):  # what does not compile says so by itself
+                compile_together((self.variant, each) for each in self.pool)
+        if choices not in self.compiled:
+            self.compiled[choices] = self.variant.compile(choices)
+        return self.compiled[choices]
+
+
+@dataclass
+class Forms:
+    """The forms of all programs for a target, made once each."""
+
+    target: Any = None
+    held: dict[tuple[Any, ...], Form] = field(default_factory=dict)
+
+    def __call__(
+        self, job: Job, kernel: Kernel, format: Format | None, sizes: Mapping[str, int], feat: int | None
+    ) -> Form:
+        """The form of a job's program over a format, with these sizes compiled in and rows so long of the result."""
+        key = job.op, job.dtype, job.threads > 1, repr(format), *sizes.items()
+        if key not in self.held:
+            self.held[key] = self._made(job, kernel, format, sizes, feat, digest(repr(key)))
+        return self.held[key]
+
+    def _made(
+        self, job: Job, kernel: Kernel, format: Format | None, sizes: Mapping[str, int], feat: int | None, text: str
+    ) -> Form:
+        func, composed = kernel.func, None
+        if format is not None:
+            name = next(b.name for b in kernel.signature.buffers.values() if not b.is_dense)
+            parts = decompose_format(func, {name: format})
+            composed = ComposedKernel(parts, self._not_compiled)
+            if not composed.has_plain_results:
+                raise TuningError("its results would be stored in pieces")
+            func = parts.func
+        variant = FormatVariant(fixed(decode(func), sizes), self.target)
+        values = variant.open_choices(feat)
+        base = defaults.usual(kernel.func, Registers.of(kernel.compiled.target))
+        return Form(composed, variant, values, pool_of(values, base, job.threads, int(text[:8], 16), format is None))
+
+    def _not_compiled(self, func: Any, covered: Any) -> Kernel:
+        return Kernel(func, Compiled(func, make_target(self.target, func), None), covered=covered)
+
+
+def pool_of(values: Values, base: Choices, threads: int, seed: int, is_own: bool) -> list[Choices]:
+    """The choices that are measured for a form: what suits it usually, and others at random; on one thread serial."""
+    chunks = tuple(n for n in values.get("chunks", ()) if (n > 0) == (threads > 1))
+    known = {**values, "chunks": chunks or (0,)}
+    begun = start({n: v for n, v in known.items() if n != "chunks"}, base)
+    usual = base.changed(**{**begun.as_dict(), "chunks": threads if chunks[:1] > (0,) else 0})
+    rng, count = np.random.default_rng(seed), OWN_CHOICES if is_own else CHOICES
+    others = [usual.changed(**drawn(known, rng)) for _ in range(4 * count)]
+    return list(dict.fromkeys([usual, *others]))[:count]
+
+
+# ------------------------------------------------------------------ measuring
+
+
+def clock_of(threads: int) -> Callable[[], float]:
+    """What kernels of a number of threads are timed by."""
+    return time.thread_time if threads == 1 else time.perf_counter
+
+
+def timed(call: Callable[[], Any], clock: Callable[[], float]) -> float:
+    """Seconds of a call: the least of some bursts, as whatever else runs only adds to it."""
+    begin = clock()
+    call()
+    once = max(clock() - begin, 1e-7)
+    if once > LONG:
+        begin = clock()
+        call()
+        return min(once, clock() - begin)
+    count = max(1, int(BURST / once))
+    found = float("inf")
+    for _ in range(BURSTS):
+        begin = clock()
+        for _ in range(count):
+            call()
+        found = min(found, (clock() - begin) / count)
+    return max(found, SHORTEST)
+
+
+@dataclass
+class Point:
+    """A kernel of a case, ready to be timed.
+
+    Parameters
+    ----------
+    format : str
+        As it prints; "" for the program as it is.
+    choices : Choices
+    stored : Stored
+        How the format stores the argument, as it is estimated from the pattern: what a model sees.
+    conversion : float
+        Seconds that storing it so took.
+    call : callable
+    seconds : list of float
+        As measured, in turn.
+    """
+
+    format: str
+    choices: Choices
+    stored: Stored
+    conversion: float
+    call: Callable[[], Any]
+    seconds: list[float] = field(default_factory=list)
+
+    def as_list(self) -> list[Any]:
+        """For JSON."""
+        usual = Choices(tile=self.choices.tile).as_dict()
+        changed = {n: v for n, v in self.choices.as_dict().items() if n == "tile" or v != usual[n]}
+        stored = [self.stored.values, self.stored.bytes, self.stored.pieces, self.stored.rows]
+        seconds = [float(f"{s:.4g}") for s in self.seconds]
+        return [self.format, changed, stored, float(f"{self.conversion:.3g}"), *seconds]
+
+
+class Measured:
+    """A case: a program on a matrix, with its points."""
+
+    def __init__(self, job: Job, sparse: Any, forms: Forms) -> None:
+        self.job, self.sparse, self.forms = job, sparse, forms
+        set_num_threads(job.threads)
+        self.clock = clock_of(job.threads)
+        self.kernel = make_kernel(job.program, forms.target)
+        self.inputs = job.inputs(sparse)
+        self.workload = Workload(self.kernel, self.inputs)
+        self.names = [str(p.name) for p in self.kernel.func.params]
+        fit, _after = self.kernel.fitting(self.workload.args, is_bound=True)
+        self.untuned = self.workload.call(self.kernel.function if fit is None else fit(), self.names)
+        absolute = self.workload.absolute()
+        magnitudes = absolute.fresh(absolute.call(self.kernel.function, self.names))
+        self.reference = Reference(self.workload.fresh(self.untuned), magnitudes)
+        known = {name: int(value) for name, value in self.workload.args.sizes.items()}
+        self.sizes = known
+        self.fixed = {name: known[name] for name in free_sizes(self.kernel.signature.program)}
+        self.failures = 0
+
+    def points(self, rng: np.random.Generator) -> Iterator[Point]:
+        """What is measured of it, checked."""
+        own = self.forms(self.job, self.kernel, None, self.fixed, self.workload.feat)
+        suits = {n: v for n, v in self.kernel.suitable(self.workload.args).items() if n != "chunks"}
+        for choices in dict.fromkeys([own.pool[0].changed(**suits), *own.pool]):
+            yield from self._checked(None, choices, 0.0, own, self.workload)
+        for format in self._formats(rng):
+            try:
+                form = self.forms(self.job, self.kernel, format, self.fixed, self.workload.feat)
+                workload, seconds = self._converted(form)
+            except (SparseTIRError, ValueError, RuntimeError, MemoryError):
+                self.failures += 1
+                continue
+            for choices in form.pool:
+                yield from self._checked(format, choices, seconds, form, workload)
+
+    def _formats(self, rng: np.random.Generator) -> list[Format]:
+        written = self.kernel.signature.effects.written
+        holder = self.kernel.signature.holder
+        if any(n in holder and not holder[n].is_dense for n in written):
+            return []
+        found = promising(self.pattern, feat=self.job.feat)
+        sure, others = found[:SURE_FORMATS], found[SURE_FORMATS:]
+        return [*sure, *(others[n] for n in sorted(rng.permutation(len(others))[:OTHER_FORMATS]))]
+
+    def _converted(self, form: Form) -> tuple[Workload, float]:
+        """The arguments over a format, and the seconds that it took."""
+        if form.kernel is None:
+            return self.workload, 0.0
+        begin = time.perf_counter()
+        given, _found = form.kernel.converter.translate(self.inputs)
+        seconds = time.perf_counter() - begin
+        return Workload(form.kernel.kernel, form.kernel.needed(given), like=self.workload), seconds
+
+    def _checked(
+        self, format: Format | None, choices: Choices, conversion: float, form: Form, workload: Workload
+    ) -> Iterator[Point]:
+        """A point whose kernel computes what it should."""
+        try:
+            call = workload.call(form.function(choices), form.variant.names)
+            if self.reference.disagreement(workload.fresh(call)) is None:
+                name = "" if format is None else repr(format)
+                yield Point(name, choices, self.estimates(format), conversion, call)
+                return
+        except (SparseTIRError, ValueError, RuntimeError, MemoryError):
+            pass
+        self.failures += 1
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """Numbers of the matrix or tensor."""
+        return pattern(self.sparse)
+
+    @cached_property
+    def estimates(self) -> Estimates:
+        """How formats store it."""
+        itemsize = next(iter(self.workload.written.values())).itemsize
+        return Estimates(self.pattern, own_storage(self.workload), itemsize)
+
+    def measured(self, rng: np.random.Generator) -> dict[str, Any]:
+        """The case for JSON: all points measured, then all once more in another order."""
+        found = [Point("", Choices(), self.estimates(None), 0.0, self.untuned), *self.points(rng)]
+        load = []
+        for _ in range(2):
+            load.append(round(os.getloadavg()[0], 2))
+            for n in rng.permutation(len(found)):
+                point = found[n]
+                if not point.seconds or point.seconds[0] < MOST_SECONDS:
+                    point.seconds.append(timed(point.call, self.clock))
+        plain, *points = [p for p in found if len(p.seconds) == 2]
+        usual = defaults.usual(self.kernel.func, Registers.of(self.kernel.compiled.target))
+        chosen = usual.changed(**self.kernel.suitable(self.workload.args)).as_dict()
+        return {
+            "job": asdict(self.job),
+            "sizes": self.sizes,
+            "fixed": self.fixed,
+            "facts": {name: float(f"{value:.5g}") for name, value in self._facts().items()},
+            "load": load,
+            "failed": self.failures,
+            "usual": chosen,
+            "plain": [float(f"{s:.4g}") for s in plain.seconds],
+            "own": [plain.stored.values, plain.stored.bytes],
+            "structure": asdict(Structure.of(self.pattern)),
+            "points": [p.as_list() for p in points],
+        }
+
+    def _facts(self) -> dict[str, float]:
+        found = features.of_pattern(self.pattern)
+        if len(self.sparse.shape) != 2:
+            return found
+        return found | features.density(self.sparse.indptr, self.sparse.indices, self.sparse.shape[1])
+
+
+# ------------------------------------------------------------------ collecting
+
+
+def header(target: Any) -> dict[str, Any]:
+    """What is said of every case that is compiled for a target."""
+    about = {"format": FORMAT, "sparsetir": __version__, "machine": machine_name(), "mcpu": mcpu_of(target)}
+    return about | {"rates": measure_rates(target).as_dict()}
+
+
+def mcpu_of(target: Any) -> str:
+    """The processor that a target is for; None is this one."""
+    return str((native_target() if target is None else tvm.target.Target(target)).attrs.get("mcpu", ""))
+
+
+def target_of(mcpu: str | None) -> Any:
+    """This machine's target as if it were another processor, such as ``"x86-64-v3"``; None is this one.
+
+    Raises
+    ------
+    ArgumentError
+        LLVM knows no such processor.
+    """
+    if mcpu is None or mcpu == mcpu_of(None):
+        return None
+    kept = {name: value for name, value in native_target().export().items() if name not in ("mcpu", "mattr")}
+    known = tvm.get_global_func("target.llvm_get_cpu_archlist")(tvm.target.Target(kept))
+    if mcpu not in map(str, known):
+        raise ArgumentError(f"mcpu is a processor that LLVM knows, such as x86-64-v3; found {mcpu!r}")
+    return {**kept, "mcpu": mcpu}
+
+
+def known_cases(path: Path) -> set[str]:
+    """The cases that a file holds; a line that a killed process left half-written does not count."""
+    return {line["case"] for line in lines(path)} if path.exists() else set()
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The cases of a file.
+
+    Raises
+    ------
+    TuningError
+        The file cannot be read, or holds something else.
+    """
+    try:
+        texts = path.read_bytes().splitlines()
+    except OSError as error:
+        raise TuningError(f"the data set {path} cannot be read: {error.strerror}") from error
+    for text in texts:
+        try:
+            line = json.loads(text)
+        except ValueError:  # killed in the midst of a line
+            line = {} if text[: len(HEAD)] == HEAD[: len(text)] else None
+        if line == {}:
+            continue
+        if not isinstance(line, dict) or line.get("format") != FORMAT or "points" not in line:
+            found = text[:40].decode(errors="replace")
+            raise TuningError(f"expected a data set of format {FORMAT} in {path}; found the line {found!r}")
+        yield line
+
+
+def collect(
+    path: Path,
+    found: Iterable[Source],
+    *,
+    programs: int = 5,
+    seed: int = 0,
+    threads: tuple[int, ...] = (1, 2),
+    seconds: float | None = None,
+    mcpu: str | None = None,
+) -> int:
+    """Measure what a file does not hold yet; returns how many points are new.
+
+    Parameters
+    ----------
+    path : Path
+        Of JSON lines; it is only added to, a line a case.
+    found : iterable of Source
+    programs : int
+        Measured on each matrix.
+    seed : int
+        Of what is drawn.
+    threads : tuple of int
+        The numbers of threads that count.
+    seconds : float, optional
+        After which no further case is begun.
+    mcpu : str, optional
+        The processor that kernels are compiled for, such as ``"x86-64-v3"``, which this machine must be able to run; by
+        default this one. Its cases are others.
+
+    Raises
+    ------
+    ArgumentError
+        LLVM knows no such processor.
+    """
+    target, before = target_of(mcpu), get_num_threads()
+    try:
+        with old_objects_aside():
+            return _collected(path, found, programs, seed, threads, seconds, target)
+    finally:
+        set_num_threads(before)
+
+
+def _collected(
+    path: Path,
+    found: Iterable[Source],
+    programs: int,
+    seed: int,
+    threads: tuple[int, ...],
+    seconds: float | None,
+    target: Any,
+) -> int:
+    done, forms, total, begun = known_cases(path), Forms(target), 0, time.perf_counter()
+    about = header(target)
+    of_target = "" if target is None else f" {mcpu_of(target)}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number, source in enumerate(found):
+        rng = np.random.default_rng([seed, number])
+        try:
+            sparse = source.load()  # what is drawn for it depends on its sizes
+        except (SparseTIRError, OSError, ValueError, MemoryError) as error:
+            say(f"without {source.name}: {' '.join(str(error).split())[:160]}")
+            continue
+        for job in jobs(sparse, programs, rng):
+            name = f"{source.name} {job.op}:{job.feat} {job.dtype} {job.threads}{of_target}"
+            if name in done or job.threads not in threads or job.threads > CORES:
+                continue
+            if seconds is not None and time.perf_counter() - begun > seconds:
+                say(f"stopped after {seconds:.0f} s; the same command goes on")
+                return total
+            try:
+                case = Measured(job, sparse, forms).measured(rng)
+            except (SparseTIRError, ValueError, RuntimeError, MemoryError) as error:
+                say(f"without {name}: {' '.join(str(error).split())[:160]}")
+                continue
+            append(path, {**about, "case": name, "matrix": source.name, "family": source.family, **case})
+            total += len(case["points"])
+            say(f"[{number + 1}] {name}: {len(case['points'])} points, {total / (time.perf_counter() - begun):.1f}/s")
+    return total
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Add a line by one call, after what a killed process may have left half-written."""
+    text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(file).st_size
+        os.write(file, text if not size or os.pread(file, 1, size - 1) == b"\n" else b"\n" + text)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+# A data set as a table with a row for each point, for other programs to read.
+
+
+SUFFIXES = (".parquet", ".npz")
+
+
+def rows(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The points of some cases, a dict of plain values each; the same names in all."""
+    for line in found:
+        job, (first, second) = line["job"], line["plain"]
+        of_case = {name: line[name] for name in ("case", "matrix", "family", "machine", "sparsetir")}
+        of_case |= {"mcpu": line.get("mcpu", "")}
+        of_case |= {"op": job["op"], "feat": job["feat"], "dtype": job["dtype"], "threads": job["threads"]}
+        of_case |= {"load": max(line["load"]), "plain_seconds_1": first, "plain_seconds_2": second}
+        of_case |= {name: line["structure"][name] for name in ("nnz", "rows", "columns", "longest")}
+        for format, choices, stored, conversion, one, two in line["points"]:
+            kept = dict(zip(("stored_values", "stored_bytes", "pieces", "block_rows"), stored, strict=True))
+            text = " ".join(f"{name}={value}" for name, value in choices.items())
+            yield {
+                **of_case,
+                "format": format,
+                "choices": text,
+                **kept,
+                "conversion_seconds": conversion,
+                "seconds_1": one,
+                "seconds_2": two,
+                "noise": abs(float(np.log(one / two))),
+            }
+
+
+def columns(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a data set.
+
+    Raises
+    ------
+    TuningError
+        It holds no points.
+    """
+    found = list(rows(lines(path)))
+    if not found:
+        raise TuningError(f"{path} holds no points yet: `sparsetir collect {path}` measures some")
+    return {name: np.array([row[name] for row in found]) for name in found[0]}
+
+
+def export(path: Path, out: Path) -> Path:
+    """Write a data set as a table.
+
+    Parameters
+    ----------
+    path : Path
+        Of a data set.
+    out : Path
+        ``.parquet``, which needs pyarrow (extra ``data``), or ``.npz``, an array a column.
+
+    Raises
+    ------
+    ArgumentError
+        The table has another suffix.
+    MissingPackageError
+        pyarrow is needed and not installed.
+    """
+    if out.suffix not in SUFFIXES:
+        raise ArgumentError(f"expected a table {' or '.join(SUFFIXES)}; found {out.name}")
+    found = columns(path)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix == ".npz":
+        np.savez_compressed(out, allow_pickle=False, **found)
+        return out
+    arrow = optional.require("pyarrow", extra="data", purpose="a table as parquet")
+    parquet = optional.require("pyarrow.parquet", extra="data", purpose="a table as parquet")
+    parquet.write_table(arrow.table({name: arrow.array(list(values)) for name, values in found.items()}), out)
+    return out
+
+
+def summary(path: Path) -> list[list[str]]:
+    """How much a data set holds, and how far two measurements of a point are apart, by operation; a heading first."""
+    found: dict[str, list[Any]] = {}
+    for line in lines(path):
+        job = line["job"]
+        found.setdefault(f"{job['op'].partition('_')[0]} {job['dtype']}, threads {job['threads']}", []).append(line)
+    table = [["", "points", "cases", "matrices", "families", "noise: median", "95th percentile", "load"]]
+    for name, held in [*sorted(found.items()), ("all", [line for part in found.values() for line in part])]:
+        noise = [abs(np.log(p[-2] / p[-1])) for line in held for p in line["points"]]
+        counts = Counter(key for line in held for key in {("m", line["matrix"]), ("f", line["family"])})
+        matrices, families = (sum(key[0] == which for key in counts) for which in "mf")
+        apart = [f"{np.percentile(noise, q):.1%}" for q in (50, 95)] if noise else ["", ""]
+        load = f"{np.median([max(line['load']) for line in held]):.1f}" if held else ""
+        table.append([name, f"{len(noise):,}", f"{len(held):,}", str(matrices), str(families), *apart, load])
+    return table
+
+
+__all__ = [
+    "Job",
+    "Source",
+    "collect",
+    "columns",
+    "encoding_of",
+    "export",
+    "is_data_set",
+    "jobs",
+    "lines",
+    "recording",
+    "recordings",
+    "rows",
+    "sources",
+    "summary",
+    "typed",
+]

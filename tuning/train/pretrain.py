@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train the cost model that comes with the package, and say how well it does on matrices that it never saw.
+
+``python -m sparsetir.tuning.train.pretrain points.jsonl --out pretrained.json --evaluate`` takes data sets of
+`sparsetir collect` or records of `sparsetir.tuning.train.collect`, prints tables in Markdown and writes the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import SparseTIRError, TuningError
+from sparsetir.tuning import conformal
+from sparsetir.tuning.features import THREADED, choice_names, matrix_names, pattern_names
+from sparsetir.tuning.model import OBJECTIVES, PLACED, SERIAL, AnalyticModel, CostModel, Model, RandomModel
+from sparsetir.tuning.records import Recording, load
+from sparsetir.tuning.train import evaluate
+from sparsetir.tuning.train import plots as pictures
+from sparsetir.tuning.train.dataset import is_data_set, recordings
+from sparsetir.tuning.train.evaluate import Ranking, Trainer, by_margin, by_model, by_part, held_out, safe_margin
+from sparsetir.tuning.train.replay import BUDGETS, compare, runs_of, stops
+from sparsetir.workloads.inputs import say
+from sparsetir.workloads.plot import markdown
+
+ROUNDS, OBJECTIVE = 160, "regression"
+LED = "trees, regression"  # the model that ships
+FOLDS = 10  # groups of matrices or families that are left out in turn
+OPERATION = "kind"  # what a case calls its operation
+LEFT_OUT = ("matrix", "family", OPERATION, "dtype", "threads")
+SETTINGS_OF_MACHINES = ("threads", "mcpu")  # that a model is carried over
+TITLES = {"kind": "operation", "threads": "number of threads", "mcpu": "mcpu"}
+SHARES, DRAWN = (0.1, 0.3, 1.0), 24  # of the matrices in a learning curve, and trials of a search that is drawn
+UNLIKELY = (0.2, 0.05, 0.02)  # chances of something better, at which searches end by themselves
+SPREAD = 0.3  # of the logarithms of two measurements of a point
+# Few of many numbers of a pattern tell two matrices apart: a tree that may not see them all learns less by heart.
+SETTINGS: dict[str, Any] = {
+    "max_depth": 8,
+    "eta": 0.08,
+    "min_child_weight": 8,
+    "subsample": 0.8,
+    "colsample_bytree": 0.5,
+    "max_bin": 128,
+    "nthread": 1,
+}
+
+
+@dataclass(frozen=True)
+class Restricted:
+    """A model that sees some of the columns only."""
+
+    model: Model
+    columns: np.ndarray
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        return self.model.predict(features[:, self.columns])
+
+
+def stacked(cases: Sequence[Recording]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, seconds and case numbers of all trials, those of the untuned kernels too."""
+    rows, seconds, numbers = [], [], []
+    for number, case in enumerate(cases):
+        own, took = case.rows()
+        if case.untuned is not None and np.isfinite(case.untuned[0]):
+            own, took = np.vstack([own, case.untuned[1]]), np.append(took, case.untuned[0])
+        rows.append(own)
+        seconds.append(took)
+        numbers.append(np.full(len(took), number))
+    return np.vstack(rows), np.concatenate(seconds), np.concatenate(numbers)
+
+
+def train(
+    cases: Sequence[Recording],
+    *,
+    objective: str = OBJECTIVE,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    without: frozenset[str] = frozenset(),
+) -> Any:
+    """A model of some cases; it does not see the features named in `without`."""
+    features, seconds, numbers = stacked(cases)
+    names = cases[0].names
+    is_serial = all(case.threads == 1 for case in cases)
+    if is_serial:
+        features[:, [names.index(name) for name in THREADED]] = np.nan
+    how = {"cases": numbers, "objective": objective, "rounds": rounds, "seed": seed, "focused": True, **SETTINGS}
+    if not without:
+        return replace(CostModel.fit(features, seconds, names=names, **how), about={SERIAL: is_serial})
+    columns = np.array([n for n, name in enumerate(names) if name not in without])
+    return Restricted(CostModel.fit(features[:, columns], seconds, **how), columns)
+
+
+def usable(cases: Sequence[Recording]) -> list[Recording]:
+    """The cases with one sparse matrix, recorded with the features of this version."""
+    names = matrix_names()
+    found = [case for case in cases if case.names == names]
+    if not found:
+        raise TuningError("expected records with the features of this version; found none: collect them again")
+    families = sorted({case.family for case in found})
+    if len(families) < 2:
+        raise TuningError(f"expected matrices of two families or more, to leave one out; found {families[0]} only")
+    if len(found) < len(cases):
+        say(f"left out {len(cases) - len(found)} cases that were recorded with other features")
+    return found
+
+
+def trainers(rounds: int) -> dict[str, Trainer]:
+    """What is compared: both objectives, less information, and no training.
+
+    Without statistics, what follows for a candidate (padding, bytes, the roofline) still knows the matrix.
+    """
+    of_the_matrix = frozenset(matrix_names()) - choice_names()
+    return {
+        LED: partial(train, objective="regression", rounds=rounds),
+        "trees, rank": partial(train, objective="rank", rounds=rounds),
+        f"{OBJECTIVE}, no statistics of the matrix": partial(train, rounds=rounds, without=pattern_names()),
+        f"{OBJECTIVE}, nothing of the matrix": partial(train, rounds=rounds, without=of_the_matrix),
+        "analytic": lambda cases: AnalyticModel(cases[0].names),
+        "random": lambda _cases: RandomModel(),
+    }
+
+
+def tables(cases: Sequence[Recording], rounds: int, unseen: list[Ranking]) -> Iterator[str]:
+    """The evaluation in Markdown; `unseen` has each case as ranked by a model of other families."""
+    trials = sum(len(case.seconds) for case in cases)
+    matrices, families = ({getattr(case, by) for case in cases} for by in ("matrix", "family"))
+    yield f"{trials:,} candidates of {len(cases)} cases: {len(matrices)} matrices of {len(families)} families.\n"
+    for by in LEFT_OUT:
+        if len({getattr(case, by) for case in cases}) < 2:
+            continue
+        title = TITLES.get(by, by)
+        compared = trainers(rounds) if by == "matrix" else {LED: partial(train, rounds=rounds)}
+        ranked = {name: held_out(cases, trainer, by, FOLDS) for name, trainer in compared.items() if by != "family"}
+        found = ranked or {LED: unseen}
+        yield markdown(by_model(found, f"one {title} left out")) + "\n"
+        yield markdown(by_part(found[LED], "op" if by in ("matrix", "family") else by)) + "\n"
+        yield markdown(by_margin(found[LED])) + "\n"
+        if by != "matrix":
+            held = conformal.coverage(found[LED], by, familiar=unseen if by == OPERATION else None)
+            yield markdown(conformal.cells(held, f"one {title} left out")) + "\n"
+    for by in SETTINGS_OF_MACHINES:
+        moved = evaluate.transferred(cases, partial(train, rounds=rounds), by)
+        if moved:
+            yield markdown(evaluate.cells(moved, f"to another {TITLES.get(by, by)}")) + "\n"
+
+
+def of_other_families(cases: Sequence[Recording], over: Sequence[Recording], rounds: int) -> dict[str, Any]:
+    """For each family of `over` a model of the others' `cases`."""
+    families = dict.fromkeys(case.family for case in over)
+    return {name: train([case for case in cases if case.family != name], rounds=rounds) for name in families}
+
+
+def plots(cases: Sequence[Recording], over: Sequence[Recording], rounds: int, unseen: list[Ranking], to: Path) -> None:
+    """Draw whether gains come true, how the model learns, and what searches over `over` gain by it."""
+    say(f"wrote {pictures.calibration(unseen, to / 'calibration.png')}")
+    matrices, curve = list(dict.fromkeys(case.matrix for case in cases)), {}
+    for share in SHARES:
+        kept = set(matrices[: max(1, round(share * len(matrices)))])
+        trainer = partial(train_on, kept, rounds)
+        curve[len(kept)] = held_out(cases, trainer, "family", FOLDS)
+    say(f"wrote {pictures.learning(curve, to / 'learning.png')}")
+    models = of_other_families(cases, over, rounds)
+    reached = {"with the model": runs_of(over, "guided", DRAWN, 1, lambda case: models[case.family])}
+    reached |= {name: runs_of(over, name, DRAWN, 1) for name in ("evolution", "random")}
+    say(f"wrote {pictures.searches(reached, to / 'searches.png')}")
+
+
+def train_on(matrices: set[str], rounds: int, cases: Sequence[Recording]) -> Any:
+    """A model of the cases of some matrices; of all where none of these is among them."""
+    return train([case for case in cases if case.matrix in matrices] or cases, rounds=rounds)
+
+
+def searches(cases: Sequence[Recording], over: Sequence[Recording], rounds: int, seeds: int) -> str:
+    """Searches over recorded trials, with and without a model of the other families' `cases`, in Markdown."""
+    models = of_other_families(cases, over, rounds)
+    found = compare(over, ["guided"], BUDGETS, seeds, lambda case: models[case.family])
+    found |= compare(over, ["evolution", "annealing", "portfolio", "random"], BUDGETS, seeds)
+    rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]
+    table = markdown([[f"{seeds} seeds, mean (5th percentile)", *(f"{n} trials" for n in BUDGETS)], *rows])
+    ended = stops(over, UNLIKELY, seeds, lambda case: models[case.family])
+    return f"{table}\n\n{markdown(ended)}"
+
+
+def read(path: Path, spread: float | None) -> list[Recording]:
+    """The cases of a data set or of records."""
+    if is_data_set(path):
+        return recordings(path, spread=SPREAD if spread is None else spread)
+    return load(path, spread=float("inf") if spread is None else spread)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, evaluate and write."""
+    parser = argparse.ArgumentParser(prog="python -m sparsetir.tuning.train.pretrain", description=__doc__)
+    parser.add_argument("space", type=Path, nargs="+", help="data sets of `sparsetir collect`, or records")
+    parser.add_argument("--out", type=Path, help="where the model goes")
+    parser.add_argument("--evaluate", action="store_true", help="print how matrices that are left out are ranked")
+    parser.add_argument("--searches", type=int, default=0, metavar="SEEDS", help="replay searches with that many seeds")
+    parser.add_argument("--over", type=Path, metavar="FILE", help="searches over these trials instead")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw calibration, learning and search curves")
+    parser.add_argument("--objective", default=OBJECTIVE, choices=OBJECTIVES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees")
+    busy = f"leave out points whose two measurements are farther apart (default: {SPREAD}), or quartiles of trials"
+    parser.add_argument("--spread", type=float, metavar="SHARE", help=busy)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    if args.over is not None and not args.searches and args.plots is None:
+        parser.error("--over names trials for --searches, which takes how many seeds, or --plots")
+    try:
+        cases = usable([case for path in args.space for case in read(path, args.spread)])
+        over = cases if args.over is None else usable(read(args.over, args.spread))
+    except SparseTIRError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    wants_unseen = args.evaluate or args.out is not None or args.plots is not None
+    unseen = held_out(cases, partial(train, rounds=args.rounds), "family", FOLDS) if wants_unseen else []
+    if args.evaluate:
+        for text in tables(cases, args.rounds, unseen):
+            print(text, flush=True)
+    if args.searches:
+        print(searches(cases, over, args.rounds, args.searches), flush=True)
+    if args.plots is not None:
+        plots(cases, over, args.rounds, unseen, args.plots)
+    if args.out is not None:
+        has_others = len({case.kind for case in cases}) > 1
+        strange = held_out(cases, partial(train, rounds=args.rounds), OPERATION, FOLDS) if has_others else []
+        model: CostModel = train(cases, objective=args.objective, rounds=args.rounds, seed=args.seed)
+        about = {
+            "candidates": sum(len(case.seconds) for case in cases),
+            "matrices": len({case.matrix for case in cases}),
+            "families": sorted({case.family for case in cases}),
+            "operations": sorted({case.op for case in cases}),
+            "margin": safe_margin(unseen),
+            "threads": sorted({case.threads for case in cases}),
+            PLACED: any(case.is_placed for case in cases),
+            "bounds": conformal.Bounds.fit(unseen, strange=strange).as_dict(),
+        }
+        replace(model, about={**model.about, **about}).save(args.out)
+        say(f"wrote {args.out}, {args.out.stat().st_size >> 10} KiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

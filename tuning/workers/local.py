@@ -1,0 +1,668 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local worker processes that measure candidates and may crash or hang."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from sparsetir.errors import ExecutorLostError, TuningError
+from sparsetir.formats.format import Format
+from sparsetir.tuning.evaluator import Evaluator, Formats, Prepared
+from sparsetir.tuning.kernel_cache import keep
+from sparsetir.tuning.measure import Measurement, at_pace, duel
+from sparsetir.tuning.records import Key, Record
+from sparsetir.tuning.space import Candidate, Values
+from sparsetir.utils.machine import CORES
+from sparsetir.utils.threads import get_num_threads
+
+# Workers of a search: processes, which may crash or hang without harm to the caller, or this one.
+#
+# A process whose parent is gone ends by itself.
+
+
+WORKERS = max(1, min(4, CORES))
+# TVM loads torch where it is installed, which takes seconds; arguments of torch are not sent (`SENT`).
+# The parent takes the first answer for that of `begin`: a text is the reason why there is no evaluator.
+BEGIN = """
+import sys
+try:
+    sys.modules["torch"] = None
+    import tvm
+    del sys.modules["torch"]
+    from sparsetir.tuning.workers.local import serve
+except BaseException as error:
+    from multiprocessing.connection import Connection
+    Connection(int(sys.argv[1])).send(f"{type(error).__name__}: {error}")
+    raise
+serve(int(sys.argv[1]), int(sys.argv[2]))
+"""
+WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
+LAST_SECONDS = 5.0  # of a worker whose parent is gone, to put machine code on disk
+WATCH_SECONDS = 1.0  # between looks at whether the parent is there
+BEGINNINGS = 3  # times that a worker which dies before it can work is begun anew
+PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
+
+Job: TypeAlias = "Callable[..., Any]"
+
+# ---------------------------------------------------------------- jobs: functions of an evaluator, sent by their names
+
+
+def prepare(evaluator: Evaluator, format: Format | None) -> Prepared:
+    """See `Evaluator.prepare`."""
+    return evaluator.prepare(format)
+
+
+def compile_candidate(evaluator: Evaluator, candidate: Candidate) -> str | None:
+    """See `Evaluator.compile`."""
+    return evaluator.compile(candidate)
+
+
+def compile_together(evaluator: Evaluator, *candidates: Candidate) -> None:
+    """See `Evaluator.compile_together`."""
+    evaluator.compile_together(candidates)
+
+
+def time_candidate(evaluator: Evaluator, candidate: Candidate | None) -> Measurement:
+    """See `Evaluator.time`."""
+    return evaluator.time(candidate)
+
+
+def typical_seconds(evaluator: Evaluator, candidate: Candidate | None, seconds: float) -> float:
+    """See `Evaluator.typical`."""
+    return evaluator.typical(candidate, seconds)
+
+
+def interleaved_seconds(evaluator: Evaluator, candidate: Candidate, seconds: float) -> tuple[float, float]:
+    """See `Evaluator.interleaved`."""
+    return evaluator.interleaved(candidate, seconds)
+
+
+# ------------------------------------------------------------------------------------------------------------- workers
+
+
+class Lost(Exception):
+    """A worker died or took too long."""
+
+
+class Worker(Protocol):
+    """Does jobs, functions of an `Evaluator`, in the order in which they are posted."""
+
+    def post(self, job: Job, *args: Any) -> None:
+        """Ask for a job."""
+
+    def result(self) -> tuple[Job, tuple[Any, ...], Any]:
+        """The oldest job whose result was not taken, and its result; a `Lost` if it cost a worker its life."""
+
+    @property
+    def pending(self) -> int:
+        """Jobs whose result was not taken."""
+
+    def allow(self, seconds: float) -> None:
+        """Let a job take at least so long."""
+
+    def close(self) -> None:
+        """Forget everything; the next job begins anew."""
+
+
+class LocalWorker:
+    """An evaluator in this process."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self.done: deque[tuple[Job, tuple[Any, ...], Any]] = deque()
+
+    @property
+    def pending(self) -> int:
+        return len(self.done)
+
+    def post(self, job: Job, *args: Any) -> None:
+        self.done.append((job, args, job(self.evaluator, *args)))
+
+    def result(self) -> tuple[Job, tuple[Any, ...], Any]:
+        return self.done.popleft()
+
+    def allow(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        self.done.clear()
+
+
+class Process:
+    """A Python process that answers jobs."""
+
+    idle: ClassVar[list[Process]] = []
+
+    def __init__(self, threads: int | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        self.threads, self.path = threads or get_num_threads(), modules_path()
+        own = {"PYTHONPATH": self.path, "TVM_NUM_THREADS": str(self.threads), WORKER: "1"}
+        environment = {**os.environ, **own}  # the threads that wait sleep soon, see `sparsetir.utils.threads`
+        command = [sys.executable, "-c", BEGIN, str(theirs.fileno()), str(os.getpid())]
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the parent
+        )
+        theirs.close()
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+
+    @classmethod
+    def take(cls, threads: int | None = None) -> Process:
+        """One that is idle, or a new one; with as many threads as this process unless told otherwise."""
+        wanted = threads or get_num_threads()
+        while cls.idle:
+            found = cls.idle.pop()
+            is_same = (found.threads, found.path) == (wanted, modules_path())
+            if found.process.poll() is None and is_same:
+                return found
+            found.kill()
+        return cls(wanted)
+
+    @classmethod
+    def warm(cls) -> None:
+        """Begin as many as a pool may want, side by side: loading TVM takes each of them a second or more."""
+        while can_isolate() and len(cls.idle) < WORKERS:
+            cls.idle.append(cls())
+
+    def rest(self) -> None:
+        """Keep the process for the next search, if it is still there."""
+        try:
+            self.connection.send((end, ()))
+        except OSError:
+            self.kill()
+        else:
+            self.idle.append(self)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+def can_isolate() -> bool:
+    """Whether this process may begin others."""
+    return os.name == "posix" and bool(sys.executable) and WORKER not in os.environ
+
+
+def modules_path() -> str:
+    """Where a worker looks for modules, such as that of a template."""
+    return os.pathsep.join(entry for entry in sys.path if entry)
+
+
+@atexit.register
+def _dismiss() -> None:
+    """Let idle workers go: each puts what it compiled on disk before it ends."""
+    while Process.idle:
+        found = Process.idle.pop()
+        found.connection.close()
+        found.process.returncode = 0  # nobody waits for it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Process.idle.clear)  # they are the parent's
+
+
+class RemoteWorker:
+    """An evaluator in a process of its own.
+
+    Parameters
+    ----------
+    payload : bytes
+        What an evaluator is made of, pickled.
+    timeout : float
+        Seconds of one job.
+    threads : int, optional
+        Of its kernels; by default as many as in this process.
+    """
+
+    def __init__(self, payload: bytes, timeout: float, threads: int | None = None) -> None:
+        self.payload, self.timeout, self.threads = payload, timeout, threads
+        self.jobs: deque[tuple[Job, tuple[Any, ...]]] = deque()
+        self.process: Process | None = None
+        self.is_dead = False  # before its evaluator was there
+        self.start()
+
+    def start(self) -> None:
+        """Send the evaluator to a process, then every job that waits; its answer is awaited with the first result."""
+        self.has_begun = False
+        for attempt in range(1, BEGINNINGS + 1):
+            self.process = None
+            try:
+                self.process = Process.take(self.threads)
+                self.process.connection.send((begin, (self.payload,)))
+                for job in self.jobs:
+                    self.process.connection.send(job)
+                return
+            except OSError as error:  # it died a moment ago
+                if self.process is not None:
+                    self.process.kill()
+                if attempt == BEGINNINGS:
+                    raise ExecutorLostError(f"a worker process could not be started: {error}") from error
+
+    @property
+    def pending(self) -> int:
+        return len(self.jobs)
+
+    def post(self, job: Job, *args: Any) -> None:
+        if self.process is None:
+            self.start()
+        assert self.process is not None
+        self.jobs.append((job, args))
+        try:
+            self.process.connection.send((job, args))
+        except OSError:
+            pass  # it died; noticed when the result is awaited
+
+    def result(self) -> tuple[Job, tuple[Any, ...], Any]:
+        job, args = self.jobs[0]
+        if not self.has_begun:
+            self._await_beginning()
+        try:
+            found = self._receive(self.timeout * _patience(job, args))
+        except Lost as lost:
+            found = lost
+        self.jobs.popleft()
+        if isinstance(found, Lost):
+            self.start()
+        return job, args, found
+
+    def allow(self, seconds: float) -> None:
+        self.timeout = max(self.timeout, seconds)
+
+    def begins(self) -> str | None:
+        """Wait until the evaluator is there; the reason where there can be none."""
+        try:
+            error: str | None = self._receive(self.timeout * PATIENT)
+        except Lost as lost:
+            error, self.is_dead = str(lost), True
+        else:
+            self.is_dead = False
+        self.has_begun = error is None
+        return error
+
+    def _await_beginning(self) -> None:
+        for _ in range(BEGINNINGS):
+            error = self.begins()
+            if error is None:
+                return
+            if not self.is_dead:
+                break
+            self.start()  # it was killed, which need not be the evaluator's fault
+        raise ExecutorLostError(f"a worker process could not begin: {error}; try isolate=False")
+
+    def _receive(self, limit: float) -> Any:
+        assert self.process is not None
+        try:
+            if self.process.connection.poll(limit):
+                return self.process.connection.recv()
+            why = f"took more than {limit:g} s"
+        except (EOFError, OSError):
+            why = f"crashed: {how_it_ended(self.process.process.wait())}"
+        self.process.kill()
+        raise Lost(why)
+
+    def close(self) -> None:
+        if self.process is not None and self.has_begun and not self.jobs:
+            self.process.rest()
+        elif self.process is not None:
+            self.process.kill()
+        self.process = None
+
+
+def _patience(job: Job, args: tuple[Any, ...]) -> float:
+    """How many times as long as another a job may take."""
+    if job is compile_together:
+        return float(len(args))
+    return PATIENT if job is prepare or args[0] is None else 1.0  # the untuned kernel must be timed
+
+
+def how_it_ended(code: int) -> str:
+    """The exit code of a process in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, as when memory runs out" if name == "SIGKILL" else name
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Answer the jobs that come over a socket until its other end is closed, or the process `parent` is gone."""
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    connection: Connection[Any, Any] = Connection(descriptor)
+    served = Served()
+    while True:
+        try:
+            job, args = connection.recv()
+            if job is end:
+                served.evaluator = None
+            else:
+                connection.send(job(served if job is begin else served.evaluator, *args))
+        except (EOFError, OSError):
+            ending.set()
+            keep(seconds=LAST_SECONDS)  # nobody waits for it
+            os._exit(0)  # what happens at exit has been done
+
+
+ending = threading.Event()
+
+
+def _end_after(parent: int) -> None:
+    """End this process when its parent has ended, also from within a candidate that hangs."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    if ending.wait(WATCH_SECONDS):
+        time.sleep(2 * LAST_SECONDS)
+    os._exit(1)
+
+
+class Served:
+    """What a worker process works for: one evaluator after another."""
+
+    evaluator: Evaluator | None = None
+
+
+def begin(served: Served, payload: bytes) -> str | None:
+    """Make the evaluator of a payload; the reason where that cannot be."""
+    served.evaluator = None
+    served.evaluator, error = _unpacked(payload)
+    return error
+
+
+def end(served: Served) -> None:
+    """Let the evaluator go; nobody waits for an answer."""
+
+
+def _unpacked(payload: bytes) -> tuple[Evaluator | None, str | None]:
+    try:
+        return evaluator_of(payload), None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def evaluator_of(payload: bytes) -> Evaluator:
+    """The evaluator that a payload is made of.
+
+    Raises
+    ------
+    TuningError
+        Its template is another one here.
+    """
+    program, inputs, target, template, text = pickle.loads(payload)
+    if template is not None and template.text != text:
+        raise TuningError(f"{template!r} is another one there")
+    func = tvm.ir.load_json(program)
+    assert isinstance(func, tirx.PrimFunc)
+    return Evaluator(func, inputs, target, template, is_first=False)
+
+
+# Where candidates run: in worker processes, which may crash or hang without harm to the caller, or in this one.
+#
+# The workers of a pool compile side by side and measure one at a time, while the others wait. They outlive a search,
+# so that the next one finds TVM warm; a worker whose parent is gone ends by itself.
+
+
+MOST_BYTES = 1 << 30  # of arguments that are copied to workers
+TURN_SECONDS = 0.005  # of a candidate's second and third turn
+CLOSE, TURNS = 1.15, 3  # times the best so far: slower candidates get no second turn; and how many turns there are
+AHEAD = 2  # formats that are prepared while a batch is compiled
+TIMEOUT = 20.0  # seconds of one compilation or measurement
+ALLOWED = 20.0  # times the seconds of the untuned kernel, if that is more
+CHEAP = 0.3  # seconds of a conversion that a second worker may repeat in order to share the compilation
+SENT = ("numpy", "scipy", "sparsetir", "builtins", "ml_dtypes")  # whose objects can be sent to a worker
+
+
+class Pool(Formats):
+    """Workers that share the work of a search.
+
+    Parameters
+    ----------
+    workers : sequence of Worker
+    upcoming : sequence of Format
+        In the order in which they will be wanted.
+    """
+
+    def __init__(self, workers: Sequence[Worker], upcoming: Iterable[Format] = ()) -> None:
+        self.workers = list(workers)
+        self.upcoming = deque(upcoming) if len(self.workers) > 1 else deque()
+        self.homes: dict[Format | None, list[Worker]] = {None: list(self.workers)}
+        super().__init__()
+        self.times: dict[Candidate | None, float] = {}
+        self.usual: float | None = None  # seconds of the untuned kernel
+
+    def keep_pace(self, seconds: float | None) -> None:
+        """Report what is timed as if the untuned kernel took this long, None for as long as it will."""
+        self.usual = seconds
+
+    is_here = True  # this process is as fast as the workers are
+    gone: Exception | None = None  # what ended all measuring
+    slots = 0  # a batch as large as a search likes
+
+    def keyed(self, key: Key) -> Key:
+        """The key of records of the workers' machine, which is this one."""
+        return key
+
+    def noted(self, key: Key, record: Record) -> Iterator[tuple[Key, Record]]:
+        """A record as its machine's."""
+        yield key, record
+
+    # ------------------------------------------------------------------------------------------ formats
+
+    def values(self, format: Format | None) -> Values | None:
+        """The open choices of a format; None where it has no variant."""
+        if format not in self.known:
+            self._home(format).post(prepare, format)
+            self._look_ahead(len(self.workers) - 1)
+            for worker in self.workers:
+                self._drain(worker)
+        return self.known[format].values
+
+    def _look_ahead(self, count: int) -> None:
+        """Let the next formats be prepared while other work is waited for."""
+        while count > 0 and self.upcoming:
+            format = self.upcoming.popleft()
+            if format not in self.homes:
+                self._home(format).post(prepare, format)
+                count -= 1
+
+    def _home(self, format: Format | None) -> Worker:
+        """The worker that prepares a format: the one with the fewest."""
+        if format not in self.homes:
+            counts = [sum(worker in held for held in self.homes.values()) for worker in self.workers]
+            self.homes[format] = [self.workers[int(np.argmin(counts))]]
+        return self.homes[format][0]
+
+    # ----------------------------------------------------------------------------------------- measuring
+
+    def measure(self, batch: Sequence[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
+        """Compile candidates side by side, then check and time one after another."""
+        workers, timed = self._compile(batch, ahead=AHEAD), dict[Candidate, Measurement]()
+        try:
+            for candidate, worker in workers.items():
+                found = Measurement(error=worker) if isinstance(worker, str) else self.time(candidate, worker)
+                timed[candidate] = found
+            for turn in range(1, TURNS):
+                near = [c for c, found in timed.items() if found.wants_a_turn(CLOSE * self.best, turn)]
+                self._time_again({c: workers[c] for c in near}, timed)
+        except KeyboardInterrupt:
+            yield from timed.items()
+            raise
+        yield from timed.items()
+
+    def _time_again(self, workers: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:
+        """Another turn for candidates, each some time after its last one, and those of a worker after each other."""
+        for candidate, worker in sorted(workers.items(), key=lambda item: self.workers.index(item[1])):
+            worker.post(interleaved_seconds, candidate, TURN_SECONDS)
+            *_, found = worker.result()
+            seconds, untuned = (float("inf"), float("inf")) if isinstance(found, Lost) else found
+            timed[candidate] = self._noted(
+                candidate, timed[candidate].again(at_pace(seconds, untuned, self.usual or untuned))
+            )
+
+    def time(self, candidate: Candidate | None, worker: Worker | None = None) -> Measurement:
+        """Check and time a candidate, None for the untuned kernel."""
+        if candidate is None and worker is None:
+            # In every worker, as they start side by side: what starts takes time from what is timed.
+            return min(
+                (self.time(None, each) for each in reversed(self.workers)), key=lambda m: m.seconds or float("inf")
+            )
+        worker = worker or self.workers[0]
+        worker.post(time_candidate, candidate)
+        *_, found = worker.result()
+        if isinstance(found, Lost):
+            return Measurement(error=f"its process {found}")
+        if candidate is None and found.seconds is not None:
+            self.usual = min(found.seconds, self.usual or found.seconds)
+            for each in self.workers:
+                each.allow(ALLOWED * found.seconds)
+        return self._noted(candidate, found if self.usual is None else found.paced(self.usual))
+
+    def _noted(self, candidate: Candidate | None, found: Measurement) -> Measurement:
+        """A measurement, its seconds kept in place of earlier ones of the candidate."""
+        if found.seconds is not None:
+            self.times[candidate] = found.seconds
+        return found
+
+    @property
+    def best(self) -> float:
+        """Seconds of the fastest."""
+        return min(self.times.values(), default=float("inf"))
+
+    def _compile(self, batch: Sequence[Candidate], *, ahead: int = 0) -> dict[Candidate, Worker | str]:
+        """Where each candidate is ready, or why it is not."""
+        found: dict[Candidate, Worker | str] = {}
+        shares: dict[int, list[Candidate]] = {n: [] for n in range(len(self.workers))}
+        for candidate in batch:
+            found[candidate] = worker = self._least_busy(candidate.format, shares)
+            shares[self.workers.index(worker)].append(candidate)
+        for n, share in shares.items():
+            if len(share) > 1:
+                self.workers[n].post(compile_together, *share)
+            for candidate in share:
+                self.workers[n].post(compile_candidate, candidate)
+        self._look_ahead(ahead)
+        for worker in self.workers:
+            for candidate, error in self._drain(worker):
+                if error is not None:
+                    found[candidate] = error
+        return found
+
+    def _drain(self, worker: Worker) -> list[tuple[Candidate, str | None]]:
+        """Take all results of a worker: formats are noted, compilations returned."""
+        compiled = []
+        while worker.pending:
+            job, (asked, *_), found = worker.result()
+            if job is prepare:
+                self.known[asked] = Prepared(error=f"its process {found}") if isinstance(found, Lost) else found
+            elif job is compile_candidate:
+                compiled.append((asked, f"its process {found}" if isinstance(found, Lost) else found))
+        return compiled
+
+    def _least_busy(self, format: Format | None, shares: Mapping[int, Sequence[Candidate]]) -> Worker:
+        """The worker for a candidate: one with its format, or another if those are busier and converting is cheap.
+
+        `shares` has what each is to do that was not asked for yet.
+        """
+        self._home(format)
+        holders = self.homes[format]
+
+        def tasks(worker: Worker) -> int:
+            return worker.pending + len(shares[self.workers.index(worker)])
+
+        own, other = min(holders, key=tasks), min(self.workers, key=tasks)
+        ready = self.known.get(format)
+        is_cheap = ready is not None and ready.stored is not None and ready.stored.seconds < CHEAP
+        if tasks(own) - tasks(other) < 2 or not is_cheap:
+            return own
+        holders.append(other)
+        return other
+
+    def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
+        """Seconds of candidates and, at None, of the untuned kernel, in turn; as they were where no worker begins."""
+        try:
+            workers = self._compile(candidates)
+            cases: dict[Candidate | None, Worker] = {None: self.workers[0]}
+            cases.update({c: worker for c, worker in workers.items() if not isinstance(worker, str)})
+            return duel({candidate: partial(_typical, worker, candidate) for candidate, worker in cases.items()})
+        except ExecutorLostError:
+            return {c: self.times[c] for c in (None, *candidates) if c in self.times}
+
+    def rest(self) -> None:
+        """Let the worker processes go; they begin again with the next job."""
+        self.close()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+def _typical(worker: Worker, candidate: Candidate | None, seconds: float) -> float:
+    worker.post(typical_seconds, candidate, seconds)
+    *_, found = worker.result()
+    return float("inf") if isinstance(found, Lost) else float(found)
+
+
+def pool_of(evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: bool, timeout: float = TIMEOUT) -> Pool:
+    """Workers for an evaluator, or this process where they are not wanted or cannot be.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+    upcoming : iterable of Format
+    isolate : bool
+        Whether to use worker processes.
+    timeout : float
+        Seconds of one job.
+    """
+    if WORKER in os.environ:
+        begun = "a worker process imported the module of a template, which begins a search"
+        raise TuningError(f'{begun}; put the search below if __name__ == "__main__"')
+    payload = packed(evaluator) if isolate and can_isolate() else None
+    if payload is None:
+        return Pool([LocalWorker(evaluator)], upcoming)
+    count = max(1, min(WORKERS, MOST_BYTES // max(len(payload), 1)))
+    pool = Pool([RemoteWorker(payload, timeout) for _ in range(count)], upcoming)
+    remote = [worker for worker in pool.workers if isinstance(worker, RemoteWorker)]
+    if evaluator.template is None or all(worker.begins() is None for worker in remote):
+        return pool
+    pool.close()  # a worker imports the template's module, and may not find it or find it changed
+    return Pool([LocalWorker(evaluator)], upcoming)
+
+
+def can_send(inputs: Mapping[str, Any]) -> bool:
+    """Whether all arguments are of packages whose objects workers can read."""
+    return all(type(value).__module__.partition(".")[0] in SENT for value in inputs.values())
+
+
+def packed(evaluator: Evaluator) -> bytes | None:
+    """What an evaluator is made of; None if it cannot be sent to a worker, or is very large."""
+    if not can_send(evaluator.inputs):
+        return None
+    if sum(array.nbytes for array in evaluator.workload.arrays.values()) > MOST_BYTES:
+        return None
+    try:
+        text = evaluator.template.text if evaluator.template is not None else None
+        func = tvm.ir.save_json(evaluator.func)
+        return pickle.dumps((func, evaluator.inputs, evaluator.target, evaluator.template, text), protocol=5)
+    except Exception:  # what objects from elsewhere raise is theirs to choose
+        return None

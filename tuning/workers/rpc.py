@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates measured by a server of TVM's RPC, which needs neither Python nor this package.
+
+This process converts the argument, compiles, and checks what comes back; the server loads a library, runs and times it.
+Arguments are sent once a connection.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from sparsetir.codegen.pipeline import lowered, to_stage_2
+from sparsetir.errors import ArgumentError, ExecutorLostError, TuningError
+from sparsetir.formats.format import Format
+from sparsetir.schedules import Registers, defaults
+from sparsetir.tuning.evaluator import Evaluator, Formats
+from sparsetir.tuning.kernel import circumstances
+from sparsetir.tuning.lowered_program import unchecked, with_knobs
+from sparsetir.tuning.measure import (
+    BURST_SECONDS,
+    PACE_SECONDS,
+    Measurement,
+    Place,
+    duel,
+    lower_quartile,
+    reason,
+    summary,
+)
+from sparsetir.tuning.records import Key, Record
+from sparsetir.tuning.space import Candidate, Values
+from sparsetir.tuning.workers.local import PATIENT, TIMEOUT
+
+ADDRESS = re.compile(r"rpc://([\w.-]+):(\d{1,5})/([\w.-]+)")
+FEW, MANY = 5, 500  # calls of a burst, at least and at most
+CONNECT_SECONDS = 5.0
+FREE_SECONDS, LOOK_SECONDS = 10.0, 0.05  # that a server is waited for, and between looks
+MOST_HELD = 3  # formats whose arguments a server holds
+TRACKER = "python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port"
+
+
+@dataclass
+class Connection:
+    """A session of a server, and what was sent to it.
+
+    Parameters
+    ----------
+    session : tvm.rpc.RPCSession
+    begun : float
+        When, in seconds.
+    arguments : dict
+        By format: the tensors and numbers of its parameters, by name.
+    functions : dict
+        By candidate, None being the untuned kernel: the library, and the format.
+    """
+
+    session: Any
+    begun: float
+    arguments: dict[Format | None, dict[str, Any]] = field(default_factory=dict)
+    libraries: dict[Candidate | None, Any] = field(default_factory=dict)
+
+
+class Boards(Formats):
+    """The servers of a key at a tracker, of which one is used at a time: what a `Pool` is for local processes.
+
+    Parameters
+    ----------
+    address : str
+        ``"rpc://host:port/key"``: of the tracker.
+    evaluator : Evaluator
+    timeout : float
+        Seconds of a measurement.
+
+    Raises
+    ------
+    ArgumentError
+        The address is none, or no tracker answers.
+    ExecutorLostError
+        The tracker has no server of that key.
+    """
+
+    is_here = False
+    gone: ExecutorLostError | None = None
+    slots = 0  # a batch as large as a search likes
+
+    def __init__(self, address: str, evaluator: Evaluator, *, timeout: float = TIMEOUT) -> None:
+        self.host, self.port, self.name = parsed(address)
+        self.evaluator, self.timeout = evaluator, timeout
+        super().__init__()
+        self.usual: float | None = None
+        self.paths: dict[Candidate | None, Path] = {}
+        self.folder = tempfile.TemporaryDirectory(prefix="sparsetir-")
+        self.connection: Connection | None = None
+        about = circumstances(evaluator.kernel, evaluator.template)
+        threads = int(self._connected().session.get_function("runtime.NumThreads")())
+        self.place = Place(f"rpc {self.name}", threads, about["target"], about["versions"])
+
+    # ----------------------------------------------------------------------------------------------- the server
+
+    def _connected(self) -> Connection:
+        """A connection that lives for another measurement."""
+        limit = PATIENT * self.timeout
+        if self.connection is not None and time.monotonic() - self.connection.begun > limit / 2:
+            self.connection = None  # the server ends it soon
+        if self.connection is None:
+            self.connection = Connection(self._requested(int(limit) + 1), time.monotonic())
+        return self.connection
+
+    def _requested(self, limit: int) -> Any:
+        from tvm import rpc
+
+        where = f"{self.host}:{self.port}"
+        try:
+            socket.create_connection((self.host, self.port), CONNECT_SECONDS).close()  # TVM would try for a minute
+            tracker = rpc.connect_tracker(self.host, self.port)
+        except Exception as error:
+            hint = f"begin one by {TRACKER} {self.port}"
+            raise ArgumentError(f"no RPC tracker answers at {where}: {reason(error)}; {hint}") from error
+        try:
+            if self._is_free(tracker):  # a request for a server that never comes would wait for ever
+                return tracker.request(self.name, session_timeout=limit, max_retry=2)
+            why = "has no free server"
+        except Exception as error:  # the tracker is gone
+            why = f"({reason(error)}) gives no server"
+        hint = f"begin one by python -m tvm.exec.rpc_server --tracker {where} --key {self.name}"
+        self.gone = ExecutorLostError(f"the RPC tracker at {where} {why} {self.name!r}; {hint}")
+        raise self.gone
+
+    def _is_free(self, tracker: Any) -> bool:
+        """Whether a server is free now or within some seconds."""
+        end = time.monotonic() + FREE_SECONDS
+        while not tracker.summary()["queue_info"].get(self.name, {}).get("free"):
+            if time.monotonic() > end:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
+
+    def _arguments(self, connection: Connection, format: Format | None) -> dict[str, Any]:
+        """The parameters of a format's function, on the server."""
+        held = connection.arguments
+        if format not in held:
+            while len(held) >= MOST_HELD:
+                held.pop(next(iter(held)))
+            workload, device = self.evaluator.variants(format).workload, connection.session.cpu()
+            held[format] = {
+                name: on(device, workload.arrays[name]) if name in workload.arrays else value
+                for name, value in workload.ready.items()
+            }
+        return held[format]
+
+    def _library(self, connection: Connection, candidate: Candidate | None) -> Any:
+        """A candidate's machine code, on the server."""
+        if candidate not in connection.libraries:
+            path = self._compiled(candidate)
+            connection.session.upload(str(path))
+            connection.libraries[candidate] = connection.session.load_module(path.name)
+        return connection.libraries[candidate]
+
+    def _compiled(self, candidate: Candidate | None) -> Path:
+        """A library of a candidate."""
+        if candidate not in self.paths:
+            known = self.evaluator
+            if candidate is None:
+                base = defaults.usual(known.func, Registers.of(known.kernel.compiled.target))
+                chosen = base.changed(**known.kernel.suitable(known.workload.args))
+                second, target = to_stage_2(known.func), known.kernel.compiled.target
+            else:
+                form = known.variants(candidate.format).form
+                second, target, chosen = form.second, form.target, with_knobs(known.template, candidate.choices)
+            path = Path(self.folder.name, f"candidate{len(self.paths)}.so")
+            unchecked(lowered(second, chosen, target)[3], target).export_library(str(path))
+            self.paths[candidate] = path
+        return self.paths[candidate]
+
+    # ---------------------------------------------------------------------------------------------- measurements
+
+    def time(self, candidate: Candidate | None = None) -> Measurement:
+        """Check and time a candidate, None for the untuned kernel.
+
+        Raises
+        ------
+        TuningError
+            The server cannot run the untuned kernel.
+        ExecutorLostError
+            There is no server any more.
+        """
+        found = self._tried(candidate)
+        if candidate is not None:
+            return found if self.usual is None else found.paced(self.usual)
+        if found.seconds is None:
+            raise TuningError(f"the RPC server {self.name!r} cannot run the untuned kernel: {found.error}")
+        self.usual = self.usual or found.seconds
+        return found
+
+    def _tried(self, candidate: Candidate | None) -> Measurement:
+        try:
+            self._compiled(candidate)
+        except Exception as error:
+            return Measurement(error=reason(error))
+        try:
+            return self._measured(self._connected(), candidate)
+        except ExecutorLostError:
+            raise
+        except Exception as error:  # whatever it did to the server's session
+            self.connection = None
+            return Measurement(error=f"on the RPC server: {reason(error)}")
+
+    def _measured(self, connection: Connection, candidate: Candidate | None) -> Measurement:
+        wrong = self._wrong(connection, candidate)
+        if wrong is not None:
+            return Measurement(error=f"wrong result: {wrong}")
+        if candidate is None:
+            return replace(summary(self._burst(connection, None, BURST_SECONDS)), place=self.place)
+        before = lower_quartile(self._burst(connection, None, PACE_SECONDS))
+        found = summary(self._burst(connection, candidate, BURST_SECONDS))
+        after = lower_quartile(self._burst(connection, None, PACE_SECONDS))
+        return replace(found, usual=min(before, after), place=self.place)
+
+    def _wrong(self, connection: Connection, candidate: Candidate | None) -> str | None:
+        """What is wrong with the results of one run on a clean slate."""
+        format = None if candidate is None else candidate.format
+        given, workload = self._arguments(connection, format), self.evaluator.variants(format).workload
+        workload.reset()
+        for name, array in workload.written.items():
+            given[name].copyfrom(plain(array))
+        self._function(connection, candidate)()
+        found = {name: like(given[name].numpy(), array) for name, array in workload.written.items()}
+        return self.evaluator.reference.disagreement(found)
+
+    def _function(self, connection: Connection, candidate: Candidate | None) -> Callable[[], Any]:
+        """A call on the server."""
+        name, values = self._call(connection, candidate)
+        return partial(self._library(connection, candidate)[name], *values)
+
+    def _call(self, connection: Connection, candidate: Candidate | None) -> tuple[str, list[Any]]:
+        """The name of a candidate's function, and its arguments in order."""
+        known = self.evaluator
+        given = self._arguments(connection, None if candidate is None else candidate.format)
+        if candidate is None:
+            return known.kernel.name, [given[name] for name in known.names]
+        form = known.variants(candidate.format).form
+        return form.name, [given[name] for name in form.names]
+
+    def _burst(self, connection: Connection, candidate: Candidate | None, seconds: float) -> list[float]:
+        """Seconds of consecutive calls."""
+        name, values = self._call(connection, candidate)
+        library, device = self._library(connection, candidate), connection.session.cpu()
+        first = library.time_evaluator(name, device, number=1, repeat=1)(*values).results[0]
+        count = int(np.clip(seconds / max(first, 1e-9), FEW, MANY))
+        return [float(t) for t in library.time_evaluator(name, device, number=1, repeat=count)(*values).results]
+
+    def measure(self, batch: Sequence[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
+        """Compile, check and time candidates, one after another."""
+        yield from ((candidate, self.time(candidate)) for candidate in batch)
+
+    def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
+        """Seconds of candidates and, at None, of the untuned kernel, in turn."""
+
+        def typical(candidate: Candidate | None, seconds: float) -> float:
+            try:
+                return lower_quartile(self._burst(self._connected(), candidate, seconds))
+            except ArgumentError as error:
+                raise ExecutorLostError(str(error)) from error
+
+        return duel({candidate: partial(typical, candidate) for candidate in (None, *candidates)})
+
+    # -------------------------------------------------------------------------- what else a search wants of a pool
+
+    def keep_pace(self, seconds: float | None) -> None:
+        """Report what is timed as if the untuned kernel took this long, None for as long as it will."""
+        self.usual = seconds
+
+    def keyed(self, key: Key) -> Key:
+        """The key of records of this kind of server."""
+        return replace(key, **asdict(self.place))
+
+    def noted(self, key: Key, record: Record) -> Iterable[tuple[Key, Record]]:
+        """A record as its machine's."""
+        return [(key, record)]
+
+    def values(self, format: Format | None) -> Values | None:
+        """The open choices of a format; None where it has no variant."""
+        if format not in self.known:
+            self.known[format] = self.evaluator.prepare(format)
+        return self.known[format].values
+
+    def rest(self) -> None:
+        """Let the server go until the next job."""
+        self.connection = None
+
+    def close(self) -> None:
+        """Let the server go, and the libraries."""
+        self.rest()
+        self.folder.cleanup()
+
+
+def parsed(address: str) -> tuple[str, int, str]:
+    """Host, port and key of an address.
+
+    Raises
+    ------
+    ArgumentError
+
+    Examples
+    --------
+    >>> parsed("rpc://127.0.0.1:9190/board")
+    ('127.0.0.1', 9190, 'board')
+    """
+    found = ADDRESS.fullmatch(address)
+    if found is None:
+        raise ArgumentError(f"expected the address of an RPC tracker, rpc://host:port/key; found {address!r}")
+    return found[1], int(found[2]), found[3]
+
+
+def on(device: Any, array: np.ndarray) -> Any:
+    """An array on a server."""
+    if array.dtype.kind == "V" or array.dtype.name == "bfloat16":
+        made = tvm.runtime.empty(array.shape, "bfloat16", device)
+        return made.copyfrom(plain(array))
+    return tvm.runtime.tensor(np.ascontiguousarray(array), device)
+
+
+def plain(array: np.ndarray) -> np.ndarray:
+    """An array that numpy owns, contiguous."""
+    return np.ascontiguousarray(array)
+
+
+def like(found: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """What came from a server, with the dtype of an array."""
+    return found.view(array.dtype) if found.dtype.itemsize == array.dtype.itemsize else found.astype(array.dtype)
+
+
+__all__ = ["Boards", "parsed"]
