@@ -106,12 +106,13 @@ def short_stacks() -> Iterator[None]:
 def quick_comparisons() -> Iterator[None]:
     """Searches time kernels for a moment, and in the end for two rounds: no test judges which of them is faster."""
     from sparsetir.tuning import evaluator, measure
+    from sparsetir.tuning.workers import local
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "DUEL_SECONDS", 0.0)
         patch.setattr(measure, "DUEL_TURN", 0.002)
         patch.setattr(evaluator, "BURST_SECONDS", 0.002)
-        patch.setattr(pool, "TURN_SECONDS", 0.002)
+        patch.setattr(local, "TURN_SECONDS", 0.002)
         yield
 
 

@@ -752,10 +752,10 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize("program", ["spmm", "spgemm"])
 def test_an_interrupt_of_the_comparison_keeps_what_was_found(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best trial is compared alone then."""
-    from sparsetir.tuning import accumulators
+    from sparsetir.tuning import accumulators, api
 
     seen: list[int] = []
-    where, name = (tune, "compared") if program == "spmm" else (accumulators, "_compared")
+    where, name = (api, "compared") if program == "spmm" else (accumulators, "_compared")
     usual = getattr(where, name)
 
     def stops_once(*args: Any, **how: Any) -> Any:
