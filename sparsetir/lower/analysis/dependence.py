@@ -315,7 +315,7 @@ class Steps:
         return set(found) if len(result.indices) else set()
 
     def _is_slot(self, touch: Touch, var: Var) -> bool:
-        """Return whether `var` and its ancestors' variables subscript their own axes, so that each slot is one element."""
+        """Return whether `var` and its ancestors' variables subscript their own axes: each slot is then one element."""
         buffer, axis = self.facts.program.buffers.get(touch.view), self.axes[var]
         if buffer is None or axis not in buffer.axes:
             return False

@@ -184,8 +184,8 @@ def CheckCaches(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
 #         if j_0 * 4 + j_1 < indptr[vi + 1] - indptr[vi]:
 #             ...
 #
-# TVM's primitives move a copy without the conditions of its readers: the end of a split row, or a padded slot. An unread
-# copy is removed.
+# TVM's primitives move a copy without the conditions of its readers: the end of a split row, or a padded slot.
+# An unread copy is never executed.
 
 
 class _Range:
@@ -247,7 +247,7 @@ def _holds(condition: ir.Expr, known: list[ir.Expr]) -> bool:
 def _decides(conditions: list[ir.Expr], copy: Site, readers: list[Site]) -> bool:
     """Return whether a condition compares a coordinate that subscripts the copy's source.
 
-    An absent coordinate is in no range, so the copy needs such a condition.
+    An absent coordinate is in no range, so the copy cannot do without such a condition.
     """
     analyzer, places = sym.Analyzer(), [p for reader in readers for p in _places(copy, reader)]
     sides = [uncast(s) for c in conditions for s in (getattr(c, "a", None), getattr(c, "b", None)) if s is not None]
@@ -390,8 +390,8 @@ def GuardCopies(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
 # ``blockize`` of a fused uneven split makes the padded number of steps the domain, which is refused.
 
 
-# Values with these need no guard: a fused loop has exactly the steps of its parts together, and the primitive that makes
-# a value load from an array also guards it.
+# Values with these need no guard: a fused loop has exactly the steps of its parts together, and the primitive that
+# makes a value load from an array also guards it.
 BEYOND = (tirx.FloorDiv, tirx.FloorMod, ir.TensorLoad)
 
 

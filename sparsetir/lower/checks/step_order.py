@@ -173,9 +173,10 @@ def CheckOrder(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFu
 
 # Annotate the loops of a schedule whose steps are independent; refuse parallel loops without a proof.
 #
-# TVM assumes that the steps of a block that only stores are independent. `sparsetir.lower.analysis.independence` defines
-# the proof: a block's annotation carries it from the program to the loops that are bound to the block's variable; for
-# all other loops the flat loop is analysed. A vector loop without a proof becomes serial.
+# TVM assumes that the steps of a block that only stores are independent.
+# `sparsetir.lower.analysis.independence` defines the proof: a block's annotation carries it from the program to the
+# loops that are bound to the block's variable; any other loop is analysed once it is flat. A vector loop without a
+# proof becomes serial.
 
 
 def proven(loop: tirx.For, facts: Facts) -> tirx.For:

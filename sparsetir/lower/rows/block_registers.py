@@ -152,8 +152,8 @@ def _plain(rows: tirx.For, marked: list[tirx.For], width: ir.Expr) -> list[Colum
 #             ...  # as before, from feat // 128 * 128 on
 #
 # The gathered rows are read one after the other, which the hardware prefetches better than four at a time, and every
-# multiply-add loads one operand instead of two. Sums that are stored in 16-bit floats are not blocked, because they would
-# be rounded once for each part. The annotation requires sums that may be reordered.
+# multiply-add loads one operand instead of two. Sums that are stored in 16-bit floats are not blocked, because they
+# would be rounded once for each part. The annotation is only valid for sums that may be reordered.
 
 
 @dataclass(frozen=True)

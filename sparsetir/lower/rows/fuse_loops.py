@@ -190,7 +190,10 @@ class Run:
         return known if len(known) == len(found) else None
 
     def _rows_in(self, buffer: Var, steps: list[tuple[tirx.For, Touched]]) -> list[Rows | None] | None:
-        """Return the rows of each loop (None if it does not access the array) in one dimension; None without a match."""
+        """Return each loop's rows in one dimension of `buffer`, or None if no dimension fits.
+
+        The rows of a loop that does not access the array are None.
+        """
         for dim in range(len(buffer.ty.shape)):
             rows = [self._rows_at(loop, [i[dim] for i in touched.get(buffer, [])]) for loop, touched in steps]
             used = [r for r in rows if r is not None]
@@ -225,7 +228,7 @@ class Run:
             total = total + weight(loop.extent)
 
         def bound(place: Var, index: ir.Expr) -> list[tirx.Stmt]:
-            """Search the first group of rows with at least `index` of `chunks` parts of the work before it."""
+            """Emit a search for the first group of rows with `index` of `chunks` parts of the work before it."""
             middle = tirx.floordiv(get(place) + get(high), const(2, WIDE))
             steps = [put(work, const(0, WIDE))]
             for n, weight in enumerate(weights):

@@ -122,7 +122,7 @@ class Copy:
 
 
 def staged_results(columns: Columns) -> dict[Var, int]:
-    """Return the results whose last dimension is the row and whose elements are stored once, with the column dimension."""
+    """Return the column dimension of each result whose last dimension is the row and whose elements are stored once."""
     return {b: d for b, d in columns.results.items() if _is_staged(columns, b, d)}
 
 

@@ -379,7 +379,7 @@ def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], 
 
 
 def _steps_each(loop: tirx.For) -> ir.Expr:
-    """Return the product of the extents below `loop` that are equal in every row, except of loops along a result's row."""
+    """Return the product of the extents below `loop` that are equal in every row, except along a row of a result."""
     along = [f for f in collect(loop.body, tirx.For) if _is_along(f, loop)]
     inner = [f.loop_var for f in collect(loop.body, tirx.For)] + [b.var for b in collect(loop.body, tirx.Bind)]
     each: ir.Expr = const(1, "int64")
@@ -433,7 +433,7 @@ def BalanceNonzeros(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.P
     return each_loop(func, outer=share, inner=lambda loop: with_(loop, notes=without(loop, PARALLEL_MARK)))
 
 
-# Merge-path split with carry-out: every chunk has equal work, counted in rows and nonzeros; a row may span several chunks.
+# Merge-path split with carry-out: every chunk has equal work, counted in rows and nonzeros, and a row may span chunks.
 #
 # before::
 #
