@@ -82,7 +82,7 @@ class _Cache:
         for loop, realize in loops_of_blocks(first):
             if not any(loop.same_as(n) for n in inner):
                 continue
-            # A loop that the subscripts do not depend on does not determine which elements exist.
+            # If the subscripts do not depend on a loop, the elements exist even where the loop has no steps.
             outside = next(n for n, block in enumerate(first.blocks) if block.same_as(realize))
             places = [first.outwards(i, len(first.blocks), outside) for i in first.indices]
             follows = any(mentions(place, [loop.loop_var]) for place in places)
