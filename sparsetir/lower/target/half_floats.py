@@ -117,7 +117,7 @@ class _Bits:
         self.scratch = scratch
 
     def load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        """An element, of the type it had."""
+        """Load an element from the float32 array and cast it to its original type."""
         inner = mutator.default_mutate(node)
         if node.source not in self.scratch:
             return inner
@@ -163,7 +163,7 @@ def _literal_bits(number: float) -> int:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ConvertHalves")
 def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Write out the conversions of a function that binds names in expressions, or has scratch of bfloat16."""
+    """Expand the bfloat16 conversions of a function that binds names in expressions or has bfloat16 scratch."""
     if not _scratch(func.body) and not collect(func.body, tirx.Let):
         return func
 
@@ -172,7 +172,7 @@ def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
         return converted(inner.value, _kind(inner)[0])
 
     body = structural_mutate(func.body, [(tirx.Cast, on_cast)])
-    scratch = _scratch(body)  # of that body: conversions in shapes make other arrays of them
+    scratch = _scratch(body)  # Collected from the new body, since conversions in shapes replace the arrays.
     bits = _Bits(scratch)
     callbacks = [
         (tirx.BufferStore, bits.store),
@@ -197,8 +197,8 @@ def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 #     acc[0] = acc[0] + T.Cast("float32", a[p]) * T.Cast("float32", b[q])
 #     c[i] = T.Cast("float16", acc[0])
 #
-# Sums that stay in memory, such as those of columns over rows, are made in a float32 copy of the array, which is
-# rounded once at the end. Arrays of the function's own are float32 in place of a copy::
+# Sums that are accumulated in memory, such as column sums over rows, use a float32 copy of the array, which is rounded
+# once at the end. The function's own arrays become float32 without a copy::
 #
 #     for i in range(n):
 #         for j in range(indptr[i + 1] - indptr[i]):
@@ -215,7 +215,7 @@ def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 #     for j in range(m):
 #         c[j] = T.Cast("float16", wide[j])
 #
-# Functions such as ``T.exp`` and ``T.erf``, comparisons and choices are computed in float32 likewise.
+# Functions such as ``T.exp`` and ``T.erf``, comparisons and choices are computed in float32 as well.
 
 
 HALVES = ("float16", "bfloat16")
@@ -229,23 +229,23 @@ def _is_half(expr: Any) -> bool:
 
 
 def _like(expr: Any) -> str:
-    """float32 with as many lanes."""
+    """Return float32 with the number of lanes of `expr`."""
     return "float32" + "".join(str(expr.ty.dtype).partition("x")[1:])
 
 
 def _is_function(expr: Any) -> bool:
-    """Whether it is a function of 16-bit floats; LLVM has no machine code for some."""
+    """Return whether an expression is a math function; LLVM cannot generate code for some of these in 16 bits."""
     return dialect.function_of(expr) in FLOAT_FUNCTIONS
 
 
 class _Promoter:
-    """Rewrites expressions; `local` maps 16-bit local arrays to their float32 replacements."""
+    """Rewriter of 16-bit arithmetic to float32; `local` maps 16-bit arrays to their float32 replacements."""
 
     def __init__(self, local: dict[Var, Var]) -> None:
         self.local = local
 
     def wide(self, expr: Any) -> Any:
-        """A float32 expression for a 16-bit one."""
+        """Return the float32 expression for a 16-bit one."""
         if not _is_half(expr):
             return self.rewrite(expr)
         if isinstance(expr, ARITHMETIC):
@@ -263,7 +263,7 @@ class _Promoter:
         return tirx.Cast(_like(expr), self.rewrite(expr))
 
     def rewrite(self, node: Any) -> Any:
-        """`node` with its 16-bit arithmetic wide, and of the same type as before."""
+        """Widen the 16-bit arithmetic inside `node`; its type is unchanged."""
 
         def on_load(load: ir.TensorLoad, mutator: Any) -> Any:
             if load.source in self.local:
@@ -293,23 +293,23 @@ class _Promoter:
         return tirx.Cast(str(node.ty.dtype), self.wide(node))
 
     def call(self, node: ir.Call, mutator: Any) -> ir.Expr:
-        """The address of what takes the place of an element."""
+        """Rewrite ``address_of`` an element to that of its float32 replacement."""
         is_held = dialect.function_of(node) == "address_of" and node.args[0].source in self.local
         return tirx.address_of(self.wide(node.args[0])) if is_held else mutator.default_mutate(node)
 
     def store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
-        """A store whose value is computed wide."""
+        """Rewrite a store to compute its value in float32."""
         indices = [self.rewrite(i) for i in node.indices]
         if node.buffer in self.local:
             value = self.update(node) if _rounds_wide(node.value) and _is_running(node) else self.wide(node.value)
             return tirx.BufferStore(self.local[node.buffer], value, indices)
         value = self.rewrite(node.value)
-        if dialect.is_if_then_else(value) and _is_half(value):  # TVM chooses between no vectors of bfloat16
+        if dialect.is_if_then_else(value) and _is_half(value):  # TVM cannot select between bfloat16 vectors.
             value = tirx.Cast(str(value.ty.dtype), self.wide(node.value))
         return tirx.BufferStore(node.buffer, value, indices)
 
     def update(self, node: tirx.BufferStore) -> ir.Expr:
-        """The float32 sum that a store rounds, which begins with its own element."""
+        """Return the float32 sum that a store rounds, with the stored element read from the float32 array."""
         held = tirx.BufferLoad(self.local[node.buffer], node.indices)
 
         def on_cast(cast: tirx.Cast, mutator: Any) -> ir.Expr:
@@ -319,23 +319,23 @@ class _Promoter:
         return self.rewrite(structural_mutate(node.value.value, [(tirx.Cast, on_cast)]))
 
     def alloc(self, node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
-        """A float32 array instead of a 16-bit one."""
+        """Allocate the float32 array in place of the 16-bit one."""
         return tirx.AllocBuffer(self.local.get(node.buffer, node.buffer))
 
 
 def widened(expr: ir.Expr, held: dict[Var, Var] | None = None) -> ir.Expr:
-    """A 16-bit floating-point expression computed in float32; others as they are.
+    """Compute a 16-bit floating-point expression in float32; return others unchanged.
 
-    Elements of the arrays that are keys of `held` are read in those of float32 in their place.
+    Elements of arrays that are keys of `held` are read from the float32 arrays that these map to.
     """
     return _Promoter(held or {}).wide(expr) if _is_half(expr) else expr
 
 
 class _Sums:
-    """Finds the 16-bit arrays in memory whose elements are updated, and rounded, several times.
+    """The 16-bit arrays in memory whose elements are updated, and therefore rounded, several times.
 
-    An update reads its own element, or begins with it in registers: by several steps of a loop, or by several of the
-    function's statements.
+    An update reads the element that it stores, directly or into a running sum in registers. Several steps of a loop or
+    several statements of the function may update the same element.
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:
@@ -349,7 +349,7 @@ class _Sums:
         self.parts: dict[Var, Var] = {}  # arrays that are added to others element by element
 
     def look(self, body: tirx.Stmt) -> None:
-        """Go through the statements of a function."""
+        """Collect the arrays that the statements of a function update several times."""
         before: set[Var] = set()
         for stmt in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
             self.updated = {}
@@ -358,7 +358,7 @@ class _Sums:
             before |= set(self.updated)
 
     def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
-        """Go through the body; steps of other kinds of loops are apart."""
+        """Visit a loop; only serial and unrolled ones repeat updates of an element."""
         if node.kind not in (SERIAL, UNROLLED):
             return mutator.default_mutate(node)
         self.loops.append(node)
@@ -367,7 +367,7 @@ class _Sums:
         return out
 
     def on_store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
-        """Note the array of a running sum."""
+        """Record the array of a running sum."""
         target = node.buffer
         is_in_memory = str(target.ty.dtype) in HALVES and str(target.ty.storage_scope) != "local"
         if not is_in_memory or target in self.found or not (_is_running(node) or self._is_rest(node)):
@@ -381,19 +381,19 @@ class _Sums:
         return node
 
     def _is_rest(self, store: tirx.BufferStore) -> bool:
-        """Whether a running sum in registers is stored that begins with elements of the same array."""
+        """Return whether a store writes a running sum in registers that was initialized from the same array."""
         held = {load.source for load in collect(store.value, ir.TensorLoad)} & self.running
         return any((store.buffer, x) in self.begun for x in held)
 
 
 def _rounds_wide(value: ir.Expr) -> bool:
-    """Whether an expression is float32 arithmetic that is rounded to 16 bits."""
+    """Return whether an expression is float32 arithmetic that is rounded to 16 bits."""
     is_wide = isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == "float32"
     return is_wide and isinstance(value.value, ROUNDED)
 
 
 def _is_running(store: tirx.BufferStore) -> bool:
-    """Whether a store rounds what it makes of the element that it sets."""
+    """Return whether a store rounds arithmetic on the element that it sets."""
     value = store.value
     steps = [x for kind in ROUNDED for x in collect(value, kind) if _is_half(x)]
     if _rounds_wide(value):
@@ -402,13 +402,13 @@ def _is_running(store: tirx.BufferStore) -> bool:
 
 
 def _lent(func: tirx.PrimFunc) -> set[Var]:
-    """The arrays that a value reads by address, as 16-bit floats."""
+    """Return the arrays that are read by address, which must keep 16-bit elements."""
     calls = [c for store in collect(func.body, tirx.BufferStore) for c in collect(store.value, ir.Call)]
     return {c.args[0].source for c in calls if dialect.function_of(c) == "address_of"}
 
 
 def _sums(func: tirx.PrimFunc) -> list[Var]:
-    """The 16-bit arrays in memory that are summed in float32, and those of the function's own with parts of sums."""
+    """Return the 16-bit arrays to accumulate in float32, including the function's own arrays of partial sums."""
     sums = _Sums(func)
     sums.look(func.body)
     lent = _lent(func) if sums.found else set()
@@ -418,7 +418,7 @@ def _sums(func: tirx.PrimFunc) -> list[Var]:
 
 
 def _copy(source: Var, target: Var) -> tirx.Stmt:
-    """Every element of an array in that of another dtype."""
+    """Return loops that copy an array to one of another dtype."""
     shape = list(source.ty.shape)
     at = [Var(f"d{n}", extent.ty) for n, extent in enumerate(shape)]
     value = tirx.Cast(str(target.ty.dtype), tirx.BufferLoad(source, at))
@@ -455,7 +455,7 @@ def PromoteHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     return with_body(func, seq(*alloc(*copied.values()), *begin, body, *end))
 
 
-# Numbers of bfloat16 that are parameters come as float32: TVM's calls pass no bfloat16.
+# Scalar parameters of dtype bfloat16 are passed as float32: TVM's calling convention has no bfloat16.
 #
 # before::
 #
@@ -474,7 +474,7 @@ def _is_number(param: Any) -> bool:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WidenScalars")
 def WidenScalars(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Take numbers of bfloat16 as float32."""
+    """Pass scalar parameters of dtype bfloat16 as float32."""
     wide: dict[Any, Any] = {p: tirx.Var(str(p.name), "float32") for p in func.params if _is_number(p)}
     if not wide:
         return func
