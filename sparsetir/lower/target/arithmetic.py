@@ -96,8 +96,9 @@ def GuardDivisions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
 #     y[j] = T.max(T.float32(0), x[j])                                      # for T.max(x[j], T.float32(0))
 #
 # LLVM's code for TVM's ``T.max(x, y)`` compares, and takes y where a comparison with NaN fails: NaN in the first
-# operand is lost. The result of a reduction would then depend on the order of its steps, which loops and formats choose.
-# The test for NaN is on the second operand, in a reduction the new element, so it is not on the dependence chain.
+# operand is lost. The result of a reduction would then depend on the order of its steps, which loops and formats
+# choose. The test for NaN is on the second operand, in a reduction the new element, so it is not on the dependence
+# chain.
 
 
 EXTREMES = (tirx.Max, tirx.Min)
@@ -389,7 +390,7 @@ def _on_call(node: Call, mutator: Any) -> Call:
 
 
 def _apart(value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
-    """An inner choice turned around: TVM makes one of two with the same alternative, and tests both at once."""
+    """Invert an inner choice, since TVM merges two with the same alternative and tests both conditions at once."""
     if not dialect.is_if_then_else(value) or not same(value.args[2], otherwise) or not _loads(value.args[0]):
         return value
     return tirx.if_then_else(tirx.Not(value.args[0]), otherwise, value.args[1])
@@ -397,7 +398,7 @@ def _apart(value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SplitGuards")
 def SplitGuards(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Nest the conditions of a function."""
+    """Nest the conditions of a function so that bounds are tested before the loads they guard."""
     body = structural_mutate(func.body, [(tirx.IfThenElse, _on_if), (Call, _on_call)])
     return with_body(func, body)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute 16-bit floats in float32 and convert bfloat16 by integer arithmetic."""
+"""16-bit floats: arithmetic in float32, and bfloat16 conversions by integer arithmetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsetir.lower.analysis.independence import Facts, is_shared
 from sparsetir.lower.annotations import DISTINCT, INDPTR, names_in
 from sparsetir.lower.loops import SERIAL, UNROLLED, Update, is_element, serial, with_body
 
-# Conversions from and to bfloat16 as arithmetic on bits, in functions with bound names or scratch of bfloat16.
+# Convert from and to bfloat16 by bit arithmetic, in functions that bind names in expressions or have bfloat16 scratch.
 #
 # before::
 #
@@ -31,23 +31,23 @@ from sparsetir.lower.loops import SERIAL, UNROLLED, Update, is_element, serial, 
 #         bits + (bits >> 16 & 1) + 0x7FFF >> 16, where={bits: T.reinterpret("uint32", T.Let(
 #             x * x, where={x: T.reinterpret("float32", T.Cast("uint32", T.reinterpret("uint16", a[i])) << 16)}))})))
 #
-# TVM writes conversions in the same way, but not those in the meaning of a name, where it would read the bits as an
-# integer, and it rounds an expression that it names twice, with all names in it.
+# TVM expands conversions in the same way, except in the value bound to a name, where it would read the bits as an
+# integer. It also duplicates the expression that it rounds, with all names bound in it.
 #
-# Scratch of bfloat16 holds the bits as ``uint16``: TVM would make it float32 in loads and stores, which are then not
-# rounded, but neither where its bits nor where its address are asked for::
+# Scratch of bfloat16 stores the bits as ``uint16``. TVM would make it float32 in loads and stores, which then do not
+# round, but not where its bits are reinterpreted or its address is taken::
 #
 #     q = T.alloc_buffer((n,), "bfloat16")          q = T.alloc_buffer((n,), "uint16")
 #     q[i] = a[i]                                   q[i] = T.reinterpret("uint16", a[i])
 
 
 KIND = "bfloat16"
-BITS = 16  # of a float32 that a bfloat16 drops
-STORED = "uint16"  # a bfloat16 in memory
+BITS = 16  # bits of a float32 that a bfloat16 drops
+STORED = "uint16"  # dtype of a bfloat16 in memory
 
 
 def _kind(expr: ir.Expr) -> tuple[str, str]:
-    """The dtype of one lane, and what stands behind it for several."""
+    """Split a dtype into that of one lane and its suffix for several lanes, such as ``x4``."""
     name, times, lanes = str(expr.ty.dtype).partition("x")
     return name, times + lanes
 
@@ -58,13 +58,13 @@ def _unsigned(value: int, lanes: str) -> ir.Expr:
 
 
 def convert_to_float32(value: ir.Expr, lanes: str) -> ir.Expr:
-    """A bfloat16 number as float32."""
+    """Convert a bfloat16 number to float32."""
     bits = tirx.Cast(f"uint32{lanes}", tirx.reinterpret(f"uint16{lanes}", value))
     return tirx.reinterpret(f"float32{lanes}", tirx.shift_left(bits, _unsigned(BITS, lanes)))
 
 
 def rounded(value: ir.Expr, lanes: str) -> ir.Expr:
-    """The bfloat16 number nearest to a float32, the even one of two."""
+    """Round a float32 to the nearest bfloat16, ties to even."""
     bits = Var("bits", ir.PrimType(f"uint32{lanes}"))
     is_odd = tirx.bitwise_and(tirx.shift_right(bits, _unsigned(BITS, lanes)), _unsigned(1, lanes))
     total = bits + (is_odd + _unsigned((1 << BITS - 1) - 1, lanes))
@@ -75,7 +75,7 @@ def rounded(value: ir.Expr, lanes: str) -> ir.Expr:
 def converted(value: ir.Expr, wanted: str) -> ir.Expr:
     """Convert an expression to another dtype of one lane.
 
-    Both branches of a choice are converted: LLVM's code for TVM chooses between no bfloat16.
+    Both branches of a choice are converted: TVM's LLVM code generator cannot select between bfloat16 values.
     """
     given, lanes = _kind(value)
     if given == wanted or KIND not in (given, wanted):
@@ -92,7 +92,7 @@ def converted(value: ir.Expr, wanted: str) -> ir.Expr:
 
 
 def _scratch(body: tirx.Stmt) -> dict[Var, Var]:
-    """The arrays of bfloat16 that statements allocate, and what holds their bits."""
+    """Map each bfloat16 array that statements allocate to the array of its bits."""
     own = [a.buffer for a in collect(body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) == KIND]
     return {b: _as_bits(b) for b in own}
 
@@ -103,7 +103,7 @@ def _as_bits(buffer: Var) -> Var:
 
 
 def _reinterpreted(value: ir.Expr, wanted: str) -> ir.Expr:
-    """The bits of a number as another dtype of 16 bits."""
+    """Reinterpret the bits of a number as another 16-bit dtype."""
     given, lanes = _kind(value)
     if dialect.function_of(value) == "reinterpret" and _kind(value.args[0])[0] == wanted:
         return value.args[0]
@@ -111,20 +111,20 @@ def _reinterpreted(value: ir.Expr, wanted: str) -> ir.Expr:
 
 
 class _Bits:
-    """Rewrites statements whose scratch of bfloat16 becomes that of its bits."""
+    """Rewriter of statements that replaces bfloat16 scratch by arrays of its bits."""
 
     def __init__(self, scratch: dict[Var, Var]) -> None:
         self.scratch = scratch
 
     def load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        """Load an element from the float32 array and cast it to its original type."""
+        """Load the bits of an element and reinterpret them as bfloat16."""
         inner = mutator.default_mutate(node)
         if node.source not in self.scratch:
             return inner
         return _reinterpreted(tirx.BufferLoad(self.scratch[node.source], inner.indices), KIND)
 
     def call(self, node: ir.Call, mutator: Any) -> ir.Expr:
-        """The address of an element."""
+        """Rewrite ``address_of`` an element to that of its bits."""
         is_address = dialect.function_of(node) == "address_of" and node.args[0].source in self.scratch
         if not is_address:
             return mutator.default_mutate(node)
@@ -132,19 +132,19 @@ class _Bits:
         return tirx.address_of(tirx.BufferLoad(self.scratch[node.args[0].source], indices))
 
     def store(self, node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
-        """A store of bits."""
+        """Store the bits of a value."""
         inner = mutator.default_mutate(node)
         if node.buffer not in self.scratch:
             return inner
         return tirx.BufferStore(self.scratch[node.buffer], stored_bits(inner.value), inner.indices)
 
     def alloc(self, node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
-        """Memory for bits."""
+        """Allocate the array of bits in place of the bfloat16 one."""
         return tirx.AllocBuffer(self.scratch.get(node.buffer, node.buffer))
 
 
 def stored_bits(value: ir.Expr) -> ir.Expr:
-    """The bits of a bfloat16 number; a choice is one of bits, and literals are rounded here."""
+    """Return the bits of a bfloat16 number; a choice selects between bits, and literals are rounded at compile time."""
     if dialect.is_if_then_else(value):
         condition, first, second = value.args
         return tirx.if_then_else(condition, stored_bits(first), stored_bits(second))
@@ -287,7 +287,7 @@ class _Promoter:
         return structural_mutate(node, callbacks)
 
     def load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        """An element, of the type it had."""
+        """Load an element from the float32 array and cast it to its original type."""
         if node.source not in self.local:
             return mutator.default_mutate(node)
         return tirx.Cast(str(node.ty.dtype), self.wide(node))

@@ -57,7 +57,7 @@ class InitPlan:
         return all(self._own(s, v, a) for s in stores for v, a in zip(entry.vars, entry.axes, strict=True))
 
     def by_position(self, entry: Entry) -> bool:
-        """Return whether iterating the entry's stored positions reaches every element its initial stores can reach."""
+        """Return whether the entry's stored positions cover every element that its initial stores can reach."""
         if "R" in entry.kinds or entry.attached_to is not None or (entry.merge and not self.stored_only):
             return False
         if self.stored_only:
@@ -75,14 +75,14 @@ class InitPlan:
         return bool(mentions(self.iteration.block.init, [var]))
 
     def below(self, entry: Entry) -> list[Axis]:
-        """Return the axes whose stored points are initialised and that descend from the axes of a reduced entry."""
+        """Return the axes whose stored points are initialised and that descend from a reduced entry's axes."""
         if not self.stored_only or "S" in entry.kinds:
             return []
         pairs = [pair for e in self.iteration.entries for pair in spatial_pairs(e)]
         return [axis for _, axis in pairs if not set(entry.axes).isdisjoint(axis.ancestors)]
 
     def _repeats(self, entry: Entry, up: Axis) -> bool:
-        """Return whether an entry's points are the same below every slot of an axis, so that the first slot suffices."""
+        """Return whether an entry's points are the same below every slot of an axis: the first slot suffices."""
         return self.stored_only and entry.attached_to is None and all(a.repeats_below(up) for a in entry.axes)
 
     def _own(self, store: tirx.BufferStore, var: Var, axis: Axis) -> bool:
@@ -309,7 +309,7 @@ class _Decomposer:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.DecomposeInit")
 def DecomposeInit(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Decompose every reduction of a function."""
+    """Move the initialisation of every reduction of a function above its reduction loops."""
     walk = _Decomposer()
     callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
     body = structural_mutate(func.body, callbacks)

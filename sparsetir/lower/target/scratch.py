@@ -17,7 +17,7 @@ from sparsetir.ir.views import accesses, const
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.loops import PARALLEL, UNROLLED, VECTORIZED, with_, with_body
 
-# Give every array inside a loop the size its subscripts need.
+# Bound every array inside a loop by the range of its subscripts.
 #
 # before::
 #
@@ -36,12 +36,12 @@ LARGEST = 1 << 24
 
 
 def _loops(node: Any) -> dict[Var, ir.Range]:
-    """The loops below `node`."""
+    """Map the variables of the loops below `node` to their ranges."""
     return {f.loop_var: ir.Range.from_min_extent(f.min, f.extent) for f in collect(node, tirx.For)}
 
 
 def _outer_loops(body: tirx.Stmt) -> dict[Var, list[tirx.For]]:
-    """The loops around each allocation: their variables are fixed while it lives."""
+    """Return the loops around each allocation: their variables are fixed during its lifetime."""
     stack: list[tirx.For] = []
     found: dict[Var, list[tirx.For]] = {}
 
@@ -69,7 +69,7 @@ def _is_fixed(buffer: Var) -> bool:
 
 
 class _Local:
-    """One array: where its subscripts start, and how far they go from there."""
+    """The start and the extent of the subscripts of one array."""
 
     def __init__(self, buffer: Var, func: tirx.PrimFunc, outer: list[tirx.For], ranges: dict[Var, ir.Range]) -> None:
         self.analyzer = sym.Analyzer()
@@ -86,7 +86,7 @@ class _Local:
         self.bases = [const(0, str(base.ty.dtype)) if extent is None else base for base, extent in pairs]
 
     def shrunk(self, buffer: Var) -> Var:
-        """The array with just the extent its subscripts need, where that is known."""
+        """Return the array shrunk to the extents that its subscripts need, where these are known."""
         shape = [d if e is None else const(e) for d, e in zip(buffer.ty.shape, self.extents, strict=True)]
         scope = str(buffer.ty.storage_scope)
         return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=str(buffer.name), scope=scope, layout=None)
