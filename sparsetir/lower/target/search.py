@@ -488,7 +488,7 @@ class Hoister:
         return any(a.rule is not None and not mentions(self.scope.by_var[v].coord, slots) for v, a in placed)
 
     def _placed_with(self, wanted: set[int]) -> set[int]:
-        """Return the singletons next to or below these entries: they have no loop, but may be an operand's coordinate."""
+        """Return the singletons next to or below these entries: they have no loop, but operands may use them."""
         found: set[int] = set()
         for n, entry in enumerate(self.iteration.entries):
             held = {None, *(a for m in wanted | found for a in self.iteration.entries[m].axes)}

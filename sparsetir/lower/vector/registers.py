@@ -190,7 +190,7 @@ def _around(lanes: list[tirx.For], body: tirx.Stmt, guards: list[ir.Expr]) -> ti
 
 
 def _initial(stmt: tirx.Stmt, site: Site) -> ir.Expr | None:
-    """Return the value that `stmt` initialises a site's elements to, in terms of its lanes; None if it does not."""
+    """Return the value that `stmt` sets a site's elements to, in terms of its lanes; None if it does not."""
     lanes: list[tirx.For] = []
     guards: list[ir.Expr] = []
     while isinstance(stmt, (tirx.For, tirx.IfThenElse)):
@@ -222,9 +222,9 @@ def _are_apart(site: Site, facts: Facts) -> bool:
 
 
 def keep(loop: tirx.For, facts: Facts, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
-    """Promote the accumulators of `loop` to a local array; None if it does not reduce into a few elements.
+    """Promote the accumulators of `loop` to a local array; None if it does not reduce into few elements.
 
-    If the statement `before` it is given, the result replaces both; None unless that initialises the elements.
+    If the statement `before` is given, the result replaces both; None unless `before` initialises the elements.
     """
     if loop.kind != SERIAL or any(f.kind == PARALLEL for f in collect(loop.body, tirx.For)):
         return None

@@ -76,7 +76,7 @@ from sparsetir.lower.vector.vector_math import expand
 
 
 def vectorize_map(loop: tirx.For) -> tirx.Stmt:
-    """Vectorize an annotated loop over one store; the sketch that annotates it checks that its steps are independent."""
+    """Vectorize an annotated loop over one store; the sketch that annotates it checks that steps are independent."""
     j, lanes = loop.loop_var, int(loop.annotations[MAP])
     dtype = str(j.ty.dtype)
     body = tirx.BufferStore(loop.body.buffer, expand(loop.body.value), loop.body.indices)
@@ -407,7 +407,7 @@ class Dot:
 
 
 def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | None:
-    """Match the reduction of a loop annotated with `note`, initialised by the store `before` it if to the same element."""
+    """Match a reduction loop annotated with `note`, initialised by the store `before` it if to the same element."""
     update, own = Update.of(loop.body, COMBINERS), [loop.loop_var]
     if note not in loop.annotations or loop.kind != SERIAL or update is None or not update.is_alone:
         return None
