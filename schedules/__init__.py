@@ -26,10 +26,10 @@ from sparsetir.schedules.row import independent_blocks, share_block, share_rows,
 
 SKETCHES = [
     tile_panels,  # columns that are not the last dimension of some array, or panels that were chosen
-    tile_row,  # rows of a result in registers
+    tile_row,  # register tiles of a result's rows
     tile_block,  # sums over blocks in vectors
     tile_dot,  # sums, maxima and minima along rows in vectors
-    tile_sum,  # sums along rows of nonzeros in vectors
+    tile_sum,  # sums along ragged rows in vectors
     tile_map,  # elementwise functions along rows in vectors
 ]
 

@@ -84,24 +84,24 @@ REWRITES = [
     FuseLoops,  # loop fusion: neighbouring row loops -> parallel chunks of the same rows
     SplitMergePath,  # merge-path split: annotated rows -> parallel chunks of the same number of entries, with carry-out
     BalanceNonzeros,  # load balancing: annotated rows -> parallel chunks of equal work
-    VersionLoops,  # loop versioning: rows whose blocks lie inside without bounds checks
-    SumBlocks,  # annotated sums over blocks -> a running sum for each element, in vectors
+    VersionLoops,  # loop versioning: rows whose blocks are in bounds -> no bounds checks
+    SumBlocks,  # annotated sums over blocks -> an accumulator for each element, in vectors
     InterchangeLoops,  # loop interchange: tiles of a row around all the sums of the row
     PeelRemainders,  # remainder handling: bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     BlockRegisters,  # register blocking: rows that annotated sums share -> registers, part by part
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
     VectorizeMaps,  # annotated functions along rows -> arithmetic in vectors
     FactorInvariants,  # annotated sums -> loop-invariant factors once, and sums of the rest
-    SumRagged,  # annotated sums along ragged rows -> vectors, the end under a mask
+    SumRagged,  # annotated sums along ragged rows -> vectors, with a masked remainder
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a remainder loop
-    InsertPrefetch,  # annotated gather loops -> prefetch ahead
+    InsertPrefetch,  # annotated gather loops -> prefetch of later steps
     tirx.transform.ConvertSSA(),
-    PromoteRegisters,  # register promotion: running values
+    PromoteRegisters,  # register promotion: accumulators
     StoreNontemporal,  # annotated rows -> non-temporal stores
-    VectorizeMasked,  # padded rows side by side -> vectors under a mask
+    VectorizeMasked,  # padded rows in the lanes of vectors, under a mask
     UnswitchLoops,  # loop unswitching: guarded terms -> guarded loops
     ScalarizeLoops,  # scalarisation: vector loops whose lanes differ -> serial loops
-    ScalarizeGathers,  # gathers of vector loops -> loads of words of indices, and of one element after the other
+    ScalarizeGathers,  # gathers of vector loops -> loads of words of indices, and scalar loads of elements
     HoistScratch,  # scratch of unknown size outside the loops
 ]
 
@@ -109,7 +109,7 @@ TO_FLAT = [
     WidenScalars,  # parameters of bfloat16 -> float32: TVM's calls do not pass bfloat16
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
     PropagateNaN,  # minima and maxima of floats propagate NaN
-    ReplaceMissing,  # functions that LLVM lacks for vectors -> others
+    ReplaceMissing,  # functions that LLVM cannot vectorize -> others
     WalkUnions,  # loops over the steps of a union of two axes -> merge loops
     WalkIntersections,  # loops over an axis that search another -> merge loops
     LowerFind,  # search calls -> loops
@@ -118,7 +118,7 @@ TO_FLAT = [
     WidenIndices,  # index widening: small numbers added to subscripts in 64 bits
     ReplaceAggregates,  # scalar replacement of aggregates: large local arrays of unrolled steps -> small ones
     PromoteToStack,  # stack promotion: small local arrays
-    SplitGuards,  # conditions before the loads that rely on them
+    SplitGuards,  # bounds tested before the loads they guard
     GuardDivisions,  # no division by a size of zero
     ConvertHalves,  # conversions from and to bfloat16 in expressions with bound names
     CheckScratch,  # no scratch that TVM cannot allocate

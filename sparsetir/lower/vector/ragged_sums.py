@@ -197,7 +197,7 @@ class _Sum:
         for load in (*self.reads.gathered, *self.reads.computed):
             sizes += [n for n in _moving_sizes(load, self.j) if not any(same(n, other) for other in sizes)]
         extent = self.dot.loop.extent
-        if any(map(is_if_then_else, collect(extent, ir.Call))):  # The row may not exist, and then has no row pointer.
+        if any(map(is_if_then_else, collect(extent, ir.Call))):  # The row and its row pointer may not exist.
             sizes.append(extent)
         exist = [size > const(0, str(size.ty.dtype)) for size in sizes]
         return tirx.IfThenElse(conjunction(exist), step, None) if exist else step
@@ -209,7 +209,7 @@ class _Sum:
     def masked(self, load: ir.TensorLoad, done: ir.Expr, left: ir.Expr) -> ir.Expr:
         """Return a masked load of the elements from step `done` on, zero past the end of the row."""
         lanes, kind = self.lanes, str(load.ty.dtype)
-        dtype = "uint16" if kind == "bfloat16" else kind  # TVM stores bfloat16 as uint16, which calls must name.
+        dtype = "uint16" if kind == "bfloat16" else kind  # TVM stores bfloat16 as uint16, but does not rewrite calls.
         first = tirx.address_of(substitute(load, {self.j: done}))
         all_of = tirx.Broadcast(const(True, "bool"), lanes)
         read = tirx.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.vp.load", first, all_of, cast(left, "uint32"))

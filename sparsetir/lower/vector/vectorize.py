@@ -407,7 +407,7 @@ class Dot:
 
 
 def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | None:
-    """Match a reduction loop annotated with `note`, initialised by the store `before` it if to the same element."""
+    """Match a reduction loop annotated with `note`; a store `before` it to the same element is its initial value."""
     update, own = Update.of(loop.body, COMBINERS), [loop.loop_var]
     if note not in loop.annotations or loop.kind != SERIAL or update is None or not update.is_alone:
         return None
