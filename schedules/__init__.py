@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sketches: rules from a stage-II function to a loop structure, tried in order, an always legal one last."""
+"""Sketches: schedule rules for stage-II functions, tried in order; the loops without a schedule are always legal."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.row import independent_blocks, share_block, share_rows, split_rows, tile_row
 
 SKETCHES = [
-    tile_panels,  # columns that are not the last dimension somewhere, or panels that were asked for
-    tile_row,  # rows of a result in registers
+    tile_panels,  # columns that are not the last dimension of some array, or panels that were chosen
+    tile_row,  # register tiles of a result's rows
     tile_block,  # sums over blocks in vectors
     tile_dot,  # sums, maxima and minima along rows in vectors
-    tile_sum,  # sums along rows of nonzeros in vectors
+    tile_sum,  # sums along ragged rows in vectors
     tile_map,  # elementwise functions along rows in vectors
 ]
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
-    """Names of the innermost blocks of a function, in program order."""
+    """Return the names of the innermost blocks of a function, in program order."""
     found: list[str] = []
 
     def on_block(block: s_tir.SBlock) -> None:
@@ -58,9 +58,9 @@ def _try(
     reorders: bool,
     first: int = 0,
 ) -> s_tir.Schedule:
-    """The schedule with the first sketch that fits, from the one at `first` on, applied to one block.
+    """Apply the first sketch that fits, from the one at `first` on, to one block.
 
-    As it was where a primitive refuses.
+    Return the schedule unchanged if no sketch fits or a primitive fails.
     """
     trial = sch.copy()
     trial.work_on(func_name)
@@ -81,7 +81,7 @@ def _share(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, 
 
 
 def _noted(func: tirx.PrimFunc) -> Choices | None:
-    """The choices noted at a function."""
+    """Return the choices that a function's attributes define; None if they define none."""
     found = func.attrs.get(CHOICES)
     return None if found is None else Choices(**{str(name): int(value) for name, value in found.items()})
 
@@ -98,9 +98,9 @@ def schedule(
     Parameters
     ----------
     mod : IRModule
-        Lowered to stage II; functions that are not of the dialect are left alone.
+        Lowered to stage II; functions that are not of the dialect are skipped.
     choices : Choices, optional
-        By default those noted at a function, or `suit.usual`.
+        By default those in the function's attributes, or `defaults.usual`.
     registers : Registers, optional
         Of the target; by default 16 of 256 bits.
     reorders : bool
@@ -118,7 +118,7 @@ def schedule(
 
 
 def _steps(mod: ir.IRModule, choices: Choices | None, registers: Registers, *, reorders: bool) -> list[tuple[str, Any]]:
-    """What `schedule` does: the name of each step, and the ways to take it, best first."""
+    """Return the steps of `schedule`: the name of each step and its alternatives, best first."""
     steps: list[tuple[str, Any]] = []
     for gv, func in mod.functions.items():
         if not isinstance(func, tirx.PrimFunc) or not from_dialect(func):
@@ -141,7 +141,7 @@ def legal_schedule(
     registers: Registers,
     reorders: bool = False,
 ) -> ir.IRModule:
-    """What is left of `schedule` where its module does not lower: see `sparsetir.schedules.fallback`."""
+    """Apply the steps of `schedule` that keep the module lowerable, one by one (`sparsetir.schedules.fallback`)."""
     return piecewise(mod, _steps(mod, choices, registers, reorders=reorders), lowers)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over blocks: one result for each row of a block, a running sum for each of its elements.
+"""Sums over blocks: one result for each row of a block, an accumulator for each of its elements.
 
 before::
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 LEAST = 2  # elements of a block
-OTHERS = 4  # registers with other uses than running sums
+OTHERS = 4  # registers not available for accumulators
 
 
 def tile_block(
@@ -65,11 +65,11 @@ def tile_block(
     is_last = mentions([store.indices[-1]], [node.iter_vars[n].var for n in rows])
     bits = int(DataType(str(store.buffer.ty.dtype)).bits)
     count = math.prod(int(extent) for extent in extents)
-    is_listed = bool(collect(store.indices, ir.TensorLoad))  # rows in an order of their own have other loops
+    is_listed = bool(collect(store.indices, ir.TensorLoad))  # Permuted rows have other loops.
     if bits < LEAST_BITS or count < LEAST or is_listed or (rows and not is_last):
         return False
     width = math.prod(int(extents[n - below[0]]) for n in columns)
-    beside = width if width > 1 else count  # elements of a vector: of a row, or a row each
+    beside = width if width > 1 else count  # elements of a vector: those of a row, or one of each row
     vectors = count // beside * -(-beside * bits // registers.bits)
     if not columns or vectors > registers.count - OTHERS:
         return False

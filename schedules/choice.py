@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One open choice, as the family of loops declares it that reads it."""
+"""Declaration of one open choice of the sketches, a tunable parameter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Tried = Callable[[int, "int | None"], Sequence[int]]
 
 @dataclass(frozen=True)
 class Choice:
-    """A whole number that a sketch leaves open.
+    """An integer parameter that a sketch leaves open.
 
     Parameters
     ----------
@@ -19,14 +19,14 @@ class Choice:
     meaning : str
         Sentences for the documentation of `Choices`.
     default : int or callable
-        Its value where nothing is said, or what gives it.
+        The default value, or a function that returns it.
     expected : str
-        What a value must be, for messages.
+        The values allowed, for error messages.
     allows : callable
-        Whether a value is that.
+        Predicate of allowed values.
     tried : sequence of int or callable, optional
-        Values worth trying, or what gives them for a number of threads and, where it is known, the length of an output
-        row. By default it is not searched.
+        Values that a search tries, or a function that returns them for a number of threads and the length of an output
+        row (None if unknown). By default the choice is not searched.
 
     Examples
     --------
@@ -42,12 +42,12 @@ class Choice:
     tried: Sequence[int] | Tried = ()
 
     def worth_trying(self, *, threads: int, feat: int | None = None) -> tuple[int, ...]:
-        """The values that a search tries; none if it is not searched."""
+        """Return the values that a search tries; empty if the choice is not searched."""
         return tuple(self.tried(threads, feat) if callable(self.tried) else self.tried)
 
 
 def is_power(value: int) -> bool:
-    """Whether a number is a power of two."""
+    """Return whether a number is a power of two."""
     return value > 0 and value & (value - 1) == 0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The open choices of all sketches, put together from what the families of loops declare."""
+"""The open choices of all sketches, collected from the sketches' declarations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, INDENT = 120, " " * 8  # of the documentation
 
 
 def _with_fields(cls: type) -> type:
-    """The frozen dataclass with a field for each declared choice."""
+    """Turn a class into a frozen dataclass with a field for each declared choice."""
     cls.__annotations__ = {choice.name: "int" for choice in DECLARED}
     for choice in DECLARED:
         usual = choice.default
@@ -40,7 +40,7 @@ class Choices:
     def __post_init__(self) -> None:
         for choice in DECLARED:
             found = getattr(self, choice.name)
-            value = found if type(found) is int else as_whole(found)  # searches make thousands
+            value = found if type(found) is int else as_whole(found)  # The fast path matters: searches make thousands.
             if not isinstance(value, int):
                 raise ScheduleError(f"{choice.name} must be a whole number, found {found!r}")
             if not choice.allows(value):
@@ -48,23 +48,23 @@ class Choices:
             object.__setattr__(self, choice.name, value)
 
     def as_dict(self) -> dict[str, int]:
-        """Names and values, for records."""
+        """Return names and values, for records."""
         return dict(vars(self))
 
     def changed(self, **values: int) -> Choices:
-        """With other values for some."""
+        """Return a copy with other values for some choices."""
         return Choices(**{**vars(self), **values})
 
     @staticmethod
     def space(*, threads: int, feat: int | None = None) -> dict[str, tuple[int, ...]]:
-        """Values worth trying for each choice.
+        """Return the values that a search tries for each choice.
 
         Parameters
         ----------
         threads : int
-            Chunks are multiples of it, and 0.
+            The numbers of chunks tried are multiples of it, and 0.
         feat : int, optional
-            Length of an output row: of the tiles that hold all of it, only the smallest is tried.
+            Length of an output row: of the tiles that cover all of it, only the smallest is tried.
 
         Returns
         -------

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All default choices: what a kernel gets that nobody tuned, and what a search tries first.
+"""Default choices: those of untuned kernels, and the first candidates of a search.
 
 * Loops: `usual`, from a program's results and a target's registers.
-* Arguments: `changes` of that, from what a few thousand elements of the arguments are like.
+* Arguments: `changes` to these choices, from a sample of a few thousand elements of the arguments.
 
-  * Rows of a dense operand that are gathered through an index array are prefetched where they are not in the core's
-    cache anyway: a few windows of the array, as many entries long as that cache holds rows, tell how often a row comes
-    again.
+  * Rows of a dense operand that are gathered through an index array are prefetched unless they are in the core's
+    private cache. The rate at which rows repeat is estimated from a few windows of the index array, each as many
+    entries long as that cache has room for rows.
   * Where many rows of such an operand are gathered for each result, and each is used many times, a panel of its columns
-    is packed first, which a cache holds: after fewer uses if the operand as a whole does not fit into the last one.
-  * Results that take much of the last cache are written past it.
-  * Rows are split among threads where one has clearly more than its share of the work: whole, it would keep one thread
-    busy while the others wait.
-  * Rows that are summed into one number each are summed in vectors, unless they fit in one and are as long as their
-    neighbours; in longer vectors where they are long and the processor mispredicts the loop exit.
-  * Dense rows that are summed are kept in registers as a whole if they are shorter than what is usually kept, and half
-    by half where the rows that they are multiplied with come from the last cache: that was measured to be faster,
-    presumably because the hardware fetches the second halves while the first ones of many rows are read.
-  * Little work runs on one core.
+    that fits in a cache is packed first; fewer uses suffice if the operand does not fit into the last-level cache.
+  * Results that take a large share of the last-level cache are written with non-temporal stores.
+  * A row is split among threads if it has clearly more than a thread's share of the work: one thread would compute the
+    whole row while the others wait.
+  * Rows that are summed into one number each are summed in vectors, unless they fit in one vector and are as long as
+    their neighbours; in longer vectors where they are long and the processor mispredicts the loop exit.
+  * Dense rows that are summed are kept in registers as a whole if they are shorter than the default tile. They are kept
+    half by half where the rows that they are multiplied with come from the last-level cache: that was measured to be
+    faster, presumably because the hardware prefetches the second halves while the first ones of many rows are read.
+  * Small problems run on one core.
 
 * Searches: `PORTFOLIO` for tuning, `sweep` for the coarse sweep of benchmarks.
 """
@@ -52,36 +52,36 @@ from sparsetir.utils.threads import get_num_threads
 # --sweep` prints how far the best choices of a sweep are from those of these rules, for each matrix; with
 # `--threads 1` and `2` it shows up to which size one core is faster.
 
-REGISTERS = 8  # of a row's results: enough to hide the latency of the multiply-add units
-LEAST_BITS = 32  # of an element in a register
+REGISTERS = 8  # registers for a row's results: enough to hide the latency of the multiply-add units
+LEAST_BITS = 32  # minimum bits of an element in a register
 
-SMALL_ELEMENTS, SMALL_SUMS = 1 << 13, 1 << 16  # of all arrays; where rows are summed into one number each
+SMALL_ELEMENTS, SMALL_SUMS = 1 << 13, 1 << 16  # elements of all arrays; where rows are summed into one number each
 GATHERED = 4  # elements of such sums that take as long as one that is gathered through an index
 
-TIMES_CACHE = 4.0  # operands up to that many times the cache are left to the hardware
-NEW = 0.4  # of the rows in a window
-PREFETCH = (8, 32)  # entries ahead, at least and at most
-AHEAD = 4096  # bytes of rows between
+TIMES_CACHE = 4.0  # operands up to this multiple of the private cache are left to the hardware prefetcher
+NEW = 0.4  # share of the rows in a window that do not repeat, above which prefetching pays
+PREFETCH = (8, 32)  # minimum and maximum prefetch distance in entries
+AHEAD = 4096  # prefetch distance in bytes of rows
 
-PANEL = 256  # bytes of a row
-OFTEN = 32  # entries of a row, and uses of each gathered row, from which on packing pays if rows come from memory
-VERY_OFTEN = 128  # if they come from the last cache, and those of a panel from the core's own
-SHARE = 0.25  # of the last cache for a result, and for a panel
-MEMORY = 0.5  # of the last cache: larger operands are taken to come from memory
+PANEL = 256  # bytes of a row of a panel
+OFTEN = 32  # entries of a row and uses of each gathered row above which packing pays if rows come from memory
+VERY_OFTEN = 128  # the same if rows come from the last-level cache and those of a panel from the private one
+SHARE = 0.25  # share of the last-level cache: limit for a panel, and for a result that is not streamed
+MEMORY = 0.5  # share of the last-level cache: larger operands are assumed to come from memory
 
-TIMES_SHARE = 1.5  # of a thread's share of the work, from which on a row is split
+TIMES_SHARE = 1.5  # multiple of a thread's share of the work above which a row is split
 
-VARYING = 0.3  # of the rows: their length is another than that of the row before
+VARYING = 0.3  # share of rows whose length differs from the row before, above which lengths are irregular
 LANES = 4
-LONG = 32  # entries of a row on average, from which on twice the lanes pay where lengths vary
+LONG = 32  # mean entries of a row from which on twice the lanes pay where lengths vary
 
-HALF = 4 * LINE  # bytes of a row that is read in two halves
-FETCHED_LATE = 2.0  # times the cache: operands up to that are not read in halves
-MANY = 16  # entries of a row, from which on its halves are read one after the other
-USUAL = 128  # elements of a dense row that are kept in registers
-SHORT = 16  # not worth keeping
+HALF = 4 * LINE  # bytes of each half of a row that is read in two halves
+FETCHED_LATE = 2.0  # multiple of the private cache up to which operands are not read in halves
+MANY = 16  # mean entries of a row from which on halves of rows pay
+USUAL = 128  # elements of a dense row that are kept in registers by default
+SHORT = 16  # shorter rows are not worth keeping
 
-# What tuning measures before anything is searched, each a change of the choices it begins with.
+# Candidates that tuning measures before any search, each a change to the choices it begins with.
 PORTFOLIO: tuple[dict[str, int], ...] = (
     {},
     {"prefetch": 8},
@@ -92,7 +92,7 @@ PORTFOLIO: tuple[dict[str, int], ...] = (
     {"tile": 32},
     {"stream": 1, "prefetch": 8},
 )
-# What a sweep measures of the program as it is, and over formats that did well.
+# Candidates of a sweep for the program as it is; below, those for the formats that did well.
 SWEPT: tuple[dict[str, int], ...] = (
     {"prefetch": 8},
     {"prefetch": 16, "unroll": 2},
@@ -114,10 +114,10 @@ SWEPT_OVER_FORMATS: tuple[dict[str, int], ...] = ({"prefetch": 8}, {"panel": 64}
 
 
 def usual(func: tirx.PrimFunc, registers: Registers) -> Choices:
-    """What suits a program's results and a target's registers, whatever the arguments.
+    """Return the default choices for a program's results and a target's registers, independent of the arguments.
 
-    A tile is as long as `REGISTERS` registers, whose elements are as wide as those of the widest result; positions that
-    are kept on the way do not count.
+    A tile is as long as `REGISTERS` registers of elements of the widest result's dtype. Stored integers, such as
+    positions, do not count if there are floats.
     """
     written = {DataType(str(s.buffer.ty.dtype)) for s in collect(func.body, tirx.BufferStore)}
     floats = {dtype for dtype in written if "float" in str(dtype)}
@@ -131,17 +131,17 @@ def usual(func: tirx.PrimFunc, registers: Registers) -> Choices:
 def changes(
     usage: Usage, arrays: Arrays, results: Iterable[np.ndarray] = (), *, is_small: bool = False
 ) -> dict[str, int]:
-    """The choices that suit arguments better than the usual ones.
+    """Return the choices that suit the arguments better than the default ones.
 
     Parameters
     ----------
     usage : Usage
-        Of the program.
+        How the program uses its arrays.
     arrays : mapping of str to ndarray
-        By the names of parameters.
+        Arguments by parameter name.
     results : iterable of ndarray
     is_small : bool
-        See `is_small`.
+        Whether the work is too small for a second thread (`defaults.is_small`).
     """
     panel = suitable_panel(usage.gathers, usage.pointers, arrays)
     return {
@@ -157,13 +157,13 @@ def changes(
 
 
 def is_small(arrays: Arrays, *, sums_numbers: bool) -> bool:
-    """Whether waking a second thread takes longer than the work.
+    """Return whether the work is too small for a second thread: waking it would take longer.
 
     Parameters
     ----------
     arrays : mapping of str to ndarray
     sums_numbers : bool
-        Whether each entry is used for one number, in a sum.
+        Whether each entry contributes to one number only, in a sum.
     """
     if not sums_numbers:
         return sum(array.size for array in arrays.values()) <= SMALL_ELEMENTS
@@ -171,22 +171,22 @@ def is_small(arrays: Arrays, *, sums_numbers: bool) -> bool:
 
 
 def suitable_prefetch(gathers: Sequence[Gather], arrays: Arrays, *, panel: int = 0) -> int:
-    """How many entries ahead to fetch the rows of a gather, or of a panel of it; 0 where the core's own cache has them.
+    """Return the prefetch distance, in entries, for the rows of a gather or of its panel; 0 if they are in cache.
 
-    The shorter the rows, the further: as many bytes are on their way.
+    Shorter rows are prefetched further ahead, so that the same number of bytes is in flight.
     """
     cache = private_cache()
     for indices, operand, rows in known(gathers, arrays):
         row = panel * operand.itemsize or operand.nbytes // rows
         least = cache if panel else TIMES_CACHE * cache
-        # Shorter rows are not worth an instruction.
+        # Rows shorter than a cache line are not worth a prefetch instruction.
         if row >= LINE and rows * row > least and share_of_new(indices, cache // row) > NEW:
             return min(max(1 << max(AHEAD // row, 1).bit_length() - 1, PREFETCH[0]), PREFETCH[1])
     return 0
 
 
 def suitable_panel(gathers: Sequence[Gather], pointers: Sequence[str], arrays: Arrays) -> int:
-    """Columns of a panel that a cache holds, of an operand whose rows are used so often that packing pays; or 0."""
+    """Return the columns of a panel that fits in a cache if an operand is used so often that packing pays; else 0."""
     length = mean_length(pointers, arrays)
     for indices, operand, rows in known(gathers, arrays):
         uses = min(indices.size / rows, length)
@@ -199,12 +199,12 @@ def suitable_panel(gathers: Sequence[Gather], pointers: Sequence[str], arrays: A
 
 
 def suits_streaming(results: Iterable[np.ndarray]) -> bool:
-    """Whether some result takes much of the last cache, where it competes with the operands and with other programs."""
+    """Return whether a result takes a large share of the last-level cache, where it would evict the operands."""
     return any(result.ndim > 1 and result.nbytes > SHARE * last_cache() for result in results)
 
 
 def suits_carry(pointers: Sequence[str], arrays: Arrays, threads: int) -> bool:
-    """Whether some row has more work than `TIMES_SHARE` times a thread's share: one step a row and one an entry."""
+    """Return whether a row has more than `TIMES_SHARE` times a thread's share of the work (rows plus entries)."""
     if threads < 2:
         return False
     for indptr in (arrays[name] for name in pointers if name in arrays):
@@ -217,9 +217,9 @@ def suits_carry(pointers: Sequence[str], arrays: Arrays, threads: int) -> bool:
 
 
 def suitable_lanes(sums: Sequence[str], arrays: Arrays) -> int:
-    """How many entries of a ragged row to sum side by side.
+    """Return the number of entries of a ragged row to sum in the lanes of a vector.
 
-    0 where rows fit in one vector and are as long as their neighbours: the processor predicts the loop exit then.
+    0 if rows fit in one vector and are as long as their neighbours: the processor predicts the loop exit then.
     """
     for name in sums:
         indptr = arrays.get(name)
@@ -234,7 +234,7 @@ def suitable_lanes(sums: Sequence[str], arrays: Arrays) -> int:
 
 
 def suitable_tile(rows: Sequence[tuple[str, int]], arrays: Arrays) -> int:
-    """How much of dense rows that are summed to keep in registers where that is less than usual; else 0."""
+    """Return the tile for dense rows that are summed and are shorter than the default tile; else 0."""
     for name, dimension in rows:
         array = arrays.get(name)
         if array is not None and array.ndim > dimension and SHORT <= array.shape[dimension] < USUAL:
@@ -245,10 +245,10 @@ def suitable_tile(rows: Sequence[tuple[str, int]], arrays: Arrays) -> int:
 def suitable_halves(
     gathers: Sequence[Gather], pointers: Sequence[str], rows: Sequence[tuple[str, int]], arrays: Arrays
 ) -> dict[str, int]:
-    """The tile and the distance of fetching for dots with gathered rows of two halves, where reading them so pays.
+    """Return the tile and the prefetch distance for dots with gathered rows that are best read in two halves.
 
-    Not where they come from memory, whose rows are best read in one go, or from the core's own cache; nor where other
-    rows are gathered too, as in attention: it would be their tile as well, and no gain is left of it.
+    Halves do not pay where the rows come from memory, whose rows are best read at once, or from the private cache. They
+    do not pay either where other rows are gathered too, as in attention: these would use the same tile.
     """
     cache, row = private_cache(), 2 * HALF
     held = ((name, arrays[name], d) for name, d in rows if name in arrays)
@@ -266,7 +266,7 @@ def suitable_halves(
 
 
 def sweep(base: Choices, *, over_format: bool = False) -> list[Choices]:
-    """The choices that a coarse sweep tries besides `base`."""
+    """Return the choices that a coarse sweep tries besides `base`."""
     wide, narrow = {"tile": 2 * base.tile}, {"tile": max(base.tile // 2, 8)}
     tiles = [wide, narrow] if over_format else [wide, narrow, {**wide, "prefetch": 8}, {**narrow, "prefetch": 8}]
     return [base.changed(**changed) for changed in (*(SWEPT_OVER_FORMATS if over_format else SWEPT), *tiles)]

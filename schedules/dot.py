@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dot kernels: sums, maxima and minima along contiguous rows in vectors, several results at once.
+"""Dot kernels: vectorized sums, maxima and minima along contiguous rows, several results at once.
 
 before::
 
@@ -14,10 +14,9 @@ after::
 
 The positions of a sparse row are contiguous too: ``total[i] = total[i] + s[indptr[i] + j]``, or the maximum of these.
 
-A tile of ``x`` is kept in registers for all results of its row.
+A register tile of ``x`` is reused for all results of its row.
 
-Wins wherever the innermost loop reduces along rows that are contiguous, and the order of the reduction is open: that of
-a maximum always is.
+Wins wherever the innermost loop reduces along contiguous rows and the reduction may be reordered; a maximum always may.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from sparsetir.schedules.choices import Choices
 
 
-LEAST_BITS = 32  # of a sum: 16-bit floats are summed in float32
+LEAST_BITS = 32  # minimum bits of a sum: 16-bit floats are summed in float32
 LEAST_LANES = 2
 
 
@@ -66,7 +65,7 @@ def tile_dot(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Regis
         return False
     extent = sch.get(loop).extent
     is_ragged = bool(collect(extent, ir.TensorLoad))
-    # Rows of nonzeros are short: what is left over of them is done one by one.
+    # Ragged rows are short and their remainder is scalar, so a sum uses one vector only.
     lanes = tile_of(extent, (1 if is_ragged else VECTORS) * registers.bits // bits)
     if lanes < LEAST_LANES:
         return False
@@ -81,7 +80,7 @@ def tile_dot(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Regis
 
 
 def held(extent: Any, tile: int, registers: Registers, bits: int) -> int:
-    """Elements of a row of `extent` that stay in registers, at most `tile`: half of the registers have other uses."""
+    """Return the number of elements of a row kept in registers, at most `tile` and half of the registers."""
     return tile_of(extent, min(tile, registers.count // 2 * registers.bits // bits))
 
 

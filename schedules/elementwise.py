@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Map kernels: exponentials along the positions of a row in vectors.
+"""Map kernels: vectorized exponentials along the positions of a row.
 
 before::
 
@@ -13,8 +13,8 @@ after::
         for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.map": 8}):
             s[indptr[i] + j] = T.exp(s[indptr[i] + j] - top[i])
 
-Wins wherever a function that LLVM would call for every element goes along contiguous positions; what LLVM has
-instructions for it vectorises by itself.
+Wins wherever a function that LLVM would call for every element is applied along contiguous positions; LLVM vectorises
+functions that it has instructions for.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of the sketches where all of them together make loops that cannot be lowered.
+"""Fallback schedules: the subset of the sketches that lowers, where all of them together do not.
 
-A legal program always has legal loops: those it has without a schedule. From there the steps are taken one by one, each
-kept if the function still lowers: a loop over rows that is shared out, then block by block the first sketch in the
-order of `SKETCHES` that does. What was dropped, and why, is logged (``logging.getLogger("sparsetir")``) and noted at
-the function; with ``SPARSETIR_STRICT=1`` the first error is raised instead, as in the project's own tests.
+A legal program always has legal loops: those without a schedule. From there the steps are applied one by one, each
+kept if the function still lowers: first the parallel row loops, then for each block the first sketch in the
+order of `SKETCHES` that lowers. Dropped steps and the reasons are logged (``logging.getLogger("sparsetir")``), and the
+steps are listed in an attribute of the function. With ``SPARSETIR_STRICT=1`` the first error is raised instead, as in
+the project's own tests.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ _log = logging.getLogger("sparsetir")
 
 
 def is_strict() -> bool:
-    """Whether nothing is dropped."""
+    """Return whether errors are raised rather than steps dropped."""
     return os.environ.get(STRICT, "") not in ("", "0")
 
 
 def piecewise(mod: ir.IRModule, steps: list[tuple[str, list[Step]]], lowers: Lower) -> ir.IRModule:
-    """Take each step in the first of its ways that leaves a module which lowers.
+    """Apply the first alternative of each step after which the module lowers.
 
     Parameters
     ----------
     mod : IRModule
         Lowered to stage II; the schedule begins with it.
     steps : list of (str, list of callables)
-        What each step is called, and the ways to take it, best first; one is given a schedule and returns one.
+        The name and the alternatives of each step, best first; an alternative maps a schedule to a schedule.
     lowers : callable
         Lowers a module, or raises.
 
     Returns
     -------
     IRModule
-        Its functions name what was dropped in their attributes.
+        The scheduled module; its functions list the dropped steps in an attribute.
 
     Raises
     ------
     Exception
-        What `lowers` raises of the module without a schedule.
+        The error of `lowers` for the module without a schedule.
     """
     lowers(mod)
     sch, dropped = s_tir.Schedule(mod), []
@@ -65,13 +66,13 @@ def piecewise(mod: ir.IRModule, steps: list[tuple[str, list[Step]]], lowers: Low
 
 
 def _first_that_lowers(sch: s_tir.Schedule, ways: list[Step], lowers: Lower) -> tuple[s_tir.Schedule | None, list[str]]:
-    """The schedule after the first way that works, if any, and why those before it do not."""
+    """Return the schedule after the first alternative that lowers, if any, and the errors of those before it."""
     reasons = []
     for way in ways:
         try:
             trial = way(sch.copy())
             lowers(trial.mod)
-        except Exception as error:  # whatever a pass or TVM has against it
+        except Exception as error:  # Any error of a pass or of TVM rejects the alternative.
             reasons.append(f"{type(error).__name__}: {str(error).strip()[:200]}")
         else:
             return trial, reasons

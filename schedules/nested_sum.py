@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested sums: what the innermost one does not move is multiplied once for each fiber, not for each entry.
+"""Nested sums: factors invariant in the innermost sum are multiplied once for each fiber, not for each entry.
 
 before::
 
@@ -21,15 +21,15 @@ after::
             for r_1 in T.vectorized(64):
                 d[i, r_0 * 64 + r_1] = acc[r_1]
 
-The tile is as wide as for a single sum: the fiber's part stays in registers, and hides the latency of the multiply-add
-units; where both do not fit, the row's part is in the nearest cache and touched once a fiber. A tile of half the width
-was slower (kinship, rank 64: 84 against 70 us).
+The tile is as wide as for a single sum: the fiber's accumulators stay in registers, and are enough to hide the latency
+of the multiply-add units. Where both do not fit, the row's accumulators are in the nearest cache and are accessed once
+a fiber. A tile of half the width was slower (kinship, rank 64: 84 against 70 us).
 
-The sketch leaves a note; the passes `FactorInvariants`, `InterchangeLoops` and `PromoteRegisters` do the rest on flat
-loops.
+The sketch adds an annotation; the passes `FactorInvariants`, `InterchangeLoops` and `PromoteRegisters` rewrite the
+flat loops.
 
-Wins where fibers hold several entries: a load and a multiplication less for each of them. With one entry in each
-fiber both orders cost the same. The order of the sum must be open, and finite values promised: an infinite factor of an
+Wins where fibers have several entries: one load and one multiplication less for each of them. With one entry in each
+fiber both orders cost the same. The sum must be reorderable and values promised to be finite: an infinite factor of an
 empty or overflowing sum gives another result.
 """
 
@@ -46,7 +46,7 @@ REDUCE = 2
 
 
 def fixed_sum(sch: s_tir.Schedule, block: Any) -> Any | None:
-    """The innermost loop that a block sums over, if its terms have factors that do not move along it; else None.
+    """Return the innermost loop that a block sums over, if its terms have factors invariant in it; else None.
 
     args: the schedule, an innermost block whose loops are as they were.
     """
@@ -66,7 +66,7 @@ def fixed_sum(sch: s_tir.Schedule, block: Any) -> Any | None:
 
 
 def take_factors(sch: s_tir.Schedule, loop: Any) -> bool:
-    """Ask for the fixed factors of a sum to be multiplied once; False where there is no such sum.
+    """Annotate a sum so that its invariant factors are multiplied once; False if there is no such sum.
 
     args: the schedule, a loop found by `fixed_sum`, or None.
     rewrite: see the module's before and after.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row kernels, a panel of columns at a time, with the operand that rows gather packed.
+"""Panel kernels: row kernels for one panel of columns at a time, with the gathered operand packed.
 
 before::
 
@@ -17,9 +17,9 @@ after::
             for k_1 in T.vectorized(64):
                 c[k_0 * 64 + k_1, i] = c_local[k_1]
 
-The pass `sparsetir.lower.rows.pack_operands` takes the panels out of the rows. Wins wherever columns are not the last
+The pass `sparsetir.lower.rows.pack_operands` moves the panels outside the rows. Wins wherever columns are not the last
 dimension of an operand or the result (then it is the default), and by choice where rows of a large operand are gathered
-often, and a panel of it stays in a cache that the whole does not.
+often and a panel of it fits in a cache that the whole operand does not fit in.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sparsetir.schedules.choices import Choices
 
 
-UNTUNED = 128  # columns of a panel that has to be
+UNTUNED = 128  # default columns of a panel where one is required
 PANELS = (32, 64, 128, 256)
 
 DECLARED = (
@@ -57,7 +57,7 @@ DECLARED = (
 def tile_panels(
     sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
 ) -> bool:
-    """Tile one reduction block and mark its panels; False (and no change) where the sketch does not fit.
+    """Tile one reduction block and annotate its panels; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block, tile, panel, unroll and prefetch, the target's registers.
     rewrite: see the module's before and after.
@@ -83,32 +83,32 @@ def tile_panels(
 
 
 def _columns(sch: s_tir.Schedule, block: Any, store: tirx.BufferStore) -> tuple[int, int] | None:
-    """The last subscript that is a loop of the block alone, and that loop."""
+    """Return the last subscript that is a single loop variable of the block, and the position of that loop."""
     found = [(d, spatial_loop(sch, block, index)) for d, index in enumerate(store.indices)]
     return next(((d, at) for d, at in reversed(found) if at is not None), None)
 
 
 def _is_shared_out(sch: s_tir.Schedule, block: Any) -> bool:
-    """Whether the block lies in one whose steps may run at the same time."""
+    """Return whether the block is inside one whose steps may run in parallel."""
     inner, func = sch.get(block), sch.mod[sch.func_working_on]
     around = [b for b in collect(func.body, s_tir.SBlock) if PARALLEL_MARK in b.annotations]
     return any(inner in collect(b.body, s_tir.SBlock) for b in around)
 
 
 def _others(load: ir.TensorLoad, column: Any) -> list[Any]:
-    """The subscripts of a load besides the column; none if it has no such."""
+    """Return the subscripts of a load other than the column; empty if the column is not one."""
     others = [i for i in load.indices if not i.same_as(column)]
     return others if len(others) == len(load.indices) - 1 else []
 
 
 def _is_column_major(store: tirx.BufferStore, column: Any, block: s_tir.SBlock) -> bool:
-    """Whether columns are not the last dimension of an operand, and no loop runs along that one."""
+    """Return whether an operand's last dimension is not the columns and no loop variable subscripts it."""
     loads = [x for x in collect(store.value, ir.TensorLoad) if _others(x, column)]
     return any(not any(x.indices[-1].same_as(iv.var) for iv in block.iter_vars) for x in loads)
 
 
 def _is_gathered(store: tirx.BufferStore, column: Any) -> bool:
-    """Whether rows of an operand are found through an index array."""
+    """Return whether rows of an operand are gathered through an index array."""
     return any(collect(i, ir.TensorLoad) for x in collect(store.value, ir.TensorLoad) for i in _others(x, column))
 
 

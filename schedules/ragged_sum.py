@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ragged sums: one result for a row of unknown length, its nonzeros side by side in vectors.
+"""Ragged sums: one result for each row of unknown length, its entries in the lanes of vectors.
 
 before::
 
@@ -11,8 +11,8 @@ after::
     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.sum": 4}):
         y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
 
-Wins (on Zen 4) for rows that are longer than one vector, with four lanes, and with eight where they have some dozens of
-entries and varying lengths; for shorter rows where the lengths of neighbours differ, so that the processor
+Wins (on Zen 4) with four lanes for rows that are longer than one vector, and with eight where rows have dozens of
+entries and varying lengths. Wins for shorter rows where the lengths of neighbours differ, so that the processor
 mispredicts the loop exit.
 """
 

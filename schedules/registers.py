@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vector registers of a target, which bound how much of a result a loop can hold."""
+"""Vector registers of a target, which bound the register tile of a loop."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ class Registers:
 
     @classmethod
     def of(cls, target: Any) -> Registers:
-        """Those of an LLVM target."""
+        """Return the vector registers of an LLVM target."""
         return _registers(target)
 
     def most_rows(self, vectors: int) -> int:
-        """Rows of `vectors` registers each that fit together with the operand's and a factor."""
+        """Return the number of rows of `vectors` registers each that fit beside the operand's row and one factor."""
         return (self.count - 1) // vectors - 1
 
     def lanes(self, rows: int, *, bits: int) -> int:
-        """Elements of each of `rows` rows that fit beside as many of the operand and one factor; a power of two."""
+        """Return the elements of each of `rows` rows that fit beside as many of the operand and one factor.
+
+        The number of registers of a row is a power of two.
+        """
         held = 1
         while (rows + 1) * 2 * held + 1 <= self.count:
             held *= 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row kernels: a tile of the output row in registers, and rows split among threads by nonzeros."""
+"""Row kernels: a register tile of the output row, and the row partition among threads by entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparsetir.schedules.choices import Choices
 
 
-# Row kernels: a tile of the output row in registers while the row's nonzeros pass.
+# Row kernels: a register tile of the output row accumulates over the entries of the row.
 #
 # before::
 #
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 #             for k_1 in T.vectorized(64):
 #                 c[i, k_0 * 64 + k_1] = c_local[k_1]
 #
-# Wins wherever an output row is dense and contiguous; the rows are shared out by nonzeros, not by count.
+# Wins wherever an output row is dense and contiguous; the rows are partitioned by entries, not by count.
 
 
 SPATIAL, REDUCE = 0, 2
 MOST_ROWS = 128
-HEADS = 8  # registers that rows side by side fill which share nothing but the loop over entries
-PAIR = 2  # registers of a row at least, where it is long enough: one broadcast factor then serves two products
+HEADS = 8  # maximum registers of rows computed together that share only the loop over entries
+PAIR = 2  # minimum registers of a row that is long enough: one broadcast factor then serves two products
 TILES = (8, 16, 32, 64, 128)
 CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
 
 
 def tiles(_threads: int, feat: int | None) -> tuple[int, ...]:
-    """No wider than an output row, or one that holds all of it."""
+    """Return the tiles to try: those no wider than an output row, and the smallest that covers all of it."""
     return tuple(tile for tile in TILES if feat is None or tile < 2 * feat) or TILES[:1]
 
 
@@ -103,7 +103,7 @@ DECLARED = (
 
 
 def spatial_loop(sch: s_tir.Schedule, block: Any, index: Any) -> int | None:
-    """Position, from the end, of the loop of a reduction block alone whose variable is a subscript of its result."""
+    """Return the position, from the end, of a reduction block's spatial loop whose variable is `index`, or None."""
     node = sch.get(block)
     store = store_of(node.body)
     if store is None or (node.init is None and not _updates(store)):
@@ -115,26 +115,26 @@ def spatial_loop(sch: s_tir.Schedule, block: Any, index: Any) -> int | None:
 
 
 def store_of(body: tirx.Stmt) -> tirx.BufferStore | None:
-    """The store that a block consists of, below conditions or not."""
+    """Return the store that a block consists of, possibly guarded; None for other blocks."""
     while isinstance(body, tirx.IfThenElse) and body.else_case is None:
         body = body.then_case
     return body if isinstance(body, tirx.BufferStore) else None
 
 
 def _width(body: tirx.Stmt) -> int:
-    """Bits of an element of the result."""
+    """Return the bits of an element of the result."""
     store = store_of(body)
     return 32 if store is None else int(DataType(str(store.buffer.ty.dtype)).bits)
 
 
 def _updates(store: tirx.BufferStore) -> bool:
-    """Whether the stored value starts from the element's own."""
+    """Return whether the stored value depends on the element's old value and on no other element of the array."""
     loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
     return bool(loads) and all(all_same(list(x.indices), list(store.indices)) for x in loads)
 
 
 def tile_of(extent: Any, wanted: int) -> int:
-    """`wanted`, or the largest power of two below a smaller fixed extent."""
+    """Return `wanted`, or the largest power of two within a smaller constant extent."""
     if not isinstance(extent, tirx.IntImm):
         return wanted
     tile = 1
@@ -155,7 +155,7 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Regis
 
 
 def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, registers: Registers) -> Any:
-    """Tile the loop of a block at a position from the end: the loop over tiles; None (and no change) if it is short."""
+    """Tile the loop of a block at a position from the end; return the loop over tiles, or None if it is too short."""
     node = sch.get(block)
     loops = sch.get_loops(block)
     kinds = [int(iv.iter_type) for iv in node.iter_vars]
@@ -176,7 +176,7 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, regist
     is_long = tile_of(sch.get(vector).extent, choices.tile) * bits >= PAIR * registers.bits
     groups, rows = _grouped(sch, rows, registers.most_rows(PAIR if is_long else 1))
     held = math.prod(int(sch.get(lp).extent) for lp in rows)
-    # A single row may be as long as the stack allows.
+    # Without rows to share registers, the tile is limited by the stack only.
     room = registers.lanes(held, bits=bits) if rows else MOST_BYTES * 8 // max(bits, 32) // 2
     wanted = min(choices.tile, room)
     tile = tile_of(sch.get(vector).extent, wanted)
@@ -195,9 +195,9 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, regist
 
 
 def _hold_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
-    """Reduce into a local array. Where TVM does not allow it, registers are found when the loops are flat."""
+    """Reduce into a local array; where TVM does not allow that, the pass `PromoteRegisters` does it on flat loops."""
     with contextlib.suppress(s_tir.ScheduleError):
-        _cache_result(sch.copy(), block, outer)  # all of it, or nothing
+        _cache_result(sch.copy(), block, outer)  # Trial on a copy: a failure must not leave a partial change.
         _cache_result(sch, block, outer)
 
 
@@ -208,15 +208,15 @@ def _cache_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
 
 
 def _is_short(loop: tirx.For) -> bool:
-    """Whether the rows of a block fit into registers together."""
+    """Return whether a loop over rows has a constant length small enough to keep the rows in registers."""
     return isinstance(loop.extent, tirx.IntImm) and 1 <= int(loop.extent) <= MOST_ROWS
 
 
 def _is_narrow(loop: tirx.For, vector: tirx.For, lanes: int) -> bool:
-    """Whether the rows of a loop, as those of a few heads, fill a few registers together.
+    """Return whether the rows of a loop, such as those of a few heads, fit into a few registers together.
 
-    Side by side they go over entries whose number varies once: where they are few, most of the time goes into the ends
-    of such loops, which the processor mispredicts.
+    Computed together they share one ragged loop over entries. Where entries are few, most of the time is spent on the
+    exits of such loops, which the processor mispredicts.
     """
     if not all(isinstance(each.extent, tirx.IntImm) for each in (loop, vector)):
         return False
@@ -224,9 +224,9 @@ def _is_narrow(loop: tirx.For, vector: tirx.For, lanes: int) -> bool:
 
 
 def _has_gathered_factor(block: s_tir.SBlock, lane: Any) -> bool:
-    """Whether a factor that is one number for all lanes comes through an index array.
+    """Return whether a factor that is the same for all lanes is gathered through an index array.
 
-    Rows one after the other have more such loads on their way at a time: the steps of a loop are shorter.
+    Rows computed one after the other have more such loads in flight, since the steps of their loops are shorter.
     """
     entries = [iv.var for iv in block.iter_vars if int(iv.iter_type) == REDUCE]
     factors = [x for x in collect(block.body, ir.TensorLoad) if not mentions(x, [lane])]
@@ -235,13 +235,13 @@ def _has_gathered_factor(block: s_tir.SBlock, lane: Any) -> bool:
 
 
 def _is_shared(block: s_tir.SBlock, lane: Any, row: Any) -> bool:
-    """Whether an operand along the lanes is the same for every row: the others gain nothing side by side."""
+    """Return whether rows share an operand along the lanes; computing other rows together gains nothing."""
     loads = [x for x in collect(block.body, ir.TensorLoad) if mentions(x, [lane])]
     return any(not mentions(x, [row]) for x in loads)
 
 
 def _grouped(sch: s_tir.Schedule, rows: list[Any], room: int) -> tuple[list[Any], list[Any]]:
-    """Loops over groups of rows, and those over the at most `room` rows of a group, which registers can hold."""
+    """Split row loops into loops over groups and loops over the rows of a group, at most `room` for the registers."""
     groups, kept = [], []
     for loop in rows:
         extent = int(sch.get(loop).extent)
@@ -255,7 +255,7 @@ def _grouped(sch: s_tir.Schedule, rows: list[Any], room: int) -> tuple[list[Any]
 
 
 def _annotate_steps(sch: s_tir.Schedule, loop: Any, choices: Choices) -> None:
-    """Ask for unrolling and prefetching of the innermost reduction loop."""
+    """Annotate the innermost reduction loop with unrolling and prefetching."""
     if choices.unroll > 1:
         sch.annotate(loop, UNROLL, choices.unroll)
     if choices.prefetch > 0:
@@ -273,7 +273,7 @@ def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices, *, reorder
 
 
 def share_block(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, reorders: bool = False) -> None:
-    """Do what `share_rows` does for one block whose steps are independent."""
+    """Run the outermost loop of one block with independent steps in parallel chunks of equal work."""
     if choices.chunks == 0:
         return
     block = sch.get_sblock(name, func_name=func_name)
@@ -289,11 +289,11 @@ def share_block(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices
 
 
 def independent_blocks(func: tirx.PrimFunc) -> list[str]:
-    """Names of the blocks whose steps may run at the same time."""
+    """Return the names of the blocks whose steps may run in parallel."""
     return [str(b.name_hint) for b in collect(func.body, s_tir.SBlock) if PARALLEL_MARK in b.annotations]
 
 
-# Split rows: every chunk has the same number of entries, though one row has most of them.
+# Split rows: every chunk has the same number of entries, even if one row has most of them.
 #
 # before::
 #
@@ -307,10 +307,9 @@ def independent_blocks(func: tirx.PrimFunc) -> list[str]:
 #     for i in T.serial(m, annotations={"sparsetir.chunks": 16, "sparsetir.carry": 1}):
 #         ...  # the same; lowered, each chunk keeps what it has of a row that goes on, and one more loop adds it up
 #
-# Wins where a row has much more than its share of the entries, a hub of a graph or a dense row: whole rows leave all
-# other threads waiting for the one that has it. The order of the sum is another, so the program must leave it open;
-# where a row does more than sums, maxima or minima of its entries' terms it stays whole
-# (`sparsetir.lower.rows.partition`).
+# Wins where a row has much more than its share of the entries, such as a hub of a graph or a dense row: with whole
+# rows, all other threads wait for the one that computes it. The sum is reordered, so the program must allow that; a row
+# that computes more than sums, maxima or minima of its entries' terms stays whole (`sparsetir.lower.rows.partition`).
 
 
 CARRY_DECLARED = (
@@ -325,7 +324,7 @@ CARRY_DECLARED = (
 
 
 def split_rows(sch: s_tir.Schedule, loop: Any, choices: Choices, *, reorders: bool) -> bool:
-    """Allow chunks of a shared loop to begin and end inside a row; False (and no change) where that is not wanted.
+    """Allow chunks of a parallel loop to begin and end inside a row; False (and no change) where choices disallow it.
 
     args: the schedule, a loop that `share_rows` annotated, whether rows are split, whether sums may be reordered.
     rewrite: see the module's before and after.

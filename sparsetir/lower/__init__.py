@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From stage I to flat loops: the ordered list of passes, and nothing else knows the order."""
+"""Pass pipeline from stage I to flat loops: the ordered lists of passes, the only place that defines their order."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ from sparsetir.lower.vector.vector_math import ReplaceMissing
 from sparsetir.lower.vector.vectorize import VectorizeDots, VectorizeMaps, VectorizeMasked
 
 TO_STAGE_2 = [
-    NameScratch,  # scratch called as in the program
+    NameScratch,  # names of scratch as in the program
     ReplaceBools,  # sums and products of bools -> or and and
-    CompareNaN,  # comparisons of floats that NaN does not pass -> choices
+    CompareNaN,  # comparisons of floats that are false for NaN -> choices
     AlignParams,  # natural alignment, noalias
     EmitNest,  # sp_iter -> nested blocks over positions, searches as calls
     DeclareRegions,  # reads and writes of every block
 ]
 
-SCHEDULED = [CheckForm]  # of a schedule: no variable outside its block
+SCHEDULED = [CheckForm]  # checks of a scheduled module: no variable outside its block
 
 TO_LOOPS = [
     CheckLoops,  # only kinds of loops that code can be generated for
-    CheckOrder,  # steps that overwrite each other's results in their order
+    CheckOrder,  # steps that overwrite each other's results keep their order
     GuardDomains,  # no block variable past its domain
     MarkIndependent,  # loops that may run in parallel, as annotations
     DecomposeInit,  # initialisation above the reduction loops
@@ -77,60 +77,60 @@ TO_LOOPS = [
 ]
 
 REWRITES = [
-    CheckParallel,  # parallel loops write apart
+    CheckParallel,  # steps of parallel loops write different elements
     BoundLocals,  # fixed sizes for arrays inside loops
     RefuseRagged,  # no scratch as long as a row
-    PackOperands,  # operand packing: marked column loops -> panels outside the rows
+    PackOperands,  # operand packing: annotated column loops -> panels outside the rows
     FuseLoops,  # loop fusion: neighbouring row loops -> parallel chunks of the same rows
     SplitMergePath,  # merge-path split: annotated rows -> parallel chunks of the same number of entries, with carry-out
     BalanceNonzeros,  # load balancing: annotated rows -> parallel chunks of equal work
-    VersionLoops,  # loop versioning: rows whose blocks lie inside without bounds checks
-    SumBlocks,  # annotated sums over blocks -> a running sum for each element, in vectors
-    InterchangeLoops,  # loop interchange: tiles of a row around all the sums that it collects
+    VersionLoops,  # loop versioning: rows whose blocks are in bounds -> no bounds checks
+    SumBlocks,  # annotated sums over blocks -> an accumulator for each element, in vectors
+    InterchangeLoops,  # loop interchange: tiles of a row around all the sums of the row
     PeelRemainders,  # remainder handling: bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     BlockRegisters,  # register blocking: rows that annotated sums share -> registers, part by part
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
     VectorizeMaps,  # annotated functions along rows -> arithmetic in vectors
     FactorInvariants,  # annotated sums -> loop-invariant factors once, and sums of the rest
-    SumRagged,  # annotated sums along ragged rows -> vectors, the end under a mask
-    UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
-    InsertPrefetch,  # annotated gather loops -> prefetch ahead
+    SumRagged,  # annotated sums along ragged rows -> vectors, with a masked remainder
+    UnrollRagged,  # annotated ragged loops -> unrolled groups and a remainder loop
+    InsertPrefetch,  # annotated gather loops -> prefetch of later steps
     tirx.transform.ConvertSSA(),
-    PromoteRegisters,  # register promotion: running values
+    PromoteRegisters,  # register promotion: accumulators
     StoreNontemporal,  # annotated rows -> non-temporal stores
-    VectorizeMasked,  # padded rows side by side -> vectors under a mask
+    VectorizeMasked,  # padded rows in the lanes of vectors, under a mask
     UnswitchLoops,  # loop unswitching: guarded terms -> guarded loops
     ScalarizeLoops,  # scalarisation: vector loops whose lanes differ -> serial loops
-    ScalarizeGathers,  # gathers of vector loops -> loads of words of indices, and of one element after the other
+    ScalarizeGathers,  # gathers of vector loops -> loads of words of indices, and scalar loads of elements
     HoistScratch,  # scratch of unknown size outside the loops
 ]
 
 TO_FLAT = [
-    WidenScalars,  # parameters of bfloat16, which TVM's calls do not pass
+    WidenScalars,  # parameters of bfloat16 -> float32: TVM's calls do not pass bfloat16
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
-    PropagateNaN,  # minima and maxima of floats that NaN passes
-    ReplaceMissing,  # functions that LLVM lacks for vectors -> others
-    WalkUnions,  # loops over the steps of a union of two axes -> loops over what both have left, and each
-    WalkIntersections,  # loops over an axis that look it up in another -> loops along both
+    PropagateNaN,  # minima and maxima of floats propagate NaN
+    ReplaceMissing,  # functions that LLVM cannot vectorize -> others
+    WalkUnions,  # loops over the steps of a union of two axes -> merge loops
+    WalkIntersections,  # loops over an axis that search another -> merge loops
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),
     WidenIndices,  # index widening: small numbers added to subscripts in 64 bits
     ReplaceAggregates,  # scalar replacement of aggregates: large local arrays of unrolled steps -> small ones
     PromoteToStack,  # stack promotion: small local arrays
-    SplitGuards,  # conditions before the loads that rely on them
+    SplitGuards,  # bounds tested before the loads they guard
     GuardDivisions,  # no division by a size of zero
     ConvertHalves,  # conversions from and to bfloat16 in expressions with bound names
-    CheckScratch,  # no scratch that TVM cannot place
+    CheckScratch,  # no scratch that TVM cannot allocate
 ]
 
-TO_MACHINE = [WrapIntegers]  # arithmetic that TVM's code generator takes otherwise than numpy; scripts do not show it
+TO_MACHINE = [WrapIntegers]  # arithmetic where TVM's code generator differs from numpy; scripts do not show it
 
 TO_STAGE_3 = [*TO_LOOPS, *REWRITES, *TO_FLAT]
 
 
 def as_module(func: Any) -> ir.IRModule:
-    """A module around one function (called ``main`` if it has no name), or the module itself."""
+    """Wrap one function in a module (named ``main`` if it has no name); return a module unchanged."""
     if isinstance(func, ir.IRModule):
         return func
     if not isinstance(func, tirx.PrimFunc):
@@ -152,7 +152,7 @@ def single(func: Any) -> tirx.PrimFunc:
 
 
 def called(program: Any) -> str:
-    """What something is that is no program, and what to do with it."""
+    """Return a description of an object that is not a program, with advice for functions that make one."""
     if not isinstance(program, FunctionType):
         return type(program).__name__
     how = "call it if it makes one, as in sparsetir.ops.spmm(), or decorate it with @T.prim_func if it is one"

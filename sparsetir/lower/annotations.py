@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The annotations and function attributes of this package: who writes each, who reads it, and where it is refused."""
+"""Annotations and function attributes of this package: the modules that write and read each, and its refusal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Mark:
     writers, readers : str
         Names of modules, with spaces between.
     elsewhere : str
-        What happens where it does not apply.
+        The effect where it does not apply.
     is_error : bool
         Whether `refused` raises there.
     """
@@ -330,7 +330,7 @@ _refusals: ContextVar[list[Refusal] | None] = ContextVar("refusals", default=Non
 
 @contextmanager
 def refusals() -> Iterator[list[Refusal]]:
-    """The annotations that passes refuse while the block runs."""
+    """Collect the annotations that passes refuse while the block runs."""
     found: list[Refusal] = []
     token = _refusals.set(found)
     try:
@@ -340,26 +340,26 @@ def refusals() -> Iterator[list[Refusal]]:
 
 
 def amount(loop: tirx.For, mark: str, dtype: str = "int32") -> ir.Expr:
-    """The number that an annotation asks for, or the parameter that has it (see `late_choices`)."""
+    """Return the value of an annotation: a constant, or the parameter that `runtime_choices` put in its place."""
     value = loop.annotations[mark]
     return cast(value, dtype) if isinstance(value, Var) else const(int(value), dtype)
 
 
 def asks(loop: tirx.For, mark: str) -> bool:
-    """Whether a loop has an annotation, and not for nothing."""
+    """Return whether a loop has an annotation that is not zero."""
     value = loop.annotations.get(mark, 0)
     return isinstance(value, Var) or int(value) > 0
 
 
 def refused(loop: tirx.For, mark: str, why: str) -> tirx.For:
-    """A loop without an annotation that does not apply; the loop itself where it has none.
+    """Remove an annotation that does not apply from a loop; return the loop unchanged if it has none.
 
     The refusal is logged (``logging.getLogger("sparsetir")``) and listed by `refusals`.
 
     Raises
     ------
     ScheduleError
-        The table calls that an error.
+        `TABLE` defines the refusal as an error.
     """
     if mark not in loop.annotations:
         return loop
@@ -374,10 +374,10 @@ def refused(loop: tirx.For, mark: str, why: str) -> tirx.For:
 
 
 def from_dialect(func: tirx.PrimFunc) -> bool:
-    """Whether a lowered function was a program of the dialect; others pass through."""
+    """Return whether a lowered function was a program of the dialect; others pass through."""
     return func.attrs is not None and INDPTR in func.attrs
 
 
 def names_in(func: tirx.PrimFunc, mark: str) -> set[str]:
-    """The names that an attribute of a function lists; none where it is missing."""
+    """Return the names that an attribute of a function lists; empty if it is missing."""
     return set() if func.attrs is None else {str(name) for name in func.attrs.get(mark, [])}

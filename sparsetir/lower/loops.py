@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops as passes build them, from 0 on or as copies of others, and the updates that they recognise."""
+"""Loop constructors for passes, and the recognition of updates such as ``x = x + term``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Change = Callable[[tirx.For], "tirx.Stmt | None"]
 def loop(
     kind: tirx.ForKind, var: Var, extent: ir.Expr | int, body: tirx.Stmt, notes: Mapping[str, Any] | None = None
 ) -> tirx.For:
-    """A loop over `extent` steps from 0 on, with annotations `notes`."""
+    """Build a loop over `extent` steps from 0 on, with annotations `notes`."""
     dtype = str(var.ty.dtype)
     steps = const(extent, dtype) if isinstance(extent, int) else extent
     return tirx.For(var, const(0, dtype), steps, kind, body, None, notes)
@@ -54,7 +54,7 @@ def with_(
     body: tirx.Stmt | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> tirx.For:
-    """A copy of a loop with another variable, extent, kind, body or other annotations."""
+    """Copy a loop with another variable, extent, kind, body or other annotations."""
     return tirx.For(
         loop.loop_var if var is None else var,
         loop.min,
@@ -67,25 +67,25 @@ def with_(
 
 
 def without(loop: tirx.For, *names: str) -> dict[str, Any]:
-    """The annotations of a loop but for some."""
+    """Return the annotations of a loop without those in `names`."""
     return {name: value for name, value in loop.annotations.items() if name not in names}
 
 
 def with_body(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
-    """A function that does something else."""
+    """Return a copy of a function with another body."""
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
 def each_loop(func: tirx.PrimFunc, *, outer: Change | None = None, inner: Change | None = None) -> tirx.PrimFunc:
-    """A function with changed loops.
+    """Rewrite the loops of a function.
 
     Parameters
     ----------
     func : PrimFunc
     outer : callable, optional
-        Asked for a loop before the loops inside it; what it returns is not gone through again. None goes on inside.
+        Called with a loop before the loops inside it; its result is not visited again. None visits the loops inside.
     inner : callable, optional
-        Asked for a loop after those inside it; None keeps the loop.
+        Called with a loop after those inside it; None keeps the loop.
     """
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
@@ -107,7 +107,7 @@ class Update:
     ----------
     store : BufferStore
     own : BufferLoad
-        The element before.
+        The element's old value.
     term : Expr
     """
 
@@ -117,9 +117,9 @@ class Update:
 
     @classmethod
     def of(cls, stmt: Any, ops: tuple[type, ...] = (tirx.Add,), *, either: bool = False) -> Update | None:
-        """That of a statement by one of `ops`; None where it is something else.
+        """Match a statement that updates an element by one of `ops`; None for other statements.
 
-        The element is the first operand; with `either` it may be the second one of what commutes.
+        The element is the first operand; with `either` it may be the second one of a commutative operator.
         """
         if not isinstance(stmt, tirx.BufferStore) or not isinstance(stmt.value, ops):
             return None
@@ -132,12 +132,12 @@ class Update:
 
     @property
     def op(self) -> type:
-        """What combines the two."""
+        """The operator that combines the element and the term."""
         return type(self.store.value)
 
     @property
     def dtype(self) -> str:
-        """Of the element."""
+        """The dtype of the element."""
         return str(self.store.buffer.ty.dtype)
 
     @property
@@ -152,19 +152,19 @@ class Update:
 
 
 def is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
-    """Whether an expression is the element that a store sets."""
+    """Return whether an expression is the element that a store sets."""
     is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
     return is_same and all_same(list(expr.indices), list(store.indices))
 
 
 def most(extent: ir.Expr) -> int | None:
-    """A constant that an extent does not exceed."""
+    """Return a constant that an extent does not exceed; None if unknown."""
     bound = extent.b if isinstance(extent, tirx.FloorMod) else extent
     return int(bound) if isinstance(bound, tirx.IntImm) else None
 
 
 def place_of(lanes: Sequence[tirx.For]) -> ir.Expr:
-    """Where a step of nested loops stands among all their steps, loops of bounded extents."""
+    """Return the linear position of a step among all steps of nested loops with bounded extents."""
     flat: ir.Expr = const(0, str(lanes[0].loop_var.ty.dtype) if lanes else "int32")
     for lane in lanes:
         flat = flat * const(most(lane.extent) or 1, str(flat.ty.dtype)) + lane.loop_var
@@ -172,7 +172,7 @@ def place_of(lanes: Sequence[tirx.For]) -> ir.Expr:
 
 
 def each_lane(lanes: Sequence[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
-    """`body` below copies of nested loops with variables of their own."""
+    """Nest `body` in copies of loops with fresh variables."""
     fresh = {lane.loop_var: Var(str(lane.loop_var.name), lane.loop_var.ty) for lane in lanes}
     body = substitute(body, fresh)
     for lane in reversed(lanes):

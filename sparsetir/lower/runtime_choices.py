@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choices that a call gives rather than the code: parameters in place of the numbers of annotations.
+"""Run-time choices: function parameters in place of the constants of annotations.
 
 before::
 
@@ -13,8 +13,9 @@ after::
         for i in T.serial(m, annotations={"sparsetir.chunks": chunks}):
             ...
 
-One compiled function then serves every number of parts, and every distance of a prefetch. How a loop is written depends
-on whether there are any, not on how many. Rows that are split keep the number: they allocate something for each part.
+One compiled function then serves every number of chunks and every prefetch distance. The structure of a loop depends on
+whether they are zero, not on their value. Loops with split rows keep the constant: they allocate a buffer for each
+chunk.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import CARRY, CHUNKS, PREFETCH
 from sparsetir.lower.loops import with_
 
-LATE = {"chunks": CHUNKS, "prefetch": PREFETCH}  # by the names of choices
+LATE = {"chunks": CHUNKS, "prefetch": PREFETCH}  # names of choices -> annotations
 
 
 def with_late_choices(mod: ir.IRModule) -> tuple[ir.IRModule, tuple[str, ...]]:
-    """A scheduled stage-II module of one function whose first parameters are choices, and which they are.
+    """Replace annotations of a scheduled stage-II module by parameters, the function's first ones.
 
     Parameters
     ----------
     mod : IRModule
-        Scheduled by one set of choices: a choice is the same number wherever it is annotated.
+        One function, scheduled by one set of choices: a choice has the same value wherever it is annotated.
 
     Returns
     -------
     IRModule, tuple of str
-        The names are keys of `LATE`; none where the loops ask for nothing of them.
+        The module and the names of the new parameters' choices, keys of `LATE`; empty if no loop is annotated with one.
     """
     ((where, func),) = mod.functions.items()
     notes = [loop.annotations for loop in collect(func.body, tirx.For)]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Analyses of loops: accesses, dependence, independence."""
+"""Loop analyses: buffer accesses, dependence, independence of steps."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffer accesses of a stage-II function in execution order, and coverage of caches."""
+"""Buffer accesses of a stage-II function in execution order, and coverage of caches by their first store."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import SCRATCH, names_in
 
-# Facts on extents that depend on data: whether a loop runs at least once, whether two lengths are the same.
+# Proofs about data-dependent extents: whether a loop runs at least once, whether two lengths are equal.
 
 
 LONGEST = 1 << 30
 
 
 class Atoms:
-    """Stands a variable for every load or cast, so that the arithmetic around them can be compared."""
+    """Map from loads and casts to variables, so that the arithmetic around them can be compared."""
 
     def __init__(self) -> None:
         self.known: list[tuple[ir.Expr, Var]] = []
 
     def replace(self, expr: ir.Expr) -> ir.Expr:
-        """`expr` with its atoms as variables."""
+        """Replace the loads and casts in `expr` by variables."""
         callbacks = [(ir.TensorLoad, self._on_atom), (tirx.Cast, self._on_atom)]
         return structural_mutate(expr, callbacks)
 
     def of(self, expr: ir.Expr) -> list[Var]:
-        """The variables that stand for `expr`, of whatever width."""
+        """Return the variables that represent `expr`, of any integer width."""
         plain = uncast(expr)
         own = [plain] if isinstance(plain, Var) else []
         return own + [var for node, var in self.known if same(uncast(node), plain)]
@@ -60,12 +60,12 @@ def _pairs(realize: s_tir.SBlockRealize) -> list[tuple[tirx.IterVar, ir.Expr]]:
 
 
 def _is_unbounded(iter_var: tirx.IterVar) -> bool:
-    """Whether a block variable only passes on the variable of a loop of the program, whose length is not known here."""
+    """Return whether a block variable only forwards the variable of a program loop, whose length is unknown here."""
     return isinstance(iter_var.dom.extent, tirx.IntImm) and int(iter_var.dom.extent) > LONGEST
 
 
 def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
-    """Whether a loop around a block runs at least once wherever each of the block's variables has a value."""
+    """Return whether a loop around a block runs at least once if the domains of the block's variables are nonempty."""
     moved = [(iv, v) for iv, v in _pairs(realize) if mentions(v, [loop.loop_var])]
     if any(v.same_as(loop.loop_var) or _is_unbounded(iv) for iv, v in moved):
         return True
@@ -83,19 +83,19 @@ def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
 
 
 def uncast(expr: ir.Expr) -> ir.Expr:
-    """What is converted, without the conversions."""
+    """Strip the casts around `expr`."""
     return uncast(expr.value) if isinstance(expr, tirx.Cast) else expr
 
 
 def equal(a: ir.Expr, b: ir.Expr) -> bool:
-    """Whether two numbers are the same, whatever their width."""
+    """Return whether two expressions are proven equal, irrespective of integer width."""
     atoms, analyzer = Atoms(), sym.Analyzer()
     gap = analyzer.simplify(atoms.replace(uncast(a))) - analyzer.simplify(atoms.replace(uncast(b)))
     return bool(analyzer.can_prove_equal(gap, const(0, str(gap.ty.dtype))))
 
 
 def row_length(start: ir.Expr) -> ir.Expr | None:
-    """How many positions a row has that starts at ``indptr[row]`` or ``row * width``; None for other starts."""
+    """Return the length of a row that starts at ``indptr[row]`` or ``row * width``; None for other starts."""
     start = uncast(start)
     if isinstance(start, tirx.Mul):
         return start.b
@@ -105,7 +105,7 @@ def row_length(start: ir.Expr) -> ir.Expr | None:
     return tirx.BufferLoad(start.source, [row + const(1, str(row.ty.dtype))]) - start
 
 
-# Every access to a buffer of a stage-II function, in the order of execution, with what stands around it.
+# All buffer accesses of a stage-II function in execution order, with the loops, blocks and conditions around each.
 
 
 Node: TypeAlias = "tirx.For | s_tir.SBlockRealize | tirx.IfThenElse"
@@ -113,7 +113,7 @@ Node: TypeAlias = "tirx.For | s_tir.SBlockRealize | tirx.IfThenElse"
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition of an access, in the variables of the first ``depth`` blocks around it; ``path`` says where it is."""
+    """Condition of an access, in the variables of the first ``depth`` blocks of the access's ``path``."""
 
     condition: ir.Expr
     depth: int
@@ -140,7 +140,7 @@ class Site:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """What accesses have in common that stand at one place under the same conditions."""
+        """Key shared by the accesses at one place under the same conditions."""
         return (*map(hash, self.path), *map(hash, (g.condition for g in self.guards)))
 
     @property
@@ -157,17 +157,17 @@ class Site:
         return str(self.blocks[-1].block.name_hint)
 
     def is_beside(self, other: Site) -> bool:
-        """Whether the innermost block is that of another access."""
+        """Return whether `other` has the same innermost block."""
         return bool(self.blocks[-1].same_as(other.blocks[-1]))
 
     def within(self, buffer: Var) -> list[s_tir.SBlockRealize]:
-        """The blocks below the one that allocates `buffer`."""
+        """Return the blocks around the access that are inside the block that allocates `buffer`."""
         blocks = self.blocks
         at = [n for n, realize in enumerate(blocks) if buffer in list(realize.block.alloc_buffers)]
         return blocks[at[0] + 1 :] if at else blocks
 
     def outwards(self, expr: ir.Expr, depth: int, to: int) -> ir.Expr:
-        """`expr`, of the block at `depth`, in the variables that are visible where `to` blocks stand around."""
+        """Rewrite `expr`, of the block at `depth`, in the variables visible inside the outermost `to` blocks."""
         for realize in reversed(self.blocks[to:depth]):
             pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
             expr = substitute(expr, {iv.var: value for iv, value in pairs})
@@ -175,7 +175,7 @@ class Site:
 
 
 def loops_of_blocks(site: Site) -> Iterator[tuple[tirx.For, s_tir.SBlockRealize]]:
-    """Each loop around an access with the next block inside it."""
+    """Yield each loop around an access with the next block inside the loop."""
     waiting: list[tirx.For] = []
     for node in site.path:
         if isinstance(node, tirx.For):
@@ -186,12 +186,12 @@ def loops_of_blocks(site: Site) -> Iterator[tuple[tirx.For, s_tir.SBlockRealize]
 
 
 def places(found: Sequence[Site]) -> list[Site]:
-    """One access for each place and the conditions there."""
+    """Return one access for each distinct place and set of conditions."""
     return list({site.place: site for site in reversed(found)}.values())[::-1]
 
 
 def common(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """How many leading nodes two paths share."""
+    """Return the number of leading nodes that two paths share."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((n for n, (x, y) in pairs if not x.same_as(y)), min(len(a), len(b)))
 
@@ -217,7 +217,7 @@ class _Walk:
         structural_mutate(node, callbacks)
 
     def _under(self, node: Node | None, conditions: Sequence[ir.Expr], *inner: Any, is_bound: bool = False) -> None:
-        """Visit what stands below a node, or below conditions."""
+        """Visit the parts `inner` below a node, if any, and under conditions."""
         path, guards = list(self.path), list(self.guards)
         depth = sum(isinstance(n, s_tir.SBlockRealize) for n in path)
         self.path += [] if node is None else [node]
@@ -228,7 +228,7 @@ class _Walk:
         self.path, self.guards = path, guards
 
     def _one(self, condition: ir.Expr) -> ir.Expr:
-        """The first condition that equals this one: nested choices repeat theirs hundreds of times."""
+        """Return the first condition equal to this one: nested conditionals repeat conditions hundreds of times."""
         equal = self.known.setdefault(tvm_ffi.structural_hash(condition), [])
         found = next((c for c in equal if same(c, condition)), None)
         if found is None:
@@ -237,7 +237,7 @@ class _Walk:
 
     def _for(self, node: tirx.For, mutator: Any) -> tirx.For:
         mutator.mutate(node.extent)
-        # A loop of an attached axis has no steps where there is nothing to attach it to.
+        # A loop of an attached axis has no steps where the coordinate of the other axis is not stored.
         conditions = conjuncts(node.extent.args[0]) if dialect.is_if_then_else(node.extent) else []
         self._under(node, conditions, node.body, is_bound=True)
         return node
@@ -265,7 +265,7 @@ class _Walk:
         return node
 
     def _add(self, buffer: Var, indices: Sequence[ir.Expr], value: ir.Expr | None) -> None:
-        """Note an access; one of a view is one of the buffer behind it."""
+        """Record an access; translate an access of a view to its underlying buffer."""
         region = self.views.get(buffer)
         if region is not None:
             starts = [r.min for r in region.region]
@@ -286,31 +286,31 @@ class _Walk:
 
 
 def caches(func: tirx.PrimFunc) -> list[Var]:
-    """The buffers that a schedule added to a stage-II function, but for those a foreign kernel is handed."""
+    """Return the buffers that a schedule added to a stage-II function, except those passed to external kernels."""
     own = names_in(func, SCRATCH)
     held = [b for block in collect(func.body, s_tir.SBlock) for b in block.alloc_buffers if str(b.name) not in own]
     handed = {arg for call in collect(func.body, Call) for arg in call.args if isinstance(arg, Var)}
     return [b for b in held if b not in handed]
 
 
-@functools.lru_cache(maxsize=1)  # the checks that follow each other ask for the same function
+@functools.lru_cache(maxsize=1)  # Consecutive checks request the accesses of the same function.
 def sites(func: tirx.PrimFunc) -> list[Site]:
-    """The loads and stores of a function."""
+    """Collect the loads and stores of a function in execution order."""
     walk = _Walk()
     walk.walk(func.body)
     return walk.found
 
 
-# Whether the first store to a cache has set what a later load reads.
+# Coverage of a cache: whether its first store sets all elements that a later load reads.
 #
-# What TVM computes of affine subscripts is trusted; where they depend on data it takes the whole buffer to be written::
+# TVM's regions are exact for affine subscripts. For data-dependent ones it assumes that the whole buffer is written::
 #
 #     c_global[indptr[vi] + vj] = ...        # the positions of one row, or of all rows if vi is every row
 
 
 @dataclass(frozen=True, eq=False)
 class Cover:
-    """The elements of `buffer` that `first` stores, as seen from `reader`."""
+    """Elements of the cache `buffer` that `first` stores, compared with those that `reader` loads."""
 
     buffer: Var
     first: Site
@@ -318,7 +318,7 @@ class Cover:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `reader` finds every element set, each dimension by variables of its own."""
+        """True if `first` sets every element that `reader` loads, with separate variables for each dimension."""
         if len(self.reader.blocks) == self._depth:
             return self._has_element()
         used: list[Var] = []
@@ -331,9 +331,9 @@ class Cover:
         return True
 
     def _has_element(self) -> bool:
-        """Whether a loop whose number of steps is read next to the store's block finds that element set.
+        """Return whether the element read for a loop extent, next to the store's block, is set.
 
-        TVM computes what blocks read; the extents of loops around them are nobody's.
+        TVM computes the regions that blocks read; loads in the extents of loops around blocks are in no region.
         """
         lanes = {n.loop_var: n for n in self.first.path[self._shared :] if isinstance(n, tirx.For)}
         analyzer = sym.Analyzer()
@@ -360,12 +360,12 @@ class Cover:
 
     @cached_property
     def _depth(self) -> int:
-        """How many blocks are around both accesses."""
+        """Number of blocks around both accesses."""
         return sum(isinstance(n, s_tir.SBlockRealize) for n in self.first.path[: self._shared])
 
     @cached_property
     def _inner(self) -> list[tuple[tirx.IterVar, ir.Expr]]:
-        """Variables and values of the store's blocks, but for those around the allocation or the reader."""
+        """Variables and values of the store's blocks, except the blocks around the allocation or the reader."""
         below = len(self.first.blocks) - len(self.first.within(self.buffer))
         blocks = self.first.blocks[max(below, self._depth) :]
         return [p for r in blocks for p in zip(r.block.iter_vars, r.iter_values, strict=True)]
@@ -376,12 +376,12 @@ class Cover:
 
     @cached_property
     def _complete(self) -> list[Var]:
-        """The variables that take all their values before the reader's turn."""
+        """Variables that take all their values before the reader runs."""
         held = [n.loop_var for n in self.first.path[: self._shared] if isinstance(n, tirx.For)]
         return [iv.var for iv, value in self._inner if not mentions(value, held)]
 
     def _without_units(self, index: ir.Expr) -> ir.Expr:
-        """The subscript without variables that have one value."""
+        """Substitute the variables of extent 1 in a subscript."""
         units = {v: r.min for v, r in self._moving.items() if isinstance(r.extent, tirx.IntImm) and int(r.extent) == 1}
         return sym.Analyzer().simplify(substitute(index, units)) if mentions(index, list(units)) else index
 
@@ -398,14 +398,14 @@ class Cover:
         return not mentions(base, moving) and self._is_same_fiber(base, read)
 
     def _goes_on(self, base: ir.Expr, extent: ir.Expr) -> bool:
-        """Whether each step of `base` goes on where the `extent` elements of the step before end, first to last."""
+        """Return whether consecutive steps of `base` cover consecutive ranges of `extent` elements, first to last."""
         base, length = uncast(base), row_length(base)
         if length is None:
             return not collect(base, ir.TensorLoad) and not mentions(base, list(self._moving))
         return equal(length, extent) and self._is_every_row(base)
 
     def _is_every_row(self, base: ir.Expr) -> bool:
-        """Whether the row that starts at `base` takes all its values; those of row pointers go up to their number."""
+        """Return whether the row in `base` takes all its values; for row pointers these are all rows of the array."""
         if isinstance(base, tirx.Mul):
             return isinstance(base.a, Var)
         row, rows = uncast(base.indices[0]), base.source.ty.shape[0]
@@ -415,14 +415,14 @@ class Cover:
         return parts is not None and self._goes_on(parts[1], self._moving[parts[0]].extent)
 
     def _is_same_fiber(self, base: ir.Expr, read: ir.Expr) -> bool:
-        """Whether the reader looks at elements of the one fiber that starts at `base`."""
+        """Return whether the reader's elements belong to the fiber that starts at `base`."""
         start = self.first.outwards(base, len(self.first.blocks), self._depth)
         place = self.reader.outwards(read, len(self.reader.blocks), self._depth)
         return not collect(sym.Analyzer().simplify(uncast(place) - start), ir.TensorLoad)
 
 
 def _lane_and_base(index: ir.Expr, moving: list[Var]) -> tuple[Var, ir.Expr] | None:
-    """The variable that walks and what it is added to."""
+    """Split a subscript into the moving variable and the base that it is added to; None for other forms."""
     if not isinstance(index, tirx.Add):
         return None
     for lane, base in ((uncast(index.b), index.a), (uncast(index.a), index.b)):

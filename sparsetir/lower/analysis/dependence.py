@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dependence analysis: accesses of statements, and steps whose order must be kept."""
+"""Dependence analysis: accesses of statements, and variables whose steps must keep their order."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from sparsetir.ir.views import INDEPENDENT, Axis, Entry, SpIter, cast, const, is
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.lower.analysis.independence import differ
 
-# The variables of an iteration whose steps must keep their order.
+# Variables of an iteration whose steps must keep their order.
 #
-# Two steps that store to one element, or of which one reads what the other stores, do not commute::
+# Two steps do not commute if both store to one element, or if one reads an element that the other stores::
 #
 #     A[i] = B[i, j]            # the last j counts: order of j
 #     A[i] = A[i - 1] + B[i]    # each i reads the result of the one before: order of i
 #     A[i] = A[i] + B[i, j]     # updates with one operator commute: no order
 #
-# Stage II notes such variables on their block, and `check_order` holds a schedule to it.
+# Stage II annotates the block with such variables, and `check_order` refuses schedules that change their order.
 
 
 def ordered(part: Any, iteration: SpIter, facts: Facts, loops: Sequence[Var] = ()) -> set[Var]:
-    """The variables of an iteration, and of the `loops` of the program around it, that need their order in `part`.
+    """Return the variables of an iteration and of the program's `loops` around it that must keep their order in `part`.
 
     Parameters
     ----------
     part : Stmt
-        The iteration's body, or its initialisation.
+        Body of the iteration, or its initialisation.
     """
     steps = Steps(facts, dict(zip(iteration.vars, iteration.axes, strict=True)))
     found = footprint(facts, part, walked=iteration.listed)
@@ -51,7 +51,7 @@ def ordered(part: Any, iteration: SpIter, facts: Facts, loops: Sequence[Var] = (
 
 
 def _commutes(group: Sequence[Touch], found: Footprint, steps: Steps) -> bool:
-    """Whether steps that meet in an element of one storage leave the same there in any order."""
+    """Return whether steps that access the same element of a storage leave the same value in any order."""
     if is_update(group):
         return True
     free = set(steps.axes) | found.bound
@@ -59,16 +59,16 @@ def _commutes(group: Sequence[Touch], found: Footprint, steps: Steps) -> bool:
 
 
 def _is_subscript(var: Var, group: Sequence[Touch]) -> bool:
-    """Whether a variable alone subscripts the same dimension in all accesses."""
+    """Return whether a variable alone subscripts the same dimension in all accesses."""
     rows = [t.indices for t in group if t.indices is not None]
     columns = zip(*rows, strict=True) if len(rows) == len(group) else ()
     return all(t.view.same_as(group[0].view) for t in group) and any(all(i.same_as(var) for i in c) for c in columns)
 
 
-# What statements read and write, and whether their steps may run in another order.
+# Accesses of statements, and tests of whether their steps may run in another order.
 #
-# A *step* is one point of an iteration. Two steps meet in an element if both touch it and one stores to it. The tests
-# below are conservative: what cannot be shown to be apart is taken to meet.
+# A *step* is one point of an iteration. Two steps meet in an element if both access it and one stores to it. The tests
+# below are conservative: accesses that are not proven disjoint are assumed to meet.
 
 
 _OPERATORS: dict[type, str] = {
@@ -82,15 +82,15 @@ _OPERATORS: dict[type, str] = {
     tirx.BitwiseOr: "|",
     tirx.BitwiseXor: "^",
 }
-_READS_ONLY = 2  # the strongest effect of a call that may be moved (CallEffectKind.ReadState)
+_READS_ONLY = 2  # The strongest effect of a call that may be reordered (CallEffectKind.ReadState).
 
 
 @dataclass(frozen=True, eq=False)
 class Touch:
     """One access of a storage.
 
-    ``indices`` is None if any element may be meant; ``update`` is the operator if the access belongs to a store
-    ``X[s] = X[s] op term``; ``value`` is what is stored.
+    ``indices`` is None if the access may touch any element; ``update`` is the operator if the access belongs to a
+    store ``X[s] = X[s] op term``; ``value`` is the stored value.
     """
 
     storage: Var
@@ -103,11 +103,11 @@ class Touch:
 
 @dataclass(eq=False)
 class Footprint:
-    """Every access of some statements; ``opaque`` names the first one whose effects are not known."""
+    """All accesses of some statements; ``opaque`` is the text of the first statement with unknown effects."""
 
     touches: list[Touch] = field(default_factory=list)
     opaque: str = ""
-    bound: set[Var] = field(default_factory=set)  # variables these statements define
+    bound: set[Var] = field(default_factory=set)  # Variables that these statements define.
 
     def __add__(self, other: Footprint) -> Footprint:
         return Footprint(self.touches + other.touches, self.opaque or other.opaque, self.bound | other.bound)
@@ -128,7 +128,7 @@ class Footprint:
 
 
 def update_of(store: tirx.BufferStore) -> tuple[str, list[ir.Expr]] | None:
-    """The operator and the terms of ``X[s] = X[s] op term op ...``; None if the store is none of the kind."""
+    """Return the operator and the terms of ``X[s] = X[s] op term op ...``; None for a store of another form."""
     value = store.value
     kind = tirx.Add if isinstance(value, tirx.Sub) else type(value)
     if kind not in _OPERATORS:
@@ -138,7 +138,7 @@ def update_of(store: tirx.BufferStore) -> tuple[str, list[ir.Expr]] | None:
 
 
 def _terms(value: Any, kind: type, store: tirx.BufferStore) -> list[ir.Expr] | None:
-    """What is combined with the stored element in `value`; None if the element is not in it."""
+    """Return the terms that `value` combines with the stored element; None if `value` does not contain the element."""
     if isinstance(value, ir.TensorLoad):
         own = value.source.same_as(store.buffer) and all_same(list(value.indices), list(store.indices))
         return [] if own else None
@@ -182,7 +182,7 @@ class _Collector:
             self.structure(axis)
 
     def structure(self, axis: Axis) -> None:
-        """Note that the index arrays of `axis` are read, anywhere in them."""
+        """Record reads of any element of the index arrays of `axis`."""
         arrays = [x for x in (axis.indptr, axis.indices) if x is not None]
         for rule in (axis.rule, axis.extent_rule, axis.offset_rule):
             arrays += [] if rule is None else [x.source for x in collect(rule, ir.TensorLoad)]
@@ -191,7 +191,7 @@ class _Collector:
             self.found.touches.append(Touch(storage, array, None))
 
     def walks(self, axes: Iterable[Axis]) -> None:
-        """Note that the index arrays of `axes` and of what lies above them are read."""
+        """Record reads of the index arrays of `axes` and their ancestors."""
         for found in dict.fromkeys(a for axis in axes for a in (*axis.ancestors, axis)):
             self.structure(found)
 
@@ -241,7 +241,7 @@ def _is_pure(call: Call) -> bool:
 
 
 def footprint(facts: Facts, *nodes: Any, walked: Iterable[Axis] = ()) -> Footprint:
-    """The accesses of statements that run in a walk over axes, but for memory that lives inside them."""
+    """Collect the accesses of statements, except to buffers allocated inside, and the reads to iterate `walked`."""
     present = [n for n in nodes if n is not None]
     walk = _Collector(facts, _local(present))
     walk.walks(walked)
@@ -262,7 +262,7 @@ def footprint(facts: Facts, *nodes: Any, walked: Iterable[Axis] = ()) -> Footpri
 
 
 def _local(nodes: Sequence[Any]) -> set[Var]:
-    """Buffers allocated inside the statements."""
+    """Return the buffers allocated inside the statements."""
     found: set[Var] = set()
     callbacks = [
         (s_tir.SBlock, lambda b: found.update(b.alloc_buffers)),
@@ -278,13 +278,13 @@ def _local(nodes: Sequence[Any]) -> set[Var]:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The variables whose values tell the steps of an iteration apart, and their axes."""
+    """Variables whose values identify a step of an iteration, and their axes."""
 
     facts: Facts
     axes: Mapping[Var, Axis]
 
     def fixed(self, group: Sequence[Touch]) -> set[Var]:
-        """The variables on which two steps agree whenever they meet in an element that `group` touches."""
+        """Return the variables on which two steps agree whenever they meet in an element that `group` accesses."""
         if any(t.indices is None for t in group) or not self._one_view(group):
             return set()
         rows = [t.indices or () for t in group]
@@ -295,14 +295,14 @@ class Steps:
         return {v for v in found if differ(self.axes[v]) or all(self._is_slot(t, v) for t in group)}
 
     def _one_view(self, group: Sequence[Touch]) -> bool:
-        """Whether subscripts of the touches can be compared with each other."""
+        """Return whether the subscripts of the accesses can be compared with each other."""
         buffers = [self.facts.program.buffers.get(t.view) for t in group]
         if all(t.view.same_as(group[0].view) for t in group):
             return True
         return all(b is not None and buffers[0] is not None and b.axes == buffers[0].axes for b in buffers)
 
     def _told_apart(self, index: ir.Expr) -> set[Var]:
-        """The variables whose values follow from the value of `index`."""
+        """Return the variables whose values the value of `index` determines."""
         if isinstance(index, Var):
             return {index} if index in self.axes else set()
         found: dict[Var, None] = {}
@@ -310,12 +310,12 @@ class Steps:
         if not found or any(v not in self.axes for v in found) or collect(index, ir.TensorLoad):
             return set()
         ranges = {v: _range(self.axes[v]) for v in found}
-        # Under "bijective" a sum that covers each of its values once is accepted, and nothing else.
+        # The level "bijective" only accepts a sum that takes each of its values exactly once.
         result = sym.detect_iter_map([index], ranges, tirx.const(True, "bool"), "bijective", False)
         return set(found) if len(result.indices) else set()
 
     def _is_slot(self, touch: Touch, var: Var) -> bool:
-        """Whether `var` is the touch's subscript for its own axis: then each stored slot is an element of its own."""
+        """Return whether `var` and its ancestors' variables subscript their own axes: each slot is then one element."""
         buffer, axis = self.facts.program.buffers.get(touch.view), self.axes[var]
         if buffer is None or axis not in buffer.axes:
             return False
@@ -328,14 +328,14 @@ def _range(axis: Axis) -> ir.Range:
 
 
 def is_update(group: Sequence[Touch]) -> bool:
-    """Whether a storage is only touched by updates with one operator, whose order is free."""
+    """Return whether all accesses of a storage are updates with one operator, so that their order is free."""
     return bool(group[0].update) and all(t.update == group[0].update for t in group)
 
 
 def is_constant_store(group: Sequence[Touch], fixed: set[Var], free: set[Var], stored: set[Var], facts: Facts) -> bool:
-    """Whether every step that stores to an element of the storage stores the same value, and none reads it.
+    """Return whether all steps that store to an element of the storage store the same value, and no step reads it.
 
-    `free` are the variables that differ between steps; `stored` what the steps store to.
+    `free` are the variables that differ between steps; `stored` are the storages that the steps store to.
     """
     if any(not t.is_store or t.update or t.value is None for t in group):
         return False
@@ -349,7 +349,7 @@ def is_constant_store(group: Sequence[Touch], fixed: set[Var], free: set[Var], s
 
 
 def order_faults(found: Footprint, before: Sequence[Entry], after: Sequence[Entry], steps: Steps) -> Iterator[str]:
-    """Why running the steps of an iteration in the order `after` of its loops would change its results."""
+    """Yield the reasons why reordering the loops of an iteration from `before` to `after` may change its results."""
     if found.opaque:
         yield f"the effects of {found.opaque} are not known"
     free = set(steps.axes) | found.bound
@@ -367,7 +367,7 @@ def order_faults(found: Footprint, before: Sequence[Entry], after: Sequence[Entr
 
 
 def meeting_faults(parts: Sequence[Footprint], steps: Steps, wanted: set[Var]) -> Iterator[str]:
-    """Why the parts, each run for all steps, cannot change places with all parts run for each step (or back).
+    """Yield the reasons against loop fission or fusion: each part run for all steps, or all parts for each step.
 
     Steps of different parts may meet only if they agree on the variables `wanted`.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prove that no step of a loop touches an element that another step writes."""
+"""Independence proofs: no step of a loop accesses an element that another step writes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from sparsetir.ir.views import INDEPENDENT, Axis, Entry, Program, SpIter, cast, 
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.analysis.accesses import uncast
 
-# Whether the steps of a flat loop are independent, by its subscripts (`independence` has the whole proof).
+# Independence of the steps of a flat loop by its subscripts (the second part of this module states the whole proof).
 #
 # Two steps are apart in an array if for every access of one and every access of the other some dimension differs. One
-# of three kinds of subscripts does so in all accesses::
+# of three kinds of subscripts ensures this for all accesses::
 #
-#   c[p // n, p % n, ...]        the same ones everywhere, not moved within a step, and different for different steps
-#   c[p * 4 + lane]              4 elements of a step's own, or any number that is the same for all steps
-#   a[indptr[row] + j]           places between the row pointers of a row that is the step's own, by one of these kinds
+#   c[p // n, p % n, ...]        equal subscripts in all accesses, constant within a step, different between steps
+#   c[p * 4 + lane]              a block of 4 elements for each step, or of any size that is the same for all steps
+#   a[indptr[row] + j]           positions between the row pointers of a row that only this step has, by these kinds
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Arrays of which something is known: row pointers never fall, `distinct` lists hold nothing twice.
+    """Names of arrays with known properties: row pointers never decrease, `distinct` arrays have no repeated values.
 
-    Lists in `fibers`, as name:size, hold nothing twice in each group of so many entries.
+    Arrays in `fibers`, as name:size, have no repeated values within each group of that many entries.
     """
 
     pointers: set[str]
@@ -40,7 +40,7 @@ class Facts:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One access: its subscripts, or None where the whole array is read, and what stands around it in the step."""
+    """One access: its subscripts (None if the whole array is read), and the loops and guards around it in the step."""
 
     buffer: Var
     indices: list[ir.Expr] | None
@@ -49,7 +49,7 @@ class Site:
 
 
 class _Walk:
-    """Collects the accesses of a step, and what it writes."""
+    """Collector of the accesses of a step and the arrays that it writes."""
 
     def __init__(self) -> None:
         self.found: list[Site] = []
@@ -130,13 +130,13 @@ WIDE = "int64"
 
 
 class Wide:
-    """Writes numbers of any width in one, without conversions; what is no arithmetic gets a variable."""
+    """Converter of integer expressions to 64 bits without casts; a variable replaces every non-arithmetic part."""
 
     def __init__(self) -> None:
         self.known: list[tuple[ir.Expr, Var]] = []
 
     def of(self, expr: ir.Expr) -> ir.Expr:
-        """`expr` in 64 bits."""
+        """Convert `expr` to 64 bits."""
         expr = uncast(expr)
         if isinstance(expr, tirx.IntImm):
             return const(int(expr), WIDE)
@@ -149,17 +149,17 @@ class Wide:
         return self.known[-1][1]
 
     def condition(self, expr: ir.Expr) -> ir.Expr:
-        """A comparison of numbers in 64 bits."""
+        """Convert a comparison to 64 bits."""
         is_known = isinstance(expr, (tirx.LT, tirx.LE))
         return type(expr)(self.of(expr.a), self.of(expr.b)) if is_known else expr
 
     def range(self, low: ir.Expr, extent: ir.Expr) -> ir.Range:
-        """The values of a loop."""
+        """Return the range of a loop in 64 bits."""
         return ir.Range.from_min_extent(self.of(low), self.of(sym.Analyzer().simplify(extent)))
 
 
 def is_one_to_one(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range]) -> bool:
-    """Whether different values of the variables of `ranges` make different subscripts."""
+    """Return whether different values of the variables of `ranges` give different subscripts."""
     if all(any(i.same_as(v) for i in indices) for v in ranges):
         return True
     wide = Wide()
@@ -170,9 +170,9 @@ def is_one_to_one(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range]) -> bo
 
 
 def are_different(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range], facts: Facts) -> bool:
-    """Whether different values of the variables of `ranges` make different subscripts of one element.
+    """Return whether different values of the variables of `ranges` subscript different elements.
 
-    An array that is read on the way may hold a number twice, unless it is a list of `facts.distinct`.
+    An array read in a subscript may have repeated values, unless `facts` lists it as distinct (in each fiber).
     """
     plain = [_entry(uncast(i), ranges, facts) for i in indices]
     known = [i for i in plain if not any(mentions(x, list(ranges)) for x in collect(i, ir.TensorLoad))]
@@ -180,7 +180,7 @@ def are_different(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range], facts
 
 
 def _entry(index: ir.Expr, ranges: dict[Var, ir.Range], facts: Facts) -> ir.Expr:
-    """The place of an entry in a list for the entry, where the steps meet none twice in it."""
+    """Replace a load from an index array by its subscript if the steps load no value twice."""
     if not isinstance(index, ir.TensorLoad) or len(index.indices) != 1:
         return index
     name, place = str(index.source.name), uncast(index.indices[0])
@@ -190,7 +190,7 @@ def _entry(index: ir.Expr, ranges: dict[Var, ir.Range], facts: Facts) -> ir.Expr
 
 
 def _is_in_one(place: ir.Expr, size: int, ranges: dict[Var, ir.Range]) -> bool:
-    """Whether places lie in one group of a list for all values of the variables of `ranges`."""
+    """Return whether `place` is in a single group of `size` entries for all values of the variables of `ranges`."""
     wide, analyzer = Wide(), sym.Analyzer()
     for var, values in ranges.items():
         analyzer.bind(wide.of(var), wide.range(values.min, values.extent))
@@ -199,7 +199,7 @@ def _is_in_one(place: ir.Expr, size: int, ranges: dict[Var, ir.Range]) -> bool:
 
 
 class _Steps:
-    """The steps of one loop."""
+    """Steps of one loop, with their accesses."""
 
     def __init__(self, loop: tirx.For, facts: Facts) -> None:
         self.loop, self.step, self.facts = loop, loop.loop_var, facts
@@ -208,11 +208,11 @@ class _Steps:
         self.walk.visit(loop.body)
 
     def shared(self) -> Var | None:
-        """An array of which two steps may use the same element, which one of them writes; None if there is none."""
+        """Return an array with an element that two steps may access and one of them writes; None if there is none."""
         return next((buffer for buffer in self.walk.written if self.shares(buffer)), None)
 
     def shares(self, buffer: Var) -> bool:
-        """Whether two steps may use the same element of an array that is written."""
+        """Return whether two steps may access the same element of a written array."""
         sites = [s for s in self.walk.found if s.buffer.same_as(buffer)]
         return buffer not in self.walk.inside and not self._are_apart(sites)
 
@@ -229,20 +229,20 @@ class _Steps:
     # ------------------------------------------------------------------ kinds of subscripts
 
     def _is_fixed(self, index: ir.Expr) -> bool:
-        """Whether a subscript is moved by the step alone."""
+        """Return whether a subscript depends on the step and is constant within it."""
         return mentions(index, [self.step]) and self._is_still(index)
 
     def _is_still(self, index: ir.Expr) -> bool:
-        """Whether a number does not change within a step."""
+        """Return whether an expression is constant within a step."""
         changing = [*self.walk.moving, *self.walk.written]
         return not mentions(index, changing)
 
     def _are_different(self, indices: list[ir.Expr]) -> bool:
-        """Whether subscripts that do not move within a step differ from step to step."""
+        """Return whether subscripts that are constant within a step differ between steps."""
         return are_different(indices, self.range, self.facts)
 
     def _is_block(self, sites: list[Site], column: list[ir.Expr]) -> bool:
-        """Whether each step has as many elements of its own, one block after the other."""
+        """Return whether the steps access consecutive disjoint blocks of equal size."""
         first = uncast(column[0])
         next_step = {self.step: self.step + const(1, str(self.step.ty.dtype))}
         size = sym.Analyzer().simplify(substitute(first, next_step) - first)
@@ -255,7 +255,7 @@ class _Steps:
         return all(self._lies_within(s, uncast(i) - start, size) for s, i in zip(sites, column, strict=True))
 
     def _is_fiber(self, sites: list[Site], column: list[ir.Expr]) -> bool:
-        """Whether each step has the places between two row pointers, or those of several rows, of its own."""
+        """Return whether each step accesses the positions of a row, or of several rows, of no other step."""
         found = [self._fiber(s, i) for s, i in zip(sites, column, strict=True)]
         if any(f is None for f in found):
             return False
@@ -267,7 +267,7 @@ class _Steps:
         return self._is_block(sites, rows) or self._is_fiber(sites, rows)
 
     def _fiber(self, site: Site, index: ir.Expr) -> tuple[Var, ir.Expr] | None:
-        """The row pointers and the row that a place lies in; None where that is not known."""
+        """Return the row pointers and the row that contain a position; None if these are unknown."""
         index = uncast(index)
         for begin in collect(index, ir.TensorLoad):
             if str(begin.source.name) not in self.facts.pointers or len(begin.indices) != 1:
@@ -279,7 +279,7 @@ class _Steps:
         return None
 
     def _lies_within(self, site: Site, offset: ir.Expr, size: ir.Expr) -> bool:
-        """Whether ``0 <= offset < size`` at an access."""
+        """Return whether ``0 <= offset < size`` at an access."""
         wide, analyzer = Wide(), sym.Analyzer()
         for loop in site.loops:
             analyzer.bind(wide.of(loop.loop_var), wide.range(loop.min, loop.extent))
@@ -292,46 +292,45 @@ class _Steps:
 
 
 def _says(analyzer: Any, guard: ir.Expr, offset: ir.Expr, size: ir.Expr) -> bool:
-    """Whether a condition is that `offset` is below `size`."""
+    """Return whether a guard is equivalent to ``offset < size``."""
     return isinstance(guard, tirx.LT) and bool(analyzer.can_prove_equal(guard.a - guard.b, offset - size))
 
 
 def shared_array(loop: tirx.For, facts: Facts) -> Var | None:
-    """An array of which two steps of a flat loop may use one element that one of them writes; None: there is none."""
+    """Return an array with an element that two steps of a flat loop may access and one writes, or None."""
     return _Steps(loop, facts).shared()
 
 
 def is_shared(buffer: Var, loop: tirx.For, facts: Facts) -> bool:
-    """Whether two steps of a flat loop may use one element of an array that the loop writes."""
+    """Return whether two steps of a flat loop may access the same element of an array that the loop writes."""
     return _Steps(loop, facts).shares(buffer)
 
 
-# The proof that steps of a loop are independent: none touches an element that another one writes.
+# Proof that the steps of a loop are independent: no step accesses an element that another step writes.
 #
-# Whatever runs steps at the same time or in another order asks here: `is_parallel` of an iteration and
-# `init_is_parallel` of its initialisation while the program still has coordinates, and
-# `sparsetir.lower.analysis.independence` of any other loop once it is flat. A loop that is proven carries
-# `PARALLEL_MARK`; the others run in order, or are refused where a schedule asks for more.
+# Every transformation that runs steps concurrently or in another order requires this proof: `is_parallel` for an
+# iteration and `init_is_parallel` for its initialisation while the program still has coordinates, and `shared_array`
+# for any other loop once it is flat. A loop with a proof carries `PARALLEL_MARK`; other loops run in order, and a
+# schedule that makes them parallel is refused.
 #
-# What is looked at is every access to every array that a step writes and that is there after the step: loads and
-# stores, in the initialisation, the body and the iterations within, and in the extents of loops. For each such array
-# one of these must hold:
+# The proof covers all accesses to the arrays that a step writes and that outlive the step: loads and stores in the
+# initialisation, the body, the iterations inside, and the extents of loops. For each such array one of these must hold:
 #
-# * One dimension tells the steps apart: each of the loop's variables alone subscripts one dimension in all accesses.
-# * All accesses have the same subscripts, and these are different for different values of the iteration's variables,
-#   of which the loop's are some.
+# * Dimensions separate the steps: each of the loop's variables alone subscripts one dimension in all accesses.
+# * All accesses have the same subscripts, and these differ for different values of the iteration's variables, which
+#   include the loop's.
 #
-# Further, the coordinates of the steps differ, nothing is called that may do more than compute, and no step writes an
-# array that says where elements are: searches and the extents of loops read it as a whole.
+# Further, the coordinates of the steps differ, no call may have side effects, and no step writes an index array,
+# because searches and the extents of loops read index arrays as a whole.
 
 
-PURE = 1  # the effect of an operator that only computes
+PURE = 1  # Effect of an operator that only computes.
 ARRAY_NAMES = ("tirx.address_of", "tirx.tvm_access_ptr", "tirx.call_pure_extern", "tirx.call_pure_packed")
 
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """One load or store: which array, through which view, with which subscripts."""
+    """One load or store of an array through a view."""
 
     array: Var
     view: Var
@@ -340,7 +339,7 @@ class Access:
 
 
 def is_parallel(iteration: SpIter, program: Program) -> bool:
-    """Whether the steps of an iteration's outermost loop are independent, as proven or promised (``independent``)."""
+    """Return whether the steps of an iteration's outermost loop are independent, by proof or promise."""
     first = iteration.entries[0]
     if set(first.kinds) != {"S"} or not _differ(first):
         return False
@@ -351,9 +350,9 @@ def is_parallel(iteration: SpIter, program: Program) -> bool:
 
 
 def init_is_parallel(iteration: SpIter, variables: Sequence[Var], program: Program, by_position: bool) -> bool:
-    """Whether an initialisation may set elements for different values of `variables` at the same time.
+    """Return whether an initialisation may set elements for different values of `variables` in parallel.
 
-    They take the values that their axes store where it goes `by_position`, else all coordinates, once each.
+    If it iterates `by_position`, the variables take the coordinates that their axes store, else all coordinates once.
     """
     entries = [e for e in iteration.entries if any(v in e.vars for v in variables)]
     if not entries or (by_position and not all(_differ(e) for e in entries)):
@@ -362,7 +361,7 @@ def init_is_parallel(iteration: SpIter, variables: Sequence[Var], program: Progr
 
 
 def injective(indices: Sequence[ir.Expr], variables: Sequence[Var], iteration: SpIter) -> bool:
-    """Whether elements with different values of `variables` are different ones."""
+    """Return whether different values of `variables` subscript different elements."""
     if all(any(i.same_as(v) for i in indices) for v in variables):
         return True
     axis_of = dict(zip(iteration.vars, iteration.axes, strict=True))
@@ -377,17 +376,20 @@ def injective(indices: Sequence[ir.Expr], variables: Sequence[Var], iteration: S
 
 
 def _differ(entry: Entry) -> bool:
-    """Whether the coordinates of an entry's steps differ. Those of a union do, but its steps follow each other."""
+    """Return whether the coordinates of an entry's steps differ and its steps need no order.
+
+    The coordinates of a union differ, but its steps run in sequence.
+    """
     return entry.merge != "union" and all(map(differ, entry.axes))
 
 
 def differ(axis: Axis) -> bool:
-    """Whether the coordinates of an axis differ below a position: as promised of an array, as proven of a formula."""
+    """Return whether the coordinates of an axis differ in each fiber: promised for an array, proven for a formula."""
     return bool(axis.unique and (axis.rule is None or axis.kind == "singleton" or _advances(axis)))
 
 
 def _advances(axis: Axis) -> bool:
-    """Whether the coordinate that a formula gives moves by the same number, not zero, from slot to slot."""
+    """Return whether the coordinate formula of an axis moves by a constant nonzero amount from slot to slot."""
     slot = Var("slot", ir.PrimType(axis.idtype))
     above = [Var(f"above_{n}", ir.PrimType(axis.idtype)) for n in range(len(axis.ancestors))]
     begin = Var("begin", ir.PrimType(axis.idtype))
@@ -409,7 +411,7 @@ def _are_apart(parts: list[Any], variables: list[Var], iteration: SpIter, progra
 
 
 def _tells_apart(group: list[Access], variables: list[Var], iteration: SpIter, moving: list[Var]) -> bool:
-    """Whether different steps use different elements of the one array of `group`."""
+    """Return whether different steps access different elements of the array of `group`."""
     if not all(t.view.same_as(group[0].view) for t in group):
         return False
     indices = [t.indices for t in group]
@@ -421,12 +423,12 @@ def _tells_apart(group: list[Access], variables: list[Var], iteration: SpIter, m
 
 
 def _whole(indices: list[ir.Expr], var: Var) -> int | None:
-    """Dimension that `var` alone subscripts."""
+    """Return the dimension that `var` alone subscripts, or None."""
     return next((n for n, i in enumerate(indices) if i.same_as(var)), None)
 
 
 def _accesses(parts: list[Any], iteration: SpIter, program: Program) -> Iterable[Access]:
-    """Every access to an array that is not a step's own."""
+    """Yield the accesses to arrays allocated outside the step."""
     local = _allocated_inside(iteration.block)
     found: list[tuple[Var, list[ir.Expr], bool]] = []
     callbacks = [
@@ -443,7 +445,7 @@ def _accesses(parts: list[Any], iteration: SpIter, program: Program) -> Iterable
 
 
 def _structure(parts: list[Any], iteration: SpIter, touched: list[Access], program: Program) -> set[Var]:
-    """The arrays that say where the elements are which the steps visit or look up."""
+    """Return the index arrays of the axes that the steps iterate or search."""
     within = [it for it in program.iterations if any(_holds(part, it) for part in parts)]
     used = {a for it in (iteration, *within) for a in it.axes}
     used |= {a for t in touched if t.view in program.buffers for a in program.buffers[t.view].axes}
@@ -458,7 +460,7 @@ def _holds(part: Any, iteration: SpIter) -> bool:
 
 
 def _defined_inside(parts: list[Any]) -> list[Var]:
-    """Variables that have several values, or none yet, in one step."""
+    """Return the variables defined inside a step, which may take several values in it."""
     found: list[Var] = []
     callbacks = [
         (tirx.For, lambda f: found.append(f.loop_var)),
@@ -472,7 +474,7 @@ def _defined_inside(parts: list[Any]) -> list[Var]:
 
 
 def _may_act(node: Any) -> bool:
-    """Whether something is called that may do more than compute, or reach an array by its address."""
+    """Return whether a call may have side effects or access an array by its address."""
     hit: list[int] = []
 
     def on_call(call: Call) -> None:
@@ -484,7 +486,7 @@ def _may_act(node: Any) -> bool:
 
 
 def _effect(operator: ir.Op) -> int:
-    """What a call may do; nothing said means that it computes."""
+    """Return the effect kind of an operator; one without an effect kind is pure."""
     kind = operator.get_attr("TCallEffectKind")
     return PURE if kind is None else int(kind)
 

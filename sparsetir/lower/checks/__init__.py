@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a schedule may not do is refused; proofs about loops and copies."""
+"""Legality checks of schedules: order of steps, parallel loops, cached copies, structure."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches in schedules: refuse unset reads, guard copies and block domains."""
+"""Checks of schedules' caches: refuse reads of unset elements, guard copies and block domains."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from sparsetir.lower.analysis.accesses import (
 from sparsetir.lower.annotations import from_dialect
 from sparsetir.lower.loops import with_body
 
-# Refuse a cache that is read where nothing was stored to it.
+# Refuse a cache with elements that are read before they are stored.
 #
-# TVM takes a block to write all of the region it names. ``cache_write`` of a block that only updates a buffer, or
-# stores only some of its elements, then copies back what the cache happened to hold::
+# TVM assumes that a block writes its whole write region. ``cache_write`` of a block that only updates a buffer, or
+# stores only some of its elements, then copies back uninitialised elements of the cache::
 #
 #     for j in range(indptr[vi + 1] - indptr[vi]):
 #         with T.sblock("accumulate"):
@@ -44,12 +44,12 @@ from sparsetir.lower.loops import with_body
 #     with T.sblock("c_global"):
 #         c[vi] = c_global[0]
 #
-# Four rules: the first access stores, it stores whatever the data, to every element, and a copy is not read when its
-# original has changed (or the other way round).
+# Four rules: the first access is a store, it is executed for any data, it covers every element, and a copy is not read
+# after its original has changed (or the original after the copy has changed).
 
 
 class _Cache:
-    """The accesses to one cache, by their place in the order of execution."""
+    """Accesses to one cache, by their index in execution order."""
 
     def __init__(self, buffer: Var, found: list[Site]) -> None:
         self.buffer, self.found = buffer, found
@@ -57,7 +57,7 @@ class _Cache:
         self.readers = [n for n in self.own if not found[n].is_store]
 
     def check(self) -> None:
-        """Raise if an element may be read that was not stored, or is no longer what it is a copy of."""
+        """Raise if an element may be read that is unset, or that no longer equals its original."""
         if not self.readers:
             return
         first = self.found[self.own[0]]
@@ -76,13 +76,13 @@ class _Cache:
         raise ScheduleError(f"{message}; cache what a block initialises and writes whole, or leave the buffer uncached")
 
     def _check_reached(self, first: Site, reader: Site) -> None:
-        """The first store happens wherever the reader reads."""
+        """Raise unless the first store is executed wherever the reader reads."""
         shared = common(first.path, reader.path)
         inner = [n for n in first.path[shared:] if isinstance(n, tirx.For)]
         for loop, realize in loops_of_blocks(first):
             if not any(loop.same_as(n) for n in inner):
                 continue
-            # The elements are there whether a loop that their subscripts do not follow runs or not.
+            # If the subscripts do not depend on a loop, the elements exist even where the loop has no steps.
             outside = next(n for n, block in enumerate(first.blocks) if block.same_as(realize))
             places = [first.outwards(i, len(first.blocks), outside) for i in first.indices]
             follows = any(mentions(place, [loop.loop_var]) for place in places)
@@ -99,7 +99,7 @@ class _Cache:
         return any(same(condition, other) for other in known)
 
     def _check_fresh(self) -> None:
-        """No element changes between a copy and its use."""
+        """Raise if an element may change between a copy and its use."""
         for n in self.own:
             site = self.found[n]
             if _is_copy(site) and not _is_load_of(site.value, self.buffer):
@@ -110,7 +110,7 @@ class _Cache:
                 self._check_returned(n)
 
     def _check_kept(self) -> None:
-        """What is stored last is read by another block: a cache that is not copied back loses it."""
+        """Raise unless another block reads the last stored elements: without a copy back they are lost."""
         at = next(n for n in reversed(self.own) if self.found[n].is_store)
         last = self.found[at]
         if all(self.found[n].is_beside(last) for n in self.readers if n > at):
@@ -118,7 +118,7 @@ class _Cache:
             raise ScheduleError(f"{message}; use cache_write of a block that initialises, or the buffer itself")
 
     def _check_uses(self, copied: int, original: Var, copy: Var) -> None:
-        """`original` stays as it is while `copy` is read."""
+        """Raise if `original` may change while `copy` is still read."""
         for n, site in enumerate(self.found):
             if not site.is_store or not site.buffer.same_as(original) or _is_load_of(site.value, copy):
                 continue
@@ -128,13 +128,13 @@ class _Cache:
                     raise ScheduleError(f"{message} reads the copy {copy.name} of it; use {original.name} itself")
 
     def _repeats(self, copied: Site, changed: Site, use: Site) -> bool:
-        """Whether a loop around the change and the use does not copy again."""
+        """Return whether a loop repeats the change and the use without the copy."""
         shared = changed.path[: common(changed.path, use.path)]
         again = len(copied.path[: common(copied.path, shared)])
         return any(isinstance(n, tirx.For) for n in shared[again:])
 
     def _check_returned(self, back: int) -> None:
-        """Nobody reads the original between the first store to the cache and the copy back."""
+        """Raise if the original is read between the first store to the cache and the copy back."""
         original = self.found[back].buffer
         for n in range(self.own[0] + 1, back):
             site = self.found[n]
@@ -167,7 +167,7 @@ def CheckCaches(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     return func
 
 
-# Copy to a cache only where the copy is read: elsewhere there may be nothing to copy.
+# Copy to a cache only where the copy is read, because elsewhere the original element may not exist.
 #
 # before::
 #
@@ -184,12 +184,12 @@ def CheckCaches(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
 #         if j_0 * 4 + j_1 < indptr[vi + 1] - indptr[vi]:
 #             ...
 #
-# The stock primitives move a copy without the conditions of its readers: the end of a split row, or a padded slot. A
-# copy that nobody reads is not made.
+# TVM's primitives move a copy without the conditions of its readers: the end of a split row, or a padded slot.
+# An unread copy is never executed.
 
 
 class _Range:
-    """What is known to exist where a copy is: block variables stay within their domains."""
+    """Ranges of the variables around a copy: block variables are within their domains."""
 
     def __init__(self, copy: Site) -> None:
         self.atoms, self.analyzer = Atoms(), sym.Analyzer()
@@ -198,7 +198,7 @@ class _Range:
             self.analyzer.bind(var, ir.Range.from_min_extent(dom.min, self.atoms.replace(dom.extent)))
 
     def holds(self, index: ir.Expr, extent: ir.Expr) -> bool:
-        """Whether a subscript is within its dimension whatever the data: by its range, or a slot of its fiber."""
+        """Return whether a subscript is within its dimension for any data: by its range, or as a slot of its fiber."""
         plain, least = self.atoms.replace(index), const(0, str(index.ty.dtype))
         if self.analyzer.can_prove(plain >= least) and self.analyzer.can_prove(plain < self.atoms.replace(extent)):
             return True
@@ -206,7 +206,7 @@ class _Range:
         return any(self._slot(uncast(base), uncast(slot), extent) for base, slot in parts)
 
     def _slot(self, base: ir.Expr, slot: ir.Expr, extent: ir.Expr) -> bool:
-        """Whether a row's positions start at `base` and `slot` is one of its slots."""
+        """Return whether a row's positions start at `base` and `slot` is one of its slots."""
         length = row_length(base)
         if length is None or slot not in self.domains or not equal(length, self.domains[slot].extent):
             return False
@@ -216,7 +216,7 @@ class _Range:
 
 
 def _always_in_range(copy: Site, lanes: list[Var]) -> bool:
-    """Whether the elements that the copy's own loops walk over exist whatever the data."""
+    """Return whether the elements that the copy's own loops iterate exist for any data."""
     known, realize = _Range(copy), copy.blocks[-1]
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     lanes = [*lanes, *(iv.var for iv, value in pairs if mentions(value, lanes))]
@@ -226,14 +226,14 @@ def _always_in_range(copy: Site, lanes: list[Var]) -> bool:
 
 
 def _outwards(copy: Site, site: Site) -> list[ir.Expr]:
-    """The conditions of an access in the variables that the copy sees too, outermost first."""
+    """Return the conditions of an access in the variables that are visible at the copy too, outermost first."""
     shared = common(copy.path, site.path)
     depth = sum(isinstance(n, s_tir.SBlockRealize) for n in copy.path[:shared])
     return [site.outwards(g.condition, g.depth, depth) for g in site.guards]
 
 
 def _visible(condition: ir.Expr, copy: Site, reader: Site) -> bool:
-    """Whether a condition of the reader has a value where the copy is."""
+    """Return whether all variables of a reader's condition are defined at the copy."""
     ahead = reader.path[common(copy.path, reader.path) :]
     hidden = [n.loop_var for n in ahead if isinstance(n, tirx.For)]
     hidden += [iv.var for n in ahead if isinstance(n, s_tir.SBlockRealize) for iv in n.block.iter_vars]
@@ -245,12 +245,15 @@ def _holds(condition: ir.Expr, known: list[ir.Expr]) -> bool:
 
 
 def _decides(conditions: list[ir.Expr], copy: Site, readers: list[Site]) -> bool:
-    """Whether a condition compares a coordinate at which the copy stands: an absent one is in no range."""
+    """Return whether a condition compares a coordinate that subscripts the copy's source.
+
+    An absent coordinate is in no range, so the copy cannot do without such a condition.
+    """
     analyzer, places = sym.Analyzer(), [p for reader in readers for p in _places(copy, reader)]
     sides = [uncast(s) for c in conditions for s in (getattr(c, "a", None), getattr(c, "b", None)) if s is not None]
     for place in {tvm_ffi.structural_hash(p): p for p in places}.values():
         wanted = set(collect(place, Var))
-        # Sides may be so long that simplifying them takes seconds: only where they name what the coordinate does.
+        # Simplifying a long side may take seconds, so only sides with all variables of the coordinate are simplified.
         near = [side for side in sides if wanted and wanted.issubset(collect(side, Var))]
         if any(same(place, analyzer.simplify(side)) for side in near):
             return True
@@ -258,7 +261,7 @@ def _decides(conditions: list[ir.Expr], copy: Site, readers: list[Site]) -> bool
 
 
 def _places(copy: Site, reader: Site) -> list[ir.Expr]:
-    """The subscripts of what is copied, as the reader's conditions would write them."""
+    """Return the subscripts of the copied element in the variables that the reader's conditions use."""
     depth = sum(isinstance(n, s_tir.SBlockRealize) for n in copy.path[: common(copy.path, reader.path)])
     first = {n.loop_var: const(0, str(n.loop_var.ty.dtype)) for n in _own_loops(copy, [reader])}
     analyzer = sym.Analyzer()
@@ -267,13 +270,13 @@ def _places(copy: Site, reader: Site) -> list[ir.Expr]:
 
 
 def _own_loops(copy: Site, readers: list[Site]) -> list[tirx.For]:
-    """The loops around the copy and none of its readers."""
+    """Return the loops around the copy but not around any reader."""
     shared = max(common(copy.path, reader.path) for reader in readers)
     return [n for n in copy.path[shared:] if isinstance(n, tirx.For)]
 
 
 def guards_of(copy: Site, readers: list[Site]) -> list[ir.Expr]:
-    """The conditions all readers have in common; raises where a copy needs one that it cannot have."""
+    """Return the conditions that all readers share; raise if the copy needs a condition that is not available there."""
     readers = places(readers)
     every = [_outwards(copy, reader) for reader in readers]
     guards = [c for c in every[0] if _visible(c, copy, readers[0]) and all(_holds(c, other) for other in every)]
@@ -287,12 +290,12 @@ def guards_of(copy: Site, readers: list[Site]) -> list[ir.Expr]:
         message = f"block {copy.block} copies elements that may not exist: they are read only where {missing[-1]}"
         raise ScheduleError(f"{message}; place the copy at a loop inside, or do not cache {copy.value.source.name}")
     is_needed = any(collect(loop.extent, ir.TensorLoad) for loop in loops) or not all(_holds(c, known) for c in guards)
-    # All of them in their order, for one may only have a value where those before it hold.
+    # All conditions in their order: one may only be evaluated where those before it hold.
     return guards if is_needed else []
 
 
 class _Caches:
-    """The copies to the caches of a function, and who uses them in the end."""
+    """Copies to the caches of a function, and their final readers."""
 
     def __init__(self, func: tirx.PrimFunc) -> None:
         self.names = caches(func)
@@ -302,7 +305,7 @@ class _Caches:
         self.unread = self._unread()
 
     def _unread(self) -> list[Var]:
-        """The caches that nothing reads but copies to such caches."""
+        """Return the caches that are read only by copies to unread caches, if at all."""
         found: list[Var] = []
         while True:
             copied = [c.value for cache in found for c in self.copies(cache)]
@@ -313,12 +316,12 @@ class _Caches:
             found += more
 
     def copies(self, cache: Var) -> list[Site]:
-        """The stores to a cache that copy an element, and do nothing else in their block."""
+        """Return the stores to a cache that copy an element and are the only store of their block."""
         own = [s for s in self.found if s.buffer.same_as(cache) and s.blocks]
         return [s for s in own if isinstance(s.value, ir.TensorLoad) and self.stores[s.blocks[-1]] == 1]
 
     def readers(self, cache: Var, behind: tuple[Var, ...] = ()) -> list[Site]:
-        """The loads of a cache, or of a copy of it; `behind` are the caches of which it is a copy itself."""
+        """Return the loads of a cache or of copies of it; `behind` are the caches that it is itself a copy of."""
         chain = (*behind, cache)
         out: list[Site] = []
         for site in self.found:
@@ -332,13 +335,13 @@ class _Caches:
 
 
 def _nest(copy: Site, readers: list[Site]) -> Var | s_tir.SBlockRealize:
-    """The variable of the outermost loop that only does the copy, or the copy's block."""
+    """Return the variable of the outermost loop that contains only the copy, or else the copy's block."""
     alone = [n for n in _own_loops(copy, readers) if len(collect(n, s_tir.SBlockRealize)) == 1]
     return alone[0].loop_var if alone else copy.blocks[-1]
 
 
 def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Put the copies of a function under the conditions of their readers."""
+    """Guard the copies of a function by the conditions of their readers."""
     every = _Caches(func)
     wanted: dict[Any, list[ir.Expr]] = {}
     for copy in (c for cache in every.unread for c in every.copies(cache)):
@@ -364,11 +367,11 @@ def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardCopies")
 def GuardCopies(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """The pass around `guard_copies`."""
+    """Run `guard_copies` as a pass."""
     return guard_copies(func) if from_dialect(func) else func
 
 
-# Hold every block variable within its domain.
+# Guard every block variable to be within its domain.
 #
 # before::
 #
@@ -383,16 +386,17 @@ def GuardCopies(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
 #             vk = T.axis.spatial(feat, k_0 * 7 + k_1)
 #             T.where(k_0 * 7 + k_1 < feat)
 #
-# ``rfactor`` keeps the guard of an uneven split at the partial sums and forgets it where they are added up.
-# ``blockize`` of a fused uneven split takes the padded number of steps for the domain itself: that is refused.
+# ``rfactor`` keeps the guard of an uneven split at the partial sums but drops it where these are added up.
+# ``blockize`` of a fused uneven split makes the padded number of steps the domain, which is refused.
 
 
-# A fused loop has as many steps as its parts together; the primitive that makes a subscript load guards it too.
+# Values with these need no guard: a fused loop has exactly the steps of its parts together, and the primitive that
+# makes a value load from an array also guards it.
 BEYOND = (tirx.FloorDiv, tirx.FloorMod, ir.TensorLoad)
 
 
 def missing(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[ir.Expr]:
-    """The bounds of a block's variables that neither its loops nor its guard imply."""
+    """Return the upper bounds of a block's variables that neither its loops nor its predicate imply."""
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     split = [(iv, v) for iv, v in pairs if collect(v, tirx.Add) and not any(collect(v, kind) for kind in BEYOND)]
     if not split:
@@ -407,7 +411,7 @@ def missing(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[ir.Expr
 
 
 def _implied(analyzer: sym.Analyzer, bound: ir.Expr, known: list[ir.Expr]) -> bool:
-    """Whether the ranges of the loops, or one of the known conditions, hold a comparison."""
+    """Return whether the ranges of the loops or the known conditions imply a comparison."""
     if any(isinstance(c, tirx.LT) and analyzer.can_prove_equal(c.a - c.b, bound.a - bound.b) for c in known):
         return True
     with analyzer.constraint_scope(conjunction([*known, tirx.const(True, "bool")])):
@@ -415,12 +419,12 @@ def _implied(analyzer: sym.Analyzer, bound: ir.Expr, known: list[ir.Expr]) -> bo
 
 
 def _is_padded(extent: ir.Expr) -> bool:
-    """Whether an extent is rounded up to whole tiles: ``(n + 3) // 4 * 4``."""
+    """Return whether an extent is rounded up to whole tiles: ``(n + 3) // 4 * 4``."""
     return any(isinstance(x.a, tirx.FloorDiv) and isinstance(x.b, tirx.IntImm) for x in collect(extent, tirx.Mul))
 
 
 def check_domains(func: tirx.PrimFunc) -> None:
-    """Raise where a block variable with a padded domain goes past the end of an array that it subscripts."""
+    """Raise if a block variable with a padded domain may exceed an array dimension that it subscripts."""
     for site in sites(func):
         domains = {iv.var: iv.dom.extent for r in site.blocks for iv in r.block.iter_vars}
         for index, length in zip(site.indices, site.buffer.ty.shape, strict=True):
@@ -433,7 +437,7 @@ def check_domains(func: tirx.PrimFunc) -> None:
 
 
 class _Walk:
-    """Visits the blocks with the loops around each."""
+    """Visitor that adds the missing bounds to the predicate of each block."""
 
     def __init__(self) -> None:
         self.loops: list[tirx.For] = []
@@ -456,7 +460,7 @@ class _Walk:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardDomains")
 def GuardDomains(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Guard the blocks of a scheduled stage-II function."""
+    """Add the missing bounds of block variables in a scheduled stage-II function; refuse padded domains."""
     if not from_dialect(func):
         return func
     check_domains(func)

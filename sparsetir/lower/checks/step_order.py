@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse schedules that reorder dependent steps, and parallel loops without proof of independence."""
+"""Checks of execution order: refuse schedules that reorder dependent steps, and parallel loops without a proof."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from sparsetir.lower.analysis.independence import WIDE, Facts, Wide, is_one_to_o
 from sparsetir.lower.annotations import CHUNKS, DISTINCT, INDPTR, ORDERED_MARK, PARALLEL_MARK, from_dialect, names_in
 from sparsetir.lower.loops import PARALLEL, SERIAL, VECTORIZED, each_loop, with_, with_body
 
-# Refuse a schedule that changes the order of steps which store to one element.
+# Refuse a schedule that changes the order of steps that store to the same element.
 #
-# TVM takes the steps of a block for independent, or for those of a sum. The last one wins here::
+# TVM assumes that the steps of a block are independent or accumulate a sum. Here the value of the last step remains::
 #
 #     for x in range(n):
 #         with T.sblock("work"):
@@ -34,8 +34,8 @@ from sparsetir.lower.loops import PARALLEL, SERIAL, VECTORIZED, each_loop, with_
 #     for x_0, x_1 in T.grid((n + 3) // 4, 4):        for x_1, x_0 in T.grid(4, (n + 3) // 4):
 #         a[0] = b[x_0 * 4 + x_1]                         a[0] = b[x_0 * 4 + x_1]
 #
-# A block brings along the names of the variables whose order counts, as in the program, outermost first. What they are
-# bound to is read as a number whose digits are the loops: they must stand in the order of the loops.
+# A block's annotation lists the variables whose order must be kept, outermost first as in the program. The values bound
+# to them are decomposed into digits, each made of loops: the digits must follow the order of the loops.
 
 
 DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
@@ -43,9 +43,9 @@ DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 
 @dataclass(frozen=True, eq=False)
 class Digit:
-    """A part of a number: the loops it is made of, its place value, and how many values it has, if that is known.
+    """Digit of a number: its loops, its place value, and the number of its values if known.
 
-    A digit of fused loops, ``fused // 7 % 3``, is ``divided`` by the place value that it has among these.
+    A digit of a fused loop, ``fused // 7 % 3``, is ``divided`` by its place value within the fused loop.
     """
 
     loops: tuple[int, ...]
@@ -59,7 +59,7 @@ def _summands(expr: ir.Expr) -> list[ir.Expr]:
 
 
 class Order:
-    """The loops between a block and the one around it, outermost first."""
+    """Loops between a block and the block around it, outermost first."""
 
     def __init__(self, loops: Sequence[tirx.For]) -> None:
         self.wide, self.analyzer = Wide(), sym.Analyzer()
@@ -67,7 +67,7 @@ class Order:
         self.extents = [self.wide.of(loop.extent) for loop in loops]
 
     def is_kept(self, values: Sequence[ir.Expr], unbound: Sequence[int]) -> bool:
-        """Whether the values rise from step to step, the first one most of all; loops of no variable stand outside."""
+        """Return whether the values increase lexicographically from step to step, with `unbound` loops outermost."""
         one = const(1, WIDE)
         digits = [Digit((n,), one, self.extents[n], one) for n in unbound]
         for value in values:
@@ -78,13 +78,13 @@ class Order:
         return all(self._follows(a, b) for a, b in pairwise(digits))
 
     def _follows(self, a: Digit, b: Digit) -> bool:
-        """Whether `b` changes before `a` does."""
+        """Return whether `b` varies faster than `a`."""
         if a.loops == b.loops:
             return b.size is not None and self._holds(a.divided >= b.divided * b.size)
         return max(a.loops) < min(b.loops)
 
     def _digits(self, expr: ir.Expr) -> list[Digit] | None:
-        """The digits of a number, the first one most significant; None where it is written in another way."""
+        """Return the digits of a number, most significant first; None if it is not a sum of digits."""
         found = [self._digit(part) for part in _summands(self.analyzer.simplify(expr)) if mentions(part, self.vars)]
         known = [d for d in found if d is not None]
         if len(known) < len(found):
@@ -104,7 +104,7 @@ class Order:
         return Digit((at,), scale, self.extents[at], one) if at is not None else self._of_fused(moving[0], scale)
 
     def _of_fused(self, expr: ir.Expr, scale: ir.Expr) -> Digit | None:
-        """A digit of a number of its own: ``fused % n``, ``fused // n``, ``fused // n % m``."""
+        """Return the digit of a fused loop: ``fused % n``, ``fused // n``, ``fused // n % m``; None for other forms."""
         if not isinstance(expr, DIVISIONS) or mentions(expr.b, self.vars):
             return None
         size = expr.b if isinstance(expr, tirx.FloorMod) else None
@@ -128,7 +128,7 @@ def _is_unit(loop: tirx.For) -> bool:
 
 
 def check_order(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> None:
-    """Raise if a block whose steps need their order may have another one."""
+    """Raise if the loops may run the steps of a block out of the order that its annotation requires."""
     block = realize.block
     names = [str(name) for name in block.annotations.get(ORDERED_MARK, ())]
     if not names:
@@ -145,7 +145,7 @@ def check_order(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> None
 
 
 class _Walk:
-    """Visits the blocks with the loops around each."""
+    """Visitor that checks each block against the loops around it."""
 
     def __init__(self) -> None:
         self.loops: list[tirx.For] = []
@@ -164,27 +164,28 @@ class _Walk:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckOrder")
 def CheckOrder(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Check every block of a scheduled stage-II function."""
+    """Check the order of steps of every block of a scheduled stage-II function."""
     if from_dialect(func):
         walk = _Walk()
         tvm_ffi.structural_visit(func.body, [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)])
     return func
 
 
-# Find the loops of a schedule whose steps are independent; refuse parallel ones where that is not proven.
+# Annotate the loops of a schedule whose steps are independent; refuse parallel loops without a proof.
 #
-# TVM takes a block that only stores for independent. `sparsetir.lower.analysis.independence` says what the proof is: a
-# block brings it along from the program, and hands it to the loops that are bound to its variable; for all others the
-# flat loops are looked at. A vector loop without a proof is run in order.
+# TVM assumes that the steps of a block that only stores are independent.
+# `sparsetir.lower.analysis.independence` defines the proof: a block's annotation carries it from the program to the
+# loops that are bound to the block's variable; any other loop is analysed once it is flat. A vector loop without a
+# proof becomes serial.
 
 
 def proven(loop: tirx.For, facts: Facts) -> tirx.For:
-    """A loop as it may run: marked where its steps are independent, a vector loop in order where they may not be.
+    """Annotate a loop whose steps are independent; make a vector loop without a proof serial.
 
     Raises
     ------
     ScheduleError
-        It is parallel, and two of its steps may use one element that one of them stores to.
+        The loop is parallel, and two of its steps may access an element that one of them stores.
     """
     wants_proof = loop.kind in (PARALLEL, VECTORIZED) or CHUNKS in loop.annotations
     if not wants_proof or PARALLEL_MARK in loop.annotations:
@@ -209,7 +210,7 @@ def CheckParallel(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 
 
 class _Blocks:
-    """Finds the blocks that bring a proof along, for each loop that one is bound to."""
+    """Collector of the blocks with a proof, for each loop that such a block's variable is bound to."""
 
     def __init__(self) -> None:
         self.ranges: dict[Var, ir.Range] = {}
@@ -233,7 +234,7 @@ class _Blocks:
                 self.of.setdefault(var, []).append(block)
 
     def are_all(self, loop: tirx.For) -> bool:
-        """Whether nothing below a loop is stored outside of the blocks that bring its proof along."""
+        """Return whether all stores below a loop are inside the blocks that carry its proof."""
         own, hit = self.of[loop.loop_var], []
 
         def on_block(block: s_tir.SBlock, mutator: Any) -> s_tir.SBlock:
@@ -249,7 +250,7 @@ class _Blocks:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.MarkIndependent")
 def MarkIndependent(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Move a block's note of independent steps to the loops that are bound to the variable it names."""
+    """Annotate the loops that are bound to a block's independent variable, if all stores below are proven."""
     blocks = _Blocks()
     structural_mutate(func.body, [(tirx.For, blocks.on_for), (s_tir.SBlockRealize, blocks.on_realize)])
     if not blocks.of:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse malformed schedules: form, loop kinds, scratch, writes under empty loops."""
+"""Checks of a scheduled function's structure: form, loop kinds, scratch buffers, writes below empty loops."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sparsetir.lower.analysis.accesses import Site, caches, has_steps, loops_of_
 from sparsetir.lower.annotations import CHUNKS, from_dialect
 from sparsetir.lower.loops import PARALLEL, UNROLLED, VECTORIZED
 
-# Refuse a scheduled function that is not well formed: some stock primitives leave one behind without a word.
+# Refuse a scheduled function that is not well formed, because some TVM primitives produce one without an error.
 #
 # ``cache_inplace`` of a block that is not alone in its scope uses a block's variable outside the block, and a cache of
-# scratch that the program allocates itself is allocated twice.
+# a scratch buffer of the program is allocated twice.
 
 
 def _reason(func: tirx.PrimFunc) -> str:
-    """TVM's reason without its places in the tree; empty for a sound function."""
+    """Return TVM's reason without its paths in the tree; empty for a well-formed function."""
     try:
         s_tir.analysis.verify_well_formed(func)
     except Exception as error:
@@ -34,7 +34,7 @@ def _reason(func: tirx.PrimFunc) -> str:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckForm")
 def CheckForm(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Check a scheduled stage-II function."""
+    """Check that a scheduled stage-II function is well formed."""
     if not from_dialect(func):
         return func
     reason = _reason(func)
@@ -44,18 +44,18 @@ def CheckForm(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
     return func
 
 
-# Refuse kinds of loops that no code can be generated for, before LLVM meets them.
+# Refuse loops that code generation does not support, before LLVM fails on them.
 #
 # * A vectorized or unrolled loop needs a constant number of steps.
-# * A parallel loop must not stand inside another one.
-# * A loop bound to the threads of a GPU has none here.
+# * A parallel loop must not be inside another parallel loop.
+# * A loop must not be bound to GPU threads, because kernels run on CPUs.
 
 
 CONSTANT = {VECTORIZED: "vectorize", UNROLLED: "unroll"}
 
 
 class _Loops:
-    """Walks a function with the parallel loop around, if any."""
+    """Visitor of loops that keeps the enclosing parallel loop, if any."""
 
     def __init__(self) -> None:
         self.parallel: tirx.For | None = None
@@ -89,22 +89,22 @@ class _Loops:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckLoops")
 def CheckLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Check every loop of a scheduled stage-II function."""
+    """Check the kind and nesting of every loop of a scheduled stage-II function."""
     if from_dialect(func):
         structural_mutate(func.body, [(tirx.For, _Loops().on_for)])
     return func
 
 
-# Refuse scratch that TVM cannot compile: its compaction fails on some subscripts of scratch of unknown size.
+# Refuse scratch buffers that TVM cannot compile: its compaction fails on some subscripts of scratch of unknown size.
 #
 # ``CompactBufferAllocation``, which every TVM pipeline runs, bounds ``i + 1`` by one more than the largest int32.
-# Outside the loops that move the subscript this does not happen; `HoistScratch` takes it there, but not out of
-# parallel loops.
+# It does not fail for scratch allocated outside the loops that the subscript depends on. `HoistScratch` moves scratch
+# there, but not out of parallel loops.
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckScratch")
 def CheckScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Try TVM's compaction on a function with scratch of unknown size that is not allocated around everything."""
+    """Raise if TVM's compaction fails on a function with scratch of unknown size allocated inside loops."""
     if not from_dialect(func):
         return func
     outermost = func.body.seq if isinstance(func.body, tirx.SeqStmt) else ()
@@ -124,8 +124,8 @@ def CheckScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 
 # Refuse a result that is written below a loop that may run zero times: the element of an empty row would stay unset.
 #
-# TVM takes every loop to run at least once. It lets a schedule place a write-back below a reduction loop, or
-# initialise a dense row in a loop that was fused with the row's nonzeros::
+# TVM assumes that every loop runs at least once. It allows a schedule to place a write-back below a reduction loop, or
+# to initialise a dense row in a loop that was fused with the loop over the row's nonzeros::
 #
 #     for j_k in range((indptr[vi + 1] - indptr[vi]) * feat):
 #         with T.sblock("spmm_init"):
@@ -146,7 +146,7 @@ def check_write(site: Site) -> None:
     """Raise if a loop around a store may run zero times though there is an element to store."""
     for loop, realize in loops_of_blocks(site):
         used = any(mentions(v, [loop.loop_var]) for v in realize.iter_values)
-        # A loop of the program itself may be empty: then nothing is to be stored.
+        # A loop of the program itself may be empty: then there is no element to store.
         if (used or _carries_reduction(loop)) and not has_steps(loop, realize):
             message = f"block {site.block} writes {site.buffer.name} below loop {loop.loop_var.name}"
             raise ScheduleError(
@@ -157,7 +157,7 @@ def check_write(site: Site) -> None:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckWrites")
 def CheckWrites(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Check every store of a scheduled stage-II function that is not an update of what is there."""
+    """Check every store of a scheduled stage-II function whose block does not also load from the same buffer."""
     if not from_dialect(func):
         return func
     found, made = sites(func), set(caches(func))

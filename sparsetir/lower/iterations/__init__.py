@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage I to II: iterations to nested blocks over positions."""
+"""Lowering from stage I to stage II: sparse iterations become nested blocks over positions."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From coordinates to positions: what ``A[i, j]`` means inside a loop nest.
+"""Resolution of sparse subscripts: from the coordinates of ``A[i, j]`` to positions in storage.
 
-A `Cursor` is one iterated axis at its current place. `Resolver` turns a subscript list into storage indices
-plus the conditions under which the coordinate is stored at all.
+A `Cursor` holds the current coordinate and position of one iterated axis. `Resolver` turns a list of subscripts into
+storage indices and the conditions under which the coordinate is stored.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Conditions = list[ir.Expr]
 
 @dataclass(frozen=True, eq=False)
 class Cursor:
-    """An axis where the enclosing loops stand: all fields are expressions of the loops' block variables.
+    """Current coordinate and position of an iterated axis, as expressions of the loops' block variables.
 
-    ``slot`` is the block variable of the loop that moves it; there is a position where all of ``given`` hold.
-    A cursor without an axis is a plain coordinate (an initialisation that walks the coordinate space), or that of
-    ``members``, the cursors of axes that are walked together.
+    ``slot`` is the block variable of the loop that advances it. The position exists where all of ``given`` hold.
+    A cursor without an axis is a plain coordinate (of an initialisation that iterates the coordinate space),
+    or the coordinate shared by ``members``, the cursors of axes that are iterated together.
     """
 
     axis: Axis | None
@@ -49,14 +49,14 @@ class Cursor:
 
 @dataclass
 class Scope:
-    """The cursors in force, by axis and by iteration variable, and what is known of the variables' ranges."""
+    """Active cursors by axis and by iteration variable, and the ranges of the variables."""
 
     by_axis: dict[Axis, Cursor] = field(default_factory=dict)
     by_var: dict[Var, Cursor] = field(default_factory=dict)
     ranges: dict[Var, ir.Range] = field(default_factory=dict)
 
     def child(self) -> Scope:
-        """A copy that inner loops may extend."""
+        """Return a copy that inner loops may extend."""
         return Scope(dict(self.by_axis), dict(self.by_var), dict(self.ranges))
 
     def add(self, var: Var, cursor: Cursor, length: ir.Expr) -> None:
@@ -68,11 +68,11 @@ class Scope:
                 self.by_axis[own.axis] = own
 
     def proves_in_range(self, subscript: ir.Expr, length: ir.Expr) -> bool:
-        """Whether ``0 <= subscript < length`` whatever the data."""
+        """Return whether ``0 <= subscript < length`` holds for any data."""
         return all(self.proven(subscript, length))
 
     def proven(self, subscript: ir.Expr, length: ir.Expr) -> tuple[bool, bool]:
-        """Which of ``0 <= subscript`` and ``subscript < length`` hold whatever the data."""
+        """Return which of ``0 <= subscript`` and ``subscript < length`` hold for any data."""
         analyzer = sym.Analyzer()
         for var, extent in self.ranges.items():
             analyzer.bind(var, extent)
@@ -82,7 +82,7 @@ class Scope:
 
 
 def _is_in_last_block(analyzer: Any, subscript: ir.Expr, length: ir.Expr) -> bool:
-    """Whether ``block * 4 + within < blocks * 4`` as ``block < blocks``: the analyzer does not divide by itself."""
+    """Prove ``block * 4 + within < blocks * 4`` by ``block < blocks``; the analyzer does not divide both sides."""
     length = analyzer.simplify(length)
     if not isinstance(length, tirx.Mul) or not isinstance(length.b, tirx.IntImm) or int(length.b) < 1:
         return False
@@ -91,12 +91,12 @@ def _is_in_last_block(analyzer: Any, subscript: ir.Expr, length: ir.Expr) -> boo
 
 
 def guarded(conditions: Conditions, value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
-    """`value` where the conditions hold; `value` is not evaluated elsewhere."""
+    """Return an expression that evaluates `value` where the conditions hold, else `otherwise`."""
     return tirx.if_then_else(conjunction(conditions), value, otherwise) if conditions else value
 
 
 def assuming(conditions: Conditions, node: ir.Expr) -> ir.Expr:
-    """`node`, evaluated only where the conditions hold, without asking for them again."""
+    """Remove from `node` the tests of `conditions`, given that it is evaluated only where they hold."""
     if not conditions:
         return node
 
@@ -111,12 +111,12 @@ def assuming(conditions: Conditions, node: ir.Expr) -> ir.Expr:
 
 
 def _same_place(a: ir.Expr | None, b: ir.Expr | None) -> bool:
-    """Whether two positions are the same, however they are searched."""
+    """Return whether two positions are equal, irrespective of their search strategies."""
     return same(a, b) or (a is not None and b is not None and same(_inlined(a), _inlined(b)))
 
 
 def _inlined(position: ir.Expr) -> ir.Expr:
-    """A position with every search done where it stands."""
+    """Return a position with the strategy of every search set to inline."""
 
     def on_call(call: Call, mutator: Any) -> ir.Expr:
         inner = mutator.default_mutate(call)
@@ -131,17 +131,17 @@ NOTHING = (False, False)
 
 
 def in_range(coord: ir.Expr, length: ir.Expr, known: tuple[bool, bool] = NOTHING) -> Conditions:
-    """The two comparisons of ``0 <= coord < length``, but for those that are known to hold."""
+    """Return the comparisons of ``0 <= coord < length`` that are not known to hold."""
     dtype = str(coord.ty.dtype)
     both = [coord >= const(0, dtype), coord < cast(length, dtype)]
     return [condition for condition, holds in zip(both, known, strict=True) if not holds]
 
 
 class Resolver:
-    """Finds positions of coordinates within one scope.
+    """Resolver of coordinates to positions within one scope.
 
-    With `every`, the positions are those of each of several entries with the same coordinates: `slots` are the loops
-    over what has to be compared, a variable and its extent each.
+    With `every`, it resolves to all entries with the same coordinates: `slots` are then the loops over the slots to
+    compare, as pairs of a variable and its extent.
     """
 
     def __init__(self, scope: Scope, strategy: str = "inline", *, every: bool = False) -> None:
@@ -153,9 +153,9 @@ class Resolver:
     def resolve(
         self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr], coords: Sequence[ir.Expr]
     ) -> tuple[list[ir.Expr], Conditions]:
-        """Storage indices of ``buffer[subscripts]`` and when they exist.
+        """Return the storage indices of ``buffer[subscripts]`` and the conditions under which they exist.
 
-        `subscripts` are as the user wrote them, `coords` the same in terms of loop variables.
+        `subscripts` are as the program has them, `coords` the same in terms of loop variables.
         """
         conditions: Conditions = []
         positions = []
@@ -195,18 +195,18 @@ class Resolver:
         wanted: Sequence[ir.Expr],
         given: Conditions,
     ) -> tuple[ir.Expr, Conditions]:
-        """The position at a slot of a fiber, and the conditions for the tuple of coordinates to stand there."""
+        """Return the position at a slot of a fiber, and the conditions for the tuple to be stored there."""
         slot = Var("s", ir.PrimType(chain[0].idtype))
         begin, extent, equal = _compared(chain, parent_pos, above, wanted, given, slot)
         self.slots.append((slot, extent))
         return begin + slot, equal
 
     def _direct(self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None) -> Cursor | None:
-        """The cursor whose position can be used as it stands: the axis's own, below the same parent."""
+        """Return the axis's cursor below the same parent position, if any: its position needs no search."""
         return next((c for c in self._own(axis, subscript) if _same_place(c.parent_pos, parent_pos)), None)
 
     def _own(self, axis: Axis, subscript: ir.Expr) -> list[Cursor]:
-        """The cursors of the axis if the subscript is its variable."""
+        """Return the cursors of the axis if the subscript is its iteration variable."""
         cursor = self.scope.by_var.get(subscript) if isinstance(subscript, Var) else None
         return [] if cursor is None else [c for c in cursor.members or (cursor,) if c.axis is axis]
 
@@ -219,7 +219,10 @@ class Resolver:
         above: Sequence[ir.Expr],
         wanted: Sequence[ir.Expr],
     ) -> tuple[ir.Expr, Conditions]:
-        """What a search for a tuple finds, but where its first axis is iterated below that very parent: its own."""
+        """Replace the result of a tuple search by the cursor's position where the parent positions are equal.
+
+        The parent positions are that of the search and that of the cursor that iterates the tuple's first axis.
+        """
         cursors = [] if self.every or parent_pos is None else self._own(chain[0], subscript)
         cursor = cursors[0] if len(cursors) == 1 and not cursors[0].given else None
         if cursor is None or cursor.parent_pos is None or cursor.pos is None:
@@ -237,9 +240,9 @@ class Resolver:
     def _unless_here(
         self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None, found: tuple[ir.Expr, Conditions]
     ) -> tuple[ir.Expr, Conditions]:
-        """What a search finds, but where the axis is iterated below that very parent: its own slot.
+        """Replace the result of a search by the cursor's position where the parent positions are equal.
 
-        Of several entries with one coordinate a search finds the first, whereas an iteration means each.
+        Of several entries with the same coordinate a search finds the first, whereas an iteration visits each.
         """
         for cursor in [] if axis.unique or parent_pos is None else self._own(axis, subscript):
             if cursor.parent_pos is None:
@@ -262,9 +265,9 @@ def lookup(
     known: tuple[bool, bool],
     strategy: str = "inline",
 ) -> tuple[ir.Expr, Conditions]:
-    """Position of `coord` in the fiber below `parent_pos`, and the conditions for it to be stored there.
+    """Return the position of `coord` in the fiber below `parent_pos`, and the conditions for it to be stored there.
 
-    `given` are the conditions under which `parent_pos` exists: nothing is read where they fail.
+    `given` are the conditions under which `parent_pos` exists: no index array is read where they fail.
     """
     if axis.kind == "dense_fixed":
         return coord, in_range(coord, axis.length, known)
@@ -291,9 +294,9 @@ def lookup_tuple(
     wanted: Sequence[ir.Expr],
     given: Conditions,
 ) -> tuple[ir.Expr, Conditions]:
-    """Position of a tuple of coordinates below an axis that may repeat its own (COO).
+    """Return the position of a tuple of coordinates below an axis that may repeat coordinates (COO).
 
-    The first coordinate alone does not decide: the whole tuple is compared, slot by slot.
+    The first coordinate does not identify the entry, so the search compares the whole tuple, slot by slot.
     """
     first = chain[0]
     slot = dialect.call("arg", [0], first.idtype)
@@ -311,7 +314,7 @@ def _compared(
     given: Conditions,
     slot: ir.Expr,
 ) -> tuple[ir.Expr, ir.Expr, Conditions]:
-    """Where a fiber begins, its extent, and whether a tuple of coordinates stands at a slot of it."""
+    """Return the begin and extent of a fiber, and the conditions for a tuple of coordinates to be at `slot` of it."""
     first, rest = chain[0], chain[1:]
     if any(a.kind != "singleton" for a in rest):
         message = f"a search by coordinate below axis {first.name} (unique=False) is only supported for singleton axes"
@@ -330,7 +333,7 @@ def _compared(
 
 
 def _slot_of_rule(axis: Axis, begin: ir.Expr, above: Sequence[ir.Expr], coord: ir.Expr, extent: ir.Expr) -> ir.Expr:
-    """Invert a formula that advances by one per slot; search where it does not."""
+    """Invert a coordinate formula that moves by one per slot; search the slots of any other formula."""
 
     def at(slot: ir.Expr) -> ir.Expr:
         return substitute_args(axis.rule, [*above, slot, begin + slot])
@@ -344,7 +347,7 @@ def _slot_of_rule(axis: Axis, begin: ir.Expr, above: Sequence[ir.Expr], coord: i
 
 
 def fiber_of(axis: Axis, pos: ir.Expr) -> ir.Expr:
-    """Position of the parent whose fiber holds position `pos` of `axis`."""
+    """Return the parent position whose fiber contains position `pos` of `axis`."""
     if axis.parent is None:
         return const(0, axis.idtype)
     if axis.kind == "singleton":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn every sparse iteration into nested blocks over positions.
+"""Lowering of sparse iterations to nested blocks over positions.
 
 before::
 
@@ -22,7 +22,7 @@ after::
                     c[vi, vk] = c[vi, vk] + a[indptr[vi] + vj] * b[indices[indptr[vi] + vj], vk]
 
 A new block begins where an extent depends on a variable of the current one. Block variables are relative to
-their fiber, which is the form the stock schedule splits, blockizes and tensorizes correctly.
+their fiber, because TVM's schedule splits, blockizes and tensorizes this form correctly.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ OWN_NOTES = (SPARSE_ITER, SEARCH, INIT, INDEPENDENT)
 
 
 class NestEmitter:
-    """Rewrites one function; `scope` follows the loops on the way down."""
+    """Emitter of the loop nests of one function; `scope` follows the loops on the way down."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts, self.program = facts, facts.program
@@ -100,7 +100,7 @@ class NestEmitter:
     # ------------------------------------------------------------------ expressions and stores
 
     def rewrite(self, node: Any) -> Any:
-        """`node` with sparse subscripts resolved and iterations emitted, in the current scope."""
+        """Resolve the sparse subscripts and emit the iterations of `node` in the current scope."""
         callbacks = [
             (ir.TensorLoad, self._load),
             (tirx.BufferStore, self._store),
@@ -112,7 +112,7 @@ class NestEmitter:
         return structural_mutate(node, callbacks)
 
     def initial(self, iteration: SpIter) -> tirx.Stmt:
-        """The rewritten initialisation of an iteration."""
+        """Rewrite the initialisation of an iteration."""
         self.initialising = True
         out = self.rewrite(iteration.block.init)
         self.initialising = False
@@ -137,7 +137,7 @@ class NestEmitter:
         buffer = self.program.buffers.get(node.buffer)
         if buffer is None:
             return tirx.BufferStore(node.buffer, value, [without_zeros(mutator.mutate(i)) for i in node.indices])
-        # An initial value belongs to the coordinate: every entry with it is set.
+        # An initial value belongs to the coordinate, so every entry with the coordinate is set.
         resolver = Resolver(self.scope, self.search, every=self.initialising)
         indices, conditions = self._resolve(buffer, node.indices, mutator, resolver)
         stmt: tirx.Stmt = tirx.BufferStore(buffer.storage, assuming(conditions, value), indices)
@@ -186,7 +186,7 @@ class NestEmitter:
             self.depth -= 1
 
     def _free_name(self, wanted: str) -> str:
-        """A name no other block has: a schedule finds blocks by name."""
+        """Return an unused block name, since schedules find blocks by name."""
         name = next(n for n in chain([wanted], (f"{wanted}_{k}" for k in count(1))) if n not in self.names)
         self.names.add(name)
         return name
@@ -194,7 +194,7 @@ class NestEmitter:
     # ------------------------------------------------------------------ one iteration
 
     def emit(self, iteration: SpIter) -> tirx.Stmt:
-        """The nest of one iteration, its initialisation inside, next to or above it as the program needs."""
+        """Emit the nest of one iteration, with its initialisation inside or before it as `InitPlan` decides."""
         for entry in (e for e in iteration.entries if e.axes[-1].is_assembled):
             message = f"sp_iter {iteration.name!r} lists {label(entry)}, which the loops of stored axes do not walk"
             raise LoweringError(f"{message}; sparsetir.build makes functions of the program that compute the pattern")
@@ -233,12 +233,13 @@ class NestEmitter:
     def _placed(
         self, entry: Entry, iteration: SpIter, needed: set[Var]
     ) -> tuple[list[tuple[ir.Expr, Var]], list[Cursor], Conditions]:
-        """The loops of an entry with their extents, the cursors of its variables, and when a step has a coordinate.
+        """Return an entry's loops with extents, its variables' cursors, and the conditions for a step to be executed.
 
-        Where a variable of the entry is in `needed`, those of its loops are added.
+        If a variable of the entry is in `needed`, add the variables of its loops to `needed`.
         """
         if entry.merge:
-            is_outermost = self.depth == 1 and entry is iteration.entries[0]  # its steps may run in any order
+            # The steps of the outermost loop may run in any order, so its searches cannot advance from step to step.
+            is_outermost = self.depth == 1 and entry is iteration.entries[0]
             merged = place_merge(entry, self.scope, "inline" if is_outermost else iteration.walk)
             loops, cursors, absent = merged.loops, [merged.cursor], merged.absent
         else:
@@ -288,11 +289,11 @@ class NestEmitter:
         return body
 
     def emit_init(self, iteration: SpIter, split: InitPlan) -> tirx.Stmt:
-        """A nest of its own that initialises every spatial point not bound yet, of the axes that it names."""
+        """Emit a separate nest that initialises all spatial points of the axes it names that are not yet bound."""
         outer = self.scope
         self.scope = outer.child()
         levels = [Level()]
-        first: list[Var] = []  # the variables of the outermost loop
+        first: list[Var] = []  # Variables of the outermost loop.
         by_position = False
         needed = ordered(iteration.block.init, iteration, self.facts, self.outer_loops)
         for entry in iteration.entries[split.prefix :]:
@@ -336,7 +337,7 @@ class NestEmitter:
         return body
 
     def _parent_placed(self, entry: Entry) -> bool:
-        """Whether the axis above the entry stands on a position here (not on a bare coordinate)."""
+        """Return whether the entry's parent axis has a position in this scope, rather than a bare coordinate."""
         parent = entry.axes[0].parent
         if parent is None or entry.attached_to is not None:
             return parent is None
@@ -344,10 +345,10 @@ class NestEmitter:
 
 
 def _own_scratch(body: tirx.Stmt, least: int = 0) -> tuple[tirx.Stmt, list[Var]]:
-    """A body without the arrays that it allocates, which the block holds: TVM caches no others soundly.
+    """Move the arrays that a body allocates to its block: TVM's caching is sound only for arrays of a block.
 
-    Named values, arrays of one element, stay where they are named, and so do arrays that fewer than `least` statements
-    use: TVM allocates them again in each step of the loop around their use, and one step may read what another stored.
+    Arrays of one element (named values) stay in the body, and so do arrays that fewer than `least` statements use:
+    TVM would allocate these in each step of the loop around their use, but one step may read what another stored.
     """
     if not isinstance(body, tirx.SeqStmt):
         return body, []
@@ -362,7 +363,7 @@ def _is_array(buffer: Var) -> bool:
 
 
 def _may_miss_points(iteration: SpIter) -> bool:
-    """Whether a spatial point may be absent: then neither the element nor its old value exists."""
+    """Return whether a spatial point may be absent: then neither the element nor its old value exists."""
     return any(may_miss(e) for e in iteration.entries if "R" not in e.kinds)
 
 
@@ -372,7 +373,7 @@ def _redecode(node: s_tir.SBlockRealize, program: Program) -> SpIter:
 
 
 def emit_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Stage I to stage II for one function."""
+    """Lower one function from stage I to stage II."""
     program = decode(func)
     if not program.axes and not program.iterations:
         return func
@@ -389,5 +390,5 @@ def emit_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.EmitNest")
 def EmitNest(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """The pass around `emit_nest`."""
+    """Run `emit_nest` as a pass."""
     return emit_nest(func)

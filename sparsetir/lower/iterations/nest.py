@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loop nests of iterations: loop extents, unions, intersections, loops and blocks around a body."""
+"""Loop nests of iterations: loop extents, unions and intersections of axes, loops and blocks around a body."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sparsetir.lower.annotations import ORDERED_MARK
 from sparsetir.lower.iterations.access import Conditions, Cursor, Scope, fiber_of, guarded, in_range, lookup
 from sparsetir.lower.loops import Update, serial
 
-# Where the loops of a union or an intersection of axes run, and where its members then stand.
+# Loops of a union or an intersection of axes, and the cursors of its members.
 #
-# An intersection walks its first member and looks the others up. A union counts steps: `find_union` says which
-# coordinate a step has, and where the members have it. All of it is expressions of the loops' variables, exact in any
-# order.
+# An intersection iterates its first member and searches the others. A union counts steps: `find_union` computes the
+# coordinate of a step and the slots of the members that store it. All of these are expressions of the loop variables,
+# so the steps may run in any order.
 
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """The loops of a merge with their extents, the cursor of its variable, and the conditions for a step to count."""
+    """Loops of a merge with their extents, the cursor of its variable, and the conditions for a step to be executed."""
 
     loops: list[tuple[ir.Expr, Var]]
     cursor: Cursor
@@ -35,7 +35,7 @@ class Merged:
 
 @dataclass(frozen=True, eq=False)
 class _Member:
-    """A fiber that takes part; there are entries only where `given` holds."""
+    """Fiber that takes part in a merge; it has entries only where `given` holds."""
 
     axis: Axis
     parent_pos: ir.Expr | None
@@ -49,7 +49,7 @@ class _Member:
 
     @property
     def count(self) -> ir.Expr:
-        """The number of entries."""
+        """Number of entries."""
         own = guarded(self.given, self.axis.extent(self._at, self.above), const(0, self.axis.idtype))
         return cast(own, self.dtype)
 
@@ -61,7 +61,7 @@ class _Member:
         return cast(self.axis.coordinate(self.position(slot), slot, self.above), self.dtype)
 
     def found(self, coord: ir.Expr, strategy: str) -> tuple[ir.Expr, Conditions]:
-        """The position of a coordinate, and the conditions for the fiber to hold it."""
+        """Return the position of a coordinate and the conditions for the fiber to store it."""
         own = cast(coord, self.axis.idtype)
         return lookup(self.axis, self.parent_pos, self.above, own, self.given, (True, True), strategy)
 
@@ -71,7 +71,7 @@ class _Member:
 
 
 def place_merge(entry: Entry, scope: Scope, strategy: str) -> Merged:
-    """Loops and cursors of a merge in `scope`; `strategy` is how coordinates of other members are searched."""
+    """Return the loops and cursors of a merge in `scope`; `strategy` is the search strategy for further members."""
     dtype = entry.domains[0].idtype
     members = [_Member(axis, *parent_of(axis, host, scope), dtype) for axis, host in entry.heads]
     name = "v" + str(entry.vars[0].name)
@@ -96,7 +96,8 @@ def _intersection(members: Sequence[_Member], name: str, dtype: str, strategy: s
             absent = absent + conditions
             cursors.append(member.cursor(coord, at, [], slot))
             continue
-        own = Var(f"{name}_{n}", ir.PrimType(member.axis.idtype))  # each of the entries with the coordinate
+        # Several entries of the member may have the coordinate, so a loop compares all of them.
+        own = Var(f"{name}_{n}", ir.PrimType(member.axis.idtype))
         loops.append((cast(member.count, member.axis.idtype), own))
         absent = [*absent, member.coordinate(own).equal(coord)]
         cursors.append(member.cursor(coord, member.position(own), [], own))
@@ -107,7 +108,7 @@ def _intersection(members: Sequence[_Member], name: str, dtype: str, strategy: s
 
 
 def _union(members: Sequence[_Member], slot: Var) -> Merged:
-    """As many steps as members have entries, of which those without a coordinate do nothing."""
+    """Merge by a loop with one step for each entry of each member; steps without a coordinate do nothing."""
     dtype = str(slot.ty.dtype)
     argument = dialect.call("arg", [0], dtype)
     fibers = [part for m in members for part in (m.coordinate(argument), m.count, dialect.union_member(m.axis))]
@@ -123,7 +124,7 @@ def _union(members: Sequence[_Member], slot: Var) -> Merged:
     return Merged([(steps, slot)], Cursor(None, coord, slot=slot, members=tuple(cursors)), absent)
 
 
-# Pieces of a nest: where an axis's loop runs, and how loops and blocks go around a body.
+# Parts of a nest: loop extents of axes, and the construction of loops and blocks around a body.
 
 
 SPATIAL, REDUCE = 0, 2
@@ -131,7 +132,7 @@ SPATIAL, REDUCE = 0, 2
 
 @dataclass
 class Level:
-    """The loops and block variables of one block of a nest."""
+    """Loops and block variables of one block of a nest."""
 
     loops: list[tuple[Var, ir.Expr]] = field(default_factory=list)
     iter_vars: list[tirx.IterVar] = field(default_factory=list)
@@ -143,7 +144,7 @@ class Level:
 
 
 def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
-    """Loop extent, block variable, cursors and presence conditions of one entry in `scope`."""
+    """Return the loop extent, block variable, cursors and presence conditions of one entry in `scope`."""
     if entry.is_fused:
         return _place_fused(entry)
     axis = entry.axes[0]
@@ -158,7 +159,10 @@ def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Condi
 
 
 def any_slot(entry: Entry, scope: Scope) -> tuple[Cursor, Conditions]:
-    """The cursor of an axis for what repeats below its slots and is there without any; whether the fiber is there."""
+    """Return the cursor at slot 0 of an axis, and the conditions for its fiber to exist.
+
+    It serves axes below whose coordinates repeat in every slot, and exist even if the fiber has no slots.
+    """
     axis = entry.axes[0]
     parent_pos, above, given = parent_of(axis, entry.attached_to, scope)
     at, slot = const(0, axis.idtype) if parent_pos is None else parent_pos, const(0, axis.idtype)
@@ -168,7 +172,10 @@ def any_slot(entry: Entry, scope: Scope) -> tuple[Cursor, Conditions]:
 
 
 def parent_of(axis: Axis, host: Axis | None, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
-    """Where a fiber of `axis`, perhaps attached to `host`, hangs: position, ancestors' coordinates, conditions."""
+    """Return the parent position, ancestors' coordinates and conditions of a fiber of `axis`.
+
+    `host` is the axis to which `axis` is attached, if any.
+    """
     if axis.parent is None:
         return None, (), []
     if host is not None and host is not axis.parent:
@@ -182,7 +189,7 @@ def parent_of(axis: Axis, host: Axis | None, scope: Scope) -> tuple[ir.Expr | No
 
 
 def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
-    """The position, in the attached axis's own parent, of the coordinate of the axis it is attached to."""
+    """Search the parent of an attached axis for the coordinate of the axis `at`; return in the form of `parent_of`."""
     base, host = axis.parent, scope.by_axis.get(at)
     if base is None or host is None:
         message = f"T.attach({axis.name}, {at.name}): {at.name} must be iterated before {axis.name}"
@@ -200,7 +207,7 @@ def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple
 
 
 def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
-    """One loop over the stored positions of a chain; the outer members' places are searched upwards."""
+    """Place one loop over the stored positions of a chain of axes; search the outer positions from the innermost."""
     last = entry.axes[-1]
     flat = Var("v" + str(entry.vars[-1].name), ir.PrimType(last.idtype))
     positions: list[ir.Expr] = [flat]
@@ -225,14 +232,14 @@ def realize(block: s_tir.SBlock, level: Level) -> s_tir.SBlockRealize:
 
 
 def order_note(level: Level, loops: list[Var], needed: set[Var]) -> dict[str, list[str]]:
-    """The note of a block's variables that need their order, those of the `loops` of the program among them."""
+    """Return the annotation of a block's variables that must keep their order, including the program's `loops`."""
     own = [str(v.name) for v in level.block_vars if v in needed]
     names = ["v" + str(v.name) for v in loops if v in needed] + own
     return {ORDERED_MARK: names} if names else {}
 
 
 def where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> tirx.Stmt:
-    """`body` at stored coordinates only; a reduction keeps the single store that TVM's primitives look for."""
+    """Guard `body` by the conditions; a reduction remains a single store, as TVM's primitives require."""
     if not present:
         return body
     if not is_reduction or not isinstance(body, tirx.BufferStore):
@@ -245,7 +252,10 @@ def where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> t
 
 
 def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var], needed: set[Var]) -> s_tir.SBlockRealize:
-    """A realize that passes the enclosing ordinary loops' variables into the block, as TVM asks; `needed` in order."""
+    """Realize a block that takes the enclosing program loops' variables as block variables, as TVM requires.
+
+    Variables in `needed` are annotated as those that must keep their order.
+    """
     used = [v for v in loops if mentions(block.body, [v]) or any(mentions(iv.dom, [v]) for iv in block.iter_vars)]
     if not used and block.init is not None:
         used = [v for v in loops if mentions(block.init, [v])]
@@ -263,9 +273,9 @@ def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var], needed: 
 
 
 def wrap(body: tirx.Stmt, level: Level) -> tirx.Stmt:
-    """The loops of a level around `body`."""
+    """Wrap `body` in the loops of a level."""
     for var, extent in reversed(level.loops):
-        # As TVM's parser writes it, so that the printed text reads back equal.
+        # TVM's parser simplifies extents, so the simplified form makes the printed text parse to an equal function.
         body = serial(var, sym.Analyzer().simplify(extent), body)
     return body
 
@@ -275,20 +285,20 @@ def spatial_pairs(entry: Entry) -> list[tuple[Var, Axis]]:
 
 
 def walk_coordinates(var: Var, axis: Axis) -> tuple[ir.Expr, Var, Cursor]:
-    """Loop extent, block variable and cursor for all coordinates of an axis, stored or not."""
+    """Return the loop extent, block variable and cursor of a loop over all coordinates of an axis, stored or not."""
     slot = Var("v" + str(var.name), ir.PrimType(axis.idtype))
     cursor = Cursor(axis, slot, slot, slot=slot) if axis.kind == "dense_fixed" else Cursor(None, slot, slot=slot)
     return cast(axis.length, axis.idtype), slot, cursor
 
 
 def extend_all(levels: list[Level], loops: Sequence[tuple[ir.Expr, Var]], absent: Conditions, kind: int) -> None:
-    """Add the loops of one entry; its steps count where none of the conditions in `absent` fails."""
+    """Add the loops of one entry; its steps are executed where all conditions in `absent` hold."""
     for extent, slot in loops:
         extend(levels, extent, slot, absent if slot is loops[-1][1] else [], kind)
 
 
 def extend(levels: list[Level], extent: ir.Expr, slot: Var, absent: Conditions, kind: int) -> None:
-    """Add a loop; a new block begins where its extent depends on a variable of the current one."""
+    """Add a loop; begin a new block if its extent depends on a variable of the current one."""
     if mentions(extent, levels[-1].block_vars):
         levels.append(Level())
     domain = ir.Range(const(0, str(slot.ty.dtype)), extent)
@@ -298,7 +308,10 @@ def extend(levels: list[Level], extent: ir.Expr, slot: Var, absent: Conditions, 
 
 
 def old_value(body: tirx.Stmt, levels: list[Level]) -> tirx.Stmt | None:
-    """``c[vi] = c[vi]`` for a body that reduces into what is there already: TVM's schedule then sees a reduction."""
+    """Return ``c[vi] = c[vi]`` as the initialisation of a body that accumulates into existing values, else None.
+
+    With an initialisation, TVM's schedule recognises the block as a reduction.
+    """
     store = body.then_case if isinstance(body, tirx.IfThenElse) and body.else_case is None else body
     leaf = [level for level in levels if level.loops][-1:]
     reduced = [iv.var for level in leaf for iv in level.iter_vars if int(iv.iter_type) == REDUCE]

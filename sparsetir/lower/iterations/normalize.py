@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normalize scalars before lowering: alignment, NaN, names of scratch, bools."""
+"""Normalization passes before lowering: alignment of parameters, NaN semantics, names of scratch, bool arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import ASCENDING, DISTINCT, FIBERS, INDPTR, STRUCTURE
 from sparsetir.lower.loops import with_body
 
-# Ask no more of a caller's arrays than their element's alignment, and say that they do not overlap.
+# Require only the natural alignment of the caller's arrays, and declare that they do not overlap.
 #
 # before::
 #
@@ -27,7 +27,8 @@ from sparsetir.lower.loops import with_body
 #     def spmm(x: T.Buffer((n,), "float32", align=4)):
 #         T.func_attr({"tirx.noalias": True})
 #
-# TVM assumes 64 bytes and does not check it for numpy arrays: a vector load from one would crash.
+# By default TVM assumes an alignment of 64 bytes and does not check it for numpy arrays: an aligned vector load from
+# such an array would crash.
 
 
 NOALIAS = "tirx.noalias"
@@ -47,13 +48,13 @@ def _realigned(buffer: Var) -> Var:
 
 
 def _has_one_fiber(axis: Axis) -> bool:
-    """Whether all positions of an axis belong together: a root, or below one position."""
+    """Return whether an axis has a single fiber: a root axis, or one below a single position."""
     above = None if axis.parent is None else axis.parent.count
     return above is None or (isinstance(above, tirx.IntImm) and int(above) == 1)
 
 
 def _fibers(axis: Axis) -> str:
-    """The list that holds the coordinates of an axis in groups of one size, none twice in a group, as name:size."""
+    """Return name:width for the index array of an axis whose fibers have fixed width and no repeats, else ''."""
     if not axis.unique or not isinstance(axis.width, tirx.IntImm) or axis.kind != "sparse_fixed":
         return ""
     if axis.rule is None:
@@ -67,7 +68,7 @@ def _fibers(axis: Axis) -> str:
 
 
 def realign(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """`func` with buffer parameters of natural alignment."""
+    """Reduce the alignment of buffer parameters to that of their elements."""
     fresh: dict[Var, Var] = {}
     for param in func.params:
         if tirx.is_buffer_var(param) and int(param.ty.data_alignment) > _itemsize(str(param.ty.dtype)):
@@ -85,7 +86,7 @@ def realign(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.AlignParams")
 def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Realign the parameters of a stage-I function and note its row pointers."""
+    """Realign the parameters of a stage-I function; annotate it with its row pointers and other index arrays."""
     program = decode(func)
     if not program.axes:
         return func
@@ -104,9 +105,10 @@ def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     return out.with_attr(STRUCTURE, sorted({*pointers, *indices})).with_attr(ASCENDING, ascending)
 
 
-# Keep TVM from simplifying floats as if infinities and NaN did not exist.
+# Prevent TVM simplifications of floats that are wrong for infinities and NaN.
 #
-# NaN differs from every number, a comparison with it is not its opposite, and a difference of equal floats may be NaN.
+# NaN is unequal to every number, the negation of a comparison with it is not the opposite comparison, and a difference
+# of equal floats may be NaN.
 #
 # before::
 #
@@ -122,9 +124,9 @@ def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
 #     E[i] = A[i] + A[i] * T.float32(-1)
 #     F[i] = T.reinterpret("float32", 0) / A[i]
 #
-# TVM takes ``!=`` for less or greater, which NaN is not, rewrites ``not a < b`` to ``b <= a``, ``a == a`` to true,
-# ``a - a`` to 0, ``(a + b) - b`` to ``a`` and ``0 * a`` to 0. A difference whose sides have no element in common is
-# left.
+# TVM treats ``!=`` as "less or greater", which is false for NaN, and rewrites ``not a < b`` to ``b <= a``, ``a == a``
+# to true, ``a - a`` to 0, ``(a + b) - b`` to ``a`` and ``0 * a`` to 0. A difference whose sides share no element cannot
+# cancel and is kept.
 
 
 COMPARISONS = (tirx.EQ, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -136,7 +138,7 @@ def _is_of_floats(comparison: Any) -> bool:
 
 
 def opposite(condition: ir.Expr) -> ir.Expr:
-    """What holds where `condition` does not, in a form that TVM leaves as it is."""
+    """Return the negation of `condition` in a form that TVM does not simplify."""
     return tirx.Select(condition, tirx.const(False, "bool"), tirx.const(True, "bool"))
 
 
@@ -181,7 +183,7 @@ def _is_zero(value: ir.Expr) -> bool:
 
 
 def _hidden_zero(zero: tirx.FloatImm) -> ir.Expr:
-    """A zero of a sign that TVM does not recognise as one; LLVM does."""
+    """Return a zero of the same sign in a form that TVM does not fold; LLVM does."""
     bits = const(int(np.float32(zero.value).view("int32")), "int32")
     value, dtype = tirx.reinterpret("float32", bits), str(zero.ty.dtype)
     return value if dtype == "float32" else tirx.Cast(dtype, value)
@@ -195,7 +197,7 @@ def _multiplied(node: Any, mutator: Any) -> ir.Expr:
 
 
 def with_nan(node: Any) -> Any:
-    """A statement or an expression that computes with floats as numpy does."""
+    """Rewrite a statement or an expression so that TVM keeps numpy's float semantics."""
     compared = [(tirx.NE, _differs), (tirx.EQ, _equals), (tirx.Not, _negated)]
     computed = [(tirx.Sub, _subtracted), (tirx.Mul, _multiplied), (tirx.Div, _multiplied)]
     return structural_mutate(node, [*compared, *computed])
@@ -203,13 +205,13 @@ def with_nan(node: Any) -> Any:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CompareNaN")
 def CompareNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Replace the negated comparisons of floats in a stage-I function."""
+    """Apply `with_nan` to the body of a stage-I function."""
     if not decode(func).axes:
         return func
     return with_body(func, with_nan(func.body))
 
 
-# Give scratch memory the name that the program gives its view: the view does not outlive stage I.
+# Name scratch buffers after their views in the program, because the views do not outlive stage I.
 #
 # before::
 #
@@ -224,7 +226,7 @@ def CompareNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFu
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.NameScratch")
 def NameScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rename the scratch memory of a stage-I function."""
+    """Rename the scratch buffers of a stage-I function."""
     fresh: dict[Var, Var] = {}
     for buffer in decode(func).buffers.values():
         if buffer.allocated:
@@ -239,7 +241,7 @@ def _named(storage: Var, name: str) -> Var:
     return Var(name, storage.ty)
 
 
-# Compute with bools as numpy does: sums are or, products are and.
+# Replace bool arithmetic by logic with numpy's semantics: sums are or, products are and.
 #
 # before::
 #
@@ -255,7 +257,7 @@ def _named(storage: Var, name: str) -> Var:
 #     E[i] = T.Cast("uint8", A[i, j]) == T.Cast("uint8", B[j, k])
 #     F[i] = T.float32(-3) / T.float32(2) != T.float32(0)
 #
-# TVM accepts such arithmetic in a program, but has no machine code for it, nor a bool for a constant such as -1.5.
+# TVM accepts such arithmetic in a program, but cannot generate code for it, nor convert a constant like -1.5 to bool.
 
 
 LOGIC = {tirx.Add: tirx.Or, tirx.Max: tirx.Or, tirx.Mul: tirx.And, tirx.Min: tirx.And}
@@ -281,14 +283,14 @@ def _truth(cast: tirx.Cast, mutator: Any) -> Any:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ReplaceBools")
 def ReplaceBools(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Replace the arithmetic of bools in a stage-I function."""
+    """Apply `as_logic` to the body of a stage-I function."""
     if not decode(func).axes:
         return func
     return with_body(func, as_logic(func.body))
 
 
 def as_logic(node: Any) -> Any:
-    """A statement or an expression without arithmetic of bools."""
+    """Replace the bool arithmetic of a statement or an expression by logic."""
     callbacks = [*((kind, _replaced) for kind in (*LOGIC, *BOOL_COMPARISONS)), (tirx.Cast, _truth)]
     return structural_mutate(node, callbacks)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what every block reads and writes.
+"""Read and write regions of stage-II blocks.
 
 before::
 
@@ -15,10 +15,10 @@ after::
         T.reads(indptr[vi:vi + 2], indices[0:nnz], a[0:nnz], b[0:n, 0:feat])
         T.writes(c[vi, 0:feat])
 
-An element is named where its subscript only depends on variables known outside the block's inner loops, else
-the whole dimension. A buffer that the block initialises itself is not among its reads, as TVM's reductions
-have it. Arrays that are searched are read whole. The innermost block does not name the axes' index arrays, which
-nothing writes: it then has the regions of the dense micro kernel that ``tensorize`` compares it with.
+A region names a single element if its subscript only depends on variables defined outside the block's inner loops,
+else the whole dimension. A buffer that the block itself initialises is not among its reads, as in TVM's reductions.
+Searched arrays are read whole. The innermost block omits the axes' index arrays, which are never written:
+its regions then equal those of the dense micro kernel that ``tensorize`` compares it with.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sparsetir.lower.annotations import INIT_MARK, SCRATCH, STRUCTURE
 
 
 def _bound_inside(body: tirx.Stmt) -> list[Var]:
-    """Variables that only exist below `body`."""
+    """Return the variables that `body` defines."""
     found: list[Var] = []
     callbacks = [
         (tirx.For, lambda f: found.append(f.loop_var)),
@@ -61,7 +61,7 @@ def _local_buffers(block: s_tir.SBlock) -> list[Var]:
 
 
 def _initialised(block: s_tir.SBlock) -> list[Var]:
-    """Buffers that the block, or one inside it, sets before it reads them."""
+    """Return the buffers that the block, or a block inside it, initialises before it reads them."""
     found: list[Var] = []
 
     def on_block(inner: s_tir.SBlock) -> None:
@@ -77,14 +77,14 @@ def _initialised(block: s_tir.SBlock) -> list[Var]:
 
 
 class _Regions:
-    """Union of accesses by buffer, each dimension an element or everything."""
+    """Union of the accesses to each buffer: in each dimension a single element or the whole extent."""
 
     def __init__(self, inner: list[Var]) -> None:
         self.inner = set(inner)
         self.by_buffer: dict[Var, list[ir.Range]] = {}
 
     def add(self, buffer: Var, indices: Any, whole: bool = False) -> None:
-        """Note one access."""
+        """Add one access to the union."""
         shape = buffer.ty.shape
         ranges = [self._range(i, d, whole) for i, d in zip(indices, shape, strict=True)]
         known = self.by_buffer.get(buffer)
@@ -107,7 +107,7 @@ class _Regions:
         return bool(hit)
 
     def regions(self, without: list[Var]) -> list[tirx.BufferRegion]:
-        """The union as TVM regions."""
+        """Return the union as TVM buffer regions."""
         skip = set(without)
         return [tirx.BufferRegion(b, r) for b, r in self.by_buffer.items() if b not in skip]
 
@@ -119,12 +119,12 @@ def _join(a: ir.Range, b: ir.Range, extent: ir.Expr) -> ir.Range:
 
 
 def _whole(extent: ir.Expr) -> ir.Range:
-    """All of a dimension, as TVM's parser writes it."""
+    """Return the range of a whole dimension, in the form of TVM's parser."""
     return ir.Range(const(0, str(extent.ty.dtype)), sym.Analyzer().simplify(extent))
 
 
 def with_regions(block: s_tir.SBlock, structure: list[Var]) -> s_tir.SBlock:
-    """`block` with its reads and writes computed from its body; a leaf does not name `structure`."""
+    """Compute the reads and writes of `block` from its body; those of an innermost block omit `structure`."""
     bound = _bound_inside(block.body)
     reads, writes = _Regions(bound), _Regions(bound)
     searched: list[ir.TensorLoad] = []
@@ -158,8 +158,11 @@ def with_regions(block: s_tir.SBlock, structure: list[Var]) -> s_tir.SBlock:
 
 
 def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Recompute the regions of every block but the root; note the program's own scratch, which no schedule made."""
-    is_lowered = func.attrs is not None and STRUCTURE in func.attrs  # from stage I
+    """Recompute the regions of every block but the root; annotate the function with the program's scratch buffers.
+
+    The annotation distinguishes these buffers from caches that a schedule adds later.
+    """
+    is_lowered = func.attrs is not None and STRUCTURE in func.attrs  # AlignParams sets it on stage-I functions.
     names = {str(n) for n in func.attrs[STRUCTURE]} if is_lowered else set()
     written = {s.buffer for s in collect(func.body, tirx.BufferStore)}
     structure = [p for p in func.params if str(p.name) in names and p not in written]
@@ -178,5 +181,5 @@ def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.DeclareRegions")
 def DeclareRegions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """The pass around `declare_regions`."""
+    """Run `declare_regions` as a pass."""
     return declare_regions(func)

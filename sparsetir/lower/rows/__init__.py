@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing of rows among threads and registers."""
+"""Row loops: partition among threads, fusion, operand packing, register blocking."""

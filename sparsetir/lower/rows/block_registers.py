@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Register blocking: keep a row that several sums share in registers."""
+"""Column loops below a row loop, and register blocking: keep a row that several sums share in registers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sparsetir.lower.vector.loop_transforms import match, vector_loops
 from sparsetir.lower.vector.memory_hints import ahead, fetch, gathers, line_starts
 from sparsetir.lower.vector.vectorize import GROUP, Dot, around, scaled, totals
 
-# The loops over columns below a loop over rows, and whether they may run a panel of columns at a time.
+# Column loops below a row loop, and the test of whether they may run one panel of columns at a time.
 #
 # A *column loop* moves one subscript of every result below it: a loop over tiles with vector lanes inside, which a
-# schedule marks, or a plain loop over all columns, such as an initialisation.
+# schedule annotates, or a plain loop over all columns, such as an initialisation.
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnLoop:
-    """A loop over `width` columns, `tile` of them a step, with those of a step in `lanes` (none: one a step)."""
+    """Loop over `width` columns with `tile` columns a step; `lanes` are its vector loops (empty: one column a step)."""
 
     loop: tirx.For
     tile: int
@@ -37,7 +37,7 @@ class ColumnLoop:
 
     @classmethod
     def of(cls, loop: tirx.For) -> ColumnLoop | None:
-        """A marked loop over tiles; None where its lanes do not cover the columns one by one."""
+        """Match an annotated loop over tiles; return None if its lanes do not cover every column once."""
         inner = vector_loops(loop.body)
         found = match(loop)
         if found is not None:
@@ -50,7 +50,7 @@ class ColumnLoop:
         return cls(loop, tile, width, tuple(f.loop_var for f in inner))
 
     def is_column(self, index: ir.Expr) -> bool:
-        """Whether a subscript is the column."""
+        """Return whether a subscript is the column."""
         analyzer = sym.Analyzer()
         if isinstance(self.loop.extent, tirx.IntImm) and int(self.loop.extent) > 0:
             analyzer.bind(self.loop.loop_var, ir.Range.from_min_extent(self.loop.min, self.loop.extent))
@@ -63,24 +63,24 @@ class ColumnLoop:
         return any(lane.same_as(v) for v in self.lanes)
 
     def dimension(self, indices: list[ir.Expr]) -> int | None:
-        """Which of the subscripts is the column; None if not just one is."""
+        """Return the dimension whose subscript is the column; None unless exactly one is."""
         found = [d for d, index in enumerate(indices) if self.is_column(index)]
         return found[0] if len(found) == 1 else None
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The column loops of a loop over rows, all as wide, which write every result at their own columns only."""
+    """Column loops of equal width below a row loop, which write every result only at their own columns."""
 
     rows: tirx.For
     panel: int
     width: ir.Expr
     loops: list[ColumnLoop]
-    results: dict[Var, int] = field(default_factory=dict)  # which dimension holds the columns
+    results: dict[Var, int] = field(default_factory=dict)  # The dimension of the columns of each result.
 
     @classmethod
     def of(cls, rows: tirx.For) -> Columns | None:
-        """Those of `rows`; None where none is marked or results do not fall apart into columns."""
+        """Collect the column loops of `rows`; return None if none is annotated or columns depend on each other."""
         marked = [f for f in collect(rows.body, tirx.For) if PANEL in f.annotations]
         tiled = [one for f in marked if (one := ColumnLoop.of(f)) is not None]
         if not tiled or len(tiled) < len(marked) or not all(same(t.width, tiled[0].width) for t in tiled):
@@ -93,13 +93,13 @@ class Columns:
         return found if found._falls_apart() else None
 
     def accesses(self) -> Iterator[tuple[ColumnLoop, Var, list[ir.Expr], bool]]:
-        """Every access below a column loop, as `sparsetir.ir.accesses` has it."""
+        """Yield each column loop with the accesses below it: buffer, subscripts, and whether it is a store."""
         for column in self.loops:
             for buffer, indices, is_store in accesses(column.loop.body):
                 yield column, buffer, indices, is_store
 
     def _falls_apart(self) -> bool:
-        """Whether a column of the results depends on no other: notes the dimension of each result."""
+        """Return whether the columns of the results are independent; set the column dimension of each result."""
         own = {a.buffer for a in collect(self.rows.body, tirx.AllocBuffer)}
         kept = {a.buffer for c in self.loops for a in collect(c.loop.body, tirx.AllocBuffer)}
         stores = [s for s in collect(self.rows.body, tirx.BufferStore) if s.buffer not in own]
@@ -113,18 +113,18 @@ class Columns:
         reads = [(c, b, i) for c, b, i, is_store in self.accesses() if not is_store and b in self.results]
         every = [x for x in collect(self.rows.body, ir.TensorLoad) if x.source in self.results]
         apart = len(reads) == len(every) and all(c.dimension(i) == self.results[b] for c, b, i in reads)
-        # What a column loop leaves in an array from outside it could reach the next step.
+        # An array of the row that a column loop stores to could carry values to the next step.
         return apart and not any(b in own and b not in kept for _, b, _, is_store in self.accesses() if is_store)
 
 
 def _plain(rows: tirx.For, marked: list[tirx.For], width: ir.Expr) -> list[ColumnLoop]:
-    """The loops over all columns, one at a time, that are not inside a marked one."""
+    """Return the plain loops over all columns that are not inside an annotated loop."""
     inside = [f for loop in marked for f in collect(loop.body, tirx.For)]
     others = [f for f in collect(rows.body, tirx.For) if f not in inside and f not in marked]
     return [ColumnLoop(f, 1, f.extent, ()) for f in others if same(f.extent, width)]
 
 
-# Register blocking: the row that several sums share is kept in registers.
+# Register blocking: keep a row that several sums share in registers.
 #
 # before::
 #
@@ -142,7 +142,7 @@ def _plain(rows: tirx.For, marked: list[tirx.For], width: ir.Expr) -> list[Colum
 #                 for j_1, k_0 in T.grid(T.unroll(4), T.unroll(4)):
 #                     for k_1 in T.vectorized(32):
 #                         acc[j_1 * 32 + k_1] = acc[j_1 * 32 + k_1] + row[k_0 * 32 + k_1] * y[indices[...], ...]
-#                 ...  # total[0:4] = the sums of acc[0:32], acc[32:64], acc[64:96] and acc[96:128], taken together
+#                 ...  # total[0:4] = the sums of acc[0:32], acc[32:64], acc[64:96] and acc[96:128], reduced together
 #                 for j_1 in T.unroll(4):
 #                     o[...] = T.Select(part == 0, 0, o[...]) + s[indptr[i] + j_0 * 4 + j_1] * total[j_1]
 #             for j in range((indptr[i + 1] - indptr[i]) % 4):
@@ -151,14 +151,14 @@ def _plain(rows: tirx.For, marked: list[tirx.For], width: ir.Expr) -> list[Colum
 #         for j in range(indptr[i + 1] - indptr[i]):
 #             ...  # as before, from feat // 128 * 128 on
 #
-# The gathered rows are read one after the other, which the hardware foresees better than four at a time, and every
-# multiply-add loads one operand instead of two. Sums that are stored in 16-bit floats stay as they are: they would be
-# rounded once a part. The note is for sums that may be reordered.
+# The gathered rows are read one after the other, which the hardware prefetches better than four at a time, and every
+# multiply-add loads one operand instead of two. Sums that are stored in 16-bit floats are not blocked, because they
+# would be rounded once for each part. The annotation is only valid for sums that may be reordered.
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A loop over sums that share a row: `row` and `gathered` are the factors of what is summed.
+    """Loop over sums that share a row: `row` and `gathered` are the factors of the terms.
 
     The row is the product of the factors that are the same in every step of the loop.
     """
@@ -171,7 +171,7 @@ class Shared:
 
     @classmethod
     def of(cls, outer: tirx.For) -> Shared | None:
-        """That of a loop; None where it is something else."""
+        """Match a loop over annotated sums that share a row; return None for other loops."""
         dot = around(outer)
         size = 0 if dot is None else int(dot.loop.annotations.get(HELD, 0))
         if dot is None or not size or dot.combine is not tirx.Add or size % dot.lanes:
@@ -184,13 +184,13 @@ class Shared:
         return cls(outer, dot, product(same), product(other), size) if same and other else None
 
     def before(self, part: ir.Expr) -> ir.Expr:
-        """What the sum over a part is added to."""
+        """Return the value that the sum over a part is added to."""
         load = tirx.BufferLoad(self.dot.store.buffer, self.dot.store.indices)
         return tirx.Select(part.equal(const(0, str(part.ty.dtype))), self.dot.start, load)
 
 
 def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int) -> tirx.Stmt:
-    """The sums over a part of the row for `group` steps from `base` on."""
+    """Emit the sums over a part of the row for `group` steps from `base` on."""
     dot, var = shared.dot, shared.outer.loop_var
     k, lanes, dtype = dot.loop.loop_var, dot.lanes, str(dot.store.buffer.ty.dtype)
     member, block, lane = (Var(n, k.ty) for n in ("g", "k_0", "k_1"))
@@ -216,7 +216,7 @@ def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int) -> tir
     again, inside = Var("k_again", k.ty), [of(f) for f in dot.factors]
 
     def unfactored(result: Var) -> tirx.Stmt:
-        """The sum over the part, its factors inside."""
+        """Emit the sum over the part with its factors inside the terms."""
         moving = tirx.BufferLoad(row, [again]) * of(shared.gathered, part * size + again)
         return serial(again, size, put(result, get(result) + product([*inside, moving])))
 
@@ -230,7 +230,7 @@ def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int) -> tir
 
 
 def _fetches(shared: Shared, part: Var, of: Any) -> list[tirx.Stmt]:
-    """Every line of the rows that are gathered some steps later."""
+    """Emit prefetches of all cache lines of the rows that are gathered at the prefetch distance."""
     k = shared.dot.loop.loop_var
     found = []
     for load in gathers(shared.gathered, shared.outer.loop_var):
@@ -242,7 +242,7 @@ def _fetches(shared: Shared, part: Var, of: Any) -> list[tirx.Stmt]:
 
 
 def hold(outer: tirx.For) -> tirx.Stmt | None:
-    """A loop around annotated sums in parts; None where it is something else."""
+    """Emit a loop over annotated sums in parts of the shared row; return None for other loops."""
     shared = Shared.of(outer)
     if shared is None:
         return None
@@ -270,7 +270,7 @@ def hold(outer: tirx.For) -> tirx.Stmt | None:
 
 
 def _rest(shared: Shared, count: ir.Expr, left: ir.Expr) -> tirx.Stmt:
-    """The loop as it was, over what is left behind the last whole part."""
+    """Emit the original loop over the remainder after the last full part."""
     outer, dot = shared.outer, shared.dot
     k, var = dot.loop.loop_var, Var(str(outer.loop_var.name), outer.loop_var.ty)
     done = count * const(shared.size, str(k.ty.dtype))
@@ -283,7 +283,7 @@ def _rest(shared: Shared, count: ir.Expr, left: ir.Expr) -> tirx.Stmt:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BlockRegisters")
 def BlockRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every loop around annotated sums of a function that share a row."""
+    """Block the shared row of every loop around annotated sums of a function."""
 
     why = "no row is shared by the sums of the loop around it"
     return each_loop(func, outer=hold, inner=lambda loop: refused(loop, HELD, why))

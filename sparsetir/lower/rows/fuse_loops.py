@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loop fusion: neighbouring loops over the same rows run together, a few rows at a time.
+"""Loop fusion: adjacent loops over the same rows run together, `PART` rows at a time.
 
 before::
 
@@ -19,11 +19,11 @@ after::
                 c[rows[at_1[0] + x], 0:feat] = c[rows[at_1[0] + x], 0:feat] + ...
 
 Rows of a result stay in cache from loop to loop, threads start once, and loops that add to the same rows never run
-next to each other. A loop with another annotation ``"sweep"`` than those before it begins a loop of its own.
+concurrently. A loop with another annotation ``"sweep"`` than the loops before it is not fused with them.
 
-It takes loops in which every step has rows of its own wherever it touches what they share, in ascending order: step
-``x`` has row ``x``, rows ``x * R`` to ``x * R + R - 1``, or the same of ``rows[x]`` for a sorted list; or it has the
-nonzeros of row ``x``, at ``indptr[x] + j``: scratch that one loop fills and the next reads stays in cache too.
+Loops can be fused if every step accesses shared arrays only at rows of its own, in ascending order:
+step ``x`` has row ``x``, or rows ``x * R`` to ``x * R + R - 1``, or the same of ``rows[x]`` for a sorted list;
+or it has the nonzeros of row ``x``, at ``indptr[x] + j``, so that scratch passed between loops stays in cache too.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from sparsetir.lower.annotations import (
 from sparsetir.lower.loops import SERIAL, binary_search, parallel, serial, with_body, without
 from sparsetir.lower.rows.partition import work_before_step
 
-PART = 64  # rows: their results stay in the second-level cache up to a thousand columns
+PART = 64  # Rows whose results stay in the second-level cache up to a thousand columns.
 WIDE = "int64"
-Touched = dict[Var, list[list[ir.Expr]]]  # the subscripts of every access to an array
+Touched = dict[Var, list[list[ir.Expr]]]  # The subscripts of all accesses to each array.
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a step: `size` of them from `size` times its number, or times the entry of a sorted list, on.
+    """Rows of a step: `size` rows from ``size * step`` on, or from ``size * listed`` for the entry of a sorted list.
 
-    `fibers` are the row pointers, outermost first, that lead from a row to a place in what is shared.
+    `fibers` are the arrays of row pointers, outermost first, between a row and its positions in a shared array.
     """
 
     size: int
@@ -70,12 +70,12 @@ class Rows:
     fibers: tuple[Var, ...] = ()
 
     def same_as(self, other: Rows) -> bool:
-        """Whether both are the same rows of the same loop."""
+        """Return whether both are the same rows of the same loop."""
         return self.size == other.size and same(self.listed, other.listed)
 
 
 def _fibers(index: ir.Expr, loop: tirx.For, pointers: set[str]) -> tuple[Var, ...] | None:
-    """The row pointers that lead from the row of a step to a place among its nonzeros; None for other subscripts."""
+    """Return the row pointers between the row of a step and a position of its nonzeros; None for other subscripts."""
     if index.same_as(loop.loop_var):
         return ()
     if not isinstance(index, tirx.Add) or not isinstance(index.b, Var) or not isinstance(index.a, ir.TensorLoad):
@@ -95,7 +95,7 @@ def _fibers(index: ir.Expr, loop: tirx.For, pointers: set[str]) -> tuple[Var, ..
 
 
 def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str], pointers: set[str]) -> Rows | None:
-    """The rows that a subscript stands for; None where it is not of a form known here."""
+    """Return the rows that a subscript denotes; None for an unsupported form."""
     fibers = _fibers(index, loop, pointers)
     if fibers:
         return Rows(1, None, fibers)
@@ -125,7 +125,7 @@ def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str], pointers: set[
 
 
 def _advances(position: ir.Expr, loop: tirx.For) -> bool:
-    """Whether a position in a list moves by one with every step, from the same place in every one."""
+    """Return whether a position in a list moves by one with every step and is constant within a step."""
     step = loop.loop_var
     moved = substitute(position, {step: step + const(1, str(step.ty.dtype))}) - position
     inner = [f.loop_var for f in collect(loop.body, tirx.For)] + [b.var for b in collect(loop.body, tirx.Bind)]
@@ -134,7 +134,7 @@ def _advances(position: ir.Expr, loop: tirx.For) -> bool:
 
 
 def _accesses(loop: tirx.For) -> tuple[Touched, set[Var]]:
-    """Subscripts of every access to an array from outside the loop, and the arrays that are written."""
+    """Return the subscripts of all accesses to arrays from outside the loop, and the written arrays."""
     inside = {a.buffer for a in collect(loop.body, tirx.AllocBuffer)}
     found: Touched = {}
     written = set()
@@ -149,7 +149,7 @@ def _accesses(loop: tirx.For) -> tuple[Touched, set[Var]]:
 
 
 class Run:
-    """Neighbouring loops that may go over the rows together."""
+    """Adjacent loops that may iterate the rows together."""
 
     def __init__(self, ascending: set[str], pointers: set[str]) -> None:
         self.ascending = ascending
@@ -160,7 +160,7 @@ class Run:
         self.written: set[Var] = set()
 
     def add(self, loop: tirx.For) -> bool:
-        """Take one more loop in; False (and no change) where its rows are not known or not those of the others."""
+        """Add a loop to the run; return False, without a change, if its rows are unknown or differ from the others'."""
         touched, written = _accesses(loop)
         loops, maps = [*self.loops, loop], [*self.touched, touched]
         changed = self.written | written
@@ -176,7 +176,7 @@ class Run:
         return True
 
     def _rows(self, steps: list[tuple[tirx.For, Touched]], shared: set[Var]) -> list[Rows] | None:
-        """The one set of rows of each loop in all of its accesses to what is shared; None where there is none."""
+        """Return for each loop the rows common to all its accesses to shared arrays; None if they differ."""
         found: list[Rows | None] = [None] * len(steps)
         for buffer in shared:
             rows = self._rows_in(buffer, steps)
@@ -190,7 +190,10 @@ class Run:
         return known if len(known) == len(found) else None
 
     def _rows_in(self, buffer: Var, steps: list[tuple[tirx.For, Touched]]) -> list[Rows | None] | None:
-        """The rows of each loop that one dimension of an array stands for; None for a loop that does not touch it."""
+        """Return each loop's rows in one dimension of `buffer`, or None if no dimension fits.
+
+        The rows of a loop that does not access the array are None.
+        """
         for dim in range(len(buffer.ty.shape)):
             rows = [self._rows_at(loop, [i[dim] for i in touched.get(buffer, [])]) for loop, touched in steps]
             used = [r for r in rows if r is not None]
@@ -200,7 +203,7 @@ class Run:
         return None
 
     def _rows_at(self, loop: tirx.For, subscripts: list[ir.Expr]) -> Rows | None:
-        """The rows that all of some subscripts in a loop stand for; None where they differ."""
+        """Return the rows that all subscripts in a loop denote; None if they differ."""
         found: Rows | None = None
         for index in subscripts:
             rows = _rows_of(index, loop, self.ascending, self.pointers)
@@ -212,7 +215,7 @@ class Run:
     # ------------------------------------------------------------------ the loop over all of them
 
     def fused(self, pointers: set[str]) -> tirx.Stmt:
-        """One parallel loop that does the work of all."""
+        """Emit one parallel loop that does the work of all loops."""
         chunks = amount(self.loops[0], CHUNKS)
         unit = math.lcm(*(r.size for r in self.rows))
         chunk = Var("chunk", ir.PrimType("int32"))
@@ -225,7 +228,7 @@ class Run:
             total = total + weight(loop.extent)
 
         def bound(place: Var, index: ir.Expr) -> list[tirx.Stmt]:
-            """The first row from which at most `index` of `chunks` parts of the work are left."""
+            """Emit a search for the first group of rows with `index` of `chunks` parts of the work before it."""
             middle = tirx.floordiv(get(place) + get(high), const(2, WIDE))
             steps = [put(work, const(0, WIDE))]
             for n, weight in enumerate(weights):
@@ -249,7 +252,7 @@ class Run:
         return parallel(chunk, chunks, seq(*body))
 
     def _units(self, unit: int) -> ir.Expr:
-        """How many groups of `unit` rows cover the rows of every loop."""
+        """Return the number of groups of `unit` rows that cover the rows of all loops."""
         most: ir.Expr = const(0, WIDE)
         for loop, rows in zip(self.loops, self.rows, strict=True):
             steps = cast(loop.extent, WIDE)
@@ -261,11 +264,11 @@ class Run:
 
     @staticmethod
     def _entry(rows: Rows, loop: tirx.For, step: ir.Expr) -> ir.Expr:
-        """The entry of the list at a step."""
+        """Return the entry of the list at a step."""
         return substitute(rows.listed, {loop.loop_var: cast(step, str(loop.loop_var.ty.dtype))})
 
     def _seek(self, n: int, place: Var, high: Var, row: ir.Expr) -> list[tirx.Stmt]:
-        """Set `place` to the first step of loop `n` whose rows are not below `row`, a multiple of their number."""
+        """Set `place` to the first step of loop `n` whose rows are not below `row`, a multiple of its `size`."""
         loop, rows = self.loops[n], self.rows[n]
         dtype = str(place.ty.dtype)
         if rows.listed is None:
@@ -276,7 +279,7 @@ class Run:
         return [put(place, const(0, dtype)), put(high, cast(loop.extent, dtype)), search]
 
     def _part(self, n: int, place: Var, stop: Var, limit: ir.Expr) -> list[tirx.Stmt]:
-        """The steps of loop `n` from `place` to before row `limit`; `place` moves on."""
+        """Emit the steps of loop `n` from `place` up to row `limit`, exclusive, and advance `place`."""
         loop, rows = self.loops[n], self.rows[n]
         dtype = str(place.ty.dtype)
         if rows.listed is None:
@@ -294,14 +297,14 @@ class Run:
 
 
 def _may_join(stmt: tirx.Stmt) -> bool:
-    """Whether a statement is a loop that is shared out."""
+    """Return whether a statement is a row loop with a proof that is split among threads."""
     if not isinstance(stmt, tirx.For) or CHUNKS not in stmt.annotations or PARALLEL_MARK not in stmt.annotations:
         return False
     return stmt.kind == SERIAL and isinstance(stmt.min, tirx.IntImm) and int(stmt.min) == 0
 
 
 def fuse(stmts: list[tirx.Stmt], ascending: set[str], pointers: set[str]) -> list[tirx.Stmt]:
-    """The statements of a sequence, row loops in longest possible runs as one."""
+    """Fuse the longest possible runs of row loops in a sequence of statements."""
     out: list[tirx.Stmt] = []
     run: Run | None = None
 
@@ -324,14 +327,14 @@ def fuse(stmts: list[tirx.Stmt], ascending: set[str], pointers: set[str]) -> lis
 
 
 def _agree(loops: list[tirx.For], loop: tirx.For) -> bool:
-    """Whether `loop` is shared out like the others, and belongs to their sweep or to none."""
+    """Return whether `loop` has the number of chunks of the others, and their sweep or none."""
     sweeps = {str(f.annotations[SWEEP]) for f in (*loops, loop) if SWEEP in f.annotations}
     return len(sweeps) <= 1 and same(amount(loop, CHUNKS), amount(loops[0], CHUNKS))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FuseLoops")
 def FuseLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Fuse the row loops of a function."""
+    """Fuse adjacent row loops of a function."""
     if not from_dialect(func):
         return func
     ascending, pointers = names_in(func, ASCENDING), names_in(func, INDPTR)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group the results of several rows, and copy panels of columns."""
+"""Copies of panels of columns, and staging of the results of several rows for contiguous stores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparsetir.lower.loops import SERIAL, VECTORIZED, loop, serial, with_
 from sparsetir.lower.rows.block_registers import Columns
 from sparsetir.utils.machine import LINE
 
-# Copy some columns of an array, whichever dimension they are, into scratch that has them last.
+# Copy a range of columns of an array, in any dimension, to a scratch buffer with columns as its last dimension.
 #
 # The copy of columns ``first`` to ``first + count`` of ``b[k, x]`` is::
 #
@@ -29,21 +29,21 @@ from sparsetir.utils.machine import LINE
 #                     b_panel[x_1 * 16 + x, y_0 * 8 + y] = b[first + y_0 * 8 + y, x_1 * 16 + x]
 #         ...  # the last count % 8 columns likewise, one by one
 #
-# so that each line of the cache is read once. Where the columns are last already there is no loop over ``x``.
+# so that each cache line is read once. If the columns are already the last dimension, there is no loop over ``x``.
 
 
-LANES = 8  # columns at a time
-TRANSPOSE_LINE = 16  # elements of a transposed row at a time
+LANES = 8  # Columns of a vector copy.
+TRANSPOSE_LINE = 16  # Elements of a transposed row that are copied together.
 
 
 def counted(name: str, extent: ir.Expr) -> Var:
-    """A loop variable of an extent's type."""
+    """Create a loop variable with the type of an extent."""
     return Var(name, ir.PrimType(str(extent.ty.dtype)))
 
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """`count` columns of an array from `first` on, the columns being its dimension `dimension`."""
+    """Copy of `count` columns of an array from `first` on; the columns are its dimension `dimension`."""
 
     source: Var
     target: Var
@@ -52,7 +52,7 @@ class Copy:
     count: ir.Expr
 
     def loops(self, notes: Mapping[str, Any]) -> tirx.Stmt:
-        """The loops of the copy; `notes` are those of the outermost."""
+        """Emit the loops of the copy; `notes` are the annotations of the outermost loop."""
         shape = list(self.source.ty.shape)
         others = [d for d in range(len(shape)) if d != self.dimension]
         is_transposed = self.dimension < others[-1]
@@ -68,7 +68,7 @@ class Copy:
         return body
 
     def _lines(self, place: list[ir.Expr], extent: ir.Expr) -> tirx.Stmt:
-        """The columns of the rows in a line."""
+        """Emit the copy of the columns of `TRANSPOSE_LINE` rows."""
         line = const(TRANSPOSE_LINE, str(extent.ty.dtype))
         start = place[-1] * line
 
@@ -79,7 +79,7 @@ class Copy:
         return self._columns(around)
 
     def _columns(self, around: Any) -> tirx.Stmt:
-        """`LANES` columns at a time, then the rest, with the loop that `around` makes inside the one over these."""
+        """Emit the copy of `LANES` columns at a time, then of the remainder; `around` makes the loop over rows."""
         lanes = const(LANES, str(self.count.ty.dtype))
 
         def block(base: ir.Expr, width: ir.Expr, kind: Any) -> tirx.Stmt:
@@ -95,13 +95,13 @@ class Copy:
         return seq(full, block(self.count - rest, rest, SERIAL))
 
     def _move(self, place: list[ir.Expr], column: ir.Expr) -> tirx.Stmt:
-        """The copy of one element."""
+        """Emit the copy of one element."""
         source = list(place)
         source.insert(self.dimension, self.first + column)
         return tirx.BufferStore(self.target, tirx.BufferLoad(self.source, source), [*place, column])
 
 
-# Keep the results of a few rows next to each other, and store them along the rows where these are the last dimension.
+# Stage the results of a group of rows in a local buffer and store them along the rows, if rows are the last dimension.
 #
 # before::
 #
@@ -118,11 +118,11 @@ class Copy:
 #             for row in T.vectorized(16):
 #                 c[p * 64 + y, i * 16 + row] = c_rows[row, y]
 #
-# A store of one element of each line costs as much as one of the whole line.
+# A store of one element of a cache line costs as much as a store of the whole line.
 
 
 def staged_results(columns: Columns) -> dict[Var, int]:
-    """The results whose last dimension is the row, each element stored once: with the dimension of the columns."""
+    """Return the column dimension of each result whose last dimension is the row and whose elements are stored once."""
     return {b: d for b, d in columns.results.items() if _is_staged(columns, b, d)}
 
 
@@ -140,7 +140,7 @@ def _is_staged(columns: Columns, buffer: Var, dimension: int) -> bool:
 
 
 def _store_loop(columns: Columns, store: tirx.BufferStore) -> tirx.For | None:
-    """The column loop that makes a store in every step, for every column; None where something may keep it from it."""
+    """Return the column loop that executes a store unconditionally for every column of every row, or None."""
     for column in columns.loops:
         if column.loop in _always(columns.rows.body) and _reaches(column, column.loop.body, store):
             return column.loop
@@ -148,13 +148,13 @@ def _store_loop(columns: Columns, store: tirx.BufferStore) -> tirx.For | None:
 
 
 def _always(body: tirx.Stmt) -> list[tirx.Stmt]:
-    """The statements that every row executes."""
+    """Return the statements that every row executes."""
     parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
     return parts if parts == [body] else [s for part in parts for s in _always(part)]
 
 
 def _reaches(column: Any, body: tirx.Stmt, store: tirx.BufferStore) -> bool:
-    """Whether a statement of a column loop is its vector loop around a store, checked for the last column at most."""
+    """Return whether a column loop always reaches a store, guarded by nothing but the bound of the columns."""
     for stmt in _always(body):
         inner = stmt
         if isinstance(inner, tirx.For) and inner.loop_var in column.lanes:
@@ -168,7 +168,7 @@ def _reaches(column: Any, body: tirx.Stmt, store: tirx.BufferStore) -> bool:
 
 
 def group(rows: tirx.For, columns: Columns, results: dict[Var, int], first: ir.Expr, count: ir.Expr) -> tirx.For:
-    """`rows`, already for a panel that begins at column `first` and has `count`, with staged results."""
+    """Stage the results of the row loop `rows` of the panel of `count` columns from `first` on."""
     index, dtype = rows.loop_var, str(rows.loop_var.ty.dtype)
     least = min(int(DataType(str(b.ty.dtype)).bits) for b in results)
     size = const(LINE * 8 // least, dtype)
@@ -203,7 +203,7 @@ def _scratch(buffer: Var, rows: int, columns: int) -> Var:
 
 
 def _unload(store: tirx.BufferStore, held: Var, dimension: int, rows: Any, columns: Any) -> tirx.Stmt:
-    """Store what is held of some rows and columns, along the rows."""
+    """Store the staged results of some rows and columns along the rows."""
     (start, width, kind), (first, count) = rows, columns
     y = counted("y", count)
     row = counted("row", width)

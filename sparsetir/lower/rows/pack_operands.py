@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operand packing: the rows of a panel of columns are copied side by side before they are gathered.
+"""Operand packing: copy a panel of columns of an operand to contiguous rows before the rows are gathered.
 
 before::
 
@@ -25,9 +25,9 @@ after::
                             acc[k_1] = acc[k_1] + a[...] * b_panel[indices[indptr[i] + j], k_0 * 64 + k_1]
                 ...  # c[i, p * 128 + k_0 * 64:p * 128 + k_0 * 64 + 64] = acc[0:64]
 
-Packed are operands that a column loop reads along their last dimension and gathers by another, and all whose columns
-are not the last dimension, ``b[k, indices[...]]``: these are transposed on the way. `group_rows` does the same for
-results. The mark goes where no panel is made.
+Two kinds of operands are packed: those that a column loop reads along their last dimension and gathers by another,
+and those whose columns are not the last dimension, ``b[k, indices[...]]``, which the copy transposes. `group_rows`
+transposes results. Where no panel is made, the annotation is removed.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from sparsetir.lower.rows.group_rows import Copy, group, staged_results
 
 
 def _is_start(x: ir.Expr, column: ColumnLoop) -> bool:
-    """Whether an expression is the first column of a step."""
+    """Return whether an expression is the first column of a step."""
     is_product = isinstance(x, tirx.Mul) and isinstance(x.b, tirx.IntImm)
     return is_product and x.a.same_as(column.loop.loop_var) and int(x.b) == column.tile
 
 
 def packed_operands(columns: Columns) -> dict[Var, int]:
-    """The dimension of the columns for every operand that a packed copy serves better."""
+    """Return the operands to pack, with the dimension of their columns."""
     found: dict[Var, int] = {}
     inside = {a.buffer for a in collect(columns.rows.body, tirx.AllocBuffer)}
     for column, buffer, indices, is_store in columns.accesses():
@@ -68,7 +68,7 @@ def packed_operands(columns: Columns) -> dict[Var, int]:
 
 
 class Panel:
-    """The panel `number` of the columns, and the scratch that holds operands of it."""
+    """The panel `number` of columns, and the scratch buffers of its packed operands."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
@@ -82,13 +82,13 @@ class Panel:
         self.results = staged_results(columns)
 
     def _scratch(self, buffer: Var, dimension: int) -> Var:
-        """An array of the other dimensions and a panel of columns."""
+        """Declare the scratch buffer of an operand: its other dimensions and a panel of columns."""
         others = [s for d, s in enumerate(buffer.ty.shape) if d != dimension]
         shape = [*others, tirx.min(self.size, self.columns.width)]
         return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=f"{buffer.name}_panel", layout=None)
 
     def loop(self) -> tirx.Stmt:
-        """The loop over panels around the copies and the rows."""
+        """Emit the loop over panels around the copies and the row loop."""
         kept = {k: v for k, v in self.columns.rows.annotations.items() if k in (CHUNKS, PARALLEL_MARK)}
         copies = [Copy(b, self.scratch[b], d, self.first, self.count).loops(kept) for b, d in self.operands.items()]
         rows = self._rows()
@@ -102,7 +102,7 @@ class Panel:
     # ------------------------------------------------------------------ the rows
 
     def _rows(self) -> tirx.For:
-        """The loop over rows, for the columns of the panel."""
+        """Restrict the row loop to the columns of the panel."""
         columns = {c.loop: c for c in self.columns.loops}
 
         def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
@@ -112,7 +112,7 @@ class Panel:
         return structural_mutate(self.columns.rows, [(tirx.For, on_for)])
 
     def _column_loop(self, column: ColumnLoop) -> tirx.For:
-        """A column loop for the columns of the panel."""
+        """Restrict a column loop to the columns of the panel."""
         node, step = column.loop, column.loop.loop_var
         tile = const(column.tile, self.dtype)
 
@@ -139,7 +139,7 @@ class Panel:
 
 
 def _may_pack(loop: tirx.For) -> tirx.Stmt | None:
-    """The loop over panels around a loop over rows; None where there is nothing to pack."""
+    """Emit the loop over panels around a row loop; return None if there is nothing to pack."""
     columns = Columns.of(loop) if PARALLEL_MARK in loop.annotations else None
     if columns is None:
         return None
@@ -149,7 +149,7 @@ def _may_pack(loop: tirx.For) -> tirx.Stmt | None:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PackOperands")
 def PackOperands(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Make panels of every marked loop of a function where that is possible."""
+    """Pack panels for every annotated loop of a function that allows it."""
     if not any(PANEL in f.annotations for f in collect(func.body, tirx.For)):
         return func
 

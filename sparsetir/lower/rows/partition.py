@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row partition: balance nonzeros among threads, merge path with carry-out."""
+"""Row partition among threads: chunks of rows with equal nonzeros, and merge path with carry-out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsetir.lower.analysis.accesses import uncast
 from sparsetir.lower.annotations import CARRY, CHUNKS, INDPTR, PARALLEL_MARK, amount, names_in, refused
 from sparsetir.lower.loops import Update, binary_search, each_loop, loop, parallel, serial, with_, without
 
-# What a step of a row loop does, as far as it can be done for some of the row's entries alone.
+# Steps of a row loop, restricted to a part of the row's entries.
 #
 # before::
 #
@@ -33,7 +33,7 @@ from sparsetir.lower.loops import Update, binary_search, each_loop, loop, parall
 #     for j in range(q - p):
 #         y[i] = y[i] + a[p + j]
 #
-# The same, `RowParts.carried`::
+# `RowParts.carried` of the same part::
 #
 #     carry[chunk] = 0
 #     for j in range(q - p):
@@ -42,16 +42,16 @@ from sparsetir.lower.loops import Update, binary_search, each_loop, loop, parall
 
 WIDE = "int64"
 
-#: combiners of sums and extrema, and what each leaves as it is
+#: Combiners of sums and extrema with their identity elements.
 NEUTRAL = {tirx.Add: 0.0, tirx.Max: float("-inf"), tirx.Min: float("inf")}
 
 
 class Unfit(Exception):
-    """Why the rows of a loop cannot be split."""
+    """Reason why the rows of a loop cannot be split."""
 
 
 def neutral(combiner: type, dtype: str) -> ir.Expr:
-    """The identity element of a combiner."""
+    """Return the identity element of a combiner."""
     value = NEUTRAL[combiner]
     if value == 0 or dtype.startswith(("float", "bfloat")):
         return tirx.const(value, dtype)
@@ -59,7 +59,7 @@ def neutral(combiner: type, dtype: str) -> ir.Expr:
 
 
 def _update(store: tirx.BufferStore) -> type | None:
-    """The combiner of ``x[i] = x[i] + term``; None where a store does something else."""
+    """Return the combiner of ``x[i] = x[i] + term``; None for stores of another form."""
     update = Update.of(store, tuple(NEUTRAL), either=True)
     return None if update is None else update.op
 
@@ -70,7 +70,7 @@ def _loads(node: Any, buffer: Var) -> list[ir.TensorLoad]:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """An array whose rows are reduced: which subscript is the row, and by what."""
+    """Array whose rows are reduced: its row subscript at dimension `at`, and its combiner."""
 
     buffer: Var
     row: ir.Expr
@@ -83,20 +83,20 @@ class Result:
         return [extent for n, extent in enumerate(self.buffer.ty.shape) if n != self.at]
 
     def without_row(self, indices: Any) -> list[ir.Expr]:
-        """Subscripts of the other dimensions."""
+        """Remove the row from the subscripts of an element."""
         return [index for n, index in enumerate(indices) if n != self.at]
 
     def with_row(self, row: ir.Expr, others: list[ir.Expr]) -> list[ir.Expr]:
-        """Subscripts of an element."""
+        """Insert the row into the subscripts of the other dimensions."""
         return [*others[: self.at], row, *others[self.at :]]
 
 
 class RowParts:
-    """What happens in a step of a row loop, as far as it can be done for a part of the row.
+    """Analysis of a row loop whose steps can be restricted to a part of the row.
 
     Loops over the row's entries reduce into results and local arrays by one sum, maximum or minimum each, or set
-    elements at the entries' own positions; around them these are initialised, and copied to the results. Anything
-    else raises `Unfit`.
+    elements at the entries' own positions. Around these loops the arrays are initialised, and copied to the results.
+    Any other statement raises `Unfit`.
     """
 
     def __init__(self, loop: tirx.For, pointers: set[str]) -> None:
@@ -113,10 +113,10 @@ class RowParts:
         self._check_loads()
         self.results = [self._result(b) for b in self.reduced if b not in self.inside]
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ analysis
 
     def _ragged(self, pointers: set[str]) -> tuple[list[tirx.For], Var]:
-        """The outermost loops over the entries of the row, and its row pointers."""
+        """Return the outermost loops over the entries of the row, and its row pointers."""
         found: list[tirx.For] = []
         arrays: list[Var] = []
 
@@ -134,7 +134,7 @@ class RowParts:
         return found, arrays[0]
 
     def _pointer(self, extent: ir.Expr, pointers: set[str]) -> Var | None:
-        """`indptr` where an extent is ``indptr[row + 1] - indptr[row]``."""
+        """Return `indptr` if an extent is ``indptr[row + 1] - indptr[row]``, else None."""
         length = uncast(extent)
         if not isinstance(length, tirx.Sub) or not all(isinstance(x, ir.TensorLoad) for x in (length.a, length.b)):
             return None
@@ -150,7 +150,7 @@ class RowParts:
             raise Unfit("the loop may have more rows than there are row pointers")
 
     def _reduced(self) -> dict[Var, type]:
-        """Arrays that the entries are reduced into, and the combiner of each."""
+        """Return the arrays that the entries are reduced into, with their combiners."""
         found: dict[Var, type] = {}
         private = {a.buffer for f in self.ragged for a in collect(f.body, tirx.AllocBuffer)}
         for store in self.within:
@@ -163,7 +163,7 @@ class RowParts:
         return found
 
     def _is_at_entry(self, store: tirx.BufferStore) -> bool:
-        """Whether a store sets an element that belongs to the entry, and nobody touches it elsewhere."""
+        """Return whether a store sets an element at the entry's position, and all accesses of the array are there."""
         at = [n for n, i in enumerate(store.indices) if any(same(i, self._position(f)) for f in self.ragged)]
         if not at or len(self.ragged) > 1 or store.buffer in self.inside:
             return False
@@ -173,12 +173,12 @@ class RowParts:
         return all(same(x.indices[at[0]], position) for x in touched if array(x).same_as(store.buffer))
 
     def _position(self, ragged: tirx.For) -> ir.Expr:
-        """``indptr[row] + j``."""
+        """Return ``indptr[row] + j``."""
         start = tirx.BufferLoad(self.pointer, [self.row])
         return start + ragged.loop_var
 
     def _copied(self) -> list[tirx.BufferStore]:
-        """Stores of a reduced local array to a result, which gets its combiner from there."""
+        """Return the stores of a reduced local array to a result; the result gets the array's combiner."""
         copies = []
         for store in self.around:
             value = store.value
@@ -191,7 +191,7 @@ class RowParts:
         return copies
 
     def _check_loads(self) -> None:
-        """Nothing but updates, copies and initialisations may depend on what is reduced, or leave the loop."""
+        """Raise unless only updates, copies and initialisations use reduced arrays or store outside the loop."""
         for store in self.around:
             if store.buffer not in self.reduced and store.buffer not in self.inside:
                 raise Unfit(f"{store.buffer.name} is written once a row")
@@ -203,7 +203,7 @@ class RowParts:
                 raise Unfit(f"{buffer.name} is used before the row ends")
 
     def _taken(self) -> list[tirx.BufferStore]:
-        """Initialisations of local arrays by the old value of a result."""
+        """Return the initialisations of local arrays by the old value of a result."""
         inits = [s for s in self.around if s.buffer in self.inside and s.buffer in self.reduced]
         return [s for s in inits if isinstance(s.value, ir.TensorLoad) and s.value.source not in self.inside]
 
@@ -223,7 +223,7 @@ class RowParts:
     # ------------------------------------------------------------------ a part of a row
 
     def part(self, row: ir.Expr, start: ir.Expr, stop: ir.Expr) -> tirx.Stmt:
-        """A step for the entries `start` to `stop` of a row."""
+        """Emit a step for the entries `start` to `stop` of a row."""
 
         def on_for(node: tirx.For, mutator: Any) -> Any:
             if not any(node.same_as(f) for f in self.ragged):
@@ -235,7 +235,7 @@ class RowParts:
         return substitute(structural_mutate(self.loop.body, [(tirx.For, on_for)]), {self.row: row})
 
     def _moved(self, ragged: tirx.For, start: ir.Expr, entry: Var) -> tirx.Stmt:
-        """The body of a loop over entries, counted from `start`."""
+        """Return the body of a loop over entries, counted from `start`."""
         position = self._position(ragged)
         dtype = str(position.ty.dtype)
 
@@ -247,7 +247,7 @@ class RowParts:
         return substitute(body, {ragged.loop_var: cast(start - begin, str(entry.ty.dtype)) + entry})
 
     def carried(self, body: tirx.Stmt, carries: dict[Var, Var], chunk: ir.Expr) -> tirx.Stmt:
-        """`body` with its results in the carry of a chunk, and nothing there before."""
+        """Redirect the results of `body` to the carry of a chunk, with neutral initial values."""
         results = {r.buffer: r for r in self.results}
 
         def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
@@ -273,7 +273,7 @@ class RowParts:
         return isinstance(value, ir.TensorLoad) and value.source in self.inside and value.source in self.reduced
 
 
-# Nonzero load balancing: the rows of an annotated loop in chunks with the same number of nonzeros.
+# Nonzero load balancing: split the rows of an annotated loop into chunks with the same number of nonzeros.
 #
 # before::
 #
@@ -289,12 +289,12 @@ class RowParts:
 #             for j in range(indptr[first[0] + i + 1] - indptr[first[0] + i]):
 #                 ...
 #
-# The work before row `i` is read off the row pointers of the innermost ragged loop below it; one is added per
-# row. Rows without a ragged loop are shared evenly.
+# The work before row `i` is the row pointer of the innermost ragged loop below it, plus one per row. Rows without a
+# ragged loop are split evenly.
 
 
 def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
-    """Whether `expr` never falls: the row, times a number or behind one, or row pointers of it."""
+    """Return whether `expr` is nondecreasing in the row: an affine function of it, or row pointers of one."""
     if isinstance(expr, tirx.Cast):
         return _is_prefix(expr.value, row, pointers)
     if isinstance(expr, tirx.Add) and not (mentions(expr.a, [row]) and mentions(expr.b, [row])):
@@ -307,9 +307,9 @@ def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
 
 
 def work_before(loop: tirx.For, pointers: set[str]) -> ir.Expr | None:
-    """Number of innermost ragged steps before row ``loop.loop_var``; None if nothing below is ragged.
+    """Return the number of innermost ragged steps before row ``loop.loop_var``; None if there is no ragged loop.
 
-    Of neighbouring ragged loops, the one with the most work counts.
+    Of adjacent ragged loops, the one with the most work is used.
     """
     row, best = loop.loop_var, None
     chosen: tirx.For | None = None
@@ -333,7 +333,7 @@ def work_before(loop: tirx.For, pointers: set[str]) -> ir.Expr | None:
 
 
 def _fixed_steps(loop: tirx.For) -> int:
-    """Steps of the loops below `loop` whose number is known, nested or not."""
+    """Return the product of the constant extents of all loops below `loop`."""
     return math.prod(int(f.extent) for f in collect(loop.body, tirx.For) if isinstance(f.extent, tirx.IntImm))
 
 
@@ -351,7 +351,7 @@ def _walk_outside_in(node: Any, on_for: Any) -> None:
 
 
 def _at(work: ir.Expr, row: Var, index: ir.Expr, rows: ir.Expr) -> ir.Expr:
-    """`work` before row `index`; all of it before rows that a padded loop has beyond the row pointers."""
+    """Return `work` before row `index`; the total for rows of a padded loop beyond the row pointers."""
     loads = [x for x in collect(work, ir.TensorLoad) if mentions(x, [row])]
     pointers = next(x for x in loads if not mentions(collect(x.indices, ir.TensorLoad), [row]))
     last = cast(pointers.source.ty.shape[0], str(row.ty.dtype)) - const(1, str(row.ty.dtype))
@@ -364,7 +364,10 @@ def _at(work: ir.Expr, row: Var, index: ir.Expr, rows: ir.Expr) -> ir.Expr:
 
 
 def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], ir.Expr]:
-    """The work before a step of `loop`, in inner steps: one a row, and those of the loops that do not move along it."""
+    """Return a function of the work before a step of `loop`: one per row, plus its ragged steps times fixed steps.
+
+    Loops along a row of a result do not count as fixed steps.
+    """
     row, wide = loop.loop_var, "int64"
     work, each = work_before(loop, pointers), _steps_each(loop)
 
@@ -376,7 +379,7 @@ def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], 
 
 
 def _steps_each(loop: tirx.For) -> ir.Expr:
-    """Steps of the loops below `loop` whose number is the same in every row, but for those along a row of a result."""
+    """Return the product of the extents below `loop` that are equal in every row, except along a row of a result."""
     along = [f for f in collect(loop.body, tirx.For) if _is_along(f, loop)]
     inner = [f.loop_var for f in collect(loop.body, tirx.For)] + [b.var for b in collect(loop.body, tirx.Bind)]
     each: ir.Expr = const(1, "int64")
@@ -387,13 +390,13 @@ def _steps_each(loop: tirx.For) -> ir.Expr:
 
 
 def _is_along(inner: tirx.For, loop: tirx.For) -> bool:
-    """Whether a loop moves the last of several subscripts of a result."""
+    """Return whether a loop moves the last of several subscripts of a result."""
     stores = [s for s in collect(inner.body, tirx.BufferStore) if len(s.indices) > 1]
     return any(mentions(s.indices[-1], [inner.loop_var]) for s in stores)
 
 
 def balance(loop: tirx.For, pointers: set[str]) -> tirx.Stmt:
-    """Split the rows of `loop` into as many parallel pieces of equal work as it asks for."""
+    """Split the rows of `loop` into parallel chunks of equal work; the annotation gives their number."""
     row, wide = loop.loop_var, "int64"
     dtype = str(row.ty.dtype)
     work = work_before(loop, pointers)
@@ -416,7 +419,7 @@ def balance(loop: tirx.For, pointers: set[str]) -> tirx.Stmt:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BalanceNonzeros")
 def BalanceNonzeros(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Balance every annotated loop of a function."""
+    """Balance every annotated loop of a function that has a proof of independence."""
     pointers = names_in(func, INDPTR)
 
     def share(loop: tirx.For) -> tirx.Stmt | None:
@@ -430,7 +433,7 @@ def BalanceNonzeros(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.P
     return each_loop(func, outer=share, inner=lambda loop: with_(loop, notes=without(loop, PARALLEL_MARK)))
 
 
-# Merge-path split with carry-out: every chunk has the same number of nonzeros, rows may reach into several chunks.
+# Merge-path split with carry-out: every chunk has equal work, counted in rows and nonzeros, and a row may span chunks.
 #
 # before::
 #
@@ -462,13 +465,13 @@ def BalanceNonzeros(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.P
 #             y[owner[chunk]] = y[owner[chunk]] + carry[chunk]
 #
 # This is the merge path of Merrill and Garland, "Merge-based Parallel Sparse Matrix-Vector Multiplication", SC 2016: a
-# step is an entry or the end of a row, and a row is initialised, or its old value counted, in the chunk where it ends.
+# step is an entry or the end of a row, and the chunk where a row ends initialises it, or includes its old value.
 #
-# `RowParts` says which loops it takes; those it does not take are left to `BalanceNonzeros`, whole rows at a time.
+# Loops that `RowParts` does not support are left to `BalanceNonzeros`, which splits between rows only.
 
 
 def _nest(result: Result, body: Any) -> tirx.Stmt:
-    """``body(others)`` for every element of a row."""
+    """Emit ``body(others)`` for every element of a row."""
     lanes = [Var("k", ir.PrimType(str(extent.ty.dtype))) for extent in result.others]
     nest = body(list(lanes))
     for lane, extent in reversed(list(zip(lanes, result.others, strict=True))):
@@ -477,7 +480,7 @@ def _nest(result: Result, body: Any) -> tirx.Stmt:
 
 
 class Chunks:
-    """The parallel loop over equal pieces of a row loop's work, and what is added up behind it."""
+    """Parallel loop over chunks of equal work of a row loop, followed by the addition of the carries."""
 
     def __init__(self, rows: RowParts) -> None:
         self.rows, self.count = rows, int(rows.loop.annotations[CHUNKS])
@@ -488,7 +491,7 @@ class Chunks:
         self.owner = tirx.decl_buffer([self.count], self.dtype, name="owner", layout=None)
 
     def _carry(self, result: Result) -> Var:
-        """A row of a result for every chunk."""
+        """Declare the carry of a result: one row for every chunk."""
         shape = [const(self.count), *result.others]
         return tirx.decl_buffer(shape, str(result.buffer.ty.dtype), name="carry", layout=None)
 
@@ -496,7 +499,7 @@ class Chunks:
         return tirx.BufferLoad(self.rows.pointer, [row])
 
     def whole(self) -> tirx.Stmt:
-        """All of it."""
+        """Emit the allocations, the parallel loop over chunks and the addition of the carries."""
         chunk = Var("chunk", ir.PrimType("int32"))
         cells = alloc(self.first, self.last, self.high, self.begin, self.stop, self.start)
         bounds = [*self.bound(self.first, self.begin, chunk), *self.bound(self.last, self.stop, chunk + const(1))]
@@ -505,7 +508,7 @@ class Chunks:
         return seq(*alloc(*self.carries.values(), self.owner), every, self.joined()) if self.carries else every
 
     def bound(self, row: Var, entry: Var, index: ir.Expr) -> list[tirx.Stmt]:
-        """Set the row and entry before which `index` of the parts of the work lie."""
+        """Set `row` and `entry` to the start of chunk `index` on the merge path."""
         extent, one = self.rows.loop.extent, const(1, self.dtype)
         total = cast(extent, WIDE) + cast(self._pointer(extent), WIDE)
         done = tirx.floordiv(total * cast(index, WIDE), const(self.count, WIDE))
@@ -515,11 +518,11 @@ class Chunks:
         return [put(row, const(0, self.dtype)), put(self.high, extent), search, place]
 
     def _seek(self, row: ir.Expr) -> tirx.Stmt:
-        """Set `start` to the first entry of a row that no earlier chunk has."""
+        """Set `start` to the first entry of a row that is not in an earlier chunk."""
         return put(self.start, tirx.max(self._pointer(row), get(self.begin)))
 
     def ends(self) -> tirx.For:
-        """The rows that end in the chunk, the first of them from where the chunk begins."""
+        """Emit the loop over the rows that end in the chunk; the first row starts where the chunk begins."""
         loop, old = self.rows.loop, self.rows.row
         step = Var(str(old.name), old.ty)
         row = get(self.first) + step
@@ -530,7 +533,7 @@ class Chunks:
         return serial(step, count, body, kept)
 
     def tail(self, chunk: Var) -> list[tirx.Stmt]:
-        """The entries of the row that ends in a later chunk."""
+        """Emit the reduction of the entries of the row that ends in a later chunk to the carry."""
         row = get(self.last)
         part = self.rows.carried(self.rows.part(row, get(self.start), get(self.stop)), self.carries, chunk)
         clear = [self._clear(r, chunk) for r in self.rows.results]
@@ -545,7 +548,7 @@ class Chunks:
         return _nest(result, lambda others: tirx.BufferStore(carry, value, [chunk, *others]))
 
     def joined(self) -> tirx.Stmt:
-        """The loop that takes every carry into its row."""
+        """Emit the loop that combines every carry with its row."""
         chunk = Var("chunk", ir.PrimType("int32"))
         owner = tirx.BufferLoad(self.owner, [chunk])
         joins = seq(*(self._join(r, chunk, owner) for r in self.rows.results))
@@ -564,7 +567,7 @@ class Chunks:
 
 
 def refusal(loop: tirx.For, pointers: set[str]) -> str | None:
-    """Why the rows of a loop are kept whole; None where they can be split."""
+    """Return the reason why the rows of a loop cannot be split; None if they can."""
     if CHUNKS not in loop.annotations or PARALLEL_MARK not in loop.annotations:
         return "the loop is not shared out"
     try:
@@ -576,7 +579,7 @@ def refusal(loop: tirx.For, pointers: set[str]) -> str | None:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SplitMergePath")
 def SplitMergePath(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Split the rows of every annotated loop of a function that allows it."""
+    """Split every annotated loop of a function by merge path, where `RowParts` supports it."""
     if not any(CARRY in f.annotations for f in collect(func.body, tirx.For)):
         return func
     pointers = names_in(func, INDPTR)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TVM lacks on a CPU: scratch, searches, halves, conditions in order."""
+"""CPU lowering that TVM lacks: scratch buffers, coordinate searches, 16-bit floats, nested guards."""

@@ -19,11 +19,11 @@ from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import STRUCTURE
 from sparsetir.lower.loops import with_body
 
-# Integer divisions that processors stop at: by zero, and of the least number by -1.
+# Guard integer divisions that trap: by zero, and of the smallest integer by -1.
 #
-# A size of zero becomes one: the loops around run zero times then, but LLVM may divide before it enters them. A
-# divisor out of an array is whatever the user's data are: the result is numpy's, which is zero, and the number that
-# wraps around.
+# A size of zero is replaced by one as a divisor: the enclosing loops run zero times then, but LLVM may hoist the
+# division out of them. A divisor loaded from an array may have any value: as in numpy, division by zero gives zero, and
+# the quotient of the smallest integer and -1 wraps around.
 #
 # before::
 #
@@ -37,7 +37,7 @@ from sparsetir.lower.loops import with_body
 
 
 def _divisor(size: ir.Expr, params: set[Any]) -> ir.Expr:
-    """`size`, or one where a size of the program is zero; numbers that a program computes are its own affair."""
+    """Return ``max(size, 1)`` for a divisor made of the program's sizes that may be zero; other divisors unchanged."""
     dtype = str(size.ty.dtype)
     if isinstance(size, tirx.IntImm) or not dtype.startswith("int"):
         return size
@@ -47,12 +47,12 @@ def _divisor(size: ir.Expr, params: set[Any]) -> ir.Expr:
 
 
 def _is_data(divisor: ir.Expr) -> bool:
-    """Whether a divisor is an integer out of an array."""
+    """Return whether a divisor is an integer loaded from an array."""
     return str(divisor.ty.dtype).startswith(("int", "uint")) and bool(collect(divisor, ir.TensorLoad))
 
 
 def _by_data(node: Any) -> ir.Expr:
-    """A division by whatever an array holds."""
+    """Rewrite a division by an element of an array so that it cannot trap."""
     a, b, dtype = node.a, node.b, str(node.b.ty.dtype)
     zero, is_zero = const(0, dtype), b.equal(const(0, dtype))
     if dtype.startswith("uint"):
@@ -84,7 +84,7 @@ def GuardDivisions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
     return with_body(func, body)
 
 
-# Minima and maxima of floats that are NaN where an operand is, as numpy's and those of IEEE 754.
+# Propagate NaN through minima and maxima of floats, as numpy and IEEE 754 do.
 #
 # before::
 #
@@ -96,8 +96,9 @@ def GuardDivisions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
 #     y[j] = T.max(T.float32(0), x[j])                                      # for T.max(x[j], T.float32(0))
 #
 # LLVM's code for TVM's ``T.max(x, y)`` compares, and takes y where a comparison with NaN fails: NaN in the first
-# operand is lost. What a reduction finds would depend on the order of its steps, which loops and formats choose. Of
-# the two, the second operand is looked at, in a reduction what is new: no step waits for that.
+# operand is lost. The result of a reduction would then depend on the order of its steps, which loops and formats
+# choose. The test for NaN is on the second operand, in a reduction the new element, so it is not on the dependence
+# chain.
 
 
 EXTREMES = (tirx.Max, tirx.Min)
@@ -113,7 +114,7 @@ def _is_number(expr: Any) -> bool:
 
 
 def propagating(node: Any) -> Any:
-    """A minimum or maximum that is NaN where an operand is."""
+    """Rewrite a minimum or maximum so that it is NaN where an operand is NaN."""
     first, second = node.a, node.b
     if _is_number(first):
         return node
@@ -130,7 +131,7 @@ def propagating(node: Any) -> Any:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PropagateNaN")
 def PropagateNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Keep NaN in every minimum and maximum of floats."""
+    """Propagate NaN through every minimum and maximum of floats."""
     if not any(map(_is_of_floats, [node for kind in EXTREMES for node in collect(func.body, kind)])):
         return func
 
@@ -141,7 +142,7 @@ def PropagateNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     return with_body(func, structural_mutate(func.body, [(kind, change) for kind in EXTREMES]))
 
 
-# Integers that wrap around, as numpy's do: TVM tells LLVM that those of 32 and 64 bits never overflow.
+# Wrap-around of integer overflow, as in numpy: TVM declares 32- and 64-bit arithmetic as non-overflowing to LLVM.
 #
 # before::
 #
@@ -151,8 +152,8 @@ def PropagateNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 #
 #     c[i] = T.Cast("int64", T.Cast("int32", T.Cast("int64", a[i]) * T.Cast("int64", b[i])))
 #
-# LLVM makes one product of 32 bits of it again, of which nothing is assumed. Numbers of 64 bits are computed in 128.
-# Arithmetic of places stays as it is: only what values of arrays go into is written so.
+# LLVM narrows this to one 32-bit product again, without the no-overflow flag. 64-bit integers are computed in 128 bits.
+# Index arithmetic is unchanged: only expressions that depend on values of arrays are rewritten.
 
 
 WIDER = {"int32": "int64", "int64": "int128"}
@@ -161,14 +162,14 @@ BINDINGS = (tirx.Bind, tirx.Let)
 
 
 def _kind(node: Any) -> tuple[str, str]:
-    """The dtype of one lane, and what stands behind it for several."""
+    """Split a dtype into that of one lane and its suffix for several lanes, such as ``x4``."""
     name, times, lanes = str(node.ty.dtype).partition("x")
     return name, times + lanes
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WrapIntegers")
 def WrapIntegers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Let the integers that a function stores wrap around."""
+    """Make the arithmetic of integers that a function stores wrap around."""
     arrays = _arrays(func)
     if not arrays:
         return func
@@ -185,7 +186,7 @@ def WrapIntegers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
         return tirx.Cast(name + lanes, type(inner)(tirx.Cast(as_wide, inner.a), tirx.Cast(as_wide, inner.b)))
 
     def plain(load: Any, _mutator: Any) -> Any:
-        return load  # its subscripts are places
+        return load  # Subscripts are index arithmetic, which is not rewritten.
 
     expressions = [*((kind, wide) for kind in ARITHMETIC), (ir.TensorLoad, plain)]
 
@@ -204,14 +205,14 @@ def WrapIntegers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 
 
 def _arrays(func: tirx.PrimFunc) -> set[Any]:
-    """The parameters that are arrays of such integers, and no index arrays."""
+    """Return the parameters that are arrays of 32- or 64-bit integers but not index arrays."""
     structure = {str(name) for name in (func.attrs or {}).get(STRUCTURE, [])}
     arrays = [p for p in func.params if tirx.is_buffer_var(p) and str(p.name) not in structure]
     return {p for p in arrays if str(p.ty.dtype) in WIDER}
 
 
 class _Values:
-    """Arrays, local ones too, and names that hold values rather than places."""
+    """The arrays (also local ones) and variables that hold values rather than positions."""
 
     def __init__(self, func: tirx.PrimFunc, arrays: set[Any]) -> None:
         self.held: set[Any] = set(arrays)
@@ -223,7 +224,7 @@ class _Values:
         self._spread(func)
 
     def _places(self, func: tirx.PrimFunc) -> Iterator[Any]:
-        """What subscripts and the extents of loops are made of."""
+        """Yield the arrays loaded in subscripts and loop extents, also through bound variables."""
         stores, loads = collect(func.body, tirx.BufferStore), collect(func.body, ir.TensorLoad)
         roots = [index for node in (*stores, *loads) for index in node.indices]
         roots += [loop.extent for loop in collect(func.body, tirx.For)]
@@ -238,7 +239,7 @@ class _Values:
                     roots.append(named[var])
 
     def _spread(self, func: tirx.PrimFunc) -> None:
-        """Add local arrays and names that values go into."""
+        """Add the local arrays and variables that depend on values, up to a fixed point."""
         local = {node.buffer for node in collect(func.body, tirx.AllocBuffer)}
         flows = [(s.buffer, s.value) for s in collect(func.body, tirx.BufferStore) if s.buffer in local]
         flows += [(node.var, node.value) for node in self.bindings]
@@ -249,7 +250,7 @@ class _Values:
             self.held |= {into for into, value in flows if self.reach(value)}
 
     def reach(self, expr: Any) -> bool:
-        """Whether values go into an expression, other than as subscripts."""
+        """Return whether an expression depends on values, other than in subscripts."""
         found = [False]
 
         def on_load(load: Any, _mutator: Any) -> Any:
@@ -264,7 +265,8 @@ class _Values:
         return found[0]
 
 
-# Index widening: a small number is added to a subscript in 64 bits, and only the small number changes along a row.
+# Index widening: compute the sum of a base and an offset of fewer than 32 bits in 64 bits; only the offset varies along
+# a row.
 #
 # before::
 #
@@ -276,14 +278,14 @@ class _Values:
 #     for j in range(indptr[i + 1] - indptr[i]):
 #         acc[0] = acc[0] + a[indptr[i] + j] * x[T.Cast("int64", first[i]) + T.Cast("int64", offsets[indptr[i] + j])]
 #
-# LLVM takes the address of ``x[first[i]]`` out of the loop, but not out of a sum of 32 bits that it has to widen.
+# LLVM hoists the address of ``x[first[i]]`` out of the loop, but not out of a 32-bit sum that it has to widen.
 
 
 WIDE = "int64"
 
 
 def _is_small(expr: ir.Expr) -> bool:
-    """Whether an expression is a loaded number of fewer bits, made wider."""
+    """Return whether an expression is a cast of a loaded integer of fewer than 32 bits."""
     return isinstance(expr, tirx.Cast) and isinstance(expr.value, ir.TensorLoad) and expr.value.ty.dtype.bits < 32
 
 
@@ -299,7 +301,7 @@ def _widened(index: ir.Expr) -> ir.Expr:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WidenIndices")
 def WidenIndices(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Widen the sums that subscript loads of a function."""
+    """Widen the 32-bit sums with small offsets in the subscripts of loads."""
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
         inner = mutator.default_mutate(load)
@@ -309,7 +311,7 @@ def WidenIndices(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     return with_body(func, body)
 
 
-# Test what a load relies on before the load: LLVM code for ``and`` evaluates both of its sides.
+# Nest guards so that a bound is tested before the loads it guards: LLVM code for ``and`` evaluates both operands.
 #
 # before::
 #
@@ -323,20 +325,19 @@ def WidenIndices(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 #             ...
 #
 # Where `u` is a lane of a vector loop, a whole vector would be read past the end of the array. TVM's schedules append
-# the bound of a split loop to the conditions that are there, so a bound is moved ahead of the loads it guards. It is
-# the last pass but those that only check: nothing puts the conditions together again. A choice between values in a
-# choice is turned around for the same reason: ``T.if_then_else(a, T.if_then_else(b, x, 0), 0)`` is one test of ``a
-# and b`` for TVM.
+# the bound of a split loop to the existing conditions, so a bound is moved ahead of the loads it guards. No later pass
+# merges the conditions again. Nested choices between values are inverted for the same reason: TVM merges
+# ``T.if_then_else(a, T.if_then_else(b, x, 0), 0)`` into one test of ``a and b``.
 
 
 def _loads(condition: ir.Expr) -> list[ir.TensorLoad]:
-    """The loads that may leave their array: not those of a fixed element."""
+    """Return the loads that may be out of bounds: all but those of a constant element."""
     found = collect(condition, ir.TensorLoad)
     return [x for x in found if not all(isinstance(i, tirx.IntImm) for i in x.indices)]
 
 
 def levels(condition: ir.Expr) -> list[ir.Expr]:
-    """The conditions to test one after the other, each of which may be evaluated once those before it hold."""
+    """Group a condition into tests to nest: each may be evaluated once those before it hold."""
     groups: list[list[ir.Expr]] = []
     known: list[ir.TensorLoad] = []
     for part in _bounds_first(conjuncts(condition)):
@@ -349,7 +350,7 @@ def levels(condition: ir.Expr) -> list[ir.Expr]:
 
 
 def _bounds_first(parts: list[ir.Expr]) -> list[ir.Expr]:
-    """The conditions in their order, but the bounds of a variable before loads at positions that it enters."""
+    """Reorder conditions: the bounds of a variable come before loads whose subscripts depend on it."""
     ordered: list[ir.Expr] = []
     for part in parts:
         first = next((k for k, other in enumerate(ordered) if _relies_on(other, part)), len(ordered))
@@ -360,7 +361,7 @@ def _bounds_first(parts: list[ir.Expr]) -> list[ir.Expr]:
 
 
 def _relies_on(part: ir.Expr, other: ir.Expr) -> bool:
-    """Whether `part` loads at a position into which a variable enters that `other` compares."""
+    """Return whether `part` loads at a position that depends on a variable that `other` compares."""
     loaded = [v for load in _loads(part) for i in load.indices for v in collect(i, ir.Var)]
     bare = tvm_ffi.structural_map(other, (ir.TensorLoad, lambda load: tirx.const(0, str(load.ty.dtype))))
     return bool(loaded) and mentions(bare, loaded)
@@ -389,7 +390,7 @@ def _on_call(node: Call, mutator: Any) -> Call:
 
 
 def _apart(value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
-    """An inner choice turned around: TVM makes one of two with the same alternative, and tests both at once."""
+    """Invert an inner choice, since TVM merges two with the same alternative and tests both conditions at once."""
     if not dialect.is_if_then_else(value) or not same(value.args[2], otherwise) or not _loads(value.args[0]):
         return value
     return tirx.if_then_else(tirx.Not(value.args[0]), otherwise, value.args[1])
@@ -397,7 +398,7 @@ def _apart(value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SplitGuards")
 def SplitGuards(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Nest the conditions of a function."""
+    """Nest the conditions of a function so that bounds are tested before the loads they guard."""
     body = structural_mutate(func.body, [(tirx.IfThenElse, _on_if), (Call, _on_call)])
     return with_body(func, body)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute 16-bit floats in float32 and convert bfloat16 by integer arithmetic."""
+"""16-bit floats: arithmetic in float32, and bfloat16 conversions by integer arithmetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsetir.lower.analysis.independence import Facts, is_shared
 from sparsetir.lower.annotations import DISTINCT, INDPTR, names_in
 from sparsetir.lower.loops import SERIAL, UNROLLED, Update, is_element, serial, with_body
 
-# Conversions from and to bfloat16 as arithmetic on bits, in functions with bound names or scratch of bfloat16.
+# Convert from and to bfloat16 by bit arithmetic, in functions that bind names in expressions or have bfloat16 scratch.
 #
 # before::
 #
@@ -31,23 +31,23 @@ from sparsetir.lower.loops import SERIAL, UNROLLED, Update, is_element, serial, 
 #         bits + (bits >> 16 & 1) + 0x7FFF >> 16, where={bits: T.reinterpret("uint32", T.Let(
 #             x * x, where={x: T.reinterpret("float32", T.Cast("uint32", T.reinterpret("uint16", a[i])) << 16)}))})))
 #
-# TVM writes conversions in the same way, but not those in the meaning of a name, where it would read the bits as an
-# integer, and it rounds an expression that it names twice, with all names in it.
+# TVM expands conversions in the same way, except in the value bound to a name, where it would read the bits as an
+# integer. It also duplicates the expression that it rounds, with all names bound in it.
 #
-# Scratch of bfloat16 holds the bits as ``uint16``: TVM would make it float32 in loads and stores, which are then not
-# rounded, but neither where its bits nor where its address are asked for::
+# Scratch of bfloat16 stores the bits as ``uint16``. TVM would make it float32 in loads and stores, which then do not
+# round, but not where its bits are reinterpreted or its address is taken::
 #
 #     q = T.alloc_buffer((n,), "bfloat16")          q = T.alloc_buffer((n,), "uint16")
 #     q[i] = a[i]                                   q[i] = T.reinterpret("uint16", a[i])
 
 
 KIND = "bfloat16"
-BITS = 16  # of a float32 that a bfloat16 drops
-STORED = "uint16"  # a bfloat16 in memory
+BITS = 16  # bits of a float32 that a bfloat16 drops
+STORED = "uint16"  # dtype of a bfloat16 in memory
 
 
 def _kind(expr: ir.Expr) -> tuple[str, str]:
-    """The dtype of one lane, and what stands behind it for several."""
+    """Split a dtype into that of one lane and its suffix for several lanes, such as ``x4``."""
     name, times, lanes = str(expr.ty.dtype).partition("x")
     return name, times + lanes
 
@@ -58,13 +58,13 @@ def _unsigned(value: int, lanes: str) -> ir.Expr:
 
 
 def convert_to_float32(value: ir.Expr, lanes: str) -> ir.Expr:
-    """A bfloat16 number as float32."""
+    """Convert a bfloat16 number to float32."""
     bits = tirx.Cast(f"uint32{lanes}", tirx.reinterpret(f"uint16{lanes}", value))
     return tirx.reinterpret(f"float32{lanes}", tirx.shift_left(bits, _unsigned(BITS, lanes)))
 
 
 def rounded(value: ir.Expr, lanes: str) -> ir.Expr:
-    """The bfloat16 number nearest to a float32, the even one of two."""
+    """Round a float32 to the nearest bfloat16, ties to even."""
     bits = Var("bits", ir.PrimType(f"uint32{lanes}"))
     is_odd = tirx.bitwise_and(tirx.shift_right(bits, _unsigned(BITS, lanes)), _unsigned(1, lanes))
     total = bits + (is_odd + _unsigned((1 << BITS - 1) - 1, lanes))
@@ -75,7 +75,7 @@ def rounded(value: ir.Expr, lanes: str) -> ir.Expr:
 def converted(value: ir.Expr, wanted: str) -> ir.Expr:
     """Convert an expression to another dtype of one lane.
 
-    Both branches of a choice are converted: LLVM's code for TVM chooses between no bfloat16.
+    Both branches of a choice are converted: TVM's LLVM code generator cannot select between bfloat16 values.
     """
     given, lanes = _kind(value)
     if given == wanted or KIND not in (given, wanted):
@@ -92,7 +92,7 @@ def converted(value: ir.Expr, wanted: str) -> ir.Expr:
 
 
 def _scratch(body: tirx.Stmt) -> dict[Var, Var]:
-    """The arrays of bfloat16 that statements allocate, and what holds their bits."""
+    """Map each bfloat16 array that statements allocate to the array of its bits."""
     own = [a.buffer for a in collect(body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) == KIND]
     return {b: _as_bits(b) for b in own}
 
@@ -103,7 +103,7 @@ def _as_bits(buffer: Var) -> Var:
 
 
 def _reinterpreted(value: ir.Expr, wanted: str) -> ir.Expr:
-    """The bits of a number as another dtype of 16 bits."""
+    """Reinterpret the bits of a number as another 16-bit dtype."""
     given, lanes = _kind(value)
     if dialect.function_of(value) == "reinterpret" and _kind(value.args[0])[0] == wanted:
         return value.args[0]
@@ -111,20 +111,20 @@ def _reinterpreted(value: ir.Expr, wanted: str) -> ir.Expr:
 
 
 class _Bits:
-    """Rewrites statements whose scratch of bfloat16 becomes that of its bits."""
+    """Rewriter of statements that replaces bfloat16 scratch by arrays of its bits."""
 
     def __init__(self, scratch: dict[Var, Var]) -> None:
         self.scratch = scratch
 
     def load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        """An element, of the type it had."""
+        """Load the bits of an element and reinterpret them as bfloat16."""
         inner = mutator.default_mutate(node)
         if node.source not in self.scratch:
             return inner
         return _reinterpreted(tirx.BufferLoad(self.scratch[node.source], inner.indices), KIND)
 
     def call(self, node: ir.Call, mutator: Any) -> ir.Expr:
-        """The address of an element."""
+        """Rewrite ``address_of`` an element to that of its bits."""
         is_address = dialect.function_of(node) == "address_of" and node.args[0].source in self.scratch
         if not is_address:
             return mutator.default_mutate(node)
@@ -132,19 +132,19 @@ class _Bits:
         return tirx.address_of(tirx.BufferLoad(self.scratch[node.args[0].source], indices))
 
     def store(self, node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
-        """A store of bits."""
+        """Store the bits of a value."""
         inner = mutator.default_mutate(node)
         if node.buffer not in self.scratch:
             return inner
         return tirx.BufferStore(self.scratch[node.buffer], stored_bits(inner.value), inner.indices)
 
     def alloc(self, node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
-        """Memory for bits."""
+        """Allocate the array of bits in place of the bfloat16 one."""
         return tirx.AllocBuffer(self.scratch.get(node.buffer, node.buffer))
 
 
 def stored_bits(value: ir.Expr) -> ir.Expr:
-    """The bits of a bfloat16 number; a choice is one of bits, and literals are rounded here."""
+    """Return the bits of a bfloat16 number; a choice selects between bits, and literals are rounded at compile time."""
     if dialect.is_if_then_else(value):
         condition, first, second = value.args
         return tirx.if_then_else(condition, stored_bits(first), stored_bits(second))
@@ -163,7 +163,7 @@ def _literal_bits(number: float) -> int:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ConvertHalves")
 def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Write out the conversions of a function that binds names in expressions, or has scratch of bfloat16."""
+    """Expand the bfloat16 conversions of a function that binds names in expressions or has bfloat16 scratch."""
     if not _scratch(func.body) and not collect(func.body, tirx.Let):
         return func
 
@@ -172,7 +172,7 @@ def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
         return converted(inner.value, _kind(inner)[0])
 
     body = structural_mutate(func.body, [(tirx.Cast, on_cast)])
-    scratch = _scratch(body)  # of that body: conversions in shapes make other arrays of them
+    scratch = _scratch(body)  # Collected from the new body, since conversions in shapes replace the arrays.
     bits = _Bits(scratch)
     callbacks = [
         (tirx.BufferStore, bits.store),
@@ -197,8 +197,8 @@ def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 #     acc[0] = acc[0] + T.Cast("float32", a[p]) * T.Cast("float32", b[q])
 #     c[i] = T.Cast("float16", acc[0])
 #
-# Sums that stay in memory, such as those of columns over rows, are made in a float32 copy of the array, which is
-# rounded once at the end. Arrays of the function's own are float32 in place of a copy::
+# Sums that are accumulated in memory, such as column sums over rows, use a float32 copy of the array, which is rounded
+# once at the end. The function's own arrays become float32 without a copy::
 #
 #     for i in range(n):
 #         for j in range(indptr[i + 1] - indptr[i]):
@@ -215,7 +215,7 @@ def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 #     for j in range(m):
 #         c[j] = T.Cast("float16", wide[j])
 #
-# Functions such as ``T.exp`` and ``T.erf``, comparisons and choices are computed in float32 likewise.
+# Functions such as ``T.exp`` and ``T.erf``, comparisons and choices are computed in float32 as well.
 
 
 HALVES = ("float16", "bfloat16")
@@ -229,23 +229,23 @@ def _is_half(expr: Any) -> bool:
 
 
 def _like(expr: Any) -> str:
-    """float32 with as many lanes."""
+    """Return float32 with the number of lanes of `expr`."""
     return "float32" + "".join(str(expr.ty.dtype).partition("x")[1:])
 
 
 def _is_function(expr: Any) -> bool:
-    """Whether it is a function of 16-bit floats; LLVM has no machine code for some."""
+    """Return whether an expression is a math function; LLVM cannot generate code for some of these in 16 bits."""
     return dialect.function_of(expr) in FLOAT_FUNCTIONS
 
 
 class _Promoter:
-    """Rewrites expressions; `local` maps 16-bit local arrays to their float32 replacements."""
+    """Rewriter of 16-bit arithmetic to float32; `local` maps 16-bit arrays to their float32 replacements."""
 
     def __init__(self, local: dict[Var, Var]) -> None:
         self.local = local
 
     def wide(self, expr: Any) -> Any:
-        """A float32 expression for a 16-bit one."""
+        """Return the float32 expression for a 16-bit one."""
         if not _is_half(expr):
             return self.rewrite(expr)
         if isinstance(expr, ARITHMETIC):
@@ -263,7 +263,7 @@ class _Promoter:
         return tirx.Cast(_like(expr), self.rewrite(expr))
 
     def rewrite(self, node: Any) -> Any:
-        """`node` with its 16-bit arithmetic wide, and of the same type as before."""
+        """Widen the 16-bit arithmetic inside `node`; its type is unchanged."""
 
         def on_load(load: ir.TensorLoad, mutator: Any) -> Any:
             if load.source in self.local:
@@ -287,29 +287,29 @@ class _Promoter:
         return structural_mutate(node, callbacks)
 
     def load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        """An element, of the type it had."""
+        """Load an element from the float32 array and cast it to its original type."""
         if node.source not in self.local:
             return mutator.default_mutate(node)
         return tirx.Cast(str(node.ty.dtype), self.wide(node))
 
     def call(self, node: ir.Call, mutator: Any) -> ir.Expr:
-        """The address of what takes the place of an element."""
+        """Rewrite ``address_of`` an element to that of its float32 replacement."""
         is_held = dialect.function_of(node) == "address_of" and node.args[0].source in self.local
         return tirx.address_of(self.wide(node.args[0])) if is_held else mutator.default_mutate(node)
 
     def store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
-        """A store whose value is computed wide."""
+        """Rewrite a store to compute its value in float32."""
         indices = [self.rewrite(i) for i in node.indices]
         if node.buffer in self.local:
             value = self.update(node) if _rounds_wide(node.value) and _is_running(node) else self.wide(node.value)
             return tirx.BufferStore(self.local[node.buffer], value, indices)
         value = self.rewrite(node.value)
-        if dialect.is_if_then_else(value) and _is_half(value):  # TVM chooses between no vectors of bfloat16
+        if dialect.is_if_then_else(value) and _is_half(value):  # TVM cannot select between bfloat16 vectors.
             value = tirx.Cast(str(value.ty.dtype), self.wide(node.value))
         return tirx.BufferStore(node.buffer, value, indices)
 
     def update(self, node: tirx.BufferStore) -> ir.Expr:
-        """The float32 sum that a store rounds, which begins with its own element."""
+        """Return the float32 sum that a store rounds, with the stored element read from the float32 array."""
         held = tirx.BufferLoad(self.local[node.buffer], node.indices)
 
         def on_cast(cast: tirx.Cast, mutator: Any) -> ir.Expr:
@@ -319,23 +319,23 @@ class _Promoter:
         return self.rewrite(structural_mutate(node.value.value, [(tirx.Cast, on_cast)]))
 
     def alloc(self, node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
-        """A float32 array instead of a 16-bit one."""
+        """Allocate the float32 array in place of the 16-bit one."""
         return tirx.AllocBuffer(self.local.get(node.buffer, node.buffer))
 
 
 def widened(expr: ir.Expr, held: dict[Var, Var] | None = None) -> ir.Expr:
-    """A 16-bit floating-point expression computed in float32; others as they are.
+    """Compute a 16-bit floating-point expression in float32; return others unchanged.
 
-    Elements of the arrays that are keys of `held` are read in those of float32 in their place.
+    Elements of arrays that are keys of `held` are read from the float32 arrays that these map to.
     """
     return _Promoter(held or {}).wide(expr) if _is_half(expr) else expr
 
 
 class _Sums:
-    """Finds the 16-bit arrays in memory whose elements are updated, and rounded, several times.
+    """The 16-bit arrays in memory whose elements are updated, and therefore rounded, several times.
 
-    An update reads its own element, or begins with it in registers: by several steps of a loop, or by several of the
-    function's statements.
+    An update reads the element that it stores, directly or into a running sum in registers. Several steps of a loop or
+    several statements of the function may update the same element.
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:
@@ -349,7 +349,7 @@ class _Sums:
         self.parts: dict[Var, Var] = {}  # arrays that are added to others element by element
 
     def look(self, body: tirx.Stmt) -> None:
-        """Go through the statements of a function."""
+        """Collect the arrays that the statements of a function update several times."""
         before: set[Var] = set()
         for stmt in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
             self.updated = {}
@@ -358,7 +358,7 @@ class _Sums:
             before |= set(self.updated)
 
     def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
-        """Go through the body; steps of other kinds of loops are apart."""
+        """Visit a loop; only serial and unrolled ones repeat updates of an element."""
         if node.kind not in (SERIAL, UNROLLED):
             return mutator.default_mutate(node)
         self.loops.append(node)
@@ -367,7 +367,7 @@ class _Sums:
         return out
 
     def on_store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
-        """Note the array of a running sum."""
+        """Record the array of a running sum."""
         target = node.buffer
         is_in_memory = str(target.ty.dtype) in HALVES and str(target.ty.storage_scope) != "local"
         if not is_in_memory or target in self.found or not (_is_running(node) or self._is_rest(node)):
@@ -381,19 +381,19 @@ class _Sums:
         return node
 
     def _is_rest(self, store: tirx.BufferStore) -> bool:
-        """Whether a running sum in registers is stored that begins with elements of the same array."""
+        """Return whether a store writes a running sum in registers that was initialized from the same array."""
         held = {load.source for load in collect(store.value, ir.TensorLoad)} & self.running
         return any((store.buffer, x) in self.begun for x in held)
 
 
 def _rounds_wide(value: ir.Expr) -> bool:
-    """Whether an expression is float32 arithmetic that is rounded to 16 bits."""
+    """Return whether an expression is float32 arithmetic that is rounded to 16 bits."""
     is_wide = isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == "float32"
     return is_wide and isinstance(value.value, ROUNDED)
 
 
 def _is_running(store: tirx.BufferStore) -> bool:
-    """Whether a store rounds what it makes of the element that it sets."""
+    """Return whether a store rounds arithmetic on the element that it sets."""
     value = store.value
     steps = [x for kind in ROUNDED for x in collect(value, kind) if _is_half(x)]
     if _rounds_wide(value):
@@ -402,13 +402,13 @@ def _is_running(store: tirx.BufferStore) -> bool:
 
 
 def _lent(func: tirx.PrimFunc) -> set[Var]:
-    """The arrays that a value reads by address, as 16-bit floats."""
+    """Return the arrays that are read by address, which must keep 16-bit elements."""
     calls = [c for store in collect(func.body, tirx.BufferStore) for c in collect(store.value, ir.Call)]
     return {c.args[0].source for c in calls if dialect.function_of(c) == "address_of"}
 
 
 def _sums(func: tirx.PrimFunc) -> list[Var]:
-    """The 16-bit arrays in memory that are summed in float32, and those of the function's own with parts of sums."""
+    """Return the 16-bit arrays to accumulate in float32, including the function's own arrays of partial sums."""
     sums = _Sums(func)
     sums.look(func.body)
     lent = _lent(func) if sums.found else set()
@@ -418,7 +418,7 @@ def _sums(func: tirx.PrimFunc) -> list[Var]:
 
 
 def _copy(source: Var, target: Var) -> tirx.Stmt:
-    """Every element of an array in that of another dtype."""
+    """Return loops that copy an array to one of another dtype."""
     shape = list(source.ty.shape)
     at = [Var(f"d{n}", extent.ty) for n, extent in enumerate(shape)]
     value = tirx.Cast(str(target.ty.dtype), tirx.BufferLoad(source, at))
@@ -455,7 +455,7 @@ def PromoteHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     return with_body(func, seq(*alloc(*copied.values()), *begin, body, *end))
 
 
-# Numbers of bfloat16 that are parameters come as float32: TVM's calls pass no bfloat16.
+# Scalar parameters of dtype bfloat16 are passed as float32: TVM's calling convention has no bfloat16.
 #
 # before::
 #
@@ -474,7 +474,7 @@ def _is_number(param: Any) -> bool:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WidenScalars")
 def WidenScalars(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Take numbers of bfloat16 as float32."""
+    """Pass scalar parameters of dtype bfloat16 as float32."""
     wide: dict[Any, Any] = {p: tirx.Var(str(p.name), "float32") for p in func.params if _is_number(p)}
     if not wide:
         return func

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Place the initialisation of reductions and decompose it out of their blocks."""
+"""Initialisation of reductions: its placement in a nest, and its decomposition out of reduction blocks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from sparsetir.lower.iterations.nest import spatial_pairs
 from sparsetir.lower.iterations.regions import with_regions
 from sparsetir.lower.loops import with_, with_body
 
-# Where the initialisation of a sparse iteration goes.
+# Placement of the initialisation of a sparse iteration.
 
 
 def may_miss(entry: Entry) -> bool:
-    """Whether a step of the entry's loops may have no coordinate."""
+    """Return whether a step of the entry's loops may have no coordinate."""
     return bool(entry.merge) or any(a.may_be_absent for a in entry.axes)
 
 
 class InitPlan:
-    """Where the initialisation of an iteration goes.
+    """The placement of the initialisation of an iteration.
 
-    ``inside``: in the innermost block, as TVM's reductions have it. Otherwise in a nest of its own placed
+    ``inside``: in the innermost block, as in TVM's reductions. Otherwise in a separate nest
     below the first ``prefix`` entries; ``prefix`` is None when there is nothing to place. With the annotation
-    ``{"init": "stored"}`` only points that are stored are initialised, others belong to another iteration.
+    ``{"init": "stored"}`` only stored points are initialised; the others belong to another iteration.
     """
 
     def __init__(self, iteration: SpIter, program: Program) -> None:
@@ -50,14 +50,14 @@ class InitPlan:
     # ------------------------------------------------------------------ one entry
 
     def is_own(self, entry: Entry) -> bool:
-        """Whether every store subscripts the entry's axes, in its own buffer, by the entry's variables."""
+        """Return whether every store subscripts the entry's axes, in its own buffer, by the entry's variables."""
         stores = self.stores + collect(self.iteration.block.body, tirx.BufferStore)
         if entry.merge:
             return False
         return all(self._own(s, v, a) for s in stores for v, a in zip(entry.vars, entry.axes, strict=True))
 
     def by_position(self, entry: Entry) -> bool:
-        """Whether walking the entry's stored positions reaches every element its initial stores can reach."""
+        """Return whether the entry's stored positions cover every element that its initial stores can reach."""
         if "R" in entry.kinds or entry.attached_to is not None or (entry.merge and not self.stored_only):
             return False
         if self.stored_only:
@@ -67,26 +67,26 @@ class InitPlan:
         return all(self._own(store, v, a) for store in self.stores for v, a in spatial_pairs(entry))
 
     def names(self, entry: Entry) -> bool:
-        """Whether the initialisation differs between the entry's points, or only happens at those that are stored."""
+        """Return whether the initialisation depends on the entry's point, or is limited to stored points."""
         return any(self.stored_only or self.mentions(var) for var, _ in spatial_pairs(entry))
 
     def mentions(self, var: Var) -> bool:
-        """Whether the initialisation names an iteration variable."""
+        """Return whether the initialisation uses an iteration variable."""
         return bool(mentions(self.iteration.block.init, [var]))
 
     def below(self, entry: Entry) -> list[Axis]:
-        """The axes whose stored points are initialised and that hang from an entry which is summed over."""
+        """Return the axes whose stored points are initialised and that descend from a reduced entry's axes."""
         if not self.stored_only or "S" in entry.kinds:
             return []
         pairs = [pair for e in self.iteration.entries for pair in spatial_pairs(e)]
         return [axis for _, axis in pairs if not set(entry.axes).isdisjoint(axis.ancestors)]
 
     def _repeats(self, entry: Entry, up: Axis) -> bool:
-        """Whether an entry's points are the same below every slot of an axis, of which the first will do."""
+        """Return whether an entry's points are the same below every slot of an axis: the first slot suffices."""
         return self.stored_only and entry.attached_to is None and all(a.repeats_below(up) for a in entry.axes)
 
     def _own(self, store: tirx.BufferStore, var: Var, axis: Axis) -> bool:
-        """Whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
+        """Return whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
         buffer = self.program.buffers.get(store.buffer)
         if buffer is None or axis not in buffer.axes:
             return False
@@ -94,7 +94,7 @@ class InitPlan:
         return all(i.same_as(var) if n == own else not mentions(i, [var]) for n, i in enumerate(store.indices))
 
     def _once(self, entry: Entry) -> bool:
-        """Whether different steps of the entry initialise different elements."""
+        """Return whether different steps of the entry initialise different elements."""
         if entry is self.iteration.entries[0] and INDEPENDENT in self.iteration.block.annotations:
             return True
         return all(injective(list(s.indices), list(entry.vars), self.iteration) for s in self.stores)
@@ -102,7 +102,7 @@ class InitPlan:
     # ------------------------------------------------------------------ the whole list
 
     def _reads_elsewhere(self) -> bool:
-        """Whether the body reads an initialised buffer at another point than its own."""
+        """Return whether the body reads an initialised buffer at a point other than its own."""
         for load in collect(self.iteration.block.body, ir.TensorLoad):
             same_buffer = [s for s in self.stores if s.buffer.same_as(load.source)]
             if same_buffer and not any(all_same(load.indices, s.indices) for s in same_buffer):
@@ -134,7 +134,7 @@ class InitPlan:
         return self._stores_surely(body) and self._reduces_in_leaf()
 
     def _stores_surely(self, store: tirx.BufferStore) -> bool:
-        """Whether the store's element exists at every iterated point."""
+        """Return whether the store's element exists at every iterated point."""
         buffer = self.program.buffers.get(store.buffer)
         if buffer is None:
             return True
@@ -149,13 +149,13 @@ class InitPlan:
                 continue
             if axis.kind != "dense_fixed":
                 return False
-            # Where a formula leaves the axis, initialisation and body stand under the same bounds.
+            # Where a formula leaves the axis, initialisation and body are guarded by the same bounds.
             if not scope.proves_in_range(index, axis.length) and mentions(index, reduced):
                 return False
         return True
 
     def _reduces_in_leaf(self) -> bool:
-        """Whether every reduction, and nothing that hangs from one, is in the innermost block."""
+        """Return whether every reduction is in the innermost block and no spatial axis descends from a reduced one."""
         group: list[Entry] = []
         for entry in self.iteration.entries:
             held = {a for e in group for a in e.axes}
@@ -195,7 +195,7 @@ class InitPlan:
 #             ...
 #
 # TVM's own lowering runs the initialisation in the first reduction step, which an empty row does not have; its
-# ``decompose_reduction`` does not know what to do with a guard that mixes loops of both kinds, as ``rfactor`` makes.
+# ``decompose_reduction`` does not support a guard that mixes loops of both kinds, as ``rfactor`` makes.
 
 
 REDUCE = 2
@@ -208,7 +208,7 @@ def _pairs(realize: s_tir.SBlockRealize) -> Pairs:
 
 
 def _refuse_mixed(realize: s_tir.SBlockRealize, reduced: Pairs, spatial: Pairs, loops: list[tirx.For]) -> None:
-    """A loop fused from a reduction and a spatial one does not run for an empty row: its output would stay unset."""
+    """Raise for a loop fused from a reduction and a spatial one: it does not initialise the output of an empty row."""
     for var in (loop.loop_var for loop in loops):
         if any(mentions(v, [var]) for _, v in reduced) and any(mentions(v, [var]) for _, v in spatial):
             where = f"loop {var.name} of block {realize.block.name_hint}"
@@ -217,7 +217,7 @@ def _refuse_mixed(realize: s_tir.SBlockRealize, reduced: Pairs, spatial: Pairs, 
 
 
 def _guards(realize: s_tir.SBlockRealize, spatial: Pairs, inner: list[tirx.For], kept: list[tirx.For]) -> list[ir.Expr]:
-    """The parts of a block's guard that hold its spatial variables within their domains."""
+    """Return the parts of a block's guard that bound its spatial variables by their domains."""
     gone = [loop.loop_var for loop in inner if loop not in kept]
     parts = conjuncts(realize.predicate)
     guards = [part for part in parts if not mentions(part, gone)]
@@ -234,7 +234,7 @@ def _guards(realize: s_tir.SBlockRealize, spatial: Pairs, inner: list[tirx.For],
 
 
 def _initial_block(realize: s_tir.SBlockRealize, spatial: Pairs, guards: list[ir.Expr]) -> s_tir.SBlockRealize:
-    """A block of the initialisation alone, over the spatial variables."""
+    """Return a block of the initialisation alone, over the spatial variables."""
     block = realize.block
     fresh = {iv.var: Var(str(iv.var.name), iv.var.ty) for iv, _ in spatial}
     iter_vars = [tirx.IterVar(substitute(iv.dom, fresh), fresh[iv.var], iv.iter_type) for iv, _ in spatial]
@@ -245,7 +245,7 @@ def _initial_block(realize: s_tir.SBlockRealize, spatial: Pairs, guards: list[ir
 
 
 def initial_nest(realize: s_tir.SBlockRealize, inner: list[tirx.For]) -> tirx.Stmt:
-    """The initialisation of a block below loops of its own: those of `inner` that move its spatial variables."""
+    """Return the initialisation of a block below copies of those `inner` loops that its spatial variables depend on."""
     spatial = [(iv, v) for iv, v in _pairs(realize) if int(iv.iter_type) != REDUCE]
     kept = [loop for loop in inner if any(mentions(v, [loop.loop_var]) for _, v in spatial)]
     nest: tirx.Stmt = _initial_block(realize, spatial, _guards(realize, spatial, inner, kept))
@@ -256,7 +256,7 @@ def initial_nest(realize: s_tir.SBlockRealize, inner: list[tirx.For]) -> tirx.St
 
 
 def keeps_old(init: tirx.Stmt) -> bool:
-    """Whether an initialisation only says that the old value counts: ``c[vi] = c[vi]``."""
+    """Return whether an initialisation only keeps the old value: ``c[vi] = c[vi]``."""
     while isinstance(init, tirx.IfThenElse):
         init = init.then_case
     if not isinstance(init, tirx.BufferStore) or not isinstance(init.value, ir.TensorLoad):
@@ -265,7 +265,7 @@ def keeps_old(init: tirx.Stmt) -> bool:
 
 
 def without_init(realize: s_tir.SBlockRealize, name: str | None = None) -> s_tir.SBlockRealize:
-    """The block that is left: it reads what it updates."""
+    """Return the block without its initialisation; it reads the regions that it updates."""
     old = realize.block
     written = {region.source for region in old.writes}
     reads = [*old.writes, *(region for region in old.reads if region.source not in written)]
@@ -277,7 +277,7 @@ def without_init(realize: s_tir.SBlockRealize, name: str | None = None) -> s_tir
 
 
 class _Decomposer:
-    """Walks a function with the loops around each block; `nests` are waiting for the loop they go before."""
+    """Decomposition of a function's reductions; `nests` maps a loop variable to the nests to place before its loop."""
 
     def __init__(self) -> None:
         self.loops: list[tirx.For] = []
@@ -309,7 +309,7 @@ class _Decomposer:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.DecomposeInit")
 def DecomposeInit(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Decompose every reduction of a function."""
+    """Move the initialisation of every reduction of a function above its reduction loops."""
     walk = _Decomposer()
     callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
     body = structural_mutate(func.body, callbacks)

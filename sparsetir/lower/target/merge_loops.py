@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lower unions and intersections of sorted axes to co-iterating loops."""
+"""Co-iterating loops for unions and intersections of sorted axes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from sparsetir.ir.views import cast, const, substitute_args
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.loops import SERIAL, binary_search
 
-# The steps of a union of axes as statements: which coordinate a step has, and where the members have it.
+# The steps of a union of axes as statements that compute the coordinate of a step and its entry in each member.
 #
-# Sorted members without repeated coordinates are walked side by side, one coordinate a step. Cursors outlive the step
-# and go on from where they are; a step before that starts again, so that they are exact in any order of the steps.
-# Other members are taken in turn, and what a step has is searched anew.
+# Sorted members without repeated coordinates are merged, one coordinate a step. Cursors persist between steps and
+# advance from their position; an earlier step restarts them, so the result is exact in any order of the steps.
+# Other members are iterated one after the other, and each step searches for its coordinate in the others.
 
 
 class Member(NamedTuple):
-    """A member of a union: the coordinate of entry ``arg(0)``, the number of entries, and what is known of them."""
+    """A member of a union: the coordinate of entry ``arg(0)``, the number of entries, and flags of their properties."""
 
     own: ir.Expr
     count: ir.Expr
@@ -66,17 +66,17 @@ class Member(NamedTuple):
 
 
 def members_of(call: Call) -> list[Member]:
-    """The members in a call of `find_union`."""
+    """Return the members in a call of `find_union`."""
     args = list(call.args[2:])
     return [Member(own, count, int(kind)) for own, count, kind in zip(*(args[n::3] for n in range(3)), strict=True)]
 
 
 @dataclass
 class Walk:
-    """The members of a union side by side: the call, the conditions on its path, and the cells that say where they are.
+    """The merge of the members of a union: the call, the conditions on its path, and the cells of its state.
 
-    ``passed`` is how many entries of a member lie before the step, ``slots`` the entry at it or -1, ``coord`` the
-    coordinate or -1.
+    For each member, ``passed`` is the number of entries before the step and ``slots`` the entry at the step or -1;
+    ``coord`` is the coordinate of the step or -1.
     """
 
     call: Call
@@ -99,25 +99,25 @@ class Walk:
         return [self.step, self.coord, *self.passed, *self.slots]
 
     def result(self, what: int) -> ir.Expr:
-        """What a call asks for: the slot of a member, or behind those the coordinate."""
+        """Return the slot of member `what`, or the coordinate if `what` is the number of members."""
         return get([*self.slots, self.coord][what])
 
     def start(self) -> list[tirx.Stmt]:
-        """Stand before the first step."""
+        """Return statements that reset the cursors to before the first step."""
         dtype = str(self.step.ty.dtype)
         zeros = [put(c, const(0, dtype)) for c in self.passed]
         return [*zeros, *(put(c, const(-1, dtype)) for c in (self.step, *self.slots))]
 
 
 def emit_walk(walk: Walk) -> tirx.Stmt:
-    """The statements that find the coordinate of a step."""
+    """Emit the statements that compute the coordinate of a step."""
     is_ordered = all(m.is_sorted and m.is_unique for m in walk.members)
     body = _side_by_side(walk) if is_ordered else seq(*_in_turn(walk))
     return tirx.IfThenElse(conjunction(walk.conditions), body, None) if walk.conditions else body
 
 
 def _side_by_side(walk: Walk) -> tirx.Stmt:
-    """Move the cursors to the step of the call, from the start where they are past it."""
+    """Advance the cursors to the step of the call, from the start if they are past it."""
     dtype, step = str(walk.step.ty.dtype), walk.call.args[1]
     zero, one, none = const(0, dtype), const(1, dtype), const(-1, dtype)
     cursors = list(zip(walk.passed, walk.slots, walk.members, strict=True))
@@ -137,9 +137,9 @@ def _side_by_side(walk: Walk) -> tirx.Stmt:
 
 
 def _in_turn(walk: Walk) -> list[tirx.Stmt]:
-    """Take the entries of the first member, of the second, and so on, but for those that an earlier member holds.
+    """Iterate the members one after the other, without coordinates that an earlier member contains.
 
-    The first entry of a coordinate stands for the first ones of all members; one that is repeated stands alone.
+    The first entry of a coordinate is joined with the first ones of all members; a repeated entry is a step alone.
     """
     dtype, step = str(walk.step.ty.dtype), walk.call.args[1]
     zero, none = const(0, dtype), const(-1, dtype)
@@ -169,7 +169,7 @@ def _in_turn(walk: Walk) -> list[tirx.Stmt]:
 
 
 def _first_of(member: Member, coord: ir.Expr, at: Var) -> list[tirx.Stmt]:
-    """Leave the first entry with a coordinate in `at`, -1 if there is none."""
+    """Search a member for the first entry with a coordinate and leave it in `at`, -1 if no entry has it."""
     dtype = str(at.ty.dtype)
     zero, one = const(0, dtype), const(1, dtype)
     if member.is_sorted:
@@ -185,7 +185,7 @@ def _first_of(member: Member, coord: ir.Expr, at: Var) -> list[tirx.Stmt]:
     return [*alloc(here), put(at, const(-1, dtype)), put(here, zero), loop]
 
 
-# Loops over a sorted axis that look its coordinates up in another sorted axis, as one loop along both.
+# Intersection: a loop over a sorted axis that searches another sorted axis becomes one loop that merges both.
 #
 # before::
 #
@@ -203,12 +203,12 @@ def _first_of(member: Member, coord: ir.Expr, at: Var) -> list[tirx.Stmt]:
 #         at_0[0] = at_0[0] + T.Cast("int32", head_0 <= head_1)
 #         at_1[0] = at_1[0] + T.Cast("int32", head_1 < head_0)
 #
-# Which side is behind is hard to predict, so that it is added and not branched on. Loops that a schedule has changed,
-# and those with several searches, stay as they are: a search starts where the last one ended.
+# The comparison of the heads is hard to predict, so it is added to the cursors and not branched on. Loops that a
+# schedule has changed, and those with several searches, are unchanged: there, a search starts where the last one ended.
 
 
 def walk_intersections(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Rewrite every loop of that kind, outer ones first."""
+    """Rewrite every loop that intersects two sorted axes, outer ones first."""
     body = structural_mutate(func.body, [(tirx.For, _intersection_on_loop)])
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
@@ -219,7 +219,7 @@ def _intersection_on_loop(node: tirx.For, mutator: Any) -> tirx.Stmt:
 
 
 def _walk_intersection(node: tirx.For) -> Call | None:
-    """The search whose result decides whether a step does anything; None if the loop is not of that kind."""
+    """Return the search that guards the whole body of a loop; None if the loop is not an intersection."""
     var, body = node.loop_var, node.body
     if node.kind != SERIAL or not same(node.min, const(0, str(var.ty.dtype))):
         return None
@@ -247,7 +247,7 @@ def _inner_searches(call: Call) -> list[Call]:
 
 
 def _is_found(condition: ir.Expr, call: Call) -> bool:
-    """Whether it is ``call >= 0``."""
+    """Return whether a condition is ``call >= 0``."""
     if isinstance(condition, tirx.GE):
         left, right = condition.a, condition.b
     elif isinstance(condition, tirx.LE):
@@ -278,7 +278,7 @@ def _along_both(node: tirx.For, call: Call) -> tirx.Stmt:
 
 
 def _where_equal(node: tirx.For, call: Call, places: list[Var], heads: list[Var]) -> tirx.Stmt:
-    """What a step does where both sides have the same coordinate."""
+    """Return the body of a step, guarded by equality of both coordinates."""
     on_call = lambda c, m: places[1] if same(c, call) else m.default_mutate(c)  # noqa: E731
     others = [c for c in conjuncts(node.body.condition) if not _is_found(c, call)]
     body = node.body.then_case if not others else tirx.IfThenElse(conjunction(others), node.body.then_case, None)
@@ -288,11 +288,12 @@ def _where_equal(node: tirx.For, call: Call, places: list[Var], heads: list[Var]
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WalkIntersections")
 def WalkIntersections(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """The pass around `walk_intersections`."""
+    """Rewrite the intersecting loops of a function by `walk_intersections`."""
     return walk_intersections(func)
 
 
-# Loops over the steps of a union of two sorted axes, as three loops: both have entries left, the first, the second.
+# Union: a loop over the steps of a union of two sorted axes becomes three loops: both axes have entries left, only the
+# first, only the second.
 #
 # before::
 #
@@ -314,9 +315,9 @@ def WalkIntersections(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx
 #     while at_1[0] < count_1:
 #         ...
 #
-# Which member has the smaller coordinate is hard to predict, so that the first loop chooses without branches where it
-# may: of a member with entries left, the next one can be read whether or not it is used. Loops that a schedule has
-# changed, unions of more members, and members that are not sorted stay with the searches, which are exact in any order.
+# The member with the smaller coordinate is hard to predict, so the first loop selects without branches where it may:
+# the next entry of a member with entries left can be read whether or not it is used. Loops that a schedule has changed,
+# unions of more than two members, and unsorted members keep the searches, which are exact in any order.
 
 
 ARITHMETIC = (
@@ -335,7 +336,7 @@ ARITHMETIC = (
 
 @dataclass(frozen=True)
 class _Step:
-    """What one of the loops knows: for each member where it stands and whether it holds the coordinate, and that."""
+    """The state of a merge loop: for each member its position and whether it has the coordinate; the coordinate."""
 
     places: list[Var]
     here: list[ir.Expr]
@@ -344,7 +345,7 @@ class _Step:
     inside: list[Var] = field(default_factory=list)
 
     def either(self, here: ir.Expr, value: ir.Expr, other: ir.Expr) -> ir.Expr:
-        """One of two values without a branch: LLVM makes one of a choice between floats, not of a subscript."""
+        """Select one of two values without a branch: LLVM branches on a choice between floats, not on a subscript."""
         dtype = str(value.ty.dtype)
         if not dtype.startswith("float") or mentions([value, other], self.inside):
             return tirx.Select(here, value, other)
@@ -354,14 +355,14 @@ class _Step:
         return tirx.BufferLoad(pair, [tirx.Cast("int32", here)])
 
     def absent(self, value: ir.Expr) -> ir.Expr:
-        """What stands for an element that is not stored, no constant to TVM."""
+        """Return the value of an element that is not stored, opaque to TVM's constant folding."""
         before, held = opaque(value)
         self.chosen.extend(before)
         return held
 
 
 def walk_unions(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Rewrite every loop that goes over the steps of a union, outer ones first."""
+    """Rewrite every loop over the steps of a union, outer ones first."""
     body = structural_mutate(func.body, [(tirx.For, _union_on_loop)])
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
@@ -372,7 +373,7 @@ def _union_on_loop(node: tirx.For, mutator: Any) -> tirx.Stmt:
 
 
 def _walk_union(node: tirx.For) -> Call | None:
-    """A search of the union that the loop goes over from its first step to the last; None if it is no such loop."""
+    """Return a search of the union whose steps the loop iterates; None if it does not iterate all steps of one."""
     if node.kind != SERIAL or not same(node.min, const(0, str(node.loop_var.ty.dtype))):
         return None
     calls = [
@@ -397,7 +398,7 @@ def _without_calls(body: tirx.Stmt, call: Call) -> tirx.Stmt:
 
 
 def _asks(call: Call, of: Call) -> bool:
-    """Whether `call` asks something of the same step of the same union."""
+    """Return whether `call` queries the same step of the same union as `of`."""
     return dialect.is_call(call, "find_union") and all_same(list(call.args[1:]), list(of.args[1:]))
 
 
@@ -415,7 +416,7 @@ def _phases(node: tirx.For, call: Call) -> tirx.Stmt:
 
 
 def _with_named_searches(members: list[Member]) -> tuple[list[Member], list[tirx.Stmt]]:
-    """The members with the searches of their fibers done beforehand, once."""
+    """Hoist the searches for the members' fibers; return the members and the statements that bind the results."""
     named: list[tuple[Call, Var]] = []
 
     def on_call(c: Call, mutator: Any) -> ir.Expr:
@@ -433,7 +434,7 @@ def _with_named_searches(members: list[Member]) -> tuple[list[Member], list[tirx
 
 
 def _together(node: tirx.For, call: Call, members: list[Member], at: list[Var]) -> tirx.Stmt:
-    """The step where both members have entries left."""
+    """Return the step of the loop in which both members have entries left."""
     dtype = str(call.ty.dtype)
     places, heads = _variables("place", dtype), _variables("head", dtype)
     coord = Var("coord", ir.PrimType(dtype))
@@ -446,7 +447,7 @@ def _together(node: tirx.For, call: Call, members: list[Member], at: list[Var]) 
 
 
 def _alone(node: tirx.For, call: Call, members: list[Member], at: list[Var], k: int) -> tirx.Stmt:
-    """The step where only member `k` has entries left."""
+    """Return the step of the loop in which only member `k` has entries left."""
     dtype = str(call.ty.dtype)
     place, coord = Var("place", ir.PrimType(dtype)), Var("coord", ir.PrimType(dtype))
     here = [tirx.const(n == k, "bool") for n in range(2)]
@@ -460,7 +461,7 @@ def _variables(name: str, dtype: str) -> list[Var]:
 
 
 def _body(node: tirx.For, call: Call, members: list[Member], step: _Step) -> tirx.Stmt:
-    """The body of the loop at a step."""
+    """Return the body of the loop with the searches replaced by the state of a step."""
     step.inside.extend(_defined(node.body))
     stays_inside = not any(m.may_be_outside for m in members)
     none = const(-1, str(call.ty.dtype))
@@ -493,13 +494,13 @@ def _is_absent(here: ir.Expr) -> bool:
 
 
 def _defined(body: tirx.Stmt) -> list[Var]:
-    """The variables and arrays that a body brings into being."""
+    """Return the variables and arrays that a body defines."""
     own = [b.var for b in collect(body, tirx.Bind)] + [f.loop_var for f in collect(body, tirx.For)]
     return own + [a.buffer for a in collect(body, tirx.AllocBuffer)] + [x.var for x in collect(body, tirx.Let)]
 
 
 def _asked(test: ir.Expr, call: Call) -> int | None:
-    """Of ``find_union(k, ...) >= 0`` the number k."""
+    """Return k for the test ``find_union(k, ...) >= 0``; None for other tests."""
     sides = (test.a, test.b) if isinstance(test, tirx.GE) else (test.b, test.a) if isinstance(test, tirx.LE) else ()
     if not sides or not isinstance(sides[0], Call) or not _asks(sides[0], call):
         return None
@@ -507,7 +508,7 @@ def _asked(test: ir.Expr, call: Call) -> int | None:
 
 
 def _chosen(step: _Step, k: int, value: ir.Expr, choice: Call, mutator: Any) -> ir.Expr:
-    """A choice by whether member `k` holds the coordinate; `value` is what it then is."""
+    """Return a choice by whether member `k` has the coordinate; `value` is the result where it does."""
     here, other = step.here[k], choice.args[2]
     if isinstance(here, tirx.IntImm):
         return mutator.mutate(value if int(here) else other)
@@ -524,13 +525,13 @@ def _select(here: ir.Expr, value: ir.Expr, other: ir.Expr) -> ir.Expr:
 
 
 def _at_place(value: ir.Expr, call: Call, k: int, place: Var) -> ir.Expr:
-    """`value` where member `k` holds the coordinate."""
+    """Replace the slot of member `k` in `value` by `place`."""
     on_call = lambda c, m: place if _asks(c, call) and int(c.args[0]) == k else m.default_mutate(c)  # noqa: E731
     return structural_mutate(value, [(Call, on_call)])
 
 
 def _may_be_read(value: ir.Expr, place: Var) -> bool:
-    """Whether `value` may be computed also where the member does not hold the coordinate."""
+    """Return whether `value` may be computed also where the member does not have the coordinate."""
     kinds: list[bool] = []
     structural_walk(value, (ir.Expr, lambda x: kinds.append(isinstance(x, ARITHMETIC))))
     loads = [x for x in collect(value, ir.TensorLoad) if mentions(x.indices, [place])]
@@ -539,5 +540,5 @@ def _may_be_read(value: ir.Expr, place: Var) -> bool:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WalkUnions")
 def WalkUnions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """The pass around `walk_unions`."""
+    """Rewrite the loops over unions of a function by `walk_unions`."""
     return walk_unions(func)

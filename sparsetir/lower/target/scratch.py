@@ -17,7 +17,7 @@ from sparsetir.ir.views import accesses, const
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.loops import PARALLEL, UNROLLED, VECTORIZED, with_, with_body
 
-# Give every array inside a loop the size its subscripts need.
+# Bound every array inside a loop by the range of its subscripts.
 #
 # before::
 #
@@ -36,12 +36,12 @@ LARGEST = 1 << 24
 
 
 def _loops(node: Any) -> dict[Var, ir.Range]:
-    """The loops below `node`."""
+    """Map the variables of the loops below `node` to their ranges."""
     return {f.loop_var: ir.Range.from_min_extent(f.min, f.extent) for f in collect(node, tirx.For)}
 
 
 def _outer_loops(body: tirx.Stmt) -> dict[Var, list[tirx.For]]:
-    """The loops around each allocation: their variables are fixed while it lives."""
+    """Return the loops around each allocation: their variables are fixed during its lifetime."""
     stack: list[tirx.For] = []
     found: dict[Var, list[tirx.For]] = {}
 
@@ -69,7 +69,7 @@ def _is_fixed(buffer: Var) -> bool:
 
 
 class _Local:
-    """One array: where its subscripts start, and how far they go from there."""
+    """The start and the extent of the subscripts of one array."""
 
     def __init__(self, buffer: Var, func: tirx.PrimFunc, outer: list[tirx.For], ranges: dict[Var, ir.Range]) -> None:
         self.analyzer = sym.Analyzer()
@@ -86,17 +86,17 @@ class _Local:
         self.bases = [const(0, str(base.ty.dtype)) if extent is None else base for base, extent in pairs]
 
     def shrunk(self, buffer: Var) -> Var:
-        """The array with just the extent its subscripts need, where that is known."""
+        """Return the array shrunk to the extents that its subscripts need, where these are known."""
         shape = [d if e is None else const(e) for d, e in zip(buffer.ty.shape, self.extents, strict=True)]
         scope = str(buffer.ty.storage_scope)
         return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=str(buffer.name), scope=scope, layout=None)
 
     def shifted(self, indices: Any, bases: Any) -> list[ir.Expr]:
-        """Subscripts relative to the start."""
+        """Return subscripts relative to the start."""
         return [self.analyzer.simplify(i - b) for i, b in zip(indices, bases, strict=True)]
 
     def _extent(self, indices: list[ir.Expr], n: int) -> int | None:
-        """Elements from the start to the last subscript; None where constants do not bound it."""
+        """Return the number of elements from the start to the last subscript; None where no constant bounds it."""
         if any(mentions(load, [*self.moving, *self.changing]) for i in indices for load in collect(i, ir.TensorLoad)):
             return None
         bounds = [self.analyzer.const_int_bound(self.analyzer.simplify(i - self.bases[n])) for i in indices]
@@ -105,7 +105,7 @@ class _Local:
 
 
 def _bounded(buffer: Var, local: _Local) -> bool:
-    """Whether to replace the array; raises where it must be and cannot."""
+    """Return whether to replace the array; raise where that is required but its size is unbounded."""
     is_open = not local.extents or None in local.extents
     if is_open and _is_local(buffer) and not _is_fixed(buffer):
         message = f"the local array {buffer.name} has no fixed size: its subscripts are not bounded by constants"
@@ -147,7 +147,7 @@ def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     return with_body(func, body)
 
 
-# Shrink scratch buffers to the part that is used, where TVM can tell it.
+# Shrink scratch buffers to the part that is used, where TVM can determine it.
 #
 # before::
 #
@@ -159,7 +159,7 @@ def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
 #     tile = T.sblock_alloc_buffer((1, 128))
 #     tile[0, k] = ...
 #
-# TVM cannot bound a part of a symbolic extent and would ask for 2^31 elements: such functions are left alone.
+# TVM cannot bound a part of a symbolic extent and would allocate 2^31 elements: such functions are skipped.
 
 
 def _scratch(func: tirx.PrimFunc) -> list[Var]:
@@ -168,13 +168,13 @@ def _scratch(func: tirx.PrimFunc) -> list[Var]:
 
 
 def has_unknown_scratch(func: tirx.PrimFunc) -> bool:
-    """Whether a scratch buffer has a size that only a call tells."""
+    """Return whether a scratch buffer has a size that is only known at run time."""
     return any(not isinstance(d, tirx.IntImm) for b in _scratch(func) for d in b.ty.shape)
 
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.CompactScratch")
 class CompactScratch:
-    """TVM's compaction for the functions it is safe for."""
+    """TVM's buffer compaction, limited to functions for which it is safe."""
 
     def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
         """Compact function by function."""
@@ -188,7 +188,7 @@ class CompactScratch:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.RefuseRagged")
 def RefuseRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Raise where scratch would be as long as a sparse row: memory is not allocated row by row."""
+    """Raise where scratch would be as long as a sparse row: memory is not allocated for each row."""
     for buffer in _scratch(func):
         if any(collect(d, ir.TensorLoad) for d in buffer.ty.shape):
             message = f"the scratch buffer {buffer.name} would be as long as a sparse row"
@@ -196,7 +196,7 @@ def RefuseRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     return func
 
 
-# Allocate scratch of unknown size once, not in every step of the loops around its use.
+# Hoist scratch of unknown size: allocate it once, not in every step of the enclosing loops.
 #
 # before::
 #
@@ -213,7 +213,7 @@ def RefuseRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 #             ...
 #
 # TVM allocates where a buffer is first used, and cannot compile every scratch of a symbolic size inside a loop. Steps
-# that run at the same time keep scratch of their own.
+# that run concurrently keep separate scratch.
 
 
 APART = (PARALLEL, VECTORIZED)
@@ -224,7 +224,7 @@ def _may_move(alloc: tirx.AllocBuffer) -> bool:
 
 
 class _Hoister:
-    """Takes allocations out of serial loops on the way up; `waiting` are looking for their place."""
+    """Hoisting of allocations out of serial loops; `waiting` holds those not placed yet."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -250,7 +250,7 @@ class _Hoister:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.HoistScratch")
 def HoistScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Move the allocations of a function."""
+    """Hoist the allocations of unknown size out of the serial loops of a function."""
     if not any(_may_move(a) for a in collect(func.body, tirx.AllocBuffer)):
         return func
     walk = _Hoister()
@@ -258,7 +258,7 @@ def HoistScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     return with_body(func, seq(*walk.waiting, body))
 
 
-# Stack promotion: small arrays of a thread lie on the stack, where LLVM turns them into registers.
+# Stack promotion: small local arrays are allocated on the stack, where LLVM turns them into registers.
 #
 # before::
 #
@@ -268,16 +268,16 @@ def HoistScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 #
 #     acc = T.alloc_buffer((8,))
 #
-# TVM takes memory of scope ``local`` from its runtime, which LLVM must keep up to date: a store for every result that
-# should never leave a register, and a load that waits for it. Memory of scope ``global`` that is small enough lies on
-# the stack.
+# TVM allocates memory of scope ``local`` through its runtime, so LLVM must keep it up to date: each result that could
+# stay in a register is stored, and the next load waits for the store. Small enough arrays of scope ``global`` are
+# allocated on the stack.
 
 
-MOST_BYTES = 1024  # TVM takes larger arrays from its runtime
+MOST_BYTES = 1024  # TVM allocates arrays of this size and larger through its runtime.
 
 
 def bytes_of(buffer: Var) -> int | None:
-    """The size of an array; None if it is not known."""
+    """Return the size of an array in bytes; None if it is unknown."""
     size = int(DataType(str(buffer.ty.dtype)).bits) // 8
     for extent in buffer.ty.shape:
         if not isinstance(extent, tirx.IntImm):
@@ -287,14 +287,14 @@ def bytes_of(buffer: Var) -> int | None:
 
 
 def _on_stack(buffer: Var) -> Var:
-    """The same array in memory that is taken from the stack."""
+    """Return a copy of the array's declaration that TVM allocates on the stack."""
     dtype, shape = str(buffer.ty.dtype), list(buffer.ty.shape)
     return tirx.decl_buffer(shape, dtype, name=str(buffer.name), scope="global", layout=None)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteToStack")
 def PromoteToStack(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Move every small local array of a function."""
+    """Allocate every small local array of a function on the stack."""
     moved: dict[Var, Var] = {}
 
     def on_alloc(node: tirx.AllocBuffer) -> None:
@@ -331,12 +331,12 @@ def PromoteToStack(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
 #             acc_1[k] = acc_1[k] + ...
 #         ...
 #
-# TVM takes arrays of a kilobyte and more from its runtime, at every start of the loop: a tile of sixteen registers of
-# 512 bits is one. Its parts lie on the stack, where LLVM turns them into registers.
+# TVM allocates arrays of a kilobyte and more through its runtime, each time the loop starts: a tile of sixteen 512-bit
+# registers is that large. Its parts are allocated on the stack, where LLVM turns them into registers.
 
 
 def _unrolled(stmt: tirx.Stmt, buffer: Var) -> tirx.Stmt:
-    """`stmt` with the steps of unrolled loops around the array written out."""
+    """Unroll the unrolled loops of `stmt` whose bodies use the array."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         inner = mutator.default_mutate(node)
@@ -350,7 +350,7 @@ def _unrolled(stmt: tirx.Stmt, buffer: Var) -> tirx.Stmt:
 
 
 class _Parts:
-    """The arrays that stand for parts of `width` elements of one."""
+    """The small arrays that replace parts of `width` elements of a large one."""
 
     def __init__(self, buffer: Var, width: int, lanes: list[tirx.For]) -> None:
         self.buffer, self.width, self.analyzer = buffer, width, sym.Analyzer()
@@ -360,7 +360,7 @@ class _Parts:
             self.analyzer.bind(lane.loop_var, ir.Range.from_min_extent(lane.min, lane.extent))
 
     def at(self, indices: Any) -> tuple[Var, list[ir.Expr]]:
-        """An element's array, and its subscript there; `fits` is false afterwards if it is in several."""
+        """Return an element's small array and its subscript there; set `fits` to False if a vector spans several."""
         (index,) = indices
         is_vector = isinstance(index, tirx.Ramp)
         first = index.base if is_vector else index
@@ -381,7 +381,7 @@ class _Parts:
 
 
 def split(buffer: Var, uses: list[tirx.Stmt]) -> list[tirx.Stmt] | None:
-    """The statements that use an array, with its parts before them; None if an element's part is not known."""
+    """Replace an array by small ones in the statements that use it; None if the part of an element is unknown."""
     body = _unrolled(seq(*uses), buffer)
     lanes = [f for f in collect(body, tirx.For) if f.kind == VECTORIZED and isinstance(f.extent, tirx.IntImm)]
     widths = {int(lane.extent) for lane in lanes if mentions(lane.body, [buffer])}
@@ -409,7 +409,7 @@ def split(buffer: Var, uses: list[tirx.Stmt]) -> list[tirx.Stmt] | None:
 
 
 def _is_large(stmt: tirx.Stmt) -> bool:
-    """Whether a statement allocates a local array that would not go on the stack."""
+    """Return whether a statement allocates a local array that is too large for the stack."""
     if not isinstance(stmt, tirx.AllocBuffer) or str(stmt.buffer.ty.storage_scope) != "local":
         return False
     size = bytes_of(stmt.buffer)
@@ -418,7 +418,7 @@ def _is_large(stmt: tirx.Stmt) -> bool:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ReplaceAggregates")
 def ReplaceAggregates(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Take apart every such array of a function for which it is possible."""
+    """Replace every large local array of a function by small ones where possible."""
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         out: list[tirx.Stmt] = [mutator.mutate(s) for s in node.seq]

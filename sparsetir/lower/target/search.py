@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lower coordinate searches to loops, hoisted as far out as they are invariant."""
+"""Coordinate searches: their lowering to loops, hoisted as far out as they are invariant."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sparsetir.lower.iterations.nest import SPATIAL, Level, extend, place, reali
 from sparsetir.lower.loops import PARALLEL, SERIAL, VECTORIZED, binary_search, with_
 from sparsetir.lower.target.merge_loops import Walk, emit_walk
 
-# Turn every search into a loop, as far out as it may stand.
+# Lower every search to a loop, hoisted out of all loops in which it is invariant.
 #
 # before::
 #
@@ -53,9 +53,9 @@ from sparsetir.lower.target.merge_loops import Walk, emit_walk
 #         for k in range(feat):
 #             c[i, k] = c[i, k] + T.if_then_else(slot[0] >= 0, ...) * b[j, k]
 #
-# A search leaves a loop when its arguments do not depend on the loop and the loop does not write what the search
-# reads. It keeps the conditions it stood under. ``merge`` and ``find_fiber`` start where the last search of the
-# thread ended and check that the start is right, so they are exact in any order of the loops.
+# A search is hoisted out of a loop when its arguments do not depend on the loop and the loop does not write what the
+# search reads. It keeps the conditions that guarded it. ``merge`` and ``find_fiber`` start where the last search of
+# the thread ended and validate that start, so they are exact in any order of the loops.
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Search:
 
 @dataclass
 class Frame:
-    """The place just before statement `node`, and what must run there: in `placed` nothing needs what follows it."""
+    """The point before statement `node` and the searches emitted there; `placed` is in order of dependence."""
 
     node: tirx.Stmt
     extent: ir.Expr | None = None
@@ -91,7 +91,7 @@ class Frame:
 
     @cached_property
     def defined(self) -> list[Var]:
-        """The variables and arrays that the statement brings into being."""
+        """The variables and arrays that the statement defines."""
         own = [b.var for b in collect(self.node, tirx.Bind)] + [a.buffer for a in collect(self.node, tirx.AllocBuffer)]
         return [*own, self.node.loop_var] if isinstance(self.node, tirx.For) else own
 
@@ -102,7 +102,7 @@ class Frame:
 
 
 def emit_search(search: Search, finger: Var | None) -> list[tirx.Stmt]:
-    """The statements that leave the result of `search` in its cell."""
+    """Emit the statements that leave the result of `search` in its cell."""
     call, dtype = search.call, str(search.cell.ty.dtype)
     kind = dialect.name_of(call)
     if kind == "find_fiber":
@@ -123,7 +123,7 @@ def emit_search(search: Search, finger: Var | None) -> list[tirx.Stmt]:
 
 
 def _hit(search: Search, value: Callable[[ir.Expr], ir.Expr], slot: ir.Expr) -> tirx.Stmt:
-    """Accept `slot` if it lies in the fiber and holds the coordinate."""
+    """Accept `slot` if it is in the fiber and has the coordinate."""
     _, count, coord = search.call.args[:3]
     equal = tirx.IfThenElse(value(slot).equal(coord), put(search.cell, slot), None)
     return tirx.IfThenElse(slot < count, equal, None)
@@ -148,7 +148,7 @@ def _scan(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt
 
 
 def _walk(search: Search, value: Callable[[ir.Expr], ir.Expr], finger: Var) -> list[tirx.Stmt]:
-    """Linear co-walk from the last place, from the fiber's start when that lies too far right."""
+    """Scan linearly from the last position, or from the fiber's start if the last position is past the coordinate."""
     dtype = str(search.cell.ty.dtype)
     zero, one = const(0, dtype), const(1, dtype)
     _, count, coord = search.call.args[:3]
@@ -164,7 +164,7 @@ def _walk(search: Search, value: Callable[[ir.Expr], ir.Expr], finger: Var) -> l
 
 
 def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
-    """Largest row whose first position is not beyond the position searched."""
+    """Search for the largest row whose first position is not beyond the position searched."""
     dtype = str(search.cell.ty.dtype)
     one = const(1, dtype)
     first, count, pos = search.call.args[:3]
@@ -181,7 +181,7 @@ def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
 
 
 class FindLowerer:
-    """Walks statements outside in; `frames` are the statements it stands in, outermost first."""
+    """Lowering of searches, outer statements first; `frames` are the enclosing statements, outermost first."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -194,7 +194,7 @@ class FindLowerer:
     # ------------------------------------------------------------------ expressions
 
     def expr(self, node: Any, conditions: list[ir.Expr] | None = None) -> Any:
-        """`node` with its searches replaced by cells."""
+        """Replace the searches of `node` by the cells of their results."""
         given = conditions or []
 
         def on_call(call: Call, mutator: Any) -> Any:
@@ -211,7 +211,7 @@ class FindLowerer:
         return structural_mutate(node, [(Call, on_call)])
 
     def place(self, call: Call, conditions: list[ir.Expr]) -> ir.Expr:
-        """Put a search before the outermost statement that allows it; returns its result."""
+        """Place a search before the outermost statement that allows it and return its result."""
         _refuse_scanned(call, conditions)
         level, held = self._outermost(call, conditions)
         if dialect.is_call(call, "find_union"):
@@ -226,7 +226,7 @@ class FindLowerer:
         return search.result
 
     def _outermost(self, call: Call, conditions: list[ir.Expr]) -> tuple[int, list[ir.Expr]]:
-        """The outermost frame before which a search may stand, and the conditions that it then stands under."""
+        """Return the outermost frame before which a search may be placed, and the conditions that then guard it."""
         inputs = [call, *conditions]
         loaded = [b for x in inputs for b in _loaded(x)]
         floor = self._level(loaded)
@@ -243,7 +243,7 @@ class FindLowerer:
         return level, held
 
     def _walk(self, call: Call, level: int, held: list[ir.Expr]) -> Walk:
-        """The cursors of a union; they start where its fibers are known, outside of the loop over its steps."""
+        """Return the merge of a union; its cursors start where its fibers are known, outside of the step loop."""
         for frame in self._in_force(level, call):
             for walk in frame.walks:
                 if all_same(walk.call.args[1:], call.args[1:]) and _weaker(walk.conditions, held):
@@ -257,7 +257,7 @@ class FindLowerer:
         return walk
 
     def _in_force(self, level: int, call: Call) -> Iterator[Frame]:
-        """The frames, from `level` outwards, before which the same search would have found the same."""
+        """Yield the frames, from `level` outwards, before which the same search has the same result."""
         loaded = _loaded(call)
         for n in range(level, -1, -1):
             frame = self.frames[n]
@@ -266,13 +266,13 @@ class FindLowerer:
             yield frame
 
     def _level(self, loaded: list[Var]) -> int:
-        """The innermost frame that holds the result of a search among these buffers."""
+        """Return the innermost frame with the result of a search among these buffers."""
         return max((self.level_of.get(b, 0) for b in loaded), default=0)
 
     # ------------------------------------------------------------------ statements
 
     def stmt(self, node: tirx.Stmt) -> tirx.Stmt:
-        """Rewrite one statement, with its searches right before it."""
+        """Rewrite one statement, with its searches directly before it."""
         frame = Frame(node)
         self.frames.append(frame)
         out = self._inner(node)
@@ -285,7 +285,7 @@ class FindLowerer:
         return [emit_walk(placed)] if isinstance(placed, Walk) else emit_search(placed, self._finger(placed))
 
     def _finger(self, search: Search) -> Var | None:
-        """A cell that outlives the loops of one thread, where the strategy wants one."""
+        """Return a cell that persists across the loops of one thread, if the search strategy uses one."""
         call = search.call
         if not (
             dialect.is_call(call, "find_fiber")
@@ -323,14 +323,14 @@ class FindLowerer:
 
 
 def _may_leave(frame: Frame, inputs: list[Any], loaded: list[Var]) -> bool:
-    """Whether a search with these inputs may run before the statement of a frame instead of inside it."""
+    """Return whether a search with these inputs may run before the statement of a frame instead of inside it."""
     if _is_loop(frame.node, PARALLEL) or not isinstance(frame.node, (tirx.For, tirx.SeqStmt)):
         return False
     return frame.written.isdisjoint(loaded) and not any(mentions(x, frame.defined) for x in inputs)
 
 
 def _refuse_scanned(call: Call, conditions: list[ir.Expr]) -> None:
-    """A search must not depend on the slot that a scan around it tries."""
+    """Raise for a search that depends on the slot that an enclosing scan tests."""
     own = list(call.args[1:] if dialect.is_call(call, "find_rule") else call.args)
     own = [call.args[1], *call.args[3::3]] if dialect.is_call(call, "find_union") else own
     if any(dialect.is_call(c, "arg") for x in [*own, *conditions] for c in collect(x, Call)):
@@ -338,7 +338,7 @@ def _refuse_scanned(call: Call, conditions: list[ir.Expr]) -> None:
 
 
 def _weaker(some: list[ir.Expr], more: list[ir.Expr]) -> bool:
-    """Whether `some` hold wherever `more` do."""
+    """Return whether `some` hold wherever `more` do."""
     return all(any(same(a, b) for b in more) for a in some)
 
 
@@ -366,11 +366,11 @@ def _searches(node: Any) -> bool:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.LowerFind")
 def LowerFind(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """The pass around `FindLowerer`."""
+    """Lower the searches of a function by `FindLowerer`."""
     return FindLowerer().function(func) if _searches(func.body) else func
 
 
-# Compute the searches of an iteration once, into a buffer, before its loops.
+# Precompute the searches of an iteration into a buffer, before its loops.
 #
 # before::
 #
@@ -389,13 +389,13 @@ def LowerFind(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
 #             with T.sblock("spmm"):
 #                 c[vi, vk] = c[vi, vk] + a[indptr[vi] + found_0[vi, vj]] * b[vj, vk]
 #
-# The buffer has one dimension per axes tree the search depends on. A search stays where it is when the iteration
+# The buffer has one dimension for each axes tree the search depends on. A search is not moved when the iteration
 # writes what it reads, when it depends on an attached axis, whose positions are visited more than once, or when it
-# stands in a loop or an iteration inside.
+# is in a loop or an iteration inside the body.
 
 
 class Hoister:
-    """Collects the searches of one iteration; `scope` is the one its body was written in."""
+    """Hoisting of the searches of one iteration; `scope` is that of its body."""
 
     def __init__(self, iteration: SpIter, scope: Scope) -> None:
         self.iteration, self.scope = iteration, scope
@@ -405,7 +405,7 @@ class Hoister:
         self.conditional = 0
 
     def replace(self, body: tirx.Stmt) -> tirx.Stmt:
-        """`body` with its searches read from buffers, where they may be."""
+        """Replace searches of `body` by loads from buffers, where they may be precomputed."""
         stored = [s.buffer for s in collect(body, tirx.BufferStore)]
         named = [b.var for b in collect(body, tirx.Bind)]
 
@@ -439,7 +439,7 @@ class Hoister:
         return structural_mutate(body, callbacks)
 
     def _below_condition(self, mutator: Any, node: Any) -> Any:
-        """Rewrite what does not always run: a search that is only done there stays, its operands may not exist."""
+        """Rewrite a conditional part; a search that only occurs there is not moved: its operands may not exist."""
         self.conditional += 1
         out = mutator.mutate(node)
         self.conditional -= 1
@@ -460,7 +460,7 @@ class Hoister:
         return result
 
     def _needed(self, call: Call) -> list[Entry] | None:
-        """The entries the search depends on, and those above them; None if it cannot be hoisted."""
+        """Return the entries the search depends on, and those above them; None if it cannot be hoisted."""
         wanted: set[int] = set()
         for n, entry in reversed(list(enumerate(self.iteration.entries))):
             below = any(a.parent in entry.axes for m in wanted for a in self.iteration.entries[m].axes)
@@ -475,20 +475,20 @@ class Hoister:
         return entries if all(p in inside for a in inside for p in a.ancestors) else None
 
     def _is_at_attached(self, call: Call, entry: Entry) -> bool:
-        """Whether a search is for the coordinate of an attached axis, which need not have one."""
+        """Return whether a search is for the coordinate of an attached axis, which need not have one."""
         if entry.attached_to is None:
             return False
         loads = collect(self.scope.by_var[entry.vars[0]].coord, ir.TensorLoad)
         return any(same(x, y) for x in loads for y in collect(call, ir.TensorLoad))
 
     def _is_untraceable(self, entry: Entry) -> bool:
-        """Whether a coordinate by rule shows in no search that uses it: what is read there may be there only."""
+        """Return whether a coordinate by rule does not use the entry's slot: a dependence on it cannot be traced."""
         slots = _slots(self.scope, entry)
         placed = zip(entry.vars, entry.axes, strict=True)
         return any(a.rule is not None and not mentions(self.scope.by_var[v].coord, slots) for v, a in placed)
 
     def _placed_with(self, wanted: set[int]) -> set[int]:
-        """Singletons next to or below these entries: they have no loop, but an operand may need their coordinate."""
+        """Return the singletons next to or below these entries: they have no loop, but operands may use them."""
         found: set[int] = set()
         for n, entry in enumerate(self.iteration.entries):
             held = {None, *(a for m in wanted | found for a in self.iteration.entries[m].axes)}
@@ -497,7 +497,7 @@ class Hoister:
         return found
 
     def _emit(self, call: Call, entries: list[Entry]) -> ir.Expr:
-        """Add the nest that fills a new buffer; returns the element that replaces the search."""
+        """Add the nest that fills a new buffer and return the element that replaces the search."""
         scope, levels = Scope(), [Level()]
         renamed: dict[Var, ir.Expr] = {}
         for entry in entries:
@@ -524,13 +524,13 @@ class Hoister:
 
 
 def _slots(scope: Scope, entry: Entry) -> list[Var]:
-    """The block variable of the entry's loop."""
+    """Return the block variable of the entry's loop."""
     slot = scope.by_var[entry.vars[-1]].slot
     return [] if slot is None else [slot]
 
 
 def _last_axes(entries: list[Entry]) -> list[Any]:
-    """The deepest axis of each tree."""
+    """Return the deepest axis of each tree."""
     deepest: dict[Any, Any] = {}
     for entry in entries:
         deepest[entry.axes[-1].root] = entry.axes[-1]

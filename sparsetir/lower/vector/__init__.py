@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loop passes: vectors, remainders, registers, prefetch."""
+"""Loop passes: vectorization, remainder loops, register promotion, prefetch."""

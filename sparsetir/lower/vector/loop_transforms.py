@@ -27,7 +27,7 @@ from sparsetir.lower.loops import (
     without,
 )
 
-# Loop interchange: a loop over tiles of a result's row goes outside the sums that the row collects.
+# Loop interchange: move a loop over tiles of a result's row outside the sums of the row.
 #
 # before::
 #
@@ -52,12 +52,12 @@ from sparsetir.lower.loops import (
 #                     if r_0 * 32 + r_1 < rank:
 #                         d[i, r_0 * 32 + r_1] = d[i, r_0 * 32 + r_1] + ...
 #
-# A tile can then stay in registers through every loop of a nested sum. Each element takes its terms in the same order
-# as before: two steps of ``r_0`` have none in common.
+# A tile can then stay in registers through every loop of a nested sum. The order of the terms of each element is
+# unchanged, since two steps of ``r_0`` have no element in common.
 
 
 def _update(body: tirx.Stmt) -> tirx.BufferStore | None:
-    """The one store below `body`, if it adds to its element and reads no other of the array."""
+    """Return the only store below `body` if it adds to its element and reads no other one of the array, else None."""
     stores = collect(body, tirx.BufferStore)
     if len(stores) != 1 or collect(body, tirx.While) or collect(body, tirx.AllocBuffer):
         return None
@@ -67,7 +67,7 @@ def _update(body: tirx.Stmt) -> tirx.BufferStore | None:
 
 
 def _lane(tiles: tirx.For, store: tirx.BufferStore) -> tirx.For | None:
-    """The vector loop with which `tiles` runs over the last subscript of a store, each element once; None if none."""
+    """Return the vector loop that covers the tiles of a store's last subscript, each element once, or None."""
     lanes = [f for f in collect(tiles.body, tirx.For) if f.kind == VECTORIZED and isinstance(f.extent, tirx.IntImm)]
     if len(lanes) != 1 or mentions(list(store.indices)[:-1], [tiles.loop_var]):
         return None
@@ -77,12 +77,12 @@ def _lane(tiles: tirx.For, store: tirx.BufferStore) -> tirx.For | None:
 
 
 def _inner(body: tirx.Stmt) -> tirx.For | None:
-    """A serial loop that is all of `body`."""
+    """Return `body` if it is a serial loop without annotations, else None."""
     return body if isinstance(body, tirx.For) and body.kind == SERIAL and not body.annotations else None
 
 
 def lift(loop: tirx.For) -> tirx.For | None:
-    """`loop` below the loop over tiles that is its body; None where it is something else, or moves the result."""
+    """Interchange `loop` with the loop over tiles that is its body; None where that is not possible."""
     tiles = _inner(loop.body)
     if loop.kind != SERIAL or tiles is None:
         return None
@@ -97,9 +97,7 @@ def lift(loop: tirx.For) -> tirx.For | None:
 
 
 def _tiled(before: tirx.Stmt, tiles: tirx.For) -> tirx.For | None:
-    """`tiles` with the loop `before` it, which sets the elements that it adds to, one tile at a time; None if it does
-    something else.
-    """
+    """Fuse the loop `before`, which initialises the elements updated in `tiles`, into `tiles`; None if it does not."""
     store = _update(tiles.body)
     lane = None if store is None else _lane(tiles, store)
     if store is None or lane is None or not isinstance(before, tirx.For) or before.kind != SERIAL:
@@ -124,7 +122,7 @@ def _tiled(before: tirx.Stmt, tiles: tirx.For) -> tirx.For | None:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.InterchangeLoops")
 def InterchangeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Lift every loop over tiles of a function as far as it goes, and initialise the tiles one at a time."""
+    """Move every loop over tiles of a function as far out as possible, and initialise the tiles one at a time."""
     lifted: list[Var] = []
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
@@ -150,7 +148,7 @@ def InterchangeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
     return with_body(func, body) if lifted else func
 
 
-# Remainder (tail) handling: full vector tiles run without a bounds check, the rest in narrower tiles.
+# Remainder (tail) handling: full vector tiles run without a bounds check, the remainder in narrower tiles.
 #
 # before::
 #
@@ -179,7 +177,7 @@ NARROWEST = 4
 
 
 def _checks(body: tirx.Stmt, outer: Var) -> list[tirx.IfThenElse]:
-    """The bounds checks ``outer * tile + lane < limit`` below `body`."""
+    """Return the bounds checks ``outer * tile + lane < limit`` below `body`."""
     found: list[tirx.IfThenElse] = []
 
     def on_if(node: tirx.IfThenElse) -> None:
@@ -205,7 +203,7 @@ def _is_check(condition: ir.Expr, loop: tirx.For, lane: tirx.For, limit: ir.Expr
 
 
 def match(loop: tirx.For) -> tuple[int, ir.Expr] | None:
-    """(tile, limit) when every vector loop below `loop` is one tile of it, bounds-checked; else None."""
+    """Return (tile, limit) if every vector loop below `loop` is one bounds-checked tile of it, else None."""
     if loop.kind not in (SERIAL, UNROLLED):
         return None
     checks, lanes = _checks(loop.body, loop.loop_var), vector_loops(loop.body)
@@ -222,13 +220,13 @@ def match(loop: tirx.For) -> tuple[int, ir.Expr] | None:
 
 
 class _Tile:
-    """Rewrites the body for one tile width starting at column `base`."""
+    """Rewriter of the body for one tile width starting at column `base`."""
 
     def __init__(self, loop: tirx.For, tile: int) -> None:
         self.loop, self.tile = loop, tile
 
     def body(self, base: ir.Expr | None, width: int | ir.Expr) -> tirx.Stmt | None:
-        """The body without checks; None if the outer variable is used otherwise than times the tile."""
+        """Return the body without checks; None if the outer variable is used other than multiplied by the tile."""
         outer = self.loop.loop_var
 
         def on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
@@ -255,7 +253,7 @@ class _Tile:
 
 
 def peel(loop: tirx.For) -> tirx.Stmt:
-    """`loop` as full tiles, narrower tiles and a scalar rest; unchanged where it is no checked tile loop."""
+    """Split `loop` into full tiles, narrower tiles and a scalar remainder; return other loops unchanged."""
     matched = match(loop)
     if matched is None:
         return loop
@@ -289,7 +287,7 @@ def PeelRemainders(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
     return each_loop(func, inner=peel)
 
 
-# Unroll a loop of unknown length: full groups without a check, then the rest.
+# Unroll a loop of unknown length: full groups without a check, then the remainder.
 #
 # before::
 #
@@ -306,7 +304,7 @@ def PeelRemainders(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
 
 
 def unroll(loop: tirx.For) -> tirx.Stmt:
-    """`loop` in groups of its annotation."""
+    """Unroll `loop` by the factor of its annotation, with a remainder loop."""
     factor = int(loop.annotations[UNROLL])
     notes = without(loop, UNROLL)
     if factor <= 1:
@@ -327,7 +325,7 @@ def UnrollRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     return each_loop(func, inner=lambda loop: unroll(loop) if UNROLL in loop.annotations else None)
 
 
-# Loop unswitching: a condition is tested once, outside the loops that it does not depend on.
+# Loop unswitching: a condition is tested once, outside the loops in which it is invariant.
 #
 # before::
 #
@@ -342,8 +340,8 @@ def UnrollRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 #             for k in T.vectorized(16):
 #                 acc[ii * 16 + k] = acc[ii * 16 + k] + a[...] * b[indices[p], k]
 #
-# Adding zero changes nothing; without the choice, product and sum are one instruction. A condition that reads an array
-# leaves only loops that run at least once.
+# Adding zero has no effect; without the choice, product and sum are one instruction. A condition that reads an array
+# is moved only out of loops that run at least once.
 
 
 KEPT = (SERIAL, UNROLLED, VECTORIZED)
@@ -354,7 +352,7 @@ def _is_zero(expr: ir.Expr) -> bool:
 
 
 def _choice(term: ir.Expr) -> tuple[ir.Expr, ir.Expr] | None:
-    """(condition, value) of a term that is zero where the condition does not hold; None for other terms."""
+    """Return (condition, value) of a term that is zero where the condition does not hold; None for other terms."""
     if dialect.is_if_then_else(term) and _is_zero(term.args[2]):
         return term.args[0], term.args[1]
     if isinstance(term, tirx.Mul):
@@ -366,7 +364,7 @@ def _choice(term: ir.Expr) -> tuple[ir.Expr, ir.Expr] | None:
 
 
 def _guarded(store: tirx.BufferStore) -> tirx.Stmt:
-    """``x = x + if_then_else(c, t, 0)`` as ``if c: x = x + t``."""
+    """Rewrite ``x = x + if_then_else(c, t, 0)`` to ``if c: x = x + t``."""
     update = Update.of(store, (tirx.Add, tirx.Sub))
     found = None if update is None else _choice(update.term)
     if update is None or found is None or mentions(found[0], [store.buffer]):
@@ -377,7 +375,7 @@ def _guarded(store: tirx.BufferStore) -> tirx.Stmt:
 
 
 def _lifted(loop: tirx.For) -> tirx.Stmt:
-    """`loop` with what its body is guarded by around it, as far as its steps do not decide that."""
+    """Move the guards of the body of `loop` around it where they are invariant in it."""
     body = loop.body
     if loop.kind not in KEPT or not isinstance(body, tirx.IfThenElse) or body.else_case is not None:
         return loop
@@ -387,7 +385,7 @@ def _lifted(loop: tirx.For) -> tirx.Stmt:
     kept: list[ir.Expr] = []
     for condition in conjuncts(body.condition):
         may_leave = not mentions(condition, fixed) and (runs or not collect(condition, ir.TensorLoad))
-        # A condition may rely on those before it.
+        # A condition may only be evaluated where those before it hold, so it is not moved ahead of them.
         (out if may_leave and not kept else kept).append(condition)
     if not out:
         return loop
@@ -398,7 +396,7 @@ def _lifted(loop: tirx.For) -> tirx.Stmt:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.UnswitchLoops")
 def UnswitchLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Guard updates instead of terms, and loops instead of updates."""
+    """Guard updates instead of terms, and loops instead of updates, in a function."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         inner = mutator.default_mutate(node)
@@ -429,20 +427,20 @@ def UnswitchLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 #         else:
 #             ...  # as it was, in plain loops: it runs for the last row
 #
-# Only bounds count that depend on nothing but loops of constant length below the row loop.
+# Only bounds that depend on the row loop and on loops of constant length below it are removed.
 
 
 def _lanes(loop: tirx.For) -> dict[Var, int]:
-    """Variables of the loops below `loop` that have a constant number of steps, and that number.
+    """Map the variables of constant-length loops below `loop` to their trip counts.
 
-    Not of vector loops: what they exceed is a tile's affair.
+    Vector loops are excluded: their bounds are those of tiles, which `peel` handles.
     """
     loops = [f for f in collect(loop.body, tirx.For) if f.kind != VECTORIZED]
     return {f.loop_var: int(f.extent) for f in loops if isinstance(f.extent, tirx.IntImm)}
 
 
 def hull(bound: ir.Expr, lanes: dict[Var, int]) -> ir.Expr | None:
-    """`bound` in the lane where it is hardest to meet; None if that is not the same lane everywhere."""
+    """Return `bound` at the lanes where it is strictest; None if these lanes are not the same everywhere."""
     if not isinstance(bound, (tirx.LT, tirx.LE)):
         return None
     left, right = bound.a, bound.b
@@ -460,7 +458,7 @@ def hull(bound: ir.Expr, lanes: dict[Var, int]) -> ir.Expr | None:
 
 
 def _edges(loop: tirx.For) -> list[tuple[ir.Expr, ir.Expr]]:
-    """The bounds below `loop` that its variable and constant loops decide, each with its hull."""
+    """Return the bounds below `loop` on its variable and those of constant-length loops, each with its hull."""
     lanes = _lanes(loop)
     inner = [f.loop_var for f in collect(loop.body, tirx.For) if f.loop_var not in lanes]
     inner += [b.var for b in collect(loop.body, tirx.Bind)]
@@ -478,7 +476,7 @@ def _edges(loop: tirx.For) -> list[tuple[ir.Expr, ir.Expr]]:
 
 
 def _without(body: tirx.Stmt, bounds: list[ir.Expr]) -> tirx.Stmt:
-    """`body` where `bounds` always hold."""
+    """Simplify `body` under the assumption that `bounds` hold."""
 
     def on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
         left = [c for c in conjuncts(node.condition) if not any(same(c, b) for b in bounds)]
@@ -491,7 +489,7 @@ def _without(body: tirx.Stmt, bounds: list[ir.Expr]) -> tirx.Stmt:
 
 
 def _plain(body: tirx.Stmt) -> tirx.Stmt:
-    """`body` in serial loops, which are less to compile."""
+    """Turn the loops of `body` into serial ones, which compile faster."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         return with_(node, kind=SERIAL, body=mutator.mutate(node.body), notes={})
@@ -500,7 +498,7 @@ def _plain(body: tirx.Stmt) -> tirx.Stmt:
 
 
 def version(loop: tirx.For) -> tirx.For:
-    """`loop` with a body of its own for rows whose blocks lie inside; unchanged where it tests no lane."""
+    """Version the body of `loop` for rows whose blocks are in bounds; return it unchanged if it has no such bounds."""
     if loop.kind != SERIAL:
         return loop
     edges = _edges(loop)

@@ -17,7 +17,7 @@ from sparsetir.lower.annotations import PREFETCH, STREAM, amount, asks, refused
 from sparsetir.lower.loops import VECTORIZED, each_loop, with_, with_body, without
 from sparsetir.utils.machine import LINE
 
-# Fetch gathered rows a few steps before they are needed.
+# Prefetch gathered rows a few steps ahead.
 #
 # before::
 #
@@ -37,7 +37,7 @@ MOST_LINES = 16
 
 
 def gathers(body: Any, step: Var) -> list[ir.TensorLoad]:
-    """Loads whose subscript is itself loaded at a place that moves with `step`."""
+    """Return the loads whose subscript is itself loaded at a position that depends on `step`."""
     found: list[ir.TensorLoad] = []
     for load in collect(body, ir.TensorLoad):
         inner = [x for i in load.indices for x in collect(i, ir.TensorLoad)]
@@ -49,13 +49,13 @@ def gathers(body: Any, step: Var) -> list[ir.TensorLoad]:
 
 
 def ahead(load: ir.TensorLoad, loop: tirx.For) -> list[ir.Expr]:
-    """The subscripts of `load` as far ahead of `loop` as it asks for: see `steps_ahead`."""
+    """Return the subscripts of `load` at the prefetch distance that `loop` is annotated with."""
     step = loop.loop_var
     return steps_ahead(load, step, amount(loop, PREFETCH, str(step.ty.dtype)))
 
 
 def steps_ahead(load: ir.TensorLoad, step: Var, number: ir.Expr) -> list[ir.Expr]:
-    """The subscripts of `load` so many steps later, every array on the way read within its bounds."""
+    """Return the subscripts of `load` a number of steps later, with all index loads clamped to their arrays."""
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
         indices = [mutator.mutate(i) for i in node.indices]
@@ -63,7 +63,7 @@ def steps_ahead(load: ir.TensorLoad, step: Var, number: ir.Expr) -> list[ir.Expr
 
     further = {step: step + number}
     moved = [substitute(i, further) for i in load.indices]
-    # Also those that do not move: the body may load them under a condition that does not hold here.
+    # Subscripts that do not move are clamped too: the body may load them under a condition that does not hold here.
     return [structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in moved]
 
 
@@ -74,24 +74,24 @@ def _clamp(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
 
 
 def fetch(load: ir.TensorLoad, indices: list[ir.Expr]) -> tirx.Stmt:
-    """Bring the line of an element into the nearest cache."""
+    """Emit a prefetch of an element's cache line into the nearest cache."""
     address = tirx.address_of(tirx.BufferLoad(load.source, indices))
     flags = [const(0), const(3), const(1)]
     return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *flags))
 
 
 def per_line(load: ir.TensorLoad) -> int:
-    """Elements of an array in a line of the cache."""
+    """Return the number of elements of an array in a cache line."""
     return max(1, 8 * LINE // max(8, int(tvm.runtime.DataType(str(load.source.ty.dtype)).bits)))
 
 
 def line_starts(load: ir.TensorLoad, width: int) -> range:
-    """Where the lines of `width` neighbouring elements begin."""
+    """Return the offsets at which the cache lines of `width` neighbouring elements begin."""
     return range(0, width, per_line(load))
 
 
 def prefetch(loop: tirx.For) -> tirx.Stmt:
-    """`loop` with a prefetch of each gathered tile at the head of its body."""
+    """Insert a prefetch of each gathered tile at the head of the body of `loop`."""
     lanes = {f.loop_var: f.extent for f in collect(loop.body, tirx.For)}
     fetches: list[tirx.Stmt] = []
     for load in gathers(loop.body, loop.loop_var) if asks(loop, PREFETCH) else []:
@@ -132,12 +132,12 @@ def InsertPrefetch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
 #     T.call_extern("void", "sparsetir_fence")
 #
 # An ordinary store reads the line from memory before it changes it. Only arrays that the function does not read are
-# streamed: what another loop adds to would have to come back. TVM has no such store: the two functions come as LLVM
-# IR with the program and are inlined. They look at the address, as vectors that bypass the caches must not lie across
-# a line; the fence makes them visible to other threads.
+# streamed: results that another loop adds to would have to be loaded again. TVM has no such store: the two functions
+# are added to the program as LLVM IR and are inlined. They test the alignment of the address, as non-temporal vectors
+# must not cross a line; the fence makes the stores visible to other threads.
 #
-# One line is finished before the next is begun. The processor has few buffers for lines that are not whole yet, which
-# the threads of a core share, and what leaves them unfinished costs a read of the line after all. LLVM itself, given
+# Each line is completed before the next one. The processor has few write-combining buffers, which the threads of a
+# core share, and a line that is evicted incomplete costs a read of the line after all. LLVM itself, given
 # a wide vector, writes the first half of each line and then every second half, which may take longer than ordinary
 # stores do.
 
@@ -181,14 +181,14 @@ PIECE_IR = """\
 
 
 class _Streamer:
-    """Rewrites the stores of one loop; `tiles` are the vectors that were needed, `read` what is not to be streamed."""
+    """Rewriter of the stores of one loop; `tiles` are the vector types used, `read` the arrays not to stream."""
 
     def __init__(self, read: set[Var]) -> None:
         self.read = read
         self.tiles: set[tuple[str, int]] = set()
 
     def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
-        """A copy of whole vectors from registers as one call."""
+        """Replace a copy of whole vectors from registers by one call."""
         if not self._is_copy(node):
             return mutator.default_mutate(node)
         lanes, store = int(node.extent), node.body
@@ -215,7 +215,7 @@ class _Streamer:
 
 
 def _moves_by_one(index: ir.Expr, lane: Any) -> bool:
-    """Whether a subscript is the lane plus something that does not depend on it."""
+    """Return whether a subscript is the lane plus a term that does not depend on it."""
     if index.same_as(lane):
         return True
     if not isinstance(index, tirx.Add):
@@ -229,17 +229,17 @@ def _size(dtype: str) -> int:
 
 
 def function_name(dtype: str, lanes: int) -> str:
-    """Of the function that streams a tile."""
+    """Return the name of the function that streams a tile."""
     return f"sparsetir_stream_{dtype}x{lanes}"
 
 
 def definitions(tiles: set[tuple[str, int]]) -> str:
-    """The functions as LLVM IR."""
+    """Return the definitions of the functions as LLVM IR."""
     return "".join([*(_definition(dtype, lanes) for dtype, lanes in sorted(tiles)), FENCE_IR])
 
 
 def _definition(dtype: str, lanes: int) -> str:
-    """The function of one tile."""
+    """Return the LLVM IR of the function that streams one tile."""
     widths = [width for width in WIDTHS if lanes * _size(dtype) % width == 0]
     tile = {"lanes": lanes, "kind": LLVM_NAMES[dtype], "size": _size(dtype)}
     tried = []
@@ -250,7 +250,7 @@ def _definition(dtype: str, lanes: int) -> str:
 
 
 def _piece(tile: dict[str, Any], width: int, at: int) -> str:
-    """The store of `width` bytes of a tile."""
+    """Return the LLVM IR of a store of `width` bytes of a tile."""
     count, start = width // tile["size"], at // tile["size"]
     taken = ", ".join(f"i32 {i}" for i in range(start, start + count))
     return PIECE_IR.format(**tile, width=width, at=at, count=count, taken=taken)
@@ -258,7 +258,7 @@ def _piece(tile: dict[str, Any], width: int, at: int) -> str:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.StoreNontemporal")
 def StoreNontemporal(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Stream what the annotated loops of a function write and none reads."""
+    """Stream the arrays that annotated loops of a function write and no loop reads."""
     tiles: set[tuple[str, int]] = set()
     read = {load.source for load in collect(func.body, ir.TensorLoad)}
 

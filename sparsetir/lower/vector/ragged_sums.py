@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectorize sums over rows of unknown length, with masked ends, scalars or blocks."""
+"""Vectorized sums over ragged rows: of scalar entries with a masked remainder, and of blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sparsetir.lower.target.half_floats import HALVES
 from sparsetir.lower.vector.loop_transforms import hull
 from sparsetir.lower.vector.vectorize import Dot, match, reduced, scaled
 
-# Sum a row of unknown length in vectors, its end under a mask.
+# Sum a ragged row in vectors, with a masked remainder.
 #
 # before::
 #
@@ -62,23 +62,24 @@ from sparsetir.lower.vector.vectorize import Dot, match, reduced, scaled
 #                 acc[j_1] = acc[j_1] + T.Select(j_1 < left, term[j_1], 0)
 #     y[i] = 0 + ...  # the sum of acc[0:8]
 #
-# A loop with a step for each entry mispredicts its exit, which costs a short row more than its
-# sums; rows of up to eight entries now take the same way. Masked lanes read nothing along the row, and gather the first
-# element there is; a subscript that is computed is kept inside its array. The note is for sums that may be reordered.
+# The exit of a loop with a step for each entry is mispredicted, which costs a short row more than its
+# sums; here, all rows of up to eight entries execute the same instructions. Masked lanes load nothing along the row and
+# gather the first element of an array; a computed subscript is clamped to its array. The annotation is for sums that
+# may be reordered.
 
 
 @dataclass(frozen=True)
 class _Reads:
-    """What a term reads at places that move along the row.
+    """The loads of a term whose subscripts vary along the row.
 
     Parameters
     ----------
     along : list of BufferLoad
         Elements of the row.
     gathered : list of BufferLoad
-        Elements that an index of the row names.
+        Elements whose subscripts are elements of an index array along the row.
     computed : list of BufferLoad
-        Elements whose subscripts are formulas of such.
+        Elements whose subscripts are computed from elements along the row.
     """
 
     along: list[ir.TensorLoad] = field(default_factory=list)
@@ -87,7 +88,7 @@ class _Reads:
 
 
 def _reads(dot: Dot, structure: set[str]) -> _Reads | None:
-    """The loads of a sum; None if one of them cannot be masked."""
+    """Classify the loads of a sum; None if one of them cannot be masked."""
     var, found = dot.loop.loop_var, _Reads()
     for load in collect(dot.term, ir.TensorLoad):
         if not mentions(list(load.indices), [var]):
@@ -104,7 +105,7 @@ def _reads(dot: Dot, structure: set[str]) -> _Reads | None:
 
 
 def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
-    """Whether every subscript that moves with `var` is an element of an index array along the row."""
+    """Return whether every subscript that depends on `var` is an element of an index array along the row."""
     for index in load.indices:
         while isinstance(index, tirx.Cast):
             index = index.value
@@ -116,7 +117,7 @@ def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
 
 
 def _is_computed(load: ir.TensorLoad, var: Var) -> bool:
-    """Whether every subscript that moves with `var` does so through elements along the row alone."""
+    """Return whether every subscript that depends on `var` does so only through elements along the row."""
     inner = [x for x in collect(list(load.indices), ir.TensorLoad) if mentions(x, [var])]
     on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
     fixed = [structural_mutate(index, [(ir.TensorLoad, on_load)]) for index in load.indices]
@@ -124,7 +125,7 @@ def _is_computed(load: ir.TensorLoad, var: Var) -> bool:
 
 
 def _clamp(term: ir.Expr, loads: list[ir.TensorLoad], var: Var) -> ir.Expr:
-    """`term` with the subscripts of some loads kept inside their arrays, which hold something where a row does."""
+    """Clamp the subscripts of some loads of `term` to their arrays, which are not empty where a row is not."""
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
         if not any(same(load, other) for other in loads):
@@ -137,7 +138,7 @@ def _clamp(term: ir.Expr, loads: list[ir.TensorLoad], var: Var) -> ir.Expr:
 
 
 class _Sum:
-    """A sum in vectors of `lanes` elements."""
+    """Emitter of a sum in vectors of `lanes` elements."""
 
     def __init__(self, dot: Dot, reads: _Reads) -> None:
         self.dot, self.reads = dot, reads
@@ -146,27 +147,27 @@ class _Sum:
         self.lane = Var("j_1", self.j.ty)
 
     def array(self, name: str, dtype: str, size: int | None = None) -> Var:
-        """One element for each lane, or `size` of them."""
+        """Declare a local array of one element for each lane, or of `size` elements."""
         return tirx.decl_buffer([size or self.lanes], dtype, name=name, scope="local", layout=None)
 
     def number(self, value: int) -> ir.Expr:
-        """A constant of the loop variable's dtype."""
+        """Return a constant of the loop variable's dtype."""
         return const(value, str(self.j.ty.dtype))
 
     def vector(self, body: tirx.Stmt) -> tirx.Stmt:
-        """`body` for every lane."""
+        """Return `body` for every lane as a vector loop."""
         return renewed(vectorized(self.lane, self.lanes, body))
 
     def add(self, value: ir.Expr) -> tirx.Stmt:
-        """Add to the accumulators."""
+        """Return a store that adds to a lane's accumulator."""
         return tirx.BufferStore(self.acc, tirx.BufferLoad(self.acc, [self.lane]) + value, [self.lane])
 
     def clear(self) -> tirx.Stmt:
-        """All accumulators zero."""
+        """Set all accumulators to zero."""
         return self.vector(tirx.BufferStore(self.acc, const(0, self.kind), [self.lane]))
 
     def steps(self) -> tirx.Stmt:
-        """A short row in one step; a longer one in full steps and one for what is left."""
+        """Emit the steps: one for a short row; for a longer one, full steps and a masked remainder."""
         extent, lanes = self.dot.loop.extent, self.number(self.lanes)
         step = Var("j_0", self.j.ty)
         term = substitute(self.dot.term, {self.j: step * lanes + self.lane})
@@ -176,7 +177,7 @@ class _Sum:
         return tirx.IfThenElse(extent <= lanes, self.guarded(self.part(self.number(0), extent)), seq(full, end))
 
     def part(self, done: ir.Expr, left: ir.Expr) -> tirx.Stmt:
-        """A step under a mask; the term is kept apart, or TVM simplified its subscripts by it."""
+        """Emit a masked step; the term is a separate statement, as TVM would simplify its subscripts by the mask."""
         held: list[tuple[ir.TensorLoad, Var]] = []
         for load in self.reads.along:
             if not any(same(load, other) for other, _ in held):
@@ -191,24 +192,24 @@ class _Sum:
         return seq(*alloc(term, *(array for _, array in held)), *kept, *added)
 
     def guarded(self, step: tirx.Stmt) -> tirx.Stmt:
-        """A step where every array that is gathered from holds something, as it does where a row does."""
+        """Guard a step by the gathered arrays not being empty, which holds where the row is not empty."""
         sizes: list[ir.Expr] = []
         for load in (*self.reads.gathered, *self.reads.computed):
             sizes += [n for n in _moving_sizes(load, self.j) if not any(same(n, other) for other in sizes)]
         extent = self.dot.loop.extent
-        if any(map(is_if_then_else, collect(extent, ir.Call))):  # neither the row nor where it begins may exist
+        if any(map(is_if_then_else, collect(extent, ir.Call))):  # The row and its row pointer may not exist.
             sizes.append(extent)
         exist = [size > const(0, str(size.ty.dtype)) for size in sizes]
         return tirx.IfThenElse(conjunction(exist), step, None) if exist else step
 
     def every(self) -> ir.Expr:
-        """All lanes."""
+        """Return the subscripts of all lanes."""
         return tirx.Ramp(self.number(0), self.number(1), self.lanes)
 
     def masked(self, load: ir.TensorLoad, done: ir.Expr, left: ir.Expr) -> ir.Expr:
-        """The elements from step `done` on, zero where the row has ended."""
+        """Return a masked load of the elements from step `done` on, zero past the end of the row."""
         lanes, kind = self.lanes, str(load.ty.dtype)
-        dtype = "uint16" if kind == "bfloat16" else kind  # as which TVM stores it, and calls are not told
+        dtype = "uint16" if kind == "bfloat16" else kind  # TVM stores bfloat16 as uint16, but does not rewrite calls.
         first = tirx.address_of(substitute(load, {self.j: done}))
         all_of = tirx.Broadcast(const(True, "bool"), lanes)
         read = tirx.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.vp.load", first, all_of, cast(left, "uint32"))
@@ -217,7 +218,7 @@ class _Sum:
         return chosen if dtype == kind else tirx.reinterpret(f"{kind}x{lanes}", chosen)
 
     def finish(self) -> tirx.Stmt:
-        """The result out of the accumulators."""
+        """Emit the store of the result, the sum of the accumulators."""
         whole, member = self.array("total", self.kind, 1), Var("g", self.j.ty)
         joined = tirx.BufferStore(whole, reduced(self.acc, self.number(0), self.lanes), [self.number(0)])
         again = Var(f"{self.j.name}_again", self.j.ty)
@@ -233,7 +234,7 @@ class _Sum:
 
 
 def _replaced(value: ir.Expr, pairs: list[tuple[ir.TensorLoad, ir.Expr]]) -> ir.Expr:
-    """A value with others in the place of some loads."""
+    """Replace some loads of a value by other expressions."""
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
         found = next((other for own, other in pairs if same(load, own)), None)
@@ -243,21 +244,21 @@ def _replaced(value: ir.Expr, pairs: list[tuple[ir.TensorLoad, ir.Expr]]) -> ir.
 
 
 def _moving_sizes(load: ir.TensorLoad, var: Var) -> list[ir.Expr]:
-    """The extents of the dimensions whose subscripts move with `var`."""
+    """Return the extents of the dimensions whose subscripts depend on `var`."""
     return [n for i, n in zip(load.indices, load.source.ty.shape, strict=True) if mentions(i, [var])]
 
 
 def _emit(dot: Dot, reads: _Reads) -> tirx.Stmt:
-    """The sum in vectors."""
+    """Emit a sum in vectors."""
     made = _Sum(dot, reads)
     stmt = seq(*alloc(made.acc), made.clear(), made.steps(), made.finish())
-    # An empty loop must not touch the element: it may lie behind a condition of its own.
+    # An empty loop must not access the element, which may not exist then.
     runs = dot.loop.extent > const(0, str(dot.loop.extent.ty.dtype))
     return stmt if dot.is_whole else tirx.IfThenElse(runs, stmt, None)
 
 
 def _summed(loop: tirx.Stmt, before: tirx.Stmt | None, structure: set[str]) -> tirx.Stmt | None:
-    """The sum of a loop in vectors, in place of the store `before` it too where there is one; None for no such sum."""
+    """Vectorize the sum of a loop, merged with a store `before` it if given; None if it is not such a sum."""
     dot = match(loop, before, SUM) if isinstance(loop, tirx.For) else None
     if dot is None or (before is not None and not dot.is_whole):
         return None
@@ -267,7 +268,7 @@ def _summed(loop: tirx.Stmt, before: tirx.Stmt | None, structure: set[str]) -> t
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumRagged")
 def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every annotated ragged sum of a function; an annotation that fits nothing is refused."""
+    """Vectorize every annotated ragged sum of a function; refuse annotations of other loops."""
     structure = names_in(func, STRUCTURE)
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
@@ -290,7 +291,7 @@ def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
     return with_body(func, body)
 
 
-# Sum blocks along a ragged row in vectors: a running sum for every element of a block, taken together at the end.
+# Sum blocks along a ragged row in vectors: an accumulator for every element of a block, reduced at the end.
 #
 # before::
 #
@@ -315,18 +316,19 @@ def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
 #     for ii in T.unroll(4):
 #         y[io * 4 + ii] = y[io * 4 + ii] + ...  # the sum of acc[ii * 4 : ii * 4 + 4]
 #
-# A block reads one index and loads its columns of x once for all rows. The note is for sums that may be reordered.
+# A block reads one index and loads its elements of x once for all rows. The annotation is for sums that may be
+# reordered.
 
 
 @dataclass(frozen=True)
 class Block:
-    """The sums that a loop takes over blocks: ``store`` adds to an element for each row of a block.
+    """The sums over blocks that a loop computes: ``store`` adds to one element for each row of a block.
 
     Parameters
     ----------
     outer : For
     rows, columns : list of For
-        The loops over a block that tell its sums apart, and those along which it is summed.
+        The loops over a block that subscript its results, and those that are reduced.
     store : BufferStore
     """
 
@@ -337,7 +339,7 @@ class Block:
 
     @classmethod
     def of(cls, outer: tirx.For) -> Block | None:
-        """That of a loop; None where it is something else."""
+        """Match the annotated sums over blocks of a loop; None for other loops."""
         loops: list[tirx.For] = []
         body = outer.body
         while isinstance(body, tirx.For) and isinstance(body.extent, tirx.IntImm) and body.kind == SERIAL:
@@ -359,7 +361,7 @@ class Block:
         return [*self.rows, *self.columns]
 
     def place(self) -> ir.Expr:
-        """Which of the running sums a step adds to."""
+        """Return the position of the accumulator that a step adds to."""
         at: ir.Expr = const(0)
         for loop in self.loops:
             at = at * const(int(loop.extent)) + loop.loop_var.astype("int32")
@@ -367,7 +369,7 @@ class Block:
 
 
 def _inside(block: Block) -> tuple[list[ir.Expr], ir.Expr] | None:
-    """The bounds that hold for a whole block, and what is summed where they do; None if some differ otherwise."""
+    """Return the bounds of whole blocks and the term that is summed where they hold; None if other choices are left."""
     lanes = {f.loop_var: int(f.extent) for f in block.loops}
     hulls: list[ir.Expr] = []
 
@@ -387,14 +389,14 @@ def _inside(block: Block) -> tuple[list[ir.Expr], ir.Expr] | None:
 
 
 def _nest(loops: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
-    """Loops around a statement, the innermost one in a vector."""
+    """Nest a statement in unrolled loops, the innermost one vectorized."""
     for n, loop in enumerate(reversed(loops)):
         body = with_(loop, kind=UNROLLED if n else VECTORIZED, body=body, notes={})
     return renewed(body)
 
 
 def _one_by_one(block: Block) -> tirx.Stmt:
-    """The sums of a block that sticks out, as they were."""
+    """Return the original loops over a block, for one that is partly out of bounds."""
     body: tirx.Stmt = block.store
     for loop in reversed(block.loops):
         body = with_(loop, body=body, notes={})
@@ -402,7 +404,7 @@ def _one_by_one(block: Block) -> tirx.Stmt:
 
 
 def blocked(outer: tirx.For) -> tirx.Stmt | None:
-    """The loop with a running sum for every element of a block; None where it is something else."""
+    """Rewrite a loop to one accumulator for every element of a block; None if it is not a sum over blocks."""
     block = Block.of(outer)
     inside = None if block is None else _inside(block)
     if block is None or inside is None:
@@ -412,7 +414,7 @@ def blocked(outer: tirx.For) -> tirx.Stmt | None:
     size = math.prod(int(f.extent) for f in block.loops)
     acc = tirx.decl_buffer([size], dtype, name="acc", scope="local", layout=None)
     place = [block.place()]
-    # One loop of a single step is no vector.
+    # Loops of a single step are dropped: they would not be vectors.
     loops = [f for f in block.loops if int(f.extent) > 1] or block.loops
     alone = {f.loop_var: const(0, str(f.loop_var.ty.dtype)) for f in block.loops if f not in loops}
 
@@ -430,7 +432,7 @@ def blocked(outer: tirx.For) -> tirx.Stmt | None:
 
 
 def _finish(block: Block, acc: Var, row: int, width: int) -> tirx.Stmt:
-    """Add the running sums of one row of the blocks to its result."""
+    """Add the accumulators of one row of the blocks to its result."""
     at, left = {}, row
     for loop in reversed(block.rows):
         left, step = divmod(left, int(loop.extent))
@@ -442,7 +444,7 @@ def _finish(block: Block, acc: Var, row: int, width: int) -> tirx.Stmt:
 
 
 def _in_turn(acc: Var, begin: int, count: int) -> ir.Expr:
-    """The sum of `count` elements of a local array."""
+    """Return the sum of `count` elements of a local array, in order."""
     total: ir.Expr = tirx.BufferLoad(acc, [const(begin)])
     for n in range(begin + 1, begin + count):
         total = total + tirx.BufferLoad(acc, [const(n)])
@@ -451,7 +453,7 @@ def _in_turn(acc: Var, begin: int, count: int) -> ir.Expr:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumBlocks")
 def SumBlocks(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every annotated sum over blocks of a function; an annotation that fits nothing is refused."""
+    """Vectorize every annotated sum over blocks of a function; refuse annotations of other loops."""
 
     why = "the loops around it are no sum over blocks"
     return each_loop(func, outer=blocked, inner=lambda loop: refused(loop, BLOCK, why))

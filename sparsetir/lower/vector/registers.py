@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Register promotion of running values, and factoring of loop-invariant operands."""
+"""Register promotion of accumulators, and factoring of loop-invariant operands out of sums."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from sparsetir.lower.loops import (
     without,
 )
 
-# Register promotion (scalar replacement): the running values of a reduction are kept in registers.
+# Register promotion (scalar replacement): the accumulators of a reduction are kept in registers.
 #
 # before::
 #
@@ -63,10 +63,10 @@ from sparsetir.lower.loops import (
 #         for k in T.vectorized(16):
 #             c[io * 4 + ii, k] = acc[ii * 16 + k]
 #
-# A *lane* is an inner loop that moves the element; all others repeat it. Different lanes must have different
-# elements: rows that share a target, as those of ``y[b[i]] = y[b[i]] + ...``, stay in memory. What does not depend on
-# the repeating loops and guards the element guards its first load and last store too. Where the statement before the
-# loop initialises just these elements, the registers begin with that.
+# A *lane* is an inner loop that the element's subscripts depend on; the other loops repeat the element. Different lanes
+# must have different elements: rows that share a target, as in ``y[b[i]] = y[b[i]] + ...``, stay in memory. A guard of
+# the element that does not depend on the repeating loops guards its first load and last store too. Where the statement
+# before the loop initialises exactly these elements, the registers begin with its value.
 
 
 MOST_LANES = 1024
@@ -74,19 +74,19 @@ MOST_LANES = 1024
 
 @dataclass(frozen=True)
 class Site:
-    """A store below a loop: the loops that move its element, and the conditions it always stands under."""
+    """A store below a loop, the loops that its element depends on, and the guards that hold for all its updates."""
 
     store: tirx.BufferStore
     lanes: list[tirx.For]
     guards: list[ir.Expr]
 
     def at(self, lanes: list[tirx.For], node: Any) -> Any:
-        """`node` in terms of the loop variables of other lanes."""
+        """Substitute the loop variables of other lanes in `node`."""
         return substitute(node, {a.loop_var: b.loop_var for a, b in zip(self.lanes, lanes, strict=True)})
 
 
 class _Finder:
-    """Collects the stores to memory below a loop with the loops and conditions around each."""
+    """The stores to memory below a loop, with the loops and conditions around each."""
 
     def __init__(self, loop: tirx.For) -> None:
         self.loops: list[tirx.For] = [loop]
@@ -122,7 +122,7 @@ class _Finder:
 
 
 def _sites(loop: tirx.For) -> list[Site] | None:
-    """Every store to memory below `loop`, if all may work on registers; None if one may not."""
+    """Return every store to memory below `loop`; None if one cannot use registers."""
     finder = _Finder(loop)
     finder.stmt(loop.body)
     inner = [f.loop_var for f in collect(loop, tirx.For)]
@@ -142,7 +142,7 @@ def _sites(loop: tirx.For) -> list[Site] | None:
 
 
 def _runs(loops: list[tirx.For], lanes: list[Var], moving: list[Var]) -> list[ir.Expr] | None:
-    """Conditions for the loops around a store to have steps, where that differs from lane to lane; None if mixed."""
+    """Return the conditions that lane-dependent loops around a store are not empty; None if other loops matter too."""
     found = []
     for loop in loops:
         if mentions(loop.extent, lanes):
@@ -160,7 +160,7 @@ def _is_too_wide(lanes: list[tirx.For], inner: list[Var]) -> bool:
 
 
 def _agree(sites: list[Site], loop: tirx.For) -> bool:
-    """Whether all stores update the same elements, which nothing else below the loop touches."""
+    """Return whether all stores update the same elements, which nothing else below the loop accesses."""
     first = sites[0]
     target = first.store.buffer
     for site in sites:
@@ -179,18 +179,18 @@ def _agree(sites: list[Site], loop: tirx.For) -> bool:
 
 
 def _own_loads(store: tirx.BufferStore) -> list[ir.TensorLoad]:
-    """Loads of the element that the store writes."""
+    """Return the loads of the element that the store writes."""
     loads = collect(store.value, ir.TensorLoad)
     return [x for x in loads if x.source.same_as(store.buffer) and all_same(list(x.indices), list(store.indices))]
 
 
 def _around(lanes: list[tirx.For], body: tirx.Stmt, guards: list[ir.Expr]) -> tirx.Stmt:
-    """`body` for every lane, below the guards."""
+    """Nest `body` in the lanes and the guards."""
     return each_lane(lanes, tirx.IfThenElse(conjunction(guards), body, None) if guards else body)
 
 
 def _initial(stmt: tirx.Stmt, site: Site) -> ir.Expr | None:
-    """What `stmt` sets every element of a site to, in terms of the site's lanes; None where it does something else."""
+    """Return the value that `stmt` sets a site's elements to, in terms of its lanes; None if it does not."""
     lanes: list[tirx.For] = []
     guards: list[ir.Expr] = []
     while isinstance(stmt, (tirx.For, tirx.IfThenElse)):
@@ -216,15 +216,15 @@ def _initial(stmt: tirx.Stmt, site: Site) -> ir.Expr | None:
 
 
 def _are_apart(site: Site, facts: Facts) -> bool:
-    """Whether different lanes of a store have different elements, so that each can have a register of its own."""
+    """Return whether different lanes of a store have different elements, so each can have its own register."""
     ranges = {lane.loop_var: ir.Range.from_min_extent(lane.min, lane.extent) for lane in site.lanes}
     return not ranges or are_different(site.store.indices, ranges, facts)
 
 
 def keep(loop: tirx.For, facts: Facts, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
-    """`loop` with its running values in local cells; None where it is no reduction of a few elements.
+    """Promote the accumulators of `loop` to a local array; None if it does not reduce into few elements.
 
-    Where the statement `before` it is given, the result stands for both, and is None unless that initialises the cells.
+    If the statement `before` is given, the result replaces both; None unless `before` initialises the elements.
     """
     if loop.kind != SERIAL or any(f.kind == PARALLEL for f in collect(loop.body, tirx.For)):
         return None
@@ -255,13 +255,13 @@ def keep(loop: tirx.For, facts: Facts, before: tirx.Stmt | None = None) -> tirx.
     else:
         begin = _around(lanes, tirx.BufferStore(acc, tirx.BufferLoad(target, indices), at), first.guards)
     both = seq(*alloc(acc), begin, inner, end)
-    # An empty loop must not touch the element: it may lie behind a condition of its own.
+    # An empty loop must not access the element, which may not exist then.
     runs = loop.extent > const(0, str(loop.extent.ty.dtype))
     return tirx.IfThenElse(runs, both, None) if start is None else both
 
 
 def _keep_pairs(stmts: list[tirx.Stmt], facts: Facts) -> list[tirx.Stmt]:
-    """The statements of a sequence, an initialisation and the loop behind it as one."""
+    """Promote accumulators in a sequence where a statement initialises them for the loop after it."""
     out: list[tirx.Stmt] = []
     for stmt in stmts:
         both = keep(stmt, facts, out[-1]) if out and isinstance(stmt, tirx.For) else None
@@ -274,7 +274,7 @@ def _keep_pairs(stmts: list[tirx.Stmt], facts: Facts) -> list[tirx.Stmt]:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteRegisters")
 def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every accumulating loop of a function, the outermost that allows it."""
+    """Promote the accumulators of every reduction loop of a function, at the outermost loop possible."""
     facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT), names_in(func, FIBERS))
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
@@ -288,7 +288,7 @@ def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
     return with_body(func, body)
 
 
-# Factoring out loop-invariant operands: the other factors are summed first, and multiplied once.
+# Factoring out loop-invariant operands: the other factors are summed first, and the sum is multiplied once.
 #
 # before::
 #
@@ -310,8 +310,8 @@ def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
 #             for r in T.vectorized(32):
 #                 d[i, r] = d[i, r] + b[indices_j[indptr_j[i] + j], r] * fiber[r]
 #
-# The sum of a fiber and that of the row are both in registers then, and ``b`` is read once for a fiber. The note is for
-# sums that may be reordered; a loop without a fixed factor is left as it is.
+# The sum of a fiber and that of the row are both in registers then, and ``b`` is read once for a fiber. The annotation
+# is for sums that may be reordered; a loop without an invariant factor is unchanged.
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class Sum:
 
 
 def match(loop: tirx.For) -> Sum | None:
-    """The sum over `loop` and its fixed factors; None where there is nothing to take out."""
+    """Match the sum over `loop` and its invariant factors; None if it has none."""
     lanes: list[tirx.For] = []
     store = loop.body
     while isinstance(store, tirx.For):
@@ -350,7 +350,7 @@ def match(loop: tirx.For) -> Sum | None:
 
 
 def factor(loop: tirx.For) -> tirx.Stmt | None:
-    """`loop` with its terms summed on their own; None where no factor is fixed."""
+    """Sum the varying factors of `loop` alone and multiply once; None if no factor is invariant."""
     found = match(loop)
     if found is None:
         return None
@@ -365,14 +365,14 @@ def factor(loop: tirx.For) -> tirx.Stmt | None:
     clear = each_lane(lanes, tirx.BufferStore(fiber, const(0, kind), at))
     total = store.value.a + product([*found.fixed, held])
     finish = each_lane(lanes, tirx.BufferStore(store.buffer, total, store.indices))
-    # Nothing times a factor that is not finite is not nothing.
+    # An empty sum is skipped: zero times an infinite factor would be NaN.
     runs = loop.extent > const(0, str(loop.extent.ty.dtype))
     return tirx.IfThenElse(runs, seq(*alloc(fiber), clear, sums, finish), None)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FactorInvariants")
 def FactorInvariants(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Take every annotated sum of a function apart; an annotation that fits nothing is refused."""
+    """Factor every annotated sum of a function; refuse annotations of other loops."""
 
     marked = lambda loop: factor(loop) if FACTOR in loop.annotations else None  # noqa: E731
     why = "none of its factors is the same in every step"

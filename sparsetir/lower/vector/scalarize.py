@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scalarize loops and gathers that vectors do not speed up."""
+"""Scalarisation of loops and gathers that do not profit from vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.loops import SERIAL, VECTORIZED, each_loop, unrolled, with_, with_body
 
-# Scalarised gathers: indices are loaded a word at a time, the elements that they name one by one.
+# Scalarised gathers: indices are loaded a word at a time, the gathered elements one by one.
 #
 # before::
 #
@@ -30,17 +30,17 @@ from sparsetir.lower.loops import SERIAL, VECTORIZED, each_loop, unrolled, with_
 #     for j in T.vectorized(8):
 #         acc[j] = acc[j] + a[p + j] * got[j]
 #
-# A gather is as many loads as it has lanes, and a core can do two or three at once; LLVM would load the indices as a
-# vector besides and take them out of it again one by one. Half a load for each index (a quarter for 16 bits) and a
-# shift are less work than either. The first index of a word is in its lowest bits. Instructions that gather whole
-# vectors are no faster: see `sparsetir.codegen.target.native_target`.
+# A gather is one load for each lane, of which a core executes two or three per cycle. LLVM would load the indices as a
+# vector too, and extract them one by one. Half a load for each index (a quarter for 16 bits) and a shift cost less
+# than an extraction. The first index of a word is in its lowest bits. Instructions that gather whole vectors are no
+# faster (`sparsetir.codegen.target.native_target` disables them where they are slower).
 
 
-WORD = 64  # bits of the registers that subscripts are computed in
+WORD = 64  # bits of the general-purpose registers in which subscripts are computed
 
 
 def index_of(load: ir.TensorLoad, lane: Var) -> ir.TensorLoad | None:
-    """The one element of an index array, itself read along the lanes, that a load is gathered by; None otherwise."""
+    """Return the element of an index array, read along the lanes, by which a load is gathered; None if no gather."""
     inner = [x for i in load.indices for x in collect(i, ir.TensorLoad) if mentions(x, [lane])]
     if not inner or not all(same(x, inner[0]) for x in inner):
         return None
@@ -48,14 +48,14 @@ def index_of(load: ir.TensorLoad, lane: Var) -> ir.TensorLoad | None:
 
 
 def gather(loop: tirx.For) -> tirx.Stmt | None:
-    """A vector loop with its gathers in front of it; None where it has none."""
+    """Move the gathers of a vector loop in front of it; None if it has none."""
     store = loop.body
     if loop.kind != VECTORIZED or not isinstance(loop.extent, tirx.IntImm) or not isinstance(store, tirx.BufferStore):
         return None
     if any(dialect.is_if_then_else(call) for call in collect(store.value, ir.Call)):
-        return None  # what it guards may lie outside of its array
+        return None  # A guarded load may be out of bounds where the guard does not hold.
     lane, lanes = loop.loop_var, int(loop.extent)
-    named = [x.var for x in collect(store.value, tirx.Let)]  # values that are not known in front of the loop
+    named = [x.var for x in collect(store.value, tirx.Let)]  # values that are not available in front of the loop
     parts: list[tirx.Stmt] = []
     held: list[Var] = []
 
@@ -77,14 +77,14 @@ def gather(loop: tirx.For) -> tirx.Stmt | None:
 
 
 def per_word(index: ir.TensorLoad, lanes: int) -> int:
-    """How many indices a word holds; 0 where lanes do not fill whole words, or it is no array of integers."""
+    """Return the number of indices in a word; 0 if the lanes do not fill whole words or are not integers."""
     name = str(index.ty.dtype)
     each = min(WORD // tvm.DataType(name).bits, lanes)
     return each if lanes % each == 0 and name.startswith(("int", "uint")) else 0
 
 
 def taken(load: ir.TensorLoad, index: ir.TensorLoad, got: Var, loop: tirx.For, each: int) -> tirx.Stmt:
-    """Fill `got`, word by word."""
+    """Emit the loop that fills `got` with the gathered elements, word by word."""
     lane, dtype = loop.loop_var, str(loop.loop_var.ty.dtype)
     word = Var("w", lane.ty)
     first = word * const(each, dtype)
@@ -98,13 +98,13 @@ def taken(load: ir.TensorLoad, index: ir.TensorLoad, got: Var, loop: tirx.For, e
 
 
 def with_index(load: ir.TensorLoad, index: ir.TensorLoad, value: ir.Expr) -> ir.Expr:
-    """A load with a value in the place of its index."""
+    """Replace the index of a gathered load by a value."""
     on_load = lambda x, m: value if same(x, index) else m.default_mutate(x)  # noqa: E731
     return tirx.BufferLoad(load.source, [structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in load.indices])
 
 
 def split_word(index: ir.TensorLoad, lane: Var, first: ir.Expr, each: int) -> list[ir.Expr]:
-    """The indices of `each` lanes from `first` on, out of one load."""
+    """Extract the indices of `each` lanes from `first` on out of one load."""
     *others, last = index.indices
     start, dtype = substitute(last, {lane: first}), tvm.DataType(str(index.ty.dtype))
     if each == 1:
@@ -123,7 +123,7 @@ def ScalarizeGathers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
     return each_loop(func, outer=gather)
 
 
-# Scalarisation: a vector loop whose lanes do different things becomes a serial loop.
+# Scalarisation: a vector loop whose lanes differ in control flow or local arrays becomes a serial loop.
 #
 # before::
 #
@@ -137,12 +137,12 @@ def ScalarizeGathers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
 #     for i in range(8):
 #         ...
 #
-# TVM gives all lanes one array, and makes one vector loop of two nested ones: the numbers would be wrong. It has no
-# instruction that stores one bfloat16 number in all lanes either; LLVM finds the vectors of such a loop by itself.
+# TVM shares one array between all lanes, and merges two nested vector loops into one: the results would be wrong. It
+# also cannot store one bfloat16 number in all lanes; LLVM vectorizes such a loop itself.
 
 
 def _differ(lanes: tirx.For) -> bool:
-    """Whether lanes need arrays, searches or numbers of steps of their own."""
+    """Return whether lanes need separate arrays, searches or trip counts."""
     inner = collect(lanes.body, tirx.For)
     if collect(lanes.body, tirx.AllocBuffer) or collect(lanes.body, tirx.While):
         return True
@@ -152,13 +152,13 @@ def _differ(lanes: tirx.For) -> bool:
 
 
 def _is_one_bfloat16(value: ir.Expr, lane: Var) -> bool:
-    """Whether all lanes store the same bfloat16 number."""
+    """Return whether all lanes store the same bfloat16 number."""
     return str(value.ty.dtype) == "bfloat16" and not mentions(value, [lane])
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ScalarizeLoops")
 def ScalarizeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Make serial loops of the vector loops of a function that are none."""
+    """Turn vector loops whose lanes differ into serial loops."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.For:
         inner = mutator.default_mutate(node)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that LLVM only has as calls for one number at a time, as arithmetic that vectors can do.
+"""Vectorizable math functions: arithmetic for functions that LLVM only provides as scalar library calls.
 
 before::
 
@@ -12,9 +12,9 @@ after::
     y[j] = polynomial(r) * 2 ** (n // 2) * 2 ** (n - n // 2)     # two factors: the result may be subnormal
 
 The exponential is within one unit in the last place of the true value in float32 and float64 on targets that multiply
-and add at once (two elsewhere), subnormal results included; it is infinite from where the true value would round to
-that, zero likewise, and keeps what is not a number. Every step is a multiply-add intrinsic or stands alone: a target's
-leave to reassociate changes nothing.
+and add at once (two elsewhere), subnormal results included. It is infinite or zero exactly where the true value rounds
+to infinity or zero, and propagates NaN. Every step is a multiply-add intrinsic or a single operation, so the result
+does not change where a target may reassociate.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from sparsetir.lower.loops import with_body
 
 EXP = "tirx.exp"
 LOG2_10 = (3.321928094887362, 1.661617516973592e-16)  # their sum is the binary logarithm of ten
-SERIES = 19  # the last power of the series of sinh, below the rounding of float64 for numbers up to 1
+SERIES = 19  # last power of the series of sinh; the next term is below the rounding of float64 for numbers up to 1
 
 
 @dataclass(frozen=True)
 class Format:
-    """A floating-point format, and what the exponential needs to know of it.
+    """A floating-point format and the constants of the exponential in it.
 
-    ``least`` is where results are zero and ``most`` where they are infinite, both a little beyond the edge;
-    ``high`` and ``low`` sum to log(2), the first with zeros for a factor's bits; the polynomial begins with its highest
-    power.
+    Results are zero at ``least`` and infinite at ``most``, both slightly beyond the bound;
+    ``high`` and ``low`` sum to log(2), where ``high`` has trailing zero bits so that its product with an integer is
+    exact; the polynomial begins with its highest power.
     """
 
     integer: str
@@ -72,7 +72,7 @@ FORMATS = {
 
 
 def exp(x: ir.Expr) -> ir.Expr:
-    """The exponential of a float32 or float64 number."""
+    """Return arithmetic for the exponential of a float32 or float64 number."""
     dtype = str(x.ty.dtype)
     form = FORMATS[dtype]
     value = lambda v: tirx.const(v, dtype)  # noqa: E731
@@ -89,7 +89,7 @@ def exp(x: ir.Expr) -> ir.Expr:
     for coefficient in form.polynomial[1:]:
         total = call("fmuladd", total, rest, value(coefficient))
     half = tirx.shift_right(power, const(1))
-    # Not a product: the two powers of two must not be multiplied first.
+    # A multiply-add, not a product, so that reassociation cannot multiply the two powers of two first.
     scaled = call("fmuladd", total, two_to(half), value(0.0)) * two_to(power - half)
     result = tirx.Select(given >= value(-math.inf), scaled, given)
     reduced = call("fmuladd", whole, value(-form.low), call("fmuladd", whole, value(-form.high), bounded))
@@ -106,12 +106,12 @@ def exp(x: ir.Expr) -> ir.Expr:
 
 
 def cosh(x: ir.Expr) -> ir.Expr:
-    """Of exponentials of half the number, which do not overflow before the result does."""
+    """Compute cosh from exponentials of half the number, which do not overflow before the result does."""
     return _halves(x, lambda up, down, _: up + down)
 
 
 def sinh(x: ir.Expr) -> ir.Expr:
-    """Of exponentials as `cosh`, and for small numbers, where their difference would lose digits, of the series."""
+    """Compute sinh from exponentials like `cosh`, and for small numbers, where digits would cancel, by the series."""
 
     def difference(up: ir.Expr, down: ir.Expr, given: Var) -> ir.Expr:
         value = lambda v: tirx.const(v, str(given.ty.dtype))  # noqa: E731
@@ -124,7 +124,7 @@ def sinh(x: ir.Expr) -> ir.Expr:
 
 
 def tanh(x: ir.Expr, far: Callable[[ir.Expr], ir.Expr] = tirx.tanh) -> ir.Expr:
-    """TVM's or another, which lose the digits of small numbers; of those by the series of the hyperbolic sine."""
+    """Compute tanh by `far`, and for small numbers, where that loses digits, by the series of the hyperbolic sine."""
 
     def near_zero(given: Var, square: ir.Expr) -> ir.Expr:
         small = _series(given, square, lambda power: 1 / math.factorial(power), {"float32": 7, "float64": 11})
@@ -134,13 +134,13 @@ def tanh(x: ir.Expr, far: Callable[[ir.Expr], ir.Expr] = tirx.tanh) -> ir.Expr:
 
 
 def atanh(x: ir.Expr) -> ir.Expr:
-    """TVM's, and for small numbers the series."""
+    """Compute atanh by TVM's function, and for small numbers by the series."""
     last = {"float32": 13, "float64": 27}
     return _near_zero(x, lambda given, square: _series(given, square, lambda power: 1 / power, last), tirx.atanh)
 
 
 def _near_zero(x: ir.Expr, near: Callable[[Var, ir.Expr], ir.Expr], far: Callable[[ir.Expr], ir.Expr]) -> ir.Expr:
-    """One function of numbers up to a quarter, which also takes the square, and another of all others."""
+    """Select `near`, which also takes the square, for magnitudes below a quarter, and `far` for others."""
     if str(x.ty.dtype) not in FORMATS:
         return far(x)
     given, square = Var("x", x.ty), Var("square", x.ty)
@@ -149,7 +149,7 @@ def _near_zero(x: ir.Expr, near: Callable[[Var, ir.Expr], ir.Expr], far: Callabl
 
 
 def _series(given: ir.Expr, square: ir.Expr, coefficient: Callable[[int], float], last: dict[str, int]) -> ir.Expr:
-    """A sum of odd powers, the last one by the dtype."""
+    """Return a sum of odd powers up to the one that `last` gives for the dtype."""
     dtype = str(given.ty.dtype)
     total: ir.Expr = tirx.const(coefficient(last[dtype]), dtype)
     for power in range(last[dtype] - 2, 0, -2):
@@ -158,7 +158,7 @@ def _series(given: ir.Expr, square: ir.Expr, coefficient: Callable[[int], float]
 
 
 def exp10(x: ir.Expr) -> ir.Expr:
-    """The power of two, whose exponent is a product, and what the rounding of that left out."""
+    """Compute 10**x as a power of two, corrected by the rounding error of its exponent."""
     dtype = str(x.ty.dtype)
     if dtype not in FORMATS:
         return tirx.exp10(x)
@@ -172,17 +172,17 @@ def exp10(x: ir.Expr) -> ir.Expr:
 
 
 def _halves(x: ir.Expr, of: Callable[[ir.Expr, ir.Expr, Var], ir.Expr]) -> ir.Expr:
-    """What a function makes of half the exponentials of a number and of its opposite, and of the number."""
+    """Apply a function to half of exp(x), half of exp(-x), and x."""
     given, root = Var("x", x.ty), Var("root", x.ty)
     dtype = str(x.ty.dtype)
     half, zero = tirx.const(0.5, dtype), tirx.const(0.0, dtype)
-    # No product, as in `exp`: the square of the root must not be taken first.
+    # A multiply-add, as in `exp`: reassociation must not square the root first, which may overflow.
     up = tirx.call_llvm_pure_intrin(dtype, "llvm.fmuladd", half * root, root, zero)
     result = of(up, half / root / root, given)
     return tirx.Let(given, x, tirx.Let(root, tirx.exp(half * given), result))
 
 
-# For vectors in LLVM; the last three lose digits in TVM.
+# Functions without vector code in LLVM; TVM's versions of the last three lose digits.
 MISSING: dict[str, Callable[[ir.Expr], ir.Expr]] = {
     "tirx.sinh": sinh, "tirx.cosh": cosh, "tirx.tanh": tanh, "tirx.atanh": atanh, "tirx.exp10": exp10,
 }  # fmt: skip
@@ -190,7 +190,7 @@ MISSING: dict[str, Callable[[ir.Expr], ir.Expr]] = {
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ReplaceMissing")
 def ReplaceMissing(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Functions that LLVM lacks for vectors in terms of others."""
+    """Replace functions that LLVM cannot vectorize by expressions of others."""
     if not any(str(getattr(call.op, "name", "")) in MISSING for call in collect(func.body, ir.Call)):
         return func
 
@@ -203,13 +203,13 @@ def ReplaceMissing(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
 
 
 def is_exp(node: Any) -> bool:
-    """Whether a node is an exponential that `exp` can stand for."""
+    """Return whether a node is an exponential that `exp` can replace."""
     is_named = isinstance(node, ir.Call) and str(getattr(node.op, "name", "")) == EXP
     return is_named and str(node.ty.dtype) in FORMATS
 
 
 def expand(node: Any) -> Any:
-    """`node` with arithmetic for every function that has some."""
+    """Replace every exponential in `node` by arithmetic."""
 
     def on_call(call: ir.Call, mutator: Any) -> ir.Expr:
         inner = mutator.default_mutate(call)

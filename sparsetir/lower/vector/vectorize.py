@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectorize functions, padded rows and dot products along contiguous positions."""
+"""Vectorization along contiguous positions: elementwise functions, padded rows, dot products."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from sparsetir.lower.target.half_floats import HALVES, widened
 from sparsetir.lower.vector.memory_hints import ahead, fetch, gathers, line_starts
 from sparsetir.lower.vector.vector_math import expand
 
-# Compute functions along contiguous positions in vectors.
+# Vectorize elementwise functions along contiguous positions.
 #
 # before::
 #
@@ -71,12 +71,12 @@ from sparsetir.lower.vector.vector_math import expand
 #     if (indptr[i + 1] - indptr[i]) % 8 // 4 == 1:
 #         ...  # four at once, then two, then one
 #
-# Rows are often shorter than a vector or two: what is left over takes three steps, not seven. All steps compute
-# alike, so that an element's result does not depend on its place.
+# Rows are often shorter than a vector or two: the remainder takes at most three steps, not seven. All steps use the
+# same arithmetic, so an element's result does not depend on its position.
 
 
 def vectorize_map(loop: tirx.For) -> tirx.Stmt:
-    """An annotated loop over one store in vectors; the sketch that annotates it has seen that its steps are apart."""
+    """Vectorize an annotated loop over one store; the sketch that annotates it checks that steps are independent."""
     j, lanes = loop.loop_var, int(loop.annotations[MAP])
     dtype = str(j.ty.dtype)
     body = tirx.BufferStore(loop.body.buffer, expand(loop.body.value), loop.body.indices)
@@ -95,13 +95,13 @@ def vectorize_map(loop: tirx.For) -> tirx.Stmt:
         begin, lanes = tirx.floordiv(loop.extent, number(lanes)) * number(lanes), lanes // 2
         is_left = tirx.floormod(loop.extent, number(lanes * 2)) >= number(lanes)
         stmts.append(tirx.IfThenElse(is_left, vector(begin, lanes), None))
-        # What comes next begins where these end: at the extent's multiple of the smaller width.
+        # The next, narrower vector begins at the largest multiple of this width in the extent.
     return seq(*stmts)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeMaps")
 def VectorizeMaps(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every annotated loop of a function that is still one store; the annotation is refused elsewhere."""
+    """Vectorize every annotated loop of a function that is still one store; refuse other annotations."""
 
     def change(loop: tirx.For) -> tirx.Stmt:
         is_map = MAP in loop.annotations and loop.kind == SERIAL and isinstance(loop.body, tirx.BufferStore)
@@ -110,7 +110,7 @@ def VectorizeMaps(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     return each_loop(func, inner=change)
 
 
-# Masked (predicated) vectorisation: padded rows are summed side by side, the test of each lane is a mask.
+# Masked (predicated) vectorisation: padded rows are summed in the lanes of a vector, the guard of each lane is a mask.
 #
 # before::
 #
@@ -131,18 +131,18 @@ def VectorizeMaps(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 #             for r in T.vectorized(8):
 #                 acc[r] = acc[r] + T.Select(0 <= indices[...] and indices[...] < n, term[r], 0)
 #
-# A loop that stores one guarded element a lane, such as ``if rows[...] < m: y[rows[...]] = acc[r]``, goes without its
+# A loop that stores one guarded element a lane, such as ``if rows[...] < m: y[rows[...]] = acc[r]``, runs without its
 # guards where they hold in every lane.
 #
-# Adding zero changes nothing, and a masked lane may hold anything. Gathered subscripts are kept inside their array;
-# other arrays are read at the slots that the loops go over, all of which are stored: conditions that say which slots
-# there are stay tests. The term has a statement of its own: TVM takes a mask for granted inside of what it selects,
+# Adding zero has no effect, and a masked lane may have any value. Gathered subscripts are clamped to their array.
+# Other arrays are read at the slots that the loops iterate, all of which are stored: conditions on which slots
+# exist remain branches. The term is a separate statement: TVM assumes the mask inside the value that it selects,
 # and would simplify the subscripts.
 
 
 FEWEST, MOST = 4, 64
 KINDS = (SERIAL, UNROLLED)
-# What takes a number and a vector, unlike the nodes' own constructors.
+# Operators that accept a scalar and a vector, unlike the nodes' own constructors.
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     tirx.Add: operator.add,
     tirx.Sub: operator.sub,
@@ -155,13 +155,13 @@ OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 
 def _is_of_slot(condition: ir.Expr, lane: Var) -> bool:
-    """Whether a condition asks what a slot holds; others say which slots there are, and must not be passed over."""
+    """Return whether a condition tests the contents of a slot; others test which slots exist and cannot be masks."""
     on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
     return not mentions(structural_mutate(condition, [(ir.TensorLoad, on_load)]), [lane])
 
 
 class _Clamp:
-    """Keeps the gathered subscripts of a term inside their arrays; `sizes` must be positive for that."""
+    """Rewriter that clamps the gathered subscripts of a term to their arrays, whose `sizes` must be positive."""
 
     def __init__(self, lane: Var) -> None:
         self.lane = lane
@@ -169,7 +169,7 @@ class _Clamp:
         self.is_known = True
 
     def on_load(self, load: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        """One load of the term."""
+        """Clamp the gathered subscripts of one load of the term."""
         gathered = [i for i in load.indices if mentions(collect(i, ir.TensorLoad), [self.lane])]
         if not gathered:
             if mentions(list(load.indices), [self.lane]) and not moves_by_one(load.indices[-1], self.lane):
@@ -189,15 +189,15 @@ class _Clamp:
         return tirx.BufferLoad(load.source, indices)
 
     def _gathers(self, load: ir.TensorLoad) -> bool:
-        """Whether an index is itself found through another one that moves."""
+        """Return whether an index is itself loaded through another index that depends on the lane."""
         inner = [x for i in load.indices for x in collect(i, ir.TensorLoad)]
         return any(mentions(x, [self.lane]) for x in inner)
 
 
 def _guarded(loop: tirx.For) -> tuple[tirx.BufferStore, list[ir.Expr], list[ir.Expr]] | None:
-    """The one store of a loop over lanes, the conditions on it that ask what a slot holds, and those for all lanes.
+    """Match a loop over lanes with one guarded store: the store, the conditions that depend on the lane, the others.
 
-    None where it is something else.
+    Return None for other loops.
     """
     branch = loop.body
     if loop.kind not in KINDS or not isinstance(loop.extent, tirx.IntImm) or not isinstance(branch, tirx.IfThenElse):
@@ -215,7 +215,7 @@ def _guarded(loop: tirx.For) -> tuple[tirx.BufferStore, list[ir.Expr], list[ir.E
 
 
 def mask(loop: tirx.For) -> tirx.Stmt | None:
-    """A loop over lanes as a vector loop under a mask; None where it is something else."""
+    """Rewrite a guarded sum over lanes to a masked vector loop; None for other loops."""
     found = _guarded(loop)
     if found is None or str(found[0].buffer.ty.storage_scope) != "local":
         return None
@@ -236,7 +236,7 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
     exist = [size > const(0, str(size.ty.dtype)) for size in clamp.sizes]
     if exist:
         body = tirx.IfThenElse(conjunction(exist), body, None)
-    # What stands below a condition of its own may lie outside of its array where that does not hold.
+    # A load that is guarded inside the term may be out of bounds where its guard does not hold.
     is_plain = not any(dialect.is_if_then_else(c) for c in collect(update.term, ir.Call))
     every = in_every_lane(masks, lane, lanes) if is_plain else None
     if every is not None:
@@ -245,7 +245,7 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
 
 
 def _whole(loop: tirx.For, store: tirx.BufferStore) -> tirx.Stmt:
-    """A step whose lanes all hold something."""
+    """Return the vector loop for a step in which the guards hold in all lanes."""
     lane = loop.loop_var
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
@@ -259,12 +259,12 @@ def _whole(loop: tirx.For, store: tirx.BufferStore) -> tirx.Stmt:
 
 
 def _reloaded(indices: Sequence[ir.Expr], array: Var, lane: Var) -> list[ir.Expr]:
-    """Subscripts of an array whose own loads LLVM does not know from the vector that was tested.
+    """Return subscripts of an array whose index loads LLVM cannot merge with the vector that was tested.
 
-    It would take the elements out of that one by one, which takes twice as long as to load them. What is added to
-    their places is the sign bit of a size, zero, which LLVM does not know.
+    It would extract the elements of that vector one by one, which takes twice as long as loading them again. The sign
+    bit of a size, always zero but unknown to LLVM, is added to the positions of these loads.
     """
-    # Of the size itself: TVM narrows a size that was cast to 64 bits, and leaves the 63 places by which it is shifted.
+    # The size is not cast: TVM narrows a size that was cast to 64 bits, but not the shift by 63 bits.
     size = next(iter(collect(array.ty.shape[-1], Var)), array.ty.shape[-1])
     sign = tirx.shift_right(size, const(tvm.DataType(str(size.ty.dtype)).bits - 1, str(size.ty.dtype)))
 
@@ -278,7 +278,7 @@ def _reloaded(indices: Sequence[ir.Expr], array: Var, lane: Var) -> list[ir.Expr
 
 
 def unguarded(loop: tirx.For) -> tirx.Stmt | None:
-    """A loop that stores one guarded element a lane, without the guards where all hold; None for something else."""
+    """Version a loop that stores one guarded element a lane: unguarded where all guards hold; None for other loops."""
     found = _guarded(loop)
     if found is None:
         return None
@@ -293,9 +293,9 @@ def unguarded(loop: tirx.For) -> tirx.Stmt | None:
 
 
 def in_every_lane(conditions: list[ir.Expr], lane: Var, lanes: int) -> ir.Expr | None:
-    """Whether conditions, which differ between lanes, hold in every lane, as one number; None for unusual ones.
+    """Return an expression for whether conditions hold in every lane; None if one cannot be vectorized.
 
-    What different arrays hold is tested apart: what a row alone decides need not be asked again for each of its slots.
+    Conditions on different arrays are tested separately: a test that only depends on the row can be hoisted.
     """
     parts: list[list[ir.Expr]] = []
     for condition in conditions:
@@ -313,7 +313,7 @@ def in_every_lane(conditions: list[ir.Expr], lane: Var, lanes: int) -> ir.Expr |
 
 
 def _between(conditions: list[ir.Expr]) -> list[ir.Expr]:
-    """``x >= 0 and x < n`` as one comparison of numbers without sign: a size is not negative."""
+    """Merge ``x >= 0 and x < n`` into one unsigned comparison, as a size is not negative."""
     kinds = [type(c) for c in conditions]
     if kinds != [tirx.GE, tirx.LT] or not same(conditions[0].a, conditions[1].a):
         return conditions
@@ -325,7 +325,7 @@ def _between(conditions: list[ir.Expr]) -> list[ir.Expr]:
 
 
 def _vector(x: Any, lane: Var, lanes: int) -> ir.Expr:
-    """An expression for all lanes at once; a `TypeError` where that takes more than `OPERATORS`."""
+    """Vectorize an expression over all lanes; raise `TypeError` for operators that are not in `OPERATORS`."""
     if not mentions(x, [lane]):
         return x
     if isinstance(x, Var):
@@ -342,7 +342,7 @@ def _vector(x: Any, lane: Var, lanes: int) -> ir.Expr:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeMasked")
 def VectorizeMasked(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Mask every loop over padded lanes of a function."""
+    """Vectorize every guarded loop over padded lanes of a function."""
 
     return each_loop(func, outer=lambda loop: mask(loop) or unguarded(loop))
 
@@ -369,25 +369,26 @@ def VectorizeMasked(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.P
 #     for j in range((indptr[i + 1] - indptr[i]) % 4):
 #         ...  # the same for one
 #
-# A row of ``x`` is loaded once for four results, and four sums hide each other's latency. Factors that a sum does not
-# move leave it; where that makes a float that is not finite (an infinite factor of an empty sum, a sum that overflows),
-# the sum is taken again with the factors inside. 16-bit floats are summed in float32, and rounded once. The note is for
-# sums that may be reordered, and for maxima and minima, which begin with what they are compared to in every lane::
+# A row of ``x`` is loaded once for four results, and four independent sums hide the latency of an addition. Invariant
+# factors are moved out of a sum; where the product is not finite (an infinite factor of an empty sum, a sum that
+# overflows), the sum is computed again with the factors inside. 16-bit floats are summed in float32, and rounded once.
+# The annotation is for sums that may be reordered, and for maxima and minima, whose lanes all begin with the element's
+# old value::
 #
 #     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.dot": 8}):
 #         top[i] = T.max(top[i], s[indptr[i] + j])
 
 
 GROUP = 4  # results at once
-VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
-REGISTER_BITS = 128  # within which lanes are moved at least cost
+VECTORS = 2  # vectors of each sum: with four sums they hide the latency of the multiply-add units
+REGISTER_BITS = 128  # width within which shuffles are cheapest
 
 
 @dataclass(frozen=True)
 class Dot:
-    """``target[indices] = start + factor * sum(term)`` over `loop`; `is_whole` if that needs no earlier value.
+    """``target[indices] = start + factor * sum(term)`` over `loop`; `is_whole` if it does not need the old value.
 
-    `combine` is what takes two values to one; without factors where it is no sum.
+    `combine` is the reduction operator; only sums have factors.
     """
 
     loop: tirx.For
@@ -401,12 +402,12 @@ class Dot:
 
     @property
     def neutral(self) -> ir.Expr:
-        """What a running value begins with: it may count several times."""
+        """The initial value of an accumulator; it may be combined into the result several times."""
         return const(0, str(self.store.buffer.ty.dtype)) if self.combine is tirx.Add else self.start
 
 
 def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | None:
-    """The sum that a loop with a `note` computes, begun by the store `before` it if that sets the same element."""
+    """Match a reduction loop annotated with `note`; a store `before` it to the same element is its initial value."""
     update, own = Update.of(loop.body, COMBINERS), [loop.loop_var]
     if note not in loop.annotations or loop.kind != SERIAL or update is None or not update.is_alone:
         return None
@@ -428,9 +429,9 @@ def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | No
 def _emit(
     dot: Dot, outer: Var | None, base: ir.Expr | None, group: int, fetches: Sequence[tirx.Stmt] = ()
 ) -> tirx.Stmt:
-    """The sums of `group` steps of the loop over `outer` from `base` on; of one sum where there is no such loop.
+    """Emit the sums of `group` steps of the loop over `outer` from `base` on; one sum if `outer` is None.
 
-    `fetches` are run at the head of every block of lanes, in terms of the loops' variables.
+    `fetches` are placed at the head of every block of lanes, in terms of the loops' variables.
     """
     k, dtype = dot.loop.loop_var, str(dot.loop.loop_var.ty.dtype)
     lanes, stored = dot.lanes, str(dot.store.buffer.ty.dtype)
@@ -483,10 +484,10 @@ def _emit(
 def scaled(
     fixed: Sequence[ir.Expr], total: Var, member: Var, group: int, unfactored: Callable[[Var], tirx.Stmt]
 ) -> tuple[list[tirx.Stmt], ir.Expr]:
-    """Multiply sums by the factors that were taken out of them.
+    """Multiply sums by the factors that were moved out of them.
 
-    Returns statements and the product for `member`. Where a product is not a finite float, the statements take the sum
-    again with the factors inside of it: the distributive law does not hold for infinite factors and overflowing sums.
+    Return statements and the product for `member`. Where a product is not a finite float, the statements compute the
+    sum again with the factors inside: the distributive law does not hold for infinite factors and overflowing sums.
 
     args: the factors in terms of `member`, `group` sums, and the loop that adds all unfactored terms to a cell.
     """
@@ -509,10 +510,10 @@ def scaled(
 
 
 def totals(acc: Var, total: Var, group: int, lanes: int, combine: Any = tirx.Add) -> tirx.Stmt:
-    """Set `total` to what each of `group` neighbouring vectors of `acc` comes to.
+    """Reduce each of `group` neighbouring vectors of `acc` to an element of `total`.
 
-    Taken together, pair by pair: half of a shuffle's lanes are of one vector, half of another. For four vectors of four
-    lanes each: ``a0+a2 b0+b2 a1+a3 b1+b3`` and the same of c and d, then ``a b c d``.
+    The vectors are reduced pairwise: half of a shuffle's lanes are of one vector, half of another. For four vectors of
+    four lanes each: ``a0+a2 b0+b2 a1+a3 b1+b3`` and the same of c and d, then ``a b c d``.
     """
     kind = str(acc.ty.dtype)
     if group == 1 or lanes < VECTORS * group:
@@ -545,7 +546,7 @@ def totals(acc: Var, total: Var, group: int, lanes: int, combine: Any = tirx.Add
 
 
 def interleaved(width: int, unit: int, piece: int) -> tuple[list[ir.Expr], list[ir.Expr]]:
-    """Lanes of two vectors' lower and upper halves of each `piece` lanes, `unit` lanes of each in turn."""
+    """Return shuffle lanes for the lower and upper halves of each `piece` lanes of two vectors, in turns of `unit`."""
     found: list[list[ir.Expr]] = [[], []]
     for half, lanes in enumerate(found):
         for begin in range(0, width, piece):
@@ -555,7 +556,7 @@ def interleaved(width: int, unit: int, piece: int) -> tuple[list[ir.Expr], list[
 
 
 def reduced(acc: Var, begin: ir.Expr, lanes: int, combine: Any = tirx.Add) -> ir.Expr:
-    """Lanes of a local array taken to one value, half by half: taken one by one they would leave the registers."""
+    """Reduce lanes of a local array to one value by halving; one by one they would be moved out of the registers."""
     dtype, kind = str(begin.ty.dtype), str(acc.ty.dtype)
     value: ir.Expr = tirx.BufferLoad(acc, [tirx.Ramp(begin, const(1, dtype), lanes)])
     names = []
@@ -571,14 +572,14 @@ def reduced(acc: Var, begin: ir.Expr, lanes: int, combine: Any = tirx.Add) -> ir
 
 
 def _parts(body: tirx.Stmt) -> tuple[tirx.Stmt | None, tirx.Stmt]:
-    """A store and the loop after it, if `body` is just that; else nothing and `body`."""
+    """Split `body` into a store and the loop after it; into None and `body` if it is not a pair."""
     if isinstance(body, tirx.SeqStmt) and len(body.seq) == 2:
         return body.seq[0], body.seq[1]
     return None, body
 
 
 def around(outer: tirx.For) -> Dot | None:
-    """The annotated sum that a loop consists of, another one in each step; None where it is something else."""
+    """Match a loop whose body is an annotated sum, a different element in each step; None for other loops."""
     before, inner = _parts(outer.body)
     if outer.kind != SERIAL or not isinstance(inner, tirx.For):
         return None
@@ -591,7 +592,7 @@ def around(outer: tirx.For) -> Dot | None:
 
 
 def vectorize_dot(outer: tirx.For) -> tirx.Stmt | None:
-    """A loop around an annotated sum in groups; None where it is something else."""
+    """Vectorize a loop around an annotated sum, several results at once; None for other loops."""
     dot = around(outer)
     if dot is None:
         return None
@@ -612,7 +613,7 @@ def vectorize_dot(outer: tirx.For) -> tirx.Stmt | None:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeDots")
 def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every annotated sum of a function; an annotation that fits nothing is refused."""
+    """Vectorize every annotated reduction of a function; refuse annotations of other loops."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         found = vectorize_dot(node)
@@ -631,7 +632,7 @@ def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 
 
 def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
-    """The statements of a sequence, a store and the sum that begins with it as one."""
+    """Vectorize reductions in a sequence that are initialised by the store before them."""
     out: list[tirx.Stmt] = []
     for stmt in stmts:
         dot = match(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
