@@ -83,7 +83,7 @@ class AssembledInterface(Interface):
 
     @cached_property
     def allocated(self) -> list[tuple[str, str, str]]:
-        """The results: C type, name, and what the header says."""
+        """The results: C type, name, and description in the header."""
         axes, results = self.assembly.axes, self.assembly.results
         key = " and ".join(a.name for a in axes)
         below = f"coordinates of {key}" + (", as one number in row-major order" if len(axes) > 1 else "")

@@ -31,7 +31,7 @@ ROWS = 64  # of a block
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place in the row of one axis."""
+    """Position in the row of one axis."""
 
     axis: Axis
     at: Var
