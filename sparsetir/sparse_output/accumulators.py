@@ -171,9 +171,10 @@ class Options:
         return replace(self, accumulators=replace(self.accumulators, kind="table"))
 
 
-# Accumulators hold the elements of one row of a result until its pattern is known.|#|# Each has the same four parts:
-# the code before a row, the entry of a coordinate, the storage of its value, and the code|# that writes the row
-# sorted by coordinates and resets the accumulator.
+# Accumulators hold the elements of one row of a result until its pattern is known.
+#
+# Each has the same four parts: the code before a row, the entry of a coordinate, the storage of its value, and the
+# code that writes the row sorted by coordinates and resets the accumulator.
 
 
 WORD = 64  # coordinates in a block
@@ -333,8 +334,8 @@ class Ranked:
     """Dense array with an element for each coordinate, and a list of the entered ones, sorted by their ranks.
 
     For rows of up to `most` entries, however wide they are: the rank of a coordinate is the number of smaller ones,
-    compared `LANES` at a time. Only the number of coordinates decides a branch. Between rows every element has its initial
-    value and no mark is set.
+    compared `LANES` at a time. Only the number of coordinates decides a branch. Between rows every element has its
+    initial value and no mark is set.
     """
 
     out: Output
@@ -542,8 +543,8 @@ class Bytes(Marked):
 class Table:
     """Hash table with open addressing, for rows that are too wide for an array.
 
-    A slot holds a coordinate plus one, or zero; between rows all are zero. Coordinates are written in order of entry, and
-    sorted in the end.
+    A slot holds a coordinate plus one, or zero; between rows all are zero. Coordinates are written in order of entry,
+    and sorted in the end.
     """
 
     out: Output
@@ -629,7 +630,8 @@ class Stamped:
         Which of them were entered, as bytes. Between rows none is, and each has its initial value.
     places : Var
         Maps each coordinate to the position of its element, for each chunk. Between rows it is one of the first `DUMPS`
-        elements, which are never read: coordinates outside the mask are added up there, without an unpredictable branch.
+        elements, which are never read: coordinates outside the mask are added up there, without an unpredictable
+        branch.
     count : Expr
         Entries of the mask's row.
     coordinate : callable
@@ -678,8 +680,8 @@ class Stamped:
     def written(self, key: Var, slot: Var) -> list[tirx.Stmt]:
         """Write the entry of a coordinate if it was entered.
 
-        A single element is always written, without an unpredictable branch: if it was not entered, the next one overwrites
-        it. A block of elements is written conditionally.
+        A single element is always written, without an unpredictable branch: if it was not entered, the next one
+        overwrites it. A block of elements is written conditionally.
         """
         place = [get(self.out.pos) + get(self.out.count)]
         assert self.out.keys is not None

@@ -38,7 +38,7 @@ Block = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A program that multiplies two matrices, whatever it takes for products and sums, as `sparsetir.ops.spgemm` does.
+    """A program that multiplies two matrices in the form of `sparsetir.ops.spgemm`, over any semiring.
 
     Parameters
     ----------

@@ -203,8 +203,9 @@ def is_number(value: Any, dtype: str) -> bool:
     return dtype.startswith("float") and type(value) in (int, float)
 
 
-# Sums and elementwise products of matrices in the program's storage, with little overhead around the loops.|#|# The
-# compiled function validates the rows that it merges, so no separate validation and no cached state are needed.
+# Sums and elementwise products of matrices in the program's storage, with little overhead around the loops.
+#
+# The compiled function validates the rows that it merges, so no separate validation and no cached state are needed.
 
 
 class MergedRows:
@@ -324,7 +325,8 @@ def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, room: 
     return filled
 
 
-# Small products: one compiled function validates the operands and computes the result, with little overhead.|#|#
+# Small products: one compiled function validates the operands and computes the result, with little overhead.
+#
 # Waking a second thread would cost more than the work itself, and so would allocating arrays for every call.
 
 

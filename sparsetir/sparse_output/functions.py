@@ -66,13 +66,18 @@ from sparsetir.sparse_output.segments import SHIFT, Parts, update_of
 from sparsetir.sparse_output.selection import Selection, ordered
 from sparsetir.sparse_output.small import at_once
 
-# The functions behind a program with computed patterns.|#|# bound     the work of each row, which the row partition
-# balances, and an upper bound of its coordinates|# symbolic  the number of coordinates of each row|# numeric   the
-# coordinates and values of each row, from a given position on, and where each row ends|# looking   the same, where
-# rows of a mask are searched in long rows of an operand|# values    the values alone, where the pattern is known|#
-# packed    compact rows that were written with unused slots between them|# small     all phases of a call of little
-# work, with the validation of the index arrays; see `at_once.py`|# shared    the same on several threads|#|# All but
-# `bound` and `small` iterate over chunks of rows in parallel; each chunk has its own accumulator.
+# The functions behind a program with computed patterns.
+#
+# bound     the work of each row, which the row partition balances, and an upper bound of its coordinates
+# symbolic  the number of coordinates of each row
+# numeric   the coordinates and values of each row, from a given position on, and where each row ends
+# looking   the same, where rows of a mask are searched in long rows of an operand
+# values    the values alone, where the pattern is known
+# packed    compact rows that were written with unused slots between them
+# small     all phases of a call of little work, with the validation of the index arrays; see `small.py`
+# shared    the same on several threads
+#
+# All but `bound` and `small` iterate over chunks of rows in parallel; each chunk has its own accumulator.
 
 
 DENSE = 4  # entries in each block from which on they are marked in bytes

@@ -160,7 +160,7 @@ class Lookups:
 
     @property
     def params(self) -> list[Var]:
-        """In the order of the function."""
+        """The parameters in the order of the function's signature."""
         return [self.searches, self.least, self.count, self.words, self.above, self.rows, self.marks, self.numbers]
 
     def made(self, axis: Axis) -> tirx.Stmt:

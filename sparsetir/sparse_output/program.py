@@ -95,10 +95,11 @@ def _joined(how: str, first: _Set, second: _Set) -> _Set | None:
     return _Set((*first.members, *second.members), how)
 
 
-# Rewrite of a program with computed patterns.|#|# Each assembled axis becomes a dense one, and each result over it a
-# dense stand-in that is never allocated. An assembled|# axis in the list of an iteration is replaced by the axes of
-# the body's operands. An initialisation is removed: it|# becomes the value of an element before the first statement
-# sets it.
+# Rewrite of a program with computed patterns.
+#
+# Each assembled axis becomes a dense one, and each result over it a dense stand-in that is never allocated. An
+# assembled axis in the list of an iteration is replaced by the axes of the body's operands. An initialisation is
+# removed: it becomes the value of an element before the first statement sets it.
 
 
 LARGEST_INT32 = 2**31 - 1

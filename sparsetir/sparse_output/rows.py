@@ -103,9 +103,10 @@ def fetches(loop: tirx.For, is_operand: Callable[[Var], bool], *, rows: bool = T
     return stmts
 
 
-# The row loop of a program with computed patterns, and the statements that scatter into its results.|#|# A program is
-# lowered as if its assembled axes were dense: each statement ``c[row, j] = f(c[row, j], ...)`` below the|# loop over
-# rows names a coordinate. `functions.py` builds the symbolic and numeric functions from these statements.
+# The row loop of a program with computed patterns, and the statements that scatter into its results.
+#
+# A program is lowered as if its assembled axes were dense: each statement ``c[row, j] = f(c[row, j], ...)`` below the
+# loop over rows names a coordinate. `functions.py` builds the symbolic and numeric functions from these statements.
 
 
 OFFSET_DTYPE = "int64"

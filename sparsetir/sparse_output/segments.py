@@ -133,8 +133,9 @@ class Parts:
     ) -> tirx.Stmt:
         """Emit the sort of a row's products, then `one` for each segment, given its number, its begin and its end.
 
-        `whole` handles rows that are short or have more products than fit. The check counts products, since `bound`, an upper
-        bound of a row's entries, never exceeds the number of columns, while all products of a coordinate are stored.
+        `whole` handles rows that are short or have more products than fit. The check counts products, since `bound`, an
+        upper bound of a row's entries, never exceeds the number of columns, while all products of a coordinate are
+        stored.
         """
         step, segment = Var("s", ir.PrimType(LONG)), Var("segment", ir.PrimType(LONG))
         total, held, is_cut = (cell(name, LONG) for name in ("total", "held", "is_cut"))

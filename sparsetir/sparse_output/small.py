@@ -73,7 +73,8 @@ class Leveled(Bits):
     def words(self, words: Var, marks: Var, first: ir.Expr) -> tirx.Stmt:
         """Write the coordinates of the bitmap's words whose bits are set in a cell.
 
-        The number of bits in a word is unpredictable: the first ones are written without a branch, maybe to be overwritten.
+        The number of bits in a word is unpredictable: the first ones are written without a branch, maybe to be
+        overwritten.
         """
         block, number, at = (Var(name, ir.PrimType(LONG)) for name in ("block", "number", "at"))
         base, left = block * long(WORD), cell("left", LONG)
