@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Index notation (einsum): compile a one-line expression to stage-I programs.
 
-`subscripts` parses the text, `operands` and `semiring` describe operands and arithmetic, `planning` decides the storage
-of the result, `orders` the contraction order, `nest` the loops of a contraction, and `emit` writes its program.
+`subscripts` parses the text and defines the arithmetic, `operands` describes the storage of operands, `planning`
+decides that of the result, `order` the contraction order, and `emit` the loops of a contraction and their program.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fil
         if len(values) > 2:
             key = (key, tuple(known.items()), *[(tuple(v.shape), stored_bits(v)) for v in values])
         found = _known.get(key)
-    except (TypeError, AttributeError, ValueError, IndexError):  # of no use as a key: whoever reads it says why
+    except (TypeError, AttributeError, ValueError, IndexError):  # no valid key: `Expression` raises a clear error
         key, found, known = None, None, {}
     if found is None:
         found = Expression(text, values, reduce=reduce, combine=combine, fill=fill, result=result, known=known)

@@ -21,7 +21,7 @@ from sparsetir.utils.dtypes import is_float
 
 DEFAULT_CALLS = 1000  # products that a solver is expected to make
 MIN_ENTRIES = 1 << 14  # of a matrix; the products of smaller ones cost less than code for another format
-TRIAL_PRODUCTS = 8  # products of one kind before a format is looked for, unless calls= promises more
+TRIAL_PRODUCTS = 8  # products of one kind before a format is looked for, unless calls= announces more
 SAMPLES = 3  # timed products of each candidate, after one that is not counted
 
 
@@ -191,7 +191,7 @@ class _Product:
     def _timed(self, x: Any) -> Any:
         """Compute a product with the candidate of fewer samples; the faster one is kept in the end."""
         candidates = self.candidates
-        if not candidates:  # another thread has decided
+        if not candidates:  # another thread has chosen meanwhile
             return self.best(x)
         run, seconds = min(candidates, key=lambda pair: len(pair[1]))
         start = time.perf_counter()

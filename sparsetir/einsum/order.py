@@ -22,7 +22,7 @@ from sparsetir.interop import is_half, transposed
 # exactly, entries in a sample of rows.
 
 
-LARGE = 1_000_000  # products of evenly spread entries from which on they are counted
+LARGE = 1_000_000  # expected products above which they are counted
 SAMPLED = 32  # rows
 MOST = 50_000  # their products
 STEPS = 2  # in which a number doubles: an expression is made once for all operands that are as alike
@@ -119,10 +119,10 @@ def _ones(rows: Any) -> Any:
 # sparse operand often beats pairs. Above that the cheapest pair is merged first until six are left.
 
 
-EXHAUSTIVE = 6  # operands of which every grouping is weighed
+EXHAUSTIVE = 6  # operands of which every grouping is evaluated
 # Times relative to that of a product in a vector loop below stored entries.
 DENSE_PRODUCT = 1 / 16  # two dense operands go to BLAS
-NESTED = 1 / 4  # two vector loops or more below an entry use what they read from memory again
+NESTED = 1 / 4  # two or more vector loops below an entry reuse loaded data
 SCALAR = 6  # of a product where all loops run over stored entries
 ENTERED = 16  # of one that is entered into a computed pattern
 STARTED = 16  # of the beginning and end of a loop over a row of a sparse operand

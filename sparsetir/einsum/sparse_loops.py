@@ -75,7 +75,7 @@ def _walk(members: Sequence[Operand], output: str) -> str:
     while len(done) < len(letters):
         rest = [c for c in letters if c not in done]
         following = min(rest, key=rank)
-        if rank(following)[0]:  # all that are left have all coordinates: those of the result first
+        if rank(following)[0]:  # remaining letters have all coordinates: those of the result come first
             return done + "".join(sorted(rest, key=lambda c: c not in output))
         done += following
     return done

@@ -487,8 +487,7 @@ class _Writer:
         return ', "int64"' if self.idtype == "int64" else ""
 
     def buffer_variables(self, buffer: DenseBuffer) -> list[str]:
-        """Return a loop variable for each dimension of a buffer, from its first use with that extent if there is one.
-        """
+        """Return a loop variable for each dimension of a buffer, if possible that of its first use."""
         found = [f"{buffer.name.lower()}{d}" for d in range(len(buffer.shape))]
         for statement in self.program.statements:
             for node in [statement.target, *statement.reads()]:

@@ -311,7 +311,7 @@ def transposed(value: Any, order: Sequence[int]) -> Any:
     if isinstance(value, CooTensor):
         return CooTensor(value.coords[list(order)], value.values, tuple(value.shape[d] for d in order))
     if is_torch(value):
-        if is_sparse(value) and value.dense_dim() > 0:  # torch moves no dimension of entries that are dense
+        if is_sparse(value) and value.dense_dim() > 0:  # torch cannot permute dense dimensions of sparse tensors
             value = SparseTensor.from_any(value, "coo").to_torch()
         return value.transpose(0, 1) if len(order) == 2 else value.permute(*order)
     return value.transpose(*order)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SMALL = 24  # entries up to which a row is sorted by insertion
 RANKED = 96  # entries up to which a row is sorted by ranks
-MOST_INSERTED, MOST_RANKED = 256, 111  # every build has room for so many on its stack
+MOST_INSERTED, MOST_RANKED = 256, 111  # limit of the stack arrays of a build
 FUNCTIONS = ("bound", "symbolic", "numeric", "looking", "values", "packed")  # one chunk of merged rows has "alone"
 FIRST = ("bound", "numeric")
 KINDS = ("both", "bits", "bytes", "table", "segments")
@@ -178,9 +178,9 @@ class Options:
 
 
 WORD = 64  # coordinates in a block
-BYTES = 8  # that are looked at together
+BYTES = 8  # that are loaded together
 SPREAD = 0x9E3779B1  # an odd number that spreads neighbouring coordinates over a table
-DUMPS = 256  # elements that take what a mask lacks: neighbours seldom wait for each other
+DUMPS = 256  # elements that take what a mask lacks: so that neighbours rarely depend on each other
 GATHER = 0x0102040810204080  # takes the lowest bits of eight bytes to the highest byte
 LANES = 16  # coordinates that are compared at a time
 LONG = "int64"
@@ -334,7 +334,7 @@ class Ranked:
     """Dense array with an element for each coordinate, and a list of the entered ones, sorted by their ranks.
 
     For rows of up to `most` entries, however wide they are: the rank of a coordinate is the number of smaller ones,
-    compared `LANES` at a time. Only the number of coordinates decides a branch. Between rows every element has its
+    compared `LANES` at a time. Only the number of coordinates affects a branch. Between rows every element has its
     initial value and no mark is set.
     """
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C interface of an exported kernel that computes patterns: the function allocates its results, the caller frees them.
-"""
+"""C interface of an exported kernel that computes patterns: it allocates its results, and the caller frees them."""
 
 from __future__ import annotations
 

@@ -55,8 +55,7 @@ class Matrix:
     level: interop.Level
 
     def arrays(self, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return values, row pointers and column indices of a matrix that fills the buffer as it is; None for others.
-        """
+        """Return values, row pointers and column indices of a matrix that fills the buffer as it is, or None."""
         if type(value) not in ROWS:
             return None
         arrays = value.data, value.indptr, value.indices
@@ -69,8 +68,7 @@ class Matrix:
         return arrays
 
     def take(self, args: Arguments, value: Any) -> bool:
-        """Store the arrays of a matrix in `args`; return whether types and sizes fit. `is_sound` validates the index
-        arrays."""
+        """Store the arrays of a matrix; return whether types and sizes fit. `is_sound` validates index arrays."""
         arrays = self.arrays(value)
         if arrays is None:
             return False
@@ -304,7 +302,7 @@ class MergedRows:
                 array.resize(count, refcheck=False)
             return room
         found = tuple([array[:count] for array in room])
-        self.rooms.keep(room)  # once there is a view of it: another thread takes it otherwise
+        self.rooms.keep(room)  # only once views exist, since another thread may take it
         return found
 
 
@@ -330,9 +328,9 @@ def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, room: 
 # Waking a second thread would cost more than the work itself, and so would allocating arrays for every call.
 
 
-MOST_ENTERED = 1 << 18  # coordinates, repeated ones included, that are entered at once
-MOST_STORED = 1 << 20  # rows and entries of all operands, which one thread looks at
-SHARED_WORK = 1 << 12  # coordinates from which on several threads are sooner done
+MOST_ENTERED = 1 << 18  # products, repeated coordinates included, of a small call
+MOST_STORED = 1 << 20  # rows and entries of all operands, which one thread validates
+SHARED_WORK = 1 << 12  # products above which several threads are faster
 ROWS_FOR_ONE = 2  # that take as long as a coordinate
 MOST_COLUMNS = 1 << 18
 LEAST_COLUMNS = 1 << 12
@@ -345,8 +343,7 @@ def limits() -> tuple[int, int]:
 
 
 def function_for(matrices: Sequence[Any]) -> str:
-    """Return the name of the function for a small product, by the mean length of rows; "" if the product is too large.
-    """
+    """Return the name of the function for a small product, by the mean length of rows; "" for large products."""
     if not all(type(value) in ROWS for value in matrices):
         return ""
     counts, (most, stored) = [len(value.indices) for value in matrices], limits()
@@ -378,8 +375,7 @@ class Operand:
     dtypes: tuple[np.dtype[Any], ...]
 
     def take(self, value: Any, ready: list[Any], sizes: dict[str, int]) -> int:
-        """Store the arrays of a matrix in `ready`; return the number of its rows and entries, or -1 if it does not
-        fit."""
+        """Store the arrays of a matrix; return the number of its rows and entries, or -1 if it does not fit."""
         if type(value) not in ROWS or len(value.shape) != 2:
             return -1
         rows, columns = value.shape
@@ -470,8 +466,7 @@ class SmallCalls:
     def __call__(
         self, by: str, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]], *selected: Any
     ) -> Any:
-        """Compute the result with one function; return None for invalid or large arguments, or ones that need
-        conversion."""
+        """Compute the result; return None for arguments that are invalid, too large or need conversion."""
         if not checks_are_on():
             return None
         ready: list[Any] = [None] * self.count
@@ -514,7 +509,7 @@ class SmallCalls:
         """Return buffers for the coordinates and values of a result."""
         found = self.rooms.take(count)
         made = [array[:count] for array in found]
-        self.rooms.keep(found)  # once there is a view of it: another thread takes it otherwise
+        self.rooms.keep(found)  # only once views exist, since another thread may take it
         return made
 
     def chosen(self, room: Room, top: int | None = None, least: Any = None) -> list[Any]:
@@ -538,7 +533,7 @@ class SmallCalls:
         values = buffers.empty((entries,), numpy_dtype(result.dtype))
         held, initial = np.dtype(numpy_dtype(result.held_dtype)), result.initial.value
         words = columns // WORD
-        tops = max(words // WORD, LINE)  # those of two threads in one line of the cache would wait for each other
+        tops = max(words // WORD, LINE)  # avoids false sharing of a cache line by two threads
         if self.is_stamped:
             shape = (chunks, columns + DUMPS)
             places = np.empty((chunks, columns), np.int32)

@@ -81,7 +81,7 @@ from sparsetir.sparse_output.small import at_once
 
 
 DENSE = 4  # entries in each block from which on they are marked in bytes
-SPARSE = 32  # blocks for each entry from which on it takes longer to go over them than to note where entries are
+SPARSE = 32  # blocks per entry above which marking the entries is faster than iterating over blocks
 
 
 class Functions:
@@ -154,8 +154,7 @@ class Functions:
     # ------------------------------------------------------------------ the four
 
     def bound(self) -> tirx.PrimFunc:
-        """Compute the number of products of each row, repeated coordinates included, and an upper bound of its
-        entries."""
+        """Compute the number of products of each row, repeats included, and an upper bound of its entries."""
         chunks = Var("chunks", ir.PrimType("int32"))
         work, bound = (array(name, LONG, self.rows.count) for name in ("work", "bound"))
         looks_up, saved = size("looks_up"), [array("saved", LONG, chunks)] if self.looks_up else []
@@ -198,8 +197,7 @@ class Functions:
         return tirx.PrimFunc([*self.common, *self.split_params(split), length, *work.params], body)
 
     def numeric(self, *, looks_up: bool = False) -> tirx.PrimFunc:
-        """Compute the rows of each chunk, stored contiguously from ``first[chunk]`` on; `looks_up` may search rows of
-        a mask."""
+        """Compute the rows of each chunk, contiguous from ``first[chunk]`` on; with `looks_up` masks may be searched."""
         split, ends = self.split(), array("ends", LONG, self.rows.count)
         capacity, first = size("capacity"), array("first", LONG, self.rows.count if split.order else split.chunks)
         work = self.stamps(split, looks_up=looks_up) if self.is_stamped else self.workspace(split, values=True)
@@ -228,8 +226,7 @@ class Functions:
         return tirx.PrimFunc(params, body)
 
     def merged(self, *, is_alone: bool = False) -> tirx.PrimFunc:
-        """Merge the rows of each chunk in blocks, stored contiguously; `faults` counts blocks with invalid index
-        arrays.
+        """Merge the rows of each chunk in blocks, stored contiguously; `faults` counts blocks with invalid arrays.
 
         A single chunk has its own function: a parallel loop waits for every thread of the pool, even for one step.
         """
@@ -699,7 +696,7 @@ def _update(scatter: Scatter, held: Var, place: list[ir.Expr]) -> tirx.Stmt:
     return tirx.BufferStore(held, widened(value, {narrow: held}), place)
 
 
-# The machine code of a program with computed patterns: several functions in one library.
+# Machine code of a program with computed patterns: several functions in one library.
 
 
 LATE = [tirx.transform.ConvertSSA(), PromoteHalves, *TO_FLAT]

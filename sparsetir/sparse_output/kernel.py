@@ -62,16 +62,16 @@ from sparsetir.utils.buffers import LEAST_ROOM, MOST_ROOM, Rooms
 from sparsetir.utils.memory import memory_size
 from sparsetir.utils.threads import get_num_threads
 
-WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked at together
-OFTEN = 100  # calls of little work, after which a function for them is compiled
-MOST_COUNTS = 2  # arrays with a number for each row that wait for the next call
+WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are loaded together
+OFTEN = 100  # small calls after which a function for them is compiled
+MOST_COUNTS = 2  # arrays of one number a row that are kept for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = max(1 << 28, memory_size() // 2)  # of addresses for a result that is written before its size is known
-HELD_BYTES = 1 << 28  # of such addresses that wait for the next call
+HELD_BYTES = 1 << 28  # of such addresses that are kept for the next call
 CHOSEN = ("top", "above")  # arguments of a kernel that selects
 MUCH = 8  # a gain that is at least the inverse of what is left counts
 MOST_COORDINATES = 2**63 - 1  # below a row: of several axes they are one number
-HYPERSPARSE = 2  # elements for each entry of the operands from which on hash tables are sooner done
+HYPERSPARSE = 2  # elements per entry of the operands above which hash tables are faster
 MOST_WASTE = 1.5  # times as much memory as its entries that a result may hold
 
 
@@ -477,7 +477,7 @@ class AssembledKernel(Saved):
         if call.rows and total:
             name = "alone" if call.chunks == 1 else "numeric"
             self.run(name, *call.split, indptr[1:], total, first, keys, *values, faults)
-        if faults.any():  # the arrays were checked: somebody changes them, or has the checks left out
+        if faults.any():  # validated arrays were changed meanwhile, or the checks are off
             raise StructureError(f"the rows that {self.name} merges are not sorted, or changed during the call")
         parts = self.parts(call, indptr, first)
         keys, *values = (closed(array, parts) for array in (keys, *values))
@@ -504,7 +504,7 @@ class AssembledKernel(Saved):
     def together(self, room: list[np.ndarray], parts: list[tuple[int, int, int]]) -> list[np.ndarray]:
         """Compact the parts of a buffer: in place if they fill most of it or it is large, else in new arrays."""
         count, nbytes = sum(count for _, _, count in parts), sum(a.nbytes for a in room)
-        written = nbytes * count // max(len(room[0]), 1)  # the rest has never become memory
+        written = nbytes * count // max(len(room[0]), 1)  # untouched pages are not resident
         if nbytes > KEPT_BYTES and written > MOST_ROOM:
             return [closed(array, parts) for array in room]
         if self._earlier is None or nbytes < LEAST_ROOM:
@@ -515,7 +515,7 @@ class AssembledKernel(Saved):
         else:
             found = self._earlier.take(count)
             made = [array[:count] for array in found]
-            self._earlier.keep(found)  # once there is a view of it: another thread takes it otherwise
+            self._earlier.keep(found)  # only once views exist, since another thread may take it
         for source, target in zip(room, made, strict=True):
             gather(source, parts, target)
         if nbytes <= HELD_BYTES:
@@ -557,7 +557,7 @@ class AssembledKernel(Saved):
         if self.is_stamped:
             sums = [count + 1 for count in sums]  # rows under a mask write one ahead
         if self.options.select:
-            sums.append(LANES)  # which are read behind the last row
+            sums.append(LANES)  # bytes that are read behind the last row
         room = running(np.array(sums, np.int64))
         return room[: len(parts)], int(room[-1])
 

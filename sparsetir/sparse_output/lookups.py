@@ -24,7 +24,7 @@ from sparsetir.sparse_output.program import Assembly
 from sparsetir.sparse_output.rows import Rows, Scatter
 
 LONG_ROW = 64  # entries from which on a row may have a bitmap
-LOOK_WORK = 5  # coordinates that are gone over while one is looked up
+LOOK_WORK = 5  # coordinates that are iterated over in the time of a lookup
 SEARCH_STEP, SEARCH_WORK = 8, 8  # the same for a step of a bisection, and for its beginning and end
 
 

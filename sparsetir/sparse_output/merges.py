@@ -99,7 +99,7 @@ def block_of(
     checks = [s for axis in merge.members for s in _checked(axis, first, after, wrong)]
     merged = _same_or(one_by_one, assembly, merge, out, rows, ends)
     has_room = tirx.And(get(out.pos) >= long(0), get(out.pos) + _most(merge, first, after) <= limit)
-    is_sound = get(wrong).equal(long(0))  # so that what there is room for may be asked
+    is_sound = get(wrong).equal(long(0))  # required before the room is checked
     guarded = tirx.IfThenElse(is_sound, tirx.IfThenElse(has_room, merged, fault()), fault())
     return seq(*alloc(wrong), put(wrong, long(0)), *checks, guarded)
 
@@ -129,7 +129,7 @@ def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, wrong: Var) -> list[tir
     may_descend = tirx.And(low < high, low > begin)
     usual = tirx.IfThenElse(may_descend, add(unsorted, long(0) - descends(low)), None)
     near = tirx.max(tirx.min(low, end - long(1)), begin + long(1))
-    sparse = add(unsorted, long(0) - (cast(may_descend, LONG) & descends(near)))  # nobody foresees which rows are empty
+    sparse = add(unsorted, long(0) - (cast(may_descend, LONG) & descends(near)))  # empty rows are unpredictable
     each_begin = lambda stmt: serial(start, after - first, seq(*begins, stmt))  # noqa: E731
     at_begins = tirx.IfThenElse(end - begin > after - first, each_begin(usual), renewed(each_begin(sparse)))
     entries = seq(
@@ -228,7 +228,7 @@ class _Emitter:
 
     def __init__(self, assembly: Assembly, merge: Merge, out: Output, row: ir.Expr, cursors: Sequence[Cursor]) -> None:
         self.assembly, self.merge, self.out, self.row, self.cursors = assembly, merge, out, row, cursors
-        self.masks: dict[Cursor, ir.Expr] = {}  # of cursors that may stand at the coordinate: all bits set if they do
+        self.masks: dict[Cursor, ir.Expr] = {}  # of cursors that may be at the coordinate: all bits set if they are
 
     def union(self, cursors: Sequence[Cursor]) -> tirx.Stmt:
         """Emit entries while all cursors are inside their rows: the least coordinate, of each axis that stores it."""

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public sparse-output operations: `matmul`, `add`, `multiply`, `rap`, and plans of products whose pattern is reused.
-"""
+"""Public sparse-output operations: `matmul`, `add`, `multiply`, `rap`, and plans that reuse a product's pattern."""
 
 from __future__ import annotations
 
@@ -575,7 +574,7 @@ def _made_before(what: Hashable, A: Any, B: Any) -> AssembledKernel | None:
     try:
         dtype, idtype = A.data.dtype, A.indices.dtype
         is_alike = B.data.dtype == dtype and B.indices.dtype == idtype
-    except AttributeError:  # no arrays: `_rows` says so
+    except AttributeError:  # `_rows` raises for values that are no arrays
         return None
     if not is_alike or len(A.shape) != 2 or len(B.shape) != 2:
         return None
@@ -682,7 +681,7 @@ def _rows(value: Any, name: str, function: str) -> Any:
         raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {how}; found {type(value).__name__}")
     if interop.is_torch(value):
         interop.check_detached(value, name, function)
-    elif value.dtype == object:  # of which scipy makes no rows
+    elif value.dtype == object:  # scipy cannot convert object arrays to rows
         raise _refused(function, "object")
     return compressed_rows(value, name)
 

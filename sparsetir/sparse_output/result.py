@@ -72,7 +72,7 @@ class RowOrders:
     order : str
         One of `ORDERS`, but for the first.
     axis : Axis or None
-        Whose patterns tell which rows are alike.
+        The axis whose patterns decide which rows are similar.
     """
 
     def __init__(self, order: str, axis: Axis | None) -> None:

@@ -59,8 +59,7 @@ def size(name: str) -> Var:
 
 
 def alone_or_shared(chunk: Var, chunks: Var, body: tirx.Stmt) -> tirx.Stmt:
-    """Emit a loop over chunks, parallel if there are several: a parallel loop waits for all threads even for one step.
-    """
+    """Emit a loop over chunks, parallel if there are several: a parallel loop always waits for all threads."""
     alone = renewed(seq(tirx.Bind(chunk, const(0, "int32")), body))
     return tirx.IfThenElse(chunks.equal(const(1, "int32")), alone, renewed(parallel(chunk, chunks, body)))
 
@@ -78,7 +77,7 @@ def alone_or_shared(chunk: Var, chunks: Var, body: tirx.Stmt) -> tirx.Stmt:
 # Entries behind the end of a row are those of the next one, so that short rows are prefetched in time, too.
 
 
-NEAR, FAR = 12, 24  # steps between a fetch and its use: of a row, and of where it begins
+NEAR, FAR = 12, 24  # prefetch distances in iterations: of a row, and of its row pointer
 
 
 def fetched(loop: tirx.For, made: tirx.For, is_operand: Callable[[Var], bool]) -> tirx.For:
@@ -91,7 +90,7 @@ def fetches(loop: tirx.For, is_operand: Callable[[Var], bool], *, rows: bool = T
     """Return prefetches of what later iterations of a loop gather; without `rows` only of the row pointers."""
     inner = [f.loop_var for f in collect(loop.body, tirx.For)]
     found = [x for x in gathers(loop.body, loop.loop_var) if is_operand(x.source)] if inner else []
-    loads = {x.source: x for x in found if not any(collect(i, ir.Call) for i in x.indices)}  # searches take long
+    loads = {x.source: x for x in found if not any(collect(i, ir.Call) for i in x.indices)}  # searches are costly
     ways = {x.source for load in loads.values() for i in load.indices for x in collect(i, ir.TensorLoad)}
     stmts = []
     for source, load in loads.items():
@@ -177,7 +176,7 @@ def lower_rows(assembly: Assembly) -> Rows:
     Raises
     ------
     LoweringError
-        Its iterations do not go over the rows of the result first, or read the result elsewhere.
+        Its iterations do not iterate over the rows of the result first, or read the result elsewhere.
     """
     if assembly.merge is not None:
         row, count = assembly.merge.row, assembly.rows[0].count

@@ -21,7 +21,7 @@ from sparsetir.sparse_output.rows import Rows, Scatter, with_own
 
 SHIFT = 16  # a segment has so many columns, as a power of two: 256 KB of float32 elements
 MOST_PARTS = 1 << 21  # products of a row that are sorted into segments
-LEAST_PARTS = 256  # products for each segment of a row from which on that is worth it
+LEAST_PARTS = 256  # products per segment of a row above which segments pay
 SUMS = (tirx.Add, tirx.Min, tirx.Max)
 
 

@@ -15,7 +15,7 @@ from sparsetir.sparse_output.accumulators import LONG, Output, add, long
 
 LANES = 16  # values that are compared at a time
 VECTORS = (16, 64)  # largest values that are kept in a vector, few and many
-RARE = 8  # times as many entries as are kept: their branches are foreseen
+RARE = 8  # times as many entries as are kept: their branches are predictable
 
 
 def ordered(dtype: str) -> str:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 AHEAD = range(2), range(2, 6)  # coordinates of a word that are written before it is known whether it has them
 MOST_AHEAD = AHEAD[-1].stop
 FEW = 4  # entries up to which a row is sorted by insertion
-NARROW = WORD * WORD  # coordinates whose words one more word tells
+NARROW = WORD * WORD  # coordinates whose words are marked in one more word
 
 
 @dataclass
@@ -187,7 +187,7 @@ def _of_indices(axis: Axis, fault: Var) -> list[tirx.Stmt]:
 
 ROWS_AHEAD = max(
     MOST_AHEAD, LANES
-)  # entries behind a chunk that are written or read before it is known that there are none
+)  # entries behind a chunk that may be written or read speculatively
 
 
 def at_once(functions: Functions, *, is_shared: bool) -> tirx.PrimFunc:
@@ -309,7 +309,7 @@ class _AtOnce:
             select = Selection(self.out, chunk, self.top, self.least, self.heap).stmts()
         pos = self.out.pos
         done = [*select, add(pos, get(self.out.count)), self.end(row + long(1), get(pos))]
-        if self.is_shared:  # the row pointer still says how much work there is up to the end of the row
+        if self.is_shared:  # the row pointer still holds the work up to the end of the row
             after = self.begin(row + long(1))
             entered = [put(total, after - get(self.before) - long(ROW_WORK)), put(self.before, after)]
         else:

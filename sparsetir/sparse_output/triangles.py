@@ -21,7 +21,7 @@ from sparsetir.formats.tensor import SparseTensor
 from sparsetir.lower.iterations.normalize import realign
 from sparsetir.utils.threads import get_num_threads
 
-UNSOUND, UNSORTED, NOT_BELOW, NOT_ABOVE = 1, 2, 4, 8  # what may be said of rows
+UNSOUND, UNSORTED, NOT_BELOW, NOT_ABOVE = 1, 2, 4, 8  # facts about rows, as bits
 SIDES = NOT_BELOW | NOT_ABOVE
 BLOCK = 64  # rows that one thread takes together
 WORD = 64  # vertices in a word of marks
@@ -50,7 +50,7 @@ def triangles(A: Any) -> int:
     ArgumentError
         `A` is not square.
     StructureError
-        Its index arrays name rows or columns that there are none of.
+        Its index arrays name rows or columns outside of the shape.
 
     Notes ----- Each edge is stored with the vertex with fewer neighbours, so that no row is long. Then the neighbours
     of a vertex are marked, and the marked ones among the neighbours of its neighbours are counted. Sorted rows that
@@ -120,7 +120,7 @@ def _counted(graph: Any) -> int | None:
     if work > STRAIGHT * edges:
         rows, _, _ = _rewritten(heavy, rows, n)
         return _triangles(rows, n, DIRECTED * edges, 0, 0)
-    # One neighbour of each vertex is the last one, and no other neighbour's row leads to it.
+    # The outermost neighbour of each vertex is skipped: its row holds no other neighbour of the vertex.
     return _triangles(low, n, work, int(is_low), 1)
 
 
@@ -135,8 +135,7 @@ def _rewritten(function: str, rows: list[np.ndarray], n: int) -> tuple[list[np.n
 
 
 def _triangles(rows: list[np.ndarray], n: int, work: int, first: int, without: int) -> int:
-    """Count the triangles of directed edges, with the neighbours from `first` on, all but the last `without` of them.
-    """
+    """Count the triangles of directed edges; each row's loop starts at entry `first` and is shorter by `without`."""
     chunks = get_num_threads() if work > SERIAL_WORK else 1
     marks, found = np.zeros((chunks, -(-n // WORD)), np.int64), np.empty((chunks, BLOCK), np.int64)
     count = _function("count" if chunks > 1 else "count_alone", rows[1].dtype.name)
@@ -289,7 +288,7 @@ def _direct_pairs(idtype: str) -> tirx.PrimFunc:
             begin[i] = T.Cast(idtype, filled[0])
             for p in range(T.Cast("int64", first[i + 1] - first[i])):
                 to_row: T.let[T.int64] = T.Cast("int64", indices[first[i] + p])
-                to[filled[0]] = T.Cast(idtype, to_row)  # of an edge that is not kept it is written over
+                to[filled[0]] = T.Cast(idtype, to_row)  # overwritten if the edge is not kept
                 length: T.let[T.int64] = T.Cast("int64", first[to_row + 1] - first[to_row])
                 more: T.let[T.int64] = length - T.Cast("int64", first[i + 1] - first[i])
                 filled[0] = filled[0] + T.Cast("int64", more > 0 or (more == 0 and to_row < i))
@@ -326,7 +325,7 @@ def _direct_singles(idtype: str) -> tirx.PrimFunc:
                 owner: T.let[T.int64] = T.Select(count[j] > count[i], i, j)
                 begin[owner] = begin[owner] + T.Cast(idtype, 1)
         before[0] = T.Cast(idtype, 0)
-        for i in range(n + 1):  # where each row ends: its entries are put before one another
+        for i in range(n + 1):  # row ends: entries are filled in from the back
             before[0] = before[0] + begin[i]
             begin[i] = before[0]
         for i in range(n):

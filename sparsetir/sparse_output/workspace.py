@@ -25,12 +25,12 @@ from sparsetir.sparse_output.lookups import LONG_ROW
 from sparsetir.utils import buffers
 from sparsetir.utils.threads import get_num_threads
 
-KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
-LOOKUP_SHARE = 4  # of what lookups spare, the part that their bitmaps may cost
+KEPT_BYTES = 1 << 26  # of accumulators that are kept for the next call
+LOOKUP_SHARE = 4  # the part of the work saved by lookups that their bitmaps may cost
 MOST_WORDS = 1 << 16  # of bitmaps at once, each beside its count: more do not stay in a cache
 PLACE_BYTES = 4  # for each coordinate, where rows stand in the order of a mask
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
-SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
+SERIAL_WORK = 20_000  # products below which a second thread costs more than it saves
 STEP_BYTES = 1 << 24  # that are moved at a time
 MERGED_ROW_WORK, MERGED_SERIAL_WORK = 2, 30_000  # the same of rows that are merged, whose entries take less time
 
@@ -346,7 +346,7 @@ def passed(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     if value.size:
-        return as_bfloat16(value) if value.dtype.kind == "V" else value  # numpy knows no bfloat16
+        return as_bfloat16(value) if value.dtype.kind == "V" else value  # numpy has no bfloat16
     return tvm.runtime.empty(value.shape, str(value.dtype))
 
 
