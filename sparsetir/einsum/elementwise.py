@@ -39,7 +39,7 @@ LARGEST = {"int32": 2**31 - 1, "int64": 2**63 - 1}
 
 
 class FlatStep(KernelStep):
-    """Elementwise step over sparse tensors of any order from one on.
+    """Elementwise step over sparse tensors of one dimension or of more than two.
 
     Parameters
     ----------

@@ -241,7 +241,7 @@ class Expression:
         ring = semiring(reduce, combine, fill, self.dtype)
         same = tuple(agreed(kind, self.dtype, ring) for kind in kinds)
         self.task = Task(self.terms, same, ring, result)
-        # Plans depend only on the operands' kinds in the cache key, not on the values of the first call.
+        # Plans depend only on what the cache key contains of the operands, not on details of the first call's.
         stored = [None if stored_of(value) is None else stored_about(stored_bits(value)) for value in values]
         self.steps, self.target = plan(self.task, sizes, stored, statistics(known))
         self.order = [self.target.letters.index(c) for c in self.terms.output]

@@ -33,8 +33,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _met(value: Any, of: np.dtype[Any]) -> Any:
-    """Convert a number to its form for numpy's promotion: fractions to floats, Python's numbers to dtypes like
-    bfloat16.
+    """Convert a number for numpy's promotion: fractions to floats, Python's numbers to dtypes like bfloat16.
 
     numpy promotes Python's numbers with its own dtypes only, not with bfloat16.
     """
@@ -285,7 +284,7 @@ def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
 
 
 def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
-    """Compare each element with a number; an entry is stored where the comparison is true."""
+    """Compare each element with a number; the result stores the entries for which the comparison is true."""
     if not _is_number(other):
         if not _is_operand(other):
             return NotImplemented

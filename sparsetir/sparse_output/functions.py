@@ -197,7 +197,7 @@ class Functions:
         return tirx.PrimFunc([*self.common, *self.split_params(split), length, *work.params], body)
 
     def numeric(self, *, looks_up: bool = False) -> tirx.PrimFunc:
-        """Compute the rows of each chunk, contiguous from ``first[chunk]`` on; with `looks_up` masks may be searched."""
+        """Compute the rows of each chunk, contiguous from ``first[chunk]`` on; `looks_up` adds lookups under a mask."""
         split, ends = self.split(), array("ends", LONG, self.rows.count)
         capacity, first = size("capacity"), array("first", LONG, self.rows.count if split.order else split.chunks)
         work = self.stamps(split, looks_up=looks_up) if self.is_stamped else self.workspace(split, values=True)
