@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index notation: an expression in one line becomes stage-I programs.
+"""Index notation (einsum): compile a one-line expression to stage-I programs.
 
-`subscripts` reads the text, `operands` and `semiring` say what it is about, `planning` decides what the result is
-stored as, `orders` what is contracted first, `nest` which loops a contraction has, and `emit` writes its program.
+`subscripts` parses the text and defines the arithmetic, `operands` describes the storage of operands, `planning`
+decides that of the result, `order` the contraction order, and `emit` the loops of a contraction and their program.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise sums and products, and products under a mask."""
+"""Elementwise sums and products of sparse tensors, and products under a mask."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.sparse_output.result import write_coordinates
 from sparsetir.utils.dtypes import dtype_name
 
-# Sums and products of tensors, element by element: their rows are merged as those of matrices.
+# Elementwise sums and products of tensors: their rows are merged as those of matrices.
 #
-# The dimensions after the first are numbered through as one, so that the program is that of two matrices whatever the
-# order of the tensors is.
+# The dimensions after the first are flattened to one, so that the program is that of two matrices, whatever the order
+# of the tensors is.
 
 
 MOST_ROWS = 1 << 22  # above, a whole tensor is one row: its row pointers would be longer than most lists of entries
@@ -39,16 +39,16 @@ LARGEST = {"int32": 2**31 - 1, "int64": 2**63 - 1}
 
 
 class FlatStep(KernelStep):
-    """An elementwise step over sparse tensors of one or more than two dimensions.
+    """Elementwise step over sparse tensors of one dimension or of more than two.
 
     Parameters
     ----------
     members : tuple of int
     letters : sequence of str
-        Those of the operands; the result has them in the order of `nest.output`, which is that of the tensors.
+        Letters of the operands; the result has them in the order of `nest.output`, which is that of the tensors.
     output : str
     nest : Nest
-        What is done with two matrices, or more.
+        The operation on two or more matrices.
     """
 
     def __init__(self, members: tuple[int, ...], letters: Sequence[str], output: str, nest: Nest) -> None:
@@ -71,7 +71,7 @@ class FlatStep(KernelStep):
         return other
 
     def _fitting_step(self, flat: Sequence[Any]) -> KernelStep:
-        """The step for the index type of matrices."""
+        """Return the step for the index type of the matrices."""
         return self if flat[0].indices.dtype == np.int32 else self.wide
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
@@ -84,11 +84,11 @@ class FlatStep(KernelStep):
         return call
 
     def shape(self, values: Sequence[Any]) -> tuple[int, ...]:
-        """The shape of the result."""
+        """Return the shape of the result."""
         return tuple(values[0].shape[self.letters[0].index(c)] for c in self.output)
 
     def flat(self, at: int, value: Any) -> sp.csr_array:
-        """An operand as a matrix."""
+        """Convert an operand to a matrix."""
         dims = [self.letters[at].index(c) for c in self.output]
         tensor = value if isinstance(value, SparseTensor) else SparseTensor.from_any(value)
         return matrix(tensor, dims)
@@ -100,18 +100,18 @@ class FlatStep(KernelStep):
 
 
 def matrices(nest: Nest) -> Nest:
-    """The step over matrices by rows."""
+    """Return the step over matrices by rows."""
     operand = Operand("ij", Layout(rows(2), nest.idtype))
     return replace(nest, operands=(operand,) * len(nest.operands), output="ij", assembled=True)
 
 
 def first_numbered(shape: Sequence[int]) -> int:
-    """The first dimension that is numbered through with those after it: 1, or 0 where the tensor is one row."""
+    """Return the first flattened dimension: 1, or 0 if the tensor becomes one row."""
     return int(len(shape) > 1 and (shape[0] <= MOST_ROWS or math.prod(shape) > LARGEST["int64"]))
 
 
 def matrix(tensor: SparseTensor, dims: Sequence[int]) -> sp.csr_array:
-    """The matrix that stands for a tensor with its dimensions in the order `dims`."""
+    """Flatten a tensor to a matrix, with its dimensions in the order `dims`."""
     shape, coords, values = [tensor.shape[d] for d in dims], [tensor.coords[d] for d in dims], tensor.values
     first = first_numbered(shape)
     count, width = math.prod(shape[:first]), math.prod(shape[first:])
@@ -131,7 +131,7 @@ def matrix(tensor: SparseTensor, dims: Sequence[int]) -> sp.csr_array:
 
 
 def tensor(made: Any, shape: Sequence[int]) -> CooTensor:
-    """The tensor that a matrix stands for."""
+    """Restore the tensor from a flattened matrix."""
     first = first_numbered(shape)
     narrow = np.int32 if max(*shape, made.nnz, 0) <= LARGEST["int32"] else np.int64
     coords = np.empty((len(shape), made.nnz), narrow)
@@ -141,17 +141,17 @@ def tensor(made: Any, shape: Sequence[int]) -> CooTensor:
     return CooTensor(coords, made.data, tuple(shape))
 
 
-# Three matrices whose letters form a triangle: the product of two of them where the third one stores entries.
+# Masked product: three matrices whose letters form a triangle, one of which masks the product of the others.
 #
 # ``S[i, j] * A[i, k] * B[k, j]``, summed over k or over all letters, is a product under a mask: rows of B are added
-# up in the order of a row of S, where a loop over S would search each of its columns in every row of B.
+# up in the order of a row of S. A loop over S would search each of its columns in every row of B.
 
 
 SEARCHED = 6  # products in the time of a search
 
 
 class Roles(NamedTuple):
-    """Which operand is the mask and which the factors, and which of the three are transposed."""
+    """The operands that are mask and factors, and which of the three are transposed."""
 
     mask: int
     first: int
@@ -160,7 +160,7 @@ class Roles(NamedTuple):
 
 
 def roles(terms: Sequence[str], pattern: int | None) -> Roles | None:
-    """The roles of three operands whose letters form a triangle: the mask is that of the pattern, if there is one.
+    """Assign roles to three operands whose letters form a triangle; the mask is that of the pattern, if there is one.
 
     Examples
     --------
@@ -185,7 +185,7 @@ def roles(terms: Sequence[str], pattern: int | None) -> Roles | None:
 
 
 def pays(roles: Roles, stored: Sequence[float | None], sizes: Sequence[tuple[int, int]]) -> bool:
-    """Whether the products are fewer than what it takes to search the entries of the mask one by one."""
+    """Return whether the products take less work than searching the entries of the mask one by one."""
     mask, first, second = (stored[n] or 0.0 for n in roles[:3])
     rows, inner = sizes[roles.first][:: -1 if roles.transposed[1] else 1]
     products = first * second / max(inner, 1)
@@ -193,12 +193,12 @@ def pays(roles: Roles, stored: Sequence[float | None], sizes: Sequence[tuple[int
 
 
 class MaskedStep(Step):
-    """A product under a mask.
+    """Product under a mask.
 
     Parameters
     ----------
     nested : KernelStep
-        The same as one loop nest over the mask: for masks whose pattern is kept and is not that of sorted rows.
+        The same contraction as one loop nest over the mask, for masks whose pattern is kept and is not in sorted rows.
     roles : Roles
     """
 
@@ -210,12 +210,12 @@ class MaskedStep(Step):
         return self.made(values, [self.laid(place, values) for place in (1, 2)])
 
     def laid(self, place: int, values: Sequence[Any] | Mapping[int, Any]) -> Any:
-        """The mask or a factor in rows."""
+        """Return the mask or a factor in compressed rows."""
         value = values[self.roles[:3][place]]
         return compressed_rows(interop.transposed(value, (1, 0)) if self.roles.transposed[place] else value)
 
     def made(self, values: Sequence[Any], factors: Sequence[Any]) -> Any:
-        """The result, of operands and of the factors laid out."""
+        """Compute the result from the operands and the converted factors."""
         if self.keeps and values[self.roles.mask].format != "csr":
             return self.nested(values)
         held = self.laid(0, values)
@@ -230,12 +230,13 @@ class MaskedStep(Step):
             mask = sp.csr_array((np.ones(len(held.data), np.bool_), held.indices, held.indptr), shape=held.shape)
         wide = any(m.indices.dtype == np.int64 for m in (mask, *factors))
         found = _kernel(dtype_name(held.dtype), "int64" if wide else "int32")(A=factors[0], B=factors[1], M=mask).data
-        # Too wide for a table of columns; or infinity and NaN would be multiplied with products that there are none of.
+        # The mask is too wide for a table of columns, or infinity and NaN would be multiplied by products that are
+        # not stored.
         if len(found) != len(held.data) or not np.isfinite(held.data).all():
             return self.nested(values)
         if not self.keeps:
             return np.dot(held.data, found)
-        # In the class of the mask, and with index arrays of its own.
+        # The result has the class of the mask, and its own index arrays.
         return type(held)((held.data * found, held.indices.copy(), held.indptr.copy()), shape=held.shape)
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:

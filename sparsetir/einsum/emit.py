@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emit the stage-I program of one contraction."""
+"""Emission of the stage-I program of one contraction: loop structure and program text."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from sparsetir.einsum.subscripts import USUAL, Semiring, literal
 from sparsetir.script.printer import parse
 from sparsetir.utils.caches import remember
 
-# The loops of one contraction: sparse operands drive where they may, others are looked up.
+# The loops of one contraction: sparse operands drive where possible, others are searched.
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a contraction.
+    """Operand of a contraction.
 
     Parameters
     ----------
     letters : str
     layout : Layout, optional
-        None for a dense one.
+        None for a dense operand.
     given : str
-        The letters of what is passed, where one occurs twice: the operand is a diagonal of that.
+        The letters of the argument if one occurs twice: the operand is a diagonal of it.
     """
 
     letters: str
@@ -36,7 +36,7 @@ class Operand:
 
     @property
     def path(self) -> str:
-        """The letters in the order in which they are stored."""
+        """The letters in storage order."""
         if self.layout is None:
             return self.letters
         return "".join(self.letters[d] for d in self.layout.order)
@@ -50,15 +50,15 @@ class Loop:
     ----------
     letter : str
     owner : int, optional
-        The operand over whose stored coordinates it runs; None: over all coordinates.
+        The operand whose stored coordinates it iterates over; None: all coordinates.
     depth : int
         The level of that operand.
     under : str
-        The letter below whose coordinate the level is attached, where that is not its own parent's.
+        The letter whose loop the level is attached below, if that is not its own parent's.
     assembled : bool
-        Whether it runs over the coordinates that the program computes.
+        Whether it iterates over the coordinates that the program computes.
     others : tuple of Loop
-        Levels of other operands, which must store the coordinate as well.
+        Levels of other operands that must store the coordinate as well.
     """
 
     letter: str
@@ -70,7 +70,7 @@ class Loop:
 
     @property
     def owners(self) -> list[int | None]:
-        """The operands over whose coordinates it runs."""
+        """The operands whose coordinates the loop iterates over."""
         return [self.owner, *(other.owner for other in self.others)]
 
 
@@ -82,7 +82,7 @@ class Nest:
     ----------
     operands : tuple of Operand
     output : str
-        The letters of the result; in the order of the operand `pattern` where the result has its pattern.
+        The letters of the result; in the order of the operand `pattern` if the result has its pattern.
     pattern : int, optional
         The operand whose pattern, or that of whose first levels, the result has; None: a dense result.
     ring : Semiring
@@ -90,7 +90,7 @@ class Nest:
     assembled : bool
         Whether the program computes the pattern of the result: rows of the first letter, coordinates of the others.
     walk : str
-        The letters in the order of the loops, where these go down the trees of all sparse operands together.
+        The letters in loop order, if the loops traverse the trees of all sparse operands together.
     is_rootless : bool
         Whether the coordinates of the first letter are computed, too.
     """
@@ -116,7 +116,7 @@ class Nest:
 
     @property
     def drives(self) -> bool:
-        """Whether loops may run over stored coordinates only."""
+        """Whether loops may iterate over stored coordinates only."""
         return self.ring.skips(self.dtype, len(self.operands))
 
     @cached_property
@@ -137,7 +137,7 @@ class Nest:
         return (*found.values(), *(Loop(letter, assembled=True) for letter in self.made))
 
     def _met(self, letter: str, found: dict[str, Loop]) -> Loop:
-        """The loop over the coordinates that all sparse operands with a letter store."""
+        """Return the loop over the coordinates that all sparse operands with a letter store."""
         levels = []
         for at, operand in enumerate(self.operands):
             if operand.layout is None or letter not in operand.path:
@@ -149,14 +149,14 @@ class Nest:
         return replace(levels[0], others=tuple(levels[1:])) if levels else Loop(letter)
 
     def _drivers(self) -> list[int]:
-        """The sparse operands: that of the pattern first, then those whose first loop is one of the result."""
+        """Return the sparse operands: that of the pattern first, then those whose first loop is one of the result."""
         sparse = [n for n, o in enumerate(self.operands) if o.layout is not None]
         if not self.drives:
             return [self.pattern] if self.pattern is not None else []
         return sorted(sparse, key=lambda n: (n != self.pattern, self.operands[n].path[0] not in self.output))
 
     def _driven(self, at: int, found: dict[str, Loop]) -> Iterator[Loop]:
-        """Loops over the levels of one operand, up to the first whose coordinate is known already."""
+        """Yield loops over the levels of one operand, up to the first whose coordinate is already bound."""
         operand = self.operands[at]
         assert operand.layout is not None
         held: set[str] = set()
@@ -170,7 +170,7 @@ class Nest:
                 yield Loop(letter, None if is_root else at, depth, under)
 
     def _is_attached(self, operand: Operand, depth: int, found: dict[str, Loop]) -> bool:
-        """Whether a level's parent is a dense root whose coordinate another operand gives."""
+        """Return whether a level's parent is a dense root whose coordinate another operand gives."""
         assert operand.layout is not None
         if depth != 1 or operand.layout.levels[0].kind != "dense":
             return False
@@ -178,7 +178,7 @@ class Nest:
         return root is not None and root.owner is not None
 
     def is_direct(self, at: int) -> bool:
-        """Whether each stored element of an operand is met by its position."""
+        """Return whether each stored element of an operand is accessed by its position, without a search."""
         operand, owned = self.operands[at], {loop.letter for loop in self.loops if at in loop.owners}
         if operand.layout is None:
             return True
@@ -186,7 +186,7 @@ class Nest:
         return all(letter in owned or letter == root for letter in operand.path)
 
 
-# The stage-I program of one contraction, as a person would write it.
+# Text of the stage-I program of one contraction, in the form of hand-written programs.
 
 
 BUFFERS = "ABCDEFGHXYZUVWPQRS"
@@ -195,12 +195,11 @@ RESERVED = {"T"}  # what programs call the dialect
 
 @dataclass
 class Names:
-    """The names of a program; each is given once."""
 
     taken: set[str] = field(default_factory=lambda: set(RESERVED))
 
     def new(self, *wanted: str) -> str:
-        """The first of some names that is free, or the last with a number."""
+        """Return the first candidate name that is unused, or the last one with a number."""
         for name in wanted:
             if name not in self.taken:
                 break
@@ -212,7 +211,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Program:
-    """A program and what its parameters are called.
+    """A program and the names of its parameters.
 
     Parameters
     ----------
@@ -223,8 +222,8 @@ class Program:
     values : tuple of str
         The parameters that hold the values of operands.
     arrays : tuple of dict
-        Of each sparse operand, the parameters of its index arrays: of a depth, those of indptr and indices, "" where
-        there is none.
+        For each sparse operand, the parameters of its index arrays: from depth to the names of indptr and indices, ""
+        for an array that does not exist.
     sizes : dict of str to str
         The size of each letter.
     """
@@ -238,7 +237,7 @@ class Program:
 
 
 class _Writer:
-    """Writes one program."""
+    """Writer of one program."""
 
     def __init__(self, nest: Nest, name: str) -> None:
         self.nest, self.name, self.names = nest, name, Names()
@@ -284,7 +283,7 @@ class _Writer:
     # -------------------------------------------------------------- declarations
 
     def declare(self) -> None:
-        """Axes, then buffers."""
+        """Declare axes, then buffers."""
         self.handles += self.values
         used = self._dense_letters()
         for c in self.nest.letters:
@@ -313,7 +312,7 @@ class _Writer:
         return not self.nest.output or any(not o.letters for o in self.nest.operands)
 
     def _dense_letters(self) -> set[str]:
-        """Letters of which some buffer or loop has all coordinates."""
+        """Return the letters for which a buffer or loop has all coordinates."""
         found = {loop.letter for loop in self.nest.loops if loop.owner is None and not loop.assembled}
         for operand in self.nest.operands:
             if operand.layout is None:
@@ -375,7 +374,7 @@ class _Writer:
         return f"sparse_fixed({parent}, ({size}, {size}), lambda {', '.join([*above, 's'])}: s{self._idtype}, full=True"
 
     def _axes(self, at: int, letters: str | None = None) -> list[str]:
-        """The axes of a sparse operand in the order of its dimensions."""
+        """Return the axes of a sparse operand in the order of its dimensions."""
         operand = self.nest.operands[at]
         assert operand.layout is not None
         names = {}
@@ -399,7 +398,7 @@ class _Writer:
     # -------------------------------------------------------------- the iteration
 
     def iterate(self) -> None:
-        """The loops and their body."""
+        """Write the loops and their body."""
         nest = self.nest
         loops = nest.loops
         target = self._access(self.result, nest.output)
@@ -431,7 +430,7 @@ class _Writer:
         return self._walked(loop)
 
     def _walked(self, loop: Loop) -> str:
-        """A level of an operand, attached where its parent is not listed."""
+        """Return the axis of an operand's level, attached if its parent is not listed."""
         assert loop.owner is not None
         axis = self.axis[loop.owner, loop.depth]
         if not loop.under:
@@ -456,7 +455,7 @@ class _Writer:
 
 @remember("programs of einsum", 256)
 def program(nest: Nest, name: str = "einsum") -> Program:
-    """The program of a contraction.
+    """Return the program of a contraction.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`einsum`: index notation over sparse and dense operands."""
+"""`einsum` and `einsum_expression`: index notation over sparse and dense operands."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def einsum(
         Any number of them: numpy and torch arrays; scipy, torch and `CooTensor` sparse ones, `SparseTensor`. Their
         dtypes meet as numpy's do. Dimensions of extent 1 broadcast.
     reduce : {"sum", "prod", "max", "min", "any", "all"}
-        Of what meets in one element of the result.
+        How the terms of one element of the result are reduced.
     combine : {"mul", "add", "max", "min", "and", "or"}
-        Of the operands' elements.
+        How the elements of the operands are combined.
     fill : number
         The value of what sparse operands, and a sparse result, do not store. Where it changes no result (0 for sums of
-        products, -inf for the largest sum) loops run over stored entries only; else over all elements.
+        products, -inf for the largest sum) loops iterate over stored entries only; else over all elements.
     result : {"auto", "dense", "sparse"}
         By default sparse where the result has all letters of a sparse operand or, of more than one letter, only
         letters of sparse operands.
@@ -94,7 +94,7 @@ def einsum(
 
 
 def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: Any, result: str) -> Any:
-    """Evaluate over the coordinates that occur, where elements that are not stored change no result."""
+    """Evaluate over the coordinates that occur, if elements that are not stored change no result."""
     terms = notation.parse(text, tuple(len(value.shape) for value in values))
     is_sum = (reduce, combine, fill) == ("sum", "mul", 0)
     if not is_sum and (len(values) > 1 or reduce not in ("max", "min")):
@@ -116,7 +116,7 @@ def einsum_expression(
     fill: float = 0,
     result: str = "auto",
 ) -> Expression:
-    """An expression made ready for operands like those that are given.
+    """Prepare an expression for operands like the examples.
 
     Parameters
     ----------
@@ -150,19 +150,19 @@ def einsum_expression(
 
 
 def kind_dtype(dtypes: Sequence[Any]) -> str:
-    """The dtype in which operands of these dtypes meet."""
+    """Return the common dtype of operands of these dtypes."""
     return common_dtype([dtype_name(dtype) for dtype in dtypes])
 
 
 def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fill: Any, result: str) -> Expression:
-    """The expression for such operands: made once."""
+    """Return the expression for such operands, cached by their kinds."""
     try:
         key: Any = (text, reduce, combine, fill, result, *[look(value) for value in values])
         known = _statistics(text, values) if len(values) > 2 else {}
         if len(values) > 2:
             key = (key, tuple(known.items()), *[(tuple(v.shape), stored_bits(v)) for v in values])
         found = _known.get(key)
-    except (TypeError, AttributeError, ValueError, IndexError):  # of no use as a key: whoever reads it says why
+    except (TypeError, AttributeError, ValueError, IndexError):  # no valid key: `Expression` raises a clear error
         key, found, known = None, None, {}
     if found is None:
         found = Expression(text, values, reduce=reduce, combine=combine, fill=fill, result=result, known=known)
@@ -172,7 +172,7 @@ def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fil
 
 
 def _statistics(text: str, values: Sequence[Any]) -> dict[Join, tuple[int, int]]:
-    """What decides the order of contractions besides the sizes; nothing where the text does not fit the operands."""
+    """Return the statistics of operand pairs that decide the contraction order; empty if the text does not fit."""
     try:
         terms = notation.parse(text, tuple(len(value.shape) for value in values))
     except (ArgumentError, ArgumentTypeError):
@@ -181,13 +181,13 @@ def _statistics(text: str, values: Sequence[Any]) -> dict[Join, tuple[int, int]]
 
 
 def stored_bits(value: Any) -> int:
-    """About how many entries a sparse operand stores: the order of magnitude decides the order of contractions."""
+    """Return the magnitude of an operand's number of entries, which decides the contraction order."""
     count = stored_of(value)
     return -1 if count is None else int(count).bit_length()
 
 
 def stored_of(value: Any) -> int | None:
-    """Entries that a sparse operand stores; None for a dense one."""
+    """Return the number of entries that a sparse operand stores; None for a dense one."""
     if isinstance(value, (np.ndarray, Shape)):
         return None
     if is_torch(value):
@@ -198,7 +198,7 @@ def stored_of(value: Any) -> int | None:
 
 
 class Expression:
-    """Index notation made ready for operands of some kinds; made by `einsum_expression`.
+    """Index notation prepared for operands of some kinds; created by `einsum_expression`.
 
     Attributes
     ----------
@@ -241,7 +241,7 @@ class Expression:
         ring = semiring(reduce, combine, fill, self.dtype)
         same = tuple(agreed(kind, self.dtype, ring) for kind in kinds)
         self.task = Task(self.terms, same, ring, result)
-        # From what its key has of the operands alone: those of the first call do not decide for others.
+        # Plans depend only on what the cache key contains of the operands, not on details of the first call's.
         stored = [None if stored_of(value) is None else stored_about(stored_bits(value)) for value in values]
         self.steps, self.target = plan(self.task, sizes, stored, statistics(known))
         self.order = [self.target.letters.index(c) for c in self.terms.output]
@@ -254,7 +254,7 @@ class Expression:
         self.examples: Sequence[Any] = ()
 
     def apart(self, examples: Sequence[Any]) -> Expression:
-        """The same expression with steps of its own, to be tuned with these operands by default."""
+        """Return the same expression with its own steps, to be tuned with these operands by default."""
         other = copy.copy(self)
         other.steps, other.examples = [step.apart() for step in self.steps], examples
         return other
@@ -262,7 +262,7 @@ class Expression:
     # ------------------------------------------------------------------ calls
 
     def __call__(self, *operands: Any) -> Any:
-        """Evaluate it.
+        """Evaluate the expression.
 
         Parameters
         ----------
@@ -306,7 +306,7 @@ class Expression:
         return self.finished(found)
 
     def viewed(self, at: int, value: Any) -> Any:
-        """An operand in the dtype of the expression, and its diagonal where a letter occurs twice."""
+        """Convert an operand to the dtype of the expression, and to its diagonal if a letter occurs twice."""
         view = self.views[at]
         if view is None:
             return value
@@ -321,7 +321,7 @@ class Expression:
         return known[-1]
 
     def finished(self, found: Any) -> Any:
-        """The result in its class, dimensions in order."""
+        """Convert the result to its class, with the dimensions in order."""
         if self.target.assembled:
             return classed_pattern(found, self.family)
         if self.target.pattern is None:
@@ -329,7 +329,7 @@ class Expression:
         return classed(transposed(found, self.order), self.family)
 
     def bind(self, *operands: Any) -> Callable[..., Any]:
-        """Fix some operands, usually the sparse ones: they are laid out once.
+        """Fix some operands, usually the sparse ones, which are converted once.
 
         Parameters
         ----------
@@ -339,7 +339,7 @@ class Expression:
         Returns
         -------
         callable
-            Takes the open operands in their order. What depends on fixed operands alone has been computed.
+            Takes the open operands in their order. Values that depend on fixed operands alone are computed in advance.
         """
         if len(operands) > len(self.kinds):
             raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {len(operands)}")
@@ -351,11 +351,11 @@ class Expression:
     # ------------------------------------------------------------------ looking inside, and searching
 
     def script(self) -> str:
-        """The programs of its steps, one after the other, as they could be written by hand."""
+        """Return the programs of its steps, one after the other, as they could be written by hand."""
         return "\n".join(step.script().strip() + "\n" for step in self.steps)
 
     def explain(self) -> str:
-        """One line for each step: what it computes, and over what its loops run."""
+        """Return one line for each step: what it computes, and what its loops iterate over."""
         names = [f"operand {n}" for n in range(len(self.kinds))]
         lines = []
         for number, step in enumerate(self.steps, 1):
@@ -367,7 +367,7 @@ class Expression:
         return "\n".join([f"{self.terms} in {self.dtype}, result: {where}", *lines])
 
     def tune(self, *operands: Any, seconds: float = 10.0, database: Any = None) -> Expression:
-        """Search the fastest format and schedule of its steps on these operands.
+        """Search for the fastest format and schedule of its steps on these operands.
 
         Parameters
         ----------
@@ -382,7 +382,7 @@ class Expression:
         Returns
         -------
         Expression
-            This one, whose later calls and `bind` use what was found.
+            This one, whose later calls and `bind` use the tuned steps.
         """
         from sparsetir.tuning import tune_sparse
 
@@ -403,7 +403,7 @@ class Expression:
         return self
 
     def _example(self, at: int) -> Any:
-        """An operand that the expression was made for; of one that is known by its shape, random numbers."""
+        """Return an operand that the expression was made for; random numbers if only its shape is known."""
         if at >= len(self.examples):
             raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {at + 1} or more")
         value = self.examples[at]
@@ -445,7 +445,7 @@ class BoundExpression:
         return [self.known.get(n) for n in range(len(self.expression.kinds) + len(self.expression.steps))]
 
     def __call__(self, *operands: Any) -> Any:
-        """Evaluate it with the open operands."""
+        """Evaluate the expression with the open operands."""
         if len(operands) != len(self.open):
             raise ArgumentTypeError(f"{len(self.open)} operands are open, found {len(operands)}")
         expression, known = self.expression, self._template.copy()
@@ -468,12 +468,12 @@ def _number(found: Any) -> Any:
 
 
 def _plain(kind: Kind, spread: Sequence[int]) -> Any:
-    """Order and dtype of arrays that need no further look; None where each operand is looked at."""
+    """Return order and dtype of arrays that need no further validation; None if each operand is validated."""
     return None if kind.layout is not None or spread else (kind.order, np.dtype(array_dtype(kind.dtype)))
 
 
 def _is_like(value: Any, found: Kind, kind: Kind) -> bool:
-    """Whether an operand may take the place of another whose kind is not quite the same."""
+    """Return whether an operand may replace another whose kind is not quite the same."""
     if (found.order, found.dtype, found.family == kind.family) != (kind.order, kind.dtype, True):
         return found.layout is kind.layout is None and (found.order, found.dtype) == (kind.order, kind.dtype)
     if kind.layout is None or found.layout is None:

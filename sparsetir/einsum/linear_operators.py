@@ -21,12 +21,12 @@ from sparsetir.utils.dtypes import is_float
 
 DEFAULT_CALLS = 1000  # products that a solver is expected to make
 MIN_ENTRIES = 1 << 14  # of a matrix; the products of smaller ones cost less than code for another format
-TRIAL_PRODUCTS = 8  # products of one kind before a format is looked for, unless calls= promises more
+TRIAL_PRODUCTS = 8  # products of one kind before a format is looked for, unless calls= announces more
 SAMPLES = 3  # timed products of each candidate, after one that is not counted
 
 
 def linear_operator(A: Any, *, calls: int | None = None) -> linalg.LinearOperator:
-    """Make a sparse matrix a linear operator for scipy's solvers.
+    """Wrap a sparse matrix as a linear operator for scipy's solvers.
 
     After a few products with vectors, or with matrices, that kind of product is tried over the format that
     ``sparsetir.build(program, calls=calls)`` finds for the matrix. Some products are timed over both formats, and the
@@ -78,7 +78,7 @@ def linear_operator(A: Any, *, calls: int | None = None) -> linalg.LinearOperato
 
 
 def _in_float64(tensor: SparseTensor) -> SparseTensor:
-    """The same numbers in float64; refuse those that it does not hold."""
+    """Convert the values to float64; raise for values that it does not hold."""
     wide = tensor.astype("float64")
     if tensor.dtype.itemsize < 8:
         return wide
@@ -97,12 +97,11 @@ class _Operator(linalg.LinearOperator):
         super().__init__(tensor.dtype, tensor.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the compiled products, which are made again where they are needed."""
+        """Leave out the compiled products, which are created again when needed."""
         return {name: value for name, value in self.__dict__.items() if name != "_products"}
 
     @cached_property
     def _products(self) -> dict[str, _Product]:
-        """Products by their text and dtype, made when they are first needed."""
         return {}
 
     def _product(self, text: str, x: Any) -> Any:
@@ -120,7 +119,7 @@ class _Operator(linalg.LinearOperator):
         return self._products[key](x)
 
     def _common_dtype(self, x: Any) -> np.dtype[Any]:
-        """The dtype that a vector is multiplied in, by numpy's rules."""
+        """Return the dtype that a vector is multiplied in, by numpy's rules."""
         if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
             raise ArgumentTypeError(f"x: expected numbers that float64 holds, got {x.dtype}. Convert them with astype.")
         return np.result_type(x.dtype, self.tensor.dtype)
@@ -162,9 +161,9 @@ class _Product:
     ----------
     first : callable
     convert : callable or None
-        Of an operand; returns the second candidate, or None.
+        Takes an operand; returns the second candidate, or None.
     calls : int or None
-        Products that are promised.
+        Number of products that the caller expects.
     """
 
     def __init__(self, first: Callable[[Any], Any], convert: Callable[[Any], Any] | None, calls: int | None) -> None:
@@ -182,17 +181,17 @@ class _Product:
         return self.best(x)
 
     def _begin(self, x: Any) -> None:
-        """Convert the matrix, for products to come."""
-        # A second thread that arrives here meanwhile must not convert the matrix as well.
+        """Convert the matrix for later products."""
+        # `convert` is cleared first, so that a second thread does not convert the matrix as well.
         convert, self.convert = self.convert, None
         second = None if convert is None else convert(x)
         if second is not None:
             self.candidates = [(self.best, []), (second, [])]
 
     def _timed(self, x: Any) -> Any:
-        """Make a product by the candidate with fewer samples; the faster one is kept in the end."""
+        """Compute a product with the candidate of fewer samples; the faster one is kept in the end."""
         candidates = self.candidates
-        if not candidates:  # another thread has decided
+        if not candidates:  # another thread has chosen meanwhile
             return self.best(x)
         run, seconds = min(candidates, key=lambda pair: len(pair[1]))
         start = time.perf_counter()

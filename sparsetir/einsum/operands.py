@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of an expression: how each is stored, and what a kernel is given for it."""
+"""Operands of an expression: their kinds, storage layouts, and conversion to a kernel's arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGEST_INT32 = 2**31 - 1
 
 @dataclass(frozen=True)
 class Level:
-    """One dimension of a sparse operand, as it is stored.
+    """One dimension of a sparse operand in its storage.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a sparse operand is stored: its levels from the root, and the type of its index arrays.
+    """Storage of a sparse operand: its levels from the root, and the type of its index arrays.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Kind:
-    """What the program of an expression depends on, of one operand.
+    """The properties of one operand on which the program of an expression depends.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class Kind:
     layout : Layout, optional
         None for a dense operand.
     family : {"numpy", "scipy", "torch", "coo", "tensor"}
-        The class it came in.
+        The class of the argument.
     """
 
     order: int
@@ -108,11 +108,11 @@ class Shape:
         return len(self.shape)
 
 
-# ------------------------------------------------------------------ what a call looks at
+# ------------------------------------------------------------------ inspection of a call's operands
 
 
 def look(value: Any) -> Key:
-    """What decides the program, of one operand; cheap."""
+    """Return a cheap key of the properties of one operand that decide the program."""
     kind = type(value)
     if kind is np.ndarray:
         return (kind, value.dtype, tuple([n == 1 for n in value.shape]))
@@ -128,12 +128,12 @@ def look(value: Any) -> Key:
 
 
 def admitted(value: Any, at: int) -> Any:
-    """An operand of a class that `look` and `kind_of` know; numbers and lists become arrays.
+    """Convert numbers and lists to arrays; return operands of known classes as they are.
 
     Raises
     ------
     ArgumentTypeError
-        When it is none that can be computed with.
+        When it is not a numeric operand.
     """
     if type(value) is np.ndarray or is_sparse(value) or is_torch(value) or isinstance(value, Shape):
         return value
@@ -149,12 +149,12 @@ def admitted(value: Any, at: int) -> Any:
 
 
 def passed(value: Any, at: int) -> Any:
-    """An operand of a call, as `admitted` has it; none that asks for gradients.
+    """Convert an operand of a call like `admitted`; refuse tensors that require gradients.
 
     Raises
     ------
     ArgumentTypeError
-        When it is none that can be computed with, or torch expects gradients of what is computed with it.
+        When it is not a numeric operand, or torch expects gradients of the result.
     """
     if type(value) is np.ndarray:
         return value
@@ -164,7 +164,7 @@ def passed(value: Any, at: int) -> Any:
 
 
 def kind_of(value: Any, at: int) -> Kind:
-    """What the program depends on, of one operand.
+    """Return the properties of one operand on which the program depends.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def kind_of(value: Any, at: int) -> Kind:
 
 
 def family(value: Any) -> str:
-    """Which of the known classes of sparse operands one is."""
+    """Return the class of a sparse operand, among the known ones."""
     if sp.issparse(value):
         return "scipy"
     if isinstance(value, SparseTensor):
@@ -199,7 +199,7 @@ def family(value: Any) -> str:
 
 
 def fits_layout(value: Any, layout: Layout) -> bool:
-    """Whether the arrays of a tensor can be passed for a layout: a root with all coordinates is made of any."""
+    """Return whether the arrays of a tensor fit a layout; a root with all coordinates can be computed from any."""
     if not isinstance(value, SparseTensor) or not layout.held or value.idtype != layout.idtype:
         return False
     levels = own_levels(tuple(value.format.rules))
@@ -210,14 +210,14 @@ def fits_layout(value: Any, layout: Layout) -> bool:
 
 
 def _is_listed(levels: Sequence[Level]) -> bool:
-    """Whether the root lists coordinates of compressed fibers in ascending order, each once."""
+    """Return whether the root lists coordinates of compressed fibers in ascending order without duplicates."""
     if len(levels) < 2 or not levels[0].kind == levels[1].kind == "compressed":
         return False
     return levels[0].sorted and levels[0].unique
 
 
 def layout_of(value: Any) -> Layout:
-    """How a program should read a sparse operand: as it is stored, or by rows where that is no tree of levels."""
+    """Return the layout that a program reads: as stored, or by rows if the storage is no tree of levels."""
     if isinstance(value, SparseTensor):
         levels = own_levels(tuple(value.format.rules))
         if levels is None:
@@ -231,7 +231,7 @@ def layout_of(value: Any) -> Layout:
 
 
 def rows(order: int) -> tuple[Level, ...]:
-    """Compressed below a dense root; a vector has no root."""
+    """Return compressed levels below a dense root; a vector has no root."""
     if order == 1:
         return (Level(0, "compressed"),)
     return (Level(0, "dense"), *(Level(d, "compressed") for d in range(1, order)))
@@ -244,7 +244,7 @@ def _is_by_columns(value: Any) -> bool:
 
 
 def _is_wide(value: Any) -> str:
-    """The type that index arrays of the argument's own size need."""
+    """Return the type that index arrays of the argument's own size need."""
     if max(value.shape, default=0) > LARGEST_INT32:
         return "int64"
     if sp.issparse(value):
@@ -269,7 +269,7 @@ KINDS = {"dense_fixed": "dense", "sparse_variable": "compressed", "singleton": "
 
 @lru_cache(maxsize=256)
 def own_levels(rules: tuple[FormatRewriteRule, ...]) -> tuple[Level, ...] | None:
-    """The levels of a format whose only piece has one axis for each dimension, with its coordinates."""
+    """Return the levels of a format whose only piece has one axis for each dimension, with its coordinates."""
     if len(rules) != 1 or rules[0].inverse is not None:
         return None
     rule, axes = rules[0], rules[0].buffer.axes
@@ -293,13 +293,13 @@ def _level_kind(axis: Any) -> str | None:
 
 
 def _in_storage_order(levels: list[Level], axes: Any, dims: dict[str, int]) -> bool:
-    """Whether the axes are one chain: a dense axis only as its root."""
+    """Return whether the axes are one chain, with a dense axis only as its root."""
     roots = [axis for axis in axes if axis.parent is None]
     return len(roots) == 1 and all(level.kind != "dense" for level in levels[1:])
 
 
 def has_full_root(value: SparseTensor) -> bool:
-    """Whether the first level lists so many of all coordinates that programs better count through them."""
+    """Return whether the first level lists such a share of all coordinates that loops over all of them are faster."""
     levels = own_levels(tuple(value.format.rules))
     if levels is None or not _is_listed(levels):
         return False
@@ -307,7 +307,7 @@ def has_full_root(value: SparseTensor) -> bool:
 
 
 def root_axis(value: SparseTensor) -> Any:
-    """The coordinates that the first level of a tensor lists."""
+    """Return the coordinates that the first level of a tensor lists."""
     (piece,) = value.pieces
     listed = next(axis.indices for axis in piece.rule.buffer.axes if axis.parent is None)
     assert listed is not None
@@ -315,12 +315,12 @@ def root_axis(value: SparseTensor) -> Any:
 
 
 def full_root(listed: Any, starts: Any, count: int) -> Any:
-    """Where the fibers of all coordinates begin, from where those of the listed ones do."""
+    """Return the offsets of the fibers of all coordinates, given those of the listed ones."""
     return starts[np.searchsorted(listed, np.arange(count + 1))]
 
 
 def tree_of(value: Any, layout: Layout, order: tuple[int, ...] = ()) -> SparseTensor:
-    """A sparse operand as a tensor whose arrays can be passed: of a layout, or in some order of dimensions."""
+    """Convert a sparse operand to a tensor whose arrays can be passed: in a layout, or in some order of dimensions."""
     if not order:
         is_held = isinstance(value, SparseTensor) and (layout_of(value) == layout or fits_layout(value, layout))
         return value if is_held else SparseTensor.from_any(value, "csf")
@@ -332,7 +332,7 @@ def tree_of(value: Any, layout: Layout, order: tuple[int, ...] = ()) -> SparseTe
 
 
 def diagonal(value: Any, given: str, kept: str) -> CooTensor:
-    """The entries of a sparse operand whose coordinates of one letter are equal, in all dimensions of `given`."""
+    """Return the entries of a sparse operand whose coordinates are equal for equal letters of `given`."""
     coo = SparseTensor.from_any(value).to_coo()
     first = [given.index(c) for c in given]
     equal = [coo.coords[d] == coo.coords[f] for d, f in enumerate(first) if f != d]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operators of `SparseTensor` do."""
+"""Implementation of the operators of `SparseTensor`: products, sums, indexing and reductions."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _met(value: Any, of: np.dtype[Any]) -> Any:
-    """A number as numpy takes it beside values of a dtype: fractions as floats, Python's numbers in that dtype.
+    """Convert a number for numpy's promotion: fractions to floats, Python's numbers to dtypes like bfloat16.
 
-    numpy knows the last of its own dtypes only, not of bfloat16.
+    numpy promotes Python's numbers with its own dtypes only, not with bfloat16.
     """
     if not isinstance(value, (complex, np.generic, np.ndarray, int)):  # int: bool as well
         value = float(value)
@@ -47,7 +47,7 @@ def _tensor(value: Any) -> SparseTensor:
 
 
 def _made(like: SparseTensor, coords: Any, values: Any, shape: tuple[int, ...]) -> SparseTensor:
-    """A tensor of entries, with index arrays of the type that another one has."""
+    """Return a tensor of entries, with index arrays of the same type as those of `like`."""
     return SparseTensor.from_any(CooTensor(np.stack(coords).astype(like.idtype, copy=False), values, shape))
 
 
@@ -59,7 +59,7 @@ def _is_operand(value: Any) -> bool:
 
 
 def matmul(left: Any, right: Any) -> Any:
-    """``left @ right``; of two sparse matrices a `SparseTensor`, else dense."""
+    """Compute ``left @ right``; of two sparse matrices a `SparseTensor`, else dense."""
     if type(right) is np.ndarray and right.ndim in (1, 2) and isinstance(left, (SparseTensor, sp.sparray, sp.spmatrix)):
         shape = left.shape
         if len(shape) == 2 and shape[1] == right.shape[0]:
@@ -88,7 +88,7 @@ def _compressed(value: Any) -> Any:
 
 
 def multiply(left: Any, right: Any) -> Any:
-    """``left * right``, element by element; stored where both are."""
+    """Compute ``left * right`` elementwise; an entry is stored where both store one."""
     if not (_is_operand(left) and _is_operand(right)):
         return NotImplemented
     tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
@@ -105,7 +105,7 @@ def multiply(left: Any, right: Any) -> Any:
 
 
 def divide(left: Any, right: Any) -> Any:
-    """``left / right`` by a number or a dense array; stored where `left` is."""
+    """Compute ``left / right`` for a number or a dense array; entries are stored where `left` stores them."""
     if _is_number(right):
         if right == 0 or right != right:
             raise ArgumentError(f"zeros that are not stored would not stay zero under / {right}: use to_dense()")
@@ -123,7 +123,7 @@ def divide(left: Any, right: Any) -> Any:
 
 
 def power(tensor: SparseTensor, number: Any) -> SparseTensor:
-    """``tensor ** number`` of each element, for a number above zero."""
+    """Compute ``tensor ** number`` of each element, for a number above zero."""
     if not _is_number(number):
         return NotImplemented
     if isinstance(number, complex) or not number > 0:
@@ -137,7 +137,7 @@ def _scaled(tensor: SparseTensor, operation: Callable[[Any, Any], Any], number: 
 
 
 def over_number(tensor: Any, number: Any) -> Any:
-    """A sparse operand times a number; of its class, in the dtype that numpy gives the product."""
+    """Multiply a sparse operand by a number; return its class, in the dtype that numpy gives the product."""
     own = np.dtype(array_dtype(dtype_name(tensor.dtype)))
     number = _met(number, own)
     try:
@@ -148,7 +148,7 @@ def over_number(tensor: Any, number: Any) -> Any:
 
 
 def over_dense(tensor: Any, other: Any) -> Any:
-    """A sparse operand times a dense array that fits its shape as in numpy; of its class, stored where it is."""
+    """Multiply a sparse operand by a dense array that broadcasts to its shape; return its class and pattern."""
     array, shape = other if is_torch(other) else np.asarray(other), tuple(tensor.shape)
     skipped = len(shape) - len(array.shape)
     if skipped < 0:
@@ -163,7 +163,7 @@ def over_dense(tensor: Any, other: Any) -> Any:
 
 
 def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
-    """The products of entries that both store."""
+    """Multiply the entries that both tensors store."""
     first, second = _keys(left), _keys(right)
     _, a, b = np.intersect1d(first, second, assume_unique=True, return_indices=True)
     dtype = array_dtype(common_dtype([dtype_name(left.dtype), dtype_name(right.dtype)]))
@@ -172,7 +172,7 @@ def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
 
 
 def _keys(tensor: SparseTensor) -> np.ndarray:
-    """One number for the coordinates of each entry."""
+    """Return one number for the coordinates of each entry."""
     if math.prod(tensor.shape) >= 2**63:
         raise ArgumentError(f"elements of a tensor of shape {tensor.shape} cannot be numbered in 64 bits")
     return (
@@ -189,12 +189,12 @@ def _same_shape(left: Any, right: Any) -> None:
 
 
 def add(left: Any, right: Any) -> Any:
-    """``left + right``: stored where either is; with a dense array dense."""
+    """Compute ``left + right``: stored where either is; dense with a dense array."""
     return _sum(left, right, 1)
 
 
 def subtract(left: Any, right: Any) -> Any:
-    """``left - right``, as `add`."""
+    """Compute ``left - right``, stored as by `add`."""
     return _sum(left, right, -1)
 
 
@@ -221,7 +221,7 @@ def _sum(left: Any, right: Any, sign: int) -> Any:
 
 
 def _common_dtype(a: Any, b: Any, sign: int) -> np.dtype[Any]:
-    """The dtype of a sum of two arrays or, for `sign` -1, of a difference."""
+    """Return the dtype of a sum of two arrays or, for `sign` -1, of a difference."""
     dtype = np.dtype(array_dtype(common_dtype([dtype_name(a.dtype), dtype_name(b.dtype)])))
     if dtype.name == "bool" and sign < 0:
         raise ArgumentTypeError("bools have no difference: convert one of them first, as by .astype('int8')")
@@ -251,14 +251,14 @@ def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
 
 
 def mapped(function: Any, tensor: SparseTensor) -> SparseTensor:
-    """Apply a function, which leaves zero zero, to each entry; the format stays.
+    """Apply a function with f(0) = 0 to each entry; the format stays.
 
     Raises
     ------
     ArgumentError
         A number that the dtype of the entries does not hold.
     ArgumentTypeError
-        numpy has no such function of this dtype.
+        numpy does not define the function for this dtype.
     """
     try:
         return tensor.with_values([np.asarray(function(piece.values)) for piece in tensor.pieces])
@@ -269,12 +269,12 @@ def mapped(function: Any, tensor: SparseTensor) -> SparseTensor:
 
 
 def astype(tensor: SparseTensor, dtype: Any) -> SparseTensor:
-    """The same entries in another dtype."""
+    """Convert the entries to another dtype."""
     return cast(tensor, dtype_name(dtype))
 
 
 def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
-    """The tensor with its dimensions in another order."""
+    """Return the tensor with its dimensions in another order."""
     given = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
     order = [int(d) % tensor.ndim for d in given] if given else list(reversed(range(tensor.ndim)))
     if sorted(order) != list(range(tensor.ndim)):
@@ -284,7 +284,7 @@ def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
 
 
 def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
-    """A comparison of each element with a number; stored where it is true of an entry."""
+    """Compare each element with a number; the result stores the entries for which the comparison is true."""
     if not _is_number(other):
         if not _is_operand(other):
             return NotImplemented
@@ -298,7 +298,7 @@ def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
 
 
 def sliced(tensor: SparseTensor, index: Any) -> Any:
-    """Part of a tensor: dimensions by an index, which they lose, or a slice; one by a list of indices or of bools."""
+    """Index a tensor: dimensions by an index, which removes them, or a slice; one by a list of indices or of bools."""
     asked = list(index) if isinstance(index, tuple) else [index]
     if any(at is None for at in asked):
         raise ArgumentTypeError("a sparse tensor gets no new dimensions by None: reshape what to_dense() gives")
@@ -329,7 +329,7 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
 
 
 def _within(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
-    """The entries at indices and in slices."""
+    """Return the entries at indices and in slices."""
     held, coords, shape = np.ones(tensor.nnz, np.bool_), [], []
     for d, (at, c, n) in enumerate(zip(asked, tensor.coords, tensor.shape, strict=True)):
         if _is_index(at):
@@ -346,7 +346,7 @@ def _within(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
 
 
 def _rows(tensor: SparseTensor, index: Any) -> Any:
-    """Some rows: an index gives a tensor of one dimension less, a slice or a list of indices one of as many."""
+    """Return some rows: an index removes the dimension, a slice or a list of indices keeps it."""
     m = tensor.shape[0]
     if _is_index(index):
         return _one_row(tensor, int(index))
@@ -365,7 +365,7 @@ def _rows(tensor: SparseTensor, index: Any) -> Any:
 
 
 def _bounds(tensor: SparseTensor, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the entries of rows begin and end, found without reading those of others."""
+    """Return where the entries of rows begin and end, without reading those of other rows."""
     indptr = vars(tensor.entries).get("indptr")
     if indptr is not None:
         return indptr[rows].astype(np.int64), indptr[rows + 1].astype(np.int64)
@@ -374,7 +374,7 @@ def _bounds(tensor: SparseTensor, rows: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _of_rows(tensor: SparseTensor, indptr: np.ndarray, entries: np.ndarray, count: int) -> SparseTensor:
-    """The tensor of some entries, whose rows begin at `indptr`."""
+    """Return the tensor of some entries, whose rows begin at `indptr`."""
     shape = (count, *tensor.shape[1:])
     if tensor.ndim != 2 or tensor.nnz == 0:
         coords = [np.repeat(np.arange(count), np.diff(indptr)), *(c[entries] for c in tensor.coords[1:])]
@@ -389,7 +389,7 @@ def _is_index(value: Any) -> bool:
 
 
 def _element(tensor: SparseTensor, index: tuple[int, ...]) -> Any:
-    """One element, zero where none is stored."""
+    """Return one element; zero if it is not stored."""
     if any(not -n <= at < n for at, n in zip(index, tensor.shape, strict=True)):
         raise ArgumentError(f"element {index} of a tensor of shape {tensor.shape}")
     first, *others = (at % n for at, n in zip(index, tensor.shape, strict=True))
@@ -401,12 +401,12 @@ def _element(tensor: SparseTensor, index: tuple[int, ...]) -> Any:
 
 
 def _coordinate(tensor: SparseTensor, dim: int) -> np.ndarray:
-    """The coordinates of one dimension; those of columns are stored, those of rows may have to be written out."""
+    """Return the coordinates of one dimension; the last one's are stored, others may have to be expanded."""
     return np.asarray(tensor.entries.last if dim == tensor.ndim - 1 else tensor.coords[dim])
 
 
 def diagonal(tensor: SparseTensor) -> np.ndarray:
-    """The elements of a matrix whose coordinates are equal."""
+    """Return the elements of a matrix whose coordinates are equal."""
     if tensor.ndim != 2:
         raise ArgumentError(f"the diagonal is that of a matrix, found {tensor.ndim} dimensions")
     i, j = tensor.coords
@@ -444,7 +444,7 @@ def _one_row(tensor: SparseTensor, index: int) -> Any:
 
 
 def _kept(tensor: SparseTensor, axis: Axis) -> str:
-    """The letters that a reduction over `axis` keeps."""
+    """Return the letters that a reduction over `axis` keeps."""
     if axis is None:
         return ""
     given = axis if isinstance(axis, tuple) else (axis,)
@@ -457,7 +457,7 @@ def _kept(tensor: SparseTensor, axis: Axis) -> str:
 
 
 def total(tensor: SparseTensor, axis: Axis) -> Any:
-    """The sum; of bools and short integers in 64 bits, as numpy's."""
+    """Compute the sum; of bools and short integers in 64 bits, as numpy does."""
     if tensor.dtype.kind == "c":
         return _of_parts(total, tensor, axis)
     if tensor.dtype.kind in "biu" and tensor.dtype.itemsize < 8:
@@ -466,7 +466,7 @@ def total(tensor: SparseTensor, axis: Axis) -> Any:
 
 
 def _of_parts(reduction: Callable[[SparseTensor, Axis], Any], tensor: SparseTensor, axis: Axis) -> Any:
-    """A linear reduction of complex numbers; complex arithmetic would make NaN of infinite parts."""
+    """Reduce complex numbers by a linear reduction of their parts; complex arithmetic makes NaN of infinite parts."""
     real, imag = (np.asarray(reduction(mapped(part, tensor), axis)) for part in (np.real, np.imag))
     joined = np.empty(real.shape, tensor.dtype)
     joined.real, joined.imag = real, imag
@@ -474,7 +474,6 @@ def _of_parts(reduction: Callable[[SparseTensor, Axis], Any], tensor: SparseTens
 
 
 def mean(tensor: SparseTensor, axis: Axis) -> Any:
-    """The mean."""
     if tensor.dtype.kind == "c":
         return _of_parts(mean, tensor, axis)
     kept = _kept(tensor, axis)
@@ -487,7 +486,7 @@ def mean(tensor: SparseTensor, axis: Axis) -> Any:
 
 
 def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
-    """The largest or smallest element."""
+    """Compute the largest or smallest element."""
     kept, name = _kept(tensor, axis), dtype_name(tensor.dtype)
     counted = [n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept]
     if 0 in counted:
@@ -505,7 +504,7 @@ def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
 
 
 def _nan_where_stored(tensor: SparseTensor, kept: str, found: np.ndarray) -> Any:
-    """NaN where an entry is NaN, as numpy's reductions have it; else what was found."""
+    """Return NaN where an entry is NaN, as numpy's reductions do; else the value of `found`."""
     if not is_float(tensor.dtype) or not np.isnan(tensor.values).any():
         return found
     bad = astype(mapped(np.isnan, tensor), "float64")
@@ -517,7 +516,7 @@ def _axes(tensor: SparseTensor, kept: str) -> Axis:
 
 
 def _stored_counts(tensor: SparseTensor, kept: str) -> Any:
-    """How many entries meet in each element of a result."""
+    """Return the number of entries that are reduced to each element of a result."""
     dims = [LETTERS.index(c) for c in kept]
     if not dims:
         return np.asarray(tensor.nnz)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contraction order by expected cost."""
+"""Contraction order: search for the sequence of steps with the least expected cost."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import scipy.sparse as sp
 from sparsetir.formats.csr import compressed_rows
 from sparsetir.interop import is_half, transposed
 
-# How many products two sparse operands have where they share a letter, and how many entries these fall on.
+# Statistics of pairs of sparse operands with a common letter: the number of products, and of entries they fall on.
 #
-# Entries are seldom spread evenly: hubs have more products, blocks and bands fewer entries. Products are counted,
-# entries are those of some rows.
+# Entries are rarely spread evenly: hubs have more products, blocks and bands fewer entries. Products are counted
+# exactly, entries in a sample of rows.
 
 
-LARGE = 1_000_000  # products of evenly spread entries from which on they are counted
+LARGE = 1_000_000  # expected products above which they are counted
 SAMPLED = 32  # rows
 MOST = 50_000  # their products
 STEPS = 2  # in which a number doubles: an expression is made once for all operands that are as alike
@@ -31,26 +31,26 @@ Join = tuple[int, int]
 
 
 class Statistics(NamedTuple):
-    """Of two operands: the products of their entries, and how many of these each entry of the result takes."""
+    """Statistics of two operands: the products of their entries, and the products per entry of the result."""
 
     products: float
     collisions: float
 
 
 def stored_about(bits: int) -> float:
-    """A number of entries of so many bits."""
+    """Return a typical number of entries of so many bits."""
     return 0.75 * 2.0**bits if bits > 0 else 0.0
 
 
 def joins(terms: Sequence[str], values: Sequence[Any]) -> dict[Join, tuple[int, int]]:
-    """Of pairs of sparse operands that share one letter: their products and collisions, rounded logarithms.
+    """Compute products and collisions, as rounded logarithms, of pairs of sparse operands that share one letter.
 
     Parameters
     ----------
     terms : sequence of str
         The letters of each operand.
     values : sequence of array or sparse object
-        All of them scipy's matrices: of others nothing is counted, they are taken to be spread evenly.
+        All of them scipy's matrices; others are not counted but assumed to be spread evenly.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def joins(terms: Sequence[str], values: Sequence[Any]) -> dict[Join, tuple[int, 
 
 
 def statistics(rounded: Mapping[Join, tuple[int, int]]) -> dict[Join, Statistics]:
-    """What `joins` rounded."""
+    """Convert the rounded logarithms of `joins` to statistics."""
     return {pair: Statistics(*(2.0 ** (n / STEPS) for n in numbers)) for pair, numbers in rounded.items()}
 
 
@@ -80,13 +80,13 @@ def _shared(terms: Sequence[str], pair: Join) -> str:
 
 
 def _even(terms: Sequence[str], values: Sequence[Any], pair: Join) -> float:
-    """Products of operands whose entries are spread evenly."""
+    """Return the products of operands whose entries are spread evenly."""
     first, second = (values[n] for n in pair)
     return float(first.nnz) * second.nnz / max(first.shape[terms[pair[0]].index(_shared(terms, pair))], 1)
 
 
 def _factors(terms: Sequence[str], values: Sequence[Any], pair: Join) -> tuple[Any, Any]:
-    """The operands in rows, such that their product sums over the letter that they share."""
+    """Return the operands in rows, such that their product sums over the letter that they share."""
     (a, b), letter = pair, _shared(terms, pair)
     first = values[a] if terms[a].index(letter) else transposed(values[a], (1, 0))
     second = transposed(values[b], (1, 0)) if terms[b].index(letter) else values[b]
@@ -94,7 +94,7 @@ def _factors(terms: Sequence[str], values: Sequence[Any], pair: Join) -> tuple[A
 
 
 def _counted(first: Any, second: Any) -> tuple[int, int]:
-    """Of ``first @ second``."""
+    """Compute the statistics of ``first @ second``."""
     count = np.diff(second.indptr)
     products = float(count[first.indices].sum(dtype=np.float64))
     if not products:
@@ -109,20 +109,20 @@ def _counted(first: Any, second: Any) -> tuple[int, int]:
 
 
 def _ones(rows: Any) -> Any:
-    """The pattern: nothing cancels."""
+    """Return the pattern with ones, which do not cancel."""
     return sp.csr_array((np.ones(len(rows.indices), np.float32), rows.indices, rows.indptr), shape=rows.shape)
 
 
-# The order of the contractions of an expression, by what they are expected to cost.
+# Order of the contractions of an expression, by expected cost.
 #
-# Up to six operands every way to group them is weighed, more than two at a time included: one loop nest over a sparse
-# operand often beats pairs. Above that the cheapest pair is taken first until six are left.
+# Up to six operands every grouping is evaluated, with more than two operands at a time included: one loop nest over a
+# sparse operand often beats pairs. Above that the cheapest pair is merged first until six are left.
 
 
-EXHAUSTIVE = 6  # operands of which every grouping is weighed
+EXHAUSTIVE = 6  # operands of which every grouping is evaluated
 # Times relative to that of a product in a vector loop below stored entries.
 DENSE_PRODUCT = 1 / 16  # two dense operands go to BLAS
-NESTED = 1 / 4  # two vector loops or more below an entry use what they read from memory again
+NESTED = 1 / 4  # two or more vector loops below an entry reuse loaded data
 SCALAR = 6  # of a product where all loops run over stored entries
 ENTERED = 16  # of one that is entered into a computed pattern
 STARTED = 16  # of the beginning and end of a loop over a row of a sparse operand
@@ -134,7 +134,7 @@ SPILLED = 8  # of each element more: fresh memory is written, and read again in 
 
 @dataclass(frozen=True)
 class Value:
-    """An operand or an intermediate result, as far as costs depend on it.
+    """Operand or intermediate result, with the properties that costs depend on.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class Value:
     path : str
         Letters of a sparse one in the order in which they are stored.
     parts : frozenset of int
-        Numbers of the sparse operands that it is made of.
+        Numbers of the sparse operands from which it is computed.
     """
 
     letters: str
@@ -164,7 +164,7 @@ class Contraction:
     output : str
         The letters of the result.
     cost : float
-        Products that it is expected to take.
+        Expected number of products.
     """
 
     members: tuple[int, ...]
@@ -181,7 +181,7 @@ def contractions(
     assembles: bool = False,
     known: Mapping[tuple[int, int], Statistics] | None = None,
 ) -> list[Contraction]:
-    """The steps that compute an expression.
+    """Return the steps that compute an expression.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def contractions(
     assembles : bool
         Whether the last step, and steps over two sparse operands, compute the pattern of their result.
     known : mapping of pairs of int to Statistics, optional
-        What was counted of two operands; others are taken to be spread evenly.
+        Statistics of pairs of operands; others are assumed to be spread evenly.
 
     Examples
     --------
@@ -213,7 +213,7 @@ def contractions(
 
 
 def is_assembled(members: Sequence[Value], letters: str, *, is_last: bool = False) -> bool:
-    """Whether a step computes the pattern of its result: the last one, and products of two sparse operands."""
+    """Return whether a step computes the pattern of its result: the last one, and products of two sparse operands."""
     if is_last:
         return any(value.stored is not None for value in members)
     if len(members) != 2 or len(letters) < 2 or any(value.stored is None for value in members):
@@ -222,7 +222,7 @@ def is_assembled(members: Sequence[Value], letters: str, *, is_last: bool = Fals
 
 
 class _Search:
-    """Merges values until one is left."""
+    """Search that merges values until one is left."""
 
     def __init__(
         self,
@@ -242,13 +242,13 @@ class _Search:
     # -------------------------------------------------------------- one step
 
     def kept(self, members: Sequence[int], others: Sequence[int]) -> str:
-        """The letters of members that others or the result need."""
+        """Return the letters of members that others or the result need."""
         needed = set(self.output).union(*(self.values[n].letters for n in others))
         letters = dict.fromkeys("".join(self.values[n].letters for n in members))
         return "".join(c for c in letters if c in needed)
 
     def merged(self, members: Sequence[Value], letters: str, *, is_last: bool = False) -> Value:
-        """What a step over these values makes."""
+        """Return the result of a step over these values."""
         for value in members:
             if value.stored is not None and set(value.letters) == set(letters) and len(letters) == len(value.letters):
                 return value
@@ -262,7 +262,7 @@ class _Search:
         return Value(letters)
 
     def cost(self, members: Sequence[Value], made: Value) -> float:
-        """Products of a step, and what it writes."""
+        """Return the expected products of a step, with the elements that it writes."""
         extents = self.sizes
         written = math.prod(extents[c] for c in made.letters) if made.stored is None else made.stored
         if written > LARGEST:
@@ -283,17 +283,17 @@ class _Search:
 
     @staticmethod
     def _even(first: Value, second: Value, sizes: Mapping[str, int]) -> float:
-        """Products of two operands whose entries are spread evenly."""
+        """Return the products of two operands whose entries are spread evenly."""
         shared = set(first.letters) & set(second.letters)
         return (first.stored or 0.0) * (second.stored or 0.0) / math.prod(max(sizes[c], 1) for c in shared)
 
     def _pairs(self, members: Sequence[Value]) -> list[tuple[int, int]]:
-        """The pairs of operands that are known and meet in a step over these values."""
+        """Return the pairs of operands with statistics that meet in a step over these values."""
         of = {n: at for at, value in enumerate(members) for n in value.parts}
         return [(a, b) for a, b in self.known if a in of and b in of and of[a] != of[b]]
 
     def _met(self, members: Sequence[Value], letters: set[str]) -> float:
-        """Products where loops run over what all sparse operands store."""
+        """Return the products of loops over the coordinates that all sparse operands store."""
         bound: set[str] = set()
         products = 1.0
         for value in (v for v in members if v.stored is not None):
@@ -304,7 +304,7 @@ class _Search:
         return products * math.prod(self.sizes[c] for c in letters - bound)
 
     def _driven(self, sparse: list[Value], letters: set[str], made: Value) -> float:
-        """Products where loops run over the stored entries of sparse operands."""
+        """Return the products of loops over the stored entries of sparse operands."""
         bound: set[str] = set()
         products, searches, rows = 1.0, 0.0, 0.0
         for value in sparse:
@@ -353,7 +353,7 @@ class _Search:
         self.values.append(made)
 
     def finish(self) -> None:
-        """Merge what is left in the cheapest of all ways."""
+        """Merge the remaining values in the cheapest of all ways."""
         whole = tuple(self.open)
         _, tree = self._best()(frozenset(whole))
         self._replay(tree)
@@ -367,7 +367,7 @@ class _Search:
         return len(self.values) - 1
 
     def _best(self) -> Callable[[frozenset[int]], tuple[float, object]]:
-        """The cheapest way to make one value of a set of them: its cost and its tree."""
+        """Return a function of a set of values: the cost and tree of the cheapest way to merge it."""
         every = frozenset(self.open)
 
         @cache
@@ -399,7 +399,7 @@ class _Search:
 
 
 def partitions(items: Sequence[int]) -> Iterator[list[frozenset[int]]]:
-    """The ways to put items into two groups or more.
+    """Yield the ways to put items into two groups or more.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the letters of an expression and the kinds of its operands to steps."""
+"""Planning: from the letters of an expression and the kinds of its operands to contraction steps."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RESULTS = ("auto", "dense", "sparse")
 
 @dataclass(frozen=True)
 class Target:
-    """What the result is stored as.
+    """Storage of the result.
 
     Parameters
     ----------
     pattern : int, optional
         The operand whose pattern it has.
     letters : str
-        The letters in the order in which the last step makes them.
+        The letters in the order in which the last step computes them.
     assembled : bool
         Whether its pattern is computed.
     """
@@ -44,7 +44,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Task:
-    """One expression, dtypes and layouts known.
+    """One expression with known dtypes and layouts.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Task:
 
 
 def agreed(kind: Kind, dtype: str, ring: Semiring) -> Kind:
-    """A kind in the dtype of the expression; zeros that its format stores must be what is not stored anyway."""
+    """Return a kind in the dtype of the expression; layouts that store padding zeros need a fill of zero."""
     layout = kind.layout
     if layout is not None and layout.fills and ring.fill != 0:
         layout = Layout(rows(kind.order), layout.idtype)
@@ -86,7 +86,7 @@ def agreed(kind: Kind, dtype: str, ring: Semiring) -> Kind:
 
 
 def broadcast(terms: Terms, kinds: Sequence[Kind]) -> Terms:
-    """The terms with a letter of its own for each dimension of extent 1 that meets others."""
+    """Give each dimension of extent 1 that broadcasts its own letter."""
     wide = {c for t, k in zip(terms.inputs, kinds, strict=True) for c, one in zip(t, k.ones, strict=True) if not one}
     inputs, spare = [], (chr(c) for c in range(0xE0, 0x2000) if chr(c).isalpha() and chr(c).islower())
     plain = (c for c in "uvwzyxqpsroabcdefghlmnijkt" if c not in terms.letters)
@@ -100,14 +100,14 @@ def broadcast(terms: Terms, kinds: Sequence[Kind]) -> Terms:
 
 
 def diagonals(terms: Terms, kinds: Sequence[Kind]) -> tuple[Terms, list[str | None]]:
-    """The terms with each letter once in a dense operand, and how numpy makes these views of the operands."""
+    """Remove repeated letters of dense operands; return the terms and the einsum texts of numpy's diagonal views."""
     once = ["".join(dict.fromkeys(t)) if k.layout is None else t for t, k in zip(terms.inputs, kinds, strict=True)]
     views = [None if a == b else f"{a}->{b}" for a, b in zip(terms.inputs, once, strict=True)]
     return Terms(tuple(once), terms.output), views
 
 
 def extents(terms: Terms, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-    """The extent of each letter.
+    """Return the extent of each letter.
 
     Raises
     ------
@@ -128,12 +128,12 @@ def extents(terms: Terms, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
 
 
 def target(task: Task) -> Target:
-    """What the result is stored as.
+    """Decide the storage of the result.
 
     Raises
     ------
     ArgumentError
-        A sparse result was asked for, or would be usual, and there is none.
+        A sparse result was asked for, or would be the default, and is not possible.
     """
     output = task.terms.output
     if task.result == "dense" or (task.result == "auto" and not _is_sparse(task)):
@@ -154,7 +154,7 @@ def target(task: Task) -> Target:
 
 
 def _is_sparse(task: Task) -> bool:
-    """Whether a sparse result is what the operands suggest: what they do not store makes most of it empty."""
+    """Return whether a sparse result is the default: elements that operands do not store leave most of it empty."""
     sparse = [set(t) for t, k in zip(task.terms.inputs, task.kinds, strict=True) if k.layout is not None]
     output = set(task.terms.output)
     if not sparse or not output:
@@ -167,7 +167,7 @@ def _is_sparse(task: Task) -> bool:
 
 
 def _merges(task: Task) -> bool:
-    """Whether the result is stored where all sparse operands are, or, of sums, where one is."""
+    """Return whether the result is stored where all sparse operands are, or, of sums, where one is."""
     terms = [t for t, k in zip(task.terms.inputs, task.kinds, strict=True) if k.layout is not None]
     if len(terms) < 2 or task.terms.summed or not _is_elementwise(terms, task.terms.output):
         return False
@@ -178,7 +178,7 @@ def _merges(task: Task) -> bool:
 
 
 def _is_flat(members: Sequence[Operand], output: str) -> bool:
-    """Whether all operands are sparse and have the letters of the result."""
+    """Return whether all operands are sparse and have the letters of the result."""
     return all(o.layout is not None for o in members) and _is_elementwise([o.letters for o in members], output)
 
 
@@ -187,7 +187,7 @@ def _is_elementwise(terms: Sequence[str], output: str) -> bool:
 
 
 def _assembled(task: Task, members: Sequence[Operand], output: str) -> Nest:
-    """The contraction that computes the pattern of its result: of matrices by rows, else down the trees of all."""
+    """Return the contraction that computes its result's pattern: of matrices by rows, else by a walk of all trees."""
     terms = [o.letters for o in members if o.layout is not None]
     if len(output) == 2 and all(len(t) == 2 == len(set(t)) for t in terms):
         turned = tuple(_turned(operand, output, unique=not task.ring.adds_entries) for operand in members)
@@ -199,9 +199,9 @@ def _assembled(task: Task, members: Sequence[Operand], output: str) -> Nest:
 
 
 def _turned(operand: Operand, output: str, *, unique: bool) -> Operand:
-    """A sparse matrix by rows of the letter that comes first: the result's own first, its second last.
+    """Return a sparse matrix by rows of the letter that comes first: the result's own first, its second last.
 
-    Entries with the same coordinates are added up before where `unique`.
+    Duplicate entries are added up before if `unique`.
     """
     if operand.layout is None:
         return operand
@@ -216,7 +216,7 @@ def _turned(operand: Operand, output: str, *, unique: bool) -> Operand:
 
 
 def _keeps(task: Task) -> bool:
-    """Whether elements that a sparse operand does not store are `fill` in the result, too."""
+    """Return whether elements that a sparse operand does not store are `fill` in the result, too."""
     alone = len(task.kinds) == 1 and not task.terms.summed
     absorbed = len(task.kinds) == 1 or task.ring.absorbs(task.dtype)
     constant = task.ring.reduce in ("max", "min") or not task.terms.summed or task.ring.fill == 0
@@ -224,7 +224,7 @@ def _keeps(task: Task) -> bool:
 
 
 def _pattern(task: Task) -> int | None:
-    """The operand whose pattern the result has, or the pattern of whose first levels."""
+    """Return the operand whose pattern, or that of whose first levels, the result has."""
     output, found = set(task.terms.output), []
     for at, (term, kind) in enumerate(zip(task.terms.inputs, task.kinds, strict=True)):
         if kind.layout is None or len(set(term)) < len(term):
@@ -237,7 +237,7 @@ def _pattern(task: Task) -> int | None:
 
 
 def _first(term: str, kind: Kind, count: int) -> set[str]:
-    """The letters of the first levels."""
+    """Return the letters of the first levels."""
     assert kind.layout is not None
     return {term[d] for d in kind.layout.order[:count]}
 
@@ -251,7 +251,7 @@ def plan(
     stored: Sequence[float | None],
     known: Mapping[tuple[int, int], Statistics] | None = None,
 ) -> tuple[list[Step], Target]:
-    """The steps of an expression, and what its result is.
+    """Return the steps of an expression, and the storage of its result.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def plan(
     sizes : mapping of str to int
         The extent of each letter.
     stored : sequence of float or None
-        How many entries each sparse operand stores.
+        The number of entries of each sparse operand.
     known : mapping, optional
         Statistics of pairs of them.
     """
@@ -279,7 +279,8 @@ def plan(
 
 
 def _masked(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]) -> MaskedStep | None:
-    """The expression as a product under a mask, where it is one of scipy's matrices and searches would take longer."""
+    """Return the expression as a product under a mask, if it is one of scipy's matrices and searches would take
+    longer."""
     terms = task.terms.inputs
     is_plain = task.ring.is_usual and all(k.family == "scipy" and k.layout is not None for k in task.kinds)
     is_plain = is_plain and task.dtype not in ("bool", *HALVES)
@@ -296,7 +297,7 @@ def _masked(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence
 
 
 def _with_trees(task: Task, goal: Target) -> Task:
-    """The task with the operand of the pattern as a tree, where the result has that of its first levels."""
+    """Return the task with the pattern's operand as a tree, if the result has the pattern of its first levels."""
     at = goal.pattern
     if at is None or len(task.terms.inputs[at]) == len(goal.letters):
         return task
@@ -352,7 +353,7 @@ def _is_made(members: Sequence[Operand], letters: str, *, is_last: bool) -> bool
 
 
 def _made_layout(members: Sequence[Operand], at: int | None, letters: str, *, assembled: bool) -> Layout | None:
-    """How a step stores its result."""
+    """Return the layout in which a step stores its result."""
     if at is not None:
         return members[at].layout
     if not assembled:

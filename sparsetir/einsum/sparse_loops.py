@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contractions that compute the pattern of their result: loops over what all sparse operands of a letter store.
 
-The loops over stored coordinates go down the trees of the operands together, each stored in the order of the loops. The
-first letter of the result has all coordinates, so that rows are shared out among threads; where a vector has that
+The loops over stored coordinates traverse the trees of the operands together, each stored in the order of the loops.
+The first letter of the result has all coordinates, so that rows are partitioned among threads; if a vector has that
 letter, the whole pattern is one row instead.
 """
 
@@ -17,16 +17,16 @@ from sparsetir.einsum.subscripts import Semiring
 
 
 def walked(members: Sequence[Operand], output: str, ring: Semiring, dtype: str, idtype: str) -> Nest:
-    """The contraction of sparse and dense operands into a sparse result.
+    """Return the contraction of sparse and dense operands into a sparse result.
 
     Parameters
     ----------
     members : sequence of Operand
-        A letter that a sparse one has twice stands for its diagonal.
+        Repeated letters of a sparse operand denote its diagonal.
     output : str
         The letters of the result.
     ring : Semiring
-        What is not stored changes no result.
+        Elements that are not stored must change no result.
     dtype, idtype : str
 
     Examples
@@ -47,7 +47,7 @@ def walked(members: Sequence[Operand], output: str, ring: Semiring, dtype: str, 
 
 
 def _once(members: Sequence[Operand]) -> list[Operand]:
-    """The operands with each letter once; what they were given with is noted."""
+    """Return the operands with each letter once; `given` keeps the original letters."""
     found = []
     for operand in members:
         once = "".join(dict.fromkeys(operand.letters))
@@ -58,10 +58,10 @@ def _once(members: Sequence[Operand]) -> list[Operand]:
 
 
 def _walk(members: Sequence[Operand], output: str) -> str:
-    """The letters in the order of the loops.
+    """Return the letters in the order of the loops.
 
-    The next one is stored below known ones by as many operands as possible, which meet there; then by the order in
-    which the operands are stored already.
+    The next letter is the one that most operands store below known ones, since these meet there; ties are broken by the
+    storage order of the operands.
     """
     sparse = [o.path for o in members if o.layout is not None]
     letters = dict.fromkeys("".join([output[0], *(o.letters for o in members)]))
@@ -75,14 +75,14 @@ def _walk(members: Sequence[Operand], output: str) -> str:
     while len(done) < len(letters):
         rest = [c for c in letters if c not in done]
         following = min(rest, key=rank)
-        if rank(following)[0]:  # all that are left have all coordinates: those of the result first
+        if rank(following)[0]:  # remaining letters have all coordinates: those of the result come first
             return done + "".join(sorted(rest, key=lambda c: c not in output))
         done += following
     return done
 
 
 def _turned(members: Sequence[Operand], walk: str, full: set[str]) -> tuple[Operand, ...]:
-    """The operands by the order of the loops, the first level with all coordinates where others give the letter."""
+    """Return the operands in loop order, with all coordinates in the first level if others give the letter."""
     given = full | {c for o in members if o.layout is not None for c in _path(o, walk)[1:]}
     found = []
     for operand in members:
@@ -103,7 +103,7 @@ def _path(operand: Operand, walk: str) -> str:
 
 
 def _matrix(nest: Nest, at: int) -> Operand:
-    """A matrix below all of its rows as kernels take it from any class, unsorted where nothing meets its entries."""
+    """Return a matrix with all rows in a layout of any class, unsorted if no other operand meets its entries."""
     operand = nest.operands[at]
     layout = operand.layout
     if layout is None or len(layout.levels) != 2 or layout.levels[0].kind != "dense" or operand.given:

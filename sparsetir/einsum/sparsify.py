@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sparsify`: make operands of dense programs sparse."""
+"""`sparsify`: store operands of dense programs in sparse formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sparsetir.script import parser
 from sparsetir.script.printer import parse
 from sparsetir.transform.decompose import decompose_format
 
-# A dense program of loops or blocks, read as statements: what each stores, and the loops around it.
+# Reader of a dense program of loops or blocks as statements: what each stores, and the loops around it.
 
 
 LOOPS = ("range", "serial", "parallel", "vectorized", "unroll", "grid", "thread_binding")
@@ -58,11 +58,11 @@ class Statement:
     loops : dict of str to str
         The extents of the loops around it, outermost first.
     numbers : dict of str to int
-        Which loop of the program each of these is.
+        Number of each of these loops in the program.
     target : ast.Subscript
     value : ast.expr
     init : ast.expr, optional
-        What a block sets the element to first.
+        The value to which a block first sets the element.
     """
 
     loops: dict[str, str]
@@ -81,7 +81,7 @@ class Statement:
 
     @property
     def added(self) -> tuple[str, ast.expr] | None:
-        """The operator and the other side, where the statement adds to its element or subtracts from it."""
+        """Operator and operand, if the statement adds to its element or subtracts from it, else None."""
         own, value = ast.unparse(self.target), self.value
         if not isinstance(value, ast.BinOp) or not isinstance(value.op, (ast.Add, ast.Sub)):
             return None
@@ -92,7 +92,7 @@ class Statement:
         return None
 
     def reads(self) -> list[ast.Subscript]:
-        """The elements that it reads, its own included."""
+        """Return the elements that it reads, its own included."""
         return [node for node in ast.walk(self.value) if isinstance(node, ast.Subscript)]
 
 
@@ -116,18 +116,18 @@ class DenseProgram:
 
 
 def subscripts(node: ast.Subscript) -> list[str]:
-    """The text of each subscript."""
+    """Return the text of each subscript."""
     held = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     return [ast.unparse(index) for index in held]
 
 
 def read(func: tirx.PrimFunc) -> DenseProgram:
-    """The statements of a dense program.
+    """Return the statements of a dense program.
 
     Raises
     ------
     LoweringError
-        It holds what is no loop, block or store.
+        It contains anything but loops, blocks and stores.
     """
     tree = parser.parse(func.script(extra_config={"tirx.prefix": "T", "script.use_pep695": False}))
     node = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
@@ -167,7 +167,7 @@ class _Renamed(ast.NodeTransformer):
 
 
 class _Reader:
-    """Walks the text of a program."""
+    """Reader that traverses the text of a program."""
 
     def __init__(self, made: DenseProgram) -> None:
         self.made, self.count = made, 0
@@ -184,7 +184,7 @@ class _Reader:
         names: dict[str, ast.expr],
         init: Mapping[str, ast.expr] | None,
     ) -> None:
-        """The statements of a body; `names` are those of a block's variables."""
+        """Read the statements of a body; `names` are those of a block's variables."""
         names = dict(names)
         started: dict[str, ast.expr] = dict(init or {})
         for node in nodes:
@@ -266,7 +266,7 @@ class _Reader:
 
 
 def _is_sizes(value: ast.expr) -> bool:
-    """Whether these are symbolic sizes."""
+    """Return whether these are symbolic sizes."""
     held = value.elts if isinstance(value, ast.Tuple) else [value]
     return all(isinstance(v, ast.Call) and ast.unparse(v).startswith("T.int") and not v.args for v in held)
 
@@ -283,21 +283,21 @@ def sparsify(func: Any, formats: Mapping[str, Any]) -> Any:
         A program of plain buffers, loops or blocks, and stores, each of them a ``for`` nest of its own after the
         loops are split.
     formats : mapping of str to Format or str
-        For buffers by name, as `sparsetir.format` takes them. A result may be named where an operand in the same format
-        is read with the same subscripts: it has that operand's pattern.
+        For buffers by name, as `sparsetir.format` takes them. A result may be named if an operand in the same format is
+        read with the same subscripts: it has that operand's pattern.
 
     Returns
     -------
     PrimFunc or Decomposition
-        The program over these formats, for `sparsetir.build`; a decomposition where a format is no tree of levels.
-        What reads zero where nothing is stored runs over stored entries only; all else looks entries up.
+        The program over these formats, for `sparsetir.build`; a decomposition if a format is no tree of levels.
+        Statements that are zero where nothing is stored iterate over stored entries only; all others search entries.
 
     Raises
     ------
     ArgumentError
         A name or a format does not fit.
     LoweringError
-        The program holds something else, or its loops cannot be split.
+        The program contains anything else, or its loops cannot be split.
 
     Examples
     --------
@@ -344,7 +344,7 @@ def _chosen(program: DenseProgram, name: str, fmt: Any) -> Format:
 
 
 def vanishes(value: ast.expr, buffer: str) -> bool:
-    """Whether an expression is zero where the elements of a buffer that it reads are."""
+    """Return whether an expression is zero where the elements of a buffer that it reads are."""
     if _is_zero(value):
         return True
     if isinstance(value, ast.Subscript):
@@ -362,7 +362,7 @@ def vanishes(value: ast.expr, buffer: str) -> bool:
 
 
 def _is_zero(value: ast.expr) -> bool:
-    """Whether an expression is the number zero."""
+    """Return whether an expression is the number zero."""
     while isinstance(value, ast.Call) and len(value.args) == 1:
         value = value.args[0]
     return isinstance(value, ast.Constant) and value.value == 0
@@ -378,7 +378,7 @@ def _call_vanishes(value: ast.Call, buffer: str) -> bool:
 
 
 def _is_linear(value: ast.expr, buffer: str) -> bool:
-    """Whether an expression that reads a buffer adds up where elements of it do."""
+    """Return whether an expression is linear in the elements of a buffer, so that duplicates add up."""
     if isinstance(value, ast.Subscript):
         return ast.unparse(value.value) == buffer
     if isinstance(value, ast.UnaryOp):
@@ -398,7 +398,7 @@ def _reads(value: ast.expr, buffer: str) -> bool:
 
 
 def _check_split(first: Statement, second: Statement) -> None:
-    """Raise unless two statements may have loops of their own."""
+    """Raise unless two statements may have separate loops."""
     common = [v for v, n in first.numbers.items() if second.numbers.get(v) == n]
     for one, other in ((first, second), (second, first)):
         for node in other.reads() + ([other.target] if other is second else []):
@@ -417,12 +417,12 @@ def _check_split(first: Statement, second: Statement) -> None:
 
 
 def _top(variable: str) -> str:
-    """The name of an axis."""
+    """Return the name of an axis."""
     return variable.upper() if variable.upper() != variable else f"{variable}_axis"
 
 
 class _Writer:
-    """Writes the program."""
+    """Writer of the program."""
 
     def __init__(self, program: DenseProgram, levels: Mapping[str, tuple[Level, ...]], formats: Any) -> None:
         self.program, self.levels, self.formats = program, levels, formats
@@ -448,7 +448,7 @@ class _Writer:
         return any(s.buffer == name for s in self.program.statements)
 
     def _model(self, name: str) -> str:
-        """The operand whose pattern a result has."""
+        """Return the operand whose pattern a result has."""
         for statement in self.program.statements:
             if statement.buffer != name:
                 continue
@@ -474,7 +474,7 @@ class _Writer:
     # -------------------------------------------------------------- axes
 
     def dense_axis(self, variable: str, extent: str, at: int = 0) -> str:
-        """The axis of all coordinates of a loop, or of a dimension."""
+        """Return the axis of all coordinates of a loop, or of a dimension."""
         key = (variable, extent, at)
         if key not in self.dense:
             top = _top(variable)
@@ -487,7 +487,7 @@ class _Writer:
         return ', "int64"' if self.idtype == "int64" else ""
 
     def buffer_variables(self, buffer: DenseBuffer) -> list[str]:
-        """A loop variable for each dimension of a buffer, that of its first use where there is one of its extent."""
+        """Return a loop variable for each dimension of a buffer, if possible that of its first use."""
         found = [f"{buffer.name.lower()}{d}" for d in range(len(buffer.shape))]
         for statement in self.program.statements:
             for node in [statement.target, *statement.reads()]:
@@ -499,7 +499,7 @@ class _Writer:
         return found
 
     def declare(self, buffer: DenseBuffer) -> None:
-        """A buffer and its axes."""
+        """Declare a buffer and its axes."""
         variables = self.buffer_variables(buffer)
         if buffer.name in self.results:
             axes = self._ordered(self.results[buffer.name])
@@ -554,7 +554,7 @@ class _Writer:
     # -------------------------------------------------------------- iterations
 
     def driver(self, statement: Statement) -> str | None:
-        """The buffer over whose stored entries a statement may run."""
+        """Return the buffer whose stored entries a statement may iterate over, or None."""
         value = statement.added[1] if statement.added else statement.value
         for node in ast.walk(value):
             name = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
@@ -568,16 +568,16 @@ class _Writer:
         return None
 
     def may_repeat(self, value: ast.expr, name: str) -> bool:
-        """Whether entries with the same coordinates, where a format keeps them apart, still add up."""
+        """Return whether duplicate entries, if a format keeps them apart, still add up."""
         return _is_linear(value, name) or all(level.unique for level in self.levels[name])
 
     def read_once(self, value: ast.expr, name: str, held: list[str]) -> bool:
-        """Whether all reads of a buffer are at the same element."""
+        """Return whether all reads of a buffer are at the same element."""
         reads = [n for n in ast.walk(value) if isinstance(n, ast.Subscript) and ast.unparse(n.value) == name]
         return all(subscripts(n) == held for n in reads)
 
     def iterate(self, statement: Statement, name: str) -> None:
-        """One statement as an iteration."""
+        """Write one statement as an iteration."""
         driver = self.driver(statement)
         if statement.buffer in self.results:
             driver = self.results[statement.buffer]
@@ -593,7 +593,7 @@ class _Writer:
         self.body += [f"    {line}" for line in self._lines(statement, driver)]
 
     def _entered(self, statement: Statement, driver: str) -> list[str]:
-        """The loops that a driver's dimensions are."""
+        """Return the loops of a driver's dimensions."""
         if statement.buffer in self.results:
             return statement.subscripts
         return subscripts(next(n for n in statement.reads() if ast.unparse(n.value) == driver))

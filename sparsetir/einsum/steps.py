@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of an expression: kernels, and products of dense arrays."""
+"""Steps of an expression: kernels, and products of dense arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sparsetir.utils.gc import uncollected
 
 
 class Step:
-    """Makes one value of some.
+    """Computation of one value from others.
 
     Parameters
     ----------
@@ -36,24 +36,24 @@ class Step:
     members: tuple[int, ...]
 
     def __call__(self, values: Sequence[Any]) -> Any:
-        """The value; `values` are those of the members."""
+        """Compute the value; `values` are those of the members."""
         raise NotImplementedError
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
-        """The step with some of its operands, by their place, laid out once."""
+        """Bind some of the operands, by their position, with layouts converted once."""
         raise NotImplementedError
 
     def script(self) -> str:
-        """What it does, as text."""
+        """Return the computation as text."""
         raise NotImplementedError
 
     def apart(self) -> Step:
-        """A step that does the same and is tuned by itself."""
+        """Return a step that does the same and is tuned separately."""
         return copy.copy(self)
 
 
 class DenseStep(Step):
-    """A product of dense arrays, which numpy makes."""
+    """Product of dense arrays, computed by numpy."""
 
     def __init__(self, members: tuple[int, ...], letters: Sequence[str], output: str) -> None:
         self.members, self.letters, self.output = members, tuple(letters), output
@@ -75,21 +75,21 @@ class DenseStep(Step):
 
 
 class KernelStep(Step):
-    """A contraction by a kernel of its own.
+    """Contraction by its own kernel.
 
     Parameters
     ----------
     members : tuple of int
     nest : Nest
     name : str
-        Of the program.
+        Name of the program.
 
     Attributes
     ----------
     written, nest : Nest
-        As the expression is written, and with the letters that all contractions of this form have: they share a kernel.
+        As in the expression, and with canonical letters: all contractions of the same form share a kernel.
     tuned : Kernel, optional
-        What a search found.
+        The kernel that a search chose.
     """
 
     tuned: Any = None
@@ -111,7 +111,7 @@ class KernelStep(Step):
 
     @cached_property
     def _baseline(self) -> Any:
-        """The kernel that no search chose, shared by all steps of this form."""
+        """The untuned kernel, shared by all steps of this form."""
         return _kernel(self.nest, self.name)
 
     def script(self) -> str:
@@ -120,18 +120,18 @@ class KernelStep(Step):
     # -------------------------------------------------------------- calls
 
     def called(self, values: Sequence[Any]) -> tuple[KernelStep, dict[str, Any]]:
-        """The step whose kernel is called for such values, and its arguments."""
+        """Return the step whose kernel is called for such values, and its arguments."""
         return self, self.arguments([self.tree(at, value) for at, value in enumerate(values)])
 
     def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The kernel's arguments by name."""
+        """Return the kernel's arguments by name."""
         found: dict[str, Any] = {}
         for at, value in enumerate(values):
             found |= self.argument(at, value)
         return found
 
     def argument(self, at: int, value: Any) -> dict[str, Any]:
-        """The kernel's arguments for one operand."""
+        """Return the kernel's arguments for one operand."""
         layout = self.layouts[at]
         if layout is not None and layout.held:
             return self._held(at, layout, value)
@@ -142,7 +142,7 @@ class KernelStep(Step):
         return {self.program.buffers[at]: value}
 
     def _held(self, at: int, layout: Layout, value: SparseTensor) -> dict[str, Any]:
-        """The arrays of a tensor as they are."""
+        """Return the arrays of a tensor without conversion."""
         names, (piece,) = self.program, value.pieces
         axes = sorted(piece.rule.buffer.axes, key=lambda axis: len(axis.ancestors))
         found: dict[str, Any] = {names.values[at]: piece.values}
@@ -164,25 +164,25 @@ class KernelStep(Step):
             return self.widened(values)
 
     def widened(self, values: Sequence[Any]) -> Any:
-        """The result by a kernel with 64-bit offsets, for operands or a result of more elements than 32 bits count.
+        """Compute the result by a kernel with 64-bit offsets, for more elements than 32 bits count.
 
         Raises
         ------
         OffsetError
-            That is this one already.
+            This kernel has 64-bit offsets already.
         """
         if self.nest.idtype == "int64" or self.tuned is not None:
             raise
         return KernelStep(self.members, replace(self.written, idtype="int64"), self.name)(values)
 
     def _as_trees(self, values: Sequence[Any]) -> Sequence[Any]:
-        """The operands, that of the pattern as a tensor where its own arrays are needed."""
+        """Convert operands to tensors if a layout requires their arrays."""
         if not any(layout is not None and layout.held for layout in self.layouts):
             return values
         return [self.tree(at, value) for at, value in enumerate(values)]
 
     def finished(self, found: Any, values: Sequence[Any]) -> Any:
-        """What a user gets of what the kernel returned."""
+        """Convert what the kernel returned to the result of the step."""
         at = self.nest.pattern
         if at is None:
             return found if self.nest.output else found[0]
@@ -193,7 +193,7 @@ class KernelStep(Step):
         return self._first_levels(values[at], array) if self.is_prefix else values[at].with_values([array])
 
     def _first_levels(self, tensor: SparseTensor, values: Any) -> CooTensor:
-        """Values over the first levels of a tensor, with the coordinates of those."""
+        """Return values over the first levels of a tensor, with the coordinates of those."""
         assert self.nest.pattern is not None
         operand = self.nest.operands[self.nest.pattern]
         coords = dict(zip(operand.path, level_coords(tensor, len(self.nest.output)), strict=False))
@@ -223,7 +223,7 @@ class KernelStep(Step):
         return self.finished(bound(**arguments), values)
 
     def _fitting(self, held: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments without the sizes that fixed ones have told."""
+        """Check arguments against the sizes of fixed operands, and return the ones that are not fixed."""
         for name in (n for n in arguments if n in held):
             if arguments[name] != held[name]:
                 letter = next(c for c, size in self.program.sizes.items() if size == name)
@@ -244,7 +244,7 @@ LETTERS = "ijklmnopqrstuvwxyzabcdefgh"
 
 
 def renamed(nest: Nest) -> Nest:
-    """A contraction with other letters, the same for all that differ in letters alone."""
+    """Rename the letters of a contraction to canonical ones, so that those that differ in letters alone are equal."""
     letters = nest.letters
     if len(letters) > len(LETTERS):
         return nest
@@ -269,7 +269,7 @@ def _printed(made: Program) -> str:
 
 
 def level_coords(tensor: SparseTensor, depth: int) -> list[Any]:
-    """The coordinates of the positions of a level, one array for each level down to it."""
+    """Return the coordinates of the positions of a level, one array for each level down to it."""
     (piece,) = tensor.pieces
     axes = sorted(piece.rule.buffer.axes, key=lambda axis: len(axis.ancestors))[:depth]
     dims = {group[0]: d for d, group in piece.rule.axis_map.items()}
@@ -287,7 +287,7 @@ def level_coords(tensor: SparseTensor, depth: int) -> list[Any]:
 
 
 def in_order(value: Any, layout: Layout) -> Any:
-    """A sparse matrix in the order in which a program that computes patterns reads it."""
+    """Return a sparse matrix in the storage order that a program with computed patterns reads."""
     if layout.transposed:
         value = transposed(value.to_scipy() if isinstance(value, SparseTensor) else value, (1, 0))
     if isinstance(value, SparseTensor):
@@ -300,7 +300,7 @@ def in_order(value: Any, layout: Layout) -> Any:
 
 
 def transposed(value: Any, order: Sequence[int]) -> Any:
-    """A value with its dimensions in another order."""
+    """Return a value with its dimensions in another order."""
     if list(order) == list(range(len(order))):
         return value
     if sp.issparse(value):
@@ -311,14 +311,14 @@ def transposed(value: Any, order: Sequence[int]) -> Any:
     if isinstance(value, CooTensor):
         return CooTensor(value.coords[list(order)], value.values, tuple(value.shape[d] for d in order))
     if is_torch(value):
-        if is_sparse(value) and value.dense_dim() > 0:  # torch moves no dimension of entries that are dense
+        if is_sparse(value) and value.dense_dim() > 0:  # torch cannot permute dense dimensions of sparse tensors
             value = SparseTensor.from_any(value, "coo").to_torch()
         return value.transpose(0, 1) if len(order) == 2 else value.permute(*order)
     return value.transpose(*order)
 
 
 def classed(value: Any, family: str) -> Any:
-    """A `CooTensor` in the class of the operands."""
+    """Convert a `CooTensor` to the class of the operands."""
     if not isinstance(value, CooTensor) or family == "coo":
         return value
     tensor = SparseTensor.from_any(value)
@@ -328,7 +328,7 @@ def classed(value: Any, family: str) -> Any:
 
 
 def classed_pattern(value: Any, family: str) -> Any:
-    """What a kernel returned with a computed pattern, in the class of the operands."""
+    """Convert a kernel's result with a computed pattern to the class of the operands."""
     if family == "torch" and not is_torch(value):
         tensor = SparseTensor.from_any(value)
         return (tensor if tensor.ndim == 2 else tensor.convert("coo")).to_torch()
@@ -338,7 +338,7 @@ def classed_pattern(value: Any, family: str) -> Any:
 
 
 def cast(value: Any, dtype: str) -> Any:
-    """Convert a value to another dtype; entries with the same coordinates are added up before, in their own."""
+    """Convert a value to another dtype; duplicates are added up before, in their own dtype."""
     value = add_duplicates(value) if is_sparse(value) else value
     if isinstance(value, SparseTensor):
         return value.with_values([piece.values.astype(dtype) for piece in value.pieces])
@@ -352,7 +352,7 @@ def cast(value: Any, dtype: str) -> Any:
 
 
 def array_dtype(dtype: str) -> Any:
-    """As numpy takes it."""
+    """Return a dtype as numpy takes it."""
     if dtype != "bfloat16":
         return dtype
     import ml_dtypes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subscripts of index notation, and semirings."""
+"""Parser of index notation, and semirings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.utils.dtypes import VALUE_DTYPES
 
-# Subscripts of index notation, as numpy writes them.
+# Subscripts of index notation, in numpy's syntax.
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Terms:
     inputs : tuple of str
         The letters of each operand, one for each dimension.
     output : str
-        Those of the result.
+        The letters of the result.
 
     Examples
     --------
@@ -55,7 +55,7 @@ class Terms:
 
 @lru_cache(maxsize=1024)
 def parse(text: str, orders: tuple[int, ...]) -> Terms:
-    """The letters of a text such as ``"ik,kj->ij"``.
+    """Parse a text such as ``"ik,kj->ij"`` to letters.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def _check_term(text: str, term: str) -> None:
 
 
 def _widest(text: str, inputs: Sequence[str], orders: Sequence[int]) -> int:
-    """The number of dimensions that ``...`` stands for."""
+    """Return the number of dimensions that ``...`` represents."""
     widest = 0
     for at, (term, order) in enumerate(zip(inputs, orders, strict=True)):
         named = len(term.replace("...", ""))
@@ -133,7 +133,7 @@ def _implicit(left: str, rest: str) -> str:
     return rest + "".join(letter for letter in sorted(set(named)) if named.count(letter) == 1)
 
 
-# What stands for sum and product in an expression, and what entries that are not stored count.
+# Reduction and combination of an expression, and the value of entries that are not stored.
 
 
 REDUCE = {"sum": "sum", "add": "sum", "prod": "prod", "max": "max", "min": "min", "any": "sum", "all": "prod"}
@@ -145,14 +145,14 @@ LIMITS["bool"] = (False, True)
 
 @dataclass(frozen=True)
 class Semiring:
-    """How the elements of operands become one of the result.
+    """Reduction and combination of the elements of operands.
 
     Parameters
     ----------
     reduce : {"sum", "prod", "max", "min"}
-        Of what meets in one element of the result.
+        How the terms of one element of the result are reduced.
     combine : {"mul", "add", "max", "min"}
-        Of the operands' elements.
+        How the elements of the operands are combined.
     fill : float
         The value of entries that a sparse operand does not store.
 
@@ -168,7 +168,7 @@ class Semiring:
     fill: float = 0
 
     def identity(self, dtype: str) -> Any:
-        """What a reduction of nothing is."""
+        """Return the identity of the reduction."""
         if self.reduce in ("sum", "prod"):
             one = self.reduce == "prod"
             return one if dtype == "bool" else int(one)
@@ -176,7 +176,7 @@ class Semiring:
         return low if self.reduce == "max" else high
 
     def absorbs(self, dtype: str) -> bool:
-        """Whether an entry that is not stored decides what it is combined with: to be `fill` itself."""
+        """Return whether `fill` absorbs every other element in a combination."""
         low, high = LIMITS.get(dtype, (-math.inf, math.inf))
         signed = {"mul": (0,), "min": (low,), "max": (high,), "add": () if dtype in LIMITS else (low, high)}
         ends = (0, 1) if dtype == "bool" else ()
@@ -184,17 +184,17 @@ class Semiring:
         return self.fill in (logical if dtype == "bool" else signed)[self.combine]
 
     def skips(self, dtype: str, operands: int) -> bool:
-        """Whether what is not stored changes no result, so that loops need not go there."""
+        """Return whether elements that are not stored change no result, so that loops may skip them."""
         return self.fill == self.identity(dtype) and (operands == 1 or self.absorbs(dtype))
 
     def product(self, reads: Sequence[str]) -> str:
-        """The text of one product."""
+        """Return the text of one product."""
         if self.combine in ("mul", "add"):
             return (" * " if self.combine == "mul" else " + ").join(reads)
         return reduce(lambda a, b: f"T.{self.combine}({a}, {b})", reads)
 
     def body(self, target: str, reads: Sequence[str]) -> str:
-        """The text of one step of the reduction."""
+        """Return the text of one step of the reduction."""
         product = self.product(reads)
         if self.reduce == "sum":
             return f"{target} + {product}"
@@ -204,7 +204,7 @@ class Semiring:
 
     @property
     def adds_entries(self) -> bool:
-        """Whether entries with the same coordinates may stay apart: sums of products add them up."""
+        """Whether duplicate entries may stay apart: sums of products add them up."""
         return (self.reduce, self.combine) == ("sum", "mul")
 
     @property
@@ -217,7 +217,7 @@ USUAL = Semiring()
 
 
 def semiring(reduce: str, combine: str, fill: Any, dtype: str) -> Semiring:
-    """The semiring of these names.
+    """Return the semiring of these names.
 
     Raises
     ------
@@ -246,7 +246,7 @@ def _fill_value(fill: Any, dtype: str) -> float:
 
 
 def literal(value: Any, dtype: str) -> str:
-    """A number as programs write it."""
+    """Return a number as program text."""
     if dtype not in LIMITS and math.isinf(value):
         return f'T.{dtype}("{"inf" if value > 0 else "-inf"}")'
     return str(value)

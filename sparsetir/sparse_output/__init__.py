@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that compute the pattern of their results: products, sums and elementwise products of sparse operands.
+"""Sparse-output programs, which compute the pattern of their results: sparse products, sums, elementwise products.
 
 A result over a ``T.sparse_assembled`` axis has as many entries as the program enters. `program` makes an ordinary
 program of it, `rows` lowers that to a loop over rows, `functions` turns each row's statements into the functions that

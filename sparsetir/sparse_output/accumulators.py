@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from sparsetir.sparse_output.program import Assembly
 
 
-# How the rows of a computed pattern are collected.
+# Options of the accumulation of rows with a computed pattern.
 
 
 SMALL = 24  # entries up to which a row is sorted by insertion
 RANKED = 96  # entries up to which a row is sorted by ranks
-MOST_INSERTED, MOST_RANKED = 256, 111  # every build has room for so many on its stack
+MOST_INSERTED, MOST_RANKED = 256, 111  # limit of the stack arrays of a build
 FUNCTIONS = ("bound", "symbolic", "numeric", "looking", "values", "packed")  # one chunk of merged rows has "alone"
 FIRST = ("bound", "numeric")
 KINDS = ("both", "bits", "bytes", "table", "segments")
@@ -34,7 +34,7 @@ ORDERS = ("stored", "nonempty", "clustered", "banded")
 @checks_keywords
 @dataclass(frozen=True)
 class Accumulators:
-    """How a kernel collects the rows of a result whose pattern it computes, for ``sparsetir.build(schedule=...)``.
+    """Choice of accumulators for a result whose pattern is computed, for ``sparsetir.build(schedule=...)``.
 
     Results are the same with all of them. `sparsetir.tune_sparse` searches them.
 
@@ -106,7 +106,7 @@ class Accumulators:
         return self.kind == "table"
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and values, for records."""
+        """Return names and values, for records."""
         return asdict(self)
 
 
@@ -117,7 +117,7 @@ def _is_block(block: Any) -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """What the functions of a program do besides.
+    """Options of the functions of a program.
 
     Parameters
     ----------
@@ -145,55 +145,55 @@ class Options:
     functions: tuple[str, ...] = FIRST
 
     def stamps(self, *, has_mask: bool) -> bool:
-        """Whether rows under a mask are collected in its order."""
+        """Return whether rows under a mask are collected in its order."""
         return has_mask and not self.complement and self.accumulators.kind == "both"
 
     def orders(self, assembly: Assembly) -> bool:
-        """Whether the functions take an order of the rows: not where those are merged, follow a mask's, or are cut."""
+        """Return whether the functions take a row order; merged, mask-ordered and selected rows take none."""
         follows = assembly.merge is not None or self.stamps(has_mask=assembly.mask is not None)
         return self.accumulators.is_ordered and not self.select and not follows
 
     def plain(self) -> Options:
-        """The same with rows in the order in which they are stored, each in one piece, and nothing looked up."""
+        """Return these options with rows in stored order, without segments and lookups."""
         kind = "both" if self.accumulators.kind == "segments" else self.accumulators.kind
         return replace(self, looks_up=False, accumulators=replace(self.accumulators, order="stored", kind=kind))
 
     def unblocked(self) -> Options:
-        """The same without blocks."""
+        """Return these options without blocks."""
         return replace(self, accumulators=replace(self.accumulators, block=None))
 
     def segmented(self) -> Options:
-        """The same with long rows in segments."""
+        """Return these options with long rows in segments."""
         return replace(self, accumulators=replace(self.accumulators, kind="segments"))
 
     def tabled(self) -> Options:
-        """The same with hash tables."""
+        """Return these options with hash tables."""
         return replace(self, accumulators=replace(self.accumulators, kind="table"))
 
 
-# Accumulators: where the elements of one row of a result are collected until its pattern is known.
+# Accumulators hold the elements of one row of a result until its pattern is known.
 #
-# Each has the same four parts: what stands before a row, how a coordinate is entered, where its value is held, and how
-# the row is written out in order of its coordinates, which leaves the accumulator as it was before.
+# Each has the same four parts: the code before a row, the entry of a coordinate, the storage of its value, and the
+# code that writes the row sorted by coordinates and resets the accumulator.
 
 
 WORD = 64  # coordinates in a block
-BYTES = 8  # that are looked at together
+BYTES = 8  # that are loaded together
 SPREAD = 0x9E3779B1  # an odd number that spreads neighbouring coordinates over a table
-DUMPS = 256  # elements that take what a mask lacks: neighbours seldom wait for each other
+DUMPS = 256  # elements that take what a mask lacks: so that neighbours rarely depend on each other
 GATHER = 0x0102040810204080  # takes the lowest bits of eight bytes to the highest byte
 LANES = 16  # coordinates that are compared at a time
 LONG = "int64"
 
 
 def long(value: int) -> ir.Expr:
-    """A constant of 64 bits."""
+    """Return a 64-bit constant."""
     return const(value, LONG)
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where rows are written, entry by entry from `pos` on.
+    """Arrays to which rows are written, entry by entry from `pos` on.
 
     Parameters
     ----------
@@ -204,11 +204,11 @@ class Output:
     values : sequence of Var
         One array for each result, none where entries are only counted.
     initial : sequence of Expr
-        What an element is before the first statement sets it.
+        The value of an element before the first statement sets it.
     blocks : sequence of tuple of Expr
         Of each result how many elements a coordinate has; nothing where that is one.
     least : Var, optional
-        Entries with smaller values, and NaN, need not be written, where that spares work.
+        Entries with smaller values, and NaN, may be omitted, where that saves work.
     """
 
     pos: Var
@@ -220,7 +220,7 @@ class Output:
     least: Var | None = None
 
     def counted(self, place: ir.Expr) -> ir.Expr:
-        """How many entries the one is that was just written at a place: one, or none, so that it is written over."""
+        """Return the number of entries just written at a position: one, or zero if the next entry overwrites it."""
         if self.least is None:
             return long(1)
         value = cast(tirx.BufferLoad(self.values[0], [place]), str(self.least.ty.dtype))
@@ -228,34 +228,34 @@ class Output:
 
     @property
     def counts_only(self) -> bool:
-        """Whether the pattern alone is wanted, and of that the length of each row."""
+        """Whether only the length of each row is computed."""
         return self.keys is None
 
 
 class Accumulator(Protocol):
-    """What collects a row."""
+    """Interface of a row accumulator."""
 
     def begin(self) -> list[tirx.Stmt]:
-        """What stands before a row."""
+        """Emit the code before a row."""
 
     def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
         """Enter a coordinate, a variable or a constant."""
 
     def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
-        """The array that holds the value of a coordinate just entered, and the subscripts of it, or of its block."""
+        """Return the array with the value of a coordinate just entered, and the subscripts of it, or of its block."""
 
     def finish(self) -> list[tirx.Stmt]:
-        """Write the row out and count it."""
+        """Write the row to the output and count its entries."""
 
 
 def loop(name: str, extent: ir.Expr, body: list[tirx.Stmt]) -> tuple[Var, tirx.Stmt]:
-    """A serial loop of 64-bit steps."""
+    """Return a serial loop with a 64-bit variable."""
     var = Var(name, ir.PrimType(LONG))
     return var, serial(var, extent, seq(*body))
 
 
 def each(block: tuple[ir.Expr, ...], stmt: Callable[[list[ir.Expr]], tirx.Stmt]) -> tirx.Stmt:
-    """A statement for each element of a block, given its subscript; one, given none, where there is no block."""
+    """Emit a statement for each element of a block, given its subscript; without a block, one with no subscript."""
     if not block:
         return stmt([])
     var = Var("inner", ir.PrimType(LONG))
@@ -263,31 +263,31 @@ def each(block: tuple[ir.Expr, ...], stmt: Callable[[list[ir.Expr]], tirx.Stmt])
 
 
 def stored(target: Var, at: list[ir.Expr], value: ir.Expr) -> Callable[[list[ir.Expr]], tirx.Stmt]:
-    """A store of one value in each element of a block."""
+    """Return a store of one value in each element of a block."""
     return lambda e: tirx.BufferStore(target, cast(value, str(target.ty.dtype)), [*at, *e])
 
 
 def copied(target: Var, to: list[ir.Expr], source: Var, at: list[ir.Expr]) -> Callable[[list[ir.Expr]], tirx.Stmt]:
-    """A copy of each element of a block."""
+    """Return a copy of each element of a block."""
     return lambda e: stored(target, to, tirx.BufferLoad(source, [*at, *e]))(e)
 
 
 def add(target: Var, amount: ir.Expr | int) -> tirx.Stmt:
-    """Add to a cell."""
+    """Add an amount to a cell."""
     dtype = str(target.ty.dtype)
     return put(target, get(target) + (const(amount, dtype) if isinstance(amount, int) else cast(amount, dtype)))
 
 
 def lowest(word: ir.Expr) -> ir.Expr:
-    """The place of the lowest bit of a word."""
+    """Return the position of the lowest set bit of a word."""
     return tirx.call_llvm_pure_intrin(LONG, "llvm.cttz", word, const(True, "bool"))
 
 
 @dataclass
 class Insertion:
-    """Sorted insertion into the row itself: for rows of a few entries.
+    """Sorted insertion into the row itself, for rows of a few entries.
 
-    Without an output the coordinates stand in an array on the stack.
+    Without an output the coordinates are stored in an array on the stack.
     """
 
     out: Output
@@ -331,11 +331,11 @@ class Insertion:
 
 @dataclass
 class Ranked:
-    """An array with an element for each coordinate, and a list of those that are there, sorted by their ranks.
+    """Dense array with an element for each coordinate, and a list of the entered ones, sorted by their ranks.
 
-    For rows of up to `most` entries, however wide they are: the rank of a coordinate is how many of the others are
-    smaller, which are compared `LANES` at a time. Nothing has to be foreseen but how many there are. Between rows every
-    element has its initial value and no mark is set.
+    For rows of up to `most` entries, however wide they are: the rank of a coordinate is the number of smaller ones,
+    compared `LANES` at a time. Only the number of coordinates affects a branch. Between rows every element has its
+    initial value and no mark is set.
     """
 
     out: Output
@@ -385,7 +385,7 @@ class Ranked:
         return [self.ranked(), serial(step, get(self.out.count), seq(*stmts, none))]
 
     def ranked(self) -> tirx.Stmt:
-        """How many coordinates are smaller than each of them."""
+        """Compute the rank of each coordinate: the number of smaller ones."""
         part, other = Var("part", ir.PrimType(LONG)), Var("other", ir.PrimType(LONG))
         lanes = tirx.Ramp(part * long(LANES), long(1), LANES)
         mine, ranks = (
@@ -409,11 +409,11 @@ class Ranked:
 
 @dataclass
 class Marked:
-    """An array with an element for each coordinate, and marks for those that are there.
+    """Dense array with an element for each coordinate, and marks for the entered ones.
 
     There is a byte for each block of 64 coordinates in `top`. Between rows every element has its initial value and no
-    mark is set. Going over blocks gives the row in order. Of a segment of the coordinates, `base` is the first and
-    `blocks_count` says how many blocks it has.
+    mark is set. Iterating over blocks gives the row in order. In a segment of the coordinates, `base` is the first and
+    `blocks_count` the number of blocks.
     """
 
     out: Output
@@ -436,7 +436,7 @@ class Marked:
         raise NotImplementedError
 
     def taken(self, block: Var, marks: Var) -> list[tirx.Stmt]:
-        """The marks of a block as bits of a cell, and none left."""
+        """Move the marks of a block to the bits of a cell, and clear them."""
         raise NotImplementedError
 
     def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
@@ -449,7 +449,7 @@ class Marked:
         return [*alloc(blocks, marks), serial(eight, count, self.blocks(eight, blocks, marks))]
 
     def blocks(self, eight: Var, blocks: Var, marks: Var) -> tirx.Stmt:
-        """Write what eight blocks hold."""
+        """Write the entries of eight blocks."""
         block = Var("block", ir.PrimType(LONG))
         if self.out.counts_only:
             entries: tirx.Stmt = add(self.out.count, tirx.popcount(get(marks)))
@@ -462,11 +462,11 @@ class Marked:
         return seq(take, tirx.IfThenElse(get(blocks) != long(0), some, None))
 
     def eight(self, array: Var, first: ir.Expr) -> ir.Expr:
-        """Eight bytes as a word."""
+        """Return eight bytes as a word."""
         return tirx.reinterpret(LONG, tirx.BufferLoad(array, [self.chunk, tirx.Ramp(first, long(1), BYTES)]))
 
     def clear(self, array: Var, first: ir.Expr, count: int) -> tirx.Stmt:
-        """No bytes from `first` on."""
+        """Clear bytes from `first` on."""
         place = [self.chunk, tirx.Ramp(first, long(1), count)]
         return tirx.BufferStore(array, tirx.Broadcast(const(0, "uint8"), count), place)
 
@@ -486,7 +486,7 @@ class Marked:
 
 
 class Bits(Marked):
-    """Marks in a bitmap: for rows with few entries in a block."""
+    """Marks in a bitmap, for rows with few entries in a block."""
 
     def mark(self, key: ir.Expr) -> tirx.Stmt:
         place = [self.chunk, key >> long(6)]
@@ -500,9 +500,9 @@ class Bits(Marked):
 
 @dataclass
 class Tiered(Bits):
-    """Marks in a bitmap, and in `high` a byte for each 64 blocks: for rows with few entries in a wide result.
+    """Marks in a bitmap, with a byte for each 64 blocks in `high`, for rows with few entries in a wide result.
 
-    Going over all blocks would take longer there than adding the row up.
+    Iterating over all blocks of such a row would take longer than accumulating it.
     """
 
     high: Var = field(kw_only=True)
@@ -526,7 +526,7 @@ class Tiered(Bits):
 
 
 class Bytes(Marked):
-    """Marks in bytes: for rows with many entries in a block, where a word would wait for the last change of itself."""
+    """Marks in bytes, for rows with many entries in a block, where updates of one word would depend on each other."""
 
     def mark(self, key: ir.Expr) -> tirx.Stmt:
         return tirx.BufferStore(self.marks, const(1, "uint8"), [self.chunk, key])
@@ -541,9 +541,9 @@ class Bytes(Marked):
 
 @dataclass
 class Table:
-    """A hash table with open addressing: for rows that are too wide for an array.
+    """Hash table with open addressing, for rows that are too wide for an array.
 
-    A slot holds a coordinate plus one, or zero; between rows all are zero. The coordinates are written as they come,
+    A slot holds a coordinate plus one, or zero; between rows all are zero. Coordinates are written in order of entry,
     and sorted in the end.
     """
 
@@ -574,7 +574,7 @@ class Table:
         return tirx.BufferLoad(self.slots, [self.chunk, get(self.at)])
 
     def found(self, key: ir.Expr) -> list[tirx.Stmt]:
-        """Go to the slot of a coordinate, or to a free one."""
+        """Probe for the slot of a coordinate, or a free one."""
         spread = (key * long(SPREAD)) >> long(WORD // 2)
         other = tirx.And(self.slot != long(0), self.slot != key + long(1))
         following = put(self.at, (get(self.at) + long(1)) & get(self.mask))
@@ -590,7 +590,7 @@ class Table:
         return [clear] if self.out.counts_only else [*self.sorted(), self.fetched(), clear]
 
     def sorted(self) -> list[tirx.Stmt]:
-        """Shell sort of the coordinates of the row."""
+        """Sort the coordinates of the row (Shell sort)."""
         keys = self.out.keys
         assert keys is not None
         gap, to, held = cell("gap", LONG), cell("to", LONG), cell("held", str(keys.ty.dtype))
@@ -606,7 +606,7 @@ class Table:
         return [*alloc(gap, to, held), put(gap, get(self.out.count)), tirx.While(get(gap) > long(1), rounds)]
 
     def fetched(self) -> tirx.Stmt:
-        """The value of each coordinate beside it."""
+        """Write the value of each coordinate."""
         assert self.out.keys is not None
         step = Var("entry", ir.PrimType(LONG))
         place = [get(self.out.pos) + step]
@@ -618,7 +618,7 @@ class Table:
 
 @dataclass
 class Stamped:
-    """The elements of a row under a mask, side by side in the order of the mask's row.
+    """The elements of a row under a mask, stored contiguously in the order of the mask's row.
 
     Parameters
     ----------
@@ -629,14 +629,15 @@ class Stamped:
     seen : Var
         Which of them were entered, as bytes. Between rows none is, and each has its initial value.
     places : Var
-        For each chunk and coordinate where its element stands. Between rows that is one of the first `DUMPS`, which
-        nobody reads: what the mask lacks is added up there, without a branch that would be hard to predict.
+        Maps each coordinate to the position of its element, for each chunk. Between rows it is one of the first `DUMPS`
+        elements, which are never read: coordinates outside the mask are added up there, without an unpredictable
+        branch.
     count : Expr
         Entries of the mask's row.
     coordinate : callable
-        The coordinate of one of them.
+        Returns the coordinate of one of them.
     whole : bool
-        Whether those that were not entered are written, too.
+        Whether elements that were not entered are written, too.
     """
 
     out: Output
@@ -662,7 +663,7 @@ class Stamped:
         return [tirx.Bind(slot, held), *self.enter_at(slot)]
 
     def enter_at(self, slot: Var) -> list[tirx.Stmt]:
-        """Enter a coordinate, of which is known where its element stands."""
+        """Enter a coordinate whose element's position is known."""
         self.slot = slot
         return [tirx.BufferStore(self.seen, const(1, "uint8"), [self.chunk, slot])]
 
@@ -679,8 +680,8 @@ class Stamped:
     def written(self, key: Var, slot: Var) -> list[tirx.Stmt]:
         """Write the entry of a coordinate if it was entered.
 
-        An element is written in any case, without a branch that would be hard to predict: if it is none, the next one
-        takes its place. A block of them is not.
+        A single element is always written, without an unpredictable branch: if it was not entered, the next one
+        overwrites it. A block of elements is written conditionally.
         """
         place = [get(self.out.pos) + get(self.out.count)]
         assert self.out.keys is not None
@@ -695,14 +696,14 @@ class Stamped:
         return [*stmts, add(self.out.count, cast(seen, LONG))]
 
     def cleared(self, slot: Var) -> list[tirx.Stmt]:
-        """An element as it is before the first statement sets it."""
+        """Reset an element to its initial value."""
         parts = zip(self.arrays, self.out.initial, self.out.blocks, strict=True)
         firsts = [each(block, stored(a, [self.chunk, slot], v)) for a, v, block in parts]
         return [tirx.BufferStore(self.seen, const(0, "uint8"), [self.chunk, slot]), *firsts]
 
 
 def slots_of(count: ir.Expr) -> ir.Expr:
-    """A power of two, more than twice as large as a number."""
+    """Return a power of two that is more than twice as large as a number."""
     zeros = tirx.call_llvm_pure_intrin(LONG, "llvm.ctlz", count | long(1), const(False, "bool"))
     return long(1) << (long(WORD + 1) - zeros)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices with full blocks as products of blocks."""
+"""Block products: multiply matrices that consist of full dense blocks block by block."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.sparse_output.result import OfPatterns, Pattern
 from sparsetir.utils.gc import uncollected
 
-# A product of two matrices as one of matrices of blocks.
+# A product of two matrices, rewritten as a product of block matrices.
 
 
 Block = tuple[int, int, int]
@@ -38,15 +38,15 @@ Block = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A program that multiplies two matrices, whatever it takes for products and sums, as `sparsetir.ops.spgemm` does.
+    """A program that multiplies two matrices in the form of `sparsetir.ops.spgemm`, over any semiring.
 
     Parameters
     ----------
     left, right, result : SparseBuffer
     value : Expr
-        What its one statement stores.
+        The value that its one statement stores.
     initial : Expr
-        What an element begins with.
+        The initial value of an element.
     """
 
     left: SparseBuffer
@@ -57,7 +57,7 @@ class Product:
 
     @classmethod
     def of(cls, program: Program) -> Product | None:
-        """The program as a product; None if it is something else."""
+        """Return the program as a product, or None if it is not one."""
         if len(program.iterations) != 1 or len(program.buffers) != 3:
             return None
         (iteration,) = program.iterations
@@ -79,7 +79,7 @@ class Product:
         return self.result.axes[1].idtype
 
     def over(self, block: Block) -> tirx.PrimFunc:
-        """The program over blocks of shapes (r, q), (q, s) and (r, s).
+        """Return the program over blocks of shapes (r, q), (q, s) and (r, s).
 
         rewrite: ``C[i, j] = T.min(C[i, j], A[i, k] + B[k, j])`` becomes
         ``C[i, j, x, z] = T.min(C[i, j, x, z], A[i, k, x, y] + B[k, j, y, z])``.
@@ -101,7 +101,7 @@ class Product:
 
 
 def _parts(program: Program, iteration: SpIter) -> tuple[SparseBuffer, SparseBuffer, SparseBuffer] | None:
-    """The matrices over (i, k), (k, j) and (i, j)."""
+    """Return the matrices over (i, k), (k, j) and (i, j), or None."""
     i, k, j = iteration.vars
     store = iteration.block.body
     found: dict[int, SparseBuffer] = {}
@@ -121,7 +121,7 @@ def _are(indices: Any, variables: tuple[Var, Var]) -> bool:
 
 
 def _lie_so(left: SparseBuffer, right: SparseBuffer, result: SparseBuffer) -> bool:
-    """Whether they are matrices in compressed rows of one dtype, the result with computed columns."""
+    """Return whether these are matrices in compressed rows of one dtype, the result with computed columns."""
     if len({left.dtype, right.dtype, result.dtype}) > 1 or any(len(b.axes) != 2 for b in (left, right, result)):
         return False
     rows = all(b.axes[0].kind == "dense_fixed" and b.axes[0].parent is None for b in (left, right, result))
@@ -134,12 +134,12 @@ def _is_compressed(axis: Axis, rows: Axis) -> bool:
 
 
 def _free(value: ir.Expr) -> bool:
-    """Whether an expression reads anything but elements of matrices."""
+    """Return whether an expression reads anything but elements of matrices."""
     without = structural_mutate(value, [(ir.TensorLoad, lambda x, _mutator: tirx.const(0, str(x.ty.dtype)))])
     return bool(collect(without, Var))
 
 
-# Products of matrices whose entries come in full blocks, by way of the product of blocks.
+# Products of matrices that consist of full blocks, computed by the product of blocks.
 
 
 LARGEST_BLOCK = 8
@@ -147,7 +147,7 @@ LARGEST_BLOCK = 8
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where the blocks of a matrix are, and which of its values stands where in them."""
+    """The pattern of a matrix's blocks, and the index of the value for each position in them."""
 
     indptr: np.ndarray
     indices: np.ndarray
@@ -155,7 +155,7 @@ class Blocks:
 
     @classmethod
     def of(cls, rows: Any, block: tuple[int, int]) -> Blocks | None:
-        """Of a matrix in compressed rows; None where a block of it is not full, or holds an element twice."""
+        """Group a matrix in compressed rows into blocks; return None if a block is not full or has duplicates."""
         if rows.shape[0] % block[0] or rows.shape[1] % block[1] or rows.nnz % (block[0] * block[1]):
             return None
         idtype = rows.indices.dtype
@@ -170,20 +170,20 @@ class Blocks:
 
 
 def shared_blocks(product: Product, args: Arguments) -> list[Block]:
-    """Sizes (r, q, s) of blocks that both operands of a call consist of, the largest first."""
+    """Return the block sizes (r, q, s) of which both operands of a call consist, the largest first."""
     left, right = (_full_blocks(matrix_of(buffer, args)) for buffer in (product.left, product.right))
     found = [(r, q, s) for r, q in left for other, s in right if q == other and r * q * s > 1]
     return sorted(found, key=lambda block: (-math.prod(block), block))
 
 
 def _full_blocks(rows: Any) -> list[tuple[int, int]]:
-    """The shapes of full blocks that a matrix consists of."""
+    """Return the shapes of full blocks of which a matrix consists."""
     shapes = [(r, c) for r in range(1, LARGEST_BLOCK + 1) for c in range(1, LARGEST_BLOCK + 1)]
     return [shape for shape in shapes if _may_be_full(rows, shape) and Blocks.of(rows, shape) is not None]
 
 
 def _may_be_full(rows: Any, shape: tuple[int, int]) -> bool:
-    """Whether rows of a block are as long as each other, which is seen quickly."""
+    """Return whether the rows of each block have equal lengths, a cheap necessary condition."""
     counts = np.diff(rows.indptr)
     if not rows.nnz or rows.shape[0] % shape[0] or (counts % shape[1]).any():
         return False
@@ -192,7 +192,7 @@ def _may_be_full(rows: Any, shape: tuple[int, int]) -> bool:
 
 
 def matrix_of(buffer: SparseBuffer, args: Arguments) -> Any:
-    """The pattern of an operand of a call."""
+    """Return the pattern of an operand of a call."""
     axis = buffer.axes[1]
     rows = sp.csr_array(tuple(int(Size(a.length).at(args.sizes)) for a in buffer.axes), dtype=np.bool_)
     rows.indptr, rows.indices = (args.arrays[str(a.name)] for a in (axis.indptr, axis.indices) if a is not None)
@@ -201,7 +201,7 @@ def matrix_of(buffer: SparseBuffer, args: Arguments) -> Any:
 
 
 class BlockedKernel(AssembledKernel):
-    """A kernel that multiplies blocks where both operands consist of full ones, and entries elsewhere.
+    """Kernel that multiplies blocks if both operands consist of full ones, and entries otherwise.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ class BlockedKernel(AssembledKernel):
 
     @cached_property
     def inner(self) -> AssembledKernel:
-        """The product of blocks."""
+        """The kernel of the product of blocks."""
         func = self.product.over(self.sizes)
         made = compile_cached(func, self.compiled.target, self.options, AssembledCompiled)
         return AssembledKernel(cast("AssembledCompiled", made))
@@ -255,7 +255,7 @@ class BlockedKernel(AssembledKernel):
         return m, n
 
     def blocks(self, buffer: SparseBuffer, args: Arguments, block: tuple[int, int]) -> Blocks | None:
-        """The blocks of an operand, kept for its pattern; None where they are not full."""
+        """Return the blocks of an operand, cached by its pattern, or None if they are not full."""
         rows = matrix_of(buffer, args)
         return self._structures.get((rows.shape, block), (rows.indptr, rows.indices), lambda: Blocks.of(rows, block))
 
@@ -272,7 +272,7 @@ class BlockedKernel(AssembledKernel):
 
 
 def entries(pattern: Pattern, block: tuple[int, int], shape: tuple[int, int]) -> Pattern:
-    """The elements of blocks as entries."""
+    """Convert the elements of blocks to entries."""
     keys = pattern.keys
     count = len(keys) * block[0] * block[1]
     if not count:
@@ -294,7 +294,7 @@ def _by_rows(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape:
 
 
 def _restored(func: Any, target: str, options: Options) -> BlockedKernel:
-    """A kernel out of what pickle kept."""
+    """Restore a kernel from its pickled state."""
     made = compile_cached(func, tvm.target.Target(target), options.unblocked(), AssembledCompiled)
     return BlockedKernel(cast("AssembledCompiled", made), options)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C function of an exported kernel that computes patterns: it allocates its results, and its caller frees them."""
+"""C interface of an exported kernel that computes patterns: it allocates its results, and the caller frees them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SELECTED = (
 
 
 class AssembledInterface(Interface):
-    """The C text around a kernel whose results have computed patterns.
+    """C source text around a kernel whose results have computed patterns.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class AssembledInterface(Interface):
 
     @property
     def chosen_by(self) -> list[Var]:
-        """What a kernel that selects is told besides."""
+        """The additional parameters of a kernel that selects entries."""
         if not self.selects:
             return []
         least = ordered(self.assembly.results[0].dtype)
@@ -72,7 +72,7 @@ class AssembledInterface(Interface):
 
     @property
     def ownership(self) -> list[str]:
-        """What the header says of memory."""
+        """The header's lines about memory ownership."""
         return [
             "The function allocates its results, and sets them to NULL if it fails. Free each with",
             f"{identifier(self.assembly.name, set())}_free, also where it has no entries.",
@@ -82,7 +82,7 @@ class AssembledInterface(Interface):
 
     @cached_property
     def allocated(self) -> list[tuple[str, str, str]]:
-        """The results: C type, name, and what the header says."""
+        """The results: C type, name, and description in the header."""
         axes, results = self.assembly.axes, self.assembly.results
         key = " and ".join(a.name for a in axes)
         below = f"coordinates of {key}" + (", as one number in row-major order" if len(axes) > 1 else "")
@@ -121,7 +121,7 @@ class AssembledInterface(Interface):
 
     @property
     def functions(self) -> list[str]:
-        """The compiled ones that are called."""
+        """The names of the compiled functions that the C function calls."""
         if self.assembly.merge is not None:
             return ["numeric"]
         return ["bound", "numeric"] if self.is_stamped or self.selects else ["bound", "symbolic", "numeric"]
@@ -132,14 +132,14 @@ class AssembledInterface(Interface):
         return self.assembly.rows[-1].count if self.assembly.rows else None
 
     def block(self, result: Result) -> str:
-        """Whether a coordinate has a block of elements, and how many it has."""
+        """Return C text: whether a coordinate has a block of elements, and the number of those."""
         if not result.inner:
             return "0, 1"
         return f"1, {reduce(lambda a, b: f'rt_times({a}, {b})', map(self.size_of, result.inner))}"
 
     @property
     def selection(self) -> list[str]:
-        """The fields of what is selected."""
+        """The C fields that describe the selection."""
         if not self.selects:
             return []
         top, least = len(self.given) - 2, len(self.given) - 1
@@ -182,13 +182,13 @@ class AssembledInterface(Interface):
 
 
 def _dtype(name: str) -> str:
-    """A dtype as DLPack has it."""
+    """Return the DLPack form of a dtype as C text."""
     _, kind, bits = TYPES[name]
     return f"{{{kind}, {bits}, 1}}"
 
 
 def _bits(result: Result) -> int:
-    """The first element of an accumulator, bit by bit."""
+    """Return the bits of an accumulator's initial element."""
     value = getattr(result.initial, "value", result.initial)
     held = np.array(value, "uint8" if result.held_dtype == "bool" else result.held_dtype)
     return int.from_bytes(held.tobytes(), "little")

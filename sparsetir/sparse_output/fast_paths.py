@@ -27,7 +27,7 @@ from sparsetir.utils import buffers
 from sparsetir.utils.buffers import LEAST_ROOM, Rooms
 from sparsetir.utils.threads import get_num_threads
 
-# Matrices that are stored as a program reads them: bound without asking what else they could be.
+# Matrices in the program's storage: bound without the conversions and checks of other arguments.
 
 
 ROWS = (sp.csr_array, sp.csr_matrix)
@@ -35,14 +35,14 @@ ROWS = (sp.csr_array, sp.csr_matrix)
 
 @dataclass(frozen=True)
 class Matrix:
-    """A buffer over dense rows with sparse columns, and what an argument must be to fill it as it is.
+    """A buffer over dense rows with sparse columns, and the requirements of arguments that fill it without conversion.
 
     Parameters
     ----------
     names : tuple of str
         The parameters of values, row pointers and column indices.
     dtypes : tuple of dtype
-        Theirs.
+        The dtypes of these arrays.
     sizes : tuple of str
         Symbols of the rows, the columns and the number of entries.
     level : Level
@@ -55,7 +55,7 @@ class Matrix:
     level: interop.Level
 
     def arrays(self, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Values, row pointers and column indices of a matrix that fills the buffer as it is; None of others."""
+        """Return values, row pointers and column indices of a matrix that fills the buffer as it is, or None."""
         if type(value) not in ROWS:
             return None
         arrays = value.data, value.indptr, value.indices
@@ -68,7 +68,7 @@ class Matrix:
         return arrays
 
     def take(self, args: Arguments, value: Any) -> bool:
-        """Note the arrays of a matrix, and whether it may fill the buffer as it is: see `is_sound`."""
+        """Store the arrays of a matrix; return whether types and sizes fit. `is_sound` validates index arrays."""
         arrays = self.arrays(value)
         if arrays is None:
             return False
@@ -81,7 +81,7 @@ class Matrix:
 
     @property
     def need_sorted(self) -> bool:
-        """Whether rows must be in order."""
+        """Whether rows must be sorted."""
         return self.level.sorted or self.level.unique
 
     def is_sound(self, value: Any, listed: np.ndarray | None = None) -> bool:
@@ -98,14 +98,14 @@ class Matrix:
         )
 
     def implies(self, value: Any, other: Matrix, same: Any) -> bool:
-        """Whether another buffer takes a matrix if this one takes `value`: they have the same arrays."""
+        """Return whether another buffer accepts `same` if this one accepts `value`: they share the index arrays."""
         is_one = value.indptr is same.indptr and value.indices is same.indices and value.shape == same.shape
         mine, its = self.level, other.level
         return is_one and mine.sorted >= its.sorted and mine.unique >= its.unique
 
 
 def matrix(signature: Signature, buffer: SparseBuffer) -> Matrix | None:
-    """The buffer, if scipy's compressed rows can fill it as they are."""
+    """Return the buffer as a `Matrix` if scipy's compressed rows can fill it as they are, else None."""
     if [axis.kind for axis in buffer.axes] != ["dense_fixed", "sparse_variable"] or buffer.dtype == "bfloat16":
         return None
     rows, columns = buffer.axes
@@ -123,7 +123,7 @@ def matrix(signature: Signature, buffer: SparseBuffer) -> Matrix | None:
 
 
 class CompressedRows:
-    """Binds calls whose sparse arguments are scipy's compressed rows, in the types of the program.
+    """Binder of calls whose sparse arguments are scipy's compressed rows, in the types of the program.
 
     Parameters
     ----------
@@ -137,9 +137,9 @@ class CompressedRows:
         self.numbers = {p.name: p for p in signature.params if not p.is_array}
 
     def arrays_of(self, matrices: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-        """The arrays of matrices that are stored as the program reads them; None for others.
+        """Return the arrays of matrices in the program's storage; None for others.
 
-        Nothing is looked at in their index arrays: compare them with those of a call that was bound.
+        The index arrays are not validated: compare them with those of a call that was bound.
         """
         found: dict[str, np.ndarray] = {}
         for name, value in matrices.items():
@@ -151,9 +151,9 @@ class CompressedRows:
         return found
 
     def bind(self, arguments: Mapping[str, Any], listing: Mapping[str, str] | None = None) -> Arguments | None:
-        """The arguments of a call; None for one of another kind, or that is wrong.
+        """Return the arguments of a call; None if they are of another kind or invalid.
 
-        Of a matrix in `listing` only the rows are read that the column indices of another one name.
+        Of a matrix in `listing`, only the rows are read that the column indices of another matrix name.
         """
         args = Arguments()
         taken: list[tuple[Matrix, Any]] = []
@@ -195,16 +195,15 @@ def are_sound(taken: list[tuple[Matrix, Any]]) -> bool:
 
 
 def is_number(value: Any, dtype: str) -> bool:
-    """Whether a number can be passed as it is."""
+    """Return whether a number can be passed as it is."""
     if dtype.startswith("int"):
         return is_integer(value) and abs(value) <= np.iinfo(dtype).max
     return dtype.startswith("float") and type(value) in (int, float)
 
 
-# Sums and elementwise products of matrices that are stored as a program reads them, with little around the loops.
+# Sums and elementwise products of matrices in the program's storage, with little overhead around the loops.
 #
-# The compiled function checks the rows that it merges: nothing is known of an operand before, and nothing is kept of
-# it.
+# The compiled function validates the rows that it merges, so no separate validation and no cached state are needed.
 
 
 class MergedRows:
@@ -240,14 +239,14 @@ class MergedRows:
 
     @classmethod
     def of(cls, rows: CompressedRows, params: list[Any], members: tuple[Axis, ...], *rest: Any) -> MergedRows | None:
-        """Of a program; None if it has other operands, or axes that several of them share."""
+        """Return the calls of a program; None if it has other operands, or axes that several of them share."""
         names = [name for matrix in rows.matrices.values() for name in matrix.names]
         shapes = {matrix.sizes[:2] for matrix in rows.matrices.values()}
         is_plain = sorted(names) == sorted(p.name for p in params if p.is_array) and len(rows.matrices) == len(members)
         return cls(rows, params, members, *rest) if is_plain and len(shapes) == 1 else None
 
     def __call__(self, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]]) -> Any:
-        """The result, by a function of some name; None for arguments that are checked and converted first, or wrong."""
+        """Compute the result with a named function; return None for invalid arguments, or ones that need conversion."""
         if not checks_are_on() or len(arguments) != self.given:
             return None
         ready: list[Any] = [None] * self.count
@@ -276,7 +275,7 @@ class MergedRows:
         return self.merged(ready, shape, model, function)
 
     def merged(self, ready: list[Any], shape: tuple[int, int], model: Any, function: Any) -> Any:
-        """The result for a list of arguments that fit."""
+        """Compute the result for a list of arguments that fit."""
         rows = shape[0]
         pointers = [ready[at] for at in self.pointers]
         ranges = merged_ranges(pointers, rows)
@@ -297,18 +296,18 @@ class MergedRows:
         return interop.sorted_rows(kind, indptr.astype(keys.dtype, copy=False), keys, values, shape)
 
     def filled(self, room: tuple[np.ndarray, ...], count: int) -> tuple[np.ndarray, ...]:
-        """The part of a room that is filled; the memory behind it is given back unless it is little."""
+        """Return the filled part of a buffer; the memory behind it is released unless it is little."""
         if count * 2 < len(room[0]) or count * self.rooms.item < LEAST_ROOM:
             for array in room:
                 array.resize(count, refcheck=False)
             return room
         found = tuple([array[:count] for array in room])
-        self.rooms.keep(room)  # once there is a view of it: another thread takes it otherwise
+        self.rooms.keep(room)  # only once views exist, since another thread may take it
         return found
 
 
 def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, room: tuple[np.ndarray, ...]) -> int:
-    """Move the entries of all chunks together, and say how many there are."""
+    """Make the entries of all chunks contiguous; return their number."""
     if len(first) == 1:
         return int(indptr[-1])
     filled = 0
@@ -324,14 +323,14 @@ def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, room: 
     return filled
 
 
-# Products of little work: one compiled function looks at the operands and computes the result, with little around it.
+# Small products: one compiled function validates the operands and computes the result, with little overhead.
 #
-# A thread of its own would cost more than it does, and so would arrays that are made for every call.
+# Waking a second thread would cost more than the work itself, and so would allocating arrays for every call.
 
 
-MOST_ENTERED = 1 << 18  # coordinates, repeated ones included, that are entered at once
-MOST_STORED = 1 << 20  # rows and entries of all operands, which one thread looks at
-SHARED_WORK = 1 << 12  # coordinates from which on several threads are sooner done
+MOST_ENTERED = 1 << 18  # products, repeated coordinates included, of a small call
+MOST_STORED = 1 << 20  # rows and entries of all operands, which one thread validates
+SHARED_WORK = 1 << 12  # products above which several threads are faster
 ROWS_FOR_ONE = 2  # that take as long as a coordinate
 MOST_COLUMNS = 1 << 18
 LEAST_COLUMNS = 1 << 12
@@ -339,12 +338,12 @@ LINE = 8  # words of a cache line
 
 
 def limits() -> tuple[int, int]:
-    """How many coordinates a small product enters at most, and how many rows and entries its operands have."""
+    """Return the maximum products of a small call, and the maximum rows and entries of its operands."""
     return MOST_ENTERED, MOST_STORED
 
 
 def function_for(matrices: Sequence[Any]) -> str:
-    """Which function makes a product of scipy's matrices at once, by the mean length of rows; "" if it is much work."""
+    """Return the name of the function for a small product, by the mean length of rows; "" for large products."""
     if not all(type(value) in ROWS for value in matrices):
         return ""
     counts, (most, stored) = [len(value.indices) for value in matrices], limits()
@@ -357,7 +356,7 @@ def function_for(matrices: Sequence[Any]) -> str:
 
 @dataclass
 class Operand:
-    """A matrix, and where its arrays stand among the parameters; values that nobody reads stand nowhere.
+    """A matrix, and the positions of its arrays among the parameters; None for values that are not read.
 
     Parameters
     ----------
@@ -367,7 +366,7 @@ class Operand:
     places : tuple of int or None
         Of values, row pointers and column indices.
     dtypes : tuple of dtype
-        Theirs.
+        The dtypes of these arrays.
     """
 
     name: str
@@ -376,7 +375,7 @@ class Operand:
     dtypes: tuple[np.dtype[Any], ...]
 
     def take(self, value: Any, ready: list[Any], sizes: dict[str, int]) -> int:
-        """Note the arrays of a matrix, and say how many rows and entries it has; -1 if it does not fit."""
+        """Store the arrays of a matrix; return the number of its rows and entries, or -1 if it does not fit."""
         if type(value) not in ROWS or len(value.shape) != 2:
             return -1
         rows, columns = value.shape
@@ -398,7 +397,7 @@ class Operand:
 
 @dataclass
 class Room:
-    """Accumulators, empty between calls, and room for the entries; `passed` is what the function takes of it."""
+    """Accumulators, empty between calls, and buffers for the entries; `passed` are the function's arguments."""
 
     columns: int
     chunks: int
@@ -409,7 +408,7 @@ class Room:
     split: list[np.ndarray]
 
     def copy_to(self, made: Sequence[np.ndarray]) -> None:
-        """Copy the coordinates and values that were written to arrays for so many."""
+        """Copy the written coordinates and values to arrays for so many."""
         filled, count = 0, len(made[0])
         spans = zip(self.split[1].tolist(), self.split[2].tolist(), strict=True) if self.chunks > 1 else [(0, count)]
         for first, end in spans:
@@ -420,7 +419,7 @@ class Room:
 
 
 class SmallCalls:
-    """Calls of a program over scipy's matrices with one result, while they are small.
+    """Small calls of a program over scipy's matrices with one result.
 
     Parameters
     ----------
@@ -428,7 +427,7 @@ class SmallCalls:
     options : Options
     signature : Signature
     operands : list of Operand
-        Filters are among them.
+        With the filters.
     """
 
     def __init__(self, assembly: Assembly, options: Options, signature: Signature, operands: list[Operand]) -> None:
@@ -447,7 +446,7 @@ class SmallCalls:
 
     @classmethod
     def of(cls, assembly: Assembly, options: Options, signature: Signature, rows: CompressedRows) -> SmallCalls | None:
-        """Of a program; None if it has other operands or several results, or collects its rows otherwise."""
+        """Return the calls of a program; None if it has other operands, several results, or other accumulators."""
         accumulators, results = options.accumulators, assembly.results
         if assembly.merge is not None or len(results) > 1 or results[0].inner or results[0].dtype == "bfloat16":
             return None
@@ -467,7 +466,7 @@ class SmallCalls:
     def __call__(
         self, by: str, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]], *selected: Any
     ) -> Any:
-        """The result by one of the functions; None for arguments that are converted first, or wrong, or too much."""
+        """Compute the result; return None for arguments that are invalid, too large or need conversion."""
         if not checks_are_on():
             return None
         ready: list[Any] = [None] * self.count
@@ -501,40 +500,40 @@ class SmallCalls:
         return interop.sorted_rows(kind, indptr, keys, values, (rows, columns))
 
     def function_for(self, arguments: Mapping[str, Any]) -> str:
-        """Which function makes the call; "" if these are other arguments, or much work."""
+        """Return the name of the function for a call; "" if the arguments are others or the product is too large."""
         if len(arguments) != len(self.operands) or not all(name in arguments for name in self.factors):
             return ""
         return function_for([arguments[name] for name in self.factors])
 
     def memory(self, count: int) -> list[np.ndarray]:
-        """Memory for so many coordinates and values of a result."""
+        """Return buffers for the coordinates and values of a result."""
         found = self.rooms.take(count)
         made = [array[:count] for array in found]
-        self.rooms.keep(found)  # once there is a view of it: another thread takes it otherwise
+        self.rooms.keep(found)  # only once views exist, since another thread may take it
         return made
 
     def chosen(self, room: Room, top: int | None = None, least: Any = None) -> list[Any]:
-        """What the choice of the largest entries takes."""
+        """Return the arguments of a selection of the largest entries."""
         if room.heap is None:
             return []
         most = len(room.keys)
         return [most if top is None else min(top, most), least, room.heap]
 
     def room(self, columns: int, entries: int, chunks: int) -> Room:
-        """That of an earlier call, or a new one."""
+        """Return the buffers of an earlier call if they fit, else new ones."""
         for room in popped(self.spare):
             if columns <= room.columns and (entries, chunks) == (len(room.keys), room.chunks):
                 return room
         return self.made(max(LEAST_COLUMNS, 1 << (columns - 1).bit_length()), entries, chunks)
 
     def made(self, columns: int, entries: int, chunks: int) -> Room:
-        """Room for rows with so many columns, a power of two, for so many entries, and for so many chunks."""
+        """Allocate buffers for rows with so many columns, a power of two, for so many entries and chunks."""
         result = self.assembly.results[0]
         keys = buffers.empty((entries,), self.key)
         values = buffers.empty((entries,), numpy_dtype(result.dtype))
         held, initial = np.dtype(numpy_dtype(result.held_dtype)), result.initial.value
         words = columns // WORD
-        tops = max(words // WORD, LINE)  # those of two threads in one line of the cache would wait for each other
+        tops = max(words // WORD, LINE)  # avoids false sharing of a cache line by two threads
         if self.is_stamped:
             shape = (chunks, columns + DUMPS)
             places = np.empty((chunks, columns), np.int32)
@@ -555,7 +554,7 @@ class SmallCalls:
 
 
 def _params(assembly: Assembly, signature: Signature) -> list[Any]:
-    """The parameters of the program that the function takes."""
+    """Return the parameters of the program that the function takes."""
     left_out = unread(assembly) | {r.storage for r in assembly.results}
     return [p for p in signature.params if p.name not in left_out]
 

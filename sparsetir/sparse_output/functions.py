@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symbolic and numeric phase: the compiled functions of a computed pattern."""
+"""Symbolic and numeric phase: the compiled functions that determine and fill a computed pattern."""
 
 from __future__ import annotations
 
@@ -68,24 +68,24 @@ from sparsetir.sparse_output.small import at_once
 
 # The functions behind a program with computed patterns.
 #
-# bound     what each row costs, by which rows are shared out, and how many coordinates it has at most
-# symbolic  how many coordinates each row has
-# numeric   the coordinates and values of each row, from a given place on, and where each row ends
-# looking   the same, where rows of a mask are looked up in long rows of an operand
+# bound     the work of each row, which the row partition balances, and an upper bound of its coordinates
+# symbolic  the number of coordinates of each row
+# numeric   the coordinates and values of each row, from a given position on, and where each row ends
+# looking   the same, where rows of a mask are searched in long rows of an operand
 # values    the values alone, where the pattern is known
-# packed    rows that were written with room between them, without it
-# small     all of it for a call of little work: the index arrays are looked at, too; see `at_once.py`
+# packed    compact rows that were written with unused slots between them
+# small     all phases of a call of little work, with the validation of the index arrays; see `small.py`
 # shared    the same on several threads
 #
-# Each but the first and `small` goes over chunks of rows in parallel; a chunk has an accumulator of its own.
+# All but `bound` and `small` iterate over chunks of rows in parallel; each chunk has its own accumulator.
 
 
 DENSE = 4  # entries in each block from which on they are marked in bytes
-SPARSE = 32  # blocks for each entry from which on it takes longer to go over them than to note where entries are
+SPARSE = 32  # blocks per entry above which marking the entries is faster than iterating over blocks
 
 
 class Functions:
-    """Makes the functions of one program."""
+    """Builder of the functions of one program."""
 
     def __init__(self, assembly: Assembly, rows: Rows, options: Options) -> None:
         self.assembly, self.rows, self.options = assembly, rows, options
@@ -97,7 +97,7 @@ class Functions:
         self.common = [p for p in rows.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
 
     def module(self, names: Sequence[str]) -> ir.IRModule:
-        """Those of these names that the program has, named after it."""
+        """Return a module of those of `names` that the program has, each prefixed with the program's name."""
         makers: dict[str, Callable[[], tirx.PrimFunc]] = {"numeric": self.numeric}
         if self.walks:
             makers["looking"] = partial(self.numeric, looks_up=True)
@@ -118,7 +118,7 @@ class Functions:
         return ir.IRModule({n: f.with_attrs({**attrs, "global_symbol": n}) for n, f in named.items()})
 
     def of_params(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
-        """A function of the lowered program's arrays, where it names those of the program as it was written."""
+        """Rewrite a function of the source program's arrays in terms of those of the lowered program."""
         lowered = {str(p.name): p for p in self.common}
         written = {p: lowered.get(str(p.name), p) for p in self.assembly.source.func.params}
         body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _kind: written.get(v, v)))
@@ -135,15 +135,15 @@ class Functions:
         return self.options.looks_up and self.is_stamped
 
     def is_operand(self, array: Var) -> bool:
-        """Whether an array is none of the results' stand-ins."""
+        """Return whether an array is not a stand-in of a result."""
         return self.assembly.result_of(array) is None
 
     def fetched(self, loop: tirx.For) -> list[tirx.Stmt]:
-        """Statements that fetch where the rows begin whose entries later steps of a loop count."""
+        """Return prefetches of the row pointers that later iterations of a loop read."""
         return fetches(loop, self.is_operand, rows=False)
 
     def walk_of(self, loop: tirx.For) -> Walk | None:
-        """What a loop is, where it goes over such a row."""
+        """Return the walk of a loop over an operand's row, or None if the loop is not one."""
         return next((w for w in self.walks if w.loop.same_as(loop)), None)
 
     @property
@@ -154,7 +154,7 @@ class Functions:
     # ------------------------------------------------------------------ the four
 
     def bound(self) -> tirx.PrimFunc:
-        """Of each row how many coordinates it enters, repeated ones included, and the most that it may have."""
+        """Compute the number of products of each row, repeats included, and an upper bound of its entries."""
         chunks = Var("chunks", ir.PrimType("int32"))
         work, bound = (array(name, LONG, self.rows.count) for name in ("work", "bound"))
         looks_up, saved = size("looks_up"), [array("saved", LONG, chunks)] if self.looks_up else []
@@ -188,7 +188,7 @@ class Functions:
         return tirx.PrimFunc(params, alone_or_shared(chunk, chunks, seq(*start, rows)))
 
     def symbolic(self) -> tirx.PrimFunc:
-        """Of each row the number of its coordinates."""
+        """Compute the number of coordinates of each row."""
         split, length = self.split(), array("length", LONG, self.rows.count)
         work = self.workspace(split, values=False)
         out = Output(cell("pos", LONG), cell("count", LONG), None, [], [])
@@ -197,7 +197,7 @@ class Functions:
         return tirx.PrimFunc([*self.common, *self.split_params(split), length, *work.params], body)
 
     def numeric(self, *, looks_up: bool = False) -> tirx.PrimFunc:
-        """The rows of a chunk one behind the other, from ``first[chunk]`` on; rows of a mask may be looked up."""
+        """Compute the rows of each chunk, contiguous from ``first[chunk]`` on; `looks_up` adds lookups under a mask."""
         split, ends = self.split(), array("ends", LONG, self.rows.count)
         capacity, first = size("capacity"), array("first", LONG, self.rows.count if split.order else split.chunks)
         work = self.stamps(split, looks_up=looks_up) if self.is_stamped else self.workspace(split, values=True)
@@ -226,9 +226,9 @@ class Functions:
         return tirx.PrimFunc(params, body)
 
     def merged(self, *, is_alone: bool = False) -> tirx.PrimFunc:
-        """Merged rows of a chunk one behind the other, in blocks; `faults` counts those with unsound rows.
+        """Merge the rows of each chunk in blocks, stored contiguously; `faults` counts blocks with invalid arrays.
 
-        A chunk alone has a function of its own: a parallel loop waits for every thread of the pool, even for one step.
+        A single chunk has its own function: a parallel loop waits for every thread of the pool, even for one step.
         """
         assembly, merge = self.assembly, self.assembly.merge
         assert merge is not None
@@ -259,7 +259,7 @@ class Functions:
         return tirx.PrimFunc(params, body)
 
     def values(self) -> tirx.PrimFunc:
-        """The values of rows whose coordinates are known."""
+        """Compute the values of rows whose coordinates are known."""
         split, capacity = self.split(), size("capacity")
         work = self.workspace(split, values=True)
         indptr = array("places", LONG, cast(self.rows.count, LONG) + long(1))
@@ -289,7 +289,7 @@ class Functions:
         return tirx.PrimFunc(params, body)
 
     def packed(self) -> tirx.PrimFunc:
-        """Rows that stand from ``first[row]`` on, one behind the other."""
+        """Copy rows that begin at ``first[row]`` into contiguous storage."""
         split, capacity, count = Split.of(self.rows), size("capacity"), size("packed_count")
         first = array("first", LONG, self.rows.count)
         indptr = array("places", LONG, cast(self.rows.count, LONG) + long(1))
@@ -317,16 +317,16 @@ class Functions:
     # ------------------------------------------------------------------ what they share
 
     def split(self) -> Split:
-        """The parameters that share out the rows."""
+        """Return the parameters of the row partition."""
         return Split.of(self.rows, ordered=self.options.orders(self.assembly))
 
     def split_params(self, split: Split) -> list[Var]:
-        """The parameters that share out the rows; those of a merge are bounded by their row pointers."""
+        """Return the parameters of the row partition; a merge needs no bounds besides its row pointers."""
         bound = [] if self.assembly.merge is not None else [split.bound]
         return [split.chunks, split.ranges, *split.order, *bound]
 
     def workspace(self, split: Split, *, values: bool) -> Workspace:
-        """The accumulators of all chunks."""
+        """Return the accumulators of all chunks."""
         width, words, tops = size("width"), size("words"), size("tops")
         held = self.arrays(split, width)
         bits, top = array("bits", LONG, split.chunks, words), array("top", "uint8", split.chunks, tops)
@@ -354,7 +354,7 @@ class Functions:
         )
 
     def parts(self, split: Split, *, values: bool) -> Parts | None:
-        """What holds the products of long rows, where those are sorted into segments."""
+        """Return the buffers for the products of long rows if those are sorted into segments, else None."""
         if self.update is None:
             return None
         count, room = size("segments"), size("parts")
@@ -365,11 +365,11 @@ class Functions:
         return Parts(count, room, places, keys, held)
 
     def arrays(self, split: Split, width: Var) -> list[Var]:
-        """Elements of each result, for each chunk."""
+        """Return the accumulators' elements of each result, for each chunk."""
         return [array(f"{r.name}_work", r.held_dtype, split.chunks, width, *r.block) for r in self.assembly.results]
 
     def stamps(self, split: Split, *, looks_up: bool = False) -> Stamps:
-        """What holds rows in the order of a mask, of all chunks."""
+        """Return the buffers of all chunks for rows in the order of a mask."""
         width, columns = size("width"), size("columns")
         held = self.arrays(split, width)
         seen, places = array("seen", "uint8", split.chunks, width), array("places", "int32", split.chunks, columns)
@@ -378,7 +378,7 @@ class Functions:
     def ways(
         self, out: Output, work: Workspace | Stamps, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
     ) -> Callable[[Var], list[tirx.Stmt]]:
-        """What is done with a row: short ones by ranks or by insertion, others in an array."""
+        """Choose how a row is accumulated: short rows by ranks or by insertion, others in an array or a table."""
 
         accumulators = self.options.accumulators
         ranked = 0 if accumulators.is_table else accumulators.ranked
@@ -401,7 +401,7 @@ class Functions:
         return at
 
     def larger(self, out: Output, work: Workspace, chunk: Var, row: Var, entered: ir.Expr) -> tirx.Stmt:
-        """A row in an array or a table."""
+        """Emit a long row, accumulated in an array or a table."""
         kind = self.options.accumulators.kind
         if kind == "table":
             return self.collected(Table(out, chunk, work.arrays, work.bits, entered), row, work, chunk)
@@ -421,7 +421,7 @@ class Functions:
     def in_segments(
         self, out: Output, work: Workspace, chunk: Var, row: Var, bound: ir.Expr, whole: tirx.Stmt
     ) -> tirx.Stmt:
-        """A long row, one segment of its columns after the other; others as a `whole`."""
+        """Emit a long row segment by segment of its columns, or `whole` where segments do not pay."""
         update, parts = self.update, work.parts
         assert update is not None
         assert parts is not None
@@ -453,7 +453,7 @@ class Functions:
         return seq(put(out.count, long(0)), parts.collected(chunk, bound, count, keep, one, whole))
 
     def each_entered(self, stmts: Callable[[Var], list[tirx.Stmt]], work: Workspace, chunk: Var) -> tirx.Stmt:
-        """The body of a row with statements for every coordinate that it enters."""
+        """Emit the body of a row with `stmts` in place of every scatter."""
 
         def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
             scatter = self.rows.scatter_of(store)
@@ -465,12 +465,12 @@ class Functions:
         return structural_mutate(self.rows.body, [(tirx.BufferStore, on_store)])
 
     def collected(self, accumulator: Accumulator, row: Var, work: Workspace, chunk: Var) -> tirx.Stmt:
-        """A row in an accumulator, written out."""
+        """Emit a row that is collected in an accumulator and then written out."""
         body = self.scattered(accumulator, work, chunk)
         return seq(*accumulator.begin(), *self.filtered(body, work, chunk, row), *accumulator.finish())
 
     def under_mask(self, out: Output, work: Stamps, chunk: Var, row: Var) -> tirx.Stmt:
-        """A row in the order of the mask's, written out."""
+        """Emit a row that is collected in the order of the mask's row and then written out."""
         coordinate, count = self.mask_row(row)
         stamped = Stamped(out, chunk, work.arrays, work.seen, work.places, count, coordinate, self.options.whole)
         usual = lambda _loop, stmt: stmt  # noqa: E731
@@ -479,7 +479,7 @@ class Functions:
         return seq(*stamped.begin(), body, *stamped.finish())
 
     def mask_row(self, row: Var) -> tuple[Callable[[Var], ir.Expr], ir.Expr]:
-        """The coordinates of a row of the mask, and how many there are."""
+        """Return a function of the coordinates of a mask's row, and their number."""
         mask = self.assembly.mask
         assert mask is not None
         above = cast(row, mask.idtype)
@@ -487,7 +487,7 @@ class Functions:
         return lambda step: cast(mask.coordinate(begin + step, step, []), LONG), count
 
     def looked_up(self, stamped: Stamped, held: Lookups, loop: tirx.For, usual: tirx.Stmt) -> tirx.Stmt:
-        """A loop, or what the mask's row finds in the operand's row that it goes over."""
+        """Emit a loop, or a search for the mask's coordinates in the operand's row where that takes less work."""
         walk = self.walk_of(loop)
         if walk is None:
             return usual
@@ -510,7 +510,7 @@ class Functions:
         return held.over(walk, count, coordinate, found, tirx.IfThenElse(pays, searched, usual))
 
     def filtered(self, body: tirx.Stmt, work: Workspace, chunk: Var, row: Var) -> list[tirx.Stmt]:
-        """The body of a row between two loops over the entries of each filter, which set and clear its bits."""
+        """Emit the body of a row between two loops over the entries of each filter, which set and clear its bits."""
         set_: list[tirx.Stmt] = []
         clear: list[tirx.Stmt] = []
         for axis, bits in zip(self.assembly.filters, work.allowed, strict=True):
@@ -525,7 +525,7 @@ class Functions:
         return [*set_, self.at_row(row, body), *clear]
 
     def passes(self, key: ir.Expr, work: Workspace | Stamps, chunk: Var) -> ir.Expr | None:
-        """Whether all filters store a coordinate, none of them in a complement."""
+        """Return the condition that all filters store a coordinate, or that none does with `complement`."""
         wide, found = cast(key, LONG), None
         for bits in work.allowed:
             bit = (tirx.BufferLoad(bits, [chunk, wide >> long(6)]) >> (wide & long(63))) & long(1)
@@ -540,12 +540,12 @@ class Functions:
         chunk: Var,
         other: Callable[[tirx.For, tirx.Stmt], tirx.Stmt] = lambda _, usual: usual,
     ) -> tirx.Stmt:
-        """The body of a row with every scatter into `accumulator`; of the coordinates alone without values.
+        """Emit the body of a row with every scatter into `accumulator`; without values, only coordinates are entered.
 
-        `other` may take a loop of it in another way than the usual one.
+        `other` may replace the code of a loop.
         """
 
-        blocks: list[Var] = []  # the coordinate of the block that a loop goes over
+        blocks: list[Var] = []  # the coordinate of the block that the enclosing loop iterates over
 
         def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
             block = self.rows.block_of(loop)
@@ -574,20 +574,20 @@ class Functions:
         return structural_mutate(self.rows.body, [(tirx.For, on_for), (tirx.BufferStore, on_store)])
 
     def key(self) -> Var:
-        """A variable for the coordinate that is entered."""
+        """Return a variable for the coordinate that is entered."""
         return Var("key", ir.PrimType(self.assembly.key_dtype))
 
     def entered(
         self, key: Var, value: ir.Expr, stmts: list[tirx.Stmt], work: Workspace | Stamps, chunk: Var, *also: ir.Expr
     ) -> tirx.Stmt:
-        """Statements for a coordinate that the filters let pass."""
+        """Emit statements for a coordinate that passes the filters."""
         passes = self.passes(key, work, chunk)
         conditions = [*also, *([] if passes is None else [passes])]
         guarded = tirx.IfThenElse(conjunction(conditions), seq(*stmts), None) if conditions else seq(*stmts)
         return seq(tirx.Bind(key, value), guarded)
 
     def at_row(self, row: Var, stmt: tirx.Stmt) -> tirx.Stmt:
-        """A statement of the row loop for a row of 64 bits."""
+        """Substitute a 64-bit row for the row loop's variable."""
         return substitute(stmt, {self.rows.var: cast(row, str(self.rows.var.ty.dtype))})
 
     def chunks(
@@ -598,7 +598,7 @@ class Functions:
         start: Callable[[Var], list[tirx.Stmt]] = lambda _: [],
         before: Callable[[Var], list[tirx.Stmt]] = lambda _: [],
     ) -> tirx.Stmt:
-        """The parallel loop over chunks around the loop over the rows of one."""
+        """Emit the parallel loop over chunks around the loop over the rows of one."""
         chunk, step, row = Var("chunk", ir.PrimType("int32")), size("step"), size("row")
         first, after = (tirx.BufferLoad(split.ranges, [chunk + n]) for n in (0, 1))
         inner = seq(tirx.Bind(row, split.row(first + step)), *before(row), *way(chunk)(row))
@@ -628,7 +628,7 @@ class Workspace:
 
     @property
     def params(self) -> list[Var]:
-        """In the order of the functions."""
+        """The parameters in the order of the functions' signatures."""
         sizes = [self.width] if self.has_values else []
         marks = [self.bits] if self.is_table else [self.bits, self.bytes, self.top, self.high]
         parts = [] if self.parts is None else self.parts.params
@@ -636,18 +636,18 @@ class Workspace:
 
     @property
     def known_params(self) -> list[Var]:
-        """Those that are wanted where the pattern is known."""
+        """The parameters that are used where the pattern is known."""
         return [self.width, *self.arrays, *self.masks]
 
     @property
     def masks(self) -> list[Var]:
-        """What holds the filters of a row."""
+        """The parameters that hold the filters of a row."""
         return [self.mask_words, *self.allowed] if self.allowed else []
 
 
 @dataclass(frozen=True)
 class Stamps:
-    """Parameters that hold rows in the order of a mask: see `Stamped`."""
+    """Parameters that hold rows in the order of a mask, as `Stamped` uses them."""
 
     width: Var
     columns: Var
@@ -661,7 +661,7 @@ class Stamps:
 
     @property
     def params(self) -> list[Var]:
-        """In the order of the functions."""
+        """The parameters in the order of the functions' signatures."""
         looked = [] if self.lookups is None else self.lookups.params
         return [self.width, self.columns, *self.arrays, self.seen, self.places, *looked]
 
@@ -687,7 +687,7 @@ class _Known:
 
 
 def _update(scatter: Scatter, held: Var, place: list[ir.Expr]) -> tirx.Stmt:
-    """The statement of a scatter on the element in an accumulator; 16-bit floats are added up in 32 bits."""
+    """Emit a scatter into an element of an accumulator; 16-bit floats are accumulated in 32 bits."""
     place, dtype = [*place, *scatter.inner], scatter.result.dtype
     if str(held.ty.dtype) == dtype:
         return tirx.BufferStore(held, with_own(scatter, tirx.BufferLoad(held, place)), place)
@@ -696,45 +696,45 @@ def _update(scatter: Scatter, held: Var, place: list[ir.Expr]) -> tirx.Stmt:
     return tirx.BufferStore(held, widened(value, {narrow: held}), place)
 
 
-# The machine code of a program with computed patterns: several functions in one library.
+# Machine code of a program with computed patterns: several functions in one library.
 
 
 LATE = [tirx.transform.ConvertSSA(), PromoteHalves, *TO_FLAT]
 
 
 class AssembledCompiled(Compiled):
-    """Like `Compiled`, with several functions: see `sparsetir.sparse_output.functions`."""
+    """Machine code of several functions in one library; `sparsetir.sparse_output.functions` describes them."""
 
     @cached_property
     def assembly(self) -> Assembly:
-        """The program with dense stand-ins."""
+        """The program with dense stand-ins of its results."""
         with own_errors():
             return assemble(self.func)
 
     @cached_property
     def functions(self) -> Functions:
-        """What makes its functions."""
+        """The builder of the functions."""
         with own_errors():
             return Functions(self.assembly, lower_rows(self.assembly), self.schedule or Options())
 
     @cached_property
     def held(self) -> tuple[str, ...]:
-        """The names of the functions that are compiled with it."""
+        """The names of the functions that are compiled with the program."""
         names = (self.schedule or Options()).functions
         return ("alone",) if names == FIRST and self.assembly.merge is not None else names
 
     @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
-        """All functions, those that wait for a call that wants them, too."""
+        """The modules of all functions by stage, including functions that are compiled on demand."""
         made = self._module(FUNCTIONS)
         return {2: made, 3: run(LATE, made)}
 
     def stage(self, stage: int) -> Any:
-        """All functions at a stage."""
+        """Return the module of all functions at a stage."""
         return self.stages[stage]
 
     def compile(self) -> None:
-        """Lower and compile the functions that it holds."""
+        """Lower and compile the functions of `held`."""
         made = self._module(self.held)
         self.library = machine_code(run(LATE, made), self.target)
 
@@ -743,18 +743,18 @@ class AssembledCompiled(Compiled):
             return self.functions.module(names)
 
     def load(self, path: Path, facts: dict[str, Any]) -> None:
-        """Take the machine code from a library on disk."""
+        """Load the machine code from a library on disk."""
         self.read_library(path, facts)
 
     def named(self, name: str) -> Callable[..., Any]:
-        """One of the functions."""
+        """Return one of the compiled functions."""
         if self.library is None:
             raise VerifyError("this program is not compiled yet")
         found: Callable[..., Any] = self.library[f"{self.name}_{name}"]
         return found
 
     def of(self, func: tirx.PrimFunc) -> Compiled:
-        """Another program, not compiled yet."""
+        """Return another program with this target and schedule, not compiled yet."""
         return AssembledCompiled(func, self.target, self.schedule)
 
 

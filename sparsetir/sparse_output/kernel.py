@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that compute the pattern of their results."""
+"""Kernels that compute the pattern of their results: symbolic and numeric phase, buffer reuse, and export."""
 
 from __future__ import annotations
 
@@ -62,26 +62,26 @@ from sparsetir.utils.buffers import LEAST_ROOM, MOST_ROOM, Rooms
 from sparsetir.utils.memory import memory_size
 from sparsetir.utils.threads import get_num_threads
 
-WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked at together
-OFTEN = 100  # calls of little work, after which a function for them is compiled
-MOST_COUNTS = 2  # arrays with a number for each row that wait for the next call
+WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are loaded together
+OFTEN = 100  # small calls after which a function for them is compiled
+MOST_COUNTS = 2  # arrays of one number a row that are kept for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = max(1 << 28, memory_size() // 2)  # of addresses for a result that is written before its size is known
-HELD_BYTES = 1 << 28  # of such addresses that wait for the next call
+HELD_BYTES = 1 << 28  # of such addresses that are kept for the next call
 CHOSEN = ("top", "above")  # arguments of a kernel that selects
 MUCH = 8  # a gain that is at least the inverse of what is left counts
 MOST_COORDINATES = 2**63 - 1  # below a row: of several axes they are one number
-HYPERSPARSE = 2  # elements for each entry of the operands from which on hash tables are sooner done
+HYPERSPARSE = 2  # elements per entry of the operands above which hash tables are faster
 MOST_WASTE = 1.5  # times as much memory as its entries that a result may hold
 
 
 class AssembledKernel(Saved):
-    """A compiled program that computes the pattern of its results, called by buffer names.
+    """Compiled program that computes the pattern of its results, called by buffer names.
 
     Parameters
     ----------
     compiled : AssembledCompiled
-        What `sparsetir.build` made of it.
+        The program as compiled by `sparsetir.build`.
 
     Examples
     --------
@@ -121,14 +121,14 @@ class AssembledKernel(Saved):
         self._earlier = None if any(r.inner for r in self.assembly.results) else Rooms(dtypes)
 
     def _kept_of_products(self) -> list[np.dtype[Any]] | None:
-        """The dtypes of what is kept of each product of a long row; None where such rows are not cut."""
+        """Return the dtypes of the parts that are stored of each product of a long row, or None without segments."""
         if self.options.accumulators.kind != "segments" or self.assembly.merge is not None:
             return None
         update = self.compiled.functions.update
         return None if update is None else [np.dtype(numpy_dtype(str(part.ty.dtype))) for part in update.parts]
 
     def _rows_to_merge(self) -> MergedRows | None:
-        """What makes calls with scipy's matrices; None where rows are not merged."""
+        """Return the fast path of merged rows of scipy's matrices, or None if rows are not merged."""
         merge, results = self.assembly.merge, self.assembly.results
         if merge is None or len(results) > 1 or results[0].inner or results[0].dtype == "bfloat16":
             return None
@@ -137,7 +137,7 @@ class AssembledKernel(Saved):
         return MergedRows.of(self.rows, params, merge.members, merge.how, dtypes)
 
     def _row_orders(self) -> RowOrders | None:
-        """Orders of the rows, where the functions take one."""
+        """Return the row orders if the functions take one, else None."""
         if not self.is_ordered:
             return None
         order, program = self.options.accumulators.order, self.assembly.source
@@ -153,7 +153,7 @@ class AssembledKernel(Saved):
 
     @property
     def accumulators(self) -> Accumulators:
-        """How it collects rows."""
+        """The accumulators that collect rows."""
         return self.options.accumulators
 
     def __repr__(self) -> str:
@@ -192,17 +192,17 @@ class AssembledKernel(Saved):
         return self.returned(args, self.assemble(args, *chosen), arguments)
 
     def merged_at_once(self, arguments: Mapping[str, Any]) -> Any:
-        """The result for matrices of scipy that are stored as the program reads them; None for others."""
+        """Compute the result for scipy's matrices in the program's storage; return None for others."""
         rows = self._merged_rows
         return None if rows is None else rows(arguments, self.function)
 
     @cached_property
     def small_calls(self) -> SmallCalls | None:
-        """What makes calls of little work; None where there is no function for them."""
+        """The fast path of small calls, or None if the program has none."""
         return SmallCalls.of(self.assembly, self.options, self.signature, self.rows)
 
     def _often_small(self, arguments: Mapping[str, Any], *selected: Any) -> Any:
-        """As `small_at_once`, from when on there were so many calls that its function is worth compiling."""
+        """Run `small_at_once` once there were so many small calls that its function is worth compiling."""
         calls = self.small_calls
         name = "" if calls is None else calls.function_for(arguments)
         if calls is None or not name:
@@ -212,22 +212,22 @@ class AssembledKernel(Saved):
         return calls(name, arguments, self.function, *selected) if is_ready else None
 
     def small_at_once(self, name: str, arguments: Mapping[str, Any], *selected: Any) -> Any:
-        """The result for small matrices of scipy that are stored as the program reads them; None for others."""
+        """Compute the result for small scipy matrices in the program's storage; return None for others."""
         calls = self.small_calls
         return None if calls is None else calls(name, arguments, self.function, *selected)
 
     def _chosen(self, arguments: dict[str, Any]) -> tuple[int | None, Any]:
-        """What is kept of each row, taken out of the arguments of a call."""
+        """Pop the selection of each row's entries from the arguments of a call."""
         top, above = (arguments.pop(name, None) for name in CHOSEN)
         return top_of(top), least_of(above, self.assembly.results[0].dtype)
 
     def selecting(self) -> AssembledKernel:
-        """The kernel that keeps the largest entries of each row, told how many by ``top=`` and ``above=``.
+        """Return the kernel that keeps the largest entries of each row, given by ``top=`` and ``above=``.
 
         Returns
         -------
         AssembledKernel
-            Called as this one, with two arguments more, which mean what they do to `sparsetir.matmul`.
+            Called as this kernel, with two more arguments, which have the meaning of those of `sparsetir.matmul`.
 
         Raises
         ------
@@ -250,7 +250,7 @@ class AssembledKernel(Saved):
         return AssembledKernel(cast("AssembledCompiled", made))
 
     def prepare(self, unnamed: tuple[Any, ...], arguments: dict[str, Any]) -> Arguments:
-        """The arguments of a call, checked in full."""
+        """Return the arguments of a call, fully validated."""
         if unnamed:
             raise self.signature.unnamed(unnamed)
         bound = self.rows.bind(arguments, self._listing)
@@ -270,7 +270,7 @@ class AssembledKernel(Saved):
 
     @cached_property
     def _listing(self) -> dict[str, str]:
-        """Operands of which only rows are read that the column indices of another operand name, and that operand."""
+        """Operands of which only the rows named by another operand's column indices are read, with that operand."""
         program, is_ordered = self.assembly.source, self._orders is not None
         if self.assembly.filters or self.assembly.merge is not None or is_ordered or len(program.iterations) != 1:
             return {}
@@ -283,7 +283,8 @@ class AssembledKernel(Saved):
             axes = {over.get(x.indices[0]) if isinstance(x.indices[0], Var) else None for x in loads}
             axis = axes.pop() if len(axes) == 1 else None
             listing[name] = name if axis is None else columns.get(axis, name)
-        # A matrix that is read by another one's indices must not list rows itself: it is validated first, as a whole.
+        # A matrix that is read through another one's indices must not list rows itself: it is validated first, as a
+        # whole.
         chains = {name for name, by in listing.items() if by == name}
         return {name: by for name, by in listing.items() if by != name and by in chains}
 
@@ -292,13 +293,13 @@ class AssembledKernel(Saved):
         return self.assembly.source.buffers[view].name in self.rows.matrices
 
     def unknown(self, name: str) -> ArgumentTypeError:
-        """The error for an argument that a call does not take."""
+        """Return the error for an argument that a call does not take."""
         if name in CHOSEN:
             return ArgumentTypeError(f"{name} is an argument of kernel.selecting(), which keeps the largest entries")
         return self.signature.unknown(name)
 
     def returned(self, args: Arguments, pattern: Pattern, arguments: dict[str, Any]) -> Any:
-        """The results in the class of the first sparse argument."""
+        """Return the results in the class of the first sparse argument."""
         model = next((v for v in arguments.values() if interop.is_sparse(v)), None)
         count = len(pattern.values)
         out = tuple(
@@ -327,7 +328,8 @@ class AssembledKernel(Saved):
     # ------------------------------------------------------------------ the pattern and its values
 
     def assemble(self, args: Arguments, top: int | None = None, above: Any = None) -> Pattern:
-        """Compute pattern and values; if it selects, of each row the `top` largest entries `above` a number."""
+        """Compute pattern and values; if the kernel selects, only the `top` largest entries `above` a number of each
+        row."""
         if self.is_wide(args):
             return self.tabled.assemble(args, top, above)
         call = self.begin(args)
@@ -339,7 +341,7 @@ class AssembledKernel(Saved):
         return pattern
 
     def is_wide(self, args: Arguments) -> bool:
-        """Whether an element for every coordinate of a row takes too much memory."""
+        """Return whether an element for every coordinate of a row takes too much memory."""
         if self.options.accumulators.is_table or self.assembly.merge is not None:
             return False
         item = 1 + self.item_bytes(args.sizes, [r.held_dtype for r in self.assembly.results])
@@ -348,19 +350,19 @@ class AssembledKernel(Saved):
             return True
         if not self.is_stamped or elements * (item + PLACE_BYTES) <= KEPT_BYTES:
             return False
-        # What is not kept for the next call is filled in each, also for rows that are mostly empty.
+        # Accumulators that are not kept between calls are initialised in each, even for rows that are mostly empty.
         values = {str(b.storage.name) for b in self.signature.buffers.values()}
         entries = sum(array.size for name, array in args.arrays.items() if name in values)
         return elements > HYPERSPARSE * entries
 
     @cached_property
     def tabled(self) -> AssembledKernel:
-        """The same program with hash tables."""
+        """This program's kernel with hash tables."""
         made = compile_cached(self.func, self.compiled.target, self.options.tabled(), AssembledCompiled)
         return AssembledKernel(cast("AssembledCompiled", made))
 
     def is_roomy(self, call: Call) -> bool:
-        """Whether the rows are written before their lengths are known."""
+        """Return whether the rows are written before their lengths are known."""
         if self.assembly.merge is not None or self.options.select or self.is_stamped:
             return True
         if self.options.accumulators.counted:
@@ -370,7 +372,7 @@ class AssembledKernel(Saved):
         return call.bound is None or int(call.bound.sum()) * item <= most
 
     def begin(self, args: Arguments) -> Call:
-        """Count what the rows enter, and share them out."""
+        """Compute the work of the rows, and partition them."""
         rows = 1 if self._count is None else int(self._count.at(args.sizes))
         width = self._width(args.sizes)
         common = argument_list(self.signature, args, without=self._results)
@@ -389,17 +391,17 @@ class AssembledKernel(Saved):
         )
 
     def counts(self, rows: int) -> np.ndarray:
-        """Memory for a number for each row: that of an earlier call, whose pages the system need not clear again."""
+        """Return a buffer of one number a row, reused from an earlier call so that the system need not clear pages."""
         held = next(popped(self._counts), None)
         return held if held is not None and len(held) == rows else np.empty(rows, np.int64)
 
     def keep_counts(self, held: np.ndarray) -> None:
-        """Keep memory of `counts` that nobody reads any more."""
+        """Keep an unreferenced buffer of `counts` for a later call."""
         if held.nbytes * MOST_COUNTS <= KEPT_BYTES and len(self._counts) < MOST_COUNTS:
             self._counts.append(held)
 
     def counted(self, args: Arguments, common: list[Any], rows: int) -> tuple[np.ndarray, np.ndarray, Lookups | None]:
-        """What each row costs, how many coordinates it has at most, and how rows of a mask are looked up."""
+        """Compute the work of each row, an upper bound of its coordinates, and the lookups of a mask's rows."""
         cost, bound = self.counts(rows), self.counts(rows)
         threads = get_num_threads() if rows > SERIAL_WORK else 1
         if not self.looks_up:
@@ -419,7 +421,7 @@ class AssembledKernel(Saved):
         return cost, bound, found
 
     def lookups(self, args: Arguments, spared: int) -> Lookups:
-        """How rows of a mask are looked up where that spares so much work."""
+        """Choose the lookups of a mask's rows from the work that they would save."""
         walks = self.compiled.functions.walks
         if not walks or walks[0].axis.indptr is None:
             return Lookups.none()
@@ -428,12 +430,12 @@ class AssembledKernel(Saved):
         return Lookups.of(indptr, indices, self._width(args.sizes), spared)
 
     def _columns(self, args: Arguments) -> int:
-        """Of the rows that an order compares."""
+        """Return the number of columns of the rows that an order compares."""
         axis = rows_axis(self.assembly.source, self.assembly.rows[-1])
         return 0 if axis is None else int(Size(axis.length).at(args.sizes))
 
     def two_phases(self, call: Call) -> Pattern:
-        """Find the length of every row, then write the rows where they belong."""
+        """Run the symbolic phase, then write the rows at their final positions."""
         work = self.take(call)
         length = np.zeros(call.rows, np.int64)
         if call.rows:
@@ -448,7 +450,7 @@ class AssembledKernel(Saved):
         return Pattern(self._held_shape(call), indptr, keys, values)
 
     def ordered_rows(self, call: Call) -> Pattern:
-        """Write rows where they may begin at most, then copy them together."""
+        """Write rows at upper bounds of their positions, then compact them."""
         work = self.stamps(call) if self.is_stamped else self.take(call)
         first = running(cast("np.ndarray", call.bound))
         room = self.room(int(first[-1]), call.sizes)
@@ -467,7 +469,7 @@ class AssembledKernel(Saved):
         return Pattern(self._held_shape(call), indptr, keys, values)
 
     def merged(self, call: Call) -> Pattern:
-        """Merge the rows of each chunk from where they may begin at most, then close the gaps."""
+        """Merge the rows of each chunk from an upper bound of its position on, then close the gaps."""
         how = cast("Merge", self.assembly.merge).how
         indptr, faults = np.zeros(call.rows + 1, np.int64), np.zeros(call.chunks, np.int64)
         first, total = merged_places(call.pointers, call.ranges, how)
@@ -475,14 +477,14 @@ class AssembledKernel(Saved):
         if call.rows and total:
             name = "alone" if call.chunks == 1 else "numeric"
             self.run(name, *call.split, indptr[1:], total, first, keys, *values, faults)
-        if faults.any():  # the arrays were checked: somebody changes them, or has the checks left out
+        if faults.any():  # validated arrays were changed meanwhile, or the checks are off
             raise StructureError(f"the rows that {self.name} merges are not sorted, or changed during the call")
         parts = self.parts(call, indptr, first)
         keys, *values = (closed(array, parts) for array in (keys, *values))
         return Pattern(self._held_shape(call), indptr, keys, values)
 
     def one_phase(self, call: Call, top: int | None = None, above: Any = None) -> Pattern:
-        """Write the rows of each chunk from where they may begin at most, then close the gaps."""
+        """Write the rows of each chunk from an upper bound of its position on, then close the gaps."""
         if self.assembly.merge is not None:
             return self.merged(call)
         first, total = self.places(call, top)
@@ -500,9 +502,9 @@ class AssembledKernel(Saved):
         return Pattern(self._held_shape(call), indptr, keys, values)
 
     def together(self, room: list[np.ndarray], parts: list[tuple[int, int, int]]) -> list[np.ndarray]:
-        """The parts of a room without gaps: in the room if they are most of it or it is large, else elsewhere."""
+        """Compact the parts of a buffer: in place if they fill most of it or it is large, else in new arrays."""
         count, nbytes = sum(count for _, _, count in parts), sum(a.nbytes for a in room)
-        written = nbytes * count // max(len(room[0]), 1)  # the rest has never become memory
+        written = nbytes * count // max(len(room[0]), 1)  # untouched pages are not resident
         if nbytes > KEPT_BYTES and written > MOST_ROOM:
             return [closed(array, parts) for array in room]
         if self._earlier is None or nbytes < LEAST_ROOM:
@@ -513,7 +515,7 @@ class AssembledKernel(Saved):
         else:
             found = self._earlier.take(count)
             made = [array[:count] for array in found]
-            self._earlier.keep(found)  # once there is a view of it: another thread takes it otherwise
+            self._earlier.keep(found)  # only once views exist, since another thread may take it
         for source, target in zip(room, made, strict=True):
             gather(source, parts, target)
         if nbytes <= HELD_BYTES:
@@ -521,7 +523,7 @@ class AssembledKernel(Saved):
         return made
 
     def parts(self, call: Call, indptr: np.ndarray, first: np.ndarray) -> list[tuple[int, int, int]]:
-        """Of each chunk where its entries stand, where they belong and how many there are; mends the row pointers."""
+        """Return source, target and length of each chunk's entries, and correct the row pointers."""
         filled, parts = 0, []
         for source, (begin, end) in zip(first.tolist(), pairwise(call.ranges), strict=True):
             if end > begin:
@@ -532,7 +534,8 @@ class AssembledKernel(Saved):
         return parts
 
     def room(self, count: int, sizes: dict[str, int]) -> list[np.ndarray]:
-        """Memory for coordinates and values: that of an earlier call, whose pages the system need not clear again."""
+        """Return buffers for coordinates and values, reused from an earlier call so that the system need not clear
+        pages."""
         for room in popped(self._rooms):
             blocks = [self.block(n, sizes) for n in range(len(room) - 1)]
             is_like = all(a.shape[1:] == _flat(b) for a, b in zip(room[1:], blocks, strict=True))
@@ -544,7 +547,7 @@ class AssembledKernel(Saved):
         return [keys, *values]
 
     def places(self, call: Call, top: int | None) -> tuple[np.ndarray, int]:
-        """Where each chunk begins at most, and the end of the last one."""
+        """Return upper bounds of the positions where the chunks begin, and the end of the last one."""
         bound = cast("np.ndarray", call.bound)
         parts = [bound[a:b] for a, b in pairwise(call.ranges)]
         if top is None:
@@ -554,12 +557,12 @@ class AssembledKernel(Saved):
         if self.is_stamped:
             sums = [count + 1 for count in sums]  # rows under a mask write one ahead
         if self.options.select:
-            sums.append(LANES)  # which are read behind the last row
+            sums.append(LANES)  # bytes that are read behind the last row
         room = running(np.array(sums, np.int64))
         return room[: len(parts)], int(room[-1])
 
     def selected(self, call: Call, top: int | None, least: Any) -> list[Any]:
-        """What the choice of the largest entries takes."""
+        """Return the arguments of a selection of the largest entries."""
         if not self.options.select:
             return []
         dtype = numpy_dtype(ordered(self.assembly.results[0].dtype))
@@ -577,7 +580,7 @@ class AssembledKernel(Saved):
         values: list[np.ndarray],
         *selected: Any,
     ) -> None:
-        """Write rows from `first` of each chunk on, and where each ends."""
+        """Run the numeric phase: write the rows of each chunk from `first` on, and where each ends."""
         if not call.rows or not len(keys):
             return
         first = np.ascontiguousarray(first)
@@ -585,30 +588,30 @@ class AssembledKernel(Saved):
         self.run(name, *call.split, ends, len(keys), first, keys, *values, *work.params_of(call), *selected)
 
     def can_refill(self, args: Arguments) -> bool:
-        """Whether a function computes the values of a known pattern alone."""
+        """Return whether a function computes the values of a known pattern alone."""
         has_values = self.assembly.merge is None and not self.is_stamped and not self.options.accumulators.is_table
         return has_values and not self.is_wide(args)
 
     # ------------------------------------------------------------------ memory
 
     def block(self, number: int, sizes: dict[str, int]) -> tuple[int, ...]:
-        """The shape of what result `number` has for each coordinate: none where that is one element."""
+        """Return the shape of result `number` for each coordinate: empty if that is one element."""
         return tuple(int(n.at(sizes)) for n in self._blocks[number])
 
     def item_bytes(self, sizes: dict[str, int], dtypes: list[str]) -> int:
-        """What the elements of all results take for one coordinate, in these dtypes."""
+        """Return the bytes of the elements of all results for one coordinate, in these dtypes."""
         blocks = (math.prod(self.block(n, sizes)) for n in range(len(dtypes)))
         return sum(count * numpy_dtype(d).itemsize for count, d in zip(blocks, dtypes, strict=True))
 
     def entries(self, count: int, sizes: dict[str, int]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Arrays for coordinates and values."""
+        """Allocate arrays for coordinates and values."""
         shapes = ((count, *_flat(self.block(n, sizes))) for n in range(len(self.assembly.results)))
         dtypes = (numpy_dtype(r.dtype) for r in self.assembly.results)
         values = [np.empty(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         return np.empty(count, self._key_dtype()), values
 
     def take(self, call: Call) -> Work:
-        """Accumulators for as many chunks."""
+        """Return accumulators for the chunks of a call, reused if possible."""
         words = -(-call.width // WORD)
         if self.options.accumulators.is_table:
             largest = 0 if call.bound is None else int(call.bound.max(initial=0))
@@ -629,7 +632,7 @@ class AssembledKernel(Saved):
         return Work(arrays, bits, bytes_, top, high, allowed, [buffers.empty(*part) for part in parts])
 
     def products_held(self, call: Call) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shapes and dtypes of what holds the products of long rows; nothing where those are in one piece."""
+        """Return shapes and dtypes of the buffers for the products of long rows; empty without segments."""
         if self._kept is None:
             return []
         segments = -(-call.width >> SHIFT)
@@ -639,13 +642,13 @@ class AssembledKernel(Saved):
         return [(shape, dtype) for shape, dtype in zip([shapes[0], *[shapes[1]] * (len(kept) - 1)], kept, strict=True)]
 
     def stamps(self, call: Call) -> Stamps:
-        """What holds rows in the order of a mask, for as many chunks."""
+        """Return the buffers for rows in the order of a mask, for the chunks of a call."""
         elements = self.elements(call, (call.chunks, call.width + DUMPS))
         shapes = (*(shape for shape, _ in elements), (call.chunks, call.width))
         return kept(self._stamps, *shapes) or Stamps.of(call, elements)
 
     def elements(self, call: Call, shape: tuple[int, int]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shapes and dtypes of what holds elements of each result, so many for each chunk."""
+        """Return the shapes and dtypes of the elements of each result in an accumulator."""
         blocks = (_flat(self.block(n, call.sizes)) for n in range(len(self.assembly.results)))
         dtypes = (np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results)
         return [((*shape, *block), dtype) for block, dtype in zip(blocks, dtypes, strict=True)]
@@ -678,38 +681,38 @@ class AssembledKernel(Saved):
         self.function(name)(*(passed(a) if isinstance(a, np.ndarray) else a for a in args))
 
     def function(self, name: str) -> Callable[..., Any]:
-        """One of the compiled functions."""
+        """Return one of the compiled functions."""
         if name not in self._functions:
             self._functions[name] = self.holder(name).named(name)
         return self._functions[name]
 
     def has(self, name: str) -> bool:
-        """Whether one of the compiled functions is there."""
+        """Return whether one of the functions is compiled already."""
         return name in self._functions or name in self.compiled.held
 
     def holder(self, name: str) -> AssembledCompiled:
-        """What one of the compiled functions is in: compiled now, where no call has wanted it before."""
+        """Return the library with one of the functions, compiled now if no call has used it before."""
         if name in self.compiled.held:
             return self.compiled
         together = name in FIRST and self.assembly.merge is None
         return self.with_functions(*(FIRST if together else (name,)))
 
     def with_functions(self, *names: str, options: Options | None = None) -> AssembledCompiled:
-        """These functions, compiled."""
+        """Compile these functions."""
         options = replace(options or self.options, functions=names)
         made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
         return cast("AssembledCompiled", made)
 
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
-        """Write a shared library and a C header that run without Python; see `Kernel.export`.
+        """Write a shared library and a C header that run without Python, as `Kernel.export` does.
 
-        The function allocates row pointers, coordinates and values of the result; the header says how to free them.
+        The function allocates row pointers, coordinates and values of the result; the header explains how to free them.
         That of a kernel that selects takes two parameters more: ``top``, 0 for all, and ``least``, the least value that
         is kept.
         An accumulator has an element for each column and thread; that of a kernel built with
         ``schedule=Accumulators(kind="table")`` for each entry of the longest row.
         """
-        # The rows of the C function are computed as they are stored, which gives the same result.
+        # The C function computes the rows in stored order, which gives the same result.
         whole = AssembledKernel(self.with_functions(*FUNCTIONS, options=self.options.plain()))
         interface = AssembledInterface(whole, whole.assembly, whole.options)
         return export(whole, Path(path), Path(header) if header is not None else None, interface=interface)
@@ -727,13 +730,13 @@ class AssembledKernel(Saved):
     # ------------------------------------------------------------------ looking inside
 
     def script(self, stage: int = 1) -> str:
-        """The program's text: 1 as written, 2 its functions, 3 their loops as they are compiled."""
+        """Return the program's text: 1 as written, 2 its functions, 3 their loops as they are compiled."""
         if stage not in (1, 2, 3):
             raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}")
         return script(self.func) if stage == 1 else str(self.compiled.stage(stage).script())
 
     def source(self, kind: str = "ll") -> str:
-        """LLVM IR (``"ll"``) or assembly (``"asm"``) of all functions of `script`."""
+        """Return LLVM IR (``"ll"``) or assembly (``"asm"``) of all functions of `script`."""
         return self.with_functions(*FUNCTIONS).source(kind)
 
 
@@ -768,12 +771,12 @@ class BoundAssembledKernel:
 
 
 def _flat(block: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a block as the functions have it."""
+    """Return the shape of a block as the functions take it."""
     return (math.prod(block),) if block else ()
 
 
 def _restored(func: Any, target: str, options: Options | None) -> AssembledKernel:
-    """A kernel out of what pickle kept."""
+    """Restore a kernel from its pickled state."""
     made = compile_cached(func, tvm.target.Target(target), options, AssembledCompiled)
     return AssembledKernel(cast("AssembledCompiled", made))
 

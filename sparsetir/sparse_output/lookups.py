@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long rows of an operand under a mask: what the mask's row stores is looked up in them.
+"""Masked products with long operand rows: the coordinates of the mask's row are searched in them.
 
-Going over a row of an operand takes as long as that row is. Where it is much longer than the mask's, it is faster to
-ask for each coordinate of the mask whether the row stores it, and where. A bitmap with the number of coordinates before
-each word answers that at once. Rows have one if they are long, their coordinates ascend and none is there twice: what
-makes the bitmap looks. Where bitmaps would take too much memory, bisection answers it, if all rows are like that.
-Elements add up in the same order with both.
+Iterating over a row of an operand takes time in proportion to its length. If it is much longer than the mask's row,
+searching each coordinate of the mask in it is faster. A bitmap with the number of coordinates before each word does
+that in constant time. A row has one if it is long and its coordinates ascend without duplicates, which is verified
+while the bitmap is built. If bitmaps would take too much memory, bisection is used, provided all rows are so sorted.
+Elements are added up in the same order with both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparsetir.sparse_output.program import Assembly
 from sparsetir.sparse_output.rows import Rows, Scatter
 
 LONG_ROW = 64  # entries from which on a row may have a bitmap
-LOOK_WORK = 5  # coordinates that are gone over while one is looked up
+LOOK_WORK = 5  # coordinates that are iterated over in the time of a lookup
 SEARCH_STEP, SEARCH_WORK = 8, 8  # the same for a step of a bisection, and for its beginning and end
 
 
@@ -40,9 +40,9 @@ class Walk:
     row : Expr
         The position above it.
     key : Expr
-        The coordinate of a step.
+        The coordinate of an iteration.
     scatters : list of Scatter
-        What a step is.
+        The statements of an iteration.
     """
 
     loop: tirx.For
@@ -53,11 +53,11 @@ class Walk:
 
     @property
     def extent(self) -> ir.Expr:
-        """Coordinates of the row."""
+        """The number of coordinates of the row."""
         return cast(self.loop.extent, LONG)
 
     def search_work(self, count: ir.Expr) -> ir.Expr:
-        """What bisection takes for so many coordinates, in coordinates that are gone over."""
+        """Return the work of bisection for so many coordinates, in units of iterations over coordinates."""
         steps = long(WORD) - tirx.call_llvm_pure_intrin(LONG, "llvm.ctlz", self.extent, const(False, "bool"))
         return count * (steps * long(SEARCH_STEP) + long(SEARCH_WORK))
 
@@ -67,7 +67,7 @@ class Walk:
         coordinate: Callable[[Var], ir.Expr],
         stmt: Callable[[Var, Var], tirx.Stmt],
     ) -> tirx.Stmt:
-        """What a mask's row of `count` coordinates finds in the sorted row by bisection.
+        """Emit a search by bisection for a mask's row of `count` coordinates in the sorted row.
 
         `stmt` is given the entry of the operand's row and that of the mask's.
         """
@@ -93,7 +93,7 @@ class Walk:
 
 
 def walks_of(rows: Rows, assembly: Assembly) -> list[Walk]:
-    """The loops of a program under a mask that go over rows of one operand, and do nothing but enter them."""
+    """Return the masked program's loops over rows of one operand that only enter their coordinates."""
     plain = [a for a in assembly.source.axes.values() if a.kind == "sparse_variable" and a.rule is None]
     axes = {str(a.indices.name): a for a in plain if a.indices is not None}
     found = [_walk(loop, rows, axes) for loop in collect(rows.body, tirx.For)]
@@ -102,7 +102,7 @@ def walks_of(rows: Rows, assembly: Assembly) -> list[Walk]:
 
 
 def _walk(loop: tirx.For, rows: Rows, axes: dict[str, Axis]) -> Walk | None:
-    """What a loop is, where it goes over all entries of a row."""
+    """Return the walk of a loop over all entries of a row, or None if the loop is not one."""
     stores = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     scatters = [s for s in map(rows.scatter_of, stores) if s is not None and not s.inner]
     if not scatters or len(scatters) < len(stores) or not isinstance(loop.extent, tirx.Sub):
@@ -151,7 +151,7 @@ class Lookups:
 
     @classmethod
     def new(cls) -> Lookups:
-        """Parameters of a function."""
+        """Create the parameters of a function."""
         count, words, above = (Var(name, ir.PrimType(LONG)) for name in ("looked_up", "look_words", "look_rows"))
         shapes = {"rows": [count], "marks": [count, words, long(2)], "numbers": [above]}
         held = {n: tirx.decl_buffer(shape, LONG, name=f"look_{n}", layout=None) for n, shape in shapes.items()}
@@ -160,11 +160,11 @@ class Lookups:
 
     @property
     def params(self) -> list[Var]:
-        """In the order of the function."""
+        """The parameters in the order of the function's signature."""
         return [self.searches, self.least, self.count, self.words, self.above, self.rows, self.marks, self.numbers]
 
     def made(self, axis: Axis) -> tirx.Stmt:
-        """Make the bitmaps."""
+        """Emit the construction of the bitmaps."""
         number, row, step, word, clear, key = (
             Var(name, ir.PrimType(LONG)) for name in ("number", "row", "step", "word", "clear", "key")
         )
@@ -207,7 +207,7 @@ class Lookups:
         stmt: Callable[[Var, Var, ir.Expr], tirx.Stmt],
         otherwise: tirx.Stmt,
     ) -> tirx.Stmt:
-        """A walk, or where the row is long what the mask's row of `count` coordinates finds in it.
+        """Emit a walk; where the row has a bitmap, a search in it for the mask's row of `count` coordinates.
 
         `stmt` is given the entry of the operand's row, that of the mask's row, and whether they have one coordinate.
         """
@@ -215,7 +215,7 @@ class Lookups:
         step, key, word, bit, before = (Var(n, ir.PrimType(LONG)) for n in ("step", "key", "word", "bit", "before"))
         entry = Var("entry", walk.loop.loop_var.ty)
         at = [get(number), key >> long(WORD.bit_length() - 1)]
-        # What is not found is added up at an entry of the row all the same, where nobody looks: see `Stamped`.
+        # A coordinate that is not found is added up at some entry, in an element of `Stamped` that is never read.
         place = tirx.min(before + tirx.popcount(word & ((long(1) << bit) - long(1))), extent - long(1))
         found = ((word >> bit) & long(1)) != long(0)
         inner = [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that are merged: cursors go over sorted axes together, and every coordinate is written as it is met.
+"""Merges of sorted rows: cursors advance over sorted axes together, and each coordinate is written when it is reached.
 
-A block of rows is looked at before it is merged. Its index arrays are checked while they are on their way into the
-cache, so that nobody else has to; where all axes store the same coordinates in it, its entries are computed side by
-side in vectors.
+A block of rows is inspected before it is merged. Its index arrays are validated while they are loaded into the cache,
+so that no separate pass is needed. Where all axes store the same coordinates in a block, its entries are computed side
+by side in vectors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROWS = 64  # of a block
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place in the row of one axis."""
+    """Position in the row of one axis."""
 
     axis: Axis
     at: Var
@@ -42,7 +42,7 @@ class Cursor:
         return cls(axis, cell(f"at_{axis.name}", LONG), cell(f"end_{axis.name}", LONG))
 
     def start(self, row: ir.Expr) -> list[tirx.Stmt]:
-        """Stand at the first entry of a row."""
+        """Emit the move to the first entry of a row."""
         begin = cast(self.axis.begin(cast(row, self.axis.idtype), []), LONG)
         extent = cast(self.axis.extent(cast(row, self.axis.idtype), []), LONG)
         return [put(self.at, begin), put(self.end, begin + extent)]
@@ -57,7 +57,7 @@ class Cursor:
 
 
 def row_of(assembly: Assembly, merge: Merge, out: Output, row: ir.Expr, *, branches: bool) -> list[tirx.Stmt]:
-    """Write one row, and leave the place behind it in `out`; two axes with branches, if those can be predicted."""
+    """Emit one row, and leave the position after it in `out`; two axes use branches if those are predictable."""
     cursors = [Cursor.of(a) for a in merge.members]
     emit = _Emitter(assembly, merge, out, row, cursors)
     stmts = alloc(*(c for x in cursors for c in (x.at, x.end)))
@@ -80,9 +80,9 @@ def block_of(
     limit: ir.Expr,
     fault: Callable[[], tirx.Stmt],
 ) -> tirx.Stmt:
-    """Write the rows from the first of `rows` up to the other one; where they are not as they should be, `fault`.
+    """Emit the rows from the first of `rows` up to the second; emit `fault` for rows whose index arrays are invalid.
 
-    So it is where they might have more entries than there is room for before `limit`, as rows behind unsound ones can.
+    A block is also a fault if it might exceed the room before `limit`, as rows behind invalid ones can.
     """
     first, after = rows
     wrong = cell("wrong", LONG)
@@ -99,20 +99,20 @@ def block_of(
     checks = [s for axis in merge.members for s in _checked(axis, first, after, wrong)]
     merged = _same_or(one_by_one, assembly, merge, out, rows, ends)
     has_room = tirx.And(get(out.pos) >= long(0), get(out.pos) + _most(merge, first, after) <= limit)
-    is_sound = get(wrong).equal(long(0))  # so that what there is room for may be asked
+    is_sound = get(wrong).equal(long(0))  # required before the room is checked
     guarded = tirx.IfThenElse(is_sound, tirx.IfThenElse(has_room, merged, fault()), fault())
     return seq(*alloc(wrong), put(wrong, long(0)), *checks, guarded)
 
 
 def _most(merge: Merge, first: ir.Expr, after: ir.Expr) -> ir.Expr:
-    """How many entries some rows may have; with the one that an intersection writes ahead."""
+    """Return an upper bound of the entries of some rows, with the one that an intersection writes ahead."""
     place = lambda axis, row: cast(tirx.BufferLoad(axis.indptr, [row]), LONG)  # noqa: E731
     counts = [place(axis, after) - place(axis, first) for axis in merge.members]
     return sum(counts[1:], start=counts[0]) if merge.how == "union" else reduce(tirx.min, counts) + long(1)
 
 
 def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, wrong: Var) -> list[tirx.Stmt]:
-    """Count what is wrong with some rows: pointers that fall or lie outside, coordinates that do or are not sorted."""
+    """Count faults of some rows: row pointers that decrease or lie outside, coordinates outside or unsorted."""
     assert axis.indptr is not None
     assert axis.indices is not None
     indptr, indices, kind = axis.indptr, axis.indices, str(axis.indices.ty.dtype)
@@ -129,7 +129,7 @@ def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, wrong: Var) -> list[tir
     may_descend = tirx.And(low < high, low > begin)
     usual = tirx.IfThenElse(may_descend, add(unsorted, long(0) - descends(low)), None)
     near = tirx.max(tirx.min(low, end - long(1)), begin + long(1))
-    sparse = add(unsorted, long(0) - (cast(may_descend, LONG) & descends(near)))  # nobody foresees which rows are empty
+    sparse = add(unsorted, long(0) - (cast(may_descend, LONG) & descends(near)))  # empty rows are unpredictable
     each_begin = lambda stmt: serial(start, after - first, seq(*begins, stmt))  # noqa: E731
     at_begins = tirx.IfThenElse(end - begin > after - first, each_begin(usual), renewed(each_begin(sparse)))
     entries = seq(
@@ -150,9 +150,9 @@ def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, wrong: Var) -> list[tir
 
 
 def _if_alike(merge: Merge, first: ir.Expr, after: ir.Expr, alike: tirx.Stmt, others: tirx.Stmt) -> tirx.Stmt:
-    """What is done with rows most of which are as long as the ones before, and with others.
+    """Emit `alike` for rows most of which have the length of the row before, else `others`.
 
-    Such rows are those of a mesh or a table: they are likely to be merged in the same order, which processors learn.
+    Rows of a mesh or a table are such: they are likely to be merged in the same order, so branches are predictable.
     """
     count, row = cell("alike", LONG), Var("r", ir.PrimType(LONG))
     here = first + row + long(1)
@@ -171,7 +171,7 @@ def _if_alike(merge: Merge, first: ir.Expr, after: ir.Expr, alike: tirx.Stmt, ot
 def _same_or(
     other: tirx.Stmt, assembly: Assembly, merge: Merge, out: Output, rows: tuple[ir.Expr, ir.Expr], ends: Var
 ) -> tirx.Stmt:
-    """Rows in which all axes store the same coordinates, entry by entry; what `other` does with others."""
+    """Emit rows entry by entry where all axes store the same coordinates; emit `other` elsewhere."""
     first, after = rows
     unknown = Var("row", ir.PrimType(LONG))
     entries = _side_by_side(assembly, merge, out, unknown, first, after)
@@ -208,7 +208,7 @@ def _same_or(
 
 
 def _side_by_side(assembly: Assembly, merge: Merge, out: Output, row: Var, first: ir.Expr, after: ir.Expr) -> tirx.Stmt:
-    """The entries of some rows, each of which all axes store."""
+    """Emit the entries of rows in which all axes store the same coordinates."""
     cursors = [Cursor.of(a) for a in merge.members]
     emit = _Emitter(assembly, merge, out, row, cursors)
     step, key, count = (Var(name, ir.PrimType(LONG)) for name in ("step", "j", "count"))
@@ -224,14 +224,14 @@ def _side_by_side(assembly: Assembly, merge: Merge, out: Output, row: Var, first
 
 
 class _Emitter:
-    """Writes entries of a row where the cursors stand."""
+    """Emitter of a row's entries at the positions of the cursors."""
 
     def __init__(self, assembly: Assembly, merge: Merge, out: Output, row: ir.Expr, cursors: Sequence[Cursor]) -> None:
         self.assembly, self.merge, self.out, self.row, self.cursors = assembly, merge, out, row, cursors
-        self.masks: dict[Cursor, ir.Expr] = {}  # of cursors that may stand at the coordinate: all bits set if they do
+        self.masks: dict[Cursor, ir.Expr] = {}  # of cursors that may be at the coordinate: all bits set if they are
 
     def union(self, cursors: Sequence[Cursor]) -> tirx.Stmt:
-        """Entries while all cursors stand inside their rows: the least coordinate, of each axis that stores it."""
+        """Emit entries while all cursors are inside their rows: the least coordinate, of each axis that stores it."""
         names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in cursors]
         least = Var("j", ir.PrimType(LONG))
         value: ir.Expr = names[0]
@@ -253,7 +253,7 @@ class _Emitter:
         return tirx.While(conjunction([c.is_inside for c in cursors]), seq(*stmts))
 
     def predicted(self) -> tirx.Stmt:
-        """The same for two cursors, with a branch for each of the three cases."""
+        """Emit a merge of two cursors with a branch for each of the three cases."""
         first, other = self.cursors
         names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in self.cursors]
         is_union = self.merge.how == "union"
@@ -272,7 +272,7 @@ class _Emitter:
         return tirx.While(conjunction([c.is_inside for c in self.cursors]), seq(*steps, cases))
 
     def rest(self) -> tirx.Stmt:
-        """Entries while any cursor stands inside its row."""
+        """Emit entries while any cursor is inside its row."""
         past = const(2**62, LONG)
         names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in self.cursors]
         least = Var("j", ir.PrimType(LONG))
@@ -291,7 +291,7 @@ class _Emitter:
         return tirx.While(some, seq(*stmts))
 
     def tail(self, cursor: Cursor) -> tirx.Stmt:
-        """The entries of one axis after those of all others."""
+        """Emit the entries of one axis after those of all others."""
         step = Var("step", ir.PrimType(LONG))
         key = Var("j", ir.PrimType(LONG))
         here = get(cursor.at) + step
@@ -302,7 +302,7 @@ class _Emitter:
         return seq(loop, add(self.out.pos, tirx.max(count, long(0))))
 
     def intersection(self) -> tirx.Stmt:
-        """Entries where all cursors stand at one coordinate; one is written ahead, which the next one replaces."""
+        """Emit entries where all cursors are at one coordinate; one is written ahead, and the next one replaces it."""
         names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in self.cursors]
         most = Var("j", ir.PrimType(LONG))
         value: ir.Expr = names[0]
@@ -324,7 +324,7 @@ class _Emitter:
     def entry(
         self, key: Var, has: dict[Cursor, ir.Expr], *, guarded: bool = False, step: ir.Expr | None = None
     ) -> list[tirx.Stmt]:
-        """Write the entry of a coordinate, at which the axes of some cursors store elements."""
+        """Emit the entry of a coordinate at which the axes of some cursors store elements."""
         place = [get(self.out.pos) + (long(0) if step is None else step)]
         assert self.out.keys is not None
         stmts: list[tirx.Stmt] = [
@@ -338,7 +338,8 @@ class _Emitter:
         return stmts
 
     def either(self, cursor: Cursor, there: ir.Expr, element: ir.Expr, other: ir.Expr) -> ir.Expr:
-        """One of two values without a branch: LLVM makes one of a choice, not of arithmetic, nor of a subscript."""
+        """Select one of two values without a branch: LLVM turns a select into a branch, but not arithmetic or a
+        subscript."""
         dtype = str(element.ty.dtype)
         if isinstance(there, tirx.IntImm):
             return tirx.Select(there, element, other)
@@ -354,7 +355,7 @@ class _Emitter:
         return tirx.BufferLoad(pair, [cast(there, "int32")])
 
     def opaque(self, value: ir.Expr) -> ir.Expr:
-        """A number that TVM takes for no constant."""
+        """Return a number that TVM does not fold as a constant."""
         before, held = opaque(value)
         self.pairs += before
         return held
@@ -362,7 +363,7 @@ class _Emitter:
     def value(
         self, value: ir.Expr, key: Var, has: dict[Cursor, ir.Expr], *, guarded: bool, step: ir.Expr | None
     ) -> ir.Expr:
-        """What is stored, in terms of positions."""
+        """Return the stored value in terms of positions."""
         buffers = self.assembly.source.buffers
         of_axis = {c.axis: c for c in self.cursors}
         hides = bool(folded(value))
@@ -393,7 +394,7 @@ class _Emitter:
 
 
 def _is_zero(value: ir.Expr) -> bool:
-    """Whether a number has no bit set."""
+    """Return whether a number has no bit set."""
     if isinstance(value, tirx.FloatImm):
         return not value.value and copysign(1, value.value) > 0
     return isinstance(value, tirx.IntImm) and not int(value)

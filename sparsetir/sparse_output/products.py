@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`matmul`, `add`, `multiply`, `rap` and plans of products with computed patterns."""
+"""Public sparse-output operations: `matmul`, `add`, `multiply`, `rap`, and plans that reuse a product's pattern."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from sparsetir.sparse_output.workspace import KEPT_BYTES, Work, passed, popped, 
 from sparsetir.utils import later
 from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype, real_number
 
-# The values of a result whose pattern is known, for operands that have new values.
+# Numeric phase alone: the values of a result whose pattern is known, for operands with new values.
 
 
 FEW_BYTES = 1 << 14  # that are compared as bytes, which numpy takes longer to begin with
 
 
 class Refill:
-    """Computes values for one pattern, of which every call has the index arrays.
+    """Numeric phase for one pattern; every call must have the pattern's index arrays.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Refill:
         call, results = kernel.begin(held), {r.storage for r in kernel.assembly.results}
         params = [p for p in kernel.signature.params if p.name not in results]
         self.places = {p.name: (at, p.dtype) for at, p in enumerate(params) if p.name in values}
-        # Each call brings values of its own: those of the first operands are not kept alive.
+        # Every call brings its own values, so those of the first operands are not kept alive.
         listed = zip(params, argument_list(kernel.signature, held, without=results), strict=True)
         self.common = [None if p.name in self.places else tensor(a) for p, a in listed]
         self.split = [tensor(a) for a in call.split[len(call.common) :]]
@@ -65,11 +65,11 @@ class Refill:
         self._spare: list[Work] = []
 
     def other(self, arrays: Mapping[str, np.ndarray]) -> str | None:
-        """The first index array that is another one than those of the pattern; None if there is none."""
+        """Return the name of the first index array that differs from the pattern's, or None."""
         return next((name for name, held in self.structure.items() if not is_same(held, arrays[name])), None)
 
     def __call__(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Values for those of the operands, in arrays by the names of parameters."""
+        """Compute the values for operand arrays, given by the names of parameters."""
         kernel, call = self.kernel, self.call
         values = kernel.entries(len(self.pattern.keys), call.sizes)[1]
         if not call.rows or not self.entries[0]:
@@ -86,7 +86,7 @@ class Refill:
 
 
 def is_same(held: np.ndarray, array: np.ndarray) -> bool:
-    """Whether an array has the dtype and the elements of another one."""
+    """Return whether two arrays have the same dtype, shape and elements."""
     if held.shape != array.shape or held.dtype != array.dtype:
         return False
     return held.tobytes() == array.tobytes() if held.nbytes <= FEW_BYTES else np.array_equal(held, array)
@@ -107,7 +107,7 @@ def matmul(
     top: int | None = None,
     above: float | None = None,
 ) -> Any:
-    """Sparse times sparse matrix, on all threads; or sparse times dense.
+    """Multiply sparse matrices, or a sparse and a dense one, on all threads.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def matmul(
 
 
 def _matmul(what: Any, A: Any, B: Any, mask: Any, *, complement: bool, top: Any, above: Any) -> Any:
-    """The product of sparse matrices, computed by rows."""
+    """Multiply sparse matrices by rows."""
     program, _, selects, _ = what
     operands = _Operands.of("matmul", A=A, B=B)
     _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
@@ -203,7 +203,8 @@ def _are_columns(A: Any, B: Any, mask: Any) -> bool:
 
 
 def _by_columns(A: Any, B: Any, mask: Any, *, complement: bool) -> Any:
-    """Multiply the transposes, whose compressed rows are the columns of `A`; None of other or wrong operands.
+    """Multiply the transposes, whose compressed rows are the columns of `A`; return None for unsuitable or invalid
+    operands.
 
     Neither `A` nor the result is converted then.
     """
@@ -226,7 +227,7 @@ def _by_columns(A: Any, B: Any, mask: Any, *, complement: bool) -> Any:
 
 
 def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any, above: Any) -> Any:
-    """A product of operands that have the dtypes of the kernel."""
+    """Multiply operands that have the dtypes of the kernel."""
     selected: tuple[Any, ...] = ()
     if top is not None or above is not None:
         selected = top_of(top), least_of(above, kernel.assembly.results[0].dtype)
@@ -242,9 +243,9 @@ def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any
 
 
 def _at_once_by(A: Any, B: Any, kernel: AssembledKernel | None = None) -> str:
-    """Which function makes a product at once; "" where it is too much work for that.
+    """Return the name of the function that computes a small product in one call, or "" if the product is too large.
 
-    It is judged by the mean length of rows, and by that of each where a function must first be compiled for it.
+    The choice depends on the mean length of rows; if the function would first be compiled, on the exact work.
     """
     name = function_for((A, B))
     if not name or (kernel is not None and kernel.has(name)) or len(B.indptr) < 2:
@@ -253,7 +254,7 @@ def _at_once_by(A: Any, B: Any, kernel: AssembledKernel | None = None) -> str:
 
 
 def _kernel_of_product(program: str, operands: _Operands, options: Options, A: Any, B: Any) -> AssembledKernel:
-    """The kernel of a product, of which no more is compiled than the operands want."""
+    """Return the kernel of a product, with only the functions compiled that the operands need."""
     name = "" if operands.dtype == "bfloat16" else _at_once_by(A, B)
     if name:
         options = replace(options, functions=(name,))
@@ -261,7 +262,7 @@ def _kernel_of_product(program: str, operands: _Operands, options: Options, A: A
 
 
 def _is_one_dense(A: Any, B: Any) -> bool:
-    """Whether one of two operands is sparse, the other a dense array of numpy or torch."""
+    """Return whether one operand is sparse and the other a dense array of numpy or torch."""
     if sp.issparse(A) and sp.issparse(B):
         return False
     return any(
@@ -271,13 +272,13 @@ def _is_one_dense(A: Any, B: Any) -> bool:
 
 
 def _share_blocks(A: Any, B: Any) -> bool:
-    """Whether both are matrices of blocks that can be multiplied with each other."""
+    """Return whether both are block matrices whose blocks can be multiplied with each other."""
     both = all(sp.issparse(x) and x.format == "bsr" and np.ndim(x.data) == 3 for x in (A, B))
     return both and A.shape[1] == B.shape[0] and A.blocksize[1] == B.blocksize[0]
 
 
 def _of_blocks(A: Any, B: Any) -> Any:
-    """The product of matrices of blocks, as one."""
+    """Multiply block matrices; the result has blocks, too."""
     dtype = _common({_dtype_name(A), _dtype_name(B)}, [])
     if dtype not in VALUE_DTYPES:
         raise _refused("matmul", dtype)
@@ -287,7 +288,7 @@ def _of_blocks(A: Any, B: Any) -> Any:
 
 
 def matmul_plan(A: Any, B: Any) -> ProductPlan:
-    """The pattern of a product, for operands whose values change.
+    """Compute the pattern of a product once, for operands whose values change.
 
     Parameters
     ----------
@@ -311,7 +312,7 @@ def matmul_plan(A: Any, B: Any) -> ProductPlan:
 
 
 class ProductPlan:
-    """Multiplies sparse matrices of one pattern; `pattern` is that of the result.
+    """Product of sparse matrices with fixed patterns; `pattern` is that of the result.
 
     Parameters
     ----------
@@ -333,7 +334,7 @@ class ProductPlan:
         return self._refill.pattern
 
     def __call__(self, A: Any, B: Any) -> Any:
-        """The product of matrices with the pattern of the plan.
+        """Multiply matrices with the pattern of the plan.
 
         Parameters
         ----------
@@ -368,7 +369,7 @@ class ProductPlan:
         return operands.like_first(self._kernel.returned(args, self.pattern.refilled(values), named))
 
     def _at_once(self, A: Any, B: Any) -> Any:
-        """The product of scipy's matrices that are stored as the program reads them; None of others, or wrong ones."""
+        """Multiply scipy's matrices in the program's storage; return None for others or invalid ones."""
         arrays = self._kernel.rows.arrays_of({"A": A, "B": B}) if self._refill.has_values else None
         if arrays is None or [A.shape, B.shape] != self._shapes or self._refill.other(arrays) is not None:
             return None
@@ -376,7 +377,7 @@ class ProductPlan:
 
 
 def add(A: Any, B: Any, alpha: float = 1, beta: float = 1) -> Any:
-    """The linear combination ``alpha * A + beta * B`` of two sparse matrices, on all threads.
+    """Compute the linear combination ``alpha * A + beta * B`` of two sparse matrices, on all threads.
 
     Parameters
     ----------
@@ -406,7 +407,7 @@ def add(A: Any, B: Any, alpha: float = 1, beta: float = 1) -> Any:
 
 
 def subtract(A: Any, B: Any) -> Any:
-    """The difference ``A - B`` of two sparse matrices; see `add`.
+    """Compute the difference ``A - B`` of two sparse matrices; operands and result are as for `add`.
 
     Examples
     --------
@@ -419,7 +420,7 @@ def subtract(A: Any, B: Any) -> Any:
 
 
 def multiply(A: Any, B: Any) -> Any:
-    """The elementwise product of two sparse matrices, or of a sparse and a dense one or a number, on all threads.
+    """Multiply two sparse matrices elementwise, or a sparse one and a dense one or a number, on all threads.
 
     Parameters
     ----------
@@ -454,7 +455,7 @@ def multiply(A: Any, B: Any) -> Any:
 
 
 def maximum(A: Any, B: Any) -> Any:
-    """The elementwise maximum of two sparse matrices, on all threads; what is not stored counts as zero.
+    """Compute the elementwise maximum of two sparse matrices, on all threads; what is not stored counts as zero.
 
     Parameters
     ----------
@@ -477,7 +478,7 @@ def maximum(A: Any, B: Any) -> Any:
 
 
 def rap(R: Any, A: Any, P: Any) -> Any:
-    """The product ``R @ A @ P`` of three sparse matrices, as multigrid solvers make coarse operators.
+    """Compute the product ``R @ A @ P`` of three sparse matrices, the coarse operator of multigrid solvers.
 
     Parameters
     ----------
@@ -534,12 +535,12 @@ def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
 
 
 def _are_long(A: Any, B: Any) -> bool:
-    """Whether matrices of one shape have far more rows than entries."""
+    """Return whether matrices of one shape have far more rows than entries."""
     return _are_matrices(A, B) and tuple(A.shape) == tuple(B.shape) and has_hypersparse([A, B])
 
 
 def _summed(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
-    """A linear combination of matrices, computed by rows."""
+    """Compute a linear combination of matrices by rows."""
     operands = _Operands.of(function, numbers=(alpha, beta), A=A, B=B)
     _check_shapes(f"{function}(A, B)", operands)
     if alpha == 1 and beta == 1:
@@ -555,25 +556,25 @@ def _summed(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
 
 
 def _added_at_once(A: Any, B: Any, alpha: Any, beta: Any) -> Any:
-    """A sum of matrices that are stored as the program reads them; None of others."""
+    """Add matrices in the program's storage on the fast path; return None for others."""
     if type(alpha) is type(beta) is int and alpha == beta == 1:
         return _at_once("add", A, B)
     is_plain = type(alpha) in (int, float) and type(beta) in (int, float) and sp.issparse(A) and A.dtype.kind == "f"
     return _at_once("scaled_add", A, B, alpha=alpha, beta=beta) if is_plain else None
 
 
-# Kernels of calls that were made already, by what is computed, and by the dtype of the values and of the indices.
+# Kernels of earlier calls, by the operation and by the dtypes of values and indices.
 _MADE: dict[tuple[Hashable, Any, Any], AssembledKernel] = {}
 
 
 def _made_before(what: Hashable, A: Any, B: Any) -> AssembledKernel | None:
-    """The kernel that an earlier call made for compressed rows of scipy with the dtypes of these; None for others."""
+    """Return the kernel that an earlier call made for scipy's compressed rows with these dtypes, or None."""
     if type(A) not in ROWS or type(B) not in ROWS:
         return None
     try:
         dtype, idtype = A.data.dtype, A.indices.dtype
         is_alike = B.data.dtype == dtype and B.indices.dtype == idtype
-    except AttributeError:  # no arrays: `_rows` says so
+    except AttributeError:  # `_rows` raises for values that are no arrays
         return None
     if not is_alike or len(A.shape) != 2 or len(B.shape) != 2:
         return None
@@ -582,7 +583,7 @@ def _made_before(what: Hashable, A: Any, B: Any) -> AssembledKernel | None:
 
 
 def _at_once(program: str, A: Any, B: Any, **numbers: Any) -> Any:
-    """A merge of matrices that are stored as a program reads them, as a call before made one; None otherwise."""
+    """Merge matrices in the program's storage with an earlier call's kernel; return None if that is not possible."""
     kernel = _made_before(program, A, B)
     return None if kernel is None else kernel.merged_at_once({"A": A, "B": B, **numbers})
 
@@ -598,7 +599,7 @@ def _elementwise(function: str, A: Any, B: Any) -> Any:
 
 
 def _merged(function: str, A: Any, B: Any) -> Any:
-    """An elementwise function of matrices, computed by rows."""
+    """Compute an elementwise function of matrices by rows."""
     operands = _Operands.of(function, A=A, B=B)
     _check_shapes(f"{function}(A, B)", operands)
     program = "add" if function == "maximum" and operands.dtype == "bool" else function
@@ -606,7 +607,7 @@ def _merged(function: str, A: Any, B: Any) -> Any:
 
 
 def _mask(mask: Any, shape: tuple[int, int]) -> Any:
-    """A mask in compressed rows; its values are not looked at."""
+    """Convert a mask to compressed rows; its values are ignored."""
     rows = _rows(mask, "mask", "matmul")
     if tuple(rows.shape) != shape:
         raise ArgumentError(f"the mask of matmul has the shape of the product, {shape}, found {tuple(rows.shape)}")
@@ -627,7 +628,7 @@ class _Operands(dict[str, Any]):
 
     @classmethod
     def of(cls, function: str, *, numbers: tuple[Any, ...] = (), **given: Any) -> _Operands:
-        """Operands as the programs take them; `numbers` take part in what the common dtype is."""
+        """Convert operands to the programs' storage; `numbers` take part in the common dtype."""
         made = cls()
         made.first, *_, made.last = given.values()
         for name, value in given.items():
@@ -644,7 +645,7 @@ class _Operands(dict[str, Any]):
         return made
 
     def merged(self, program: str, **numbers: Any) -> Any:
-        """What a program makes of the operands, whose kernel is kept for `_at_once`."""
+        """Run a program on the operands, and keep its kernel for `_at_once`."""
         kernel = _kernel(program, self.dtype, self.idtype, Options())
         self.keep(kernel, program)
         return kernel(**self, **numbers)
@@ -655,7 +656,7 @@ class _Operands(dict[str, Any]):
             _MADE[what, np.dtype(self.dtype), np.dtype(self.idtype)] = kernel
 
     def like_first(self, result: Any) -> Any:
-        """A result in the class of the first operand."""
+        """Convert a result to the class of the first operand."""
         first = self.first
         if sp.issparse(first) and result.format != first.format:
             return interop.in_format(result, first.format, self.block(result) if first.format == "bsr" else None)
@@ -667,20 +668,20 @@ class _Operands(dict[str, Any]):
         return result
 
     def block(self, result: Any) -> tuple[int, int]:
-        """Blocks as high as those of the first operand, and as wide as those of the last one."""
+        """Return the block size of a result: the height of the first operand's blocks, the width of the last one's."""
         last = self.last if sp.issparse(self.last) and self.last.format == "bsr" else self.first
         width = last.blocksize[1]
         return self.first.blocksize[0], 1 if result.shape[1] % width else width
 
 
 def _rows(value: Any, name: str, function: str) -> Any:
-    """An operand in compressed rows."""
+    """Convert an operand to compressed rows."""
     if not (interop.is_sparse(value) or isinstance(value, SparseTensor)) or len(value.shape) != 2:
         how = "pass a scipy matrix or a torch tensor with a sparse layout"
         raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {how}; found {type(value).__name__}")
     if interop.is_torch(value):
         interop.check_detached(value, name, function)
-    elif value.dtype == object:  # of which scipy makes no rows
+    elif value.dtype == object:  # scipy cannot convert object arrays to rows
         raise _refused(function, "object")
     return compressed_rows(value, name)
 
@@ -699,7 +700,7 @@ def _name_of(dtype: Any) -> str:
 
 
 def _common(names: set[str], numbers: list[Any]) -> str:
-    """The common dtype of matrices and numbers."""
+    """Return the common dtype of matrices and numbers."""
     common = common_dtype(names)
     if not numbers or common == "bfloat16" or np.dtype(common).kind == "f":
         return common
@@ -712,7 +713,7 @@ def _has_wide_indices(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: str) -> Any:
-    """Convert an operand to another dtype; entries with the same coordinates are added up before, in their own."""
+    """Convert an operand to another dtype; duplicates are added up before, in their own dtype."""
     if _dtype_name(value) == dtype:
         return value
     value = add_duplicates(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrite programs with computed patterns so that the ordinary stages lower them."""
+"""Rewrites of programs with computed patterns to ones that the ordinary stages lower."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sparsetir.ir.views import Axis, Program, SparseBuffer, SpIter, cast, decode
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.target.half_floats import HALVES
 
-# The entry of an iteration's list that takes the place of an assembled axis: the axes of the body's operands.
+# The list entry that replaces an assembled axis in an iteration: the axes of the body's operands.
 
 
 @dataclass(frozen=True)
 class _Set:
-    """Coordinates: those of one axis, or of several together."""
+    """The coordinates of one axis, or of several together."""
 
     members: tuple[ir.Expr, ...]
     how: str = ""
@@ -39,7 +39,7 @@ class _Set:
 
 
 def driving(iteration: SpIter, var: Var, axis: Axis, program: Program) -> ir.Expr:
-    """The entry of the list that takes the place of an assembled axis with variable `var`.
+    """Return the list entry that replaces an assembled axis with variable `var`.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def driving(iteration: SpIter, var: Var, axis: Axis, program: Program) -> ir.Exp
 
 
 def _set_of(found: Coordinates, iteration: SpIter, program: Program) -> _Set | None:
-    """What is run over; None where unions and intersections are nested."""
+    """Return the coordinates to iterate over; None if unions and intersections are nested."""
     if isinstance(found, Stored):
         return _Set((_placed(found, iteration, program),))
     how = "intersect" if isinstance(found, Both) else "union"
@@ -69,9 +69,9 @@ def _set_of(found: Coordinates, iteration: SpIter, program: Program) -> _Set | N
 
 
 def _placed(stored: Stored, iteration: SpIter, program: Program) -> ir.Expr:
-    """An axis where it stands in the iteration: below its parent, or below the place that another axis names.
+    """Return the form of an axis in the iteration: below its parent, or attached to the axis that gives its position.
 
-    An assembled axis gives way to the axes of its operands, of which the parent is one.
+    An assembled axis is replaced by the axes of its operands, one of which is the parent.
     """
     axis, buffer = stored.axis, program.buffers[stored.buffer]
     if axis.parent is None:
@@ -87,7 +87,7 @@ def _placed(stored: Stored, iteration: SpIter, program: Program) -> ir.Expr:
 
 
 def _joined(how: str, first: _Set, second: _Set) -> _Set | None:
-    """Two sets together; None where one is joined otherwise."""
+    """Join two sets; return None if one of them is joined differently."""
     if len(first.members) == 1 == len(second.members) and same(first.members[0], second.members[0]):
         return first
     if any(len(s.members) > 1 and s.how != how for s in (first, second)):
@@ -95,11 +95,11 @@ def _joined(how: str, first: _Set, second: _Set) -> _Set | None:
     return _Set((*first.members, *second.members), how)
 
 
-# A program with computed patterns, rewritten so that the ordinary stages lower it.
+# Rewrite of a program with computed patterns.
 #
-# Each assembled axis becomes a dense one, and each result over it a dense stand-in that is never allocated. Where an
-# assembled axis stands in the list of an iteration, the axes of the body's operands take its place. An initialisation
-# is taken out: it says what an element is before the first statement sets it.
+# Each assembled axis becomes a dense one, and each result over it a dense stand-in that is never allocated. An
+# assembled axis in the list of an iteration is replaced by the axes of the body's operands. An initialisation is
+# removed: it becomes the value of an element before the first statement sets it.
 
 
 LARGEST_INT32 = 2**31 - 1
@@ -112,12 +112,12 @@ class Result:
     Parameters
     ----------
     name : str
-        As a user calls it.
+        The name in the script.
     storage : str
-        Its parameter.
+        Name of its parameter.
     dtype : str
     initial : Expr
-        What an element is before the first statement sets it.
+        The value of an element before the first statement sets it.
     lengths : tuple of Expr
         Of its assembled axes, outermost first.
     inner : tuple of Expr
@@ -133,12 +133,12 @@ class Result:
 
     @property
     def block(self) -> tuple[ir.Expr, ...]:
-        """How many elements a coordinate has, in 64 bits; nothing where that is one."""
+        """The number of elements of a coordinate, in 64 bits; empty if it is one."""
         return (product([cast(n, "int64") for n in self.inner]),) if self.inner else ()
 
     @property
     def held_dtype(self) -> str:
-        """In which it is added up."""
+        """The dtype in which elements are accumulated."""
         return "float32" if self.dtype in HALVES else self.dtype
 
 
@@ -175,12 +175,12 @@ class Assembly:
     Parameters
     ----------
     source : Program
-        As it was written.
+        The program as written.
     func : PrimFunc
     axes : tuple of Axis
         The assembled ones, outermost first.
     rows : tuple of Axis
-        Those above them.
+        The axes above them.
     results : tuple of Result
     filters : tuple of Axis
         Axes below the row that an intersection lists and that store each coordinate once: others are not entered.
@@ -198,7 +198,7 @@ class Assembly:
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """The name of the function."""
         return str(self.func.attrs["global_symbol"])
 
     @property
@@ -208,32 +208,32 @@ class Assembly:
 
     @property
     def rows_name(self) -> str:
-        """The axis whose positions are the rows."""
+        """The name of the axis whose positions are the rows."""
         return self.rows[-1].name if self.rows else "the root"
 
     @property
     def key_dtype(self) -> str:
-        """Of a coordinate below a row: of several axes one number."""
+        """The dtype of a coordinate below a row; several axes share one number."""
         return self.axes[0].idtype if len(self.axes) == 1 else "int64"
 
     @property
     def mask(self) -> Axis | None:
-        """The one filter, sorted and each coordinate once, that rows may be collected in the order of."""
+        """The only filter, if it is sorted without duplicates, so that rows may be collected in its order."""
         plain = [a for a in self.filters if a.sorted and a.unique and a.indices is not None]
         return plain[0] if len(plain) == len(self.filters) == 1 else None
 
     def result_of(self, buffer: Var) -> Result | None:
-        """The result whose stand-in an array is."""
+        """Return the result whose stand-in an array is, or None."""
         return next((r for r in self.results if r.storage == str(buffer.name)), None)
 
 
 def is_assembled(program: Program) -> bool:
-    """Whether a program computes patterns."""
+    """Return whether a program computes patterns."""
     return any(axis.is_assembled for axis in program.axes.values())
 
 
 def assemble(func: tirx.PrimFunc) -> Assembly:
-    """Rewrite a program.
+    """Rewrite a program so that its assembled axes are dense.
 
     Raises
     ------
@@ -252,7 +252,7 @@ def assemble(func: tirx.PrimFunc) -> Assembly:
 
 
 def _check_stores(program: Program, held: Sequence[SparseBuffer]) -> None:
-    """Raise where something else is stored: the functions may visit a row more than once, and rows run in parallel."""
+    """Raise if anything else is stored: functions may visit a row more than once, and rows run in parallel."""
     inside = [x.buffer for x in collect(program.func.body, tirx.AllocBuffer)]  # variables of a body
     known = [*inside, *(b.view for b in held)]
     other = next((a for a in stores(program.func.body) if not any(a.buffer.same_as(b) for b in known)), None)
@@ -263,7 +263,7 @@ def _check_stores(program: Program, held: Sequence[SparseBuffer]) -> None:
 
 
 def _chain(program: Program) -> tuple[Axis, ...]:
-    """The assembled axes, which must be one below the other."""
+    """Return the assembled axes; raise unless they form one chain."""
     found = [a for a in program.axes.values() if a.is_assembled]
     last = max(found, key=lambda a: len(a.ancestors))
     chain = tuple(a for a in (*last.ancestors, last) if a.is_assembled)
@@ -288,7 +288,8 @@ def _result(buffer: SparseBuffer, axes: tuple[Axis, ...], rows: tuple[Axis, ...]
 
 
 def _initial(buffer: SparseBuffer, program: Program) -> ir.Expr:
-    """What ``T.init`` of some iteration sets the elements of a buffer to; its default value without one."""
+    """Return the value to which ``T.init`` of some iteration sets a buffer's elements, by default the buffer's
+    default."""
     found: list[ir.Expr] = []
     for iteration in program.iterations:
         if iteration.block.init is None:
@@ -307,7 +308,7 @@ def _initial(buffer: SparseBuffer, program: Program) -> ir.Expr:
 
 
 def _stand_in(buffer: SparseBuffer, axes: tuple[Axis, ...]) -> Var:
-    """A dense array in the place of a result's values."""
+    """Return a dense array that replaces the values of a result."""
     first = buffer.axes.index(axes[0])
     above = [tree[-1].count for tree in _part(buffer, buffer.axes[:first]).trees] if first else []
     shape = [*above, *(a.length for a in buffer.axes[first:])]
@@ -324,7 +325,7 @@ def _with_buffers(body: tirx.Stmt, mapping: Mapping[Var, Var]) -> tirx.Stmt:
 
 
 class _Rewriter:
-    """Makes the program with dense stand-ins; notes the filters of its iterations, and whether it merges rows."""
+    """Rewriter of a program with dense stand-ins; records the filters of its iterations, and whether it merges rows."""
 
     def __init__(
         self, program: Program, axes: tuple[Axis, ...], rows: tuple[Axis, ...], held: list[SparseBuffer]
@@ -334,7 +335,7 @@ class _Rewriter:
         self.merge: Merge | None = None
 
     def function(self) -> tirx.PrimFunc:
-        """The rewritten program."""
+        """Return the rewritten program."""
         program, dense = self.program, {a.var: dialect.call("dense_fixed", [a.length], a.idtype) for a in self.axes}
         stand_ins = {b.storage: _stand_in(b, self.axes) for b in self.held}
 
@@ -351,7 +352,7 @@ class _Rewriter:
         return tirx.PrimFunc(params, _with_buffers(body, stand_ins), program.func.ret_type, program.func.attrs)
 
     def iteration(self, iteration: SpIter, node: s_tir.SBlockRealize) -> tirx.Stmt:
-        """An iteration over the axes of its operands, without the initialisation of results."""
+        """Rewrite an iteration to the axes of its operands, without the initialisation of results."""
         values = [self.entry(iteration, n, value) for n, value in enumerate(node.iter_values)]
         if len(self.program.iterations) == 1:
             self.merge = self.merged(iteration, values)
@@ -364,7 +365,7 @@ class _Rewriter:
         return s_tir.SBlockRealize(values, node.predicate, s_tir.SBlock(*parts, block.match_buffers, notes))
 
     def entry(self, iteration: SpIter, number: int, value: Call) -> Call:
-        """What an iteration variable runs over, without assembled axes and what only filters."""
+        """Return the domain of an iteration variable, without assembled axes and axes that only filter."""
         target = value.args[0]
         if isinstance(target, Var) and self.program.axes[target] in self.axes:
             var = iteration.block.iter_vars[number].var
@@ -375,15 +376,15 @@ class _Rewriter:
         return dialect.call("coord", [target, *value.args[1:]], str(value.ty.dtype))
 
     def is_key(self, iteration: SpIter, number: int) -> bool:
-        """Whether a variable of an iteration is the coordinate below the row that every statement enters."""
+        """Return whether a variable of an iteration is the coordinate below the row that every statement enters."""
         var = iteration.block.iter_vars[number].var
         stores = [s for s in collect(iteration.block.body, tirx.BufferStore) if _sets(s, self.held)]
         return len(self.axes) == 1 and all(s.indices[-1].same_as(var) for s in stores)
 
     def without_filters(self, target: Call) -> ir.Expr:
-        """An intersection without the axes of the row that nothing lies below, if it has others.
+        """Drop from an intersection the row's axes without children, if it has others.
 
-        Coordinates that repeat stay in it: it visits each of them.
+        Axes with duplicate coordinates stay in it: it visits each duplicate.
         """
         above = {axis.parent for axis in self.program.axes.values()}
         row = [m for m in target.args if isinstance(m, Var) and self.program.axes[m].parent in self.rows]
@@ -397,7 +398,7 @@ class _Rewriter:
         return dialect.call("intersect", others, str(target.ty.dtype))
 
     def merged(self, iteration: SpIter, values: list[Call]) -> Merge | None:
-        """The iteration as a merge of rows; None where it is something else."""
+        """Return the iteration as a merge of rows, or None if it is not one."""
         target = values[-1].args[0]
         if len(values) != 2 or len(self.axes) != 1 or len(self.rows) != 1 or self.rows[0].kind != "dense_fixed":
             return None
@@ -412,7 +413,7 @@ class _Rewriter:
         return Merge(dialect.name_of(target), members, row, var, stores)
 
     def is_merged(self, store: tirx.Stmt, row: Var, var: Var, members: tuple[Axis, ...]) -> bool:
-        """Whether a statement sets the element at the coordinate from elements that stand there."""
+        """Return whether a statement sets the element at the merged coordinate from elements at that coordinate."""
         if not isinstance(store, tirx.BufferStore) or not _sets(store, self.held):
             return False
         loads = collect(store.value, ir.TensorLoad)
@@ -423,13 +424,13 @@ class _Rewriter:
 
 
 def _is_sorted_row(axis: Axis, row: Axis) -> bool:
-    """Whether an axis stores ascending coordinates of each row, each once."""
+    """Return whether an axis stores the coordinates of each row in ascending order without duplicates."""
     is_plain = axis.kind == "sparse_variable" and axis.rule is None and axis.sorted and axis.unique
     return is_plain and axis.parent is row
 
 
 def _is_direct(buffer: SparseBuffer, load: ir.TensorLoad, row: Var, var: Var, members: tuple[Axis, ...]) -> bool:
-    """Whether an element is that of the merged coordinate, or dense."""
+    """Return whether an element is at the merged coordinate, or of a dense buffer."""
     if buffer.is_dense:
         return all(isinstance(i, Var) and (i.same_as(row) or i.same_as(var)) for i in load.indices)
     return len(buffer.axes) == 2 and buffer.axes[1] in members and _at(load.indices, row, var)

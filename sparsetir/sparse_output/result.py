@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results with a computed pattern: selection, row order, kept patterns, classes of operands."""
+"""Results with a computed pattern: selection arguments, row orders, pattern caches, and conversion to operands'
+classes."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from sparsetir.ir.views import Axis, Program
 from sparsetir.runtime.signature import LARGEST_INT32, Arguments, numpy_dtype
 from sparsetir.utils.dtypes import as_whole, real_number
 
-# How many entries of a row are kept, and of which values: what users say as the compiled functions take it.
+# Arguments of a selection: how many entries of a row are kept, and above which value, as the functions take it.
 
 
 LARGEST_INT64 = 2**63 - 1
 
 
 def top_of(top: Any) -> int | None:
-    """How many entries of a row are kept; None keeps all."""
+    """Convert `top`, the number of entries of a row that are kept; None keeps all."""
     number = as_whole(top)
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
         raise ArgumentError(f"top is how many entries of a row are kept, at least 1; found {top!r}")
@@ -35,7 +36,7 @@ def top_of(top: Any) -> int | None:
 
 
 def least_of(above: Any, dtype: str) -> Any:
-    """The least value above a number, or the least of all; NaN is above none."""
+    """Return the least value above a number, or the least of all; NaN, which no value reaches, if none is above it."""
     kind = numpy_dtype(dtype)
     above = above if above is None else real_number(above, "above", "a product")
     if kind.kind in "fV":
@@ -50,7 +51,7 @@ def least_of(above: Any, dtype: str) -> Any:
     return least if least <= LARGEST_INT64 else least - 2**64  # the functions take the bits of an int64
 
 
-# Orders in which the rows of a computed pattern are found: which rows, and which of them follow each other.
+# Row orders in which a computed pattern is determined: which rows are computed, and in what order.
 
 
 HASHES = 3  # rows are alike where the least columns, as so many hash functions order them, are the same
@@ -58,20 +59,20 @@ SPREAD = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
 
 
 def rows_axis(program: Program, row: Axis) -> Axis | None:
-    """The first compressed axis below the rows."""
+    """Return the first compressed axis below the rows, or None."""
     below = (a for a in program.axes.values() if a.parent is row and a.kind == "sparse_variable" and a.rule is None)
     return next((a for a in below if a.indptr is not None and a.indices is not None), None)
 
 
 class RowOrders:
-    """Orders of the rows of a program's calls; those of the last patterns are kept.
+    """Row orders of a program's calls, with a cache of those of the last patterns.
 
     Parameters
     ----------
     order : str
         One of `ORDERS`, but for the first.
     axis : Axis or None
-        Whose patterns tell which rows are alike.
+        The axis whose patterns decide which rows are similar.
     """
 
     def __init__(self, order: str, axis: Axis | None) -> None:
@@ -81,7 +82,7 @@ class RowOrders:
         self.kept: OfPatterns[np.ndarray] = OfPatterns()
 
     def of(self, args: Arguments, bound: np.ndarray, columns: int) -> np.ndarray:
-        """The rows that enter something, in order."""
+        """Return the rows that enter something, in order."""
         if self.order == "nonempty" or not self.names:
             return np.flatnonzero(bound)
         indptr, indices = (args.arrays[name] for name in self.names)
@@ -89,15 +90,15 @@ class RowOrders:
         return order if bound.all() else order[bound[order] > 0]
 
     def found(self, indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
-        """All rows in order."""
+        """Return all rows in order."""
         find = banded if self.order == "banded" and len(indptr) == columns + 1 else clustered
         return self.kept.get((columns,), (indptr, indices), lambda: find(indptr, indices, columns))
 
 
 def clustered(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
-    """An order that brings rows with columns in common together: they are sorted by the least hashes of their columns.
+    """Return an order that clusters rows with common columns, by the least hashes of their columns.
 
-    Two rows share the least hash with the probability that a column of either is one of both (Broder 1997).
+    Two rows share the least hash with a probability of the Jaccard similarity of their columns (Broder 1997).
     """
     filled = np.diff(indptr) > 0
     some = np.flatnonzero(filled)
@@ -108,7 +109,7 @@ def clustered(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarr
 
 
 def banded(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
-    """The order that makes the band around the diagonal narrow (reverse Cuthill-McKee)."""
+    """Return the order that makes the band around the diagonal narrow (reverse Cuthill-McKee)."""
     if not len(indices):  # scipy does not take matrices of no rows
         return np.arange(len(indptr) - 1)
     pattern = sp.csr_array((np.ones(len(indices), np.bool_), indices, indptr), shape=(len(indptr) - 1, columns))
@@ -116,12 +117,12 @@ def banded(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _hashed(indices: np.ndarray, number: int) -> np.ndarray:
-    """Columns in another order."""
+    """Return pseudorandom hashes of the columns."""
     mixed = indices.astype(np.uint32) * np.uint32(SPREAD[number])
     return mixed ^ (mixed >> np.uint32(15))
 
 
-# What was found out about the last patterns, for calls that come with them again.
+# Cached results of analyses of the last patterns, for later calls with the same patterns.
 
 
 MOST_KEPT = 4
@@ -130,28 +131,28 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Known(Generic[Found]):
-    """What is known of a pattern: its arrays, copied as they may change, and what was found."""
+    """A result for a pattern, with copies of the pattern's arrays, as those may change."""
 
     about: Hashable
     arrays: tuple[np.ndarray, ...]
     found: Found
 
     def is_of(self, about: Hashable, arrays: tuple[np.ndarray, ...]) -> bool:
-        """Whether it is of a pattern."""
+        """Return whether this is the result for a pattern."""
         return self.about == about and all(map(np.array_equal, self.arrays, arrays))
 
 
 class OfPatterns(Generic[Found]):
-    """Keeps what was found for the last patterns.
+    """Cache of the results for the last patterns.
 
-    Arrays are compared element by element, which is faster than a checksum of them: nearly all that differ do so early.
+    Arrays are compared element by element, which is faster than a checksum: nearly all different ones differ early.
     """
 
     def __init__(self) -> None:
         self.known: list[Known[Found]] = []
 
     def get(self, about: Hashable, arrays: tuple[np.ndarray, ...], find: Callable[[], Found]) -> Found:
-        """What is known of a pattern, found now where it is new."""
+        """Return the result for a pattern, computed by `find` if the pattern is new."""
         known = next((k for k in self.known if k.is_of(about, arrays)), None)
         if known is None:
             known = Known(about, tuple(a.copy() for a in arrays), find())
@@ -159,7 +160,7 @@ class OfPatterns(Generic[Found]):
         return known.found
 
 
-# Results with a pattern of their own, as objects of the class that an operand has.
+# Results with a computed pattern, as objects of an operand's class.
 
 
 BLOCK = 1 << 14  # elements whose coordinates are computed at a time
@@ -185,15 +186,15 @@ class Pattern:
     values: list[np.ndarray]
 
     def refilled(self, values: list[np.ndarray]) -> Pattern:
-        """The same with other values, and coordinates of its own."""
+        """Return this pattern with other values, and a copy of the coordinates."""
         return Pattern(self.shape, self.indptr, self.keys.copy(), values)
 
 
 def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True, block: tuple[int, ...] = ()) -> Any:
-    """Result `number`, in the class of `model` where that holds such a result; the last one takes the arrays.
+    """Convert result `number` to the class of `model` if possible; the last result takes the arrays without a copy.
 
-    With a `block` it has dense axes of these lengths behind the computed ones: it is a list of its elements, or, where
-    `model` is one, a matrix of blocks.
+    With a `block` it has dense axes of these lengths behind the computed ones: it becomes a list of its elements, or a
+    block matrix if `model` is one.
     """
     if block and sp.issparse(model) and model.format == "bsr" and len(pattern.shape) == len(block) == 2:
         return _blocks(pattern, number, model, block, is_last=is_last)
@@ -215,7 +216,7 @@ def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True
 
 
 def _blocks(pattern: Pattern, number: int, model: Any, block: tuple[int, ...], *, is_last: bool) -> Any:
-    """A matrix of blocks."""
+    """Convert a result to a block matrix."""
     pattern = _by_rows(pattern)
     indptr, indices = _of_one_width(pattern.indptr, pattern.keys)
     values = pattern.values[number].reshape(-1, *block)
@@ -225,14 +226,14 @@ def _blocks(pattern: Pattern, number: int, model: Any, block: tuple[int, ...], *
 
 
 def _spread(pattern: Pattern, number: int, block: tuple[int, ...]) -> Pattern:
-    """Each element of a block as an entry of its own."""
+    """Convert each element of a block to an entry of its own."""
     count = math.prod(block)
     keys = (pattern.keys.astype(np.int64)[:, None] * count + np.arange(count)).ravel()
     return Pattern((*pattern.shape, *block), pattern.indptr * count, keys, [pattern.values[number].reshape(-1)])
 
 
 def _by_rows(pattern: Pattern) -> Pattern:
-    """A matrix in rows, also where both of its axes were computed: row and column are one number then."""
+    """Convert a matrix to rows if both of its axes were computed, so that keys hold row and column as one number."""
     m, n = pattern.shape
     if len(pattern.indptr) == m + 1:
         return pattern
@@ -243,7 +244,7 @@ def _by_rows(pattern: Pattern) -> Pattern:
 
 
 def _of_one_width(indptr: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row pointers and coordinates of one dtype: 64 bits where 32 do not count the entries."""
+    """Convert row pointers and coordinates to one dtype: 64 bits if 32 do not count the entries."""
     wide = keys.dtype if len(keys) <= LARGEST_INT32 else np.dtype(np.int64)
     return indptr.astype(wide), keys.astype(wide, copy=False)
 
@@ -251,7 +252,7 @@ def _of_one_width(indptr: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.
 def _scipy(
     indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...], *, is_matrix: bool
 ) -> Any:
-    """A CSR object around the arrays, without the checks that scipy makes of arrays from elsewhere."""
+    """Create a CSR object around the arrays, without scipy's validation."""
     return interop.sorted_rows(sp.csr_matrix if is_matrix else sp.csr_array, indptr, indices, values, shape)
 
 
@@ -265,7 +266,7 @@ def _torch(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: t
 
 
 def _tensor(pattern: Pattern, number: int) -> Any:
-    """A tensor of another order, as a list of entries."""
+    """Convert a result of any other order to a list of entries."""
     has_rows = len(pattern.shape) > 1 and len(pattern.indptr) == pattern.shape[0] + 1
     narrow = np.int32 if max(*pattern.shape, len(pattern.keys)) <= LARGEST_INT32 else np.int64
     coords = np.empty((len(pattern.shape), len(pattern.keys)), narrow)
@@ -278,7 +279,7 @@ def _tensor(pattern: Pattern, number: int) -> Any:
 def write_coordinates(coords: np.ndarray, keys: np.ndarray, shape: Sequence[int], first: int) -> None:
     """Write the coordinates of numbered elements, in all dimensions from the `first` on.
 
-    A block of elements at a time: quotients and remainders of all would take as much memory as the coordinates.
+    Blocks of elements bound the memory: quotients and remainders of all would take as much as the coordinates.
     """
     for begin in range(0, len(keys), BLOCK):
         block = slice(begin, begin + BLOCK)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row loops of computed patterns: chunks, prefetch, scatter."""
+"""Row loops of computed patterns: the row partition into chunks, prefetch, and scatter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparsetir.lower.vector.memory_hints import fetch, gathers, steps_ahead
 from sparsetir.sparse_output.accumulators import LONG, long
 from sparsetir.sparse_output.program import Assembly, Result
 
-# Chunks of rows, which functions go over in parallel, and the parameters of such functions.
+# Chunks of rows, which functions process in parallel, and the parameters of such functions.
 
 
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
@@ -29,7 +29,7 @@ ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 
 @dataclass(frozen=True)
 class Split:
-    """The chunks of rows: chunk c has the rows from ``ranges[c]`` to ``ranges[c + 1]``, maybe in an `order`."""
+    """Row partition: chunk c has the rows from ``ranges[c]`` to ``ranges[c + 1]``, of an `order` if there is one."""
 
     chunks: Var
     ranges: Var
@@ -44,29 +44,29 @@ class Split:
         return cls(chunks, ranges, array("bound", LONG, rows.count), order)
 
     def row(self, place: ir.Expr) -> ir.Expr:
-        """The row at a place of the order."""
+        """Return the row at a position of the order."""
         return tirx.BufferLoad(self.order[1], [place]) if self.order else place
 
 
 def array(name: str, dtype: str, *shape: ir.Expr) -> Var:
-    """A parameter."""
+    """Return an array parameter."""
     return tirx.decl_buffer(list(shape), dtype, name=name, layout=None)
 
 
 def size(name: str) -> Var:
-    """A size of 64 bits."""
+    """Return a 64-bit size parameter."""
     return Var(name, ir.PrimType(LONG))
 
 
 def alone_or_shared(chunk: Var, chunks: Var, body: tirx.Stmt) -> tirx.Stmt:
-    """A loop over chunks, parallel if there are several: one waits for every thread of the pool, also for one step."""
+    """Emit a loop over chunks, parallel if there are several: a parallel loop always waits for all threads."""
     alone = renewed(seq(tirx.Bind(chunk, const(0, "int32")), body))
     return tirx.IfThenElse(chunks.equal(const(1, "int32")), alone, renewed(parallel(chunk, chunks, body)))
 
 
-# Rows of operands are fetched some steps before a loop comes to them.
+# Rows of operands are prefetched some iterations before a loop reads them.
 #
-# A product that goes over entries of A reads a row of B for each, somewhere in memory::
+# A product that iterates over entries of A reads a row of B for each, at an unpredictable address::
 #
 #     for k in range(indptr_a[i + 1] - indptr_a[i]):
 #         ...  # prefetch indptr_b[indices_a[indptr_a[i] + k + FAR]]
@@ -74,23 +74,23 @@ def alone_or_shared(chunk: Var, chunks: Var, body: tirx.Stmt) -> tirx.Stmt:
 #         for j in range(...):
 #             ...
 #
-# Entries behind the end of a row are those of the next one, so that short rows are fetched in time, too.
+# Entries behind the end of a row are those of the next one, so that short rows are prefetched in time, too.
 
 
-NEAR, FAR = 12, 24  # steps between a fetch and its use: of a row, and of where it begins
+NEAR, FAR = 12, 24  # prefetch distances in iterations: of a row, and of its row pointer
 
 
 def fetched(loop: tirx.For, made: tirx.For, is_operand: Callable[[Var], bool]) -> tirx.For:
-    """A loop made of `loop`, with the rows that steps gather from operands fetched before."""
+    """Add to `made`, a loop made of `loop`, prefetches of the operands' rows that later iterations gather."""
     stmts = fetches(loop, is_operand)
     return with_(made, body=seq(*stmts, made.body)) if stmts else made
 
 
 def fetches(loop: tirx.For, is_operand: Callable[[Var], bool], *, rows: bool = True) -> list[tirx.Stmt]:
-    """Statements that fetch what later steps of a loop gather; without `rows` where those begin alone."""
+    """Return prefetches of what later iterations of a loop gather; without `rows` only of the row pointers."""
     inner = [f.loop_var for f in collect(loop.body, tirx.For)]
     found = [x for x in gathers(loop.body, loop.loop_var) if is_operand(x.source)] if inner else []
-    loads = {x.source: x for x in found if not any(collect(i, ir.Call) for i in x.indices)}  # searches take long
+    loads = {x.source: x for x in found if not any(collect(i, ir.Call) for i in x.indices)}  # searches are costly
     ways = {x.source for load in loads.values() for i in load.indices for x in collect(i, ir.TensorLoad)}
     stmts = []
     for source, load in loads.items():
@@ -105,7 +105,7 @@ def fetches(loop: tirx.For, is_operand: Callable[[Var], bool], *, rows: bool = T
 # The row loop of a program with computed patterns, and the statements that scatter into its results.
 #
 # A program is lowered as if its assembled axes were dense: each statement ``c[row, j] = f(c[row, j], ...)`` below the
-# loop over rows names a coordinate. `functions.py` makes of them the functions that find the pattern and fill it.
+# loop over rows names a coordinate. `functions.py` builds the symbolic and numeric functions from these statements.
 
 
 OFFSET_DTYPE = "int64"
@@ -113,7 +113,7 @@ OFFSET_DTYPE = "int64"
 
 @dataclass(frozen=True)
 class Scatter:
-    """One statement that sets an element of a result.
+    """A statement that sets an element of a result.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Blocked:
-    """A loop that sets elements of the block of one coordinate, and nothing else: the coordinate is entered before it.
+    """A loop that only sets elements of the block of one coordinate; the coordinate is entered before the loop.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Rows:
-    """A lowered program: `body` runs for row `var` of `count`."""
+    """Lowered program: `body` runs for row `var` of `count`."""
 
     func: tirx.PrimFunc
     var: Var
@@ -162,11 +162,11 @@ class Rows:
     blocks: tuple[Blocked, ...] = ()
 
     def block_of(self, loop: tirx.For) -> Blocked | None:
-        """What a loop is, where it goes over the block of a coordinate."""
+        """Return the block that a loop iterates over, or None if it is not such a loop."""
         return next((b for b in self.blocks if b.loop.same_as(loop)), None)
 
     def scatter_of(self, store: tirx.BufferStore) -> Scatter | None:
-        """The scatter that a statement is."""
+        """Return the scatter of a statement, or None if it is none."""
         return next((s for s in self.scatters if s.store.same_as(store)), None)
 
 
@@ -176,7 +176,7 @@ def lower_rows(assembly: Assembly) -> Rows:
     Raises
     ------
     LoweringError
-        Its iterations do not go over the rows of the result first, or read the result elsewhere.
+        Its iterations do not iterate over the rows of the result first, or read the result elsewhere.
     """
     if assembly.merge is not None:
         row, count = assembly.merge.row, assembly.rows[0].count
@@ -192,7 +192,7 @@ def lower_rows(assembly: Assembly) -> Rows:
 
 
 def _row_loop(func: tirx.PrimFunc, assembly: Assembly) -> tuple[Var, ir.Expr, tirx.Stmt]:
-    """The loop over rows: the loops of several iterations are one."""
+    """Return the loop over rows, with the loops of several iterations fused into one."""
     parts = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
     if not assembly.has_rows:
         return Var("row", ir.PrimType("int32")), const(1), func.body
@@ -227,7 +227,7 @@ def _scatter(store: tirx.BufferStore, assembly: Assembly, row: Var) -> Scatter:
 
 
 def _blocks(body: tirx.Stmt, scatters: tuple[Scatter, ...]) -> tuple[Blocked, ...]:
-    """The outermost loops that go over blocks of coordinates."""
+    """Return the outermost loops over blocks of coordinates."""
     found: list[Blocked] = []
 
     def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
@@ -243,7 +243,7 @@ def _blocks(body: tirx.Stmt, scatters: tuple[Scatter, ...]) -> tuple[Blocked, ..
 
 
 def _block(loop: tirx.For, scatters: tuple[Scatter, ...]) -> Blocked | None:
-    """A loop as one over the block of a coordinate: dense loops around statements that all set elements of it."""
+    """Return a loop as one over the block of a coordinate if all its dense loops set elements of it, else None."""
     extents, stmts, bound = [], [loop], []
     inside: list[Scatter] = []
     while stmts:
@@ -268,7 +268,7 @@ def _block(loop: tirx.For, scatters: tuple[Scatter, ...]) -> Blocked | None:
 
 
 def _check_reads(body: tirx.Stmt, scatters: tuple[Scatter, ...], assembly: Assembly) -> None:
-    """Raise where a result is read anywhere but in the statement that sets the same element."""
+    """Raise if a result is read anywhere but in the statement that sets the same element."""
     loads = [x for x in collect(body, ir.TensorLoad) if assembly.result_of(x.source) is not None]
     count = sum(len(_own_loads(s)) for s in scatters)
     if len(loads) != count or any(mentions(x, [s.store.buffer]) for s in scatters for x in s.store.indices):
@@ -277,14 +277,14 @@ def _check_reads(body: tirx.Stmt, scatters: tuple[Scatter, ...], assembly: Assem
 
 
 def _own_loads(scatter: Scatter) -> list[ir.TensorLoad]:
-    """The loads of the element itself in a scatter."""
+    """Return the loads of a scatter that read the element it sets."""
     store = scatter.store
     loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
     return [x for x in loads if all_same(list(x.indices), list(store.indices))]
 
 
 def with_own(scatter: Scatter, value: ir.Expr) -> ir.Expr:
-    """What a scatter stores, its own element being `value` before."""
+    """Return the value that a scatter stores if its element was `value` before."""
     store = scatter.store
     on_load = lambda x, m: value if x.source.same_as(store.buffer) else m.default_mutate(x)  # noqa: E731
     return structural_mutate(store.value, [(ir.TensorLoad, on_load)])
@@ -296,9 +296,9 @@ Counted = Callable[["ir.Expr | int", "tirx.For | None"], list[tirx.Stmt]]
 def entered_by(
     stmt: tirx.Stmt, rows: Rows, count: Counted, ahead: Callable[[tirx.For], list[tirx.Stmt]] = lambda _: []
 ) -> list[tirx.Stmt]:
-    """Statements that `count` the number of scatters of a statement, at most, and of which loop they are.
+    """Emit `count` of the number of a statement's scatters, an upper bound, with the loop that makes them.
 
-    What is `ahead` of a loop stands first in its body.
+    The statements that `ahead` returns for a loop come first in its body.
     """
     constant = _per_step(stmt, rows)
     if constant is not None:
@@ -319,7 +319,7 @@ def entered_by(
 
 
 def _per_step(stmt: tirx.Stmt, rows: Rows) -> int | None:
-    """How many scatters a statement makes, where that is a constant; None for loops and what is around them."""
+    """Return the number of a statement's scatters if it is constant; None for loops and what is around them."""
     if isinstance(stmt, tirx.BufferStore):
         return int(rows.scatter_of(stmt) is not None)
     if isinstance(stmt, tirx.SeqStmt):

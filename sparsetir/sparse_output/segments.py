@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long rows in segments of columns: products are sorted into segments first, so that accumulators stay in the cache.
 
-The idea is that of MAGNUS (ICS 2025): what a row enters is written one behind the other, segment by segment, and each
-segment is then added up by itself. Entries of one coordinate stay in order, so the result is the same bit by bit.
+The method is that of MAGNUS (ICS 2025): the products of a row are written contiguously, segment by segment, and each
+segment is then accumulated separately. Products of one coordinate stay in order, so the result is the same bit by bit.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from sparsetir.sparse_output.rows import Rows, Scatter, with_own
 
 SHIFT = 16  # a segment has so many columns, as a power of two: 256 KB of float32 elements
 MOST_PARTS = 1 << 21  # products of a row that are sorted into segments
-LEAST_PARTS = 256  # products for each segment of a row from which on that is worth it
+LEAST_PARTS = 256  # products per segment of a row above which segments pay
 SUMS = (tirx.Add, tirx.Min, tirx.Max)
 
 
 @dataclass(frozen=True)
 class Update:
-    """A statement ``c = c + x * y``, by its parts: what is kept of each product until its segment's turn comes.
+    """A statement ``c = c + x * y`` by its parts, which are stored for each product until its segment is accumulated.
 
     Parameters
     ----------
     kind : type
         Of the sum.
     parts : tuple of Expr
-        The factors, not their product: with it they may be one instruction, which rounds once.
+        The factors, not their product: accumulation may use one fused instruction, which rounds once.
     own_first : bool
-        Whether the element stands on the left.
+        Whether the element is the left operand.
     """
 
     kind: type
@@ -45,7 +45,7 @@ class Update:
 
     @classmethod
     def of(cls, scatter: Scatter) -> Update | None:
-        """A scatter as such; None if it is another statement."""
+        """Return a scatter in this form, or None if it is another statement."""
         own = Var("own", ir.PrimType(scatter.result.dtype))
         value = with_own(scatter, own)
         if not isinstance(value, SUMS) or scatter.result.held_dtype != scatter.result.dtype:
@@ -58,13 +58,13 @@ class Update:
         return cls(type(value), parts, own_first)
 
     def on(self, own: ir.Expr, parts: Sequence[ir.Expr]) -> ir.Expr:
-        """The sum of an element and the product of these parts."""
+        """Return the sum of an element and the product of these parts."""
         other = parts[0] if len(parts) == 1 else tirx.Mul(*parts)
         return self.kind(own, other) if self.own_first else self.kind(other, own)
 
 
 def update_of(rows: Rows) -> Update | None:
-    """The one statement of a program whose rows can be sorted into segments; None of others."""
+    """Return the only update of a program whose rows can be sorted into segments, or None."""
     if len(rows.scatters) != 1 or rows.blocks or rows.scatters[0].inner:
         return None
     return Update.of(rows.scatters[0])
@@ -77,13 +77,13 @@ class Parts:
     Parameters
     ----------
     count, room : Var
-        How many segments and products there is room for.
+        The number of segments, and the products that fit.
     places : Var
-        For each chunk and segment where its products stand.
+        The position of the products of each segment, for each chunk.
     keys : Var
-        Their coordinates.
+        The coordinates of the products.
     values : sequence of Var
-        What is kept of each.
+        The stored parts of each product.
     """
 
     count: Var
@@ -97,7 +97,7 @@ class Parts:
         return [self.count, self.room, self.places, self.keys, *self.values]
 
     def fits(self, bound: ir.Expr) -> ir.Expr:
-        """Whether a row that has so much at most may be sorted into segments."""
+        """Return the condition that a row with at most `bound` products may be sorted into segments."""
         return tirx.And(bound <= self.room, bound >= self.count * long(LEAST_PARTS))
 
     def place(self, chunk: Var, segment: ir.Expr) -> ir.Expr:
@@ -131,10 +131,11 @@ class Parts:
         one: Callable[[Var, Var, Var], tirx.Stmt],
         whole: tirx.Stmt,
     ) -> tirx.Stmt:
-        """Sort the products of a row, then do `one` for each segment, given its number, its begin and its end.
+        """Emit the sort of a row's products, then `one` for each segment, given its number, its begin and its end.
 
-        `whole` for rows that are short, or have more products than there is room for: `bound`, what a row has at most,
-        is no more than the number of columns, while all that enter the same one are kept.
+        `whole` handles rows that are short or have more products than fit. The check counts products, since `bound`, an
+        upper bound of a row's entries, never exceeds the number of columns, while all products of a coordinate are
+        stored.
         """
         step, segment = Var("s", ir.PrimType(LONG)), Var("segment", ir.PrimType(LONG))
         total, held, is_cut = (cell(name, LONG) for name in ("total", "held", "is_cut"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of a row that was just written, the entries above a value and the largest of them."""
+"""Selection in a row that was just computed: the entries above a value, and the largest of them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from sparsetir.sparse_output.accumulators import LONG, Output, add, long
 
 LANES = 16  # values that are compared at a time
 VECTORS = (16, 64)  # largest values that are kept in a vector, few and many
-RARE = 8  # times as many entries as are kept: their branches are foreseen
+RARE = 8  # times as many entries as are kept: their branches are predictable
 
 
 def ordered(dtype: str) -> str:
-    """The dtype in which values of a dtype are compared."""
+    """Return the dtype in which values of a dtype are compared."""
     return {"bool": "uint8", "float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)
 
 
 class Selection:
-    """Keeps at most `top` entries of a row, those with the largest values, of equal ones those that come first.
+    """Selection of at most `top` entries of a row: those with the largest values, of equal ones the first.
 
-    Of a few the largest so far stand in order in a vector: where a value belongs is known without a branch, and sixteen
-    values are compared with the least of them at a time. Of more they stand in a heap.
+    For a small `top` the largest values so far are kept sorted in a vector: the position of a value is found without a
+    branch, and sixteen values at a time are compared with the least of them. For a larger one they are kept in a heap.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Selection:
         self.step = Var("step", ir.PrimType(LONG))
 
     def stmts(self) -> list[tirx.Stmt]:
-        """Select from the entries of the row, and count what is left."""
+        """Emit the selection from the entries of the row, and count what is left."""
         cells = alloc(self.kept, self.ties, self.node, self.child, self.taken)
         if self.out.values[0].ty.dtype != self.heap.ty.dtype:
             return [*cells, *self.in_heap()]
@@ -58,7 +58,7 @@ class Selection:
         return [*cells, tirx.IfThenElse(get(self.out.count) > self.top, ways, seq(*self.high_enough()))]
 
     def in_vector(self, best: Best) -> list[tirx.Stmt]:
-        """Keep what was among the largest when it came, then what still is."""
+        """Keep each value that is among the largest when it is reached, then those that still are at the end."""
         at, bits = self.node, cell("bits", "int32")
         value = Var("value", ir.PrimType(best.dtype))
         is_high = value >= self.least
@@ -96,18 +96,18 @@ class Selection:
         ]
 
     def still(self, least: ir.Expr, larger: ir.Expr) -> list[tirx.Stmt]:
-        """Keep what is larger than the least of the largest values, and the first of its equals."""
+        """Keep the values above the least of the largest values, and the first of its equals."""
         here = self.value(get(self.out.pos) + self.step)
         is_tie = tirx.And(here.equal(least), get(self.ties) > long(0))
         fewer = add(self.ties, tirx.Mul(long(-1), tirx.Mul(get(self.taken), cast(here.equal(least), LONG))))
         return [put(self.ties, self.top - larger), *self.branchless(tirx.Or(here > least, is_tie), fewer)]
 
     def in_heap(self) -> list[tirx.Stmt]:
-        """Keep what is large enough, then the largest of that."""
+        """Keep the values that are large enough, then the largest of those."""
         return [*self.high_enough(), tirx.IfThenElse(get(self.out.count) > self.top, seq(*self.largest()), None)]
 
     def high_enough(self) -> list[tirx.Stmt]:
-        """Keep what is at least the least value."""
+        """Keep the values that are not below the least value."""
         high = self.value(get(self.out.pos) + self.step) >= self.least
         some = [put(self.kept, long(0)), serial(self.step, get(self.out.count), add(self.kept, cast(high, LONG)))]
         less = tirx.IfThenElse(get(self.kept) < get(self.out.count), seq(*self.branching(high)), None)
@@ -121,18 +121,18 @@ class Selection:
         return self.pass_of(tirx.IfThenElse(condition, seq(*self.moved(self.step), add(self.kept, 1), *also), None))
 
     def branchless(self, condition: ir.Expr, *also: tirx.Stmt) -> list[tirx.Stmt]:
-        """The same where nobody can tell which ones those are: what is not kept is written over."""
+        """Keep the entries for which an unpredictable condition holds: entries that are not kept are overwritten."""
         taken = put(self.taken, cast(condition, LONG))
         return self.pass_of(seq(taken, *also, *self.moved(self.step), add(self.kept, get(self.taken))))
 
     def moved(self, entry: ir.Expr) -> list[tirx.Stmt]:
-        """Put an entry behind those that are kept."""
+        """Move an entry behind those that are kept."""
         assert self.out.keys is not None
         source, target = [get(self.out.pos) + entry], [get(self.out.pos) + get(self.kept)]
         return [tirx.BufferStore(a, tirx.BufferLoad(a, source), target) for a in (self.out.keys, self.out.values[0])]
 
     def pass_of(self, body: tirx.Stmt) -> list[tirx.Stmt]:
-        """Go over the entries of the row."""
+        """Iterate over the entries of the row."""
         return [
             put(self.kept, long(0)),
             serial(self.step, get(self.out.count), body),
@@ -140,13 +140,13 @@ class Selection:
         ]
 
     def largest(self) -> list[tirx.Stmt]:
-        """Find the least of the largest values in a heap, and keep what is larger, and of its equals the first."""
+        """Find the least of the largest values in a heap; keep the values above it, and the first of its equals."""
         root, here = self.held(long(0)), self.value(get(self.out.pos) + self.step)
         rest = Var("step", ir.PrimType(LONG))
         fill = serial(rest, self.top, self.filled(rest))
         after = tirx.IfThenElse(tirx.And(self.step >= self.top, here > root), self.sunk(here), None)
         found = serial(self.step, get(self.out.count), after)
-        # All that is larger than the root is in the heap.
+        # All values above the root are in the heap.
         other = Var("node", ir.PrimType(LONG))
         is_root = cast(self.held(other).equal(root), LONG)
         ties = [put(self.ties, long(0)), serial(other, self.top, add(self.ties, is_root))]
@@ -166,7 +166,7 @@ class Selection:
         return tirx.BufferStore(self.heap, value, [self.chunk, node])
 
     def filled(self, step: Var) -> tirx.Stmt:
-        """Let the value of an entry rise to its place in the heap."""
+        """Move the value of an entry up to its position in the heap."""
         value = self.value(get(self.out.pos) + step)
         above = tirx.floordiv(get(self.node) - long(1), long(2))
         parent = tirx.max(above, long(0))
@@ -175,7 +175,7 @@ class Selection:
         return seq(put(self.node, step), tirx.While(rises, lift), self.set(get(self.node), value))
 
     def sunk(self, value: ir.Expr) -> tirx.Stmt:
-        """Put a value in the place of the root, and let it sink."""
+        """Replace the root with a value, and move it down."""
         child = get(self.child)
         swap = seq(self.set(get(self.node), self.held(child)), put(self.node, child), self.lesser())
         sinks = tirx.And(child > get(self.node), self.held(child) < value)
@@ -192,8 +192,8 @@ class Selection:
 class Best:
     """The largest values so far, in descending order in a vector.
 
-    The last lane has the least of them: where there are fewer than lanes, the first ones have the greatest value that
-    there is.
+    The last lane has the least of them. If there are fewer values than lanes, the first lanes have the greatest value
+    of the dtype.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class Best:
         self.place = tirx.Ramp(long(0), long(1), self.lanes)
 
     def all(self, value: ir.Expr) -> ir.Expr:
-        """A value in each lane."""
+        """Return a value in each lane."""
         return tirx.Broadcast(value, self.lanes)
 
     @property
@@ -228,30 +228,30 @@ class Best:
 
     @property
     def is_value(self) -> ir.Expr:
-        """Which lanes have values."""
+        """The mask of the lanes that have values."""
         lanes = tirx.Ramp(const(0, "int32"), const(1, "int32"), self.lanes)
         return lanes >= self.all(cast(long(self.lanes) - self.top, "int32"))
 
     def begin(self) -> list[tirx.Stmt]:
-        """No values."""
+        """Emit the initial state, with no values."""
         none = tirx.Select(self.is_value, self.all(self.low), self.all(self.high))
         return [tirx.BufferStore(self.held, none, [self.place])]
 
     def enter(self, value: ir.Expr) -> tirx.Stmt:
-        """Put a value where it belongs; what is not larger than the least one changes nothing."""
+        """Insert a value at its sorted position; a value that is not above the least one changes nothing."""
         moved = tirx.Shuffle([self.vector, self.all(self.high)], [self.lanes, *range(self.lanes - 1)])
-        # None of them is NaN, which `tirx.min` and `tirx.max` would look for.
+        # No value is NaN, so the NaN handling of `tirx.min` and `tirx.max` is not needed.
         lesser = tirx.Select(moved < self.all(value), moved, self.all(value))
         larger = tirx.Select(lesser > self.vector, lesser, self.vector)
         return tirx.BufferStore(self.held, larger, [self.place])
 
     def larger(self) -> ir.Expr:
-        """How many are larger than the least."""
+        """Return the number of values above the least."""
         return tirx.popcount(cast(mask(tirx.And(self.is_value, self.vector > self.all(self.least))), LONG))
 
 
 def mask(condition: ir.Expr) -> ir.Expr:
-    """The lanes of a condition as bits of a number; `tirx.reinterpret` would count them as bytes."""
+    """Return the lanes of a condition as bits of a number; `tirx.reinterpret` would count them as bytes."""
     lanes = str(condition.ty.dtype).rpartition("x")[2]
     return ir.Call(ir.Op.get("tirx.reinterpret"), [condition], ret_ty=ir.PrimType(f"uint{lanes}"))
 

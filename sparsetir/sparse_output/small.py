@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from sparsetir.sparse_output.functions import Functions
 
 
-# What a call of little work does in one function: it looks at the index arrays, then collects the rows one by one.
+# A small call in one function: it validates the index arrays, then collects the rows one by one.
 
 
 AHEAD = range(2), range(2, 6)  # coordinates of a word that are written before it is known whether it has them
 MOST_AHEAD = AHEAD[-1].stop
 FEW = 4  # entries up to which a row is sorted by insertion
-NARROW = WORD * WORD  # coordinates whose words one more word tells
+NARROW = WORD * WORD  # coordinates whose words are marked in one more word
 
 
 @dataclass
 class Leveled(Bits):
-    """Marks in a bitmap, and in another one, `top`, which of its words have some; that is a cell for narrow rows."""
+    """Marks in two levels: a bitmap, and a second one, `top`, of its nonzero words; a cell for narrow rows."""
 
     def __post_init__(self) -> None:
         self.is_narrow = len(self.top.ty.shape) == 1
@@ -71,9 +71,10 @@ class Leveled(Bits):
         return [*alloc(words, marks), every, self.fetched()]
 
     def words(self, words: Var, marks: Var, first: ir.Expr) -> tirx.Stmt:
-        """Write the coordinates that some words hold, of which the bits of a cell tell.
+        """Write the coordinates of the bitmap's words whose bits are set in a cell.
 
-        Nobody can foresee how many a word holds: the first ones are written without a look, and maybe written over.
+        The number of bits in a word is unpredictable: the first ones are written without a branch, maybe to be
+        overwritten.
         """
         block, number, at = (Var(name, ir.PrimType(LONG)) for name in ("block", "number", "at"))
         base, left = block * long(WORD), cell("left", LONG)
@@ -94,7 +95,7 @@ class Leveled(Bits):
         return seq(*alloc(left), tirx.While(get(words) != long(0), seq(*one)))
 
     def coordinate(self, place: ir.Expr, base: ir.Expr, marks: Var) -> list[tirx.Stmt]:
-        """Write the coordinate of the lowest bit, or some number where there is none."""
+        """Write the coordinate of the lowest bit, or an arbitrary number if no bit is set."""
         keys = self.out.keys
         assert keys is not None
         bit = tirx.call_llvm_pure_intrin(LONG, "llvm.cttz", get(marks), const(False, "bool"))
@@ -102,7 +103,7 @@ class Leveled(Bits):
         return [tirx.BufferStore(keys, key, [place]), put(marks, get(marks) & (get(marks) - long(1)))]
 
     def fetched(self) -> tirx.Stmt:
-        """The value of each coordinate beside it, and none left."""
+        """Write the value of each coordinate, and clear the accumulator."""
         assert self.out.keys is not None
         step, key = Var("entry", ir.PrimType(LONG)), Var("key", ir.PrimType(LONG))
         place = [get(self.out.pos) + step]
@@ -116,25 +117,25 @@ class Leveled(Bits):
 
     @classmethod
     def of(cls, wide: Leveled) -> Leveled:
-        """The same for narrow rows."""
+        """Return the marks for narrow rows, whose second level is one cell."""
         return replace(wide, top=cell("top", LONG))
 
 
 def unread(assembly: Assembly) -> set[str]:
-    """Parameters with the values of operands that only filter."""
+    """Return the parameters with values that are not read, of operands that only filter."""
     read = [x.source for x in collect(assembly.func.body, ir.TensorLoad)]
     held = [b for b in assembly.source.buffers.values() if b.axes[-1] in assembly.filters]
     return {str(b.storage.name) for b in held if not any(x.same_as(b.view) for x in read)}
 
 
 def operands(assembly: Assembly) -> list[Axis]:
-    """The axes of columns of all operands."""
+    """Return the column axes of all operands."""
     found = [b.axes[1] for b in assembly.source.buffers.values() if not any(a.is_assembled for a in b.axes)]
     return list(dict.fromkeys(found))
 
 
 def faults(axes: Sequence[Axis], fault: Var) -> list[tirx.Stmt]:
-    """Statements that leave a cell at zero where the arrays of some axes are what the axes promise."""
+    """Emit checks that leave a cell at zero if the arrays of the axes are valid."""
     stmts: list[tirx.Stmt] = [put(fault, long(0))]
     for axis in axes:
         stmts += _of_pointers(axis, fault)
@@ -181,25 +182,25 @@ def _of_indices(axis: Axis, fault: Var) -> list[tirx.Stmt]:
     return stmts
 
 
-# All of a call of little work in one function: index arrays are looked at, rows counted, shared out and written.
+# A small call in one function: index arrays are validated, rows counted, partitioned and written.
 
 
 ROWS_AHEAD = max(
     MOST_AHEAD, LANES
-)  # entries behind a chunk that are written or read before it is known that there are none
+)  # entries behind a chunk that may be written or read speculatively
 
 
 def at_once(functions: Functions, *, is_shared: bool) -> tirx.PrimFunc:
-    """The rows one behind the other, with row pointers, by one thread or several, if the index arrays are sound.
+    """Compute contiguous rows with row pointers, on one thread or several, if the index arrays are valid.
 
-    The first row pointer is 1 where they are not, or more is entered than there is room for: nothing is done then.
-    Of several chunks each has its rows from ``firsts[chunk]`` to ``ends[chunk]``.
+    The first row pointer is set to 1 if the index arrays are invalid or the products exceed the capacity; then nothing
+    is computed. With several chunks, each has its rows from ``firsts[chunk]`` to ``ends[chunk]``.
     """
     return _AtOnce(functions, is_shared=is_shared).func()
 
 
 class _AtOnce:
-    """Makes the function of one program."""
+    """Builder of the function of one program."""
 
     def __init__(self, functions: Functions, *, is_shared: bool) -> None:
         assembly = functions.assembly
@@ -220,7 +221,6 @@ class _AtOnce:
         self.work, self.params = self.room()
 
     def func(self) -> tirx.PrimFunc:
-        """The function."""
         every, fault = cell("every", LONG), cell("fault", LONG)
         room = get(every) + cast(self.chunks, LONG) * long(ROWS_AHEAD) <= self.capacity
         has_room = tirx.And(get(fault).equal(long(0)), room)
@@ -239,7 +239,7 @@ class _AtOnce:
         return tirx.PrimFunc([*read, *split, *arrays, *self.params, *extra], renewed(body))
 
     def counted(self, every: Var) -> list[tirx.Stmt]:
-        """Count what all rows enter; of several chunks, row pointers then say how much work there is before a row."""
+        """Count the products of all rows; with several chunks, row pointers then hold the work before each row."""
         total, row, step, chunk = cell("total", LONG), size("row"), size("step"), Var("chunk", ir.PrimType("int32"))
         count = seq(self.functions.at_row(row, self.entered(total)), add(every, get(total)))
         if not self.is_shared:
@@ -267,7 +267,7 @@ class _AtOnce:
         ]
 
     def entered(self, total: Var) -> tirx.Stmt:
-        """Count what the row enters."""
+        """Count the products of the row."""
         return seq(put(total, long(0)), *entered_by(self.rows.body, self.rows, lambda amount, _: [add(total, amount)]))
 
     def end(self, place: ir.Expr, value: ir.Expr) -> tirx.Stmt:
@@ -275,7 +275,7 @@ class _AtOnce:
         return tirx.BufferStore(self.indptr, cast(value, self.functions.assembly.key_dtype), [place])
 
     def begin(self, place: ir.Expr) -> ir.Expr:
-        """A row pointer."""
+        """Return a row pointer."""
         return cast(tirx.BufferLoad(self.indptr, [place]), LONG)
 
     # -------------------------------------------------------------- rows
@@ -299,7 +299,7 @@ class _AtOnce:
         return [*self.shared_out(), parallel(chunk, self.chunks, seq(*body)), *self.closed()]
 
     def at(self, place: ir.Expr) -> tirx.Stmt:
-        """Begin to write at a place."""
+        """Set the position at which the next row is written."""
         return put(self.out.pos, place)
 
     def one(self, chunk: Var, row: Var) -> tirx.Stmt:
@@ -309,7 +309,7 @@ class _AtOnce:
             select = Selection(self.out, chunk, self.top, self.least, self.heap).stmts()
         pos = self.out.pos
         done = [*select, add(pos, get(self.out.count)), self.end(row + long(1), get(pos))]
-        if self.is_shared:  # the row pointer still says how much work there is up to the end of the row
+        if self.is_shared:  # the row pointer still holds the work up to the end of the row
             after = self.begin(row + long(1))
             entered = [put(total, after - get(self.before) - long(ROW_WORK)), put(self.before, after)]
         else:
@@ -330,7 +330,7 @@ class _AtOnce:
         return [tirx.IfThenElse(entered <= long(FEW), short, whole)]
 
     def room(self) -> tuple[Any, list[Var]]:
-        """The accumulators, and their parameters."""
+        """Return the accumulators, and their parameters."""
         functions, split = self.functions, Split(self.chunks, self.ranges, size("unused"))
         if functions.is_stamped:
             stamps = replace(functions.stamps(split), fetches=False)
@@ -343,7 +343,8 @@ class _AtOnce:
     # -------------------------------------------------------------- chunks
 
     def shared_out(self) -> list[tirx.Stmt]:
-        """Chunks of as much work each, found by bisection in the row pointers, which hold how much there is before."""
+        """Partition the rows into chunks of equal work, by bisection in the row pointers, which hold the work before a
+        row."""
         step, low, high, middle = size("step"), cell("low", LONG), cell("high", LONG), size("middle")
         after, share = step + long(1), cast(self.chunks, LONG)
         is_before = self.begin(middle + long(1)) < self.begin(self.count) * after // share
@@ -366,7 +367,7 @@ class _AtOnce:
         return [zero(self.ranges), zero(self.firsts), serial(step, share - long(1), found), last]
 
     def closed(self) -> list[tirx.Stmt]:
-        """Row pointers as if the chunks stood one behind the other."""
+        """Set the row pointers to those of contiguous chunks."""
         step, row, filled, shift = size("step"), size("row"), cell("filled", LONG), size("shift")
         first, after = (tirx.BufferLoad(self.ranges, [step + long(n)]) for n in (0, 1))
         source, end = (tirx.BufferLoad(a, [step]) for a in (self.firsts, self.ends))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triangles of a graph."""
+"""Triangle counting: direct the edges of a graph to bound row lengths, then count marked neighbours of neighbours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparsetir.formats.tensor import SparseTensor
 from sparsetir.lower.iterations.normalize import realign
 from sparsetir.utils.threads import get_num_threads
 
-UNSOUND, UNSORTED, NOT_BELOW, NOT_ABOVE = 1, 2, 4, 8  # what may be said of rows
+UNSOUND, UNSORTED, NOT_BELOW, NOT_ABOVE = 1, 2, 4, 8  # facts about rows, as bits
 SIDES = NOT_BELOW | NOT_ABOVE
 BLOCK = 64  # rows that one thread takes together
 WORD = 64  # vertices in a word of marks
@@ -31,7 +31,7 @@ SERIAL_WORK = 1 << 15  # neighbours of neighbours below which one thread counts
 
 
 def triangles(A: Any) -> int:
-    """The number of triangles in a graph: of sets of three vertices with an edge between each two.
+    """Count the triangles of a graph: sets of three vertices with an edge between each two.
 
     Parameters
     ----------
@@ -50,14 +50,12 @@ def triangles(A: Any) -> int:
     ArgumentError
         `A` is not square.
     StructureError
-        Its index arrays name rows or columns that there are none of.
+        Its index arrays name rows or columns outside of the shape.
 
-    Notes
-    -----
-    Each edge goes to the vertex with fewer neighbours, so that no row is long. Then the neighbours of a vertex are
-    marked, and those of its neighbours counted that have a mark. Rows that are sorted and hold each edge in both
-    directions, or in one below or above the diagonal, are taken as they are stored; where they are short each edge
-    stays with the vertex that comes last, or first where it is stored in that direction alone.
+    Notes ----- Each edge is stored with the vertex with fewer neighbours, so that no row is long. Then the neighbours
+    of a vertex are marked, and the marked ones among the neighbours of its neighbours are counted. Sorted rows that
+    hold each edge in both directions, or in one below or above the diagonal, are used as stored; where they are short,
+    each edge stays with the vertex that comes last, or first where it is stored in that direction alone.
 
     Examples
     --------
@@ -72,7 +70,7 @@ def triangles(A: Any) -> int:
 
 
 def _rows(A: Any) -> Any:
-    """The matrix in compressed rows."""
+    """Convert the matrix to compressed rows."""
     if not (interop.is_sparse(A) or isinstance(A, SparseTensor)) or len(A.shape) != 2:
         how = "pass a scipy matrix or a torch tensor with a sparse layout"
         raise ArgumentTypeError(f"triangles takes a sparse matrix: {how}; found {type(A).__name__}")
@@ -87,7 +85,7 @@ def _rows(A: Any) -> Any:
 
 
 def _both_ways(rows: Any) -> Any:
-    """The pattern of a matrix and its transpose together, each coordinate once and the rows sorted."""
+    """Compute the pattern of a matrix and its transpose together, with sorted rows and unique coordinates."""
     pattern = sp.csr_array((np.ones(len(rows.indices), np.bool_), rows.indices, rows.indptr), shape=rows.shape)
     both = pattern + pattern.T.tocsr()
     both.sum_duplicates()
@@ -95,7 +93,7 @@ def _both_ways(rows: Any) -> Any:
 
 
 def _counted(graph: Any) -> int | None:
-    """The triangles of rows; None where these must be sorted or hold each edge in both directions first."""
+    """Count the triangles of rows; return None if these must first be sorted or hold each edge in both directions."""
     idtype = np.result_type(graph.indptr, graph.indices)
     n, nnz = graph.shape[0], len(graph.indices)
     if len(graph.indptr) != n + 1:
@@ -122,12 +120,12 @@ def _counted(graph: Any) -> int | None:
     if work > STRAIGHT * edges:
         rows, _, _ = _rewritten(heavy, rows, n)
         return _triangles(rows, n, DIRECTED * edges, 0, 0)
-    # Of the neighbours of a vertex one is at the end, which no other one's row leads back to.
+    # The outermost neighbour of each vertex is skipped: its row holds no other neighbour of the vertex.
     return _triangles(low, n, work, int(is_low), 1)
 
 
 def _rewritten(function: str, rows: list[np.ndarray], n: int) -> tuple[list[np.ndarray], int, int]:
-    """Rows with each edge in one direction, and what the function says of those it was given."""
+    """Rewrite rows with each edge in one direction; return them with the two facts that the function reports."""
     idtype, nnz = rows[1].dtype, len(rows[1])
     begin, place, to = (np.empty(count, idtype) for count in (n + 1, n + 1, nnz))
     facts = np.zeros(2, np.int64)
@@ -137,7 +135,7 @@ def _rewritten(function: str, rows: list[np.ndarray], n: int) -> tuple[list[np.n
 
 
 def _triangles(rows: list[np.ndarray], n: int, work: int, first: int, without: int) -> int:
-    """The triangles of directed edges: of each row the entries from `first` on lead on, but for so many."""
+    """Count the triangles of directed edges; each row's loop starts at entry `first` and is shorter by `without`."""
     chunks = get_num_threads() if work > SERIAL_WORK else 1
     marks, found = np.zeros((chunks, -(-n // WORD)), np.int64), np.empty((chunks, BLOCK), np.int64)
     count = _function("count" if chunks > 1 else "count_alone", rows[1].dtype.name)
@@ -149,7 +147,7 @@ def _triangles(rows: list[np.ndarray], n: int, work: int, first: int, without: i
 
 
 class Loops(Compiled):
-    """The machine code of loops that are written out."""
+    """Machine code of hand-written loops."""
 
     def __init__(self, func: tirx.PrimFunc, target: Any, schedule: Any = None) -> None:
         made = ir.IRModule({str(func.attrs["global_symbol"]): realign(func)})
@@ -158,14 +156,14 @@ class Loops(Compiled):
 
 @cache
 def _function(name: str, idtype: str) -> Any:
-    """One of the compiled functions."""
+    """Return one of the compiled functions."""
     return compile_cached(MAKERS[name](idtype), native_target(), None, Loops).function
 
 
 def _look(idtype: str) -> tirx.PrimFunc:
-    """Say what is wrong with the index arrays, and how many neighbours all neighbours have, or more.
+    """Validate the index arrays, and compute an upper bound of the number of neighbours of all neighbours.
 
-    Entries are compared all at once, also the first of a row with the last before it: those are taken off again.
+    All neighbouring entries are compared in one loop, also across row ends; the latter are then subtracted.
     """
 
     @T.prim_func
@@ -225,9 +223,9 @@ def _look(idtype: str) -> tirx.PrimFunc:
 
 
 def _pair_up(idtype: str) -> tirx.PrimFunc:
-    """Keep the entries below the diagonal, and say if each is stored above it, too, and how much work they make.
+    """Keep the entries below the diagonal; determine whether each is stored above it, too, and the work they make.
 
-    Row after row, the next entry above the diagonal of the row that an entry names must name it.
+    In row order, the next entry above the diagonal in the row that an entry names must name the entry's row.
     """
 
     @T.prim_func
@@ -271,7 +269,7 @@ def _pair_up(idtype: str) -> tirx.PrimFunc:
 
 
 def _direct_pairs(idtype: str) -> tirx.PrimFunc:
-    """Put each edge, which is stored in both directions, into the row of the vertex with fewer neighbours."""
+    """Store each edge, given in both directions, in the row of the vertex with fewer neighbours."""
 
     @T.prim_func
     def direct_pairs(
@@ -290,7 +288,7 @@ def _direct_pairs(idtype: str) -> tirx.PrimFunc:
             begin[i] = T.Cast(idtype, filled[0])
             for p in range(T.Cast("int64", first[i + 1] - first[i])):
                 to_row: T.let[T.int64] = T.Cast("int64", indices[first[i] + p])
-                to[filled[0]] = T.Cast(idtype, to_row)  # of an edge that is not kept it is written over
+                to[filled[0]] = T.Cast(idtype, to_row)  # overwritten if the edge is not kept
                 length: T.let[T.int64] = T.Cast("int64", first[to_row + 1] - first[to_row])
                 more: T.let[T.int64] = length - T.Cast("int64", first[i + 1] - first[i])
                 filled[0] = filled[0] + T.Cast("int64", more > 0 or (more == 0 and to_row < i))
@@ -300,7 +298,7 @@ def _direct_pairs(idtype: str) -> tirx.PrimFunc:
 
 
 def _direct_singles(idtype: str) -> tirx.PrimFunc:
-    """Put each edge, which is stored once, into the row of the vertex with fewer neighbours."""
+    """Store each edge, given once, in the row of the vertex with fewer neighbours."""
 
     @T.prim_func
     def direct_singles(
@@ -327,7 +325,7 @@ def _direct_singles(idtype: str) -> tirx.PrimFunc:
                 owner: T.let[T.int64] = T.Select(count[j] > count[i], i, j)
                 begin[owner] = begin[owner] + T.Cast(idtype, 1)
         before[0] = T.Cast(idtype, 0)
-        for i in range(n + 1):  # where each row ends: its entries are put before one another
+        for i in range(n + 1):  # row ends: entries are filled in from the back
             before[0] = before[0] + begin[i]
             begin[i] = before[0]
         for i in range(n):
@@ -342,7 +340,7 @@ def _direct_singles(idtype: str) -> tirx.PrimFunc:
 
 
 def _count(idtype: str, name: str = "count", each_chunk: Any = T.parallel) -> tirx.PrimFunc:
-    """Count the neighbours of neighbours that are neighbours, blocks of rows in turn for each chunk."""
+    """Count the neighbours of neighbours that are neighbours; chunks process blocks of rows in turn."""
 
     @T.prim_func
     def count(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of a kernel with computed patterns holds: its shares of the rows, and memory for its accumulators."""
+"""Buffers of one call of a kernel with computed patterns: the row partition, accumulators, lookups, reused arrays."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from sparsetir.sparse_output.lookups import LONG_ROW
 from sparsetir.utils import buffers
 from sparsetir.utils.threads import get_num_threads
 
-KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
-LOOKUP_SHARE = 4  # of what lookups spare, the part that their bitmaps may cost
+KEPT_BYTES = 1 << 26  # of accumulators that are kept for the next call
+LOOKUP_SHARE = 4  # the part of the work saved by lookups that their bitmaps may cost
 MOST_WORDS = 1 << 16  # of bitmaps at once, each beside its count: more do not stay in a cache
 PLACE_BYTES = 4  # for each coordinate, where rows stand in the order of a mask
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
-SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
+SERIAL_WORK = 20_000  # products below which a second thread costs more than it saves
 STEP_BYTES = 1 << 24  # that are moved at a time
 MERGED_ROW_WORK, MERGED_SERIAL_WORK = 2, 30_000  # the same of rows that are merged, whose entries take less time
 
 
 @dataclass
 class Work:
-    """The accumulators of all chunks: empty between calls."""
+    """The accumulators of all chunks, empty between calls."""
 
     arrays: list[np.ndarray]
     bits: np.ndarray
@@ -49,12 +49,12 @@ class Work:
 
     @property
     def shapes(self) -> tuple[Any, ...]:
-        """Of the arrays, and of what tells which of their elements are there."""
+        """The shapes of the arrays and of the marks of their elements."""
         return tuple(a.shape for a in (*self.arrays, self.bits, *self.allowed, *self.parts))
 
     @property
     def width(self) -> int:
-        """Elements for a row."""
+        """The number of elements for a row."""
         return int(self.arrays[0].shape[1])
 
     @property
@@ -63,21 +63,21 @@ class Work:
 
     @property
     def marks(self) -> list[np.ndarray]:
-        """What tells which coordinates are there."""
+        """The arrays that mark which coordinates are present."""
         return [a for a in (self.bits, self.bytes, self.top, self.high) if a is not None]
 
     @property
     def masks(self) -> list[Any]:
-        """What holds the filters of a row."""
+        """The arguments for the filters of a row."""
         return [self.allowed[0].shape[1], *self.allowed] if self.allowed else []
 
     @property
     def sizes(self) -> list[int]:
-        """How many words a bitmap has, and how many bytes what is above it."""
+        """The words of a bitmap, and the bytes of the levels above it."""
         return [self.bits.shape[1], *(0 if a is None else a.shape[1] for a in (self.top, self.high))]
 
     def params_of(self, _call: Call) -> list[Any]:
-        """What the numeric function takes of it."""
+        """Return the arguments of the numeric function."""
         return self._params
 
     @cached_property
@@ -87,11 +87,11 @@ class Work:
 
     @cached_property
     def values_params(self) -> list[Any]:
-        """What the function that refills a pattern takes of it."""
+        """The arguments of the function that computes values for a known pattern."""
         return [tensor(a) for a in (self.width, *self.arrays, *self.masks)]
 
     def segments(self, *, values: bool = True) -> list[Any]:
-        """What holds the products of long rows."""
+        """Return the buffers for the products of long rows."""
         if not self.parts:
             return []
         places, keys, *kept = self.parts
@@ -100,7 +100,7 @@ class Work:
 
 @dataclass
 class Stamps:
-    """Rows in the order of a mask, one for each chunk: `places` says of each coordinate where its element stands."""
+    """Rows in the order of a mask, one for each chunk: `places` maps each coordinate to the position of its element."""
 
     arrays: list[np.ndarray]
     seen: np.ndarray
@@ -108,7 +108,8 @@ class Stamps:
 
     @classmethod
     def of(cls, call: Call, elements: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> Stamps:
-        """For a call, with arrays of some shapes and dtypes: a mask's row has at most an entry for each column."""
+        """Allocate for a call, with arrays of some shapes and dtypes; a mask's row has at most an entry for each
+        column."""
         shape = (call.chunks, call.width + DUMPS)
         places = buffers.empty((call.chunks, call.width), np.dtype(np.int32))
         np.bitwise_and(np.arange(call.width, dtype=np.int32), DUMPS - 1, out=places[0])
@@ -118,7 +119,7 @@ class Stamps:
 
     @property
     def shapes(self) -> tuple[Any, ...]:
-        """Of the arrays, and of what tells where their elements are."""
+        """The shapes of the arrays and of the map to their elements."""
         return (*(a.shape for a in self.arrays), self.places.shape)
 
     @property
@@ -126,7 +127,7 @@ class Stamps:
         return sum(a.nbytes for a in (*self.arrays, self.seen, self.places))
 
     def params_of(self, call: Call) -> list[Any]:
-        """What the numeric function takes of it."""
+        """Return the arguments of the numeric function."""
         looked = call.lookups.params if call.lookups is not None and call.lookups.is_some else []
         return [*self._params, *looked]
 
@@ -138,16 +139,16 @@ class Stamps:
 
 @dataclass
 class Lookups:
-    """Bitmaps of long rows of an operand, which the function makes: see `sparsetir.sparse_output.lookups`.
+    """Bitmaps of long rows of an operand, which the function fills; `sparsetir.sparse_output.lookups` describes them.
 
     Parameters
     ----------
     searches : bool
         Whether all rows are sorted, so that bisection may be used.
     least : int
-        Entries from which on a row has a bitmap.
+        Minimum number of entries of a row with a bitmap.
     rows : ndarray
-        Which rows those are.
+        The numbers of those rows.
     words, above : int
         Words of a bitmap, and rows of the operand.
     """
@@ -160,12 +161,12 @@ class Lookups:
 
     @classmethod
     def none(cls, *, searches: bool = False) -> Lookups:
-        """No bitmaps."""
+        """Return lookups without bitmaps."""
         return cls(searches, int(np.iinfo(np.int64).max), np.empty(0, np.int64), 0, 0)
 
     @classmethod
     def of(cls, indptr: np.ndarray, indices: np.ndarray, width: int, spared: int) -> Lookups:
-        """For an operand, what is worth it where lookups spare so much: bitmaps, bisection, or nothing."""
+        """Choose bitmaps, bisection, or neither for an operand, from the work that lookups would save."""
         words, least, share = -(-width // WORD), LONG_ROW, spared // LOOKUP_SHARE
         if share > words:
             length = np.diff(indptr)
@@ -179,7 +180,7 @@ class Lookups:
 
     @property
     def count(self) -> int:
-        """How many bitmaps there are."""
+        """The number of bitmaps."""
         return len(self.rows)
 
     @property
@@ -189,14 +190,14 @@ class Lookups:
 
     @property
     def params(self) -> list[Any]:
-        """What the numeric function takes of it."""
+        """The arguments of the numeric function."""
         marks, numbers = np.empty((self.count, self.words, 2), np.int64), np.empty(self.above, np.int64)
         return [int(self.searches), self.least, self.count, self.words, self.above, self.rows, marks, numbers]
 
 
 @dataclass
 class Call:
-    """One call: its sizes, the rows shared out, and how rows of a mask are looked up, where they may be."""
+    """One call: its sizes, the row partition, and the lookups of a mask's rows, if any."""
 
     common: list[Any]
     sizes: dict[str, int]
@@ -216,7 +217,7 @@ class Call:
 
     @property
     def split(self) -> list[Any]:
-        """What every function but the first takes of it."""
+        """The row partition as arguments of every function but the first."""
         order = [] if self.order is None else [len(self.order), self.order]
         return [*self.common, self.chunks, self.ranges, *order, *([] if self.bound is None else [self.bound])]
 
@@ -226,34 +227,34 @@ Kept = TypeVar("Kept")
 
 
 def popped(spare: list[Kept]) -> Iterator[Kept]:
-    """What earlier calls left, the last first, each taken off at once: another thread finds another one, or none."""
+    """Pop the buffers of earlier calls, the last first; each pop is atomic, so that threads do not share a buffer."""
     with contextlib.suppress(IndexError):
         while True:
             yield spare.pop()
 
 
 def kept(spare: list[Held], *shapes: tuple[int, ...]) -> Held | None:
-    """What an earlier call left, where it has these shapes."""
+    """Return the buffers of an earlier call that have these shapes, or None."""
     return next((work for work in popped(spare) if work.shapes == shapes), None)
 
 
 def merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
-    """Chunks of merged rows with as much work each, found in the row pointers."""
+    """Partition merged rows into chunks of equal work, by bisection in the row pointers."""
     total = MERGED_ROW_WORK * rows + sum(int(p[rows]) for p in pointers)
     chunks = max(1, min(get_num_threads(), rows)) if total > MERGED_SERIAL_WORK else 1
     if chunks == 1:
         return np.array((0, rows), np.int64)
-    views = [p.data for p in pointers]  # whose elements are numbers of Python, sooner than numpy's
+    views = [p.data for p in pointers]  # items of a memoryview are Python numbers, faster than numpy's
     work = lambda row: MERGED_ROW_WORK * row + sum(v[row] for v in views)  # noqa: E731
     cuts = [bisect_left(range(rows), total * c // chunks, key=work) for c in range(1, chunks)]
     return np.array([0, *cuts, rows], np.int64)
 
 
 def merged_places(pointers: list[np.ndarray], ranges: np.ndarray, how: str) -> tuple[np.ndarray, int]:
-    """Where each chunk begins at most, and how many entries there is room for.
+    """Return an upper bound of the position where each chunk begins, and the number of entries to allocate.
 
-    A chunk of a union has as many entries as all operands at most. One of an intersection has as many as the operand
-    with the fewest, and writes one ahead.
+    A chunk of a union has at most as many entries as all operands together. A chunk of an intersection has at most as
+    many as the operand with the fewest, and writes one ahead.
     """
     if len(ranges) == 2:  # one chunk, where a call is short
         counts = [int(p[-1]) for p in pointers]
@@ -267,7 +268,7 @@ def merged_places(pointers: list[np.ndarray], ranges: np.ndarray, how: str) -> t
 
 
 def shared_out(cost: np.ndarray) -> np.ndarray:
-    """Chunks of rows with as much work each."""
+    """Partition rows into chunks of equal work."""
     work = np.cumsum(cost)
     total = int(work[-1]) if len(work) else 0
     chunks = max(1, min(get_num_threads(), len(work))) if total > SERIAL_WORK else 1
@@ -278,14 +279,14 @@ def shared_out(cost: np.ndarray) -> np.ndarray:
 
 
 def running(length: np.ndarray) -> np.ndarray:
-    """Row pointers of 64 bits."""
+    """Return 64-bit row pointers for the lengths of rows."""
     indptr = np.zeros(len(length) + 1, np.int64)
     np.cumsum(length, out=indptr[1:])
     return indptr
 
 
 def full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray:
-    """An array at the beginning of a cache line, as vector stores into it want it."""
+    """Allocate an array aligned to a cache line, as vector stores require for speed."""
     if value == 0 and math.copysign(1, value) > 0:
         return buffers.zeros(shape, dtype)
     array = buffers.empty(shape, dtype)
@@ -294,13 +295,13 @@ def full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray
 
 
 def gather(array: np.ndarray, parts: list[tuple[int, int, int]], into: np.ndarray) -> None:
-    """Copy parts of an array, each given by where it stands, where it belongs, and its length."""
+    """Copy parts of an array, each given by its source, its target and its length."""
     for source, target, count in parts:
         into[target : target + count] = array[source : source + count]
 
 
 def without_gaps(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
-    """The array, with its parts moved together."""
+    """Move the parts of an array together, and return it."""
     for source, target, count in parts:
         if source != target:
             moved(array, source, target, count)
@@ -308,9 +309,9 @@ def without_gaps(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.nda
 
 
 def closed(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
-    """The parts of an array moved together in its own memory, and the rest given back.
+    """Move the parts of an array together in its own memory, and release the rest.
 
-    Pages behind the end go back as they are moved, so that no entry is in memory twice for long.
+    Pages behind the end are released as their elements are moved, so that entries are in memory twice only briefly.
     """
     end = sum(count for _, _, count in parts)
     step = max(1, STEP_BYTES * len(array) // max(array.nbytes, 1))
@@ -324,7 +325,7 @@ def closed(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
 
 
 def forget(array: np.ndarray, begin: int, end: int) -> None:
-    """Give back the whole pages of a range of elements that nobody reads any more, where the system takes them."""
+    """Release the whole pages of a range of elements that are not read again, on Linux."""
     if end <= begin or array.nbytes <= STEP_BYTES or sys.platform != "linux":
         return
     item, base = array.itemsize * math.prod(array.shape[1:]), array.ctypes.data
@@ -335,22 +336,22 @@ def forget(array: np.ndarray, begin: int, end: int) -> None:
 
 
 def moved(array: np.ndarray, source: int, target: int, count: int) -> None:
-    """Move elements to another place of an array: numpy would copy what overlaps."""
+    """Move elements inside an array with memmove; numpy would copy overlapping ranges."""
     item, base = array.itemsize * math.prod(array.shape[1:]), array.ctypes.data
     ctypes.memmove(base + target * item, base + source * item, count * item)
 
 
 def passed(value: Any) -> Any:
-    """An array as the compiled functions take it."""
+    """Convert an array to the form that compiled functions take."""
     if not isinstance(value, np.ndarray):
         return value
     if value.size:
-        return as_bfloat16(value) if value.dtype.kind == "V" else value  # numpy knows no bfloat16
+        return as_bfloat16(value) if value.dtype.kind == "V" else value  # numpy has no bfloat16
     return tvm.runtime.empty(value.shape, str(value.dtype))
 
 
 def tensor(value: Any) -> Any:
-    """An array as a tensor of TVM, so that no call need make one; a number as it is."""
+    """Convert an array to a TVM tensor once, so that calls need not; return a number as it is."""
     held = passed(value)
     return tvm_ffi.from_dlpack(held) if isinstance(held, np.ndarray) else held
 
