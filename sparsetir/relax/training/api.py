@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile a model for training: what a user passes, checked, and the step that is called."""
+"""Compile a model for training: validate the model, its parameters and its optimizer, and build the step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def train_step(
     database: str | Path | None = None,
     **options: Any,
 ) -> TrainStep:
-    """Compile a model with its loss, its gradients and its optimizer: a step of training is one call.
+    """Compile a model with its loss, its gradients and its optimizer: a training step is one call.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def train_step(
 
 
 def _function(model: Any) -> tuple[str, relax.Function]:
-    """The name of a model's function, and the function."""
+    """Return the name of a model's function, and the function."""
     if not isinstance(model, ir.IRModule):
         raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(model).__name__}")
     found = {str(var.name_hint): f for var, f in model.functions.items() if isinstance(f, relax.Function)}
@@ -149,7 +149,7 @@ def _function(model: Any) -> tuple[str, relax.Function]:
 
 
 def _checked(func: relax.Function, params: Mapping[str, Any], frozen: Sequence[str]) -> dict[str, np.ndarray]:
-    """The values of parameters as arrays that fit the function."""
+    """Return the values of the parameters as arrays, after checking that they fit the function."""
     types = {str(param.name): param.ty for param in func.params}
     for name in (*params, *frozen):
         if name not in types:
@@ -164,7 +164,7 @@ def _checked(func: relax.Function, params: Mapping[str, Any], frozen: Sequence[s
 
 
 def _trained(func: relax.Function, values: Mapping[str, np.ndarray], frozen: Sequence[str]) -> dict[str, np.ndarray]:
-    """The values that are trained, in the order of the function."""
+    """Return the trainable values, in the order of the function's parameters."""
     names = [str(param.name) for param in func.params]
     found = {n: values[n] for n in names if n in values and n not in frozen and values[n].dtype.kind == "f"}
     if not found:
@@ -192,7 +192,7 @@ def _check_fits(name: str, value: np.ndarray, found: Any) -> None:
 
 
 def _plain(mod: ir.IRModule) -> ir.IRModule:
-    """The module with its function as one dataflow block without tuples that are taken apart again."""
+    """Return the module with its function as one dataflow block, where no tuple is built only to be unpacked."""
     func = mod[PREDICT] = _with_one_result(mod[PREDICT])
     result = func.ret_ty
     if not isinstance(result, relax.TensorType):
@@ -215,7 +215,7 @@ def _plain(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _with_one_result(func: relax.Function) -> relax.Function:
-    """A function that returns a tuple of one tensor, as models from torch do, with the tensor for it."""
+    """Unwrap the result of a function that returns a tuple of one tensor, as models from torch do."""
     result = func.ret_ty
     if not isinstance(result, ir.TupleType) or len(result.fields) != 1:
         return func

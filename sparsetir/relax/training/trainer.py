@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled step of training, its parameters and what its optimizer keeps."""
+"""A compiled training step with its parameters and optimizer state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparsetir.relax.training.step import PREDICT, TRAIN
 
 
 class TrainStep:
-    """A step of training: ``step(x, y)`` computes the loss, changes the parameters, and returns the loss before.
+    """A training step: ``step(x, y)`` computes the loss, updates the parameters, and returns the loss before that.
 
     `sparsetir.relax.train_step` makes it. The inputs are those parameters of the model that got no value, in its order,
     and the target, as torch tensors, numpy arrays or TVM tensors.
@@ -62,7 +62,7 @@ class TrainStep:
 
     @property
     def lr(self) -> float:
-        """The learning rate."""
+        """Learning rate."""
         return self._lr
 
     @lr.setter
@@ -70,7 +70,7 @@ class TrainStep:
         self._lr = float(value)
 
     def __call__(self, *inputs: Any, **named: Any) -> float:
-        """Train with a batch; the loss before the parameters changed.
+        """Train on a batch, and return the loss before the update of the parameters.
 
         Raises
         ------
@@ -94,12 +94,12 @@ class TrainStep:
     step = __call__
 
     def predict(self, *inputs: Any, **named: Any) -> Any:
-        """What the model returns with the parameters as they are now, without dropout."""
+        """Return the model's result with the current parameters and without dropout."""
         values = self._inputs[PREDICT].positions(inputs, named)
         return from_tvm(self._run[PREDICT](*self._tensors(PREDICT, values, self._slots)), library_of(values))
 
     def _tensors(self, part: str, values: list[Any], own: Mapping[str, Any]) -> list[Any]:
-        """The arguments of a function in its order: a batch that is checked, and what is kept here."""
+        """Return the arguments of a function in its order: the validated batch, the parameters and the state."""
         signature = self._inputs[part]
         tensors = [to_tvm(value, a.name) for a, value in zip(signature.arguments, values, strict=True)]
         signature.check(tensors)
@@ -109,17 +109,17 @@ class TrainStep:
 
     @property
     def params(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters that are trained, by name."""
+        """Copies of the trained parameters, by name."""
         return {name: tensor.numpy().copy() for name, tensor in self._params.items()}
 
     @property
     def state(self) -> dict[str, Any]:
-        """Copies of what the optimizer and batch norms keep, arrays by name, and ``count`` and ``lr``."""
+        """Copies of the optimizer state and running averages, arrays by name, and ``count`` and ``lr``."""
         slots = {name: tensor.numpy().copy() for name, tensor in self._slots.items()}
         return {"count": self.count, "lr": self.lr, **slots}
 
     def set(self, params: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None) -> None:
-        """Put values in the places of some parameters, or of some of the state.
+        """Replace some parameters, or some of the state.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class TrainStep:
         self.lr = float(scalars.get("lr", self.lr))
 
     def save(self, path: str | Path) -> Path:
-        """Write the parameters and the state as a file of numpy, ``.npz``; `load` goes on from there.
+        """Write the parameters and the state as an ``.npz`` file, which `load` reads to resume training.
 
         Raises
         ------
@@ -158,7 +158,7 @@ class TrainStep:
         return path
 
     def load(self, path: str | Path) -> None:
-        """Read what `save` wrote, of a step of the same model and optimizer.
+        """Read the parameters and the state that `save` wrote for a step of the same model and optimizer.
 
         Raises
         ------
@@ -187,13 +187,13 @@ class TrainStep:
 
 
 def _without(signature: Signature, own: set[str]) -> Signature:
-    """A signature without the arguments that are kept here."""
+    """Return a signature without the arguments that the step stores itself."""
     arguments = tuple(a for a in signature.arguments if a.name not in own)
     return Signature(signature.function, arguments, signature.bounds)
 
 
 def _labels(target: Any, classes: int) -> np.ndarray:
-    """Labels as int64, each of them a class."""
+    """Convert labels to int64, after checking that each is a class or ignored."""
     found = np.asarray(target.numpy() if isinstance(target, tvm.runtime.Tensor) else target)
     if found.dtype.kind not in "iu":
         raise ArgumentTypeError(
@@ -209,7 +209,7 @@ def _named(found: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
 
 
 def _fitting(values: Mapping[str, Any], held: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Values as tensors like those that are there."""
+    """Convert values to tensors, after checking that they match the stored ones in name, shape and dtype."""
     found = {}
     for name, value in values.items():
         if name not in held:
