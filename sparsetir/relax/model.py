@@ -277,9 +277,9 @@ class CompiledModel:
     mod : IRModule or None
         The model as it was before it was lowered; None after `load`.
     executable : relax.VMExecutable or None
-        What TVM made of it; None after `load`.
+        The model compiled by TVM; None after `load`.
     signature : Signature or None
-        What it takes; None if the file was written by TVM alone.
+        The arguments of the model; None if the file was written by TVM alone.
     """
 
     def __init__(
@@ -384,7 +384,7 @@ def compile_model(
     Parameters
     ----------
     mod : IRModule
-        With a function ``main``, or with one Relax function of any name.
+        A module with a function ``main``, or with one Relax function of any name.
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
     params : mapping of str to array, optional
@@ -396,7 +396,7 @@ def compile_model(
     nesting : Nesting, optional
         How arguments and results nest, for models traced by torch.
     finite : bool
-        See `sparsetir.relax.build`.
+        As for `sparsetir.relax.build`.
 
     Raises
     ------

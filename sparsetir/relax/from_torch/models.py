@@ -118,7 +118,7 @@ def from_torch(
     example_args : sequence, optional
         Arguments to trace a module with, dense tensors for tensors.
     example_kwargs : mapping, optional
-        Those that are passed by name.
+        Arguments to trace a module with that are passed by name.
     dynamic_shapes : optional
         Sizes that may change from call to call, as ``torch.export.export`` takes them, such as
         ``({0: torch.export.Dim("batch")},)``.

@@ -47,32 +47,32 @@ def train_step(
     ----------
     model : IRModule or torch.nn.Module
         A module with a function ``main``, or with one Relax function, of known sizes that returns one tensor. Its
-        sparse structures are constants, such as of `csr_constants`, or are among `params`. A module of torch is traced
-        as it is, in train mode or not, and is not changed.
+        sparse structures are constants, as from `csr_constants`, or are among `params`. A torch module is traced in its
+        current mode, train or eval, and is not modified.
     loss : {"cross_entropy", "binary_cross_entropy", "mse", "l1"} or callable
         Mean over all elements. ``"cross_entropy"`` takes a class for each row of scores, and leaves out rows with
-        -100; ``"binary_cross_entropy"`` takes scores before the sigmoid. A callable makes a scalar Relax expression of
+        -100; ``"binary_cross_entropy"`` takes scores before the sigmoid. A callable returns a scalar Relax expression of
         the predictions and a target of the same shape.
     optimizer : {"sgd", "momentum", "adam", "adamw"} or tvm.relax.training.optimizer.Optimizer
-        As torch has them.
+        Update rule, with torch's semantics.
     params : mapping of str to array
-        Values of parameters of the function. Those of floats are trained; others, such as the index arrays of a sparse
-        weight, become constants. What is not among them comes with each call.
+        Values of parameters of the function. Floating-point arrays are trained; others, such as the index arrays of a
+        sparse weight, become constants. Parameters without a value are inputs of each call.
     frozen : sequence of str
-        Parameters of floats that become constants, too.
+        Floating-point parameters that become constants, too.
     example_args, example_kwargs, static
-        Of a module of torch, whose parameters are `params`: arguments to trace it with, and the names of those that are
-        always what the examples are, such as an edge index; see `from_torch`.
+        Only for a torch module, which brings its own parameters: arguments to trace it with, and the names of arguments
+        that always equal the examples, such as an edge index, as for `from_torch`.
     lr : float, optional
-        The learning rate at first; by default 1e-3 for Adam and 0.01 for SGD.
+        Initial learning rate; by default 1e-3 for Adam and 0.01 for SGD.
     seed : int
-        Of dropout, each step of which drops other elements.
+        Seed of dropout; each step drops other elements.
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`, used for constant matrices.
     **options
-        Of the optimizer: ``momentum``, ``nesterov``, ``betas``, ``eps``, ``weight_decay``.
+        Options of the optimizer: ``momentum``, ``nesterov``, ``betas``, ``eps``, ``weight_decay``.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def train_step(
     ArgumentError, ArgumentTypeError
         The model has unknown sizes or several results, or a parameter, loss or optimizer does not fit.
     LoweringError
-        Something in the model has no gradient; the message names it.
+        An operator of the model has no gradient; the message names it.
 
     Examples
     --------

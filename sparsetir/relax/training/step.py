@@ -45,7 +45,7 @@ class Plan:
     rule : Optimizer
     loss : Loss
     seed : int
-        Of dropout.
+        Seed of dropout.
     kept : tuple of str
         Names of the parameters that hold running averages of batch normalization, in the function's order.
     """
