@@ -158,7 +158,7 @@ def _dropout(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | Non
 
 
 def _of_blocks(write: Callable[..., Program], names: tuple[str, ...]) -> Maker:
-    """Return the rule of an operator of block-sparse attention, whose program is `write`; it splits operands into blocks."""
+    """Return the rule of a block-sparse attention whose program is `write`; its operands are split into blocks."""
 
     def lower(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
         heads, length, feat = (int(size) for size in a.shape("Q"))
@@ -218,7 +218,7 @@ MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
 
 
 def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda var: None) -> Head | None:
-    """Return the head of a fusion that a call is; None if the call is neither an operator nor a supported dense product."""
+    """Return the head of a fusion that a call is; None if the call is no operator and no supported dense product."""
     operator = operator_of(call)
     if operator is None:
         return dense.head_of(call, options, value_of)
@@ -267,7 +267,8 @@ def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | N
         return a["indptr"]
     if seen is None:
         return a["indptr"]
-    checked = seen.setdefault(arrays, [])  # Limits are compared structurally, because two variables may have the same name.
+    # Limits are compared structurally, because two variables may have the same name.
+    checked = seen.setdefault(arrays, [])
     for limits_of, starts in checked:
         if all(map(same_size, limits_of, numbers)):
             return starts

@@ -51,7 +51,7 @@ def train_step(
         current mode, train or eval, and is not modified.
     loss : {"cross_entropy", "binary_cross_entropy", "mse", "l1"} or callable
         Mean over all elements. ``"cross_entropy"`` takes a class for each row of scores, and leaves out rows with
-        -100; ``"binary_cross_entropy"`` takes scores before the sigmoid. A callable returns a scalar Relax expression of
+        -100; ``"binary_cross_entropy"`` takes scores before the sigmoid. A callable returns a scalar expression of
         the predictions and a target of the same shape.
     optimizer : {"sgd", "momentum", "adam", "adamw"} or tvm.relax.training.optimizer.Optimizer
         Update rule, with torch's semantics.
