@@ -109,11 +109,11 @@ def build(
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
     params : mapping of str to array, optional
-        Values of parameters, which become constants; parameters of ``tvm.relax.frontend.nn`` stand for their values.
+        Values of parameters, which become constants; a parameter of ``tvm.relax.frontend.nn`` provides its own value.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`: the best record of a constant matrix determines its format and schedule.
     tune_seconds : float, optional
-        First run `sparsetir.tune_many` for so long on the products with constant matrices, and add to these records.
+        Run `sparsetir.tune_many` for so long on the products with constant matrices first, and add to these records.
     checked : bool
         Whether a structure passed at run time is validated in each call, at the cost of a pass over its index
         arrays: an invalid one raises an error, where it would otherwise cause accesses out of bounds. Constants are

@@ -266,16 +266,16 @@ Passes: TypeAlias = "tvm.transform.Pass | Sequence[tvm.transform.Pass] | None"
 class CompiledModel:
     """A compiled model, called like the function that it was compiled from.
 
-    Arguments are torch tensors, numpy arrays or TVM tensors, and the results are of the same library: torch tensors if
-    there is one among the arguments. Memory that is contiguous and aligned to 64 bytes, as torch allocates it, is used
-    where it is; other arguments are copied. Results are shared with torch, never copied.
+    Arguments are torch tensors, numpy arrays or TVM tensors. Results are of the same library: torch tensors if one of
+    the arguments is one. Memory that is contiguous and aligned to 64 bytes, as torch allocates it, is shared; other
+    arguments are copied. Results are shared with torch, never copied.
 
-    `compile_model`, `from_torch` and `load` make it.
+    It is made by `compile_model`, `from_torch` and `load`.
 
     Attributes
     ----------
     mod : IRModule or None
-        The model as it was before it was lowered; None after `load`.
+        The model before lowering; None after `load`.
     executable : relax.VMExecutable or None
         The model compiled by TVM; None after `load`.
     signature : Signature or None
@@ -301,7 +301,7 @@ class CompiledModel:
         Raises
         ------
         ArgumentTypeError, ArgumentError
-            The arguments are not as many as it takes, or one has another dtype or shape, or is not in host memory.
+            The number, dtypes or shapes of the arguments differ from the signature, or one is not in host memory.
         """
         if self._nesting is not None:
             values = self._nesting.tensors(args, kwargs)
@@ -323,19 +323,19 @@ class CompiledModel:
     def save(self, path: str | Path) -> Path:
         """Write the model, weights included, as one shared library for processors like this one.
 
-        `sparsetir.relax.load` reads it; so does C++ through TVM's runtime, without Python. It takes a C++ compiler.
+        The file is read by `sparsetir.relax.load`, and by C++ through TVM's runtime, without Python.
 
         Parameters
         ----------
         path : str or Path
-            Ends in ``.so`` (``.dylib`` on macOS, ``.dll`` on Windows).
+            File name ending in ``.so`` (``.dylib`` on macOS, ``.dll`` on Windows).
 
         Raises
         ------
         ArgumentError
-            The name ends otherwise, there is no such folder, or the model was loaded itself.
+            The suffix is wrong, the folder does not exist, or the model was itself loaded from a file.
         SparseTIRError
-            There is no C++ compiler.
+            No C++ compiler was found; one is required.
         WriteError
             The disk is full.
         """
@@ -390,11 +390,11 @@ def compile_model(
     params : mapping of str to array, optional
         Values of parameters, which become constants.
     sparsify : Pass or sequence of Pass, optional
-        Run on the module before it is lowered, with `params` in their places: what makes weights sparse.
+        Passes that run on the module before it is lowered, after `params` are bound, to make weights sparse.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`.
     nesting : Nesting, optional
-        How arguments and results nest, for models traced by torch.
+        Nesting of arguments and results, for models traced by torch.
     finite : bool
         As for `sparsetir.relax.build`.
 
@@ -427,7 +427,7 @@ def load(path: str | Path) -> CompiledModel:
     ------
     MissingFileError
     ArgumentError
-        The file is no library, the library is no model, or what it says of the model's arguments is damaged.
+        The file is no library, the library is no model, or its signature is damaged.
     """
     path = Path(path)
     if not path.is_file():

@@ -342,7 +342,7 @@ class Draft:
         init: str | None = None,
         is_stored: bool = False,
     ) -> None:
-        """Write an iteration over axes; variables are the lower-case names. `is_stored`: initialize visited elements only."""
+        """Write an iteration; its variables are the lower-case names. `is_stored`: initialize visited elements only."""
         self.lines.append(f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}") as [{", ".join(axes).lower()}]:')
         if is_stored:
             self.lines.append('    T.sp_iter_attr({"init": "stored"})')

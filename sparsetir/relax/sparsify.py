@@ -232,7 +232,7 @@ def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any)
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.SparsifyWeights")
 class SparsifyWeights:
-    """A pass that computes with the nonzeros of constant weights where that is faster.
+    """A pass that replaces products with constant weights by sparse products where these are faster.
 
     Parameters
     ----------
@@ -240,15 +240,15 @@ class SparsifyWeights:
         Decide by timing both kernels for a weight and its number of rows, a few tenths of a second for each distinct
         one; or by the density alone, which is quick, deterministic, and less accurate.
     rows : int
-        Rows to decide for where their number, such as a batch size, comes at run time.
+        The assumed number of rows where it is known only at run time, such as a batch size.
     most_dense : float
-        Weights with a larger share of elements that are not zero are left alone.
+        Weights with a larger share of nonzero elements stay dense.
     tune : bool
         Also run `sparsetir.tune_many` on the distinct weights that become sparse.
     max_seconds : float
         Budget of all tuning; trials go to the products with the highest expected gain for the whole model.
     database : str or Path, optional
-        Stores the tuning records; required with `tune`. Pass the same to `sparsetir.relax.build`.
+        File of the tuning records; required with `tune`. Pass the same to `sparsetir.relax.build`.
     target : Target, optional
         This machine by default.
     progress : bool

@@ -104,30 +104,30 @@ def from_torch(
     database: str | Path | None = None,
     target: Any = None,
 ) -> CompiledModel:
-    """Compile a torch model.
+    """Compile a torch model to a `CompiledModel`, with sparse kernels for its sparse operators.
 
-    A module is traced as in eval mode and is not changed. Parameters and buffers that are sparse (CSR, CSC, COO, BSR)
-    are traced as dense ones, which torch can export; a pass given as `sparsify` makes them sparse again, and dense ones
-    that were pruned. Operators of `register_torch_ops` stay sparse throughout, and so do layers of
-    `sparsetir.torch.SparseLinear` and ``linear``, ``spmm``, ``conv``, ``softmax``, ``sddmm`` and ``attention`` of a
-    `sparsetir.torch.Graph` that the model keeps, whose structures become constants.
+    A module is traced in eval mode, and is not modified. Sparse parameters and buffers (CSR, CSC, COO, BSR) are traced
+    as dense ones, because torch cannot export them. A pass given as `sparsify` makes them sparse again, and makes pruned
+    dense weights sparse. Operators of `register_torch_ops` stay sparse throughout. So do layers of
+    `sparsetir.torch.SparseLinear`, and ``linear``, ``spmm``, ``conv``, ``softmax``, ``sddmm`` and ``attention`` of a
+    `sparsetir.torch.Graph` that the model stores, whose structures become constants.
 
     Parameters
     ----------
     model : torch.nn.Module or torch.export.ExportedProgram
     example_args : sequence, optional
-        Arguments to trace a module with, dense tensors for tensors.
+        Arguments to trace a module with; the tensors among them are dense.
     example_kwargs : mapping, optional
-        Arguments to trace a module with that are passed by name.
+        Keyword arguments to trace a module with.
     dynamic_shapes : optional
         Sizes that may change from call to call, as ``torch.export.export`` takes them, such as
         ``({0: torch.export.Dim("batch")},)``.
     static : collection of str, optional
-        Names of arguments that are always what the examples are: they become constants, and the compiled model is
-        called without them. Messages along edges whose index is a constant are sparse products; an index that is a
-        buffer of the module is one, too.
+        Names of arguments that always equal the examples: they become constants, and the compiled model is called
+        without them. Message passing along a constant index is a sparse product. An index that is a buffer of the
+        module is constant, too.
     sparsify : Pass or sequence of Pass, optional
-        Run on the model before it is lowered.
+        Passes that run on the model before it is lowered.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`.
     target : Target, str or dict, optional
@@ -136,14 +136,14 @@ def from_torch(
     Returns
     -------
     CompiledModel
-        Called like the module; arguments and results nest as there.
+        The model, called like the module, with the same nesting of arguments and results.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        The model is of another class, changes its own buffers, or is to be traced with sparse arguments.
+        The class of the model is not supported, it modifies its own buffers, or the example arguments are sparse.
     LoweringError
-        It has an operation that is not known here, such as another one of a `Graph`.
+        An operation of the model is not supported, such as other operations of a `Graph`.
     """
     exported = _exported(model, example_args, example_kwargs, dynamic_shapes, static)
     nesting = Nesting.of(exported)

@@ -22,19 +22,19 @@ from sparsetir.relax.training.step import PREDICT, TRAIN
 class TrainStep:
     """A training step: ``step(x, y)`` computes the loss, updates the parameters, and returns the loss before that.
 
-    `sparsetir.relax.train_step` makes it. The inputs are those parameters of the model that got no value, in its order,
-    and the target, as torch tensors, numpy arrays or TVM tensors.
+    It is made by `sparsetir.relax.train_step`. The inputs are the parameters of the model without a value, in the
+    model's order, and the target, as torch tensors, numpy arrays or TVM tensors.
 
     Attributes
     ----------
     lr : float
-        The learning rate; it may be set between steps.
+        Learning rate; it may be set between steps.
     count : int
-        The number of steps so far.
+        Number of steps so far.
     mod : IRModule
-        The functions ``train`` and ``predict`` before they were lowered.
+        Functions ``train`` and ``predict`` before lowering.
     executable : relax.VMExecutable
-        Both compiled.
+        Both functions, compiled.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class TrainStep:
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            The arguments are not as many as the model takes with its target, one has another dtype or shape, or the
-            target has a label that is no class.
+            The number, dtypes or shapes of the arguments differ from the signature, or the target has a label that is
+            no class.
         """
         values = self._inputs[TRAIN].positions(inputs, named)
         if self._classes is not None:
@@ -124,7 +124,7 @@ class TrainStep:
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            There is no such name, or a value has another shape or dtype. Nothing is changed then.
+            A name is unknown, or a value has another shape or dtype. The step is then unchanged.
         """
         scalars = {name: value for name, value in (state or {}).items() if name in ("count", "lr")}
         arrays = {name: value for name, value in (state or {}).items() if name not in scalars}
@@ -140,7 +140,7 @@ class TrainStep:
         Raises
         ------
         ArgumentError
-            The name ends otherwise, or there is no such folder.
+            The suffix is wrong, or the folder does not exist.
         WriteError
             The disk is full.
         """
@@ -164,9 +164,9 @@ class TrainStep:
         ------
         MissingFileError
         FileFormatError
-            The file is damaged or is none of numpy.
+            The file is damaged, or is not in numpy's format.
         ArgumentError, ArgumentTypeError
-            It is of another model or optimizer. Nothing is changed then.
+            The file is of another model or optimizer. The step is then unchanged.
         """
         path = Path(path)
         if not path.is_file():
