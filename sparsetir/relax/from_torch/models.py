@@ -107,8 +107,8 @@ def from_torch(
     """Compile a torch model to a `CompiledModel`, with sparse kernels for its sparse operators.
 
     A module is traced in eval mode, and is not modified. Sparse parameters and buffers (CSR, CSC, COO, BSR) are traced
-    as dense ones, because torch cannot export them. A pass given as `sparsify` makes them sparse again, and makes pruned
-    dense weights sparse. Operators of `register_torch_ops` stay sparse throughout. So do layers of
+    as dense ones, because torch cannot export them. A pass given as `sparsify` makes them sparse again, and makes
+    pruned dense weights sparse. Operators of `register_torch_ops` stay sparse throughout. So do layers of
     `sparsetir.torch.SparseLinear`, and ``linear``, ``spmm``, ``conv``, ``softmax``, ``sddmm`` and ``attention`` of a
     `sparsetir.torch.Graph` that the model stores, whose structures become constants.
 
