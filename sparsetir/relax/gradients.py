@@ -74,7 +74,7 @@ class Backward:
         """Permute values of entries."""
         if is_known(values, order):
             return constant(values.value.numpy()[order.value.numpy()])
-        # The default mode of `take` makes TVM warn in each build.
+        # TVM warns of every other mode of `take` in each build.
         return self.emit(op.take(values, order, axis=0, mode="clip"))
 
     def transposed(self, indices: str = "indices", count: Any = None) -> tuple[Any, Any, Any]:
