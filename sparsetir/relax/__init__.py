@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse operators for Relax: whole models with kernels of this package inside."""
+"""Sparse operators for Relax, and compilation of whole models with the kernels of this package."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ legalize.register()
 gradients.register()
 dense_gradients.register()
 
-# Names of front ends and of training -> where they live, imported when first used; a module stands for itself.
+# Names of front ends and of training -> the modules that define them, which are imported at the first use of a name.
 _LAZY = {
     "TrainStep": "sparsetir.relax.training.trainer",
     "from_torch": "sparsetir.relax.from_torch.models",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of a call of an operator, checked."""
+"""Validation of the arguments of an operator's call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTS = ("int32", "int64")
 
 
 class Arguments:
-    """The arguments of a call, checked one by one; a message names the operator and the argument."""
+    """The arguments of a call, with validation; error messages name the operator and the argument."""
 
     def __init__(self, name: str, names: tuple[str, ...], values: Any) -> None:
         self.name, self.names, self.values = name, names, list(values)
@@ -28,18 +28,18 @@ class Arguments:
         return self.values[self.names.index(name)]
 
     def dtype(self, name: str) -> str:
-        """The dtype of a tensor argument."""
+        """Return the dtype of a tensor argument."""
         return str(self._type(name).dtype.dtype)
 
     def shape(self, name: str) -> list[Any]:
-        """The sizes of a tensor argument."""
+        """Return the sizes of a tensor argument."""
         found = self._type(name).shape
         if not isinstance(found, relax.ShapeExpr):
             raise self.wrong(f'needs the shape of {name}: annotate it, such as R.Tensor(("nnz",), "float32")')
         return list(found.values)
 
     def number(self, name: str) -> float:
-        """The value of a scalar argument."""
+        """Return the value of a scalar argument."""
         found = self[name]
         if isinstance(found, ir.GenericConst):
             return float(found.value.numpy())
@@ -67,21 +67,21 @@ class Arguments:
             raise self.wrong(f"takes {one} and {other} of fitting shapes: {found}")
 
     def same_dtype(self, *names: str) -> None:
-        """Raise unless all have one dtype."""
+        """Raise unless all arguments have one dtype."""
         for name in names[1:]:
             if self.dtype(name) != self.dtype(names[0]):
                 found = f"{names[0]} is {self.dtype(names[0])} and {name} is {self.dtype(name)}"
                 raise self.wrong(f"takes {' and '.join(names)} of one dtype; {found}", ArgumentTypeError)
 
     def size(self, name: str) -> Any:
-        """The value of an argument that is a size: a number, or known in each call."""
+        """Return the value of a size argument: a number, or an expression that is known at run time."""
         found = self[name]
         if isinstance(found, ir.Expr) and isinstance(found.ty, ir.PrimType) and str(found.ty.dtype) == "int64":
             return found
         raise self.wrong(f"takes {name} as a number of int64; found {found}", ArgumentTypeError)
 
     def columns(self) -> Any:
-        """The number of columns that `indices` are below."""
+        """Return the exclusive upper bound of `indices`, the number of columns."""
         if self.name == "transpose":
             return self.size("n")
         if self.name.startswith("attention"):
@@ -93,17 +93,17 @@ class Arguments:
         return self.shape(name)[at]
 
     def entries(self) -> Any:
-        """The number of entries, where there is no index array."""
+        """Return the number of entries of an operator without an index array."""
         return self.size("nnz") if "nnz" in self.names else self.shape(self.names[0])[0]
 
     def matrix(self, data: str = "data") -> Any:
-        """Check the arrays of a matrix; its number of rows."""
+        """Validate the arrays of a matrix, and return its number of rows."""
         self.check(data, (1,), FLOATS)
         self.agree(data, 0, "indices", 0)
         return self.rows("indices")
 
     def rows(self, *indices: str) -> Any:
-        """Check `indptr` and its index arrays; the number of rows."""
+        """Validate `indptr` and its index arrays, and return the number of rows."""
         for name in ("indptr", *indices):
             self.check(name, (1,), INTS)
         self.same_dtype("indptr", *indices)

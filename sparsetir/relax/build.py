@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build a Relax model that has sparse operators."""
+"""Build of Relax models with sparse operators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sparsetir.utils.threads import get_num_threads
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.MarkOpaque")
 def MarkOpaque(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-    """Tell Relax that nothing is to be fused with the programs of the dialect that the module contains."""
+    """Mark the programs of the dialect as opaque, so that Relax fuses nothing with them."""
     for var, func in list(mod.functions.items()):
         if isinstance(func, tirx.PrimFunc) and is_ours(func):
             mod.update_func(var, func.with_attr("op_pattern", OPAQUE))
@@ -36,7 +36,7 @@ def MarkOpaque(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
 
 @relax.expr_functor.mutator
 class _ZeroHider(relax.PyExprMutator):
-    """Give scalar zeros of products and quotients a dimension, which legalization does not fold."""
+    """Mutator that gives scalar zeros of products and quotients a dimension, so that they are not folded."""
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -71,11 +71,11 @@ def HideZeros(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
 def lowering(
     target: Any, database: Path | None, *, checked: bool = True, finite: bool = False
 ) -> list[tvm.transform.Pass]:
-    """The passes before TVM's own, in their order."""
+    """Return the passes that run before TVM's own, in order."""
     return [
-        MarkOpaque,  # a user's programs are not to be fused with anything
+        MarkOpaque,  # A user's programs are not to be fused with other operators.
         relax.transform.DecomposeOpsForInference(),
-        # Our operators and dense products, what follows them inside.
+        # Lower the operators and dense products, with their epilogues.
         LowerSparse(target, database, checked=checked, finite=finite),
         relax.transform.RemoveRedundantReshape(),
         HideZeros,
@@ -84,7 +84,7 @@ def lowering(
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
-        relax.transform.RewriteDataflowReshape(),  # before their loops are no longer known as copies
+        relax.transform.RewriteDataflowReshape(),  # Must run while the loops are still recognized as copies.
         relax.transform.DeadCodeElimination(),
         ScheduleDense,
     ]
@@ -105,18 +105,19 @@ def build(
     Parameters
     ----------
     mod : IRModule
-        With a function ``main``.
+        A module with a function ``main``.
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
     params : mapping of str to array, optional
-        Values of parameters, which become constants; parameters of ``tvm.relax.frontend.nn`` stand for their values.
+        Values of parameters, which become constants; a parameter of ``tvm.relax.frontend.nn`` provides its own value.
     database : str or Path, optional
-        Records of `sparsetir.tune_sparse`: a constant matrix is stored and computed with as the best of them says.
+        Records of `sparsetir.tune_sparse`: the best record of a constant matrix determines its format and schedule.
     tune_seconds : float, optional
-        First run `sparsetir.tune_many` for so long on the products with constant matrices, and add to these records.
+        Run `sparsetir.tune_many` for so long on the products with constant matrices first, and add to these records.
     checked : bool
         Whether a structure passed at run time is validated in each call, at the cost of a pass over its index
-        arrays: a wrong one raises, where it would else be followed to anywhere in memory. Constants are checked here.
+        arrays: an invalid one raises an error, where it would otherwise cause accesses out of bounds. Constants are
+        validated by `build`.
     finite : bool
         A promise that operands hold neither infinities nor NaN: constant matrices are then stored in formats with zeros
         between the entries, too, where they are faster.
@@ -145,9 +146,9 @@ def build(
 
 
 def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | None = None) -> list[TuneTask]:
-    """The products of a model with constant matrices, and how often each is in it, for `sparsetir.tune_many`.
+    """Return the products of a model with constant matrices, and the count of each, as tasks for `sparsetir.tune_many`.
 
-    Give the database of that call to `build`. Products with dense operands of sizes that are not known are left out.
+    Pass the same database to that call and to `build`. Products whose dense operands have unknown sizes are left out.
 
     Parameters
     ----------
@@ -172,7 +173,7 @@ def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | N
         tvm.transform.Sequential(steps)(bind(mod, params or {}))
     found: dict[Any, tuple[Any, int]] = {}
     for name, matrix, shapes in asked:
-        # Tuning depends on the places of the values: weights with the same mask are one task.
+        # Tuning depends on the positions of the values: weights with the same mask are one task.
         head = f"{name} {matrix.shape} {matrix.data.dtype} {matrix.indices.dtype} {sorted(shapes.items())}"
         key = hash_indices(head, [matrix.indptr, matrix.indices])
         found[key] = ((name, matrix, shapes), found[key][1] + 1 if key in found else 1)
@@ -180,7 +181,7 @@ def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | N
 
 
 def _free(target: Any, mod: ir.IRModule) -> Any:
-    """The target with leave to take sums in another order, if every program of the dialect allows it."""
+    """Return the target with reassociation of sums permitted, if every program of the dialect permits it."""
     loops = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
     ours = [func for func in loops if is_ours(func)]
     free = [make_target(target, func) for func in ours]
@@ -189,7 +190,7 @@ def _free(target: Any, mod: ir.IRModule) -> Any:
 
 
 def cpu_target(target: Any) -> tvm.target.Target:
-    """A target that models are compiled for, this machine by default."""
+    """Return the target that models are compiled for, this machine by default."""
     chosen = native_target() if target is None else tvm.target.Target(target)
     if str(chosen.kind.name) != "llvm":
         raise ArgumentError(f"models are compiled for CPUs: expected an llvm target, found {chosen.kind.name!r}")
@@ -205,14 +206,14 @@ def lowered(
     checked: bool = True,
     finite: bool = False,
 ) -> ir.IRModule:
-    """The module as `build` compiles it: calls of functions only."""
+    """Return the module as `build` compiles it: calls of functions only."""
     mod = bind(mod, params or {})
     with own_errors(), target:
         return tvm.transform.Sequential(lowering(target, database, checked=checked, finite=finite))(mod)
 
 
 def bind(mod: ir.IRModule, params: Mapping[str, Any]) -> ir.IRModule:
-    """The module with values in the places of its functions' parameters."""
+    """Bind values to the parameters of a module's functions."""
     if not isinstance(mod, ir.IRModule):
         raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(mod).__name__}")
     functions = {str(v.name_hint): f for v, f in mod.functions.items() if isinstance(f, relax.Function)}
@@ -230,7 +231,7 @@ def bind(mod: ir.IRModule, params: Mapping[str, Any]) -> ir.IRModule:
 
 
 def _tensor(value: Any) -> tvm.runtime.Tensor | None:
-    """A value as a tensor; None for a parameter of ``tvm.relax.frontend.nn`` without one."""
+    """Convert a value to a tensor; return None for a parameter of ``tvm.relax.frontend.nn`` without a value."""
     if isinstance(value, Parameter):
         return value.data
     return value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(value))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators as functions: each makes a call to emit into a Relax function.
+"""The operators as functions, each of which returns a call to emit into a Relax function.
 
 Arguments are Relax expressions; numpy arrays and TVM tensors become constants. In a script the same calls are
 ``R.sparse.spmm(data, indptr, indices, B)`` and so on.
@@ -16,7 +16,7 @@ from sparsetir.relax.operators import REDUCTIONS, call
 
 
 def spmm(data: Any, indptr: Any, indices: Any, B: Any) -> ir.Call:
-    """Sparse times dense matrix: ``C[i, k] = sum_j A[i, j] * B[j, k]``.
+    """Multiply a sparse by a dense matrix: ``C[i, k] = sum_j A[i, j] * B[j, k]``.
 
     Parameters
     ----------
@@ -34,12 +34,12 @@ def spmm(data: Any, indptr: Any, indices: Any, B: Any) -> ir.Call:
 
 
 def spmv(data: Any, indptr: Any, indices: Any, x: Any) -> ir.Call:
-    """Sparse matrix times vector: ``y[i] = sum_j A[i, j] * x[j]``; see `spmm`."""
+    """Multiply a sparse matrix by a vector: ``y[i] = sum_j A[i, j] * x[j]``, with arguments as for `spmm`."""
     return call("spmv", data, indptr, indices, x)
 
 
 def linear(x: Any, data: Any, indptr: Any, indices: Any) -> ir.Call:
-    """A linear layer with a sparse weight: ``y[..., o] = sum_i W[o, i] * x[..., i]``, nothing transposed.
+    """Apply a linear layer with a sparse weight: ``y[..., o] = sum_i W[o, i] * x[..., i]``, without a transposition.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def linear(x: Any, data: Any, indptr: Any, indices: Any) -> ir.Call:
 
 
 def sddmm(data: Any, indptr: Any, indices: Any, X: Any, Y: Any) -> ir.Call:
-    """Products of rows at the entries of a matrix: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``.
+    """Multiply dense matrices at the entries of a sparse one: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``.
 
     Parameters
     ----------
@@ -75,12 +75,12 @@ def sddmm(data: Any, indptr: Any, indices: Any, X: Any, Y: Any) -> ir.Call:
 
 
 def softmax(data: Any, indptr: Any) -> ir.Call:
-    """The softmax over the entries of every row of a CSR matrix: (nnz,) values."""
+    """Compute the softmax over the entries of each row of a CSR matrix: (nnz,) values."""
     return call("softmax", data, indptr)
 
 
 def segment_reduce(x: Any, indptr: Any, reduce: str = "sum") -> ir.Call:
-    """Reduce the rows ``x[indptr[i]:indptr[i + 1]]`` to one for each i; 0 where there are none.
+    """Reduce each segment of rows ``x[indptr[i]:indptr[i + 1]]`` to one row; 0 for an empty segment.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def segment_reduce(x: Any, indptr: Any, reduce: str = "sum") -> ir.Call:
 
 
 def segment_expand(x: Any, indptr: Any, nnz: Any) -> ir.Call:
-    """Repeat what belongs to a row for each of its entries: ``y[indptr[i]:indptr[i + 1]] = x[i]``.
+    """Repeat the value of each row for its entries: ``y[indptr[i]:indptr[i + 1]] = x[i]``.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def segment_expand(x: Any, indptr: Any, nnz: Any) -> ir.Call:
 
 
 def transpose(indptr: Any, indices: Any, n: Any) -> ir.Call:
-    """The transpose of a structure, by counting.
+    """Transpose a structure by a counting sort.
 
     Parameters
     ----------
@@ -133,14 +133,14 @@ def transpose(indptr: Any, indices: Any, n: Any) -> ir.Call:
     Returns
     -------
     Call
-        A tuple: (n + 1,), where the entries of each column begin; (nnz,), their rows; and (nnz,), which entries of the
-        given structure they are, so that ``R.take(data, order)`` are the values.
+        A tuple: (n + 1,) column pointers; (nnz,) the row of each entry; and (nnz,) the position of each entry in the
+        given structure, so that ``R.take(data, order)`` are the values.
     """
     return call("transpose", indptr, indices, n)
 
 
 def gather_outer(X: Any, Y: Any, indptr: Any, left: Any, right: Any) -> ir.Call:
-    """Outer products of rows, summed by segments: ``W[r] = sum_e outer(X[left[e]], Y[right[e]])``.
+    """Sum outer products of rows by segment: ``W[r] = sum_e outer(X[left[e]], Y[right[e]])``.
 
     This is the gradient of `gather_matmul_scatter` with respect to its matrices.
 
@@ -162,9 +162,9 @@ def gather_outer(X: Any, Y: Any, indptr: Any, left: Any, right: Any) -> ir.Call:
 
 
 def gather_matmul_scatter(X: Any, W: Any, indptr: Any, indices: Any, kinds: Any) -> ir.Call:
-    """Rows of X through a matrix each, summed where they belong: ``Y[i] = sum_j X[j] @ W[kind[i, j]]``.
+    """Multiply gathered rows of X by the matrix of their kind, and sum by row: ``Y[i] = sum_j X[j] @ W[kind[i, j]]``.
 
-    Relational graph convolutions (a matrix for each relation) and sparse convolutions (one for each offset) are this.
+    Examples are relational graph convolutions (a matrix per relation) and sparse convolutions (a matrix per offset).
 
     Parameters
     ----------
@@ -173,9 +173,9 @@ def gather_matmul_scatter(X: Any, W: Any, indptr: Any, indices: Any, kinds: Any)
     W : Expr
         (kinds, in, out).
     indptr, indices : Expr
-        (m + 1,) and (nnz,): the rows of X that row i of the result takes.
+        (m + 1,) and (nnz,): the rows of X that are summed in row i of the result.
     kinds : Expr
-        (nnz,), of the dtype of `indices`: the matrix of each.
+        (nnz,), of the dtype of `indices`: the matrix of each entry.
 
     Returns
     -------
@@ -186,7 +186,7 @@ def gather_matmul_scatter(X: Any, W: Any, indptr: Any, indices: Any, kinds: Any)
 
 
 def attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | None = None) -> ir.Call:
-    """Attention under a block-sparse mask: ``softmax(scale * Q K^T) V`` over the listed blocks, in one kernel.
+    """Compute attention under a block-sparse mask: ``softmax(scale * Q K^T) V`` over the listed blocks, in one kernel.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | 
     V : Expr
         (heads, length, out).
     indptr, indices : Expr
-        For each block of rows the blocks of columns that it sees; a block has ``length / (len(indptr) - 1)`` positions.
+        Block CSR structure: the blocks of columns for each block of rows, of ``length / (len(indptr) - 1)`` positions.
     scale : float, optional
         ``1 / sqrt(feat)`` by default.
 

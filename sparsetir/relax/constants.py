@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A matrix that is known when the model is built: its program over the format and with the choices that suit it.
+"""Specialization for constant matrices: choose the format and the schedule of a product when the model is built.
 
-A record of earlier tuning decides if a database has one for the matrix; else the rules of the untuned kernel do, with
-conversion for nothing.
+A tuning record of the matrix decides if the database has one; otherwise the heuristics of the untuned kernel do, with
+conversion at no cost, since it happens once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sparsetir.tuning import TuneTask, tune_sparse
 
 @dataclass(frozen=True)
 class Chosen:
-    """A program for one matrix: the function, and the arrays and numbers of its parameters but for the dense ones."""
+    """A program specialized for one matrix, with the values of all parameters but the dense operands."""
 
     func: tirx.PrimFunc
     given: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Options:
-    """What a model is built with.
+    """Options of a build.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Options:
     finite : bool
         Whether operands are promised to hold neither infinities nor NaN.
     asked : list, optional
-        Where products with constant matrices are noted, for `tasks_of`.
+        Records products with constant matrices, for `tasks_of`.
     """
 
     target: Any = None
@@ -67,30 +67,30 @@ class Options:
 
 
 def csr_of(data: Any, indptr: Any, indices: Any, columns: int) -> sp.csr_array | None:
-    """The matrix of constant arrays, rows sorted; None if one is not constant, or no format takes them as they are."""
+    """Return the matrix of constant arrays with sorted rows; None if an array is no constant, or no format takes it."""
     if not all(isinstance(part, ir.GenericConst) for part in (data, indptr, indices)):
         return None
     values, starts, numbers = (np.asarray(part.value.numpy()) for part in (data, indptr, indices))
     if values.dtype not in (np.float32, np.float64):
-        return None  # scipy has no 16-bit floats
+        return None  # scipy has no 16-bit floats.
     matrix = sp.csr_array((values, numbers, starts), shape=(starts.size - 1, columns))
     if not matrix.has_sorted_indices:
         matrix = matrix.sorted_indices()
-    # Entries that repeat add up as the program comes to them; without them there would be fewer than it says.
+    # Merging repeated entries would change their number, which is a size of the program.
     return matrix if matrix.has_canonical_format else None
 
 
 def chosen(name: str, program: Program, matrix: sp.csr_array, shapes: Mapping[str, Any], options: Options) -> Chosen:
-    """The program of an operator over the format and with the choices for one matrix.
+    """Choose the format and the schedule of an operator's program for one matrix.
 
     Parameters
     ----------
     name : {"spmm", "spmv", "linear"}
     program : Program
-        With the matrix as buffer A.
+        The program with the matrix as buffer A.
     matrix : csr_array
     shapes : mapping of str to tuple of int
-        Of the dense arguments, by buffer; empty where some size is not known.
+        Shapes of the dense arguments, by buffer; empty where a size is not known.
     options : Options
     """
     if options.asked is not None and shapes:
@@ -101,7 +101,7 @@ def chosen(name: str, program: Program, matrix: sp.csr_array, shapes: Mapping[st
     if format is not None:
         try:
             func, given = _over(program, matrix, format, finite=options.finite or name == "linear")
-        except SparseTIRError:  # the program cannot be written over it
+        except SparseTIRError:  # The program cannot be written over this format.
             format = None
     if choices is None:
         choices = _untuned(func, given, shapes, options)
@@ -109,7 +109,7 @@ def chosen(name: str, program: Program, matrix: sp.csr_array, shapes: Mapping[st
 
 
 def with_choices(func: tirx.PrimFunc, choices: Choices) -> tirx.PrimFunc:
-    """A function that is scheduled with these choices wherever it is built."""
+    """Return a function with these choices as an attribute, so that every build schedules it with them."""
     return func.with_attr(CHOICES, choices.as_dict())
 
 
@@ -120,15 +120,15 @@ def _arrays(matrix: sp.csr_array) -> dict[str, Any]:
 def _over(
     program: Program, matrix: sp.csr_array, format: Format, *, finite: bool
 ) -> tuple[tirx.PrimFunc, dict[str, Any]]:
-    """The program over a format, and the matrix in it by the names of parameters.
+    """Return the program over a format, and the arrays of the converted matrix by the names of parameters.
 
-    Unless the operands may be taken as finite, not over one whose zeros are multiplied. They may where an infinity in a
-    row makes NaN of that row's results only: a dense product would do no less.
+    Unless `finite`, a format whose padding is multiplied is rejected, since an infinity times a stored zero is NaN. A
+    caller may pass `finite` where an infinity affects its own row of results only: a dense product does the same.
 
     Raises
     ------
     LoweringError, VerifyError
-        The program cannot be written over it.
+        The program cannot be written over the format.
     """
     decomposition = decompose_format(program.func, {"A": format})
     composed = ComposedKernel(decomposition)
@@ -142,8 +142,8 @@ def _over(
 
 
 def _suited(program: Program, matrix: sp.csr_array, shapes: Mapping[str, tuple[int, ...]]) -> Format | None:
-    """The format of the rules."""
-    widths = shapes or {"X": (1, 64)}  # a size known only at run time is assumed to be a usual one
+    """Return the format that the heuristics choose."""
+    widths = shapes or {"X": (1, 64)}  # A typical width stands for a size that is known only at run time.
     if any(str(buffer.dtype) in ("float16", "bfloat16") for buffer in decode(program.func).buffers.values()):
         return None
     found = suited(decode(program.func), matrix, widths)
@@ -151,7 +151,7 @@ def _suited(program: Program, matrix: sp.csr_array, shapes: Mapping[str, tuple[i
 
 
 def _untuned(func: tirx.PrimFunc, given: Mapping[str, Any], shapes: Mapping[str, Any], options: Options) -> Choices:
-    """The choices of the rules."""
+    """Return the choices of the heuristics for an untuned kernel."""
     base = defaults.usual(func, Registers.of(make_target(options.target, func)))
     if not shapes:
         return base
@@ -165,7 +165,7 @@ def _untuned(func: tirx.PrimFunc, given: Mapping[str, Any], shapes: Mapping[str,
 def _recorded(
     name: str, matrix: sp.csr_array, shapes: Mapping[str, Any], options: Options
 ) -> tuple[Format | None, Choices] | None:
-    """The best of earlier searches; None if there is none that is better than the untuned kernel."""
+    """Return the best format and choices of earlier searches; None if none is faster than the untuned kernel."""
     dtype, idtype = str(matrix.data.dtype), str(matrix.indices.dtype)
     inputs = {"A": matrix, **{n: np.zeros(shape, dtype) for n, shape in operands(name, shapes).items()}}
     result = tune_sparse(tunable(name, dtype, idtype), inputs, max_trials=0, database=options.database, progress=False)
@@ -176,7 +176,7 @@ def _recorded(
 
 
 def task_of(name: str, matrix: sp.csr_array, shapes: Mapping[str, Any], calls: int = 1) -> TuneTask:
-    """A product with a constant matrix as `tune_many` takes it, on random numbers."""
+    """Return a product with a constant matrix as a task for `tune_many`, with random operands."""
     rng, dtype = np.random.default_rng(0), matrix.data.dtype
     dense = {n: rng.standard_normal(shape).astype(dtype) for n, shape in operands(name, shapes).items()}
     program = tunable(name, str(dtype), str(matrix.indices.dtype))
@@ -185,12 +185,12 @@ def task_of(name: str, matrix: sp.csr_array, shapes: Mapping[str, Any], calls: i
 
 @lru_cache
 def tunable(name: str, dtype: str, idtype: str) -> tirx.PrimFunc:
-    """The program whose records stand for an operator."""
+    """Return the program under which records of an operator are stored."""
     return getattr(ops, name)(dtype, idtype=idtype)
 
 
 def operands(name: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """The shapes of the dense arguments by the names in `tunable`."""
+    """Return the shapes of the dense arguments by the names in `tunable`."""
     return {("x" if name == "spmv" else n): shape for n, shape in shapes.items()}
 
 

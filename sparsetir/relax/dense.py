@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dense rest of a model: matrix products as programs of the dialect, everything else in parallel and in vectors.
+"""Dense operators: matrix products as programs of the dialect, and a schedule for all other kernels of TVM.
 
-TVM leaves loops on CPUs as they come. Products with a matrix on the right become register tiles here, with the columns
-of a known weight packed into panels; the functions that remain are scheduled by one rule.
+TVM does not schedule loops for CPUs. Products with a matrix on the right become register tiles here, with the columns
+of a known weight packed into panels. All other functions are parallelized and vectorized by one rule.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from sparsetir.relax.vector_math import in_arithmetic
 from sparsetir.schedules import Registers
 
 MATMUL, TRANSPOSE = "relax.matmul", "relax.permute_dims"
-LEAST_PANELS = 4  # of a weight that is packed: with fewer a thread has nothing to do
-LEAST_WORK = 1 << 15  # elements: a second thread takes as long to wake
+LEAST_PANELS = 4  # Minimum of panels for packing a weight: with fewer, threads are idle.
+LEAST_WORK = 1 << 15  # Elements: waking a second thread takes as long as this much work.
 LANES = 16
 
 
 def weight_of(value: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
-    """The matrix that an operand is, transposed constants included; None if it is not known."""
+    """Return the matrix that an operand is, including transposed constants; None if it is not known."""
     bound = value_of(value) if isinstance(value, relax.Var) else value
     if isinstance(bound, ir.GenericConst):
         found = bound.value.numpy()
@@ -47,7 +47,7 @@ def weight_of(value: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
 
 
 def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Head | None:
-    """A dense matrix product as the head of a program; None if it is another call or not of a kind that is taken."""
+    """Return a dense matrix product as the head of a fusion; None for other calls and unsupported products."""
     if not isinstance(call, ir.Call) or getattr(call.op, "name", "") != MATMUL:
         return None
     left, right = (arg.ty for arg in call.args)
@@ -83,7 +83,7 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Head
 
 
 def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, ...]) -> tuple[Result, Any]:
-    """A product with one row: sums along the rows of the transposed weight."""
+    """Return the head of a product with one row: dot products with the rows of the transposed weight."""
     n, feat = weight.shape
     result = Result((tirx.const(feat, "int64"),), ("I",), dtype, whole)
 
@@ -96,25 +96,25 @@ def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, 
 
 
 def tile_height(target: Any) -> int:
-    """Rows of a register tile of a product: with two vectors each they leave registers for the operands."""
+    """Return the rows of a register tile; at two vectors per row, registers are left for the operands."""
     return 8 if Registers.of(target).count >= 32 else 4
 
 
 def tiling(dtype: str, columns: int, target: Any) -> tuple[int, int]:
-    """Rows that a product computes at once, and columns of a panel; 0 where a weight of that size is not packed."""
+    """Return the rows of a register tile and the columns of a panel, 0 where a weight of that size is not packed."""
     height = tile_height(target)
     panel = Registers.of(target).lanes(height, bits=int(dtype[-2:]))
     return height, 0 if columns % panel or columns // panel < LEAST_PANELS else panel
 
 
 def packed(weight: np.ndarray, panel: int) -> np.ndarray:
-    """A matrix as panels of columns: (panels, rows, columns of a panel)."""
+    """Pack a matrix as panels of columns: (panels, rows, columns of a panel)."""
     return np.ascontiguousarray(weight.reshape(weight.shape[0], -1, panel).transpose(1, 0, 2))
 
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.ScheduleDense")
 def ScheduleDense(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-    """Run the loops of every ordinary function in parallel and in vectors where they allow it."""
+    """Parallelize and vectorize the loops of every function that is no program of the dialect, where possible."""
     for var, func in list(mod.functions.items()):
         if isinstance(func, tirx.PrimFunc) and not is_ours(func) and "tirx.is_scheduled" not in (func.attrs or {}):
             mod.update_func(var, scheduled(func))
@@ -122,16 +122,17 @@ def ScheduleDense(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
 
 
 def is_ours(func: tirx.PrimFunc) -> bool:
-    """Whether a function is a program of the dialect, which has rules of its own."""
+    """Return whether a function is a program of the dialect, which has schedule rules of its own."""
     return any(is_sp_iter(node) for node in collect(func.body, s_tir.SBlockRealize))
 
 
 def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function with its elementwise blocks inlined where they can be, the others in parallel and in vectors."""
+    """Inline elementwise blocks where possible, and parallelize and vectorize the others."""
     sch = s_tir.Schedule(func)
     for block in _blocks(sch):
         if len(sch.get_consumers(block)) > 1 and collect(sch.get(block).body, ir.Call):
-            continue  # an exponential, which is not to be computed twice
+            # A block with calls, such as exp, and several consumers would be computed repeatedly if inlined.
+            continue
         try:
             sch.compute_inline(block)
         except (s_tir.ScheduleError, InternalError):
@@ -149,12 +150,12 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _blocks(sch: s_tir.Schedule) -> list[Any]:
     body = sch.mod["main"].body
     if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
-        return []  # loops that TVM wrote by hand, as of scatter_elements
+        return []  # TVM wrote the loops by hand, such as those of scatter_elements.
     return list(sch.get_child_blocks(sch.get_sblock("root")))
 
 
 def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
-    """Fuse the leading spatial loops of a block and share them among threads; its last loop goes in vectors."""
+    """Fuse the leading spatial loops of a block and run them in parallel; vectorize the innermost loop."""
     loops = sch.get_loops(block)
     kinds = [int(iv.iter_type) for iv in sch.get(block).iter_vars]
     if not loops or len(loops) != len(kinds):
@@ -164,13 +165,13 @@ def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
     if lead == 0:
         return
     work = int(np.prod([int(e) for e in extents])) if known(extents) else LEAST_WORK
-    if lead < len(loops):  # a reduction: rows among threads
+    if lead < len(loops):  # A reduction: only the rows run in parallel.
         outer = sch.fuse(*loops[:lead])
         if work >= LEAST_WORK:
             sch.parallel(outer)
         return
     if work == 1:
-        return  # TVM's vectoriser binds a name twice where no subscript moves with the lanes
+        return  # TVM's vectorizer binds a name twice where no subscript depends on the lanes.
     whole = sch.fuse(*loops)
     outer, lanes = sch.split(whole, [None, LANES])
     if work >= LEAST_WORK:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of dense operators that TVM has none of, for ``relax.transform.Gradient``.
+"""Gradients of dense operators for which TVM has none, for ``relax.transform.Gradient``.
 
-Some that TVM has are here too. That of ReLU goes by the result, so that the argument need not be kept and ReLU stays in
-the kernel of what is before it; and at zero it is zero, as torch has it. TVM's of ``take`` writes to wrong places where
-the axis is negative, and its own of ``concat`` fails for one part.
+Some gradients of TVM are replaced, too. The gradient of ReLU here depends on the result only, so that the
+argument is not stored and ReLU is fused into the kernel before it; at zero it is zero, as in torch. TVM's gradient of
+``take`` writes to wrong positions where the axis is negative, and its gradient of ``concat`` fails for one part.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sparsetir.relax import calls
 
 op = relax.op
 Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
-ABOVE_TVM = 11  # its own have level 10
+ABOVE_TVM = 11  # TVM registers its own gradients with level 10.
 
 SQRT_HALF, ROOT_2_OVER_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
-CUBE = 0.044715  # of the approximation of GELU
+CUBE = 0.044715  # Coefficient of the tanh approximation of GELU.
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
@@ -47,7 +47,7 @@ def _shape(x: Any, name: str) -> list[Any]:
 
 
 def _gelu(x: Any, _y: Any, _attrs: Any) -> Any:
-    """``Phi(x) + x * phi(x)``, of the normal distribution."""
+    """Return the derivative ``Phi(x) + x * phi(x)``, where Phi and phi are those of the normal distribution."""
     below = _number(0.5, x) * (_number(1.0, x) + op.erf(x * _number(SQRT_HALF, x)))
     return below + x * op.exp(_number(-0.5, x) * x * x) * _number(1 / math.sqrt(2 * math.pi), x)
 
@@ -77,7 +77,7 @@ def _clip(x: Any, y: Any, _attrs: Any) -> Any:
     return op.astype(op.equal(x, y), _dtype(x))
 
 
-# The derivative of each by its argument x, its result y and its attributes.
+# Derivatives of elementwise operators, as functions of the argument x, the result y and the attributes.
 SLOPES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "nn.gelu": _gelu,
     "nn.gelu_tanh": _gelu_tanh,
@@ -124,7 +124,7 @@ def _stack(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
 
 
 def _concat(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The parts of a gradient, one or several, empty ones too."""
+    """Split the gradient into the parts, of which some may be empty."""
     parts = list(call.args[0].fields)
     axis = int(call.attrs.axis or 0) % parts[0].ty.ndim
     if len(parts) == 1:
@@ -139,7 +139,7 @@ def _concat(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list
 
 
 def _tile(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Sums of the copies."""
+    """Sum the gradients of the copies."""
     x = call.args[0]
     shape, repeats = _shape(x, "tile"), [int(n) for n in call.attrs.repeats]
     rank = max(len(shape), len(repeats))
@@ -150,7 +150,7 @@ def _tile(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[A
 
 
 def _extreme(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Equal maxima, or minima, share a gradient evenly, as in ``torch.amax``."""
+    """Share the gradient evenly among equal maxima, or minima, as ``torch.amax`` does."""
     x, rank = call.args[0], call.args[0].ty.ndim
     axes = list(range(rank)) if call.attrs.axis is None else [int(a) % rank for a in call.attrs.axis]
     if not call.attrs.keepdims:
@@ -160,7 +160,7 @@ def _extreme(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list
 
 
 def _with_ones(reduced: Any, x: Any, axes: Sequence[int]) -> Any:
-    """A result with the reduced dimensions of x as ones."""
+    """Reshape a result so that the reduced dimensions of x have extent one."""
     shape = [1 if n in axes else size for n, size in enumerate(_shape(x, "max"))]
     return op.reshape(reduced, shape)
 
@@ -169,7 +169,7 @@ def _with_ones(reduced: Any, x: Any, axes: Sequence[int]) -> Any:
 
 
 def _take(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Sums at the places that were taken: of segments, for rows whose places are known."""
+    """Sum gradients by index: a reduction of segments, if rows are selected by a constant index."""
     x, indices = call.args[:2]
     shape, places = _shape(x, "take"), _shape(indices, "take")
     axis = int(call.attrs.axis or 0) % len(shape)
@@ -187,7 +187,7 @@ def _take(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[A
 
 
 def _strided_slice(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Zeros where nothing was taken from."""
+    """Return the gradient at the selected positions, and zeros elsewhere."""
     x, *parts = call.args
     try:
         given = [[int(n) for n in part] for part in parts]
@@ -203,7 +203,7 @@ def _strided_slice(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) 
 
 
 def _spread(g: Any, axis: int, places: Any, size: int, builder: relax.BlockBuilder) -> Any:
-    """Slices of a tensor at other places along an axis, and zeros at those that are left."""
+    """Put the slices of a tensor at given positions along an axis of a larger one, and zeros elsewhere."""
     shape = list(g.ty.shape.values)
     zeros = lambda count: op.zeros([*shape[:axis], count, *shape[axis + 1 :]], _dtype(g))  # noqa: E731
     if len(places) == 0:
@@ -224,7 +224,7 @@ def _flip(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
 
 
 def _topk(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """To the places of the values; places have none."""
+    """Scatter the gradients of the values to their positions; indices have no gradient."""
     x, attrs, kind = call.args[0], call.attrs, str(call.attrs.ret_type)
     if kind == "indices":
         return [op.zeros_like(x)]
@@ -237,7 +237,7 @@ def _topk(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[An
 
 
 def _scatter_elements(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """What was added, or put, has the gradient of its place; what was overwritten has none."""
+    """Return the gradients of the base and the updates; overwritten elements of the base have none."""
     x, indices, updates = call.args
     how, axis = str(call.attrs.reduction), int(call.attrs.axis) % x.ty.ndim
     if how not in ("add", "update"):
@@ -258,7 +258,7 @@ def _gather_elements(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]
 
 
 def _normalised(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder, center: bool) -> tuple[Any, Any]:
-    """A tensor with its mean and deviation, or its root mean square, taken out; and one over the latter."""
+    """Normalize a tensor by its mean and deviation, or by its root mean square; return it and the reciprocal scale."""
     centred = builder.emit(x - op.mean(x, axes, keepdims=True)) if center else x
     power = op.mean(centred * centred, axes, keepdims=True) + _number(epsilon, x)
     scale = builder.emit(_number(1.0, x) / op.sqrt(power))
@@ -266,7 +266,7 @@ def _normalised(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBui
 
 
 def _norm(name: str, center: bool) -> Gradient:
-    """``y = weight * (x - mean) / deviation + bias``, or without mean and bias."""
+    """Return the gradient of ``y = weight * (x - mean) / deviation + bias``, or of the form without mean and bias."""
 
     def gradient(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
         x, weight = call.args[:2]
@@ -288,7 +288,7 @@ def _norm(name: str, center: bool) -> Gradient:
 
 
 def _group_norm(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """As `_norm`, over the channels of a group and other axes."""
+    """Return the gradients of a normalization over the channels of each group and other axes, as in `_norm`."""
     x, weight, attrs = call.args[0], call.args[1], call.attrs
     shape, groups = _shape(x, "nn.group_norm"), int(attrs.num_groups)
     at = int(attrs.channel_axis) % len(shape)
@@ -309,7 +309,7 @@ def _group_norm(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> 
 
 
 def _dropout(y: Any, _call: ir.Call, g: Any, _builder: Any) -> list[Any]:
-    """By the mask that is the second result."""
+    """Multiply the gradient by the mask, which is the second result of the operator."""
     return [relax.TupleGetItem(g, 0) * relax.TupleGetItem(y, 1)]
 
 
@@ -338,7 +338,7 @@ GRADIENTS: dict[str, Gradient] = {
 
 
 def register() -> None:
-    """Tell TVM the gradients."""
+    """Register the gradients with TVM."""
     for name, gradient in GRADIENTS.items():
         register_gradient(f"relax.{name}", gradient, ABOVE_TVM)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows an operator element by element, taken into its kernel.
+"""Epilogues: elementwise operators that follow an operator are fused into its kernel.
 
 before::
 
@@ -11,7 +11,7 @@ after::
 
     lv2 = R.call_tir(cls.linear, (..., bias), ...)     # the last iteration of linear maps the elements of its result
 
-A step is taken if the value before it has no other use, and if what else it takes is a number or a tensor along the
+A step is fused if the value before it has no other use, and if its other operand is a number or a tensor along the
 result's own dimensions.
 """
 
@@ -27,12 +27,12 @@ from tvm import ir, relax, tirx
 
 from sparsetir.relax.programs import Epilogue, Operand
 
-LONGEST = 4000  # characters of an expression: a step may name its argument twice
+LONGEST = 4000  # In characters of an expression, which may double with a step that uses its argument twice.
 ONE, ZERO = "T.{t}(1)", "T.{t}(0)"
 TANH = f"{ONE} - T.{{t}}(2) / (T.exp(T.{{t}}(2) * ({{x}})) + {ONE})"
 SIGMOID = f"{ONE} / ({ONE} + T.exp({ZERO} - ({{x}})))"
 UNARY = {
-    "relax.nn.relu": f"T.max({ZERO}, {{x}})",  # in this order: NaN stays
+    "relax.nn.relu": f"T.max({ZERO}, {{x}})",  # NaN propagates with the operands in this order only.
     "relax.negative": f"{ZERO} - ({{x}})",
     "relax.abs": f"T.max({{x}}, {ZERO} - ({{x}}))",
     "relax.square": "({x}) * ({x})",
@@ -53,13 +53,13 @@ BINARY = {
     "relax.maximum": "T.max({a}, {b})",
     "relax.minimum": "T.min({a}, {b})",
 }
-# erf(x / sqrt(2)): Abramowitz and Stegun 7.1.26, wrong by 1.5e-7 at most; arithmetic and an exponential only.
+# erf(x / sqrt(2)): Abramowitz and Stegun 7.1.26, with an error of at most 1.5e-7; needs arithmetic and exp only.
 RECIPROCAL = "(T.{t}(1) / (T.{t}(1) + T.{t}(0.23164189) * T.max({x}, T.{t}(0) - ({x}))))"
 ERF_TERMS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
 def erf(x: str, t: str) -> str:
-    """The text of ``erf(x / sqrt(2))``."""
+    """Return the text of ``erf(x / sqrt(2))``."""
     r = RECIPROCAL.format(x=x, t=t)
     total = f"T.{t}({ERF_TERMS[0]})"
     for term in ERF_TERMS[1:]:
@@ -70,10 +70,10 @@ def erf(x: str, t: str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """What an epilogue is written for: a result's dimensions and their names as the program has them, and its dtype.
+    """The result that an epilogue is written for: its dimensions, their names in the program, and its dtype.
 
-    ``whole`` are the dimensions that the model sees; no names mean that nothing may follow. The last ``columns`` of the
-    program's dimensions are the last one of the model's.
+    ``whole`` are the dimensions of the result in the model. Without names no epilogue may follow. The last ``columns``
+    dimensions in the program are the last dimension in the model.
     """
 
     shape: tuple[Any, ...]
@@ -83,7 +83,7 @@ class Result:
     columns: int = 1
 
     def seen(self, shape: list[Any]) -> list[Any]:
-        """The dimensions of an operand as the program is to have them."""
+        """Return the dimensions of an operand as the program has them."""
         if _equal(shape, self.whole):
             return list(self.shape)
         while len(shape) > 1 and _is_one(shape[0]):
@@ -96,7 +96,7 @@ class Result:
 
 
 class Writer:
-    """Takes one step after the other into an expression."""
+    """Builder of an epilogue, which adds one step after the other to an expression."""
 
     def __init__(self, result: Result) -> None:
         self.result, self.dtype = result, result.dtype
@@ -105,7 +105,7 @@ class Writer:
         self.operands: list[Operand] = []
 
     def take(self, call: ir.Call, before: Any) -> bool:
-        """Take a step whose argument `before` is the expression so far; False (and no change) if it cannot be."""
+        """Add a step whose argument `before` is the expression so far; return False, without a change, on failure."""
         name = str(getattr(call.op, "name", ""))
         held = len(self.operands)
         text = self._step(name, call, before)
@@ -116,7 +116,7 @@ class Writer:
         return True
 
     def epilogue(self) -> Epilogue:
-        """All steps taken."""
+        """Return the epilogue of all steps added."""
         text = self.text if self.dtype == self.wide else f'T.Cast("{self.dtype}", {self.text})'
         return Epilogue(text, self.dtype, tuple(self.operands))
 
@@ -131,7 +131,7 @@ class Writer:
         if str(call.ty.dtype.dtype) != self.dtype:
             return None
         if name == "relax.nn.gelu" and self.wide == "float64":
-            return None  # the formula of erf is too coarse
+            return None  # The approximation of erf is not accurate enough for float64.
         if name in UNARY and call.args[0].same_as(before):
             return UNARY[name].format(x=self.text, t=self.wide, erf=erf(self.text, self.wide) if "gelu" in name else "")
         if name == "relax.nn.leakyrelu":
@@ -150,7 +150,7 @@ class Writer:
         return self._widened(rounded, dtype) if self.wide == dtype else f'T.Cast("float32", {rounded})'
 
     def _operand(self, arg: Any) -> str | None:
-        """The text of what a step needs besides the result."""
+        """Return the text of the other operand of a step, None if it cannot be fused."""
         if isinstance(arg, ir.GenericConst) and arg.ty.ndim == 0:
             return f"T.{self.wide}({float(arg.value.numpy())!r})" if np.isfinite(arg.value.numpy()) else None
         found = arg.ty
@@ -179,7 +179,7 @@ def _is_one(size: Any) -> bool:
 
 
 def along(shape: list[Any], result: Result) -> tuple[str | None, ...] | None:
-    """The axes of a result along which a tensor goes, None for those of extent one; None if it goes along others."""
+    """Return the axes of a result along which a tensor runs, None for extents of one; None if they do not match."""
     skipped = len(result.shape) - len(shape)
     if skipped < 0:
         return None
@@ -195,13 +195,13 @@ def along(shape: list[Any], result: Result) -> tuple[str | None, ...] | None:
 
 
 def is_elementwise(call: Any) -> bool:
-    """Whether a call may be a step of an epilogue."""
+    """Return whether a call may be a step of an epilogue."""
     name = str(getattr(getattr(call, "op", None), "name", ""))
     return name in UNARY or name in BINARY or name in ("relax.astype", "relax.nn.leakyrelu")
 
 
 def written(result: Result, head: Any, steps: Sequence[tuple[Any, ir.Call]]) -> tuple[Epilogue | None, int]:
-    """The epilogue of the first steps that can be taken, and their number.
+    """Return the epilogue of the leading steps that can be fused, and their number.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def written(result: Result, head: Any, steps: Sequence[tuple[Any, ir.Call]]) -> 
     head : relax.Var
         The result before the first step.
     steps : sequence of (relax.Var, Call)
-        Each takes the variable of the one before.
+        Each has the variable of the step before as an argument.
     """
     writer, before, count = Writer(result), head, 0
     for var, call in steps:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of the operators, for ``relax.transform.Gradient``: calls of operators again.
+"""Gradients of the operators for ``relax.transform.Gradient``, which are calls of the operators themselves.
 
 before::
 
@@ -11,8 +11,8 @@ after, with the gradient ``y_adjoint`` of the result::
     starts, rows, order = R.sparse.transpose(indptr, indices, n)
     x_adjoint = R.sparse.spmm(R.take(data, order), starts, rows, y_adjoint)
 
-A constant structure is transposed once, when the gradient is made, and constant values too: the format of the
-transposed matrix is then chosen like that of any constant one. Index arrays have no gradients.
+A constant structure and its values are transposed once, when the gradient is made: the format of the transposed
+matrix is then chosen as for any constant matrix. Index arrays have no gradients.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ op = relax.op
 
 @dataclass
 class Backward:
-    """The gradient of one call, in the making.
+    """A call in the backward pass, of which the gradient is computed.
 
     Parameters
     ----------
     a : Arguments
-        Of the call.
+        Arguments of the call.
     y : Expr
-        Its result.
+        Result of the call.
     g : Expr
-        The gradient of the result.
+        Gradient of the result.
     builder : BlockBuilder
     """
 
@@ -58,26 +58,27 @@ class Backward:
         return self.a[name]
 
     def emit(self, value: Any) -> Any:
-        """A variable with the value of an expression."""
+        """Bind an expression to a variable, and return it."""
         return self.builder.emit(value)
 
     @property
     def csr(self) -> tuple[Any, Any]:
-        """The structure of the matrix."""
+        """Structure of the matrix."""
         return self["indptr"], self["indices"]
 
     def ones(self) -> Any:
-        """A one for each entry of the matrix."""
+        """Return a one for each entry of the matrix."""
         return op.ones(relax.ShapeExpr(self.a.shape("indices")), self.a.dtype("data"))
 
     def taken(self, values: Any, order: Any) -> Any:
-        """Values of entries in another order."""
+        """Permute values of entries."""
         if is_known(values, order):
             return constant(values.value.numpy()[order.value.numpy()])
-        return self.emit(op.take(values, order, axis=0, mode="clip"))  # TVM warns of the other mode in each build
+        # TVM warns of every other mode of `take` in each build.
+        return self.emit(op.take(values, order, axis=0, mode="clip"))
 
     def transposed(self, indices: str = "indices", count: Any = None) -> tuple[Any, Any, Any]:
-        """The structure by columns: their starts, the rows of entries, and which entries those are."""
+        """Return the structure by columns: column pointers, the rows of entries, and the permutation of the entries."""
         indptr, columns = self["indptr"], self[indices]
         count = self.a.columns() if count is None else count
         if is_known(indptr, columns) and known([count]):
@@ -89,7 +90,7 @@ class Backward:
         return tuple(self.emit(relax.TupleGetItem(found, n)) for n in range(3))
 
     def matrix_transposed(self, values: Any) -> tuple[Any, Any, Any]:
-        """``data, indptr, indices`` of the transposed matrix with these values."""
+        """Return ``data, indptr, indices`` of the transposed matrix with these values."""
         starts, rows, order = self.transposed()
         return self.taken(values, order), starts, rows
 
@@ -98,7 +99,7 @@ Gradients = dict[str, Any]
 
 
 def _flat(value: Any, last: Any) -> Any:
-    """A tensor as rows of its last dimension."""
+    """Reshape a tensor to rows of its last dimension."""
     *batch, _ = value.ty.shape.values
     return value if len(batch) == 1 else op.reshape(value, [product(batch), last])
 
@@ -106,7 +107,7 @@ def _flat(value: Any, last: Any) -> Any:
 def _spmm(b: Backward) -> Gradients:
     *batch, n, feat = b.a.shape("B")
     g, other = b.g, b["B"]
-    if batch:  # the rows of all products side by side
+    if batch:  # The rows of all products are concatenated along the features.
         side = lambda x, rows: op.reshape(op.permute_dims(x, [1, 0, 2]), [rows, product([*batch, feat])])  # noqa: E731
         g, other = b.emit(side(g, b.g.ty.shape[1])), b.emit(side(other, n))
     return {
@@ -151,7 +152,7 @@ def _softmax(b: Backward) -> Gradients:
 
 
 def _expanded(b: Backward, values: Any, like: str = "x") -> Any:
-    """Values of rows, for each entry of theirs."""
+    """Repeat values of rows for each entry of the row."""
     return b.emit(calls.segment_expand(values, b["indptr"], b.a.shape(like)[0]))
 
 
@@ -168,7 +169,7 @@ def _segment_mean(b: Backward) -> Gradients:
 
 
 def _segment_extreme(b: Backward) -> Gradients:
-    """Entries that are equal share a gradient evenly; none is equal to NaN, whose gradients are divided by none."""
+    """Share the gradient evenly among the entries equal to the extreme; NaN equals none, which makes NaN gradients."""
     dtype = b.a.dtype("x")
     is_taken = b.emit(op.astype(op.equal(b["x"], _expanded(b, b.y)), dtype))
     count = b.emit(calls.segment_reduce(is_taken, b["indptr"]))
@@ -243,7 +244,7 @@ GRADIENTS: dict[str, Callable[[Backward], Gradients]] = {
 
 
 def register() -> None:
-    """Tell TVM the gradients of the operators."""
+    """Register the gradients of the operators with TVM."""
     for name, operator in OPERATORS.items():
         register_gradient(PREFIX + name, _primal(operator, GRADIENTS[name]))
 

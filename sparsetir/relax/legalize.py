@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Legalize operators to calls of stage-I functions."""
+"""Legalization of the operators: each call becomes a call of a stage-I function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sparsetir.relax.programs import Epilogue, Program, attention, grouped, grou
 from sparsetir.relax.training import layers
 from sparsetir.utils.threads import get_num_threads
 
-# What each operator becomes: a call of its program, with the arguments of that.
+# Lowering rules: the program of each operator, and the arguments of its call.
 
 
 Maker = Callable[[Arguments, list[Any], str, "Epilogue | None", Options], Lowered]
@@ -36,7 +36,7 @@ Maker = Callable[[Arguments, list[Any], str, "Epilogue | None", Options], Lowere
 def _with_matrix(
     name: str, lowered: Lowered, a: Arguments, shapes: dict[str, list[Any]], columns: Any, options: Options
 ) -> Lowered:
-    """The call with what is known of a constant matrix."""
+    """Specialize a call for its matrix if that is a constant: choose the format, and bind the arrays that are known."""
     matrix = csr_of(a["data"], a["indptr"], a["indices"], int(columns)) if known([columns]) else None
     if matrix is None:
         return lowered
@@ -158,7 +158,7 @@ def _dropout(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | Non
 
 
 def _of_blocks(write: Callable[..., Program], names: tuple[str, ...]) -> Maker:
-    """Of an attention under a block-sparse mask, what `write` writes; its operands are split into blocks."""
+    """Return the rule of a block-sparse attention whose program is `write`; its operands are split into blocks."""
 
     def lower(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
         heads, length, feat = (int(size) for size in a.shape("Q"))
@@ -183,7 +183,7 @@ def _reshaped(value: Any, shape: list[Any]) -> Any:
     return value if len(value.ty.shape.values) == len(shape) else relax.op.reshape(value, shape)
 
 
-# What an operator becomes, and the names of its result's dimensions, from the last one, if an epilogue may follow.
+# The lowering rule of each operator, and the names of the result's last dimensions if an epilogue may follow.
 MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "spmm": (_spmm, ("L", "I", "K")),
     "spmv": (_spmv, ("I",)),
@@ -202,7 +202,7 @@ MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
 }
 
 
-# Calls of the operators as calls of stage-I functions in the module.
+# Lowering of calls of the operators to calls of stage-I functions in the module.
 #
 # before::
 #
@@ -213,12 +213,12 @@ MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
 #
 #     gv = R.call_tir(cls.spmm, (indptr, indices, data, B), out_ty=R.Tensor((m, feat), "float32"))
 #
-# `LowerSparse` takes elementwise operators that follow into the kernel, and dense matrix products with known weights
-# too. TVM's own ``LegalizeOps`` does the same call by call.
+# `LowerSparse` fuses elementwise operators that follow into the kernel, and lowers dense matrix products of known
+# sizes, too. TVM's own ``LegalizeOps`` lowers call by call, without fusion.
 
 
 def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda var: None) -> Head | None:
-    """The head that a call is; None if it is no call of ours."""
+    """Return the head of a fusion that a call is; None if the call is no operator and no supported dense product."""
     operator = operator_of(call)
     if operator is None:
         return dense.head_of(call, options, value_of)
@@ -237,7 +237,7 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda
 
 
 def _flattened(name: str, shape: list[Any], axes: tuple[str, ...]) -> tuple[list[Any], tuple[str, ...]]:
-    """The dimensions of a result as its program has them, and their names."""
+    """Return the dimensions of a result as its program has them, and their names."""
     if name == "linear" and known(shape[:-1]) and all(int(size) == 1 for size in shape[:-1]):
         return shape[-1:], ("I",)
     if name == "linear":
@@ -246,9 +246,10 @@ def _flattened(name: str, shape: list[Any], axes: tuple[str, ...]) -> tuple[list
 
 
 def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | None) -> Any:
-    """The row pointers of a call, validated with its index arrays.
+    """Return the row pointers of a call after validation with its index arrays.
 
-    Constants are checked now; with `seen`, what comes at run time, or what its limits are, in each call, once.
+    Constants are validated now. With `seen`, arrays and limits that are known at run time are validated in each call,
+    once for all operators that share them.
     """
     limits = {
         "indices": a.columns,
@@ -266,7 +267,8 @@ def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | N
         return a["indptr"]
     if seen is None:
         return a["indptr"]
-    checked = seen.setdefault(arrays, [])  # with the limits: two variables may have one name, so text would not do
+    # Limits are compared structurally, because two variables may have the same name.
+    checked = seen.setdefault(arrays, [])
     for limits_of, starts in checked:
         if all(map(same_size, limits_of, numbers)):
             return starts
@@ -277,7 +279,7 @@ def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | N
 def lower_call(
     builder: relax.BlockBuilder, head: Head, epilogue: Epilogue | None = None, seen: dict[Any, Any] | None = None
 ) -> Any:
-    """The call of a head's program; with `seen`, structures that come at run time are checked, each once."""
+    """Emit the call of a head's program; with `seen`, structures that come at run time are validated, each once."""
     a = head.arguments
     indptr = _checked(builder, a, seen) if a is not None and "indptr" in a.names else None
     lowered = head.make(epilogue)
@@ -289,7 +291,7 @@ def lower_call(
 
 
 def register() -> None:
-    """Tell TVM's ``LegalizeOps`` how to lower the operators."""
+    """Register the lowering of the operators with TVM's ``LegalizeOps``."""
     for name in OPERATORS:
         register_legalize(PREFIX + name, _legalized)
 
@@ -303,7 +305,7 @@ def _legalized(builder: relax.BlockBuilder, call: ir.Call) -> Any:
 
 
 class Uses:
-    """What the variables of a function are bound to, and which bindings use them."""
+    """Def-use chains of a function: the value of each variable, and the variables that use it."""
 
     def __init__(self, func: relax.Function) -> None:
         self.value: dict[Any, Any] = {}
@@ -322,7 +324,7 @@ class Uses:
         note(None, func.body.body)
 
     def steps(self, var: Any) -> list[tuple[Any, ir.Call]]:
-        """The elementwise calls that follow a variable, each the only use of the one before."""
+        """Return the chain of elementwise calls that follow a variable, each the only use of the one before."""
         found: list[tuple[Any, ir.Call]] = []
         while True:
             users = self.users.get(var, [])
@@ -337,7 +339,7 @@ class Uses:
 
 @relax.expr_functor.mutator
 class Lowerer(relax.PyExprMutator):
-    """Rewrites the operators of one module."""
+    """Mutator that lowers the operators of one module."""
 
     def __init__(self, mod: ir.IRModule, options: Options) -> None:
         super().__init__(mod)
@@ -348,10 +350,10 @@ class Lowerer(relax.PyExprMutator):
         self.seen: dict[Any, Any] = {}
 
     def run(self, func: relax.Function) -> relax.Function:
-        """One function, lowered."""
+        """Lower a function."""
         uses = Uses(func)
         self.chains, self.absorbed, self.values, self.seen = {}, set(), uses.value, {}
-        taken: set[Any] = set()  # a sum of two heads follows both: the first one takes it
+        taken: set[Any] = set()  # A sum of two heads may follow either: the first head takes it.
         for var, value in uses.value.items():
             head = head_of(value, self.options, self.values.get)
             if head is None or not head.result.axes:
@@ -403,7 +405,7 @@ def LowerSparse(
     finite: bool = False,
     asked: list[Any] | None = None,
 ) -> tvm.transform.Pass:
-    """A pass that lowers the operators, with the elementwise operators that follow them.
+    """Return a pass that lowers the operators, with the elementwise operators that follow them.
 
     Parameters
     ----------
@@ -416,7 +418,7 @@ def LowerSparse(
     finite : bool
         Whether operands are promised to hold neither infinities nor NaN.
     asked : list, optional
-        Where products with constant matrices are noted.
+        Records products with constant matrices.
     """
     chosen = native_target() if target is None else tvm.target.Target(target)
     options = Options(chosen, None if database is None else Path(database), checked, finite, asked)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of a stage-I function: what its parameters are filled with."""
+"""Calls of stage-I functions: the values of the parameters, and the shape of the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparsetir.relax.programs import Epilogue, Program
 
 @dataclass
 class Lowered:
-    """A call of a stage-I function: its arguments by parameter, what it returns, and the shape that is wanted of it."""
+    """A call of a stage-I function: its arguments by parameter, the shape of its result, and the shape to return."""
 
     program: Program
     given: dict[str, Any]
@@ -29,10 +29,10 @@ class Lowered:
     dtype: str
     func: tirx.PrimFunc | None = None
     fixed: dict[str, Any] = field(default_factory=dict)
-    several: Sequence[relax.TensorType] = ()  # the types of results, where there is more than one
+    several: Sequence[relax.TensorType] = ()  # Types of the results, where there are several.
 
     def emit(self, builder: relax.BlockBuilder) -> Any:
-        """The call, its function added to the module."""
+        """Emit the call, and add its function to the module."""
         func = self.func if self.func is not None else self.program.func
         sizes = dict(zip(_size_names(self.program.func), self.program.sizes, strict=True))
         every = {**sizes, **self.given, **self.fixed}
@@ -61,7 +61,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Head:
-    """A call that becomes a program: its result, how an epilogue sees that, and what makes the program."""
+    """A call that is lowered to a program: its result, as an epilogue needs it, and a maker of the program."""
 
     result: Result
     make: Callable[[Epilogue | None], Lowered]
@@ -79,7 +79,7 @@ def _is_handle(param: Any) -> bool:
 
 
 def emitted(builder: relax.BlockBuilder, var: Any, value: Any) -> Any:
-    """The variable that stands for another one: an output of its dataflow block if that one was."""
+    """Emit the replacement of a variable: an output of its dataflow block if the variable was one."""
     is_output = builder.current_block_is_dataflow() and not isinstance(var, relax.DataflowVar)
     return builder.emit_output(value) if is_output else builder.emit(value)
 
@@ -93,19 +93,19 @@ def _tensor(value: Any) -> Any:
 
 
 def _number(value: Any, dtype: str) -> Any:
-    """A size as its parameter takes it: those that a format adds are int32."""
+    """Convert a number to the dtype of its parameter: sizes that a format adds are int32."""
     if isinstance(value, (int, np.integer)):
         return tirx.const(int(value), dtype)
     return value
 
 
 def known(sizes: Sequence[Any]) -> bool:
-    """Whether all sizes are numbers."""
+    """Return whether all sizes are numbers."""
     return all(isinstance(size, (int, tirx.IntImm)) for size in sizes)
 
 
 def product(size: Sequence[Any]) -> Any:
-    """The number of elements of some dimensions."""
+    """Return the number of elements of some dimensions."""
     total: Any = tirx.const(1, "int64")
     for extent in size:
         total = total * extent

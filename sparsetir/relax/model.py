@@ -30,7 +30,7 @@ from sparsetir.relax.build import bind, build, cpu_target
 from sparsetir.relax.from_torch.fixed_values import Nesting
 from sparsetir.utils.threads import get_num_threads
 
-# What a compiled model takes: names, dtypes and sizes, checked at every call and kept in a saved file.
+# Signatures: names, dtypes and shapes of arguments, validated at every call and stored in a saved model.
 
 
 Bounds = tuple[int, "int | None"]
@@ -38,7 +38,7 @@ Bounds = tuple[int, "int | None"]
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor that a model takes.
+    """A tensor argument of a compiled model.
 
     Parameters
     ----------
@@ -76,14 +76,14 @@ class Signature:
 
     @classmethod
     def of(cls, mod: ir.IRModule, function: str) -> Signature:
-        """The signature of a function in a module."""
+        """Read the signature of a function of a module."""
         func = mod[function]
         lower, upper = (dict((func.attrs or {}).get(f"tir_var_{side}_bound") or {}) for side in ("lower", "upper"))
         bounds = {str(n): (int(lower.get(n, 0)), int(upper[n]) if n in upper else None) for n in {**lower, **upper}}
         return cls(function, tuple(_argument(param) for param in func.params), bounds)
 
     def check(self, tensors: Sequence[Any]) -> None:
-        """Raise unless the tensors have the dtypes and shapes of the arguments, equal where they share a name."""
+        """Raise unless the tensors match the arguments in dtype and shape; sizes of one name must be equal."""
         sizes: dict[str, tuple[int, str]] = {}
         for argument, tensor in zip(self.arguments, tensors, strict=True):
             if not argument.dtype:
@@ -109,7 +109,7 @@ class Signature:
             raise ArgumentError(f"{where} is {found}; the model was traced for {limit}")
 
     def positions(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        """The arguments in order, of which some may come by name."""
+        """Return the arguments in the order of the signature, with keyword arguments in their positions."""
         names = [argument.name for argument in self.arguments]
         wrong = next((name for name in named if name not in names[len(args) :]), None)
         if wrong is not None:
@@ -122,12 +122,12 @@ class Signature:
         return f"({', '.join(map(str, self.arguments))})"
 
     def to_json(self) -> dict[str, Any]:
-        """As data."""
+        """Return the signature as a dict of JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:
-        """From what `to_json` gave, or from text made of it."""
+        """Create a signature from the result of `to_json`, or from that result after a round trip through JSON text."""
         arguments = tuple(Argument(a["name"], a["dtype"], tuple(a["shape"])) for a in data["arguments"])
         return cls(data["function"], arguments, {name: (low, high) for name, (low, high) in data["bounds"].items()})
 
@@ -145,11 +145,11 @@ def _size(size: Any) -> int | str | None:
     return str(size.name) if isinstance(size, ir.Var) else None
 
 
-ATTACHED = "sparsetir_signature"  # a function of the module that returns the text
+ATTACHED = "sparsetir_signature"  # The name of a function of the module that returns the signature as JSON.
 
 
 def attached(mod: ir.IRModule, data: Any) -> ir.IRModule:
-    """A module with one function more, which returns data as JSON; a saved model describes itself so."""
+    """Add a function to a module that returns `data` as JSON, so that a saved model carries its own signature."""
     builder = relax.BlockBuilder()
     with builder.function(ATTACHED, []):
         builder.emit_func_output(builder.emit(ir.StringImm(json.dumps(data))))
@@ -158,19 +158,19 @@ def attached(mod: ir.IRModule, data: Any) -> ir.IRModule:
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-# A function of a compiled module for calls from any thread.
+# A function of a compiled module that any thread can call.
 
 
 class Machines:
-    """A function of a module, run by another machine in each thread: a machine has the registers of one call.
+    """A function of a module, run by one virtual machine per thread: a machine has the registers of one call only.
 
     Parameters
     ----------
     library : VMExecutable or Module
     name : str
-        Of the function.
+        Name of the function.
     machine : VirtualMachine, optional
-        That of the thread that makes this one, where there is one.
+        The machine of the constructing thread, if it exists already.
     """
 
     def __init__(self, library: Any, name: str, machine: relax.VirtualMachine | None = None) -> None:
@@ -180,26 +180,26 @@ class Machines:
             self._own.function = machine[name]
 
     def __call__(self, *args: Any) -> Any:
-        """What the function returns."""
+        """Run the function and return its result."""
         if not hasattr(self._own, "function"):
             self._own.function = relax.VirtualMachine(self.library, tvm.cpu())[self.name]
         return self._own.function(*args)
 
 
-# Arrays of numpy, torch and TVM as arguments of a compiled model, and its results as theirs.
+# Conversion of numpy, torch and TVM arrays to the arguments of a compiled model, and of its results back.
 
 
-ALIGNMENT = 64  # bytes: what TVM's own kernels may ask of the memory of a tensor
+ALIGNMENT = 64  # In bytes: the alignment that TVM's own kernels may assume for the data of a tensor.
 
 
 def library_of(values: Iterable[Any]) -> str:
-    """The library whose arrays a caller works with: "torch", "tvm" or "numpy"."""
+    """Return the library of the caller's arrays: "torch", "tvm" or "numpy"."""
     found = {"torch" if is_torch(v) else "tvm" if isinstance(v, tvm.runtime.Tensor) else "numpy" for v in values}
     return next((name for name in ("torch", "tvm") if name in found), "numpy")
 
 
 def to_tvm(value: Any, name: str) -> tvm.runtime.Tensor:
-    """An argument as a TVM tensor, in the same memory if that is contiguous and aligned to 64 bytes, else as a copy.
+    """Convert an argument to a TVM tensor: share memory that is contiguous and aligned to 64 bytes, else copy it.
 
     Raises
     ------
@@ -237,17 +237,17 @@ def _from_torch(tensor: Any, name: str) -> tvm.runtime.Tensor:
 def _from_numpy(array: np.ndarray) -> tvm.runtime.Tensor:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if not array.size:  # numpy's strides of it are not the compact ones that the compiled checks ask for
+    if not array.size:  # The strides that numpy gives an empty array fail the compiled checks for compact strides.
         return tvm.runtime.empty(array.shape, str(array.dtype))
     flags = array.flags
     is_shared = flags.c_contiguous and flags.writeable and array.ctypes.data % ALIGNMENT == 0
-    if is_shared and array.dtype.kind in "biuf":  # bfloat16 has no DLPack in numpy
+    if is_shared and array.dtype.kind in "biuf":  # numpy cannot export bfloat16 through DLPack, so it is copied.
         return tvm.runtime.from_dlpack(array)
     return tvm.runtime.tensor(array)
 
 
 def from_tvm(result: Any, library: str) -> Any:
-    """A result, or a tuple of them, for a library; torch tensors share its memory."""
+    """Convert a result, or a tuple of results, to arrays of a library; torch tensors share memory with the result."""
     if not isinstance(result, tvm.runtime.Tensor):
         is_many = not isinstance(result, (str, int, float)) and hasattr(result, "__iter__")
         return tuple(from_tvm(part, library) for part in result) if is_many else result
@@ -256,7 +256,7 @@ def from_tvm(result: Any, library: str) -> Any:
     return result if library == "tvm" else result.numpy()
 
 
-# A model that is compiled: called with arrays, saved as one file and loaded again.
+# Compiled models: called with arrays, saved as one file and loaded again.
 
 
 SUFFIXES = (".so", ".dylib", ".dll")
@@ -264,22 +264,22 @@ Passes: TypeAlias = "tvm.transform.Pass | Sequence[tvm.transform.Pass] | None"
 
 
 class CompiledModel:
-    """A model that is called like the function that it was made of.
+    """A compiled model, called like the function that it was compiled from.
 
-    Arguments are torch tensors, numpy arrays or TVM tensors, and the results are of the same library: torch tensors if
-    there is one among the arguments. Memory that is contiguous and aligned to 64 bytes, as torch allocates it, is used
-    where it is; other arguments are copied. Results are shared with torch, never copied.
+    Arguments are torch tensors, numpy arrays or TVM tensors. Results are of the same library: torch tensors if one of
+    the arguments is one. Memory that is contiguous and aligned to 64 bytes, as torch allocates it, is shared; other
+    arguments are copied. Results are shared with torch, never copied.
 
-    `compile_model`, `from_torch` and `load` make it.
+    It is made by `compile_model`, `from_torch` and `load`.
 
     Attributes
     ----------
     mod : IRModule or None
-        The model as it was before it was lowered; None after `load`.
+        The model before lowering; None after `load`.
     executable : relax.VMExecutable or None
-        What TVM made of it; None after `load`.
+        The model compiled by TVM; None after `load`.
     signature : Signature or None
-        What it takes; None if the file was written by TVM alone.
+        The arguments of the model; None if the file was written by TVM alone.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class CompiledModel:
         Raises
         ------
         ArgumentTypeError, ArgumentError
-            The arguments are not as many as it takes, or one has another dtype or shape, or is not in host memory.
+            The number, dtypes or shapes of the arguments differ from the signature, or one is not in host memory.
         """
         if self._nesting is not None:
             values = self._nesting.tensors(args, kwargs)
@@ -323,19 +323,19 @@ class CompiledModel:
     def save(self, path: str | Path) -> Path:
         """Write the model, weights included, as one shared library for processors like this one.
 
-        `sparsetir.relax.load` reads it; so does C++ through TVM's runtime, without Python. It takes a C++ compiler.
+        The file is read by `sparsetir.relax.load`, and by C++ through TVM's runtime, without Python.
 
         Parameters
         ----------
         path : str or Path
-            Ends in ``.so`` (``.dylib`` on macOS, ``.dll`` on Windows).
+            File name ending in ``.so`` (``.dylib`` on macOS, ``.dll`` on Windows).
 
         Raises
         ------
         ArgumentError
-            The name ends otherwise, there is no such folder, or the model was loaded itself.
+            The suffix is wrong, the folder does not exist, or the model was itself loaded from a file.
         SparseTIRError
-            There is no C++ compiler.
+            No C++ compiler was found; one is required.
         WriteError
             The disk is full.
         """
@@ -353,7 +353,7 @@ class CompiledModel:
         return path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The library, weights included: pickling takes a C++ compiler, as `save` does."""
+        """Pickle the shared library, weights included. This needs a C++ compiler, as `save` does."""
         if self._file is not None and not self._file.is_file():
             raise PicklingError(f"the model was loaded from {self._file}, which is gone: load it from where it is now")
         with tempfile.TemporaryDirectory() as folder:
@@ -363,7 +363,7 @@ class CompiledModel:
     def __deepcopy__(self, _memo: Any) -> CompiledModel:
         again = CompiledModel(self._function, self.signature, self._nesting, mod=self.mod, file=self._file)
         again.executable = self.executable
-        return again  # a model does not change, so there is nothing to copy
+        return again  # The copy shares the library, because a model is immutable.
 
     def __repr__(self) -> str:
         return f"CompiledModel {self.signature if self.signature is not None else ''}".rstrip()
@@ -379,24 +379,24 @@ def compile_model(
     nesting: Nesting | None = None,
     finite: bool = False,
 ) -> CompiledModel:
-    """Compile a Relax module, from whichever front end, to a model that takes arrays.
+    """Compile a Relax module from any front end to a model that takes arrays.
 
     Parameters
     ----------
     mod : IRModule
-        With a function ``main``, or with one Relax function of any name.
+        A module with a function ``main``, or with one Relax function of any name.
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
     params : mapping of str to array, optional
         Values of parameters, which become constants.
     sparsify : Pass or sequence of Pass, optional
-        Run on the module before it is lowered, with `params` in their places: what makes weights sparse.
+        Passes that run on the module before it is lowered, after `params` are bound, to make weights sparse.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`.
     nesting : Nesting, optional
-        How arguments and results nest, for models traced by torch.
+        Nesting of arguments and results, for models traced by torch.
     finite : bool
-        See `sparsetir.relax.build`.
+        As for `sparsetir.relax.build`.
 
     Raises
     ------
@@ -421,20 +421,20 @@ def compile_model(
 
 
 def load(path: str | Path) -> CompiledModel:
-    """A model from a file that `CompiledModel.save` wrote, or ``VMExecutable.export_library``.
+    """Load a model from a file written by `CompiledModel.save` or ``VMExecutable.export_library``.
 
     Raises
     ------
     MissingFileError
     ArgumentError
-        The file is no library, the library is no model, or what it says of the model's arguments is damaged.
+        The file is no library, the library is no model, or its signature is damaged.
     """
     path = Path(path)
     if not path.is_file():
         raise MissingFileError(f"no model at {path}")
     if path.suffix not in SUFFIXES:
         raise ArgumentError(f"a model is a library: expected a name ending in .so, found {path.name}")
-    get_num_threads()  # TVM's own choice is half of the cores
+    get_num_threads()  # Sets the number of threads: TVM's default is half of the cores.
     try:
         with _without_notes_on_scopes():
             library = tvm.runtime.load_module(str(path.resolve()))
@@ -456,7 +456,7 @@ def load(path: str | Path) -> CompiledModel:
 
 
 def _unpickled(library: bytes) -> CompiledModel:
-    """A model out of what pickle kept; its library stays in a file as long as the process runs."""
+    """Load a model from pickled bytes; the temporary library file is deleted when the process exits."""
     with tempfile.NamedTemporaryFile(suffix=".so", delete=False) as file:
         file.write(library)
     path = Path(file.name)
@@ -465,7 +465,7 @@ def _unpickled(library: bytes) -> CompiledModel:
 
 
 def _passed(mod: ir.IRModule, passes: Any, target: Any) -> ir.IRModule:
-    """A module after the user's passes."""
+    """Run the user's passes on a module."""
     listed = [] if passes is None else list(passes) if isinstance(passes, (list, tuple)) else [passes]
     for one in listed:
         if not isinstance(one, tvm.transform.Pass):
@@ -487,7 +487,7 @@ def _function_of(mod: ir.IRModule) -> str:
 
 
 def constant_bytes(mod: ir.IRModule | None) -> int:
-    """How much memory the constants of a module take."""
+    """Return the size of a module's constants in bytes."""
     sizes: list[int] = []
     for func in [] if mod is None else mod.functions.values():
         structural_walk(func, (ir.GenericConst, lambda const: sizes.append(const.value.numpy().nbytes)))
@@ -496,7 +496,7 @@ def constant_bytes(mod: ir.IRModule | None) -> int:
 
 @contextmanager
 def _without_notes_on_scopes() -> Iterator[None]:
-    """Leave out a line "Scope Saving:" or "Scope Loaded:" that TVM writes for each constant; other lines pass."""
+    """Drop the lines "Scope Saving:" and "Scope Loaded:" that TVM writes to stderr for each constant."""
     sys.stderr.flush()
     own = os.dup(2)
     with tempfile.TemporaryFile() as held:

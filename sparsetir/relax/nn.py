@@ -24,12 +24,12 @@ class SparseLinear(nn.Module):
     ----------
     in_features, out_features : int
     nnz_or_csr : int, or scipy.sparse array or matrix
-        How many entries the weight has, or the weight itself, of shape (out_features, in_features).
+        The number of entries of the weight, or the weight itself, of shape (out_features, in_features).
     bias : bool
     dtype : str, optional
-        Of the values; by default that of the matrix, or "float32".
+        Dtype of the values; by default that of the matrix, or "float32".
     idtype : {"int32", "int64"}
-        Of the index arrays.
+        Dtype of the index arrays.
 
     Examples
     --------
@@ -69,7 +69,7 @@ class SparseLinear(nn.Module):
 
     @classmethod
     def from_scipy(cls, csr: Any, bias: Any = None, *, idtype: str = "int32") -> SparseLinear:
-        """A layer with this weight, of shape (out_features, in_features), and this bias, or none."""
+        """Create a layer with a given weight, of shape (out_features, in_features), and a bias or none."""
         if not sp.issparse(csr):
             raise ArgumentTypeError(f"expected a scipy.sparse matrix; found {type(csr).__name__}")
         layer = cls(csr.shape[1], csr.shape[0], csr, bias is not None, idtype=idtype)
@@ -80,7 +80,7 @@ class SparseLinear(nn.Module):
         return layer
 
     def set_weight(self, csr: Any) -> None:
-        """Put a matrix of the same shape and number of entries in the place of the weight."""
+        """Replace the weight by a matrix of the same shape and number of entries."""
         matrix = _matrix(csr, (self.out_features, self.in_features))
         if matrix.nnz != self.nnz:
             raise ArgumentError(f"the layer was made for {self.nnz} entries; found {matrix.nnz}")
@@ -96,7 +96,7 @@ class SparseLinear(nn.Module):
 
 
 def _matrix(found: Any, shape: tuple[int, int]) -> sp.csr_array:
-    """A sorted CSR matrix of this shape."""
+    """Convert to a sorted CSR matrix, after checking the shape."""
     if tuple(found.shape) != shape:
         raise ArgumentError(f"the weight has shape {tuple(found.shape)}; expected {shape}, outputs by inputs")
     matrix = sp.csr_array(found)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Relax operators: their names, their arguments, and what type a call has.
+"""The Relax operators: names, arguments, and type inference.
 
-A matrix is its CSR arrays: ``data`` of nnz values, ``indptr`` of m + 1 and ``indices`` of nnz integers. In a script the
-length of `indptr` is a size of its own (``R.Tensor(("p",), "int32")``): m is then ``p - 1``, which Relax can compute,
-while it cannot take apart ``m + 1``. The arrays may be constants, whose format is then chosen when the model is built,
-or come at run time with any sizes.
+A matrix is given as its CSR arrays: ``data`` of nnz values, ``indptr`` of m + 1 and ``indices`` of nnz integers. In a
+script the length of `indptr` is a size of its own (``R.Tensor(("p",), "int32")``): m is then ``p - 1``, which Relax can
+compute, while it cannot solve ``m + 1`` for m. The arrays may be constants, whose format is chosen when the model is
+built, or inputs of any size.
 
 Calls print as ``R.sparse.spmm(...)`` and parse back once ``sparsetir.relax`` is imported.
 """
@@ -140,7 +140,7 @@ def _attention(a: Arguments) -> relax.TensorType:
 
 
 def _blocks(a: Arguments, *names: str) -> tuple[Any, Any]:
-    """Check the tensors of an attention and its structure; the number of heads and the length."""
+    """Validate the tensors and the structure of an attention, and return the number of heads and the length."""
     for name in names:
         a.check(name, (3,), FLOATS)
     a.same_dtype(*names)
@@ -163,9 +163,9 @@ def _blocks(a: Arguments, *names: str) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Operator:
-    """A Relax operator: its arguments, and the type of a call.
+    """A Relax operator: its arguments, and the inference of a call's type.
 
-    After the tensors come `scalars`, numbers known when the model is built, and `sizes`, which need not be.
+    The tensors are followed by `scalars`, which are known when the model is built, and `sizes`, which need not be.
     """
 
     name: str
@@ -176,7 +176,7 @@ class Operator:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all arguments."""
+        """Names of all arguments."""
         return (*self.args, *self.scalars, *self.sizes)
 
     @property
@@ -185,7 +185,7 @@ class Operator:
         return ir.Op.get(PREFIX + self.name)
 
     def arguments(self, call: ir.Call) -> Arguments:
-        """The arguments of a call."""
+        """Return the arguments of a call."""
         return Arguments(self.name, self.names, call.args)
 
 
@@ -203,7 +203,7 @@ OPERATORS = {
         *(Operator(f"segment_{kind}", ("x", "indptr"), _segments) for kind in REDUCTIONS),
         Operator("gather_matmul_scatter", ("X", "W", "indptr", "indices", "kinds"), _gather_matmul_scatter),
         Operator("attention", ("Q", "K", "V", "indptr", "indices"), _attention, ("scale",)),
-        # What gradients are made of.
+        # Operators that appear in gradients.
         Operator("transpose", ("indptr", "indices"), _transpose, sizes=("n",)),
         Operator("segment_expand", ("x", "indptr"), _segment_expand, sizes=("nnz",)),
         Operator("gather_outer", ("X", "Y", "indptr", "left", "right"), _gather_outer),
@@ -218,14 +218,14 @@ OPERATORS = {
 
 
 def operator_of(node: Any) -> Operator | None:
-    """The operator that an expression calls, if it is one of ours."""
+    """Return the operator that an expression calls; None if it is not an operator of this package."""
     if not isinstance(node, ir.Call) or not isinstance(node.op, ir.Op) or not node.op.name.startswith(PREFIX):
         return None
     return OPERATORS.get(node.op.name[len(PREFIX) :])
 
 
 def register() -> None:
-    """Make the operators known to TVM, and to its scripts as ``R.sparse``. Calling it again changes nothing."""
+    """Register the operators with TVM, and with its scripts as ``R.sparse``. A second call has no effect."""
     if hasattr(tvm.relax.script, "sparse"):
         return
     for operator in OPERATORS.values():
@@ -250,7 +250,7 @@ def _call_of(operator: Operator) -> Callable[..., ir.Call]:
         given = dict(zip(operator.names, checked.values, strict=True))
         exprs = [_as_expr(operator, checked, n, a) for n, a in given.items()]
         if all(isinstance(getattr(expr, "ty", None), (relax.TensorType, ir.PrimType)) for expr in exprs):
-            # The builder would check too, but what is raised there crosses TVM, which makes a RuntimeError of it.
+            # Validation in the builder is too late: TVM converts an error raised there to a RuntimeError.
             operator.infer(Arguments(operator.name, operator.names, exprs))
         return relax.Call(operator.op, exprs)
 
@@ -258,7 +258,7 @@ def _call_of(operator: Operator) -> Callable[..., ir.Call]:
 
 
 def _as_expr(operator: Operator, checked: Arguments, name: str, value: Any) -> Any:
-    """An argument as an expression: numbers and arrays become constants."""
+    """Convert numbers and arrays to constants; return expressions as they are."""
     if isinstance(value, ir.Expr):
         return value
     if name in operator.args:
@@ -274,12 +274,12 @@ def _as_expr(operator: Operator, checked: Arguments, name: str, value: Any) -> A
 
 
 def call(name: str, *args: Any) -> ir.Call:
-    """A call of an operator; arrays become constants."""
+    """Return a call of an operator; arrays become constants."""
     return _call_of(OPERATORS[name])(*args)
 
 
 def constant(array: Any) -> ir.GenericConst:
-    """An array as a constant of its own dtype: ``relax.const`` makes float32 of float64."""
+    """Convert an array to a constant of its own dtype; ``relax.const`` would make float64 float32."""
     return (
         relax.const(np.asarray(array, order="C"), str(array.dtype))
         if isinstance(array, np.ndarray)
@@ -288,16 +288,16 @@ def constant(array: Any) -> ir.GenericConst:
 
 
 def csr_constants(matrix: Any, *, dtype: str | None = None, idtype: str = "int32") -> tuple[Any, Any, Any]:
-    """A matrix as the constants ``data, indptr, indices`` of the operators.
+    """Convert a matrix to the constants ``data, indptr, indices`` of the operators.
 
     Parameters
     ----------
     matrix : scipy.sparse array or matrix, torch sparse tensor, SparseTensor or ndarray
-        Of two dimensions.
+        The matrix, of two dimensions.
     dtype : str, optional
-        Of the values; by default that of the matrix.
+        Dtype of the values; by default that of the matrix.
     idtype : {"int32", "int64"}
-        Of the index arrays.
+        Dtype of the index arrays.
 
     Returns
     -------

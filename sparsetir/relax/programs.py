@@ -16,16 +16,16 @@ from tvm import ir, tirx
 from sparsetir.lower.annotations import FREE_SUMS
 from sparsetir.script.printer import parse
 
-# Attention under a block-sparse mask as one program: scores, softmax and mixture of a row of blocks after the other.
+# Attention under a block-sparse mask as one program: scores, softmax and weighted sum of one row of blocks at a time.
 #
-# A row's scores are scratch of one step, which stays in the core's own cache, and lie transposed: the positions of
-# the row are the vectors. Both products are then register tiles that find their operands as they lie in memory, the
-# factors of K and of the scores one by one, Q (turned once a step) and V in vectors; and maxima and sums need no
+# The scores of a row are scratch of one step, which stays in the private cache of a core. They are transposed, with the
+# positions of the row along vectors. Both products are then register tiles that read their operands as they are stored:
+# elements of K and of the scores as scalars, Q (transposed once per step) and V as vectors. Maxima and sums need no
 # reduction within a vector.
 
 
 def attention(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> Program:
-    """``softmax(scale * Q K^T) V`` over the blocks that a structure lists; a row without any is zero.
+    """Return the program of ``softmax(scale * Q K^T) V`` over the blocks of a structure; a row without blocks is zero.
 
     Parameters
     ----------
@@ -44,14 +44,14 @@ def attention(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> P
     draft.array("K", ("H", "N", "JI", "F"), dtype)
     draft.array("V", ("H", "N", "JI", "D"), dtype)
     draft.array("O", ("H", "IO", "II", "D"), dtype, result=True)
-    # Rows of blocks outside the heads: they are shared out by their numbers of blocks, however few heads there are.
+    # Rows of blocks are the outer loop: they are partitioned by their numbers of blocks, however few heads there are.
     with draft.steps(("IO", "H"), "rows"):
         _row(draft, dtype, "float64" if dtype == "float64" else "float32", scale)
     return draft.program()
 
 
 def _row(draft: Draft, dtype: str, wide: str, scale: float) -> None:
-    """What is done for a row of blocks of one head, computed in `wide`."""
+    """Write the attention of a row of blocks of one head, computed in `wide`."""
     draft.scratch("turned", ("F", "II"), wide)
     draft.scratch("score", ("N", "JI", "II"), wide)
     for name, axes in (("top", ("II",)), ("total", ("II",)), ("mixed", ("II", "D"))):
@@ -66,16 +66,16 @@ def _row(draft: Draft, dtype: str, wide: str, scale: float) -> None:
     draft.iterate(pairs, "RRS", "row_sum", [f"total[ii] = total[ii] + {at}"], init="total[ii] = 0")
     mixture = f'mixed[ii, d] = mixed[ii, d] + {at} * T.Cast("{wide}", V[h, jo, ji, d])'
     draft.iterate((*pairs, "D"), "RRSS", "mix", [mixture], init="mixed[ii, d] = 0")
-    # The largest power is one, so that a sum is less only where there is none.
+    # The largest exponential is 1, so a sum below 1 means that the row has no blocks.
     share = f'O[h, io, ii, d] = T.Cast("{dtype}", mixed[ii, d] / T.max(total[ii], T.{wide}(1)))'
     draft.iterate(("II", "D"), "SS", "share", [share])
 
 
-# The stage-I programs that gradients are made of.
+# Stage-I programs that appear in gradients.
 
 
 def segment_expand(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
-    """``Y[e] = X[i]`` for each entry e of row i."""
+    """Return the program of ``Y[e] = X[i]`` for each entry e of row i."""
     draft = Draft("segment_expand")
     inner = ("K",) if "feat" in shape else ()
     draft.dense("I", shape["m"], idtype)
@@ -92,7 +92,7 @@ def segment_expand(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epi
 
 
 def gather_outer(shape: dict[str, Any], dtype: str, idtype: str) -> Program:
-    """``W[r, c, d] = sum_e X[left[e], c] * Y[right[e], d]`` over the entries e of row r."""
+    """Return the program of ``W[r, c, d] = sum_e X[left[e], c] * Y[right[e], d]`` over the entries e of row r."""
     draft = Draft("gather_outer")
     draft.dense("R", shape["m"], idtype)
     draft.rows("E", "R", shape["nnz"], shape["nnz"], idtype, indices=False)
@@ -113,16 +113,16 @@ def gather_outer(shape: dict[str, Any], dtype: str, idtype: str) -> Program:
 
 @dataclass(frozen=True)
 class _Side:
-    """How the gradient of one operand is summed: over the blocks that its own blocks meet.
+    """The sum that is the gradient of one operand: over the blocks that its own blocks are paired with.
 
     Attributes
     ----------
     score, part : (str, str)
-        The operands, own side first, whose products are the scores and the gradients of probabilities.
+        The operands, own side first, whose products are the scores, and the gradients of probabilities.
     mixed : str
-        The operand that is summed.
+        The operand that is summed with these weights.
     place : str
-        The position in a query, own or met.
+        The index of a query position, which is on the own or on the paired side.
     """
 
     score: tuple[str, str]
@@ -140,7 +140,7 @@ FEATURES = {"Q": "F", "K": "F", "V": "D", "G": "D"}
 
 
 def attention_lse(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> Program:
-    """The logarithm of the sum of exponentials of each position's scores; minus infinity where there are none."""
+    """Return the program of the log-sum-exp of each position's scores; minus infinity where a position has none."""
     draft, wide = Draft("block_sparse_attention_lse"), _wide(dtype)
     _axes(draft, shape, idtype)
     own, met = _operand(draft, "Q", dtype, is_own=True), _operand(draft, "K", dtype)
@@ -159,16 +159,16 @@ def attention_lse(shape: dict[str, Any], dtype: str, idtype: str, scale: float) 
 
 
 def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: float, operand: str) -> Program:
-    """The gradient of one operand of an attention, probabilities computed again.
+    """Return the program of the gradient of one operand of an attention, which recomputes the probabilities.
 
-    With ``P = exp(scale * Q K^T - lse)`` and ``S = scale * P * (G V^T - delta)`` these are ``S K`` for the queries,
-    ``S^T Q`` for the keys and ``P^T G`` for the values: sums over the blocks that the structure lists for each block of
-    the operand.
+    With ``P = exp(scale * Q K^T - lse)`` and ``S = scale * P * (G V^T - delta)`` the gradients are ``S K`` of the
+    queries, ``S^T Q`` of the keys and ``P^T G`` of the values: sums over the blocks that the structure lists for each
+    block of the operand.
 
     Parameters
     ----------
     shape : dict
-        See `sparsetir.relax.programs.attention`.
+        As for `attention`.
     dtype, idtype : str
     scale : float
     operand : {"query", "key", "value"}
@@ -195,7 +195,7 @@ def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: fl
 
 
 def _mix(draft: Draft, side: _Side, held: dict[str, str], wide: str, scale: float) -> None:
-    """What is done for a row of blocks of one head."""
+    """Write the sum over a row of blocks of one head."""
     last = FEATURES[side.mixed]
     draft.scratch("score", ("N", "JI", "II"), wide)
     draft.scratch("mixed", ("II", last), wide)
@@ -226,7 +226,7 @@ def _axes(draft: Draft, shape: dict[str, Any], idtype: str) -> None:
 
 
 def _operand(draft: Draft, name: str, dtype: str, *, is_own: bool = False) -> str:
-    """Declare an operand; its element on its side."""
+    """Declare an operand, and return the text of its element on its side."""
     last = FEATURES[name]
     axes: Axes = ("H", "IO", "II", last) if is_own else ("H", "N", "JI", last)
     draft.array(name, axes, dtype)
@@ -234,7 +234,7 @@ def _operand(draft: Draft, name: str, dtype: str, *, is_own: bool = False) -> st
 
 
 def _product(draft: Draft, result: str, turned: str, own: str, met: str, over: str, wide: str, scale: float) -> None:
-    """``scale`` times the products of the own positions with those met, own ones turned to be vectors."""
+    """Write ``scale`` times the products of own and paired positions, with the own operand transposed for vectors."""
     over, at = over.lower(), f"{result}[jo, ji, ii]"
     turn = f'{turned}[{over}, ii] = T.Cast("{wide}", {own}) * T.{wide}({scale})'
     draft.iterate(("II", over.upper()), "SS", f"turn_{result}", [turn])
@@ -247,19 +247,19 @@ def _wide(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-# The stage-I programs behind the operators, written for the sizes and the epilogue of one call.
+# Stage-I programs of the operators, written for the sizes and the epilogue of one call.
 #
-# Sizes that are known stand in the text as numbers; the others are parameters between the inputs and the result, as
-# ``R.call_tir`` passes them.
+# Known sizes are numbers in the text. The others are parameters between the inputs and the result, as ``R.call_tir``
+# passes them.
 
 
-OPAQUE = 8  # for Relax: nothing is to be fused with it
+OPAQUE = 8  # TVM's OpPatternKind: Relax fuses nothing with an opaque function.
 Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A further tensor of an epilogue: its Relax expression, and the axes of the result that it goes along.
+    """A further tensor operand of an epilogue: its Relax expression, and the axes of the result that it runs along.
 
     An axis of extent one is None.
     """
@@ -271,14 +271,14 @@ class Operand:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done to every element of a result before it is left: an expression in its text.
+    """An elementwise map applied to a result before it is stored, as the text of an expression.
 
     Parameters
     ----------
     text : str
         TVMScript, with ``{0}`` for the element and ``{1}``, ``{2}``, ... for those of the operands.
     dtype : str
-        Of the final element.
+        Dtype of the final element.
     operands : tuple of Operand
     """
 
@@ -289,7 +289,7 @@ class Epilogue:
 
 @dataclass
 class Draft:
-    """A program in the making."""
+    """Builder of the TVMScript text of a program."""
 
     name: str
     inputs: list[str] = field(default_factory=list)
@@ -298,7 +298,7 @@ class Draft:
     results: list[str] = field(default_factory=list)
 
     def size(self, name: str, value: Any) -> str:
-        """A size in the text: a number, or a parameter."""
+        """Return a size as text: a number, or the name of a parameter."""
         if isinstance(value, (int, tirx.IntImm)):
             return str(int(value))
         known = next((n for n, v in self.sizes.items() if tvm_ffi.structural_equal(v, value)), name)
@@ -306,7 +306,7 @@ class Draft:
         return known
 
     def dense(self, name: str, extent: Any, idtype: str = "int32", *, is_known: bool = True) -> None:
-        """An axis without an index array; one that is not known is a parameter though it is a number."""
+        """Declare an axis without an index array; unless `is_known`, a size is a parameter even if it is a number."""
         size = f"{name.lower()}_size"
         if is_known:
             size = self.size(size, extent)
@@ -315,7 +315,7 @@ class Draft:
         self.lines.append(f'{name} = T.dense_fixed({size}, "{idtype}")')
 
     def rows(self, name: str, parent: str, length: Any, nnz: Any, idtype: str, *, indices: bool = True) -> None:
-        """An axis of rows of any lengths, with an index array or (the first few) without."""
+        """Declare an axis of rows of variable length, with an index array, or dense without one."""
         each = [self.size(name.lower() + "_size", length), self.size(name.lower() + "_nnz", nnz)]
         arrays = ["indptr", "indices"][: 1 + indices]
         self.inputs += arrays
@@ -324,12 +324,12 @@ class Draft:
         self.lines.append(f'{name} = T.{kind}({parent}, ({", ".join(each)}), {held}, "{idtype}")')
 
     def array(self, name: str, axes: Axes, dtype: str, *, result: bool = False) -> None:
-        """A buffer that the caller passes."""
+        """Declare a buffer that the caller passes."""
         (self.results if result else self.inputs).append(f"{name.lower()}_data")
         self.lines.append(f'{name} = T.match_sparse_buffer({name.lower()}_data, ({", ".join(axes)},), "{dtype}")')
 
     def scratch(self, name: str, axes: Axes, dtype: str) -> None:
-        """A buffer of its own; of every step of the iteration around it, if there is one."""
+        """Declare a scratch buffer, one per step if it is declared within an iteration."""
         self.lines.append(f'{name} = T.alloc_sparse_buffer(({", ".join(axes)},), "{dtype}")')
 
     def iterate(
@@ -342,7 +342,7 @@ class Draft:
         init: str | None = None,
         is_stored: bool = False,
     ) -> None:
-        """An iteration; its variables are the axes in lower case. `is_stored`: only what it visits is initialised."""
+        """Write an iteration; its variables are the lower-case names. `is_stored`: initialize visited elements only."""
         self.lines.append(f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}") as [{", ".join(axes).lower()}]:')
         if is_stored:
             self.lines.append('    T.sp_iter_attr({"init": "stored"})')
@@ -352,14 +352,14 @@ class Draft:
 
     @contextmanager
     def steps(self, axes: Axes, name: str) -> Iterator[None]:
-        """A spatial iteration around what is written inside."""
+        """Write a spatial iteration around the lines that are written in the context."""
         outside, self.lines = self.lines, []
         yield
         inside, self.lines = self.lines, outside
         self.iterate(axes, "S" * len(axes), name, inside)
 
     def finish(self, result: str, axes: Axes, dtype: str, epilogue: Epilogue | None) -> str:
-        """Declare a result that an epilogue may follow; the buffer to compute it in."""
+        """Declare a result that an epilogue may follow, and return the name of the buffer to compute it in."""
         out = epilogue.dtype if epilogue is not None else dtype
         self.array(result, axes, out, result=True)
         if out == dtype:
@@ -370,7 +370,7 @@ class Draft:
     def follow(
         self, result: str, held: str, axes: Axes, epilogue: Epilogue | None, axes_of: Mapping[str, Axes] | None = None
     ) -> None:
-        """Write the iteration of an epilogue. `axes_of`: what an axis of the result is made of."""
+        """Write the iteration of an epilogue. `axes_of` maps an axis of the result to those it is split into."""
         if epilogue is None:
             return
         names = [f"{held}[{', '.join(axes).lower()}]", *self.operands(epilogue, axes_of)]
@@ -378,7 +378,7 @@ class Draft:
         self.iterate(axes, "S" * len(axes), "epilogue", [body])
 
     def operands(self, epilogue: Epilogue, axes_of: Mapping[str, Axes] | None = None) -> list[str]:
-        """Declare the operands of an epilogue; their elements. `axes_of`: what an axis of the result is made of."""
+        """Declare the operands of an epilogue, and return their elements. `axes_of` as in `follow`."""
         if any(axis is None for operand in epilogue.operands for axis in operand.axes):
             self.lines.append("ONE = T.dense_fixed(1)")
         names = []
@@ -389,7 +389,7 @@ class Draft:
         return names
 
     def program(self) -> Program:
-        """The finished function."""
+        """Return the finished program."""
         handles = [f"{name}: T.handle" for name in self.inputs]
         sizes = [f"{name}: T.int64" for name in self.sizes]
         results = [f"{name}: T.handle" for name in self.results]
@@ -401,7 +401,7 @@ class Draft:
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> tirx.PrimFunc:
-    """The function of a text: layers of a model often differ by their constants only."""
+    """Parse a text, cached because layers of a model often differ by their constants only."""
     return parse(text)
 
 
@@ -415,7 +415,7 @@ class Program:
 
 
 def spmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
-    """``C[i, k] = sum_j A[i, j] * B[j, k]``, for each matrix B of a batch if `shape` has one."""
+    """Return the program of ``C[i, k] = sum_j A[i, j] * B[j, k]``, for each B of a batch if `shape` has one."""
     draft = Draft("spmm")
     outer = ("L",) if "batch" in shape else ()
     if outer:
@@ -436,7 +436,7 @@ def spmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | No
 
 
 def spmv(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
-    """``y[i] = sum_j A[i, j] * x[j]``."""
+    """Return the program of ``y[i] = sum_j A[i, j] * x[j]``."""
     draft = Draft("spmv")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["n"], shape["nnz"], idtype)
@@ -451,7 +451,7 @@ def spmv(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | No
 
 
 def linear(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
-    """``Y[b, o] = sum_i A[o, i] * X[b, i]``, rows of X in memory one after the other."""
+    """Return the program of ``Y[b, o] = sum_i A[o, i] * X[b, i]``, with row-major X."""
     draft = Draft("linear")
     draft.dense("O", shape["m"], idtype)
     draft.rows("I", "O", shape["n"], shape["nnz"], idtype)
@@ -467,7 +467,7 @@ def linear(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | 
 
 
 def sddmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
-    """``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]`` at the entries of S."""
+    """Return the program of ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]`` at the entries of S."""
     draft = Draft("sddmm")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["n"], shape["nnz"], idtype)
@@ -484,7 +484,7 @@ def sddmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | N
 
 
 def softmax(shape: dict[str, Any], dtype: str, idtype: str) -> Program:
-    """The softmax of every row's entries; a row without any has none."""
+    """Return the program of the softmax over the entries of each row; an empty row has no result."""
     wide = "float64" if dtype == "float64" else "float32"
     draft = Draft("sparse_softmax")
     draft.dense("I", shape["m"], idtype)
@@ -507,7 +507,7 @@ def softmax(shape: dict[str, Any], dtype: str, idtype: str) -> Program:
 def segment_reduce(
     shape: dict[str, Any], dtype: str, idtype: str, reduce: str, epilogue: Epilogue | None = None
 ) -> Program:
-    """The sum, mean, maximum or minimum of the rows of X that belong together; 0 where there are none."""
+    """Return the program of the sum, mean, maximum or minimum of each segment of rows of X; 0 for an empty segment."""
     draft = Draft(f"segment_{reduce}")
     inner = ("K",) if "feat" in shape else ()
     draft.dense("I", shape["m"], idtype)
@@ -535,7 +535,7 @@ def segment_reduce(
 
 
 def gather_matmul_scatter(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
-    """``Y[i, d] = sum_jc X[j, c] * W[kind[i, j], c, d]`` over the entries j of row i."""
+    """Return the program of ``Y[i, d] = sum_jc X[j, c] * W[kind[i, j], c, d]`` over the entries j of row i."""
     draft = Draft("gather_matmul_scatter")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["n"], shape["nnz"], idtype)
@@ -552,14 +552,16 @@ def gather_matmul_scatter(shape: dict[str, Any], dtype: str, idtype: str, epilog
 
 
 def matmul(shape: dict[str, Any], dtype: str, rows: int, epilogue: Epilogue | None = None, panel: int = 0) -> Program:
-    """``C[i, k] = sum_j A[i, j] * B[j, k]`` of dense matrices, `rows` rows of A at a time.
+    """Return the program of ``C[i, k] = sum_j A[i, j] * B[j, k]`` for dense matrices, `rows` rows of A at a time.
 
-    With a `panel`, which divides the columns, B comes as panels of that many, ``B[k // panel, j, k % panel]``; C and
-    what the epilogue needs have their columns in two dimensions, ``C[i, k // panel, k % panel]``.
+    With a `panel`, which divides the columns, B is packed as panels of so many columns,
+    ``B[k // panel, j, k % panel]``. C and the operands of the epilogue then have two dimensions for the columns,
+    ``C[i, k // panel, k % panel]``.
     """
     draft = Draft("matmul")
     columns: Axes = ("KO", "KI") if panel else ("K",)
-    draft.dense("IO", _pieces(shape["m"], rows), is_known=not panel)  # not to be taken for a few rows to unroll
+    # As a parameter the extent is not known to be small, so that the loop is not unrolled.
+    draft.dense("IO", _pieces(shape["m"], rows), is_known=not panel)
     for name, extent in (("II", rows), ("I", shape["m"]), ("J", shape["n"])):
         draft.dense(name, extent)
     for name, extent in zip(
@@ -580,7 +582,7 @@ def matmul(shape: dict[str, Any], dtype: str, rows: int, epilogue: Epilogue | No
 
 
 def gemv(shape: dict[str, Any], dtype: str, epilogue: Epilogue | None = None) -> Program:
-    """``Y[i] = sum_j A[i, j] * X[j]`` of a dense matrix and a vector."""
+    """Return the program of ``Y[i] = sum_j A[i, j] * X[j]`` for a dense matrix and a vector."""
     draft = Draft("gemv")
     draft.dense("I", shape["m"])
     draft.dense("J", shape["n"])
@@ -593,23 +595,23 @@ def gemv(shape: dict[str, Any], dtype: str, epilogue: Epilogue | None = None) ->
 
 
 def _pieces(extent: Any, size: int) -> Any:
-    """How many pieces of a size there are."""
+    """Return the number of pieces of a given size, rounded up."""
     if isinstance(extent, (int, tirx.IntImm)):
         return -(-int(extent) // size)
     return tirx.floordiv(extent + (size - 1), tirx.const(size, "int64"))
 
 
-# Gather, matmul and scatter with a structure that is known when the model is built: entries of one kind together.
+# Gather, matmul and scatter with a structure that is known when the model is built: entries are grouped by kind.
 #
-# Row by row every entry loads a matrix of its own for one row of X. Here a tile of rows of the result is scratch of one
-# step, and its entries are in groups of the same kind: a group is a product of a few gathered rows with one matrix, a
-# register tile, and its rows are added where they belong. A group that is not full adds its last rows to one beyond the
-# tile.
+# In row order each entry loads its own matrix for one row of X. In the grouped program a tile of rows of the result is
+# scratch of one step, and the entries of a tile are in groups of one kind. A group multiplies a few gathered rows by
+# one matrix, in a register tile, and adds the products to their rows of the tile. The padding of a group adds to a row
+# beyond the tile.
 
 
-TILE_BYTES = 1 << 17  # of a tile of the result: with the matrices it stays in the second-level cache
-TILES_EACH = 8  # at least, for each thread: they differ in their work
-MOST_PADDED = 2.0  # rows computed for each entry; with more the groups cost what they save
+TILE_BYTES = 1 << 17  # Bytes of a result tile: together with the matrices it stays in the second-level cache.
+TILES_EACH = 8  # Minimum number of tiles per thread: the work differs between tiles.
+MOST_PADDED = 2.0  # Maximum of computed rows per entry: above it the padding costs more than the groups save.
 
 
 @dataclass(frozen=True)
@@ -623,9 +625,9 @@ class Groups:
     group_ptr, kinds : ndarray
         The first group of each tile; the kind of each group.
     cols, rows : ndarray
-        Of each entry of each group: the row of X, and that of the result within its tile.
+        Row of X, and row of the result within its tile, of each entry of each group.
     height : int
-        Rows of the largest tile; the padding has this one.
+        Number of rows of the largest tile, which is also the row of the padding.
     """
 
     tile_ptr: np.ndarray
@@ -639,7 +641,7 @@ class Groups:
     def of(
         cls, indptr: np.ndarray, indices: np.ndarray, kinds: np.ndarray, *, size: int, most: int, tiles: int
     ) -> Groups:
-        """Groups of `size` entries in tiles of at most `most` rows, about `tiles` of them at least."""
+        """Group entries by `size` in tiles of at most `most` rows, with about `tiles` tiles or more."""
         tile_ptr = _tiles(indptr, most, max(indices.size // tiles, 1))
         row = np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
         tile = np.searchsorted(tile_ptr, row, side="right") - 1
@@ -661,13 +663,13 @@ class Groups:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """By the names of parameters."""
+        """Index arrays by the names of parameters."""
         names = ("tile_ptr", "group_ptr", "kinds", "cols", "rows")
         return {name: getattr(self, name) for name in names}
 
 
 def _tiles(indptr: np.ndarray, most_rows: int, most_entries: int) -> np.ndarray:
-    """The first row of each tile, and the number of rows."""
+    """Return the first row of each tile, with the number of rows at the end."""
     starts, m = [0], indptr.size - 1
     while starts[-1] < m:
         here = starts[-1]
@@ -679,7 +681,7 @@ def _tiles(indptr: np.ndarray, most_rows: int, most_entries: int) -> np.ndarray:
 def groups_of(
     structure: dict[str, Any], shape: dict[str, Any], itemsize: int, *, size: int, threads: int
 ) -> Groups | None:
-    """The groups of constant index arrays; None if one is not constant, or too few entries of a kind meet."""
+    """Return the groups of constant index arrays; None if one is no constant, or the groups need too much padding."""
     if not all(isinstance(value, ir.GenericConst) for value in structure.values()):
         return None
     arrays = {name: np.asarray(value.value.numpy()) for name, value in structure.items()}
@@ -692,7 +694,7 @@ def groups_of(
 
 
 def grouped(shape: dict[str, Any], dtype: str, groups: Groups, size: int, epilogue: Epilogue | None = None) -> Program:
-    """``Y[i, d] = sum_jc X[j, c] * W[kind[i, j], c, d]`` over entries in groups of `size`."""
+    """Return the program of ``Y[i, d] = sum_jc X[j, c] * W[kind[i, j], c, d]`` over entries in groups of `size`."""
     idtype, wide = str(groups.cols.dtype), "float64" if dtype == "float64" else "float32"
     draft = Draft("gather_matmul_scatter")
     draft.inputs += list(groups.arrays)
@@ -719,7 +721,7 @@ def grouped(shape: dict[str, Any], dtype: str, groups: Groups, size: int, epilog
 
 
 def _declare(draft: Draft, shape: dict[str, Any], groups: Groups, size: int, idtype: str) -> None:
-    """The axes of the structure: tiles, their rows and groups; an entry's place in its group, column and row."""
+    """Declare the axes of the structure: tiles, their rows and groups, and the position, column and row of an entry."""
     tiles, count, rows = groups.tile_ptr.size - 1, groups.kinds.size, groups.height
     n, kinds = (draft.size(f"{name.lower()}_size", shape[key]) for name, key in (("N", "n"), ("R", "kinds")))
     draft.dense("TI", tiles, idtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find products with constant weights that are mostly zero, and compute with the others only, where that is faster.
+"""Sparsification of constant weights: products with mostly zero weights become sparse where that is faster.
 
 before::
 
@@ -10,8 +10,8 @@ after::
 
     lv1 = R.sparse.linear(x, data, indptr, indices)
 
-Taken are matrix products with a constant matrix on either side, transposed or not, and 1 x 1 convolutions. Nothing is
-rounded to zero: results differ by the order of sums, and where an input is not finite, as zero times that is left out.
+Candidates are matrix products with a constant matrix on either side, transposed or not, and 1 x 1 convolutions. Nothing
+is rounded to zero: results differ by the order of sums, and where an input is not finite, since zeros are skipped.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from sparsetir.relax.operators import constant
 from sparsetir.tuning import tune_many
 from sparsetir.utils.dtypes import is_real
 
-MOST_DENSE = 0.7  # of weights that are worth a look
-LEAST_SIZE = 1 << 12  # elements of a weight
-UNKNOWN_ROWS = 64  # of an input whose number of rows comes at run time
-CALLS = 1_000_000  # that conversions are shared among: a model is built once
-SECONDS = 0.1  # of timing a kernel
+MOST_DENSE = 0.7  # Larger densities are not worth timing.
+LEAST_SIZE = 1 << 12  # Elements; smaller weights stay dense.
+UNKNOWN_ROWS = 64  # The assumed number of rows of an input where it is known only at run time.
+CALLS = 1_000_000  # The cost of a conversion is divided by this number, since a model is built once.
+SECONDS = 0.1  # For timing a kernel.
 RTOL = 1e-3
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What was decided about a product.
+    """A decision about one product.
 
     Parameters
     ----------
     name : str
-        Of the variable that holds the product.
+        Name of the variable that is bound to the product.
     operator : {"linear", "spmm", "spmv"}
     shape : tuple of int
-        Of the weight: outputs and inputs.
+        Shape of the weight: outputs and inputs.
     density : float
         Share of elements that are not zero.
     rows : int
@@ -88,7 +88,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Found:
-    """A product with a constant matrix: how it is written with a sparse one."""
+    """A product with a constant matrix, and its rewrite to a sparse product."""
 
     operator: str
     weight: np.ndarray
@@ -102,15 +102,15 @@ class Found:
 
 
 def found_in(call: Any, value_of: Callable[[Any], Any], rows: int) -> Found | None:
-    """The product that a call is; None if it is another call or its weight is not known.
+    """Return the product that a call is; None if it is another call or its weight is not known.
 
     Parameters
     ----------
     call : Expr
     value_of : callable
-        What a variable is bound to.
+        Returns the value that a variable is bound to.
     rows : int
-        To take for a number of rows that is not known.
+        Assumed where the number of rows is not known.
     """
     name = str(getattr(getattr(call, "op", None), "name", ""))
     if name == dense.MATMUL:
@@ -129,7 +129,7 @@ def _is_taken(value: Any) -> bool:
 
 
 def _right(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | None:
-    """``x @ W``."""
+    """Match ``x @ W``."""
     x, right = call.args
     weight = dense.weight_of(right, value_of)
     if weight is None or not _is_taken(x) or x.ty.ndim > 6:
@@ -140,7 +140,7 @@ def _right(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | 
 
 
 def _left(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | None:
-    """``W @ x``."""
+    """Match ``W @ x``."""
     left, x = call.args
     weight = dense.weight_of(left, value_of)
     if weight is None or not _is_taken(x) or x.ty.ndim not in (2, 3):
@@ -150,7 +150,7 @@ def _left(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | N
 
 
 def _convolution(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | None:
-    """A 1 x 1 convolution: ``W @ x`` for each image with channels first, ``x @ W^T`` with channels last."""
+    """Match a 1 x 1 convolution: ``W @ x`` per image with channels first, ``x @ W^T`` with channels last."""
     (x, right), attrs = call.args, call.attrs
     bound = value_of(right) if isinstance(right, relax.Var) else right
     plain = [int(s) for s in (*attrs.strides, *attrs.dilation)] == [1] * 4 and not any(int(p) for p in attrs.padding)
@@ -173,7 +173,7 @@ def _convolution(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Fo
 
 
 def _last_channels(weight: np.ndarray, layout: str) -> np.ndarray | None:
-    """The matrix of a 1 x 1 kernel in one of the layouts with channels last."""
+    """Return the matrix of a 1 x 1 kernel in a layout with channels last; None for any other kernel."""
     if layout == "OHWI" and weight.shape[1:3] == (1, 1):
         return np.ascontiguousarray(weight[:, 0, 0])
     return np.ascontiguousarray(weight[0, 0].T) if layout == "HWIO" and weight.shape[:2] == (1, 1) else None
@@ -184,7 +184,7 @@ def _last_channels(weight: np.ndarray, layout: str) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a call with all of a weight and with what is not zero, and whether their results agree."""
+    """Seconds per call of the sparse and the dense kernel, and whether their results agree."""
 
     sparse: float
     dense: float
@@ -192,12 +192,12 @@ class Times:
 
 
 def arguments_of(operator: str, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Rows that a weight is multiplied with, as the dense argument of the operator's program."""
+    """Return rows that a weight is multiplied with as the dense argument of the operator's program."""
     return {"linear": {"X": x}, "spmv": {"x": x[0]}, "spmm": {"B": np.ascontiguousarray(x.T)}}[operator]
 
 
 def timed(operator: str, matrix: sp.csr_array, weight: np.ndarray, rows: int, target: Any) -> Times:
-    """Time both kernels on random numbers, in turns."""
+    """Time the sparse and the dense kernel on random operands, in turns."""
     rng = np.random.default_rng(0)
     dtype = str(weight.dtype)
     x = rng.standard_normal((rows, weight.shape[1])).astype(dtype)
@@ -215,7 +215,7 @@ def timed(operator: str, matrix: sp.csr_array, weight: np.ndarray, rows: int, ta
 
 
 def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any) -> tuple[Any, dict[str, Any]]:
-    """The dense kernel that a model has otherwise, and its arguments."""
+    """Return the dense kernel that the model runs without sparsification, and its arguments."""
     if operator == "spmv":
         program = programs.gemv({"m": weight.shape[0], "n": weight.shape[1]}, str(weight.dtype))
         return build(program.func, target), {"A": weight, "X": x[0]}
@@ -232,23 +232,23 @@ def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any)
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.SparsifyWeights")
 class SparsifyWeights:
-    """A pass that computes with the nonzeros of constant weights where that is faster.
+    """A pass that replaces products with constant weights by sparse products where these are faster.
 
     Parameters
     ----------
     decide : {"measure", "predict"}
-        By timing both kernels for a weight and its number of rows, a few tenths of a second for each distinct one; or
-        by its density alone, which is quick, the same every time, and rougher.
+        Decide by timing both kernels for a weight and its number of rows, a few tenths of a second for each distinct
+        one; or by the density alone, which is quick, deterministic, and less accurate.
     rows : int
-        Rows to decide for where their number, such as a batch size, comes at run time.
+        The assumed number of rows where it is known only at run time, such as a batch size.
     most_dense : float
-        Weights with a larger share of elements that are not zero are left alone.
+        Weights with a larger share of nonzero elements stay dense.
     tune : bool
         Also run `sparsetir.tune_many` on the distinct weights that become sparse.
     max_seconds : float
-        Of all tuning; trials go where the whole model is expected to gain most.
+        Budget of all tuning; trials go to the products with the highest expected gain for the whole model.
     database : str or Path, optional
-        Where tuning keeps its records; needed with `tune`. Give the same to `sparsetir.relax.build`.
+        File of the tuning records; required with `tune`. Pass the same to `sparsetir.relax.build`.
     target : Target, optional
         This machine by default.
     progress : bool
@@ -257,7 +257,7 @@ class SparsifyWeights:
     Attributes
     ----------
     layers : list of Layer
-        What was decided about each product in the modules seen so far.
+        The decision about each product in the modules transformed so far.
 
     Examples
     --------
@@ -300,10 +300,11 @@ class SparsifyWeights:
         self.layers: list[Layer] = []
         self._known: dict[tuple[Any, ...], Layer] = {}
         self._matrices: dict[str, tuple[Any, Any, Any]] = {}
-        self._chosen: dict[tuple[Any, ...], tuple[sp.csr_array, Layer, int]] = {}  # and how many products have it
+        # The third value counts the products with the weight.
+        self._chosen: dict[tuple[Any, ...], tuple[sp.csr_array, Layer, int]] = {}
 
     def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-        """The module with sparse products where they win."""
+        """Return the module with sparse products where they are faster."""
         rewriter = Rewriter(mod, self)
         for var, func in mod.functions.items():
             if isinstance(func, relax.Function):
@@ -313,7 +314,7 @@ class SparsifyWeights:
         return rewriter.builder_.get()
 
     def decided(self, name: str, found: Found) -> tuple[Any, Any, Any] | None:
-        """The arrays of a weight that becomes sparse, None for one that stays; notes why."""
+        """Return the arrays of a weight that becomes sparse, None for one that stays dense; record the decision."""
         weight = found.weight
         if weight.size < LEAST_SIZE:
             reason = f"smaller than {LEAST_SIZE:,} elements"
@@ -356,7 +357,7 @@ class SparsifyWeights:
         return dataclasses.replace(held, is_sparse=times.sparse < times.dense, reason=ratio)
 
     def _tune(self) -> None:
-        """Tune what became sparse, where most is to be gained for the whole model."""
+        """Tune the sparse products, where the expected gain for the whole model is highest."""
         if not self._chosen:
             return
         tasks = []
@@ -372,7 +373,7 @@ class SparsifyWeights:
 
 @relax.expr_functor.mutator
 class Rewriter(relax.PyExprMutator):
-    """Rewrites the products of one module."""
+    """Mutator that rewrites the products of one module."""
 
     def __init__(self, mod: ir.IRModule, owner: Any) -> None:
         super().__init__(mod)
@@ -381,7 +382,7 @@ class Rewriter(relax.PyExprMutator):
         self.changed = False
 
     def run(self, func: relax.Function) -> relax.Function:
-        """One function, rewritten; itself if nothing is to be changed."""
+        """Rewrite a function; return it unchanged if no product becomes sparse."""
         self.values, self.changed = Uses(func).value, False
         new = self.visit_expr(func)
         return relax.analysis.remove_all_unused(new) if self.changed else func

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structures at run time: validation, transposes."""
+"""Structures that are known only at run time: validation and transposition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm import ir, relax, tirx
 from sparsetir.errors import ArgumentError
 from sparsetir.script.printer import parse
 
-# Look over a structure that comes at run time before a kernel follows it.
+# Validation of a structure that comes at run time, before a kernel follows its indices.
 #
 # before::
 #
@@ -24,7 +24,7 @@ from sparsetir.script.printer import parse
 #     lv = R.call_tir(cls.check_structure, (indptr, indices, n), out_ty=R.Tensor((p,), "int32"))
 #     lv1 = R.call_tir(cls.spmm, (lv, indices, data, B), ...)
 #
-# The check hands on a copy of `indptr`, so that no pass takes it for unused. It costs one pass over the index arrays.
+# The check returns a copy of `indptr`, so that no pass removes it as unused. It costs one pass over the index arrays.
 
 
 TEXT = """
@@ -59,15 +59,15 @@ MEANINGS = {
 
 @lru_cache
 def check_structure(name: str, idtype: str, arrays: tuple[str, ...]) -> tirx.PrimFunc:
-    """The function that checks ``indptr`` and the ranges of some index arrays, and copies the former.
+    """Return the function that validates ``indptr`` and the ranges of index arrays, and copies ``indptr``.
 
     Parameters
     ----------
     name : str
-        Of the operator, for messages.
+        Name of the operator, for messages.
     idtype : {"int32", "int64"}
     arrays : tuple of {"indices", "kinds", "left", "right"}
-        Each with its upper bound as a parameter; without any the number of entries is one.
+        Each adds its upper bound as a parameter. Without index arrays the number of entries is a parameter.
     """
     inputs = [f'indptr: T.Buffer(("p",), "{idtype}")']
     inputs += [
@@ -82,18 +82,18 @@ def check_structure(name: str, idtype: str, arrays: tuple[str, ...]) -> tirx.Pri
 
 
 def checked(builder: relax.BlockBuilder, name: str, indptr: Any, bounds: dict[str, tuple[Any, Any]], count: Any) -> Any:
-    """`indptr` after it was looked at together with some index arrays.
+    """Emit the validation of `indptr` and index arrays, and return the validated copy of `indptr`.
 
     Parameters
     ----------
     builder : BlockBuilder
     name : str
-        Of the operator.
+        Name of the operator.
     indptr : Expr
     bounds : dict of str to (Expr, Expr)
-        Index arrays by their names, with what their elements must be below.
+        Index arrays by name, each with the exclusive upper bound of its elements.
     count : Expr
-        The number of entries, for where there are no index arrays.
+        The number of entries, used where there are no index arrays.
     """
     idtype = str(indptr.ty.dtype.dtype)
     var = builder.add_func(check_structure(name, idtype, tuple(bounds)), f"check_{name}")
@@ -104,17 +104,17 @@ def checked(builder: relax.BlockBuilder, name: str, indptr: Any, bounds: dict[st
 
 
 def check_constants(name: str, indptr: Any, bounds: dict[str, tuple[Any, int]], count: int | None) -> None:
-    """Raise unless constants are the arrays of a structure.
+    """Raise unless constant arrays are a valid structure.
 
     Parameters
     ----------
     name : str
-        Of the operator.
+        Name of the operator.
     indptr : GenericConst
     bounds : dict of str to (GenericConst, int)
-        Index arrays by their names, with what their elements must be below.
+        Index arrays by name, each with the exclusive upper bound of its elements.
     count : int, optional
-        The number of entries, for where there are no index arrays.
+        The number of entries, used where there are no index arrays.
 
     Raises
     ------
@@ -132,11 +132,11 @@ def check_constants(name: str, indptr: Any, bounds: dict[str, tuple[Any, int]], 
 
 
 def is_known(*arrays: Any) -> bool:
-    """Whether all arrays are constants."""
+    """Return whether all arrays are constants."""
     return all(isinstance(array, ir.GenericConst) for array in arrays)
 
 
-# The transpose of a structure: where columns begin, the rows of their entries, and which entries those are.
+# Transposition of a structure: column pointers, the row of each entry, and the permutation of the entries.
 
 
 TRANSPOSE_TEXT = """
@@ -168,17 +168,17 @@ def transpose(
 
 @lru_cache
 def program(idtype: str) -> tirx.PrimFunc:
-    """The function that transposes a structure given at run time, by counting."""
+    """Return the program that transposes a structure given at run time, by a counting sort."""
     return parse(TRANSPOSE_TEXT.format(idtype=idtype))
 
 
 def transposed(indptr: np.ndarray, indices: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The columns of a structure; equal ones keep their order.
+    """Transpose a structure of constants; entries of one column keep their order.
 
     Returns
     -------
     tuple of ndarray
-        ``indptr`` of the columns, the row of each entry, and which entry of the given structure it is.
+        Row pointers of the transpose, the row of each entry, and the position of each entry in the given structure.
     """
     dtype = indptr.dtype
     found = sp.csr_array(

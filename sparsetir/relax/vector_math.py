@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that LLVM only has as calls for one number at a time, in what TVM itself makes of Relax operators.
+"""Vectorizable arithmetic for math functions that LLVM only calls per scalar, in kernels of TVM's own Relax operators.
 
 before::
 
@@ -33,12 +33,12 @@ def _number(x: ir.Expr, value: float) -> ir.Expr:
 
 
 def sigmoid(x: ir.Expr) -> ir.Expr:
-    """``1 / (1 + exp(-x))``"""
+    """Return ``1 / (1 + exp(-x))``."""
     return _number(x, 1) / (_number(x, 1) + tirx.exp(_number(x, 0) - x))
 
 
 def tanh(x: ir.Expr) -> ir.Expr:
-    """``1 - 2 / (exp(2 x) + 1)``, and a series for small numbers"""
+    """Return ``1 - 2 / (exp(2 x) + 1)``, or a series for small arguments."""
     return vector_math.tanh(x, _large_tanh)
 
 
@@ -47,7 +47,7 @@ def _large_tanh(x: ir.Expr) -> ir.Expr:
 
 
 def erf(x: ir.Expr) -> ir.Expr:
-    """Abramowitz and Stegun 7.1.26, as in epilogues."""
+    """Return erf by Abramowitz and Stegun 7.1.26, as in epilogues."""
     given, size, share = (Var(name, x.ty) for name in ("given", "size", "share"))
     total = _number(x, ERF_TERMS[0])
     for term in ERF_TERMS[1:]:
@@ -71,14 +71,14 @@ def _is_float(expr: Any) -> bool:
 
 
 def _ordered(node: tirx.Max, mutator: Any) -> ir.Expr:
-    """The larger of a number and an expression, in the order in which NaN stays."""
+    """Reorder the operands of a maximum so that NaN propagates."""
     inner = mutator.default_mutate(node)
     is_swapped = _is_float(inner) and isinstance(inner.b, tirx.FloatImm) and not isinstance(inner.a, tirx.FloatImm)
     return tirx.Max(inner.b, inner.a) if is_swapped else inner
 
 
 def _of_maximum(node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
-    """A step of a maximum that keeps NaN, or its beginning, which is least of all."""
+    """Rewrite an update of a maximum to propagate NaN, and its initial value to minus infinity."""
     inner = mutator.default_mutate(node)
     value, own = inner.value, tirx.BufferLoad(node.buffer, node.indices)
     if isinstance(value, tirx.FloatImm) and value.value == tirx.min_value(str(value.ty.dtype)).value:
@@ -89,9 +89,9 @@ def _of_maximum(node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
 
 
 def in_arithmetic(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function without calls of those functions; erf stays one in float64, for which the formula is too coarse.
+    """Expand calls of the functions to arithmetic, except erf in float64, for which the formula is not accurate enough.
 
-    Functions of bfloat16 are left alone: TVM reads it as an integer in expressions with bound names.
+    Functions of bfloat16 are not expanded: TVM reads it as an integer in expressions with bound names.
     """
     func = with_body(func, with_nan(func.body))
     func = with_body(func, structural_mutate(func.body, [(tirx.Max, _ordered), (tirx.BufferStore, _of_maximum)]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages along edges that come with each call: the structure is made by counting, once for each index of targets.
+"""Message passing along edge indices that are arguments: each index of targets is sorted to row pointers by counting.
 
 before::
 
@@ -10,8 +10,8 @@ after::
     indptr, _, order = R.sparse.transpose(arange(edges + 1), targets, rows)
     R.sparse.spmm(take(weight, order), indptr, take(sources, order), x)
 
-Other messages are brought into the order of their targets, and are segments then. In between, in the program that torch
-exported, these are calls of `sum_edges` and `reduce_edges`.
+Messages that are no such product are permuted into the order of their targets, and reduced as segments. In the program
+that torch exported, both cases appear as calls of `sum_edges` and `reduce_edges`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Converter = Callable[[Any, Any], Any]
 
 
 def sum_edges(x: Any, sources: Any, weight: Any, targets: Any, zeros: Any) -> Any:
-    """Rows of `x`, perhaps times a weight of each edge, added up at the places of targets, as torch does it."""
+    """Sum rows of `x`, each times the weight of its edge if there is one, by target: the semantics in torch."""
     rows = x.index_select(0, sources)
     return zeros.index_add(0, targets, rows if weight is None else rows * weight[:, None])
 
 
 def reduce_edges(messages: Any, sources: Any, targets: Any, zeros: Any, reduce: str) -> Any:
-    """Messages, or rows of them that are selected, reduced at the places of targets, as torch does it."""
+    """Reduce messages, or the rows of them that `sources` selects, by target: the semantics in torch."""
     rows = messages if sources is None else messages.index_select(0, sources)
     if reduce == "sum":
         return zeros.index_add(0, targets, rows)
@@ -48,12 +48,12 @@ def reduce_edges(messages: Any, sources: Any, targets: Any, zeros: Any, reduce: 
 
 
 def shape_of(node: Any) -> Any:
-    """The shape of a node that is a tensor, None of another."""
+    """Return the shape of a node that is a tensor, None for any other."""
     return getattr(getattr(node, "meta", {}).get("val"), "shape", None)
 
 
 def share_selects(graph: Any) -> None:
-    """Let equal rows of one edge index be one node."""
+    """Merge nodes that select the same row of an edge index."""
     select = importlib.import_module("torch").ops.aten.select.int
     first: dict[Any, Any] = {}
     for node in list(graph.nodes):
@@ -65,7 +65,7 @@ def share_selects(graph: Any) -> None:
 
 
 def targets_of(index: Any) -> Any:
-    """The one index for each edge that an index of the shape of messages holds; None where it holds more."""
+    """Return the vector of targets that was expanded to the shape of the messages; None if targets differ in a row."""
     aten = importlib.import_module("torch").ops.aten
     views = (aten.view.default, aten.unsqueeze.default, aten.expand.default)
     whole = shape_of(index)
@@ -78,20 +78,20 @@ def targets_of(index: Any) -> Any:
 
 
 def is_zeros(node: Any) -> bool:
-    """Whether a node makes zeros of a size that is known when the model is called."""
+    """Return whether a node makes zeros, of a size that may be known only at run time."""
     aten = importlib.import_module("torch").ops.aten
     return node.target is aten.full.default and node.args[1] == 0
 
 
 def as_call(graph: Any, scatter: Any, reduce: str) -> Any:
-    """What reduces the messages of a scatter, or None where rows go to several places.
+    """Return a call that reduces the messages of a scatter, or None where the elements of a row have several targets.
 
     Parameters
     ----------
     graph : torch.fx.Graph
-        Nodes are put before the scatter.
+        The call is inserted at the graph's insertion point.
     scatter : torch.fx.Node
-        Of floats, into zeros, along the first dimension.
+        Scatters floats into zeros along the first dimension.
     reduce : {"sum", "mean", "max", "min"}
     """
     aten = importlib.import_module("torch").ops.aten
@@ -111,7 +111,7 @@ def as_call(graph: Any, scatter: Any, reduce: str) -> Any:
 
 
 def _weighted(src: Any, aten: Any) -> tuple[Any, Any]:
-    """The weight of each edge, [edges, 1], and the rows."""
+    """Return the weight of each edge, [edges, 1], or None, and the rows."""
     if src.target is aten.mul.Tensor:
         for weight, rows in (src.args, src.args[::-1]):
             shape = shape_of(weight)
@@ -121,7 +121,7 @@ def _weighted(src: Any, aten: Any) -> tuple[Any, Any]:
 
 
 def selected(node: Any) -> tuple[Any, Any] | None:
-    """Of rows that are selected by an index: from what, and which. ``x[i]`` is one, as is ``x.index_select(0, i)``."""
+    """Return the source and index of a row selection, ``x[i]`` or ``x.index_select(0, i)``; None for other nodes."""
     aten, target = importlib.import_module("torch").ops.aten, getattr(node, "target", None)
     if target is aten.index_select.default and node.args[1] in (0, -len(shape_of(node.args[0]))):
         return node.args[0], node.args[2]
@@ -130,20 +130,20 @@ def selected(node: Any) -> tuple[Any, Any] | None:
 
 
 def scattered(node: Any) -> tuple[Any, Any, Any]:
-    """Of a scatter along the first dimension: into what, the places, and what is put there."""
+    """Return the destination, the index and the source of a scatter along the first dimension."""
     if _is_put(node):
         return node.args[0], node.args[1][0], node.args[2]
     return node.args[0], node.args[2], node.args[3]
 
 
 def is_by_rows(node: Any) -> bool:
-    """Whether a node reduces rows, at the places of one index that has one for each, along the first dimension."""
+    """Return whether a node reduces whole rows along the first dimension by one index, which has one target per row."""
     is_reduced = node.target is importlib.import_module("torch").ops.aten.index_reduce.default
     return _is_put(node) or (is_reduced and node.args[1] in (0, -len(shape_of(node.args[0]))))
 
 
 def _is_put(node: Any) -> bool:
-    """Whether a node adds up rows at the places of one index, as ``x.index_add(0, i, rows)`` is exported."""
+    """Return whether a node adds up rows by one index, as ``x.index_add(0, i, rows)`` is exported."""
     aten = importlib.import_module("torch").ops.aten
     if node.target is not aten.index_put.default or len(node.args) < 4 or not node.args[3]:
         return False
@@ -152,7 +152,7 @@ def _is_put(node: Any) -> bool:
 
 
 def _is_index(node: Any) -> bool:
-    """Whether a node is one place for each edge; a mask is none."""
+    """Return whether a node is a vector of integers; a mask is not."""
     value = getattr(node, "meta", {}).get("val")
     return value is not None and len(shape_of(node)) == 1 and str(value.dtype) in ("torch.int64", "torch.int32")
 
@@ -161,7 +161,7 @@ def _is_index(node: Any) -> bool:
 
 
 def converters() -> dict[str, Converter]:
-    """What the calls become, by their names; structures of one index are made once."""
+    """Return the converters of the calls by name; each index of targets is sorted once."""
     made: dict[Any, list[tuple[Any, tuple[Any, Any]]]] = {}
 
     def structure(importer: Any, targets: Any, zeros: Any) -> tuple[Any, Any]:
@@ -202,12 +202,12 @@ def converters() -> dict[str, Converter]:
 
 
 def _taken(rows: Any, places: Any) -> Any:
-    """Rows at places that were checked; TVM warns of every other mode."""
+    """Select rows by an index that was validated; in every other mode TVM warns."""
     return relax.op.take(rows, places, 0, mode="clip")
 
 
 def _ordered(sources: Any, order: Any) -> Any:
-    """Sources in the order of targets, of the dtype of the structure."""
+    """Permute sources into the order of targets, and cast them to the index dtype of the structure."""
     found, dtype = _taken(sources, order), str(order.ty.dtype.dtype)
     return found if str(sources.ty.dtype.dtype) == dtype else relax.op.astype(found, dtype)
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 
-# How the arguments and results of a torch model nest: tuples, lists, dicts, and values that are no tensors.
+# Nesting of arguments and results of a torch model: tuples, lists, dicts, and values that are no tensors.
 
 
 @dataclass(frozen=True)
 class Nesting:
-    """The trees of a model that torch traced.
+    """The pytrees of the arguments and results of a model that torch traced.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Nesting:
 
     @classmethod
     def of(cls, exported: Any) -> Nesting:
-        """The trees of an exported program."""
+        """Create the nesting from an exported program."""
         signature, dumps = exported.graph_signature, _pytree().treespec_dumps
         inputs = [spec.arg for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
         outputs = [spec.arg for spec in signature.output_specs if spec.kind.name in ("USER_OUTPUT", "LOSS_OUTPUT")]
@@ -51,12 +51,12 @@ class Nesting:
 
     @cached_property
     def _is_flat(self) -> bool:
-        """Whether all arguments are positional and none holds others: they need not be taken apart."""
+        """Whether all arguments are positional and none is nested, so that they need not be flattened."""
         tree = self._trees[0]
         return tree.unflatten(list(range(tree.num_leaves))) == (tuple(range(tree.num_leaves)), {})
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The tensors among the arguments of a call, in the order of the compiled function.
+        """Return the tensors among the arguments of a call, in the order of the compiled function.
 
         Raises
         ------
@@ -78,18 +78,18 @@ class Nesting:
         return [leaf for at, leaf in enumerate(leaves) if at not in self.fixed]
 
     def restored(self, results: Sequence[Any]) -> Any:
-        """Results as the model returns them."""
+        """Return results in the nesting of the model."""
         rest = iter(results)
         tree, constants = self._trees[1], self.constants
         return tree.unflatten([constants[n] if n in constants else next(rest) for n in range(tree.num_leaves)])
 
     def to_json(self) -> dict[str, Any]:
-        """As data."""
+        """Return the nesting as a dict of JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Nesting:
-        """From what `to_json` gave, or from text made of it, in which the positions are words."""
+        """Create the nesting from the result of `to_json`, or from that result after JSON made its keys strings."""
         fixed, constants = ({int(at): value for at, value in data[part].items()} for part in ("fixed", "constants"))
         return cls(data["arguments"], data["results"], fixed, constants)
 
@@ -102,10 +102,10 @@ def _pytree() -> Any:
     return importlib.import_module("torch.utils._pytree")
 
 
-# What a module computes from arguments that are fixed, while torch traces it with tensors that have no values.
+# Values that a module computes from fixed arguments, while torch traces it with tensors that have no values.
 #
-# A layer may ask for a number, ``int(batch.max()) + 1``, or select by a mask. What is computed from fixed tensors only
-# has values beside the trace; numbers and sizes are theirs.
+# A layer may read a number, ``int(batch.max()) + 1``, or select by a mask. Whatever is computed from fixed tensors only
+# is computed beside the trace, too, and the trace takes numbers and sizes from these values.
 
 
 CHANGES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__iand__", "__ior__"}
@@ -114,12 +114,12 @@ NUMBERS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__")
 
 
 class Values:
-    """The values of tensors that are traced.
+    """Known values of traced tensors.
 
     Parameters
     ----------
     held : mapping of str to Tensor
-        Those that are fixed.
+        Values of the fixed tensors.
     """
 
     def __init__(self, held: Mapping[str, Any]) -> None:
@@ -131,13 +131,13 @@ class Values:
         self.numbers = {getattr(torch.Tensor, name) for name in NUMBERS}
 
     def note(self, traced: Mapping[str, Any]) -> None:
-        """Tell which traced tensors are those of a name."""
+        """Record which traced tensors belong to the fixed names."""
         for name, tensor in traced.items():
             if name in self.held:
                 self.values[tensor] = self.held[name]
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What a function returns in the trace."""
+        """Run a function in the trace, and record its value if its arguments have values; return numbers as known."""
         given = [leaf for leaf in self._leaves(args, kwargs) if isinstance(leaf, self.torch.Tensor)]
         is_known = all(tensor in self.values for tensor in given) if given else func in self.factories
         found = self._computed(func, args, kwargs) if is_known else None
@@ -155,7 +155,7 @@ class Values:
         return list(self.tree.tree_leaves(nested))
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-        """The value of a call, in a tuple; None where there is none, or another each time."""
+        """Return the value of a call, in a tuple; None if it is unknown or random."""
         torch, modes = self.torch, importlib.import_module("torch.utils._python_dispatch")
         if any(isinstance(leaf, torch.SymInt) for leaf in self._leaves(args, kwargs)):
             return None
@@ -165,7 +165,7 @@ class Values:
             try:
                 own, named = self.tree.tree_map(known, (args, kwargs))
                 found = func(*own, **named)
-            except Exception:  # which the trace raises as well
+            except Exception:  # The same call in the trace raises the error.
                 return None
             if torch.equal(before, torch.get_rng_state()):
                 return (found,)
@@ -182,14 +182,14 @@ class Values:
                 self.values[one] = other
 
     def _settle(self, traced: Any, found: Any) -> None:
-        """Let sizes that the trace does not know be those of a value."""
+        """Assert that symbolic sizes of a traced tensor equal the sizes of its value."""
         check = vars(self.torch)["_check"]
         for size, n in zip(traced, found, strict=True):
             if isinstance(size, self.torch.SymInt):
                 check(size == n)
 
     def _forget(self, changed: list[Any]) -> None:
-        """Know no longer what shares memory with tensors that are changed."""
+        """Drop the values that share memory with modified tensors."""
         places = {self.values[t].untyped_storage().data_ptr() for t in changed if t in self.values}
         for tensor, value in list(self.values.items()):
             if value.untyped_storage().data_ptr() in places:
@@ -197,7 +197,7 @@ class Values:
 
 
 def tracing(values: Values) -> Any:
-    """A context to trace in."""
+    """Return a context that records values while torch traces."""
     torch = importlib.import_module("torch")
 
     class Tracing(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
@@ -215,7 +215,7 @@ def _is_change(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise in our words where a trace needs a number that only a call knows."""
+    """Raise a `LoweringError` with advice where a trace needs a number that is known only at run time."""
     kind = importlib.import_module("torch.fx.experimental.symbolic_shapes").GuardOnDataDependentSymNode
     try:
         yield

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages along edges, as graph networks in torch write them, as sparse operators.
+"""Message passing with constant indices, as graph networks in torch write it, rewritten to sparse operators.
 
-A layer selects the rows of nodes with one index, and adds them up, or compares them, at the places of another
-(``scatter_add``, ``scatter_reduce``). Where both indices are constants, this is a product with a sparse matrix, or with
-values that are computed a reduction of segments, once these lie one after the other. What depends on constant indices
-only, such as the degrees of nodes, is computed here. Places that come with a call are for torch_edges.py.
+A layer selects the rows of nodes with one index, and reduces them by another (``scatter_add``, ``scatter_reduce``).
+Where both indices are constants, a sum is a product with a sparse matrix. Messages that are computed otherwise are
+permuted into the order of their targets and reduced as segments. What depends on constant indices only, such as the
+degrees of nodes, is folded here. Indices that are arguments are handled in `edges.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
 
 
 def with_sparse_products(program: Any) -> None:
-    """Change a decomposed exported program in place."""
+    """Rewrite a decomposed exported program in place."""
     constants = Constants(program)
     constants.fold()
     _propagate_shapes(program)
@@ -38,7 +38,7 @@ def with_sparse_products(program: Any) -> None:
 
 
 def _refuse_masks(program: Any, constants: Constants) -> None:
-    """Raise where rows are selected by a mask that is not known: how many is not known either."""
+    """Raise if rows are selected by a mask that is known only at run time, since the result's size is unknown."""
     for node in program.graph.nodes:
         if node.op == "call_function" and str(node.target) == "aten.nonzero.default" and node not in constants.known:
             fault = f"{node.name} asks where a mask is true, so that its size is known only when the model is called"
@@ -54,7 +54,7 @@ def _refuse_masks(program: Any, constants: Constants) -> None:
 
 
 def _propagate_shapes(program: Any) -> None:
-    """Note the shapes of all values anew: those that depended on constants are known now."""
+    """Propagate the shapes of all values again: shapes that depended on constants are known after folding."""
     placeholders = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     mode = importlib.import_module("torch._guards").detect_fake_mode(placeholders)
     if mode is None:
@@ -66,7 +66,7 @@ def _propagate_shapes(program: Any) -> None:
 
 
 def _settle_sizes(graph: Any) -> None:
-    """Put numbers in the places of sizes that are known now, and take out what was asserted of them."""
+    """Replace sizes that are known by numbers, and remove the assertions about them."""
     torch = importlib.import_module("torch")
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -90,7 +90,7 @@ def _put_number(node: Any, number: Any) -> None:
 
 
 class Constants:
-    """The values in a program that are known: constants, and what follows from them."""
+    """The known values of a program: constants, and values computed from them."""
 
     def __init__(self, program: Any) -> None:
         self.torch = importlib.import_module("torch")
@@ -100,7 +100,7 @@ class Constants:
         self.made: list[str] = []
 
     def fold(self) -> None:
-        """Compute what follows from constant indices, and put it in its place where something else needs it."""
+        """Fold values computed from constant indices, and replace them by constants where other nodes use them."""
         held = self._held()
         for node in list(self.graph.nodes):
             if node.op == "placeholder" and node.target in held:
@@ -117,7 +117,7 @@ class Constants:
                 self._number(node)
 
     def _number(self, node: Any) -> None:
-        """Select by numbers of rows where a known mask selects."""
+        """Replace a selection by a known mask with a selection by row numbers."""
         mask = self.known.get(node.args[1][0]) if len(node.args[1]) == 1 else None
         if mask is None or mask.dtype != self.torch.bool or mask.dim() == 0:
             return
@@ -130,7 +130,7 @@ class Constants:
         node.args = base, 0, self.constant(mask.flatten().nonzero().flatten())
 
     def _held(self) -> dict[str, Any]:
-        """Constant tensors, by the names of placeholders."""
+        """Return the constant tensors, by the names of their placeholders."""
         values = {**dict(self.program.named_buffers()), **self.program.constants}
         found = {}
         for spec in self.program.graph_signature.input_specs:
@@ -157,7 +157,7 @@ class Constants:
             self.from_index.add(node)
 
     def _settle(self, node: Any) -> None:
-        """Let others have the value of a node."""
+        """Replace a node by its value in all users that are not folded themselves."""
         outside = [user for user in node.users if user not in self.from_index]
         value = self.known[node]
         if not outside and (node.users or isinstance(value, self.torch.Tensor)):
@@ -171,11 +171,11 @@ class Constants:
                 user.args, user.kwargs = self.torch.fx.node.map_arg(
                     (user.args, user.kwargs), lambda n: value if n is node else n
                 )
-        elif value is None and not node.users:  # an assertion, which holds
+        elif value is None and not node.users:  # An assertion that holds.
             self.graph.erase_node(node)
 
     def constant(self, value: Any) -> Any:
-        """A new constant of the program."""
+        """Add a constant to the program."""
         signature = importlib.import_module("torch.export.graph_signature")
         name = f"edges_{len(self.program.constants)}_{len(self.made)}"
         first = next(iter(self.graph.nodes))
@@ -191,7 +191,7 @@ class Constants:
         return node
 
     def drop_unused(self) -> None:
-        """Take constants out of the program that nothing needs any more."""
+        """Remove unused constants from the program."""
         specs = self.program.graph_signature.input_specs
         for node in list(self.graph.nodes):
             if node.op == "placeholder" and not node.users and (node in self.known):
@@ -203,7 +203,7 @@ class Constants:
 
 
 class Scatter:
-    """Rows that are reduced at constant places, into zeros."""
+    """A reduction of rows into zeros, by an index that may be constant."""
 
     def __init__(self, node: Any, constants: Constants, rows: int, index: Any, src: Any, reduce: str) -> None:
         self.node, self.constants, self.rows = node, constants, rows
@@ -212,7 +212,7 @@ class Scatter:
 
     @classmethod
     def of(cls, node: Any, constants: Constants) -> Scatter | None:
-        """What a node scatters; None where it is something else."""
+        """Create a scatter from a node; None if the node is something else, or a scatter that is not supported."""
         aten = constants.torch.ops.aten
         is_scatter = node.target in (aten.scatter_add.default, aten.scatter_reduce.two)
         if node.op != "call_function" or not (is_scatter or edges.is_by_rows(node)):
@@ -235,7 +235,7 @@ class Scatter:
         return cls(node, constants, int(shape[0]), places.reshape(places.shape[0], -1)[:, 0], src, reduce)
 
     def replace(self) -> None:
-        """Put a sparse operator in its place."""
+        """Replace the node by a sparse operator."""
         with self.graph.inserting_before(self.node):
             new = self._fixed() if self.index is not None else edges.as_call(self.graph, self.node, self.reduce)
         if new is None:
@@ -245,11 +245,11 @@ class Scatter:
         self.graph.erase_node(self.node)
 
     def _fixed(self) -> Any:
-        """What it is where all places are known."""
+        """Return the sparse operator for a constant index."""
         return self._product() or self._segments()
 
     def _product(self) -> Any:
-        """A product with a matrix, if the rows are selected ones, each perhaps times a number that is known."""
+        """Return a product with a sparse matrix if the rows are a selection, perhaps weighted; else None."""
         weight, rows = None, self.src
         if rows.target is self.aten.mul.Tensor:
             weight, rows = self._weighted(*rows.args)
@@ -266,7 +266,7 @@ class Scatter:
         return self._call("spmm", *map(self.constants.constant, arrays), x)
 
     def _weighted(self, one: Any, other: Any) -> tuple[Any, Any]:
-        """The weight of every row, and the rows."""
+        """Return the constant weight of each row, or None, and the rows."""
         for factor, rows in ((one, other), (other, one)):
             weight = self.constants.known.get(factor)
             if weight is not None and tuple(weight.shape) == (self.index.numel(), 1):
@@ -274,7 +274,7 @@ class Scatter:
         return None, self.src
 
     def _selected(self, node: Any) -> tuple[Any, Any] | None:
-        """Of rows that are selected by a known index: from what, and which."""
+        """Return the source and the row numbers of a selection by a constant index; None for any other node."""
         x, index = edges.selected(node) or (None, None)
         sources = self.constants.known.get(index)
         if x is None or sources is None or not isinstance(x.meta["val"].shape[0], int):
@@ -282,7 +282,7 @@ class Scatter:
         return x, sources % x.meta["val"].shape[0]
 
     def _segments(self) -> Any:
-        """A reduction of segments: the rows are brought into the order of their places."""
+        """Return a reduction of segments, with the rows permuted into the order of their targets."""
         order = self.constants.torch.argsort(self.index, stable=True)
         counts = np.bincount(self.index.numpy(), minlength=self.rows)
         indptr = self.constants.torch.from_numpy(_int32(np.append(0, np.cumsum(counts))))
@@ -317,7 +317,7 @@ def _is_zero(node: Any, constants: Constants) -> bool:
 
 
 def _is_of_rows(index: Any) -> bool:
-    """Whether whole rows go to one place each."""
+    """Return whether the elements of each row have one target."""
     if index.numel() == 0:
         return False
     flat = index.reshape(index.shape[0], -1)
@@ -325,7 +325,7 @@ def _is_of_rows(index: Any) -> bool:
 
 
 def _int32(array: Any) -> np.ndarray:
-    """An index array as the operators take it; of 64 bits where it needs them."""
+    """Convert an index array to int32, or to int64 if its values need it."""
     fits = array.size == 0 or int(array.max()) < 2**31
     return np.ascontiguousarray(array, np.int32 if fits else np.int64)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that torch exported as a Relax module, by TVM's importer and what it lacks for our purpose."""
+"""Import of exported torch programs as Relax modules: TVM's importer, with converters for operators that it lacks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SCATTERED = {"sum": "add", "mean": "mean", "amax": "max", "amin": "min", "prod":
 
 
 def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
-    """An exported program as a Relax module whose arguments and results are tensors; weights are constants.
+    """Import an exported program as a Relax module of tensors; weights become constants.
 
-    With `keeps_params` weights are arguments after the others, as TVM's importer attaches them.
+    With `keeps_params` weights are parameters after the other ones, as TVM's importer attaches them.
 
     Raises
     ------
@@ -49,14 +49,14 @@ def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
             run_ep_decomposition=False,
             keep_params_as_input=keeps_params,
         )
-    except AssertionError as error:  # which lists the names
+    except AssertionError as error:  # The error lists the names of the unsupported operators.
         fault = f"TVM's importer for torch does not take the model: {error}"
         advice = 'replace these operators, or leave them to torch: torch.compile(model, backend="sparsetir")'
         raise LoweringError(f"{fault}; {advice}") from None
 
 
 def _refuse_changes(program: Any, keeps_averages: bool) -> None:
-    """Raise for buffers and arguments that are changed, but for averages of batch normalisation that may be kept."""
+    """Raise for buffers and arguments that the model mutates, except running averages if `keeps_averages`."""
     signature = program.graph_signature
     nodes = {node.name: node for node in program.graph.nodes}
     changed = signature.buffers_to_mutate
@@ -67,11 +67,11 @@ def _refuse_changes(program: Any, keeps_averages: bool) -> None:
         raise ArgumentError(f"the model changes {names} when it is called, which a compiled model does not")
     for spec in signature.input_specs:
         if spec.target in kept and not spec.target.endswith(COUNTER):
-            spec.kind = type(spec.kind).PARAMETER  # a constant otherwise
+            spec.kind = type(spec.kind).PARAMETER  # TVM's importer would bind a buffer as a constant.
 
 
 def _is_average(node: Any) -> bool:
-    """Whether a node is a new average of batch normalisation, or the count of its batches."""
+    """Return whether a node is an updated running average of batch normalization, or the count of its batches."""
     if node.target is operator.getitem:
         return str(node.args[0].target) == "aten._native_batch_norm_legit_functional.default" and node.args[1] in (3, 4)
     while str(node.target) == "aten.add.Tensor" and node.args[1] == 1:
@@ -80,7 +80,7 @@ def _is_average(node: Any) -> bool:
 
 
 def _drop_constants(program: Any) -> None:
-    """Take arguments and results that are no tensors out of a program, which TVM's importer does not take."""
+    """Remove arguments and results that are no tensors from a program, since TVM's importer does not take them."""
     graph, signature = program.graph, program.graph_signature
     is_constant = lambda spec: type(spec.arg).__name__ == "ConstantArgument"  # noqa: E731
     fixed = {spec.arg.name for spec in signature.input_specs if is_constant(spec)}
@@ -98,7 +98,7 @@ def _drop_constants(program: Any) -> None:
 
 
 def _converters() -> dict[str, Converter]:
-    """What becomes of operators, by the names that the importer looks up."""
+    """Return the converters of operators, by the names that the importer looks up."""
     own = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
     products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
     scatters = dict.fromkeys(("scatter_add.default", "scatter_reduce.two"), _scatter)
@@ -112,7 +112,7 @@ def _converters() -> dict[str, Converter]:
 
 
 def _batch_norm(node: Any, importer: Any) -> Any:
-    """Five results, the last two new averages."""
+    """Convert batch normalization with running averages: five results, the last two the updated averages."""
     x, gamma, beta, mean, variance, is_training, momentum, epsilon = importer.retrieve_args(node)
     gamma, beta = (_filled(x, n) if given is None else given for n, given in ((1, gamma), (0, beta)))
     options = {"epsilon": float(epsilon), "momentum": float(momentum), "training": bool(is_training)}
@@ -123,7 +123,7 @@ def _batch_norm(node: Any, importer: Any) -> Any:
 
 
 def _batch_norm_alone(node: Any, importer: Any) -> Any:
-    """By the batch itself, without averages: three results, of which the first is used."""
+    """Convert batch normalization without running averages: three results, of which the first is used."""
     x, gamma, beta, _is_training, _momentum, epsilon = importer.retrieve_args(node)
     emit, channels = importer.block_builder.emit, int(x.ty.shape.values[1])
     others = [n for n in range(x.ty.ndim) if n != 1]
@@ -135,12 +135,12 @@ def _batch_norm_alone(node: Any, importer: Any) -> Any:
 
 
 def _filled(x: Any, value: float) -> Any:
-    """One number for each channel."""
+    """Return a constant with the same value for each channel."""
     return relax.const(np.full(int(x.ty.shape.values[1]), value, str(x.ty.dtype.dtype)))
 
 
 def _dropout(node: Any, importer: Any) -> Any:
-    """Two results, the second a mask."""
+    """Convert dropout: two results, of which the second is the mask."""
     x, rate, is_training = importer.retrieve_args(node)
     emit = importer.block_builder.emit
     return emit(relax.op.nn.dropout(x, float(rate)) if is_training else relax.Tuple([x, relax.op.ones_like(x)]))
@@ -148,7 +148,7 @@ def _dropout(node: Any, importer: Any) -> Any:
 
 def _own(name: str) -> Converter:
     def convert(node: Any, importer: Any) -> Any:
-        if node.target.namespace != NAMESPACE:  # the name of torch's own operator may be the same
+        if node.target.namespace != NAMESPACE:  # An operator of torch's own namespace may have the same name.
             return importer.create_convert_map()[f"{name}.default"](node)
         args = importer.retrieve_args(node)
         named = {key: importer.env.get(value, value) for key, value in node.kwargs.items()}
@@ -158,7 +158,7 @@ def _own(name: str) -> Converter:
 
 
 def _matmul(importer: Any, left: Any, right: Any) -> Any:
-    """A product of its factors' dtype, where the importer has float32; halves are summed in float32, as in torch."""
+    """Multiply in the dtype of the factors, where the importer assumes float32; halves are summed in float32."""
     emit, dtype = importer.block_builder.emit, str(left.ty.dtype.dtype)
     if dtype not in HALVES:
         return emit(relax.op.matmul(left, right))
@@ -170,7 +170,7 @@ def _product(node: Any, importer: Any) -> Any:
 
 
 def _addmm(node: Any, importer: Any) -> Any:
-    """``beta * x + alpha * left @ right``."""
+    """Convert ``beta * x + alpha * left @ right``."""
     x, left, right = importer.retrieve_args(node)
     total = _scaled(importer, _matmul(importer, left, right), node.kwargs.get("alpha", 1))
     beta = node.kwargs.get("beta", 1)
@@ -178,7 +178,7 @@ def _addmm(node: Any, importer: Any) -> Any:
 
 
 def _scatter(node: Any, importer: Any) -> Any:
-    """A reduction at places that are known when the model is called."""
+    """Convert a scatter whose index is known only at run time."""
     base, dim, index, src, *rest = importer.retrieve_args(node)
     if _is_empty(index):
         return base
@@ -205,12 +205,12 @@ def _scatter(node: Any, importer: Any) -> Any:
 
 
 def _is_empty(index: Any) -> bool:
-    """Whether there are no places."""
+    """Return whether an index has no elements."""
     return any(isinstance(n, tirx.IntImm) and n.value == 0 for n in index.ty.shape.values)
 
 
 def _put_where(node: Any, importer: Any) -> Any:
-    """One number that is put where a mask is true, or added there."""
+    """Convert an index_put by a mask: put one number, or add it, where the mask is true."""
     base, (mask,), number = importer.retrieve_args(node)[:3]
     emit, shape = importer.block_builder.emit, base.ty.shape
     mask = emit(relax.op.reshape(mask, [*mask.ty.shape.values, *[1] * (base.ty.ndim - mask.ty.ndim)]))
@@ -222,7 +222,7 @@ def _put_where(node: Any, importer: Any) -> Any:
 
 
 def _index_put(node: Any, importer: Any) -> Any:
-    """Rows that are put at the places of one index, or added there; the importer takes an index for each dimension."""
+    """Convert an index_put of rows by one index, for which the importer expects an index for each dimension."""
     places = node.args[1]
     is_mask = len(places) == 1 and str(places[0].meta["val"].dtype) == "torch.bool"
     if is_mask and node.args[2].meta["val"].dim() == 0:

@@ -19,24 +19,24 @@ from sparsetir.relax.from_torch.importer import imported
 from sparsetir.relax.from_torch.own_layers import ALONG_ROWS, along_rows, operator_name
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 
-# A torch module as a Relax function whose parameters are its own, to be trained.
+# Import a torch module as a Relax function of its parameters, for training.
 
 
 def is_module(model: Any) -> bool:
-    """Whether a model is one of torch."""
+    """Return whether a model is a torch module."""
     return any(base.__module__ == "torch.nn.modules.module" for base in type(model).__mro__)
 
 
 def from_module(
     model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, static: Collection[str]
 ) -> tuple[ir.IRModule, dict[str, Any], list[str]]:
-    """A module as it is, in train mode or not: its function, the values of its tensors, and which are not trained.
+    """Import a module in its current mode, and return the function, the values of its tensors, and the untrained names.
 
     Parameters
     ----------
     model : torch.nn.Module
     args, kwargs, static
-        See `sparsetir.relax.train_step`.
+        As for `sparsetir.relax.train_step`.
     """
     torch = importlib.import_module("torch")
     if args is None and kwargs is None:
@@ -48,7 +48,7 @@ def from_module(
     own = copy.deepcopy(model)
     whole, given, named, known = with_fixed(own, tuple(args or ()), dict(kwargs or {}), static)
     for module, original in zip(own.modules(), model.modules(), strict=True):
-        module.training = original.training  # which `with_fixed` ended
+        module.training = original.training  # `with_fixed` has set eval mode.
     with torch.no_grad(), explained(), known:
         exported = torch.export.export(whole, given, named)
     prefix = "model." if static else ""
@@ -63,7 +63,7 @@ def from_module(
 
 
 def _check_dense(torch: Any, model: Any) -> None:
-    """Raise for weights that would not stay sparse."""
+    """Raise for sparse or pruned weights, which training would not keep sparse."""
     prune = importlib.import_module("torch.nn.utils.prune")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.layout != torch.strided:
@@ -75,7 +75,7 @@ def _check_dense(torch: Any, model: Any) -> None:
 
 
 def _check_averages(torch: Any, model: Any) -> None:
-    """Raise for averages over all steps, whose share of a batch the step would have to be compiled for."""
+    """Raise for cumulative averages (momentum None), whose share of a batch changes from step to step."""
     for name, module in model.named_modules():
         is_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training
         if is_norm and module.track_running_stats and module.momentum is None:
@@ -84,13 +84,13 @@ def _check_averages(torch: Any, model: Any) -> None:
 
 
 def _named(func: relax.Function, first: int, names: Sequence[str]) -> relax.Function:
-    """The function with the names of torch for its parameters."""
+    """Rename the function's parameters to torch's names."""
     new = [relax.Var(name, p.ty) for name, p in zip(names, func.params[first:], strict=True)]
     bound = func.bind_params(dict(zip(func.params[first:], new, strict=True)))
     return relax.Function([*bound.params, *new], bound.body, func.ret_ty, func.is_pure)
 
 
-# Models from torch: traced by ``torch.export``, compiled, and called with torch tensors.
+# Compile models from torch: trace by ``torch.export``, compile, and call with torch tensors.
 
 
 def from_torch(
@@ -104,30 +104,30 @@ def from_torch(
     database: str | Path | None = None,
     target: Any = None,
 ) -> CompiledModel:
-    """Compile a torch model.
+    """Compile a torch model to a `CompiledModel`, with sparse kernels for its sparse operators.
 
-    A module is traced as in eval mode and is not changed. Parameters and buffers that are sparse (CSR, CSC, COO, BSR)
-    are traced as dense ones, which torch can export; a pass given as `sparsify` makes them sparse again, and dense ones
-    that were pruned. Operators of `register_torch_ops` stay sparse throughout, and so do layers of
-    `sparsetir.torch.SparseLinear` and ``linear``, ``spmm``, ``conv``, ``softmax``, ``sddmm`` and ``attention`` of a
-    `sparsetir.torch.Graph` that the model keeps, whose structures become constants.
+    A module is traced in eval mode, and is not modified. Sparse parameters and buffers (CSR, CSC, COO, BSR) are traced
+    as dense ones, because torch cannot export them. A pass given as `sparsify` makes them sparse again, and makes
+    pruned dense weights sparse. Operators of `register_torch_ops` stay sparse throughout. So do layers of
+    `sparsetir.torch.SparseLinear`, and ``linear``, ``spmm``, ``conv``, ``softmax``, ``sddmm`` and ``attention`` of a
+    `sparsetir.torch.Graph` that the model stores, whose structures become constants.
 
     Parameters
     ----------
     model : torch.nn.Module or torch.export.ExportedProgram
     example_args : sequence, optional
-        Arguments to trace a module with, dense tensors for tensors.
+        Arguments to trace a module with; the tensors among them are dense.
     example_kwargs : mapping, optional
-        Those that are passed by name.
+        Keyword arguments to trace a module with.
     dynamic_shapes : optional
         Sizes that may change from call to call, as ``torch.export.export`` takes them, such as
         ``({0: torch.export.Dim("batch")},)``.
     static : collection of str, optional
-        Names of arguments that are always what the examples are: they become constants, and the compiled model is
-        called without them. Messages along edges whose index is a constant are sparse products; an index that is a
-        buffer of the module is one, too.
+        Names of arguments that always equal the examples: they become constants, and the compiled model is called
+        without them. Message passing along a constant index is a sparse product. An index that is a buffer of the
+        module is constant, too.
     sparsify : Pass or sequence of Pass, optional
-        Run on the model before it is lowered.
+        Passes that run on the model before it is lowered.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`.
     target : Target, str or dict, optional
@@ -136,14 +136,14 @@ def from_torch(
     Returns
     -------
     CompiledModel
-        Called like the module; arguments and results nest as there.
+        The model, called like the module, with the same nesting of arguments and results.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        The model is of another class, changes its own buffers, or is to be traced with sparse arguments.
+        The class of the model is not supported, it modifies its own buffers, or the example arguments are sparse.
     LoweringError
-        It has an operation that is not known here, such as another one of a `Graph`.
+        An operation of the model is not supported, such as other operations of a `Graph`.
     """
     exported = _exported(model, example_args, example_kwargs, dynamic_shapes, static)
     nesting = Nesting.of(exported)
@@ -176,9 +176,9 @@ def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: C
 def with_fixed(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], static: Collection[str]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], AbstractContextManager[Any]]:
-    """A module with some arguments fixed, the others, and a context to trace it in.
+    """Return a module with some arguments fixed, the other arguments, and a context to trace the module in.
 
-    Tensors among those fixed are buffers of the module.
+    Fixed tensors become buffers of the module.
     """
     if not static:
         return model, args, kwargs, nullcontext()
@@ -218,7 +218,7 @@ def with_fixed(
 
 
 def dense_copy(model: Any) -> Any:
-    """A module in eval mode with dense tensors in the places of sparse ones; dense ones are shared, not copied."""
+    """Return a module in eval mode with sparse tensors converted to dense ones; dense tensors are shared."""
     torch = importlib.import_module("torch")
     memo: dict[int, Any] = {}
     for tensor in _tensors_of(model):
@@ -232,9 +232,9 @@ def dense_copy(model: Any) -> Any:
 
 
 def with_pruned_weights(model: Any) -> Any:
-    """The module, a copy, with pruned weights in the places of ``torch.nn.utils.prune``'s hooks, which compute them.
+    """Return a copy of the module with pruned weights in place of the hooks of ``torch.nn.utils.prune``.
 
-    `torch.nn.utils.prune.remove` would do that to the tensors too, which the original shares.
+    `torch.nn.utils.prune.remove` would modify the tensors too, which the original shares.
     """
     torch = importlib.import_module("torch")
     prune = importlib.import_module("torch.nn.utils.prune")
@@ -252,7 +252,7 @@ def with_pruned_weights(model: Any) -> Any:
 
 
 def _written() -> Any:
-    """Return a context in which functions are written with operators that Relax has.
+    """Return a context in which functions are traced as operators that Relax has.
 
     ``torch.sparse.mm`` is ``torch.mm``: of dense matrices it would fix the sizes to be traced.
     """
@@ -269,7 +269,7 @@ def _written() -> Any:
 
 
 def _tensors_of(model: Any) -> Iterator[Any]:
-    """Parameters, buffers, and tensors that are plain attributes."""
+    """Iterate over parameters, buffers, and tensors that are plain attributes."""
     torch = importlib.import_module("torch")
     for module in model.modules():
         held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators as torch operators, ``torch.ops.sparsetir.spmm(data, indptr, indices, B)`` and so on.
+"""Registration of the operators with torch: ``torch.ops.sparsetir.spmm(data, indptr, indices, B)`` and others.
 
 In torch they run the kernels of this package; ``torch.export`` keeps them as they are, and `from_torch` makes
 ``R.sparse`` calls of them. They have no gradients; `sparsetir.torch.Graph` does.
@@ -31,7 +31,7 @@ NAMESPACE = "sparsetir"
 
 @dataclass(frozen=True)
 class TorchOperator:
-    """An operator in torch.
+    """An operator as registered with torch.
 
     Parameters
     ----------
@@ -49,13 +49,13 @@ class TorchOperator:
 
     @property
     def options(self) -> list[str]:
-        """Name the arguments that are no tensors."""
+        """Names of the arguments that are no tensors."""
         return [n for n in ("reduce", "scale") if f" {n}=" in self.schema]
 
 
 @cache
 def _kernel(name: str, sizes: str, dtype: str, idtype: str, *more: Any) -> Kernel:
-    """The program of an operator, built for any sizes."""
+    """Build the program of an operator for any sizes."""
     shape = {size: tirx.Var(size, "int64") for size in sizes.split()}
     return build(getattr(programs, name)(shape, dtype, idtype, *more).func)
 
@@ -67,7 +67,7 @@ def _attention_kernel(sizes: tuple[tuple[str, int], ...], dtype: str, idtype: st
 
 
 def _dtypes(value: Any, indptr: Any) -> tuple[str, str]:
-    """Name the dtype of the values, which is one, and that of the structure."""
+    """Return the dtype of the values and that of the structure."""
     return _dtype(value), _dtype(indptr)
 
 
@@ -105,7 +105,7 @@ def validate(name: str, tensors: Mapping[str, Any], reduce: str = "sum") -> None
 
 
 def _lengths(fault: str, argument: str, tensor: Any, forms: tuple[str, ...]) -> list[tuple[str, Any, str]]:
-    """Name the dimensions of a tensor: a size, the length, and where it is."""
+    """Return the dimensions of a tensor: the name of its size, the length, and the position for messages."""
     if forms == (ANY_RANK,) and tensor.dim():
         forms = (f"{'.' * (tensor.dim() - 1)}n",)
     letters = next((form for form in forms if len(form) == tensor.dim()), None)
@@ -174,7 +174,7 @@ def _gather_matmul_scatter(X: Any, W: Any, indptr: Any, indices: Any, kinds: Any
 
 
 def _check_kinds(kinds: Any, count: int) -> None:
-    """Raise unless every entry has one of the matrices."""
+    """Raise unless every kind is the number of a matrix."""
     bad = first_outside(kinds.numpy(), count) if checks_are_on() else None
     if bad is not None:
         found = f"kinds hold {int(kinds[bad])} at position {bad}"
@@ -189,11 +189,11 @@ def _attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float |
     return kernel(Q=q, K=k, V=v, indptr=indptr, indices=indices).reshape(heads, length, out)
 
 
-_libraries: list[Any] = []  # which torch forgets with their last reference
+_libraries: list[Any] = []  # Keeps the registrations: torch removes them with the last reference.
 INTEGERS = ("indptr", "indices", "kinds")
 ANY_RANK = "...n"
 _ARRAYS = {"data": ("e",), "indptr": ("p",), "indices": ("e",)}
-# The sizes of each tensor's dimensions: p row pointers, m rows, n columns, e entries; alternatives are ranks.
+# The size of each dimension by a letter: p row pointers, m rows, n columns, e entries; alternatives are ranks.
 FORMS: dict[str, dict[str, tuple[str, ...]]] = {
     "spmm": {**_ARRAYS, "B": ("nf", "bnf")},
     "spmv": {**_ARRAYS, "x": ("n",)},
@@ -232,7 +232,7 @@ TORCH_OPERATORS = {
 
 
 def register_torch_ops() -> Any:
-    """Make the operators known to torch. Calling it again changes nothing.
+    """Register the operators with torch. A second call has no effect.
 
     They are ``spmm``, ``spmv``, ``linear``, ``sddmm``, ``softmax``, ``segment_reduce``, ``gather_matmul_scatter`` and
     ``attention``, with the arguments of the functions of the same names in `sparsetir.relax`.
@@ -272,7 +272,8 @@ def _register(torch: Any, name: str, operator: TorchOperator) -> None:
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _libraries.append(library)
     for key in ("SparseCPU", "SparseCsrCPU"):
-        library.impl(name, run, key)  # which refuses them: torch would list all its backends
+        # `run` rejects sparse tensors with advice, where torch's own error would list all its backends.
+        library.impl(name, run, key)
 
 
 def _no_gradient(name: str) -> None:

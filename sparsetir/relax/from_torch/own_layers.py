@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of `sparsetir.torch.Graph` and layers such as `SparseLinear` in models that are traced for Relax.
+"""Operations of `sparsetir.torch.Graph`, and layers such as `SparseLinear`, in models that are traced for Relax.
 
 torch sees each as one call of ``sparsetir::along_rows`` with the name of a method. While `from_torch` traces a model,
 such a call is written with the operators of `register_torch_ops` instead, which stay sparse. The structure is constant.
@@ -20,7 +20,7 @@ ALONG_ROWS = f"{NAMESPACE}::along_rows"
 
 
 def operator_name(func: Any) -> str:
-    """Return the name of a torch operator, without its overload; nothing for another function."""
+    """Return the name of a torch operator without its overload, or an empty string for any other function."""
     return str(getattr(func, "_qualified_op_name", "") or getattr(func, "_name", "")).partition(".")[0]
 
 
@@ -38,12 +38,12 @@ def along_rows(
     dropout: float = 0.0,
     activation: str = "",
 ) -> Any:
-    """Compute a method of a graph by operators of `register_torch_ops`.
+    """Write a method of a graph with the operators of `register_torch_ops`.
 
     Raises
     ------
     LoweringError
-        There is none for the method.
+        The method, or its dropout, is not supported in a model for `from_torch`.
     """
     if method not in METHODS or dropout:
         found = f"{method} with dropout" if dropout else method
@@ -71,11 +71,11 @@ class Rows:
     back: Any
 
     def by_rows(self, edges: Any) -> Any:
-        """Bring values of edges into the order of rows."""
+        """Permute values of edges into row order."""
         return edges if self.there is None else edges.index_select(0, self.there)
 
     def as_given(self, edges: Any) -> Any:
-        """Bring values of edges into the order in which the graph was given."""
+        """Permute values of edges from row order into the order in which the graph was given."""
         return edges if self.back is None else edges.index_select(0, self.back)
 
     def linear(self, values: Any, x: Any) -> Any:
@@ -122,7 +122,7 @@ class Rows:
 
 
 def _each_head(compute: Callable[..., Any], rank: int, *tensors: Any) -> Any:
-    """Compute values of edges from tensors of a rank, or from each of the heads in dimension 1."""
+    """Apply `compute` to tensors of a given rank, or to each head (dimension 1) of tensors with one dimension more."""
     if tensors[0].dim() == rank:
         return compute(*tensors)
     torch = importlib.import_module("torch")

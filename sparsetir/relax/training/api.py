@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile a model for training: what a user passes, checked, and the step that is called."""
+"""Compile a model for training: validate the model, its parameters and its optimizer, and build the step."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ def train_step(
     database: str | Path | None = None,
     **options: Any,
 ) -> TrainStep:
-    """Compile a model with its loss, its gradients and its optimizer: a step of training is one call.
+    """Compile a model with its loss, its gradients and its optimizer: a training step is one call.
 
     Parameters
     ----------
     model : IRModule or torch.nn.Module
         A module with a function ``main``, or with one Relax function, of known sizes that returns one tensor. Its
-        sparse structures are constants, such as of `csr_constants`, or are among `params`. A module of torch is traced
-        as it is, in train mode or not, and is not changed.
+        sparse structures are constants, as from `csr_constants`, or are among `params`. A torch module is traced in its
+        current mode, train or eval, and is not modified.
     loss : {"cross_entropy", "binary_cross_entropy", "mse", "l1"} or callable
         Mean over all elements. ``"cross_entropy"`` takes a class for each row of scores, and leaves out rows with
-        -100; ``"binary_cross_entropy"`` takes scores before the sigmoid. A callable makes a scalar Relax expression of
+        -100; ``"binary_cross_entropy"`` takes scores before the sigmoid. A callable returns a scalar expression of
         the predictions and a target of the same shape.
     optimizer : {"sgd", "momentum", "adam", "adamw"} or tvm.relax.training.optimizer.Optimizer
-        As torch has them.
+        Update rule, with torch's semantics.
     params : mapping of str to array
-        Values of parameters of the function. Those of floats are trained; others, such as the index arrays of a sparse
-        weight, become constants. What is not among them comes with each call.
+        Values of parameters of the function. Floating-point arrays are trained; others, such as the index arrays of a
+        sparse weight, become constants. Parameters without a value are inputs of each call.
     frozen : sequence of str
-        Parameters of floats that become constants, too.
+        Floating-point parameters that become constants, too.
     example_args, example_kwargs, static
-        Of a module of torch, whose parameters are `params`: arguments to trace it with, and the names of those that are
-        always what the examples are, such as an edge index; see `from_torch`.
+        Only for a torch module, which brings its own parameters: arguments to trace it with, and the names of arguments
+        that always equal the examples, such as an edge index, as for `from_torch`.
     lr : float, optional
-        The learning rate at first; by default 1e-3 for Adam and 0.01 for SGD.
+        Initial learning rate; by default 1e-3 for Adam and 0.01 for SGD.
     seed : int
-        Of dropout, each step of which drops other elements.
+        Seed of dropout; each step drops other elements.
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`, used for constant matrices.
     **options
-        Of the optimizer: ``momentum``, ``nesterov``, ``betas``, ``eps``, ``weight_decay``.
+        Options of the optimizer: ``momentum``, ``nesterov``, ``betas``, ``eps``, ``weight_decay``.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def train_step(
     ArgumentError, ArgumentTypeError
         The model has unknown sizes or several results, or a parameter, loss or optimizer does not fit.
     LoweringError
-        Something in the model has no gradient; the message names it.
+        An operator of the model has no gradient; the message names it.
 
     Examples
     --------
@@ -137,7 +137,7 @@ def train_step(
 
 
 def _function(model: Any) -> tuple[str, relax.Function]:
-    """The name of a model's function, and the function."""
+    """Return the name of a model's function, and the function."""
     if not isinstance(model, ir.IRModule):
         raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(model).__name__}")
     found = {str(var.name_hint): f for var, f in model.functions.items() if isinstance(f, relax.Function)}
@@ -149,7 +149,7 @@ def _function(model: Any) -> tuple[str, relax.Function]:
 
 
 def _checked(func: relax.Function, params: Mapping[str, Any], frozen: Sequence[str]) -> dict[str, np.ndarray]:
-    """The values of parameters as arrays that fit the function."""
+    """Return the values of the parameters as arrays, after checking that they fit the function."""
     types = {str(param.name): param.ty for param in func.params}
     for name in (*params, *frozen):
         if name not in types:
@@ -164,7 +164,7 @@ def _checked(func: relax.Function, params: Mapping[str, Any], frozen: Sequence[s
 
 
 def _trained(func: relax.Function, values: Mapping[str, np.ndarray], frozen: Sequence[str]) -> dict[str, np.ndarray]:
-    """The values that are trained, in the order of the function."""
+    """Return the trainable values, in the order of the function's parameters."""
     names = [str(param.name) for param in func.params]
     found = {n: values[n] for n in names if n in values and n not in frozen and values[n].dtype.kind == "f"}
     if not found:
@@ -192,7 +192,7 @@ def _check_fits(name: str, value: np.ndarray, found: Any) -> None:
 
 
 def _plain(mod: ir.IRModule) -> ir.IRModule:
-    """The module with its function as one dataflow block without tuples that are taken apart again."""
+    """Return the module with its function as one dataflow block, where no tuple is built only to be unpacked."""
     func = mod[PREDICT] = _with_one_result(mod[PREDICT])
     result = func.ret_ty
     if not isinstance(result, relax.TensorType):
@@ -215,7 +215,7 @@ def _plain(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _with_one_result(func: relax.Function) -> relax.Function:
-    """A function that returns a tuple of one tensor, as models from torch do, with the tensor for it."""
+    """Unwrap the result of a function that returns a tuple of one tensor, as models from torch do."""
     result = func.ret_ty
     if not isinstance(result, ir.TupleType) or len(result.fields) != 1:
         return func

@@ -13,7 +13,7 @@ from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.relax.operators import call
 from sparsetir.relax.programs import Draft, Program
 
-# Dropout while a model is trained: a mask that is computed from a seed and the number of the step, not kept.
+# Dropout in training: the mask is computed from a seed and the step count in both passes, so it is not stored.
 #
 # before::
 #
@@ -24,7 +24,7 @@ from sparsetir.relax.programs import Draft, Program
 #
 #     y = R.sparse.dropout(x, count, 0.5, seed)
 #
-# Its gradient is the same call on the gradient of the result.
+# The gradient is the same call on the gradient of the result.
 
 
 GOLDEN = 0x9E3779B1
@@ -32,10 +32,9 @@ MASK = (1 << 32) - 1
 
 
 def program(size: Any, dtype: str, rate: float, seed: int) -> Program:
-    """Elements of X, scaled by ``1 / (1 - rate)``, or zero with probability `rate`.
+    """Return the program that scales elements of X by ``1 / (1 - rate)``, or drops them with probability `rate`.
 
-    Whether an element is zero is told by 32 bits that are mixed from its place, the seed and the count
-    (lowbias32, Wellons 2018).
+    The decision for an element is a 32-bit hash of its index, the seed and the step count (lowbias32, Wellons 2018).
     """
     draft = Draft("dropout")
     draft.dense("ONE", 1, "int32")
@@ -56,7 +55,7 @@ def program(size: Any, dtype: str, rate: float, seed: int) -> Program:
 
 
 def mixed(bits: str) -> str:
-    """The text of 32 bits, each of which depends on all of those given."""
+    """Return the text of a 32-bit hash in which each bit depends on all bits of the input."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         bits = f"(T.bitwise_xor({bits}, T.shift_right({bits}, T.uint32({shift}))) * T.uint32({factor}))"
     return f"T.bitwise_xor({bits}, T.shift_right({bits}, T.uint32(16)))"
@@ -64,7 +63,7 @@ def mixed(bits: str) -> str:
 
 @relax.expr_functor.mutator
 class _Dropped(relax.PyExprMutator):
-    """Puts the operator in the place of TVM's."""
+    """Mutator that replaces TVM's dropout by the operator ``R.sparse.dropout``."""
 
     def __init__(self, mod: ir.IRModule, count: Any, seed: int) -> None:
         super().__init__(mod)
@@ -97,7 +96,7 @@ def _is_dropout(mutator: Any, source: relax.Tuple) -> bool:
 
 
 def with_dropout(func: relax.Function, seed: int) -> relax.Function | None:
-    """The function with one argument more, ``count``, the number of the step; None if it drops nothing."""
+    """Add a parameter ``count``, the step count, to a function with dropout; return None if it has no dropout."""
     found: list[Any] = []
     is_dropout = lambda e: isinstance(e, ir.Call) and e.op == ir.Op.get("relax.nn.dropout")  # noqa: E731
     relax.analysis.post_order_visit(func, lambda e: found.append(e) if is_dropout(e) else None)
@@ -109,7 +108,7 @@ def with_dropout(func: relax.Function, seed: int) -> relax.Function | None:
     return _Dropped(mod, count, seed).visit_expr(func)
 
 
-# Batch normalisation while a model is trained: by the batch's own mean and variance, of which averages are kept.
+# Batch normalization in training: normalize by the mean and variance of the batch, and update running averages.
 #
 # before::
 #
@@ -124,19 +123,20 @@ def with_dropout(func: relax.Function, seed: int) -> relax.Function | None:
 #     y = centred * R.rsqrt(batch_variance + epsilon) * gamma + beta
 #     return y, 0.9 * mean + 0.1 * batch_mean, 0.9 * variance + 0.1 * batch_variance * n / (n - 1)
 #
-# The averages are torch's: variances are divided by one less than there are elements. With ``training=False`` the
-# averages normalise, and stay. Predictions are always made with the averages.
+# The running averages follow torch: the variance that they take is the unbiased one (divided by n - 1). With
+# ``training=False`` the running averages normalize and are not updated. Predictions always use the running averages.
 
 
 op = relax.op
 BATCH_NORM = ir.Op.get("relax.nn.batch_norm")
-MEAN, VARIANCE = 3, 4  # the arguments that are averages, results 1 and 2
+MEAN, VARIANCE = 3, 4  # Positions of the running averages among the arguments; their updates are results 1 and 2.
 
 
 def averages(func: relax.Function) -> list[str]:
-    """The parameters that batch normalisations in training keep averages in, in the order of the function."""
+    """Return the parameters that hold running averages of batch normalization in training, in the function's order."""
     found: set[str] = set()
-    renamed: dict[Any, Any] = {}  # variables, and results 1 and 2 of normalisations, by what they stand for
+    # Aliases: variables, and results 1 and 2 of normalizations, by the variable that they equal.
+    renamed: dict[Any, Any] = {}
 
     def visit(e: Any) -> None:
         if not isinstance(e, relax.SeqExpr):
@@ -168,11 +168,11 @@ def _is_batch_norm(value: Any) -> bool:
 
 @relax.expr_functor.mutator
 class _Normalised(relax.PyExprMutator):
-    """Puts dense operators in the place of TVM's, and follows the averages."""
+    """Mutator that replaces TVM's batch normalization by dense operators, and tracks updates of running averages."""
 
     def __init__(self, mod: ir.IRModule, kept: dict[str, Any]) -> None:
         super().__init__(mod)
-        self.kept = kept  # the newest values by the names of parameters
+        self.kept = kept  # The latest value of each running average, by the name of its parameter.
         self.names: dict[Any, str] = {var: name for name, var in kept.items()}
 
     def visit_call_(self, made: ir.Call) -> Any:
@@ -202,7 +202,7 @@ class _Normalised(relax.PyExprMutator):
         return made.fields[item.index] if isinstance(made, relax.Tuple) else item
 
     def _followed(self, value: Any) -> Any:
-        """What a variable stands for."""
+        """Resolve a variable through its aliases, up to a running average."""
         while isinstance(value, relax.Var) and value not in self.names:
             found = self.lookup_binding(value)
             if not isinstance(found, relax.Var):
@@ -211,7 +211,7 @@ class _Normalised(relax.PyExprMutator):
         return value
 
     def _averages(self, made: ir.Call, olds: list[Any], mean: Any, variance: Any, count: int) -> list[Any]:
-        """The new averages, noted by the names of the parameters that they replace."""
+        """Compute the updated running averages, and record them by the names of the parameters that they replace."""
         if count < 2:
             raise ArgumentError(
                 f"R.nn.batch_norm of {made.args[0].ty} has one element for each channel: take more rows"
@@ -232,7 +232,7 @@ class _Normalised(relax.PyExprMutator):
 
 
 def standardised(emit: Any, x: Any, axes: list[int], epsilon: float) -> tuple[Any, Any, Any]:
-    """A tensor whose mean along axes is 0, and whose variance is 1; and what these were."""
+    """Return a tensor normalized to mean 0 and variance 1 along axes, and its mean and variance."""
     mean = emit(op.mean(x, axes, keepdims=True))
     centred = emit(op.subtract(x, mean))
     variance = emit(op.mean(emit(op.multiply(centred, centred)), axes, keepdims=True))
@@ -245,7 +245,7 @@ def _scaled(emit: Any, centred: Any, variance: Any, epsilon: float) -> Any:
 
 
 def with_batch_norm(func: relax.Function, kept: list[str]) -> relax.Function:
-    """The function with dense operators in the places of batch normalisations, and new averages as further results."""
+    """Replace batch normalization in a function by dense operators; updated running averages are further results."""
     held: dict[str, Any] = {str(p.name): p for p in func.params if str(p.name) in kept}
     given = dict(held)
     mutator = _Normalised(ir.IRModule({"main": func}), held)

@@ -13,22 +13,22 @@ from tvm.relax.training import optimizer as tvm_optimizers
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 
-# What is made small: the losses of `sparsetir.relax.train_step`, as torch has them.
+# Losses of `sparsetir.relax.train_step`, with torch's semantics.
 
 
 op = relax.op
-IGNORED = -100  # the label of rows that do not count, as in torch
+IGNORED = -100  # The label of rows that the loss ignores, as in torch.
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of predictions and a target.
+    """A loss function of predictions and a target.
 
     Parameters
     ----------
     name : str
     write : callable
-        Of the predictions, the target and what emits an expression; it returns a scalar.
+        Takes the predictions, the target and an emit function; returns a scalar expression.
     is_classes : bool
         Whether the target is a class for each row.
     """
@@ -38,7 +38,7 @@ class Loss:
     is_classes: bool = False
 
     def target(self, predictions: Any) -> relax.TensorType:
-        """The type of the target.
+        """Return the type of the target.
 
         Raises
         ------
@@ -55,7 +55,7 @@ class Loss:
         return relax.TensorType(shape[:1], "int64")
 
     def function(self, predictions: Any) -> relax.Function:
-        """The loss as a function of predictions and a target."""
+        """Return the loss as a Relax function of predictions and a target."""
         builder = relax.BlockBuilder()
         x, target = relax.Var("predictions", predictions), relax.Var("target", self.target(predictions))
         with builder.function("loss", [x, target]):
@@ -66,7 +66,7 @@ class Loss:
 
 
 def _cross_entropy(x: Any, target: Any, emit: Callable[[Any], Any]) -> Any:
-    """The mean over the rows that count of minus the logarithm of the probability of their class."""
+    """Return the mean of the negative log-probability of the labels, over rows with a label other than `IGNORED`."""
     dtype, ignored = str(x.ty.dtype.dtype), relax.const(IGNORED, "int64")
     counts = emit(op.astype(op.not_equal(target, ignored), dtype))
     safe = emit(op.where(op.equal(target, ignored), relax.const(0, "int64"), target))
@@ -84,7 +84,7 @@ def _l1(x: Any, target: Any, _emit: Callable[[Any], Any]) -> Any:
 
 
 def _binary_cross_entropy(x: Any, target: Any, _emit: Callable[[Any], Any]) -> Any:
-    """Of scores before the sigmoid."""
+    """Return the mean binary cross entropy of scores before the sigmoid."""
     zero, one = (relax.const(n, str(x.ty.dtype.dtype)) for n in (0.0, 1.0))
     return op.mean(op.maximum(x, zero) - x * target + op.log(one + op.exp(op.negative(op.abs(x)))))
 
@@ -101,7 +101,7 @@ LOSSES = {
 
 
 def loss_of(found: Any) -> Loss:
-    """A loss from its name, or from a function of predictions and a target that has their shape."""
+    """Return the loss of a name, or wrap a function of predictions and a target of the same shape."""
     if isinstance(found, str) and found in LOSSES:
         return LOSSES[found]
     if callable(found):
@@ -111,14 +111,14 @@ def loss_of(found: Any) -> Loss:
 
 
 def check_classes(target: np.ndarray, classes: int) -> None:
-    """Raise unless labels are classes, or that of rows that do not count."""
+    """Raise unless every label is a class or the label of ignored rows."""
     wrong = target[((target < 0) | (target >= classes)) & (target != IGNORED)]
     if wrong.size:
         limits = f"from 0 to {classes - 1}, or {IGNORED} for rows that do not count"
         raise ArgumentError(f"the target has label {wrong[0]}; expected classes {limits}")
 
 
-# How parameters change by their gradients: the update rules of `sparsetir.relax.train_step`, as torch has them.
+# Optimizers of `sparsetir.relax.train_step`: update rules with torch's semantics.
 
 
 Emit: TypeAlias = Callable[[Any], Any]
@@ -137,16 +137,16 @@ class Sgd:
     weight_decay: float = 0.0
 
     def scalars(self, lr: float, count: int) -> dict[str, float]:
-        """The numbers of one step, which is that of this count from 1 on."""
+        """Return the scalars of one step, where `count` is its number from 1 on."""
         return {"lr": lr}
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """What is kept for each parameter, zero at first."""
+        """Optimizer state of each parameter, zero before the first step."""
         return ("velocity",) if self.momentum else ()
 
     def update(self, emit: Emit, p: Any, g: Any, slots: list[Any], scalars: Scalars) -> tuple[Any, list[Any]]:
-        """The parameter and its slots after a step."""
+        """Return the parameter and its state after a step."""
         number = _numbers(p)
         if self.weight_decay:
             g = emit(g + number(self.weight_decay) * p)
@@ -159,7 +159,7 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba, 2015); `decoupled` decays weights beside the gradient (AdamW)."""
+    """Adam (Kingma and Ba, 2015); with `decoupled` weight decay is applied apart from the gradient (AdamW)."""
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -170,12 +170,12 @@ class Adam:
     slots = ("first", "second")
 
     def scalars(self, lr: float, count: int) -> dict[str, float]:
-        """The numbers of one step, which is that of this count from 1 on."""
+        """Return the scalars of one step, where `count` is its number from 1 on."""
         first, second = (1 - beta**count for beta in self.betas)
         return {"lr": lr, "first_share": first, "second_share": second}
 
     def update(self, emit: Emit, p: Any, g: Any, slots: list[Any], scalars: Scalars) -> tuple[Any, list[Any]]:
-        """The parameter and its slots after a step."""
+        """Return the parameter and its state after a step."""
         number = _numbers(p)
         if self.weight_decay and self.decoupled:
             p = emit(p * (number(1.0) - scalars["lr"] * number(self.weight_decay)))
@@ -201,7 +201,7 @@ def _numbers(p: Any) -> Callable[[float], Any]:
 
 
 def optimizer_of(found: Any, options: Mapping[str, Any]) -> Optimizer:
-    """An optimizer from its name and its options, or from one of ``tvm.relax.training``.
+    """Return the optimizer of a name with its options, or convert one of ``tvm.relax.training``.
 
     Raises
     ------

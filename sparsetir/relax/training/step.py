@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of training as one function: forward, backward and update.
+"""A training step as one function: forward pass, backward pass and update.
 
 before::
 
@@ -34,20 +34,20 @@ PREDICT, TRAIN, LOSS = "predict", "train", "loss"
 
 @dataclass
 class Plan:
-    """What becomes of a model.
+    """The functions that a model is compiled to for training.
 
     Parameters
     ----------
     mod : IRModule
         With the function ``predict``.
     trained : tuple of str
-        Names of its parameters, in its order.
+        Names of the trainable parameters of ``predict``, in its order.
     rule : Optimizer
     loss : Loss
     seed : int
-        Of dropout.
+        Seed of dropout.
     kept : tuple of str
-        Names of parameters that batch normalisation keeps averages in, in its order.
+        Names of the parameters that hold running averages of batch normalization, in the function's order.
     """
 
     mod: ir.IRModule
@@ -59,21 +59,21 @@ class Plan:
 
     @property
     def predictions(self) -> relax.TensorType:
-        """The type of what the model returns."""
+        """Type of the model's result."""
         return self.mod[PREDICT].ret_ty
 
     @property
     def slots(self) -> dict[str, str]:
-        """What the optimizer keeps: names of the arrays, with those of the parameters that they are like."""
+        """Optimizer state: names of the arrays, each with the parameter whose shape and dtype it has."""
         return {f"{name}_{slot}": name for name in self.trained for slot in self.rule.slots}
 
     @property
     def reserved(self) -> set[str]:
-        """Names of the arguments that ``train`` has besides those of the model."""
+        """Names of the arguments that ``train`` has in addition to those of the model."""
         return {"target", "count", *self.rule.scalars(self.rule.lr, 1), *self.slots}
 
     def module(self) -> ir.IRModule:
-        """The module with ``predict`` and ``train``."""
+        """Build the module with ``predict`` and ``train``."""
         func = with_dropout(self.mod[PREDICT], self.seed) or self.mod[PREDICT]
         func = with_batch_norm(func, list(self.kept))
         mod = self.mod.clone()
@@ -87,12 +87,12 @@ class Plan:
         return relax.transform.DeadCodeElimination([PREDICT, TRAIN])(ir.IRModule(kept))
 
     def _updated(self, adjoint: relax.Function) -> relax.Function:
-        """A function that returns a loss and gradients, with the update of the parameters after them."""
+        """Append the update of the parameters to a function that returns a loss and gradients."""
         given = {str(p.name): p for p in adjoint.params}
         number = relax.TensorType([], given[self.trained[0]].ty.dtype)
         scalars = {name: relax.Var(name, number) for name in self.rule.scalars(self.rule.lr, 1)}
         slots = {name: relax.Var(name, given[like].ty) for name, like in self.slots.items()}
-        losses, gradients = adjoint.body.body.fields  # averages come after the loss
+        losses, gradients = adjoint.body.body.fields  # Updated running averages follow the loss.
         loss, *averages = losses.fields if isinstance(losses, relax.Tuple) else [losses]
         builder = relax.BlockBuilder()
         with builder.function(TRAIN, [*given.values(), *scalars.values(), *slots.values()]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled step of training, its parameters and what its optimizer keeps."""
+"""A compiled training step with its parameters and optimizer state."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from sparsetir.relax.training.step import PREDICT, TRAIN
 
 
 class TrainStep:
-    """A step of training: ``step(x, y)`` computes the loss, changes the parameters, and returns the loss before.
+    """A training step: ``step(x, y)`` computes the loss, updates the parameters, and returns the loss before that.
 
-    `sparsetir.relax.train_step` makes it. The inputs are those parameters of the model that got no value, in its order,
-    and the target, as torch tensors, numpy arrays or TVM tensors.
+    It is made by `sparsetir.relax.train_step`. The inputs are the parameters of the model without a value, in the
+    model's order, and the target, as torch tensors, numpy arrays or TVM tensors.
 
     Attributes
     ----------
     lr : float
-        The learning rate; it may be set between steps.
+        Learning rate; it may be set between steps.
     count : int
-        The number of steps so far.
+        Number of steps so far.
     mod : IRModule
-        The functions ``train`` and ``predict`` before they were lowered.
+        Functions ``train`` and ``predict`` before lowering.
     executable : relax.VMExecutable
-        Both compiled.
+        Both functions, compiled.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TrainStep:
 
     @property
     def lr(self) -> float:
-        """The learning rate."""
+        """Learning rate."""
         return self._lr
 
     @lr.setter
@@ -70,13 +70,13 @@ class TrainStep:
         self._lr = float(value)
 
     def __call__(self, *inputs: Any, **named: Any) -> float:
-        """Train with a batch; the loss before the parameters changed.
+        """Train on a batch, and return the loss before the update of the parameters.
 
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            The arguments are not as many as the model takes with its target, one has another dtype or shape, or the
-            target has a label that is no class.
+            The number, dtypes or shapes of the arguments differ from the signature, or the target has a label that is
+            no class.
         """
         values = self._inputs[TRAIN].positions(inputs, named)
         if self._classes is not None:
@@ -94,12 +94,12 @@ class TrainStep:
     step = __call__
 
     def predict(self, *inputs: Any, **named: Any) -> Any:
-        """What the model returns with the parameters as they are now, without dropout."""
+        """Return the model's result with the current parameters and without dropout."""
         values = self._inputs[PREDICT].positions(inputs, named)
         return from_tvm(self._run[PREDICT](*self._tensors(PREDICT, values, self._slots)), library_of(values))
 
     def _tensors(self, part: str, values: list[Any], own: Mapping[str, Any]) -> list[Any]:
-        """The arguments of a function in its order: a batch that is checked, and what is kept here."""
+        """Return the arguments of a function in its order: the validated batch, the parameters and the state."""
         signature = self._inputs[part]
         tensors = [to_tvm(value, a.name) for a, value in zip(signature.arguments, values, strict=True)]
         signature.check(tensors)
@@ -109,22 +109,22 @@ class TrainStep:
 
     @property
     def params(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters that are trained, by name."""
+        """Copies of the trained parameters, by name."""
         return {name: tensor.numpy().copy() for name, tensor in self._params.items()}
 
     @property
     def state(self) -> dict[str, Any]:
-        """Copies of what the optimizer and batch norms keep, arrays by name, and ``count`` and ``lr``."""
+        """Copies of the optimizer state and running averages, arrays by name, and ``count`` and ``lr``."""
         slots = {name: tensor.numpy().copy() for name, tensor in self._slots.items()}
         return {"count": self.count, "lr": self.lr, **slots}
 
     def set(self, params: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None) -> None:
-        """Put values in the places of some parameters, or of some of the state.
+        """Replace some parameters, or some of the state.
 
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            There is no such name, or a value has another shape or dtype. Nothing is changed then.
+            A name is unknown, or a value has another shape or dtype. The step is then unchanged.
         """
         scalars = {name: value for name, value in (state or {}).items() if name in ("count", "lr")}
         arrays = {name: value for name, value in (state or {}).items() if name not in scalars}
@@ -135,12 +135,12 @@ class TrainStep:
         self.lr = float(scalars.get("lr", self.lr))
 
     def save(self, path: str | Path) -> Path:
-        """Write the parameters and the state as a file of numpy, ``.npz``; `load` goes on from there.
+        """Write the parameters and the state as an ``.npz`` file, which `load` reads to resume training.
 
         Raises
         ------
         ArgumentError
-            The name ends otherwise, or there is no such folder.
+            The suffix is wrong, or the folder does not exist.
         WriteError
             The disk is full.
         """
@@ -158,15 +158,15 @@ class TrainStep:
         return path
 
     def load(self, path: str | Path) -> None:
-        """Read what `save` wrote, of a step of the same model and optimizer.
+        """Read the parameters and the state that `save` wrote for a step of the same model and optimizer.
 
         Raises
         ------
         MissingFileError
         FileFormatError
-            The file is damaged or is none of numpy.
+            The file is damaged, or is not in numpy's format.
         ArgumentError, ArgumentTypeError
-            It is of another model or optimizer. Nothing is changed then.
+            The file is of another model or optimizer. The step is then unchanged.
         """
         path = Path(path)
         if not path.is_file():
@@ -187,13 +187,13 @@ class TrainStep:
 
 
 def _without(signature: Signature, own: set[str]) -> Signature:
-    """A signature without the arguments that are kept here."""
+    """Return a signature without the arguments that the step stores itself."""
     arguments = tuple(a for a in signature.arguments if a.name not in own)
     return Signature(signature.function, arguments, signature.bounds)
 
 
 def _labels(target: Any, classes: int) -> np.ndarray:
-    """Labels as int64, each of them a class."""
+    """Convert labels to int64, after checking that each is a class or ignored."""
     found = np.asarray(target.numpy() if isinstance(target, tvm.runtime.Tensor) else target)
     if found.dtype.kind not in "iu":
         raise ArgumentTypeError(
@@ -209,7 +209,7 @@ def _named(found: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
 
 
 def _fitting(values: Mapping[str, Any], held: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Values as tensors like those that are there."""
+    """Convert values to tensors, after checking that they match the stored ones in name, shape and dtype."""
     found = {}
     for name, value in values.items():
         if name not in held:
