@@ -15,9 +15,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 import sparsetir
+import torch
 from sparsetir.bench import MissingPackageError
 from sparsetir.bench.training import measure
 from sparsetir.bench.training.command import trained, with_memory

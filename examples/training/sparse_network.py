@@ -18,16 +18,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sparsetir
+import torch
 from sparsetir.bench import MissingPackageError
 from sparsetir.bench.training import measure
 from sparsetir.bench.training.measure import Run
 from sparsetir.torch import SparseLinear, sparsify_
 from sparsetir.workloads.plot import aligned, losses
+from torch import Tensor, nn
 
 CLASSES, WARM, KNOWN = 10, 2, 0.1  # epochs before pruning, the share of inputs that matter
 SURE = 3  # epochs in which the losses of moved weights are compared

@@ -195,7 +195,6 @@ RESERVED = {"T"}  # what programs call the dialect
 
 @dataclass
 class Names:
-
     taken: set[str] = field(default_factory=lambda: set(RESERVED))
 
     def new(self, *wanted: str) -> str:

@@ -28,8 +28,8 @@ from sparsetir.relax.sparsify import Layer, SparsifyWeights
 
 if TYPE_CHECKING:
     from sparsetir.relax import nn
-    from sparsetir.relax.from_torch.models import from_torch
-    from sparsetir.relax.from_torch.operators import register_torch_ops
+    from sparsetir.relax.torch_import.models import from_torch
+    from sparsetir.relax.torch_import.operators import register_torch_ops
     from sparsetir.relax.training.api import train_step
     from sparsetir.relax.training.trainer import TrainStep
 
@@ -42,9 +42,9 @@ dense_gradients.register()
 # Names of front ends and of training -> the modules that define them, which are imported at the first use of a name.
 _LAZY = {
     "TrainStep": "sparsetir.relax.training.trainer",
-    "from_torch": "sparsetir.relax.from_torch.models",
+    "from_torch": "sparsetir.relax.torch_import.models",
     "nn": "sparsetir.relax.nn",
-    "register_torch_ops": "sparsetir.relax.from_torch.operators",
+    "register_torch_ops": "sparsetir.relax.torch_import.operators",
     "train_step": "sparsetir.relax.training.api",
 }
 

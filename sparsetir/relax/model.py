@@ -27,7 +27,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError,
 from sparsetir.interop.sources import check_detached, is_torch
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.relax.build import bind, build, cpu_target
-from sparsetir.relax.from_torch.fixed_values import Nesting
+from sparsetir.relax.torch_import.fixed_values import Nesting
 from sparsetir.utils.threads import get_num_threads
 
 # Signatures: names, dtypes and shapes of arguments, validated at every call and stored in a saved model.

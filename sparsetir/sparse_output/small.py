@@ -185,9 +185,7 @@ def _of_indices(axis: Axis, fault: Var) -> list[tirx.Stmt]:
 # A small call in one function: index arrays are validated, rows counted, partitioned and written.
 
 
-ROWS_AHEAD = max(
-    MOST_AHEAD, LANES
-)  # entries behind a chunk that may be written or read speculatively
+ROWS_AHEAD = max(MOST_AHEAD, LANES)  # entries behind a chunk that may be written or read speculatively
 
 
 def at_once(functions: Functions, *, is_shared: bool) -> tirx.PrimFunc:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-
 from sparsetir.errors import ArgumentError
 from sparsetir.torch import caches, tracing
 from sparsetir.torch.caches import INTEGERS

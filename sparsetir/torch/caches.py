@@ -12,12 +12,12 @@ from typing import Any
 from weakref import ref
 
 import numpy as np
-import torch
-from torch import Tensor
 
+import torch
 from sparsetir.torch.graph import Graph
 from sparsetir.torch.structure import BITS
 from sparsetir.utils.caches import Cache
+from torch import Tensor
 
 MAX_PLACES = 256  # index tensors that live and are known by their memory
 MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of what is kept for later passes; the last few are kept anyway

@@ -28,16 +28,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+import torch
 from sparsetir.errors import StructureError
 from sparsetir.torch.caches import Graphs
 from sparsetir.torch.graph import SEEDS, Graph
+from torch import Tensor
 
 PLAIN = (Tensor, torch.nn.Parameter)
 

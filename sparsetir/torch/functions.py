@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
 from torch.autograd import Function
 from torch.autograd import forward_ad as _forward_level
 
+import torch
 from sparsetir.errors import LoweringError, OffsetError
 from sparsetir.torch.programs import Sizes
+from torch import Tensor
 
 if TYPE_CHECKING:
     from sparsetir.torch.structure import Compressed
@@ -341,7 +341,7 @@ def _block_attention(rows: Compressed, q: Tensor, k: Tensor, v: Tensor, scale: f
     """Attention where edges are full blocks, whose scores are products of matrices; None where they are not."""
     if rows.blocks is None or 0 in (*q.shape, *v.shape):
         return None
-    from sparsetir.relax.from_torch.operators import TORCH_OPERATORS
+    from sparsetir.relax.torch_import.operators import TORCH_OPERATORS
 
     _, indptr, indices = rows.blocks
     by_heads = [(t if t.dim() == 3 else t[:, None]).resolve_neg().transpose(0, 1).contiguous() for t in (q, k, v)]

@@ -29,10 +29,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional
 
+import torch
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import SEEDS
 from sparsetir.torch.tracing import along_edges

@@ -8,14 +8,14 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 from torch.nn.functional import linear
 
+import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
 from sparsetir.utils.dtypes import is_real
+from torch import Tensor
 
 FEATURES: Sizes = (("K", None),)
 SEEDS = 1 << 32

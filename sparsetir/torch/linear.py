@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import torch
-from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
+import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
+from torch import Tensor, nn
 
 Array = np.ndarray
 NO_LINEAR = "not a torch.nn.Linear"

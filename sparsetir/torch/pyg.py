@@ -11,15 +11,15 @@ from functools import wraps
 from types import FunctionType
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
+import torch
 from sparsetir.torch.caches import Contents, Graphs, Recent
 from sparsetir.torch.deferred_edges import PLAIN, Rows, note, recipe, values
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
 from sparsetir.utils.optional import require
+from torch import Tensor
 
 # Layers of torch_geometric that are one product with a weight: GCNConv and SAGEConv.
 #

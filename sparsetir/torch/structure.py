@@ -12,14 +12,14 @@ from weakref import WeakValueDictionary, ref
 
 import numpy as np
 import scipy.sparse as sp
-import torch
-from torch import Tensor
 
+import torch
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError, StructureError
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.torch.programs import Sizes, kernel
 from sparsetir.utils.caches import Cache
+from torch import Tensor
 
 # What is computed of constant tensors, once.
 

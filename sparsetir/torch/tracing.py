@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.autograd import Function
 
+import torch
 from sparsetir.script.parser import literal
 from sparsetir.torch import functions
 from sparsetir.torch.caches import Graphs
 from sparsetir.torch.graph import Graph
 from sparsetir.torch.programs import Sizes
 from sparsetir.torch.structure import known
+from torch import Tensor
 
 GRAPHS = Graphs()  # of targets and sources
 PLAIN = (Tensor, torch.nn.Parameter)

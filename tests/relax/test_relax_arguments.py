@@ -13,9 +13,9 @@ from tvm import relax
 import sparsetir.relax as srelax
 import torch
 from sparsetir.errors import SparseTIRError
-from sparsetir.relax.from_torch.operators import TORCH_OPERATORS
 from sparsetir.relax.operators import OPERATORS
 from sparsetir.relax.operators import call as relax_call
+from sparsetir.relax.torch_import.operators import TORCH_OPERATORS
 
 OPS = srelax.register_torch_ops()
 M, N, NNZ = 3, 4, 5

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-
 from sparsetir.bench.training import measure, operators
 from sparsetir.bench.training.measure import Run, Training
 from sparsetir.bench.training.problems import Problem, available, load

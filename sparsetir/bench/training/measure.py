@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch.nn.functional import cross_entropy
 
+import torch
 from sparsetir.bench.training.networks import initialise
 from sparsetir.bench.training.problems import Problem
 from sparsetir.bench.training.ways import Contender

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor, nn
 from torch.nn.functional import linear
 
+import torch
 from sparsetir.torch import Graph
+from torch import Tensor, nn
 
 Product = Callable[[Tensor], Tensor]  # sums, means or maxima of what the sources of each node have
 Inputs: TypeAlias = Tensor | Product  # features of nodes; sparse ones as the product with them

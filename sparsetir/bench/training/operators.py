@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+import torch
 from sparsetir.bench.training import measure
 from sparsetir.bench.training.problems import Problem
 from sparsetir.torch import Graph, SparseLinear
 from sparsetir.workloads.reference import WrongResultError
+from torch import Tensor
 
 OURS, TORCH = "ours", "torch"
 HEAD = ("ours ms", "torch ms", "ratio", "spread")

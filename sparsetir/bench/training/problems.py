@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
-import torch
-from torch import Tensor
 
+import torch
 from sparsetir.errors import ArgumentError
 from sparsetir.workloads import suite
+from torch import Tensor
 
 FILES = {
     "cora": "graphs/cora.npz",

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import torch
-from torch import nn
 
+import torch
 from sparsetir.bench.training.networks import GAT, GCN, RGCN, SAGE, GATv2, Inputs, Neighbours, Network
 from sparsetir.bench.training.problems import Problem
 from sparsetir.errors import ArgumentError
 from sparsetir.torch import Graph, patch_pyg
+from torch import nn
 
 KINDS = ("gcn", "sage-mean", "sage-max", "gat", "gatv2", "rgcn")
 HEADED = ("gat", "gatv2")

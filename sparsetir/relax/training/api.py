@@ -14,9 +14,9 @@ from tvm.relax.frontend.nn import Parameter
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, own_errors
 from sparsetir.relax.build import bind, build, cpu_target
-from sparsetir.relax.from_torch.models import from_module, is_module
 from sparsetir.relax.lowered import known
 from sparsetir.relax.model import Signature
+from sparsetir.relax.torch_import.models import from_module, is_module
 from sparsetir.relax.training.layers import averages
 from sparsetir.relax.training.rules import loss_of, optimizer_of
 from sparsetir.relax.training.step import PREDICT, TRAIN, Plan

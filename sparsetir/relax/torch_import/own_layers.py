@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.errors import LoweringError
-from sparsetir.relax.from_torch.operators import NAMESPACE, register_torch_ops
+from sparsetir.relax.torch_import.operators import NAMESPACE, register_torch_ops
 
 ALONG_ROWS = f"{NAMESPACE}::along_rows"
 

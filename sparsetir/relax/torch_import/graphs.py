@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import LoweringError
-from sparsetir.relax.from_torch import edges
+from sparsetir.relax.torch_import import edges
 
 REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
 
@@ -298,7 +298,7 @@ class Scatter:
         return call(self.aten.view.default, (found, [self.rows, *inner])) if len(inner) > 1 else found
 
     def _call(self, name: str, *args: Any) -> Any:
-        from sparsetir.relax.from_torch.operators import register_torch_ops
+        from sparsetir.relax.torch_import.operators import register_torch_ops
 
         return self.graph.call_function(getattr(register_torch_ops(), name).default, args)
 

@@ -14,10 +14,10 @@ from typing import Any
 from tvm import ir, relax
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.relax.from_torch.fixed_values import Nesting, Values, explained, tracing
-from sparsetir.relax.from_torch.importer import imported
-from sparsetir.relax.from_torch.own_layers import ALONG_ROWS, along_rows, operator_name
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
+from sparsetir.relax.torch_import.fixed_values import Nesting, Values, explained, tracing
+from sparsetir.relax.torch_import.importer import imported
+from sparsetir.relax.torch_import.own_layers import ALONG_ROWS, along_rows, operator_name
 
 # Import a torch module as a Relax function of its parameters, for training.
 

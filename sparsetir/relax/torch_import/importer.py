@@ -13,9 +13,9 @@ from tvm import ir, relax, tirx
 
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.relax import calls
-from sparsetir.relax.from_torch import edges as torch_edges
-from sparsetir.relax.from_torch.graphs import with_sparse_products
-from sparsetir.relax.from_torch.operators import NAMESPACE, TORCH_OPERATORS
+from sparsetir.relax.torch_import import edges as torch_edges
+from sparsetir.relax.torch_import.graphs import with_sparse_products
+from sparsetir.relax.torch_import.operators import NAMESPACE, TORCH_OPERATORS
 from sparsetir.relax.training.layers import standardised
 
 Converter = Callable[[Any, Any], Any]
