@@ -79,7 +79,7 @@ class Grouped(Layout):
         return self.listed(entries, rows)
 
     def listed(self, entries: Entries, rows: Array) -> Packed:
-        """The piece of these rows, group after group."""
+        """Return the piece of these rows, group after group."""
         lengths = lengths_of(entries)[rows]
         runs, dtype = begins(lengths), index_dtype(entries.nnz)
         index = spread(entries.indptr[rows], runs, dtype)
@@ -100,7 +100,7 @@ class OtherRows(DCSR):
         return replace(super().rule(), partitions_rows=True)
 
     def listed(self, entries: Entries, rows: Array) -> Packed:
-        """The piece of these rows, in ascending order; all others are empty."""
+        """Return the piece of these rows, in ascending order; all others are empty."""
         (m, n), nnz = entries.shape, self.check_count(entries.nnz)
         indptr = np.append(entries.indptr[rows], nnz)
         pointers = np.array([0, len(rows)])
@@ -196,14 +196,14 @@ class RowGroups(Split):
         return [grouped, *(others if index is None else (within(piece, index) for piece in others))]
 
     def _held(self, entries: Entries, groups: Array) -> Array:
-        """Which entries lie in the rows of groups, as a mask."""
+        """Return the mask of the entries in the rows of groups."""
         rows = np.zeros(entries.shape[0], np.bool_)
         rows[groups] = True
         return np.repeat(rows, lengths_of(entries))
 
 
 def _without(groups: Array, m: int) -> Array:
-    """The rows that are in no group."""
+    """Return the rows that are in no group."""
     check_memory(9 * m, f"numbers of {m} rows")
     alone = np.ones(m, np.bool_)
     alone[groups] = False
@@ -291,7 +291,7 @@ def signatures(entries: Entries, rows: Array, seed: int) -> Array:
 
 
 def _hashes(entries: Entries, rows: Array, seed: int) -> tuple[Array, Array]:
-    """A hash of the column of each entry of the rows, and where each row begins among them."""
+    """Return a hash of the column of each entry of the rows, and the row pointers of these entries."""
     lengths = lengths_of(entries)[rows]
     every = len(rows) == np.count_nonzero(np.diff(entries.indptr))
     runs = begins(lengths)
@@ -305,7 +305,7 @@ def _hashes(entries: Entries, rows: Array, seed: int) -> tuple[Array, Array]:
 
 
 def _columns(entries: Entries, groups: Array) -> tuple[Array, Array]:
-    """How many different columns the rows of each group use, and how many entries they hold."""
+    """Return the number of distinct columns and the number of entries of each group of rows."""
     rows = groups.reshape(-1)
     runs = begins(lengths_of(entries)[rows])
     columns = take(entries.last, spread(entries.indptr[rows], runs, index_dtype(entries.nnz)))
@@ -371,7 +371,7 @@ class Reordered(Layout):
 
 
 def order_of(entries: Entries) -> Array:
-    """The rows of a matrix in reverse Cuthill-McKee order."""
+    """Return the rows of a matrix in reverse Cuthill-McKee order."""
     (m, n), nnz = entries.shape, entries.nnz
     nodes = m if m == n else m + n
     check_memory(20 * nnz + 16 * nodes, f"the graph of {nnz} entries")
