@@ -109,7 +109,7 @@ class SELL(Layout):
         return Estimate(pattern.sliced, most=pattern.sliced * max(self.C, NARROWEST) // NARROWEST)
 
     def slices(self, entries: Entries) -> Slices:
-        """Which rows lie side by side, and where their entries are."""
+        """Return which rows are stored side by side, and the slots of their entries."""
         (m, n), lengths = entries.shape, lengths_of(entries)
         order = longest_first(lengths, self.sigma)
         slices = -(-m // self.C)

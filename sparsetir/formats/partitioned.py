@@ -110,7 +110,7 @@ class _Probe:
 
 
 def _below(outer: FormatRewriteRule, inner: FormatRewriteRule, is_whole: bool) -> FormatRewriteRule:
-    """The rule of a piece's piece, where the piece has all entries or a part of them.
+    """Return the rule of a piece's piece, where the piece has all entries or a part of them.
 
     A format of a part iterates over rows of other parts too, or leaves out empty ones: it must not initialise them.
     """

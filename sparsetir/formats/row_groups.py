@@ -211,7 +211,7 @@ def _without(groups: Array, m: int) -> Array:
 
 
 def groups_of(entries: Entries, r: int, padding: float) -> Array:
-    """Rows of similar patterns, `r` at a time; rows without such company are left out.
+    """Return rows of similar patterns, `r` at a time; rows without such company are left out.
 
     Rows are put in order, cut into runs, and every `r` of a run that need little padding become a group; what is left
     is put in another order. The first one is that of the rows, each `r` of them a run. Then it is by signature: the
@@ -249,7 +249,7 @@ def groups_of(entries: Entries, r: int, padding: float) -> Array:
 
 
 def grouped_share(entries: Entries, r: int, padding: float) -> tuple[float, float]:
-    """Fraction of the entries that `groups_of` gets into groups, and of the groups' slots that these fill.
+    """Return the fraction of the entries that `groups_of` gets into groups, and of the groups' slots that these fill.
 
     Of a large matrix only rows with some signatures count: similar rows have the same one, and stay together.
     """
@@ -263,7 +263,7 @@ def grouped_share(entries: Entries, r: int, padding: float) -> tuple[float, floa
 
 
 def _by_signature(entries: Entries, rows: Array, seed: int) -> tuple[Array, Array]:
-    """Rows in the order of their signatures, and these.
+    """Return the rows in the order of their signatures, and these.
 
     Rows of one signature are ordered by another one, then by a hash of all columns: equal rows are neighbours.
     """
@@ -285,7 +285,7 @@ def _in_runs(rows: Array, keys: Array, r: int) -> Array:
 
 
 def signatures(entries: Entries, rows: Array, seed: int) -> Array:
-    """The least hash of a column of each row; rows must be ascending and hold something."""
+    """Return the least hash of a column of each row; rows must be ascending and hold something."""
     keys, runs = _hashes(entries, rows, seed)
     return np.minimum.reduceat(keys, runs[:-1]) if len(rows) else keys
 

@@ -186,7 +186,7 @@ def finch_call(case: Case, operands: list[Any]) -> Call | None:
 
 
 def wide(value: Any) -> Any:
-    """A CSR matrix with 64-bit indices; anything else as it is."""
+    """Return a CSR matrix with 64-bit indices; anything else as it is."""
     if not sp.issparse(value):
         return value
     made = sp.csr_array(value.shape, dtype=value.dtype)

@@ -84,7 +84,7 @@ def torch_module() -> Any:
 
 
 def torch_csr(csr: Any) -> Any:
-    """`csr` as a torch CSR tensor that shares its arrays."""
+    """Return `csr` as a torch CSR tensor that shares its arrays."""
     torch = torch_module()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*CSR.*beta.*")

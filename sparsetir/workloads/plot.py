@@ -37,7 +37,7 @@ MAX_BINS = 512
 
 
 def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """An empty figure and its axes. No pyplot: nothing global changes and no display is needed."""
+    """Return an empty figure and its axes. No pyplot: nothing global changes and no display is needed."""
     figure = require("matplotlib.figure", extra="plot", purpose="drawing").Figure(figsize=(width, height))
     return figure, figure.add_subplot()
 
