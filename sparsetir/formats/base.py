@@ -132,14 +132,14 @@ class FormatRewriteRule:
         return len(self.axis_map)
 
     def old_coords(self, new: Sequence[Any]) -> list[Any]:
-        """Coordinates in the old buffer of the point `new`."""
+        """Return the coordinates in the old buffer of the point `new`."""
         if self.inverse is not None:
             return list(self.inverse(*new))
         at = {axis.name: coord for axis, coord in zip(self.buffer.axes, new, strict=True)}
         return [at[self.axis_map[d][0]] for d in range(self.order)]
 
     def new_coords(self, old: Sequence[Any]) -> list[Any]:
-        """Coordinates in the new buffer of the point `old`."""
+        """Return the coordinates in the new buffer of the point `old`."""
         if self.forward is not None:
             return list(self.forward(*old))
         if self.inverse is not None:
@@ -156,7 +156,7 @@ LETTERS = "IJKLMN"
 
 
 def axis_name(dimension: int) -> str:
-    """I, J, K ... for the dimensions of a tensor."""
+    """Return the axis name of a dimension: I, J, K, ..."""
     return LETTERS[dimension] if dimension < len(LETTERS) else f"D{dimension}"
 
 

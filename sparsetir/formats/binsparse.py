@@ -52,7 +52,7 @@ OWN = {"CSR": "csr", "CSC": "csc", "DCSR": "dcsr", "COO": "coo", "COOR": "coo", 
 
 
 def encode(tensor: SparseTensor) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The descriptor of a tensor and its arrays."""
+    """Return the Binsparse descriptor of a tensor and its arrays."""
     writers = {"csr": _csr, "csc": _csr, "dcsr": _dcsr, "coo": _coo, "csf": _csf}
     write = writers.get(tensor.format.name)
     if write is None:

@@ -169,7 +169,7 @@ class _Grid:
         return key_batches(self._begin[self._heads], self.entries.last, self.shape[1], self.c)
 
     def blocks(self) -> tuple[Array, Array]:
-        """Columns of the blocks that are not empty, and how many each of `rows` has."""
+        """Return the columns of the nonempty blocks, and the number of blocks of each of `rows`."""
         return _joined((batch.distinct() for batch in self._batches()), self.entries.last.dtype)
 
     def slots(self) -> Iterator[tuple[slice, Array]]:
@@ -194,7 +194,7 @@ class _Grid:
 
 
 def number_blocks(starts: Array, keys: Array, extent: int) -> tuple[Array, Array, Array]:
-    """The distinct keys of each run in ascending order.
+    """Return the distinct keys of each run in ascending order.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def number_blocks(starts: Array, keys: Array, extent: int) -> tuple[Array, Array
 
 
 def count_blocks(starts: Array, keys: Array, extent: int) -> Array:
-    """How many distinct keys each run has; the arguments are those of `number_blocks`."""
+    """Return the number of distinct keys of each run; the arguments are those of `number_blocks`."""
     return _joined((batch.distinct() for batch in key_batches(starts, keys, extent)), keys.dtype)[1]
 
 
@@ -239,7 +239,7 @@ class Batch:
     extent: int
 
     def distinct(self) -> tuple[Array, Array]:
-        """The distinct keys of the runs, and how many there are in each."""
+        """Return the distinct keys of the runs, and the number of distinct keys of each run."""
         ordered = np.sort(self.keys)
         run, found = np.divmod(ordered[changes([ordered])], max(self.extent, 1))
         return found, np.bincount(run, minlength=self.last - self.first)
@@ -267,7 +267,7 @@ def key_batches(starts: Array, keys: Array, extent: int, width: int = 1) -> Iter
 
 
 def _joined(found: Iterable[tuple[Array, Array]], dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """The keys and the counts of all batches."""
+    """Concatenate the keys and the counts of all batches."""
     keys, held = [np.zeros(0, dtype)], [np.zeros(0, np.int64)]
     for some, counts in found:
         keys.append(some.astype(dtype, copy=False))

@@ -50,11 +50,11 @@ class Layout(Format):
         return [self.packed(entries)]
 
     def rule(self) -> FormatRewriteRule:
-        """The rule of the piece."""
+        """Return the rule of the piece."""
         raise NotImplementedError
 
     def packed(self, entries: Entries) -> Packed:
-        """The piece of a tensor."""
+        """Return the piece of a tensor."""
         raise NotImplementedError
 
     def arrays(self, **arrays: Array) -> dict[str, Array]:
@@ -148,7 +148,7 @@ class CSC(Layout):
 
 
 def _by_column(entries: Entries, values: Array) -> tuple[Array, Array, Array]:
-    """Where columns begin, the rows of their entries, and the values in this order."""
+    """Return the column pointers, the rows of their entries, and the values in this order."""
     m, n = entries.shape
     if m <= 4 * entries.nnz:
         return transpose(entries.indptr, entries.last, values, (m, n))

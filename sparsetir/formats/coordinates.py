@@ -156,7 +156,7 @@ class CSF(Layout):
         return Packed(arrays, sizes, entries.nnz, entries=by)
 
     def _levels(self, coords: list[Array]) -> tuple[dict[str, Array], list[int]]:
-        """Index arrays of sorted coordinates, and how many positions each level has."""
+        """Return the index arrays of sorted coordinates, and the number of positions of each level."""
         arrays, counts = {}, []
         new = np.zeros(len(coords[0]), np.bool_)
         above: Array = np.zeros(1, np.int64)  # where the fibers of the level above begin in the list of entries
@@ -178,7 +178,7 @@ class CSF(Layout):
         return tuple(self.order)
 
     def _counts(self) -> list[str]:
-        """Names of the numbers of positions, root first."""
+        """Return the names of the numbers of positions, root first."""
         return [f"nnz_{axis_name(d).lower()}" for d in self._order()]
 
 

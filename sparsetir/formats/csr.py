@@ -16,7 +16,7 @@ MATRICES = {"csr": sp.csr_matrix, "csc": sp.csc_matrix, "coo": sp.coo_matrix, "b
 
 
 def compressed_rows(value: Any, name: str = "a matrix") -> Any:
-    """A sparse matrix in compressed rows: of torch if it is one, else of scipy.
+    """Convert a sparse matrix to compressed rows: of torch if it is a torch tensor, else of scipy.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def add_duplicates(value: Any) -> Any:
 
 
 def _of_class(tensor: SparseTensor, value: Any) -> Any:
-    """A tensor in the class and, as far as it is one of a matrix, the format of another operand."""
+    """Convert a tensor to the class and, as far as it is one of a matrix, the format of another operand."""
     if is_torch(value):
         layout = str(value.layout).removeprefix("torch.sparse_")
         return tensor.convert(layout if layout in ("csr", "csc") else "coo").to_torch()

@@ -226,7 +226,7 @@ class SliceDiagonals(Layout):
 
 
 def slice_diagonals(entries: Entries, size: int, density: float) -> tuple[float, float]:
-    """Fraction of the entries on diagonals of slices that are dense enough, and how full these are.
+    """Return the fraction of the entries on diagonals of slices that are dense enough, and how full these are.
 
     See `SliceDiagonals`. Of a large matrix only some of the slices count.
     """
@@ -241,7 +241,7 @@ def slice_diagonals(entries: Entries, size: int, density: float) -> tuple[float,
 
 
 def numbered(entries: Entries) -> Iterator[tuple[slice, Array, Array]]:
-    """Ranges of the entries with their rows and the numbers of their diagonals: column - row + m - 1."""
+    """Yield ranges of the entries with their rows and the numbers of their diagonals: column - row + m - 1."""
     for part, rows in row_numbers(entries.indptr):
         yield part, rows, entries.last[part] - rows + (entries.shape[0] - 1)
 

@@ -77,7 +77,7 @@ def _update(state: Any, array: Array, dtype: np.dtype[Any]) -> None:
 
 
 def fingerprint(entries: Entries) -> str:
-    """A hash of where the entries of a tensor lie, the same however they are stored.
+    """Return a hash of the coordinates of the entries of a tensor, independent of how they are stored.
 
     Of the shape, the rows (first coordinates) that hold something, where they begin, and the other coordinates.
 

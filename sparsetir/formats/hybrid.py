@@ -62,7 +62,7 @@ class Split(Partition):
         raise NotImplementedError
 
     def chosen(self, entries: Entries) -> Array:
-        """Which entries the first part gets, as a mask."""
+        """Return the mask of the entries that the first part stores."""
         raise NotImplementedError
 
     @cached_property

@@ -125,7 +125,7 @@ def _short(term: str, value: Any, coords: Any, numbers: dict[str, np.ndarray]) -
 
 
 def _coords(value: Any, name: str = "the result") -> list[np.ndarray]:
-    """The coordinates of a sparse object in its order."""
+    """Return the coordinates of a sparse object in its order."""
     if isinstance(value, SparseTensor):  # whose rows may be too many for pointers
         return list(value.coords)
     source = open_source(value, name)

@@ -85,15 +85,15 @@ class Origin:
         return np.flatnonzero(first) if order is None else order[first]
 
     def slots(self) -> Array:
-        """`heads`, written out."""
+        """Return `heads` as an array, also where it is None."""
         return counting(self.entries.nnz) if self.heads is None else self.heads
 
     def values(self) -> Array:
-        """The value of each entry: a sum where entries had the same coordinates."""
+        """Return the value of each entry: a sum where entries had the same coordinates."""
         return self.in_order(self.source.values)
 
     def in_order(self, values: Array) -> Array:
-        """`values` of a source like this one, a value for each entry."""
+        """Convert `values` of a source like this one to a value for each entry."""
         values = values.reshape(-1)
         if self._keeps_order:
             return values
@@ -105,7 +105,7 @@ class Origin:
         return np.add.reduceat(values, np.flatnonzero(first)).astype(values.dtype, copy=False)
 
     def give_back(self, values: Array, *, copy: bool) -> Any:
-        """An object of the source's class with a value for each entry; what was added up leaves zeros."""
+        """Return an object of the source's class with a value for each entry; what was added up leaves zeros."""
         if self.heads is not None:
             held, values = values, np.zeros(self.source.values.size, values.dtype)
             put(values, self.heads, held)
@@ -129,7 +129,7 @@ class Origin:
 
 
 def _is_dense_enough(source: Compressed) -> bool:
-    """Whether counting rows and columns costs no more than counting entries."""
+    """Return whether counting rows and columns costs no more than counting entries."""
     return max(source.shape) <= 4 * source.values.size + (1 << 12)
 
 
@@ -151,7 +151,7 @@ def _reorder_fibers(source: Compressed, is_ordered: bool) -> tuple[Entries, Arra
 
 
 def _reorder_blocks(source: Compressed, is_ordered: bool) -> tuple[Entries, Array | None, Array | None]:
-    """Blocks put in order, then cut into rows."""
+    """Sort the blocks, then split them into rows."""
     numbers = counting(len(source.indices))
     grid = Compressed(source.grid, numbers, source.rebuild, source.indptr, source.indices, source.major)
     indptr, indices = source.indptr, source.indices
@@ -173,7 +173,7 @@ def _reorder_blocks(source: Compressed, is_ordered: bool) -> tuple[Entries, Arra
 
 
 def _widened(numbers: Array, width: int) -> Array:
-    """``number * width`` and the numbers behind it up to the next multiple, for each number."""
+    """Return ``number * width`` and the numbers behind it up to the next multiple, for each number."""
     out = np.repeat(numbers * numbers.dtype.type(width), width)
     for k in range(1, width):  # numpy is slow on rows as short as blocks are wide
         out[k::width] += numbers.dtype.type(k)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the packers of special layouts and partitions share: runs of entries and padded fibers."""
+"""Helpers of the packers of padded and partitioned layouts: runs of entries and padded fibers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparsetir.formats.format import CHUNK, Array, Entries, index_dtype, take
 
 
 def row_chunks(indptr: Array, step: int = 1) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that begin at a multiple of `step` and hold about as many entries as are moved at a time.
+    """Yield ranges of rows that begin at a multiple of `step` and hold about as many entries as are moved at a time.
 
     Rows behind the last entry may be left out.
     """
@@ -24,7 +24,7 @@ def row_chunks(indptr: Array, step: int = 1) -> Iterator[tuple[int, int]]:
 
 
 def row_numbers(indptr: Array) -> Iterator[tuple[slice, Array]]:
-    """Ranges of the entries, as many as are moved at a time, and the row of each entry in them."""
+    """Yield chunks of the entries, each with the row of every entry in it."""
     nnz = int(indptr[-1])
     for begin in range(0, nnz, CHUNK):
         end = min(begin + CHUNK, nnz)
@@ -35,7 +35,7 @@ def row_numbers(indptr: Array) -> Iterator[tuple[slice, Array]]:
 
 
 def choose(mask: Array, indptr: Array) -> tuple[Array, Array]:
-    """Which entries `mask` holds, and where each row begins among them."""
+    """Return the indices of the entries that `mask` selects, and the row pointers of these entries."""
     index = np.empty(np.count_nonzero(mask), index_dtype(len(mask)))
     starts, done = np.empty_like(indptr), 0
     for first in range(0, len(mask), CHUNK):
@@ -52,7 +52,7 @@ def choose(mask: Array, indptr: Array) -> tuple[Array, Array]:
 
 
 def subset(entries: Entries, mask: Array) -> tuple[Entries, Array | None]:
-    """The entries that `mask` holds, and which of `entries` they are; None where it holds all."""
+    """Return the entries that `mask` selects, and their indices in `entries` (None if it selects all)."""
     if mask.all():
         return entries, None
     index, indptr = choose(mask, entries.indptr)
@@ -60,7 +60,7 @@ def subset(entries: Entries, mask: Array) -> tuple[Entries, Array | None]:
 
 
 def strided(begin: Array, starts: Array, step: int, count: int) -> Array:
-    """Slots of runs: element k of run r is at ``begin[r] + step * (k - starts[r])``, all below `count`."""
+    """Return the slots of runs: element k of run r is at ``begin[r] + step * (k - starts[r])``, all below `count`."""
     dtype = index_dtype(count)
     # differences may leave the dtype, but wrap around to where they belong
     shift = begin - step * starts[:-1].astype(np.int64)
@@ -81,7 +81,7 @@ def padded(count: int, absent: int, idtype: str, slots: Array, columns: Array, e
 
 
 def lengths_of(entries: Entries) -> Array:
-    """Number of entries of each row."""
+    """Return the number of entries of each row."""
     return np.diff(entries.indptr).astype(np.int64, copy=False)
 
 

@@ -109,7 +109,7 @@ class SELL(Layout):
         return Estimate(pattern.sliced, most=pattern.sliced * max(self.C, NARROWEST) // NARROWEST)
 
     def slices(self, entries: Entries) -> Slices:
-        """Which rows lie side by side, and where their entries are."""
+        """Return which rows are stored side by side, and the slots of their entries."""
         (m, n), lengths = entries.shape, lengths_of(entries)
         order = longest_first(lengths, self.sigma)
         slices = -(-m // self.C)
@@ -141,7 +141,7 @@ class Slices:
 
 
 def longest_first(lengths: Array, window: int) -> Array:
-    """The order of rows by falling length within windows; rows of one length keep theirs."""
+    """Return the order of rows by descending length within windows; rows of one length keep theirs."""
     m = len(lengths)
     window = min(window, max(m, 1))
     windows = -(-m // window)
@@ -383,7 +383,7 @@ class NM(Layout):
         return Packed({"indices": indices}, {"m": rows, "groups": groups}, count, slots=slots)
 
     def _rank(self, group: Array, groups: int) -> Array:
-        """How many entries of the same group stand before each entry."""
+        """Return the number of entries of the same group that precede each entry."""
         starts = np.append(np.flatnonzero(changes([group])), len(group))
         sizes = np.diff(starts)
         if (sizes > self.n).any():
@@ -540,7 +540,7 @@ class NarrowSELL(SELL):
         return Packed(arrays, laid.sizes, laid.count, slots=laid.slots)
 
     def _together(self, laid: Slices, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        """The first and the last column of each slice."""
+        """Return the first and the last column of each slice."""
         first, last = (np.full(len(laid.rows), outside, np.int64) for outside in (laid.sizes["n"], -1))
         first[: len(laid.order)], last[: len(laid.order)] = (columns[laid.order] for columns in ends)
         shape = laid.sizes["slices"], self.C
@@ -548,7 +548,7 @@ class NarrowSELL(SELL):
 
 
 def reach(entries: Entries) -> tuple[Array, Array]:
-    """The first and the last column of each row of a matrix; of a row without entries n and -1."""
+    """Return the first and the last column of each row of a matrix; of a row without entries n and -1."""
     m, n = entries.shape
     check_memory(16 * m, f"the columns at the ends of {m} rows")
     first, last = np.full(m, n, np.int64), np.full(m, -1, np.int64)
@@ -558,7 +558,7 @@ def reach(entries: Entries) -> tuple[Array, Array]:
 
 
 def offsets(entries: Entries, base: Array) -> Array:
-    """How far each entry lies behind the `base` of its row."""
+    """Return the offset of each entry's column from the `base` of its row."""
     out = np.empty(entries.nnz, OFFSET)
     for begin, end in row_chunks(entries.indptr):
         starts = entries.indptr[begin : end + 1]

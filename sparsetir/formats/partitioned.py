@@ -91,7 +91,7 @@ class Nested(Format):
 
 
 def has_own_coordinates(rule: FormatRewriteRule) -> bool:
-    """Whether each dimension of the tensor is one axis of the piece, with the same coordinates."""
+    """Return whether each dimension of the tensor is one axis of the piece, with the same coordinates."""
     probes = list(range(len(rule.buffer.axes)))
     if rule.inverse is None:
         return True
@@ -110,7 +110,7 @@ class _Probe:
 
 
 def _below(outer: FormatRewriteRule, inner: FormatRewriteRule, is_whole: bool) -> FormatRewriteRule:
-    """The rule of a piece's piece, where the piece has all entries or a part of them.
+    """Return the rule of a piece's piece, where the piece has all entries or a part of them.
 
     A format of a part iterates over rows of other parts too, or leaves out empty ones: it must not initialise them.
     """
@@ -241,7 +241,7 @@ class Columns(Partition):
 
 
 def column_ranges(entries: Entries, c: int) -> Iterator[Array]:
-    """Which entries lie in each of `c` ranges of columns of equal width, as a mask."""
+    """Yield the mask of the entries in each of `c` ranges of columns of equal width."""
     n = entries.shape[1]
     for begin, end in pairwise(k * n // c for k in range(c + 1)):
         yield (entries.last >= begin) & (entries.last < end)
@@ -302,7 +302,7 @@ class Rows(Partition):
         return Estimate(pattern.nnz, pieces=int(self.p))
 
     def ranges(self, entries: Entries) -> list[tuple[int, int]]:
-        """Where each range begins and ends."""
+        """Return the first row and the end of each range."""
         work = entries.indptr + np.arange(entries.shape[0] + 1)
         edges = np.searchsorted(work, np.arange(self.p) * int(work[-1]) // self.p).tolist()
         return list(pairwise([*edges, entries.shape[0]]))
@@ -404,7 +404,7 @@ class RowList(Layout):
         return FormatRewriteRule(f"w{self.width}", description, {0: ["I"], 1: ["J"]}, partitions_rows=True)
 
     def listed(self, entries: Entries, rows: Array, lengths: Array) -> Packed:
-        """The piece of these rows, given how many entries each has."""
+        """Return the piece of these rows, given the number of entries of each."""
         count = self.check_count(len(rows) * self.width, indices=len(rows) * self.width)
         begin = np.arange(len(rows)) * self.width
         arrays, index, slots = self._laid_out(entries, rows, lengths, begin, count)

@@ -79,7 +79,7 @@ class Grouped(Layout):
         return self.listed(entries, rows)
 
     def listed(self, entries: Entries, rows: Array) -> Packed:
-        """The piece of these rows, group after group."""
+        """Return the piece of these rows, group after group."""
         lengths = lengths_of(entries)[rows]
         runs, dtype = begins(lengths), index_dtype(entries.nnz)
         index = spread(entries.indptr[rows], runs, dtype)
@@ -100,7 +100,7 @@ class OtherRows(DCSR):
         return replace(super().rule(), partitions_rows=True)
 
     def listed(self, entries: Entries, rows: Array) -> Packed:
-        """The piece of these rows, in ascending order; all others are empty."""
+        """Return the piece of these rows, in ascending order; all others are empty."""
         (m, n), nnz = entries.shape, self.check_count(entries.nnz)
         indptr = np.append(entries.indptr[rows], nnz)
         pointers = np.array([0, len(rows)])
@@ -196,14 +196,14 @@ class RowGroups(Split):
         return [grouped, *(others if index is None else (within(piece, index) for piece in others))]
 
     def _held(self, entries: Entries, groups: Array) -> Array:
-        """Which entries lie in the rows of groups, as a mask."""
+        """Return the mask of the entries in the rows of groups."""
         rows = np.zeros(entries.shape[0], np.bool_)
         rows[groups] = True
         return np.repeat(rows, lengths_of(entries))
 
 
 def _without(groups: Array, m: int) -> Array:
-    """The rows that are in no group."""
+    """Return the rows that are in no group."""
     check_memory(9 * m, f"numbers of {m} rows")
     alone = np.ones(m, np.bool_)
     alone[groups] = False
@@ -211,7 +211,7 @@ def _without(groups: Array, m: int) -> Array:
 
 
 def groups_of(entries: Entries, r: int, padding: float) -> Array:
-    """Rows of similar patterns, `r` at a time; rows without such company are left out.
+    """Return rows of similar patterns, `r` at a time; rows without such company are left out.
 
     Rows are put in order, cut into runs, and every `r` of a run that need little padding become a group; what is left
     is put in another order. The first one is that of the rows, each `r` of them a run. Then it is by signature: the
@@ -249,7 +249,7 @@ def groups_of(entries: Entries, r: int, padding: float) -> Array:
 
 
 def grouped_share(entries: Entries, r: int, padding: float) -> tuple[float, float]:
-    """Fraction of the entries that `groups_of` gets into groups, and of the groups' slots that these fill.
+    """Return the fraction of the entries that `groups_of` gets into groups, and of the groups' slots that these fill.
 
     Of a large matrix only rows with some signatures count: similar rows have the same one, and stay together.
     """
@@ -263,7 +263,7 @@ def grouped_share(entries: Entries, r: int, padding: float) -> tuple[float, floa
 
 
 def _by_signature(entries: Entries, rows: Array, seed: int) -> tuple[Array, Array]:
-    """Rows in the order of their signatures, and these.
+    """Return the rows in the order of their signatures, and these.
 
     Rows of one signature are ordered by another one, then by a hash of all columns: equal rows are neighbours.
     """
@@ -285,13 +285,13 @@ def _in_runs(rows: Array, keys: Array, r: int) -> Array:
 
 
 def signatures(entries: Entries, rows: Array, seed: int) -> Array:
-    """The least hash of a column of each row; rows must be ascending and hold something."""
+    """Return the least hash of a column of each row; rows must be ascending and hold something."""
     keys, runs = _hashes(entries, rows, seed)
     return np.minimum.reduceat(keys, runs[:-1]) if len(rows) else keys
 
 
 def _hashes(entries: Entries, rows: Array, seed: int) -> tuple[Array, Array]:
-    """A hash of the column of each entry of the rows, and where each row begins among them."""
+    """Return a hash of the column of each entry of the rows, and the row pointers of these entries."""
     lengths = lengths_of(entries)[rows]
     every = len(rows) == np.count_nonzero(np.diff(entries.indptr))
     runs = begins(lengths)
@@ -305,7 +305,7 @@ def _hashes(entries: Entries, rows: Array, seed: int) -> tuple[Array, Array]:
 
 
 def _columns(entries: Entries, groups: Array) -> tuple[Array, Array]:
-    """How many different columns the rows of each group use, and how many entries they hold."""
+    """Return the number of distinct columns and the number of entries of each group of rows."""
     rows = groups.reshape(-1)
     runs = begins(lengths_of(entries)[rows])
     columns = take(entries.last, spread(entries.indptr[rows], runs, index_dtype(entries.nnz)))
@@ -371,7 +371,7 @@ class Reordered(Layout):
 
 
 def order_of(entries: Entries) -> Array:
-    """The rows of a matrix in reverse Cuthill-McKee order."""
+    """Return the rows of a matrix in reverse Cuthill-McKee order."""
     (m, n), nnz = entries.shape, entries.nnz
     nodes = m if m == n else m + n
     check_memory(20 * nnz + 16 * nodes, f"the graph of {nnz} entries")

@@ -117,7 +117,7 @@ class Tree(Format):
         return list(self._rule.buffer.storage_shape)
 
     def _coords(self, entries: Entries) -> list[Array]:
-        """Coordinates of the entries in the buffer's axes."""
+        """Return the coordinates of the entries in the buffer's axes."""
         old = [c.astype(np.int64, copy=False) for c in entries.coords]
         new = [np.broadcast_to(np.asarray(c), (entries.nnz,)) for c in self._rule.new_coords(old)]
         back = [np.broadcast_to(np.asarray(c), (entries.nnz,)) for c in self._rule.old_coords(new)]
@@ -207,7 +207,7 @@ def _named_arrays(axes: Sequence[Axis], builder: Builder) -> dict[str, Array]:
 
 
 def _counted(axes: Sequence[Axis], arrays: dict[str, Array], builder: Builder) -> list[tuple[Any, int]]:
-    """Widths and numbers of positions, by what was built."""
+    """Return the widths and the numbers of positions of the levels that were built."""
     found: list[tuple[Any, int]] = []
     for d, axis in enumerate(axes):
         if axis.kind == "sparse_fixed" and d in builder.widths:

@@ -77,7 +77,7 @@ def _fit_blocks(source: Source, levels: Sequence[Level], name: str) -> Fit:
 
 
 def tree_indices(levels: Sequence[Level]) -> list[tuple[int, ...]]:
-    """The levels of each axes tree, root first, in the order of the trees' first appearance."""
+    """Return the levels of each axes tree, root first, in the order of the trees' first appearance."""
     groups: dict[int, dict[int, int]] = {}
     for d in range(len(levels)):
         root, depth = d, 0

@@ -27,7 +27,7 @@ def scatter(slots: Array, values: Array, size: int) -> tuple[Array, Array | None
 
 
 def _changes(arrays: Iterable[Array]) -> Array:
-    """Where an element of sorted tuples differs from the one before."""
+    """Return a mask of where an element of sorted tuples differs from the one before."""
     arrays = list(arrays)
     first = np.zeros(len(arrays[0]), np.bool_)
     first[:1] = True
@@ -37,7 +37,7 @@ def _changes(arrays: Iterable[Array]) -> Array:
 
 
 def _sorting_order(coords: Sequence[Array], extents: Sequence[int]) -> Array | None:
-    """The stable permutation that sorts the coordinate tuples, None if they are sorted."""
+    """Return the stable permutation that sorts the coordinate tuples, None if they are sorted."""
     if _are_sorted(coords):
         return None
     order = np.arange(len(coords[0]))

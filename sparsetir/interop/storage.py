@@ -100,7 +100,7 @@ def store(value: Any, levels: Sequence[Level], *, name: str, dtype: str, check: 
 
 
 def restore(stored: Stored, values: Array, *, copy_structure: bool = True) -> Any:
-    """An object of the class and structure of the stored argument, holding new values.
+    """Return an object of the class and structure of the stored argument, holding new values.
 
     Parameters
     ----------
@@ -143,13 +143,13 @@ def entries(stored: Stored, values: Array) -> Array:
 
 
 def with_values(value: Any, values: Array, *, name: str) -> Any:
-    """An object of the class and structure of `value`, whose layout is the buffer's, holding new values."""
+    """Return an object of the class and structure of `value`, whose layout is the buffer's, holding new values."""
     source = open_source(value, name)
     return source.rebuild(values.reshape(source.values.shape), True)
 
 
 def _borrow(source: Source, levels: Sequence[Level], fit: Fit, name: str, check: bool) -> Stored | None:
-    """The argument's own arrays, if its layout is the buffer's."""
+    """Return the argument's own arrays, if its layout is the buffer's."""
     if isinstance(source, Compressed):
         return _borrow_compressed(source, levels, fit, name, check)
     if isinstance(source, Coordinates):
@@ -158,7 +158,7 @@ def _borrow(source: Source, levels: Sequence[Level], fit: Fit, name: str, check:
 
 
 def has_layout(source: Source, levels: Sequence[Level], name: str) -> bool:
-    """Whether a compressed matrix is stored as the buffer is, if its fibers are in order."""
+    """Return whether a compressed matrix is stored as the buffer is, if its fibers are in order."""
     return isinstance(source, Compressed) and _is_alike(source, levels, fit_axes(source, levels, name))
 
 

@@ -136,7 +136,7 @@ class Roofline:
 
 @cache
 def compiled(source: str, lanes: int, target: Any = None) -> Callable[..., None]:
-    """One of the two kernels, for a width of registers and a target; None is this machine."""
+    """Compile one of the two kernels, for a width of registers and a target; None is this machine."""
     import tvm
 
     from sparsetir.codegen.target import native_target
@@ -161,14 +161,14 @@ def best_rate(call: Callable[[int], None], *, seconds: float) -> float:
 
 
 def elapsed(call: Callable[[int], None], repeats: int) -> float:
-    """Of one call."""
+    """Return the seconds of one call."""
     start = time.perf_counter()
     call(repeats)
     return time.perf_counter() - start
 
 
 def measure_peak(threads: int, lanes: int, *, seconds: float = SECONDS, target: Any = None) -> float:
-    """Floating-point operations per second of fused multiply-adds on registers."""
+    """Measure the floating-point operations per second of fused multiply-adds on registers."""
     factors = np.full(2 * lanes, 0.5, np.float32)
     sums = np.empty(threads * SUMS * lanes, np.float32)
     kernel = compiled(PEAK, lanes, target)
@@ -176,7 +176,7 @@ def measure_peak(threads: int, lanes: int, *, seconds: float = SECONDS, target: 
 
 
 def measure_bandwidth(size: int, threads: int, lanes: int, *, seconds: float = SECONDS, target: Any = None) -> float:
-    """Bytes per second when each thread reads `size` bytes of its own again and again."""
+    """Measure the bytes per second when each thread reads `size` bytes of its own again and again."""
     steps = max(1, size // (FLOAT * SUMS * lanes))
     data = np.ones(threads * steps * SUMS * lanes, np.float32)
     sums = np.empty(threads * SUMS * lanes, np.float32)
@@ -185,7 +185,7 @@ def measure_bandwidth(size: int, threads: int, lanes: int, *, seconds: float = S
 
 
 def register_lanes(target: Any = None) -> int:
-    """The number of float32 lanes with which one thread computes fastest."""
+    """Return the number of float32 lanes with which one thread computes fastest."""
     return max(LANES, key=lambda lanes: measure_peak(1, lanes, seconds=SECONDS / 5, target=target))
 
 
@@ -207,7 +207,7 @@ def measure_ceilings(
 
 
 def higher(one: Ceilings, other: Ceilings) -> Ceilings:
-    """The higher of each rate."""
+    """Return the higher of each rate."""
     rates = {name: max(rate, other.bandwidth[name]) for name, rate in one.bandwidth.items()}
     return Ceilings(one.threads, max(one.peak, other.peak), rates)
 

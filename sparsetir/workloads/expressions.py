@@ -80,7 +80,7 @@ class Case:
 
 
 def _minplus(A: Any, x: np.ndarray) -> np.ndarray:
-    """The least sum in each row of a CSR matrix."""
+    """Return the least sum in each row of a CSR matrix."""
     sums = A.data + x[A.indices]
     rows = np.flatnonzero(np.diff(A.indptr))
     out = np.full(A.shape[0], np.inf, sums.dtype)
@@ -186,7 +186,7 @@ def finch_call(case: Case, operands: list[Any]) -> Call | None:
 
 
 def wide(value: Any) -> Any:
-    """A CSR matrix with 64-bit indices; anything else as it is."""
+    """Return a CSR matrix with 64-bit indices; anything else as it is."""
     if not sp.issparse(value):
         return value
     made = sp.csr_array(value.shape, dtype=value.dtype)
@@ -227,7 +227,7 @@ def entries(value: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def agree(found: Any, expected: Any) -> bool:
-    """Whether two results hold the same elements, up to the rounding of float32."""
+    """Return whether two results hold the same elements, up to the rounding of float32."""
     (a, x), (b, y) = entries(found), entries(expected)
     return len(a) == len(b) and bool((a == b).all()) and np.allclose(x, y, rtol=1e-3, atol=1e-4)
 

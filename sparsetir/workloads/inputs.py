@@ -34,7 +34,7 @@ NOT_STDLIB = {"site-packages", "dist-packages"}
 
 
 def source_files(root: Path) -> list[Path]:
-    """The Python sources below `root` without installed packages, in an order that no file system changes."""
+    """Return the Python sources below `root` without installed packages, in an order that no file system changes."""
     found = (path for path in root.rglob("*.py") if NOT_STDLIB.isdisjoint(path.relative_to(root).parts))
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
@@ -81,7 +81,7 @@ def term_document(root: Path | None = None) -> tuple[sp.csr_array, list[str], li
 
 
 def assemble(counts: list[Counter[bytes]], terms: list[bytes]) -> sp.csr_array:
-    """The matrix of ``log(1 + count)``, one row for each counter."""
+    """Return the matrix of ``log(1 + count)``, one row for each counter."""
     column = {term: j for j, term in enumerate(terms)}
     lengths = np.fromiter(map(len, counts), np.int32, len(counts))
     indptr = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -113,14 +113,14 @@ class Source:
 
 
 def find_files(folder: Path) -> list[Path]:
-    """Every file below `folder` whose extension `sparsetir.read` knows."""
+    """Return every file below `folder` whose extension `sparsetir.read` knows."""
     if not folder.is_dir():
         raise ArgumentError(f"there is no folder {folder}")
     return sorted(path for path in folder.rglob("*") if path.is_file() and extension(path) in READERS)
 
 
 def extension(path: Path) -> str:
-    """The suffix without that of a compression."""
+    """Return the suffix of a path without the suffix of a compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in UNPACKERS:
         suffixes.pop()
@@ -158,19 +158,19 @@ def loaded(sources: Sequence[Source]) -> Iterator[tuple[str, Any]]:
 
 
 def say(text: str) -> None:
-    """Progress."""
+    """Print a line of progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def reason(error: Exception) -> str:
-    """An error in a line."""
+    """Return an error as one line."""
     if isinstance(error, SparseTIRError):
         return str(error)
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
 
 
 def free_memory() -> float:
-    """Bytes that can be had without swapping; infinite where the system does not tell."""
+    """Return the bytes available without swapping; infinite where the system does not report them."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return float("inf")
@@ -219,7 +219,7 @@ DENSE: dict[str, dict[str, tuple[int, bool]]] = {
 
 
 def dense_shapes(inputs: Mapping[str, Any]) -> list[tuple[int, ...]]:
-    """The shapes of the dense arguments."""
+    """Return the shapes of the dense arguments."""
     return [np.shape(value) for value in inputs.values() if not is_sparse(value)]
 
 

@@ -60,7 +60,7 @@ def check(status: int, routine: str) -> None:
 
 
 def core_count() -> int:
-    """Cores this process may run on."""
+    """Return the number of cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -89,7 +89,7 @@ def load_openmp() -> None:
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The loaded ``libmkl_rt`` with GNU threading, on all cores this process may use.
+    """Return the loaded ``libmkl_rt`` with GNU threading, on all cores this process may use.
 
     Raises
     ------
@@ -172,7 +172,7 @@ class Matrix:
         check(status, "mkl_sparse_create_csr")
 
     def routine(self, name: str) -> Callable[..., int]:
-        """The typed routine for this matrix's dtype."""
+        """Return the typed routine for this matrix's dtype."""
         found: Callable[..., int] = getattr(self.mkl, f"mkl_sparse_{self.letter}_{name}")
         return found
 

@@ -79,12 +79,12 @@ def numpy_mttkrp(tensor: Any, B: np.ndarray, C: np.ndarray) -> Call:
 
 
 def torch_module() -> Any:
-    """The torch module, imported on first use because it is large."""
+    """Return the torch module, imported on first use because it is large."""
     return require("torch", extra="bench", purpose="the torch peer")
 
 
 def torch_csr(csr: Any) -> Any:
-    """`csr` as a torch CSR tensor that shares its arrays."""
+    """Return `csr` as a torch CSR tensor that shares its arrays."""
     torch = torch_module()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*CSR.*beta.*")
@@ -138,7 +138,7 @@ SETUPS: dict[str, dict[str, Callable[..., Call]]] = {
 
 @lru_cache(maxsize=1)
 def missing() -> dict[str, str]:
-    """Peers that cannot be used here, each with the reason and what to install."""
+    """Return the peers that cannot be used here, each with the reason and what to install."""
     reasons: dict[str, str] = {}
     if find_spec("torch") is None:
         reasons["torch"] = "torch is not installed; try: pip install 'sparsetir[bench]'"
@@ -150,7 +150,7 @@ def missing() -> dict[str, str]:
 
 
 def available(op: str | None = None) -> list[str]:
-    """Names of the installed peers, of those that have `op` if it is given."""
+    """Return the names of the installed peers, of those that have `op` if it is given."""
     known = PEERS if op is None else tuple(setups(op))
     return [peer for peer in known if peer not in missing()]
 
@@ -165,14 +165,14 @@ def set_threads(count: int) -> None:
 
 
 def setups(op: str) -> dict[str, Callable[..., Call]]:
-    """The peers that have `op`."""
+    """Return the peers that have `op`."""
     if op not in SETUPS:
         raise ArgumentError(f"peers are timed on {', '.join(SETUPS)}, found {op!r}")
     return SETUPS[op]
 
 
 def setup(op: str, peer: str) -> Callable[..., Call]:
-    """The function that sets up `op` for `peer`."""
+    """Return the function that sets up `op` for `peer`."""
     known = setups(op)
     if peer not in known:
         raise ArgumentError(f"{op} is timed against {', '.join(known)}, found {peer!r}")

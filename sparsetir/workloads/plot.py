@@ -17,14 +17,14 @@ from sparsetir.utils.optional import require
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Rows as text in columns, the first to the left and the others to the right."""
+    """Format rows as text in columns, the first to the left and the others to the right."""
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     first, *rest = widths
     return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], rest)]).rstrip() for row in rows]
 
 
 def markdown(cells: list[list[str]]) -> str:
-    """Cells as a Markdown table, numbers to the right."""
+    """Format cells as a Markdown table, numbers to the right."""
     heading, *rest = cells
     rule = ["---", *("---:" for _ in heading[1:])]
     return "\n".join(f"| {' | '.join(row)} |" for row in [heading, rule, *rest])
@@ -37,7 +37,7 @@ MAX_BINS = 512
 
 
 def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """An empty figure and its axes. No pyplot: nothing global changes and no display is needed."""
+    """Return an empty figure and its axes. No pyplot: nothing global changes and no display is needed."""
     figure = require("matplotlib.figure", extra="plot", purpose="drawing").Figure(figsize=(width, height))
     return figure, figure.add_subplot()
 
@@ -124,7 +124,7 @@ def aspect(m: int, n: int) -> str:
 
 
 def best_so_far(seconds: np.ndarray) -> np.ndarray:
-    """The running minimum of the times, NaN until the first trial that succeeded."""
+    """Return the running minimum of the times, NaN until the first trial that succeeded."""
     return np.fmin.accumulate(seconds) if seconds.size else seconds
 
 
