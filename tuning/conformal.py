@@ -84,7 +84,7 @@ class Bounds:
         return cls(kept | widest(enough, level), [list(c) for c in centres.values()], near, level, known)
 
     def interval(self, gain: float, row: Mapping[str, float]) -> tuple[float, float, float]:
-        """The lower bound of a gain, and the ends of its interval.
+        """Return the lower bound of a gain, and the ends of its interval.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class Bounds:
         return group(row, _distance(_numbers(row), self.centres) <= self.near)
 
     def margin(self, row: Mapping[str, float]) -> float:
-        """How many times faster than the untuned kernel one must look to be faster for sure; no less than 1."""
+        """Return how many times faster than the untuned kernel one must look to be faster for sure; no less than 1."""
         return float(max(1.0, np.exp(-self.interval(0.0, row)[0])))
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,13 +111,13 @@ class Bounds:
 
 
 def group(row: Mapping[str, float], is_near: bool) -> str:
-    """What the program does, and whether its matrix is near to known ones."""
+    """Return what the program does, and whether its matrix is near to known ones."""
     does = "entries" if row.get("work_is_sparse", 0) > 0 else "rows" if row.get("work_run", 0) > 1 else "numbers"
     return f"{does} {'near' if is_near else 'far'}"
 
 
 def operation(row: Mapping[str, float]) -> tuple[int, ...]:
-    """What tells a program from others, whatever the sizes of its arguments and the name that somebody gave it.
+    """Return what tells a program from others, whatever the sizes of its arguments and the name that somebody gave it.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def widest(of_each: Sequence[Sequence[float]], level: float) -> dict[str, tuple[
 
 
 def quantiles(wrong_by: Sequence[float], level: float) -> tuple[float, float, float]:
-    """The conformal quantiles of an interval and, in between, of a one-sided bound.
+    """Return the conformal quantiles of an interval and, in between, of a one-sided bound.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def quantiles(wrong_by: Sequence[float], level: float) -> tuple[float, float, fl
 
 
 def _at(ordered: np.ndarray, share: float) -> float:
-    """The least number that a further one is below with that probability."""
+    """Return the least number that a further one is below with that probability."""
     place = ceil(round(share * (ordered.size + 1), 9))
     return float(ordered[place - 1]) if place <= ordered.size else float(ordered[-1])
 
@@ -217,7 +217,7 @@ HEADING = ["cases", "gain above its bound", "inside the interval", "kernel used"
 def coverage(
     found: Sequence[Ranking], by: str, level: float = LEVEL, familiar: Sequence[Ranking] | None = None
 ) -> dict[str, Coverage]:
-    """How often bounds hold that were made of the other families or operations (`by`), and for all together.
+    """Return how often bounds hold that were made of the other families or operations (`by`), and for all together.
 
     Parameters
     ----------

@@ -142,18 +142,18 @@ class Evaluator:
             self.variants.values(None)
 
     def _untuned(self) -> Callable[..., Any]:
-        """The function that a bound kernel calls for these arguments."""
+        """Return the function that a bound kernel calls for these arguments."""
         fit, _after = self.kernel.fitting(self.workload.args, is_bound=True)
         return self.kernel.function if fit is None else fit()
 
     def _sparse_argument(self) -> str | None:
-        """The sparse argument that may be stored in another format: the only one, of at least two dimensions."""
+        """Return the sparse argument that may be stored in another format: the only one, of at least two dimensions."""
         given = [n for n, v in self.inputs.items() if is_sparse(v) and n in self.kernel.signature.buffers]
         others = [n for n, v in self.inputs.items() if is_sparse(v) and n not in given]
         return given[0] if len(given) == 1 and not others and len(self.inputs[given[0]].shape) > 1 else None
 
     def _reference(self, is_first: bool) -> tuple[Reference, str]:
-        """What the untuned kernel computes, compared with scipy where the program is a known one."""
+        """Return what the untuned kernel computes, compared with scipy where the program is a known one."""
         absolute = self.workload.absolute()
         magnitudes = absolute.fresh(absolute.call(self.kernel.function, self.names))
         reference = Reference(self.workload.fresh(self.untuned), magnitudes)
@@ -189,7 +189,7 @@ class Evaluator:
             compile_together((self.variants(format).form, choices) for format, choices in chosen)
 
     def call(self, candidate: Candidate) -> Call:
-        """A call of a candidate's machine code."""
+        """Return a call of a candidate's machine code."""
         return self.variants(candidate.format).call(candidate.choices)
 
     def time(self, candidate: Candidate | None) -> Measurement:
@@ -211,7 +211,7 @@ class Evaluator:
             return Measurement(error=reason(error))
 
     def typical(self, candidate: Candidate | None, seconds: float) -> float:
-        """Seconds of a typical call; infinite if the candidate fails."""
+        """Return seconds of a typical call; infinite if the candidate fails."""
         try:
             return typical(self.untuned if candidate is None else self.call(candidate), seconds)
         except Exception:
@@ -255,7 +255,7 @@ class Evaluator:
     def disagreement(
         self, function: Callable[..., Any], names: list[str], format: Format | None
     ) -> tuple[Call, str | None]:
-        """A call of a function over a format's arguments, and what is wrong with its result."""
+        """Return a call of a function over a format's arguments, and what is wrong with its result."""
         workload = self.variants(format).workload
         call = workload.call(function, names)
         return call, self.reference.disagreement(workload.fresh(call))

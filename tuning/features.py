@@ -52,7 +52,7 @@ class Estimates:
         self._made: dict[Format | None, Stored] = {None: own}
 
     def __call__(self, format: Format | None) -> Stored:
-        """The estimate for a format; None is as the argument came."""
+        """Return the estimate for a format; None is as the argument came."""
         if format not in self._made:
             self._made[format] = self._estimated(format) if format is not None else self.own
         return self._made[format]
@@ -150,7 +150,7 @@ def log(value: float) -> float:
 
 
 def of_pattern(pattern: Pattern | None) -> dict[str, float]:
-    """Numbers of a pattern; of a tensor only its sizes."""
+    """Return numbers of a pattern; of a tensor only its sizes."""
     if pattern is None:
         return {}
     found = {"nnz": log(pattern.nnz), "rows": log(pattern.shape[0]), "columns": log(pattern.shape[-1])}
@@ -197,7 +197,7 @@ def density(indptr: np.ndarray, indices: np.ndarray, columns: int) -> dict[str, 
 def of_candidate(
     candidate: Candidate, stored: Stored, operands: Operands, nnz: int, values: Mapping[str, Any] | None = None
 ) -> dict[str, float]:
-    """Numbers of a format and of choices, and what follows from both; `values` has the candidates of knobs."""
+    """Return numbers of a format and of choices, and what follows from both; `values` has the candidates of knobs."""
     name = candidate.format.name if candidate.format is not None else ""
     kinds = {f"is_{kind or 'own'}": float(name == kind) for kind in KINDS}
     choices = candidate.choices
@@ -211,14 +211,14 @@ def of_candidate(
 
 
 def of_other_choices(choices: Choices | Config) -> dict[str, float]:
-    """Numbers of choices that the shipped model does not know."""
+    """Return numbers of choices that the shipped model does not know."""
     if isinstance(choices, Config):
         return {}
     return {name: log(value) for name, value in choices.as_dict().items() if name not in CHOICES}
 
 
 def of_work(stored: Stored, operands: Operands, nnz: int) -> dict[str, float]:
-    """Numbers of what the program does, with as much padding as the format has."""
+    """Return numbers of what the program does, with as much padding as the format has."""
     return operands.work.numbers(operands.rates, max(stored.values / max(nnz, 1), 1e-3))
 
 
@@ -242,12 +242,12 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 
 def _is_number(part: Any) -> bool:
-    """Whether it has a place on a scale, or is left open."""
+    """Return whether it has a place on a scale, or is left open."""
     return part is None or isinstance(part, (int, float))
 
 
 def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str, float]:
-    """Bytes that move, and what they mean for the caches."""
+    """Return bytes that move, and what they mean for the caches."""
     width = operands.width or operands.feat
     row = width * operands.itemsize
     tiles = -(-width // max(choices.tile, 1))
@@ -272,7 +272,7 @@ def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str,
 
 
 def main_buffer(buffers: Mapping[Any, SparseBuffer], arrays: Mapping[str, np.ndarray]) -> SparseBuffer | None:
-    """The sparse parameter with most values."""
+    """Return the sparse parameter with most values."""
     held = [b for b in buffers.values() if not b.is_dense and str(b.storage.name) in arrays]
     return max(held, key=lambda b: arrays[str(b.storage.name)].size, default=None)
 
@@ -332,7 +332,7 @@ class Structure:
 
 
 def terms(candidate: Candidate, stored: Stored, operands: Operands, structure: Structure) -> dict[str, float]:
-    """The terms by name, amounts on a logarithmic scale; none for choices of another kind than `Choices`."""
+    """Return the terms by name, amounts on a logarithmic scale; none for choices of another kind than `Choices`."""
     choices = candidate.choices
     if not isinstance(choices, Choices):
         return {}
@@ -411,7 +411,7 @@ class _Loops:
         return max(min(all_rows, s.apart * s.nnz / s.rows * min(s.distinct, 1.0) * self.strip / self.parts), 1.0)
 
     def reuse(self) -> dict[str, float]:
-        """How often each buffer's element is used in each loop, and what lies between two uses."""
+        """Return how often each buffer's element is used in each loop, and what lies between two uses."""
         s = self.structure
         return {
             "uses_in_all": log2(1 + s.nnz / s.columns),
@@ -431,7 +431,7 @@ class _Loops:
         return self.stored.values / self.stored.rows * self.width * self.operands.itemsize
 
     def moved(self) -> tuple[float, float, float]:
-        """Bytes from the core's own caches, from the last cache, and from the memory."""
+        """Return bytes from the core's own caches, from the last cache, and from the memory."""
         o, s = self.operands, self.structure
         first = s.columns * self.width * o.itemsize
         packed = 2.0 * o.gathered if self.choices.panel else 0.0
@@ -448,7 +448,7 @@ class _Loops:
     # ------------------------------------------------------------------ time
 
     def seconds(self, moved: tuple[float, float, float], threads: int, chunks: int) -> float:
-        """The longest of what the loops need of each part of the machine, on some threads and in some pieces."""
+        """Return the longest of what the loops need of each part of the machine, on some threads and in some pieces."""
         private, last, memory = moved
         rates = self.operands.rates
         spilled = max(1.0, self.vectors * self.stored.rows / REGISTERS)
@@ -460,13 +460,13 @@ class _Loops:
 
 
 def _bytes(moved: tuple[float, float, float]) -> dict[str, float]:
-    """Bytes from each level on a logarithmic scale."""
+    """Return bytes from each level on a logarithmic scale."""
     names = ("bytes_private", "bytes_last", "bytes_memory")
     return {name: log2(1 + each) for name, each in zip(names, moved, strict=True)}
 
 
 def outside(held: float, cache: float) -> float:
-    """The share of some bytes, used in turn, that a cache of random replacement does not hold."""
+    """Return the share of some bytes, used in turn, that a cache of random replacement does not hold."""
     return max(0.0, 1.0 - cache / held) if held > 0 else 0.0
 
 
@@ -516,7 +516,7 @@ class Encoding:
         return np.array([self.facts.get(name, np.nan) for name in fact_names()], np.float32)
 
     def of(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
-        """The numbers that depend on the candidate, by name."""
+        """Return the numbers that depend on the candidate, by name."""
         stored = self.estimates(candidate.format)
         nnz = self.structure.nnz
         values = self.knobs(candidate.format) if self.knobs is not None else None
@@ -528,12 +528,12 @@ class Encoding:
         return found | self._work[stored]
 
     def named(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
-        """All numbers by name, rounded to what is worth writing down."""
+        """Return all numbers by name, rounded to what is worth writing down."""
         found = {**self.facts, **self.of(candidate, specialised=specialised)}
         return {name: float(f"{value:.5g}") for name, value in found.items()}
 
     def rows(self, candidates: Sequence[Candidate], *, specialised: bool = True) -> np.ndarray:
-        """All numbers, a row for each candidate; not a number where one lacks a knob of another."""
+        """Return all numbers, a row for each candidate; not a number where one lacks a knob of another."""
         if self.knobs is not None:
             return self._rows_of_knobs(candidates, specialised)
         own = np.array([list(self.of(c, specialised=specialised).values()) for c in candidates], np.float32)
@@ -554,14 +554,14 @@ class Encoding:
 
 @cache
 def fact_names() -> tuple[str, ...]:
-    """The names of the numbers of a matrix, in order."""
+    """Return the names of the numbers of a matrix, in order."""
     small = sp.csr_array(np.eye(2, dtype=np.float32))
     return tuple(of_pattern(pattern(small)) | density(small.indptr, small.indices, 2))
 
 
 @cache
 def matrix_names() -> tuple[str, ...]:
-    """The names of what a model sees, in order."""
+    """Return the names of what a model sees, in order."""
     return tuple(Encoding({}, None, Stored(2, 28), Operands(1, 8, 8, 4, 1)).names)
 
 

@@ -80,7 +80,7 @@ class Progress:
         self.length = len(text)
 
     def text(self, trials: int, last: Record, reused: int, elapsed: float) -> str:
-        """The line. The bar is as far as the count behind it."""
+        """Return the line. The bar is as far as the count behind it."""
         total, seconds = max(self.budget.trials, 1), self.budget.seconds
         done, count = trials / total, f"{trials}/{total}"
         spent = self.budget.elapsed
@@ -97,7 +97,7 @@ class Progress:
 
 
 def in_notebook() -> bool:
-    """Whether this is a Jupyter kernel, whose stderr is no terminal and is shown all the same."""
+    """Return whether this is a Jupyter kernel, whose stderr is no terminal and is shown all the same."""
     return "ipykernel" in sys.modules and "IPython" in sys.modules
 
 
@@ -114,10 +114,10 @@ class Asks(Protocol):
     seed: int
 
     def ask(self, count: int = ..., /) -> list[Candidate]:
-        """The next few, or so many."""
+        """Return the next few, or so many."""
 
     def predicted(self, candidates: Sequence[Candidate], /) -> Iterable[float | None]:
-        """Seconds that are expected of each, where any are."""
+        """Return seconds that are expected of each, where any are."""
 
     def tell(self, candidate: Candidate, seconds: float | None, /) -> None:
         """What was measured."""
@@ -152,7 +152,7 @@ class Budget:
         return time.perf_counter() - self.start
 
     def is_spent(self, history: list[Record]) -> bool:
-        """Whether no further trial may begin; the first always may."""
+        """Return whether no further trial may begin; the first always may."""
         if not history:
             return False
         if len(history) >= self.trials or (self.seconds is not None and self.elapsed >= self.seconds):
@@ -161,7 +161,7 @@ class Budget:
 
 
 def stale(history: list[Record]) -> int:
-    """Trials since the best one."""
+    """Return trials since the best one."""
     times = [float("inf") if record.seconds is None else record.seconds for record in history]
     return len(times) - 1 - times.index(min(times))
 
@@ -201,7 +201,7 @@ class Log:
 
 
 def is_untuned(record: Record) -> bool:
-    """Whether it is of the kernel that is built without tuning."""
+    """Return whether it is of the kernel that is built without tuning."""
     return record.choices == Choices() and not record.fixed and record.stored_as is None
 
 

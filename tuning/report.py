@@ -133,7 +133,7 @@ class TuneResult:
         return self._paid(self.peers[peer])
 
     def _paid(self, other: float) -> float | None:
-        """Calls after which the conversion has paid against something that takes `other` seconds."""
+        """Return calls after which the conversion has paid against something that takes `other` seconds."""
         saved = other - (_cost(self.best) or 0.0)
         if saved <= 0:
             return None if self.best.conversion or saved < 0 else 0.0
@@ -164,13 +164,13 @@ class TuneResult:
         return (self.untuned.seconds or 0.0) / before if before and self.untuned.seconds else 1.0
 
     def gains(self) -> dict[str, float]:
-        """What each choice is worth: the best time with it left alone over the best time."""
+        """Return what each choice is worth: the best time with it left alone over the best time."""
         if self.template is not None:
             return gains([r for r in self.timed if isinstance(r.choices, Config)], start(self.space, Config()))
         return gains([record for record in self.timed if record.fixed] or self.timed, start(self.space))
 
     def formats(self) -> dict[str, Record]:
-        """The best candidate of each format, the fastest first; the program's own is called ``"as it is"``."""
+        """Return the best candidate of each format, the fastest first; the program's own is called ``"as it is"``."""
         found: dict[str, Record] = {}
         for record in _by_time(self.timed):
             found.setdefault(record.stored_as or OWN, record)
@@ -182,7 +182,7 @@ class TuneResult:
         return "\n".join([*self._heading(), "", *self._formats(), "", *reasons, "", *self._loops()])
 
     def report(self) -> str:
-        """The fastest candidates, the untuned one, and what each choice is worth, as text."""
+        """Return the fastest candidates, the untuned one, and what each choice is worth, as text."""
         return "\n".join([*self._heading(), "", *self._table(), "", *self._gains(), *self._peers()])
 
     def plot(self, path: str | Path) -> Path:
@@ -271,13 +271,13 @@ class TuneResult:
         return aligned([head, *(self._row(label, record) for label, record in rows)])
 
     def _remark(self, record: Record) -> str:
-        """What is to be said of a time."""
+        """Return what is to be said of a time."""
         if record.seconds is None or candidate(record) in (candidate(self.best), candidate(self.untuned)):
             return ""
         return "" if self._compared(record) is not None else "not compared again"
 
     def _choices(self) -> list[str]:
-        """The columns of the table that say what was chosen."""
+        """Return the columns of the table that say what was chosen."""
         if self.template is None:
             return list(Choices().as_dict())
         tried = [*self.history, self.best]  # which may have been found in the database only
@@ -306,7 +306,7 @@ class TuneResult:
 
 
 def candidate(record: Record) -> tuple[Choices | Config, str | None, bool]:
-    """What tells candidates of one search apart."""
+    """Return what tells candidates of one search apart."""
     return record.choices, record.stored_as, bool(record.fixed)
 
 
@@ -332,7 +332,7 @@ def _chosen(record: Record) -> dict[str, Any]:
 
 
 def _cost(record: Record) -> float | None:
-    """Seconds of a record, those expected where it was not timed."""
+    """Return seconds of a record, those expected where it was not timed."""
     return record.predicted if record.seconds is None and record.error is None else record.seconds
 
 

@@ -51,17 +51,17 @@ class Strategy(Protocol):
 
 
 def exhaustive(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """Every candidate in order."""
+    """Return every candidate in order."""
     return list(islice((c for c in space if c not in known), BATCH))
 
 
 def random(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """Candidates drawn at random."""
+    """Return candidates drawn at random."""
     return _filled([], space, known, rng)
 
 
 def annealing(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """Parallel simulated annealing: each chain goes on from its last candidate that was taken."""
+    """Return parallel simulated annealing: each chain goes on from its last candidate that was taken."""
     trials = list(known.items())
     if len(trials) < BATCH:
         return _filled([], space, known, rng)
@@ -84,7 +84,7 @@ def _is_taken(
 
 
 def portfolio(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """The portfolio of the space, then candidates drawn at random."""
+    """Return the portfolio of the space, then candidates drawn at random."""
     return _filled(list(islice((c for c in space.first() if c not in known), BATCH)), space, known, rng)
 
 
@@ -126,13 +126,13 @@ def guided(space: Space, known: Known, score: Score | None, rng: np.random.Gener
 
 
 def _eager(space: Space, score: Score, candidates: Sequence[Candidate]) -> np.ndarray:
-    """Scores, less for candidates that are to be compiled: that takes as long as some trials of others."""
+    """Return scores, less for candidates that are to be compiled: that takes as long as some trials of others."""
     cold = [not space.is_ready(c) for c in candidates]
     return score(candidates) - (COLD * np.array(cold) if not all(cold) else 0.0)
 
 
 def _ranked(candidates: Iterable[Candidate], score: Score) -> list[Candidate]:
-    """Candidates, what the model likes best first."""
+    """Return candidates, what the model likes best first."""
     given = list(candidates)
     return [given[n] for n in np.argsort(-score(given), kind="stable")] if given else []
 
@@ -140,7 +140,7 @@ def _ranked(candidates: Iterable[Candidate], score: Score) -> list[Candidate]:
 def _settled(
     space: Space, ranked: Iterable[Candidate], known: Known, alike: int, count: int = BATCH
 ) -> list[Candidate]:
-    """The first few as they are in the space, a few of each format at most."""
+    """Return the first few as they are in the space, a few of each format at most."""
     found: list[Candidate] = []
     for candidate in ranked:
         if len(found) == count:
@@ -152,7 +152,7 @@ def _settled(
 
 
 def _stale(known: Known) -> int:
-    """Trials since the best one."""
+    """Return trials since the best one."""
     times = list(known.values())
     return len(times) - 1 - int(np.argmin(times))
 
@@ -160,7 +160,7 @@ def _stale(known: Known) -> int:
 def _children(
     space: Space, best: list[Candidate], rng: np.random.Generator, formats: Sequence[Format | None] | None = None
 ) -> list[Candidate]:
-    """Candidates bred from good ones, and some drawn at random, none twice; of formats that ran well or at all.
+    """Return candidates bred from good ones, and some drawn at random, none twice; of formats that ran well or at all.
 
     Only those of `formats` where they are given.
     """
@@ -192,7 +192,7 @@ def _filled(picked: list[Candidate], space: Space, known: Known, rng: np.random.
 
 
 def spread_below(errors: np.ndarray) -> float:
-    """The deviation of a normal distribution around 0 whose lower half is as wide as that of some errors.
+    """Return the deviation of a normal distribution around 0 whose lower half is as wide as that of some errors.
 
     Trials that were slower than expected, as whatever else a machine does makes them, say nothing of how much faster
     others may be.
@@ -206,7 +206,7 @@ def spread_below(errors: np.ndarray) -> float:
 
 
 def trust(scores: np.ndarray, labels: np.ndarray) -> float:
-    """What a model's scores are to be multiplied by to fit labels best: 1 before there are any, never below 0.
+    """Return what a model's scores are to be multiplied by to fit labels best: 1 before there are any, never below 0.
 
     Least squares, with `BELIEF` trials added for which it was right.
 
@@ -306,13 +306,13 @@ class Search:
         return True
 
     def importance(self, names: Sequence[str]) -> dict[str, float]:
-        """Which features the prior model uses, the most important first; else the model of the trials."""
+        """Return which features the prior model uses, the most important first; else the model of the trials."""
         fitted = self._fitted(self.told)
         model = self.prior or (fitted.model if fitted is not None else None)
         return model.importance(names) if isinstance(model, CostModel) else {}
 
     def ask(self, count: int = BATCH) -> list[Candidate]:
-        """The next candidates; none when the space is exhausted.
+        """Return the next candidates; none when the space is exhausted.
 
         More than a batch is for many workers: what follows the first one is chosen as if that took a usual time.
         """
@@ -328,7 +328,7 @@ class Search:
         return found[: max(count, BATCH)]
 
     def _next(self) -> list[Candidate]:
-        """The next batch."""
+        """Return the next batch."""
         trials = list(self.told.items())
         begun = len(trials) - len(trials) % BATCH
         known = dict(trials[:begun])
@@ -385,7 +385,7 @@ class Search:
         return scores
 
     def _of_prior(self, candidates: Sequence[Candidate]) -> np.ndarray:
-        """Scores of the prior model, which is asked once for each candidate."""
+        """Return scores of the prior model, which is asked once for each candidate."""
         assert self.prior is not None
         new = list(dict.fromkeys(c for c in candidates if c not in self._before))
         if new:
@@ -409,7 +409,7 @@ class Search:
         return self._models[len(known)]
 
     def predicted(self, candidates: Sequence[Candidate]) -> Iterator[float | None]:
-        """The seconds that the models expect of candidates, where anything is known."""
+        """Yield the seconds that the models expect of candidates, where anything is known."""
         if self._expected[0] != len(self.told):
             self._expected = len(self.told), {}
         known = self._expected[1]

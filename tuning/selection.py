@@ -78,7 +78,7 @@ def contest(
 def judged(
     times: Costs, incumbents: Sequence[Name] = (None,), extra: Mapping[Candidate, float] | None = None
 ) -> Outcome:
-    """The outcome of turns that were taken, those of one round at the same place in each array.
+    """Return the outcome of turns that were taken, those of one round at the same place in each array.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def judged(
 
 
 def _is_level(costs: Costs, name: Name, incumbents: Sequence[Name]) -> bool:
-    """Whether a contestant is sure to be hardly behind any of the incumbents."""
+    """Return whether a contestant is sure to be hardly behind any of the incumbents."""
     return all(at_most(costs[name] / costs[other]) <= BEHIND for other in incumbents if other != name)
 
 
@@ -132,7 +132,7 @@ WORTH = 0.98
 
 
 def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
-    """The fastest; None, the untuned kernel, if nothing is clearly faster."""
+    """Return the fastest; None, the untuned kernel, if nothing is clearly faster."""
     tuned = [c for c in times if c is not None]
     best = min(tuned, key=lambda c: (times[c], c.key), default=None)
     return best if best is not None and times[best] <= WORTH * times[None] else None
@@ -184,7 +184,7 @@ class Comparison:
         return next((r for r in self.records if self.chosen is not None and r.candidate == self.chosen), None)
 
     def seconds(self, record: Record) -> float | None:
-        """The time of a trial's candidate; None if it was not compared again."""
+        """Return the time of a trial's candidate; None if it was not compared again."""
         return next((r.seconds for r in self.records if _alike(r, record)), None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class Comparison:
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Comparison | None:
-        """The comparison in a line of a database; None if another version wrote it."""
+        """Return the comparison in a line of a database; None if another version wrote it."""
         try:
             held = line[COMPARISON]
             records = tuple(_record(each) for each in held["candidates"])
@@ -259,7 +259,7 @@ def note(records: Database, key: Key, comparison: Comparison) -> None:
 
 
 def compared(records: Database, text: str = "") -> Iterator[tuple[Key, Comparison]]:
-    """Every comparison in a database with its key, in the order of the file; of the lines that contain `text`."""
+    """Yield every comparison in a database with its key, in the order of the file; of the lines that contain `text`."""
     for line in records.lines(text.encode()):
         if line.get("format") != FORMAT or COMPARISON not in line or not all(name in line for name in KEYS):
             continue
@@ -269,7 +269,7 @@ def compared(records: Database, text: str = "") -> Iterator[tuple[Key, Compariso
 
 
 def last_of(records: Database, key: Key) -> Comparison | None:
-    """What the last search for just these arguments ended with."""
+    """Return what the last search for just these arguments ended with."""
     held = [comparison for known, comparison in compared(records, key.pattern) if known == key]
     return held[-1] if held else None
 

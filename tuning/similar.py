@@ -56,7 +56,7 @@ def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
 def neighbours(
     records: Database, key: Key, facts: Mapping[str, float], fixed: Mapping[str, int], *, radius: float = RADIUS
 ) -> list[Neighbour]:
-    """The patterns in a database that are near one's own, the nearest first.
+    """Return the patterns in a database that are near one's own, the nearest first.
 
     Records count if they are of the same program, dtype, target and number of threads, and of the same sizes that are
     compiled in; of the very same pattern, those of other sizes count too, by how far they are.
@@ -88,7 +88,7 @@ def neighbours(
 
 
 def is_own(other: Key, key: Key) -> bool:
-    """Whether a record is one that the search reads anyway."""
+    """Return whether a record is one that the search reads anyway."""
     return (other.pattern, other.sizes, other.versions) == (key.pattern, key.sizes, key.versions)
 
 
@@ -100,14 +100,14 @@ def _away(
     facts: Mapping[str, float],
     features: Mapping[str, float],
 ) -> float:
-    """How far a case is: of the same pattern by its sizes, else by its numbers if the sizes are equal."""
+    """Return how far a case is: of the same pattern by its sizes, else by its numbers if the sizes are equal."""
     if other.pattern == key.pattern:
         return SIZE_WEIGHT * sum(abs(log2(theirs[name] / fixed[name])) for name in fixed)
     return distance(facts, features) if dict(theirs) == dict(fixed) else float("inf")
 
 
 def hints(records: Database, key: Key, facts: Mapping[str, float], fixed: Mapping[str, int]) -> Sequence[Candidate]:
-    """The candidates that were best for the nearest patterns; none where no pattern is near."""
+    """Return the candidates that were best for the nearest patterns; none where no pattern is near."""
     found = neighbours(records, key, facts, fixed)[:PATTERNS] if facts else []
     return list(dict.fromkeys(c for neighbour in found for c in neighbour.best(EACH)))
 

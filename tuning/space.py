@@ -103,22 +103,22 @@ class Space:
         self._codes: dict[Format | None, set[tuple[Any, ...]]] = {}  # that are ready
 
     def values(self, format: Format | None) -> Values | None:
-        """The values of each choice that makes a difference; None for a format that is not to be had."""
+        """Return the values of each choice that makes a difference; None for a format that is not to be had."""
         if format not in self._known:
             self._known[format] = self._values(format)
         return self._known[format]
 
     def usual(self, format: Format | None) -> Candidate | None:
-        """What a kernel over a format does that nobody tuned; None for a format that is not to be had."""
+        """Return what a kernel over a format does that nobody tuned; None for a format that is not to be had."""
         values = self.values(format) if format in self.formats else None
         return None if values is None else Candidate(self._start(format, values), format)
 
     def _start(self, format: Format | None, values: Values) -> Choices | Config:
-        """What the candidates of a format begin with."""
+        """Return what the candidates of a format begin with."""
         return start(values, self._usual(format) or self.base)
 
     def first(self) -> Iterator[Candidate]:
-        """The portfolio: choices for the program as it is and then every format once, in turn."""
+        """Yield the portfolio: choices for the program as it is and then every format once, in turn."""
         own = self.portfolio(None)
         had = ((f, values) for f in self.formats if f is not None and (values := self.values(f)) is not None)
         others = (Candidate(self._start(f, values), f) for f, values in had)
@@ -136,7 +136,7 @@ class Space:
         yield from (Candidate(self._start(f, values), f) for f, values in self._supposed() if f is not None)
 
     def portfolio(self, format: Format | None) -> list[Candidate]:
-        """The entries of `suit.PORTFOLIO` that lie in a format's space, without repetition."""
+        """Return the entries of `suit.PORTFOLIO` that lie in a format's space, without repetition."""
         values = self.values(format)
         return [] if values is None else self._portfolio(values, format)
 
@@ -172,7 +172,7 @@ class Space:
         return found
 
     def is_ready(self, candidate: Candidate) -> bool:
-        """Whether a candidate needs no compiling."""
+        """Return whether a candidate needs no compiling."""
         if candidate.format not in self._codes:
             self._codes[candidate.format] = {_code(choices) for choices in self._ready(candidate.format)}
         held = self._codes[candidate.format]
@@ -202,7 +202,7 @@ class Space:
         return base.keys() == chosen.keys() and all(v in values.get(n, (base[n],)) for n, v in chosen.items())
 
     def sample(self, rng: np.random.Generator, formats: Sequence[Format | None] = ()) -> Candidate:
-        """Any candidate; of some of the formats if they are given."""
+        """Return any candidate; of some of the formats if they are given."""
         among = list(formats or self.formats)
         format = among.pop(int(rng.integers(len(among))))
         while (values := self.values(format)) is None and among:
@@ -222,7 +222,7 @@ class Space:
         return replace(candidate, choices=candidate.choices.changed(**{name: value}))
 
     def moved(self, candidate: Candidate, format: Format | None) -> Candidate:
-        """A candidate with another format, its choices as far as they are open there."""
+        """Return a candidate with another format, its choices as far as they are open there."""
         values = self.values(format)
         if values is None:
             return candidate
@@ -230,13 +230,13 @@ class Space:
         return Candidate(self._start(format, values).changed(**kept), format)
 
     def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
-        """The format of one, each choice of either."""
+        """Return the format of one, each choice of either."""
         theirs = self.moved(other, one.format).choices.as_dict()
         taken = {n: v for n, v in theirs.items() if rng.random() < 0.5}
         return replace(one, choices=one.choices.changed(**taken))
 
     def steps(self, candidate: Candidate) -> list[Candidate]:
-        """The candidates that differ in one choice by one step."""
+        """Return the candidates that differ in one choice by one step."""
         found, chosen = [], candidate.choices.as_dict()
         for name, values in (self.values(candidate.format) or {}).items():
             at = values.index(chosen[name]) if chosen[name] in values else 0
@@ -246,13 +246,13 @@ class Space:
         return found
 
     def fresh(self, rng: np.random.Generator, taken: Any) -> Candidate | None:
-        """A sample that is not among those taken; None where there is hardly any left."""
+        """Return a sample that is not among those taken; None where there is hardly any left."""
         drawn = (self.sample(rng) for _ in range(MOST_DRAWS))
         return next((c for c in drawn if c not in taken), next((c for c in self if c not in taken), None))
 
 
 def shared(choices: Choices) -> Choices:
-    """The choices that all candidates have whose code may be the same.
+    """Return the choices that all candidates have whose code may be the same.
 
     Examples
     --------
@@ -265,7 +265,7 @@ def shared(choices: Choices) -> Choices:
 
 
 def _code(choices: Choices | Config) -> tuple[Any, ...]:
-    """The values of `shared` choices."""
+    """Return the values of `shared` choices."""
     return tuple(min(v, GIVEN[n]) if n in GIVEN else v for n, v in choices.as_dict().items())
 
 
@@ -287,7 +287,7 @@ def changes_code(
 def open_choices(
     second: ir.IRModule, *, threads: int, feat: int | None = None, target: Any = None
 ) -> dict[str, tuple[int, ...]]:
-    """The values to try for each choice that makes a difference to a stage-II module.
+    """Return the values to try for each choice that makes a difference to a stage-II module.
 
     Parameters
     ----------
@@ -316,12 +316,12 @@ def start(values: Values, base: Choices | Config | None = None) -> Choices | Con
 
 
 def drawn(values: Values, rng: np.random.Generator) -> dict[str, Any]:
-    """Each open choice drawn at random."""
+    """Return each open choice drawn at random."""
     return {name: found[int(rng.integers(len(found)))] for name, found in values.items()}
 
 
 def points(values: Values, base: Choices | Config | None = None) -> Iterator[Choices | Config]:
-    """Every combination, in a fixed order."""
+    """Yield every combination, in a fixed order."""
     base = Choices() if base is None else base
     for row in product(*values.values()):
         yield base.changed(**dict(zip(values, row, strict=True)))
@@ -342,7 +342,7 @@ def free_sizes(program: Program) -> list[str]:
 
 
 def fixed(program: Program, values: Mapping[str, int]) -> tirx.PrimFunc:
-    """The program with some sizes filled in.
+    """Return the program with some sizes filled in.
 
     rewrite: ``def spmm(b: T.Buffer(("n", "feat")), feat: T.int32)`` becomes ``def spmm(b: T.Buffer(("n", 128)))``.
     """

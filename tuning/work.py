@@ -51,7 +51,7 @@ class Rates:
     memory: float = 25e9
 
     def of(self, held: float) -> float:
-        """Bytes a second of what is so large and used again and again."""
+        """Return bytes a second of what is so large and used again and again."""
         return self.private if held <= private_cache() else self.last if held <= last_cache() else self.memory
 
     def as_dict(self) -> dict[str, float]:
@@ -201,7 +201,7 @@ class Work:
         return cls(every, flops, points, main.entries, indices, main.inner, main.sums, main.is_sparse)
 
     def of_kind(self, kind: str, *, stores: bool = False) -> list[Access]:
-        """The loads of a kind, or the stores."""
+        """Return the loads of a kind, or the stores."""
         return [a for a in self.accesses if a.kind == kind and a.is_store == stores]
 
     @property
@@ -262,7 +262,7 @@ class Work:
         return sum(a.held for a in self.of_kind(STREAM)) + self.indices
 
     def _times(self, rates: Rates, padding: float, gathered: float, held: float, results: float) -> dict[str, float]:
-        """Seconds that the parts take at least on this machine, of the whole and relative to the longest."""
+        """Return seconds that the parts take at least on this machine, of the whole and relative to the longest."""
         times = {
             "compute": padding * self.flops * (self.itemsize / 4) / rates.peak,
             "gather": padding * gathered / rates.of(held),
@@ -274,7 +274,7 @@ class Work:
 
 
 def _of_iteration(program: Program, iteration: SpIter, sizes: Mapping[str, int]) -> Work:
-    """The work of one iteration."""
+    """Return the work of one iteration."""
     steps, place, points, entries = [1.0], {}, 1.0, 1.0
     for n, (var, axis) in enumerate(zip(iteration.vars, iteration.axes, strict=True)):
         above = _value(axis.parent.count, sizes) if axis.parent is not None else 1.0
@@ -322,7 +322,7 @@ def _variables(expr: Expr) -> list[Var]:
 
 
 def _operations(body: Any) -> int:
-    """Arithmetic operations of a step."""
+    """Return arithmetic operations of a step."""
     count = 0
 
     def on_node(_node: Any) -> None:
@@ -334,7 +334,7 @@ def _operations(body: Any) -> int:
 
 
 def _value(expr: Expr, sizes: Mapping[str, int]) -> float:
-    """A size; that of an unknown symbol is 1."""
+    """Return a size; that of an unknown symbol is 1."""
     known = {name: sizes.get(name, 1) for name in symbolic.symbols(expr)}
     return float(symbolic.evaluator([expr])(known)[0])
 

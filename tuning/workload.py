@@ -82,7 +82,7 @@ class Workload:
         return None
 
     def call(self, function: Function, names: list[str]) -> Call:
-        """One call of a function whose parameters have these names."""
+        """Return one call of a function whose parameters have these names."""
         return partial(function, *(self.ready[name] for name in names))
 
     def reset(self) -> None:
@@ -96,7 +96,7 @@ class Workload:
                 array.fill(0)
 
     def fresh(self, call: Call) -> dict[str, np.ndarray]:
-        """What one call on a clean slate writes; the next run writes over it."""
+        """Return what one call on a clean slate writes; the next run writes over it."""
         self.reset()
         call()
         return self.written

@@ -109,13 +109,13 @@ def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[Sourc
 
 
 def listed(folder: Path | None) -> Iterator[Source]:
-    """The files below a folder, each a family of its own."""
+    """Yield the files below a folder, each a family of its own."""
     for source in from_files(find_files(folder)) if folder is not None else []:
         yield Source(source.name, source.name, source.load)
 
 
 def operations(text: str) -> list[tuple[str, int]]:
-    """Operations with the lengths of their dense rows, such as ``spmm:32,spmv``."""
+    """Return operations with the lengths of their dense rows, such as ``spmm:32,spmv``."""
     found = []
     for part in text.split(","):
         op, _, feat = part.partition(":")
@@ -173,7 +173,7 @@ class Again:
     seed: int
 
     def ask(self, count: int = BATCH) -> list[Candidate]:
-        """The next few."""
+        """Return the next few."""
         batch, self.waiting = self.waiting[:count], self.waiting[count:]
         return batch
 

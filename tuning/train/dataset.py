@@ -137,7 +137,7 @@ class Job:
         return func
 
     def inputs(self, sparse: Any) -> dict[str, Any]:
-        """The arguments of a call on a matrix or tensor."""
+        """Return the arguments of a call on a matrix or tensor."""
         held = typed(sparse, self.dtype)
         if self.kind == "drawn":
             return random_programs.draw(int(self.op.partition("_")[2]), self.dtype).inputs(held, self.feat, self.dtype)
@@ -148,7 +148,7 @@ class Job:
 
 
 def typed(sparse: Any, dtype: str) -> Any:
-    """A matrix or tensor with values of a dtype; scipy has no bfloat16."""
+    """Return a matrix or tensor with values of a dtype; scipy has no bfloat16."""
     if isinstance(sparse, CooTensor):
         return sparse.with_values(sparse.values.astype(dtype))
     return SparseTensor.from_any(sparse).astype(dtype) if dtype == "bfloat16" else sparse.astype(dtype)
@@ -169,7 +169,7 @@ def sources(matrices: int, *, seed: int = 0, data: Path | None = None) -> Iterat
 
 
 def jobs(sparse: Any, count: int, rng: np.random.Generator) -> list[Job]:
-    """Different programs for a matrix or tensor; fewer where it is too large for most."""
+    """Return different programs for a matrix or tensor; fewer where it is too large for most."""
     wanted = [_job(sparse, rng) for _ in range(2 * count)]
     return list(dict.fromkeys(job for job in wanted if job is not None))[:count]
 
@@ -223,7 +223,7 @@ def _format(text: str) -> Format | None:
 
 
 def is_data_set(path: Path) -> bool:
-    """Whether a file is a data set rather than records of searches."""
+    """Return whether a file is a data set rather than records of searches."""
     try:
         with path.open("rb") as file:
             return b'"points":' in file.readline()
@@ -232,7 +232,7 @@ def is_data_set(path: Path) -> bool:
 
 
 def recordings(path: Path, *, spread: float = float("inf")) -> list[Recording]:
-    """The cases of a data set.
+    """Return the cases of a data set.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def recordings(path: Path, *, spread: float = float("inf")) -> list[Recording]:
 
 
 def recording(line: Mapping[str, Any], spread: float = float("inf")) -> Recording | None:
-    """A case; None where too few points of it are left."""
+    """Return a case; None where too few points of it are left."""
     kept = list(_points(line, spread))
     if len(kept) < LEAST:
         return None
@@ -277,7 +277,7 @@ def least(seconds: list[float]) -> float:
 
 
 def _points(line: Mapping[str, Any], spread: float) -> Iterator[tuple[Candidate, list[float]]]:
-    """The candidates of a case with their measurements, none twice."""
+    """Yield the candidates of a case with their measurements, none twice."""
     seen = set()
     for text, choices, _stored, _conversion, *seconds in line["points"]:
         candidate = Candidate(Choices(**{"chunks": line["job"]["threads"], **choices}), _format(text))
@@ -399,12 +399,12 @@ def pool_of(values: Values, base: Choices, threads: int, seed: int, is_own: bool
 
 
 def clock_of(threads: int) -> Callable[[], float]:
-    """What kernels of a number of threads are timed by."""
+    """Return what kernels of a number of threads are timed by."""
     return time.thread_time if threads == 1 else time.perf_counter
 
 
 def timed(call: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Seconds of a call: the least of some bursts, as whatever else runs only adds to it."""
+    """Return seconds of a call: the least of some bursts, as whatever else runs only adds to it."""
     begin = clock()
     call()
     once = max(clock() - begin, 1e-7)
@@ -478,7 +478,7 @@ class Measured:
         self.failures = 0
 
     def points(self, rng: np.random.Generator) -> Iterator[Point]:
-        """What is measured of it, checked."""
+        """Yield what is measured of it, checked."""
         own = self.forms(self.job, self.kernel, None, self.fixed, self.workload.feat)
         suits = {n: v for n, v in self.kernel.suitable(self.workload.args).items() if n != "chunks"}
         for choices in dict.fromkeys([own.pool[0].changed(**suits), *own.pool]):
@@ -503,7 +503,7 @@ class Measured:
         return [*sure, *(others[n] for n in sorted(rng.permutation(len(others))[:OTHER_FORMATS]))]
 
     def _converted(self, form: Form) -> tuple[Workload, float]:
-        """The arguments over a format, and the seconds that it took."""
+        """Return the arguments over a format, and the seconds that it took."""
         if form.kernel is None:
             return self.workload, 0.0
         begin = time.perf_counter()
@@ -514,7 +514,7 @@ class Measured:
     def _checked(
         self, format: Format | None, choices: Choices, conversion: float, form: Form, workload: Workload
     ) -> Iterator[Point]:
-        """A point whose kernel computes what it should."""
+        """Yield a point whose kernel computes what it should."""
         try:
             call = workload.call(form.function(choices), form.variant.names)
             if self.reference.disagreement(workload.fresh(call)) is None:
@@ -537,7 +537,7 @@ class Measured:
         return Estimates(self.pattern, own_storage(self.workload), itemsize)
 
     def measured(self, rng: np.random.Generator) -> dict[str, Any]:
-        """The case for JSON: all points measured, then all once more in another order."""
+        """Return the case for JSON: all points measured, then all once more in another order."""
         found = [Point("", Choices(), self.estimates(None), 0.0, self.untuned), *self.points(rng)]
         load = []
         for _ in range(2):
@@ -574,13 +574,13 @@ class Measured:
 
 
 def header(target: Any) -> dict[str, Any]:
-    """What is said of every case that is compiled for a target."""
+    """Return what is said of every case that is compiled for a target."""
     about = {"format": FORMAT, "sparsetir": __version__, "machine": machine_name(), "mcpu": mcpu_of(target)}
     return about | {"rates": measure_rates(target).as_dict()}
 
 
 def mcpu_of(target: Any) -> str:
-    """The processor that a target is for; None is this one."""
+    """Return the processor that a target is for; None is this one."""
     return str((native_target() if target is None else tvm.target.Target(target)).attrs.get("mcpu", ""))
 
 
@@ -602,12 +602,12 @@ def target_of(mcpu: str | None) -> Any:
 
 
 def known_cases(path: Path) -> set[str]:
-    """The cases that a file holds; a line that a killed process left half-written does not count."""
+    """Return the cases that a file holds; a line that a killed process left half-written does not count."""
     return {line["case"] for line in lines(path)} if path.exists() else set()
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The cases of a file.
+    """Yield the cases of a file.
 
     Raises
     ------
@@ -730,7 +730,7 @@ SUFFIXES = (".parquet", ".npz")
 
 
 def rows(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The points of some cases, a dict of plain values each; the same names in all."""
+    """Yield the points of some cases, a dict of plain values each; the same names in all."""
     for line in found:
         job, (first, second) = line["job"], line["plain"]
         of_case = {name: line[name] for name in ("case", "matrix", "family", "machine", "sparsetir")}
@@ -754,7 +754,7 @@ def rows(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a data set.
+    """Return the columns of a data set.
 
     Raises
     ------

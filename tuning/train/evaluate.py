@@ -90,7 +90,7 @@ def _right(scores: np.ndarray, faster: np.ndarray) -> float:
 
 
 def ranking(model: Model, case: Recording) -> Ranking:
-    """How a model ranks a case's candidates that ran."""
+    """Return how a model ranks a case's candidates that ran."""
     rows, seconds = case.rows()
     scores = model.predict(rows)
     order = np.argsort(-scores, kind="stable")
@@ -106,7 +106,7 @@ def ranking(model: Model, case: Recording) -> Ranking:
 
 
 def repeated(cases: Sequence[Recording]) -> list[Ranking]:
-    """How a second measurement ranks what was measured first: what noise leaves to be known."""
+    """Return how a second measurement ranks what was measured first: what noise leaves to be known."""
     found = []
     for case in cases:
         if not case.passes or len(case.passes[0]) < LEAST:
@@ -145,7 +145,7 @@ def held_out(cases: Sequence[Recording], trainer: Trainer, by: str, most: int | 
 
 
 def geomean(numbers: Sequence[float]) -> float:
-    """The geometric mean."""
+    """Return the geometric mean."""
     return float(np.exp(np.mean(np.log(np.maximum(numbers, 1e-9)))))
 
 
@@ -162,7 +162,7 @@ HEADING = ["pairs in order", "certain ones", "top 1", "5th percentile", "top 5"]
 
 
 def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
-    """A row for each model, and one for the untuned kernel."""
+    """Return a row for each model, and one for the untuned kernel."""
     rows = [[title, *HEADING], *([name, *summary(found)] for name, found in rankings.items())]
     twice = repeated([r.case for r in next(iter(rankings.values()))])
     if twice:
@@ -176,14 +176,14 @@ def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
 
 
 def by_part(found: Sequence[Ranking], by: str) -> list[list[str]]:
-    """A row for each operation, family or the like."""
+    """Return a row for each operation, family or the like."""
     parts = dict.fromkeys(getattr(r.case, by) for r in found)
     rows = ([str(part), *summary([r for r in found if getattr(r.case, by) == part])] for part in parts)
     return [[{"op": "operation", "kind": "operation"}.get(by, by), *HEADING], *rows]
 
 
 def by_margin(found: Sequence[Ranking]) -> list[list[str]]:
-    """What comes of taking a model's first candidate, unmeasured, where it expects so much of it."""
+    """Return what comes of taking a model's first candidate, unmeasured, where it expects so much of it."""
     rows = [["taken if expected to be", "taken", "speedup over untuned", "slower than untuned", "slowest"]]
     for margin in MARGINS:
         actual = [r.actual if r.gain >= margin else 1.0 for r in found]
@@ -263,7 +263,7 @@ def _sets(
 
 
 def few(own: list[Recording], order: np.ndarray, share: float) -> list[Recording]:
-    """The first cases of an order, one at least of any share.
+    """Return the first cases of an order, one at least of any share.
 
     Examples
     --------
@@ -275,7 +275,7 @@ def few(own: list[Recording], order: np.ndarray, share: float) -> list[Recording
 
 
 def cells(found: dict[object, dict[str, list[Ranking]]], title: str) -> list[list[str]]:
-    """A table with a row for each setting and model."""
+    """Return a table with a row for each setting and model."""
     rows = [[title, "other settings and", *TRANSFER_HEADING]]
     for setting, ranked in found.items():
         native = geomean([r.top_1 for r in ranked["its own model"]])

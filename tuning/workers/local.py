@@ -108,7 +108,7 @@ class Worker(Protocol):
         """Ask for a job."""
 
     def result(self) -> tuple[Job, tuple[Any, ...], Any]:
-        """The oldest job whose result was not taken, and its result; a `Lost` if it cost a worker its life."""
+        """Return the oldest job whose result was not taken, and its result; a `Lost` if it cost a worker its life."""
 
     @property
     def pending(self) -> int:
@@ -170,7 +170,7 @@ class Process:
 
     @classmethod
     def take(cls, threads: int | None = None) -> Process:
-        """One that is idle, or a new one; with as many threads as this process unless told otherwise."""
+        """Return one that is idle, or a new one; with as many threads as this process unless told otherwise."""
         wanted = threads or get_num_threads()
         while cls.idle:
             found = cls.idle.pop()
@@ -202,7 +202,7 @@ class Process:
 
 
 def can_isolate() -> bool:
-    """Whether this process may begin others."""
+    """Return whether this process may begin others."""
     return os.name == "posix" and bool(sys.executable) and WORKER not in os.environ
 
 
@@ -332,14 +332,14 @@ class RemoteWorker:
 
 
 def _patience(job: Job, args: tuple[Any, ...]) -> float:
-    """How many times as long as another a job may take."""
+    """Return how many times as long as another a job may take."""
     if job is compile_together:
         return float(len(args))
     return PATIENT if job is prepare or args[0] is None else 1.0  # the untuned kernel must be timed
 
 
 def how_it_ended(code: int) -> str:
-    """The exit code of a process in words."""
+    """Return the exit code of a process in words."""
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name
@@ -401,7 +401,7 @@ def _unpacked(payload: bytes) -> tuple[Evaluator | None, str | None]:
 
 
 def evaluator_of(payload: bytes) -> Evaluator:
-    """The evaluator that a payload is made of.
+    """Return the evaluator that a payload is made of.
 
     Raises
     ------
@@ -459,17 +459,17 @@ class Pool(Formats):
     slots = 0  # a batch as large as a search likes
 
     def keyed(self, key: Key) -> Key:
-        """The key of records of the workers' machine, which is this one."""
+        """Return the key of records of the workers' machine, which is this one."""
         return key
 
     def noted(self, key: Key, record: Record) -> Iterator[tuple[Key, Record]]:
-        """A record as its machine's."""
+        """Yield a record as its machine's."""
         yield key, record
 
     # ------------------------------------------------------------------------------------------ formats
 
     def values(self, format: Format | None) -> Values | None:
-        """The open choices of a format; None where it has no variant."""
+        """Return the open choices of a format; None where it has no variant."""
         if format not in self.known:
             self._home(format).post(prepare, format)
             self._look_ahead(len(self.workers) - 1)
@@ -486,7 +486,7 @@ class Pool(Formats):
                 count -= 1
 
     def _home(self, format: Format | None) -> Worker:
-        """The worker that prepares a format: the one with the fewest."""
+        """Return the worker that prepares a format: the one with the fewest."""
         if format not in self.homes:
             counts = [sum(worker in held for held in self.homes.values()) for worker in self.workers]
             self.homes[format] = [self.workers[int(np.argmin(counts))]]
@@ -538,7 +538,7 @@ class Pool(Formats):
         return self._noted(candidate, found if self.usual is None else found.paced(self.usual))
 
     def _noted(self, candidate: Candidate | None, found: Measurement) -> Measurement:
-        """A measurement, its seconds kept in place of earlier ones of the candidate."""
+        """Return a measurement, its seconds kept in place of earlier ones of the candidate."""
         if found.seconds is not None:
             self.times[candidate] = found.seconds
         return found
@@ -650,12 +650,12 @@ def pool_of(evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: b
 
 
 def can_send(inputs: Mapping[str, Any]) -> bool:
-    """Whether all arguments are of packages whose objects workers can read."""
+    """Return whether all arguments are of packages whose objects workers can read."""
     return all(type(value).__module__.partition(".")[0] in SENT for value in inputs.values())
 
 
 def packed(evaluator: Evaluator) -> bytes | None:
-    """What an evaluator is made of; None if it cannot be sent to a worker, or is very large."""
+    """Return what an evaluator is made of; None if it cannot be sent to a worker, or is very large."""
     if not can_send(evaluator.inputs):
         return None
     if sum(array.nbytes for array in evaluator.workload.arrays.values()) > MOST_BYTES:
