@@ -204,7 +204,7 @@ def accumulators(candidate: Candidate) -> Accumulators:
     Raises
     ------
     ArgumentError
-        It is one of something else, or has values that there are not: another version, or nobody, wrote the record.
+        It is one of something else, or has values that there are not: another version, or no version, wrote the record.
     """
     choices = candidate.choices
     if not isinstance(choices, Config) or not set(VALUES) >= set(choices.keys()):
@@ -249,7 +249,7 @@ def tune_accumulators(
     target: Any = None,
     progress: bool | None = None,
 ) -> TuneResult:
-    """`sparsetir.tune_sparse` of a program that computes the pattern of its results."""
+    """Run `sparsetir.tune_sparse` on a program that computes the pattern of its results."""
     with Progress(budget, shown=progress) as bar, closing(records):
         trials = Trials(program, inputs, target)
         key, values = trials.key(), trials.values

@@ -153,7 +153,7 @@ def tune_sparse(
     TuningError
         The untuned kernel is wrong, the database cannot be written, or arguments cannot be sent to an executor.
     ExecutorLostError
-        The executor takes no jobs, or nobody answers, before the untuned kernel was timed; later it is a warning, and
+        The executor takes no jobs, or does not answer, before the untuned kernel was timed; later it is a warning, and
         the result holds the best kernel so far.
 
     Notes
@@ -255,7 +255,7 @@ def begun(
     cost: Cost,
     bar: Progress | None = None,
 ) -> Log:
-    """The log of a search that was told what the database has; its first trials are kernels that nobody tuned."""
+    """Return the log of a search that was told what the database has; its first trials are untuned kernels."""
     for record in reusable(session, records, budget):
         history.append(with_best(record, history))
         if record.fixed == session.fixed and not is_untuned(record):
@@ -376,7 +376,7 @@ def unmeasured(
 ) -> TuneResult:
     """The best candidate of earlier searches, else what the pretrained model expects most of, else the untuned kernel.
 
-    Nothing is timed but the untuned kernel; a kernel that is wrong, or cannot be had, is not taken.
+    Nothing is timed but the untuned kernel; a kernel that is wrong, or unavailable, is not taken.
     """
     untuned = next(record for record in history if is_untuned(record))
     ended = last_of(records, session.key)
@@ -414,7 +414,7 @@ def chosen_then(ended: Comparison, amortize_over: float | None) -> Record | None
 
 
 def known_best(session: Session, records: Database, cost: Cost, untuned: Record) -> tuple[Record | None, Record]:
-    """The best trial of a search that did not end, if it is clearly better than the untuned one, and that one."""
+    """Return the best trial of an unfinished search if clearly better than the untuned one, and that one."""
     held = records.load(session.key)
     mine = [r for r in held if r.seconds is not None and r.fixed == session.fixed and not is_untuned(r)]
     best = min((r for r in mine if session.may_have(r.candidate)), key=cost, default=None)

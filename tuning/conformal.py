@@ -106,7 +106,7 @@ class Bounds:
         return float(max(1.0, np.exp(-self.interval(0.0, row)[0])))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -117,7 +117,7 @@ def group(row: Mapping[str, float], is_near: bool) -> str:
 
 
 def operation(row: Mapping[str, float]) -> tuple[int, ...]:
-    """Return what tells a program from others, whatever the sizes of its arguments and the name that somebody gave it.
+    """Return what tells a program from others, whatever the sizes of its arguments and its name.
 
     Examples
     --------
@@ -177,7 +177,7 @@ def _centre(found: Sequence[Ranking]) -> np.ndarray:
 
 
 def _distance(place: np.ndarray, centres: Sequence[Any]) -> float:
-    """To the nearest centre."""
+    """Return the distance to the nearest centre."""
     return min((float(np.linalg.norm(place - np.asarray(c))) for c in centres), default=float("inf"))
 
 
@@ -201,7 +201,7 @@ class Coverage:
     taken: list[float] = field(default_factory=list)
 
     def cells(self) -> list[str]:
-        """For a table."""
+        """Return the cells of a table."""
         count = len(self.held)
         if not count:
             return ["0", "", "", "", "", ""]
@@ -247,7 +247,7 @@ def coverage(
 
 
 def cells(found: Mapping[str, Coverage], title: str) -> list[list[str]]:
-    """`coverage` as the cells of a table, all together last."""
+    """Return `coverage` as the cells of a table, all together last."""
     ordered = [*(name for name in found if name != "all"), *(["all"] if "all" in found else [])]
     return [[title, *HEADING], *([name, *found[name].cells()] for name in ordered)]
 

@@ -50,7 +50,7 @@ NEAR = 1.15  # times the best so far: only for what seems nearer, a long burst i
 
 @dataclass(frozen=True)
 class Prepared:
-    """A format that is ready, or why it cannot be had.
+    """A format that is ready, or why it is unavailable.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Prepared:
     stored : Stored, optional
         How the format stores the argument.
     usual : Choices, optional
-        What a kernel over the format does for the arguments that nobody tuned.
+        What an untuned kernel over the format does for the arguments.
     error : str, optional
     """
 
@@ -86,7 +86,7 @@ class Formats:
         return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
 
     def usual_over(self, format: Format | None) -> Choices | None:
-        """What a kernel over a format does for the arguments that nobody tuned; None while nobody has asked for it."""
+        """Return what an untuned kernel over a format does for the arguments; None before the format is asked for."""
         ready = self.known.get(format)
         return None if ready is None else ready.usual
 
@@ -218,13 +218,13 @@ class Evaluator:
             return float("inf")
 
     def interleaved(self, candidate: Candidate, seconds: float) -> tuple[float, float]:
-        """`typical`, and that of the untuned kernel at about the same time."""
+        """Return `typical`, and that of the untuned kernel at about the same time."""
         usual = paced(self, seconds)
         found = self.typical(candidate, seconds)
         return found, self._doubted(found, usual, seconds)
 
     def _raced(self, call: Call, first: float) -> tuple[Measurement, float]:
-        """A candidate's time and that of the untuned kernel; of one that is far behind the best in short bursts only.
+        """Time a candidate and the untuned kernel; a candidate far behind the best in short bursts only.
 
         `first` has the seconds of a call that was made already. What the caches held then makes no difference to a long
         one.
@@ -243,7 +243,7 @@ class Evaluator:
         return summary(samples), self._doubted(lower_quartile(samples), usual, PACE_SECONDS)
 
     def _doubted(self, seconds: float, usual: float, turn: float) -> float:
-        """The time of the untuned kernel, taken once more where what was timed meanwhile would be the best so far.
+        """Return the untuned kernel's time, taken once more where what was timed meanwhile would be the best so far.
 
         A pause of the machine that hit the untuned kernel alone makes others look fast, and those after them slow.
         """
@@ -274,7 +274,7 @@ class Pace:
 
 
 def paced(evaluator: Evaluator, seconds: float) -> float:
-    """A typical call of the untuned kernel these days: the fastest of the last bursts, one of which is a moment old.
+    """Return a typical call of the untuned kernel: the fastest of the last bursts, one of which is a moment old.
 
     Were it the last one, a pause of the machine that hits this kernel alone would make others look fast.
     """

@@ -136,7 +136,7 @@ class Operands:
 
     @classmethod
     def of(cls, work: Work, threads: int, rates: Rates = USUAL) -> Operands:
-        """Those of a program's work."""
+        """Return those of a program's work."""
         gathered = work.gathered
         feat = max((int(a.run) for a in work.results), default=1)
         held = int(gathered.held) if gathered is not None else 0
@@ -145,7 +145,7 @@ class Operands:
 
 
 def log(value: float) -> float:
-    """On a logarithmic scale, 0 for nothing."""
+    """Return a number on a logarithmic scale, 0 for nothing."""
     return math.log2(1.0 + max(value, 0.0))
 
 
@@ -376,7 +376,7 @@ class _Loops:
         return min(max(filled, 1e-3), 1.0) * min(side, self.lanes) / self.lanes
 
     def balance(self, threads: int) -> float:
-        """How much longer the slowest thread takes than the mean: pieces are whole rows unless rows are split."""
+        """Return the slowest thread's time over the mean: pieces are whole rows unless rows are split."""
         if self.choices.carry:
             return 1.0
         return max(1.0, threads * self.structure.longest / self.structure.nnz)
@@ -540,7 +540,7 @@ class Encoding:
         return np.concatenate([np.broadcast_to(self._facts, (len(own), len(self._facts))), own], axis=1)
 
     def _rows_of_knobs(self, candidates: Sequence[Candidate], specialised: bool) -> np.ndarray:
-        """The same by name, as candidates of different formats may have different knobs."""
+        """Return the rows by name, as candidates of different formats may have different knobs."""
         found = [{**self.facts, **self.of(candidate, specialised=specialised)} for candidate in candidates]
         for numbers in found:
             self._columns.extend(name for name in numbers if name not in self._columns)
@@ -567,14 +567,14 @@ def matrix_names() -> tuple[str, ...]:
 
 @cache
 def pattern_names() -> frozenset[str]:
-    """Those of `matrix_names` that say something about the matrix and nothing about the candidate."""
+    """Return the names of `matrix_names` that say something about the matrix and nothing about the candidate."""
     small = Encoding({}, None, Stored(1, 1), Operands(1, 1, 1, 1, 1))
     return frozenset(matrix_names()) - frozenset(small.of(Candidate()))
 
 
 @cache
 def choice_names() -> frozenset[str]:
-    """Those of `matrix_names` that say what was chosen for how many columns, whatever the matrix."""
+    """Return the names of `matrix_names` that say what was chosen for how many columns, whatever the matrix."""
     kinds = {f"is_{kind or 'own'}" for kind in KINDS}
     return frozenset(matrix_names()) & {*kinds, *Choices().as_dict(), "feat", "width", "threads", SPECIALISED}
 

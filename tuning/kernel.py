@@ -80,7 +80,7 @@ class Variant:
 
     @cached_property
     def kernel(self) -> Kernel | ComposedKernel | None:
-        """Compiled for its sizes; None if it cannot be had."""
+        """Compiled for its sizes; None if it is unavailable."""
         try:
             return self.built()
         except SparseTIRError:  # a record of what another program could do
@@ -88,7 +88,7 @@ class Variant:
 
     @cached_property
     def general(self) -> Kernel | ComposedKernel | None:
-        """Over the same format for all sizes, scheduled by the rules or by the template; None if it cannot be had."""
+        """Over the same format for all sizes, scheduled by the rules or by the template; None if it is unavailable."""
         schedule = with_knobs(self.template, self.candidate.choices) if self.template is not None else None
         try:
             return self._built({}, schedule)
@@ -101,7 +101,7 @@ class Variant:
         Raises
         ------
         SparseTIRError
-            It cannot be had.
+            It is unavailable.
         """
         return self._built(self.fixed, with_knobs(self.template, self.candidate.choices))
 
@@ -341,7 +341,7 @@ def _multiplies_zeros(kernel: Kernel | ComposedKernel) -> bool:
 
 
 def _places(signature: Signature) -> dict[str, list[tuple[str, int]]]:
-    """For each size the arguments whose shapes tell it, and their dimension."""
+    """Return for each size the arguments whose shapes tell it, and their dimension."""
     found: dict[str, list[tuple[str, int]]] = {}
     for name, buffer in signature.buffers.items():
         for d, axis in enumerate(buffer.axes):

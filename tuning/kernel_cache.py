@@ -231,7 +231,7 @@ atexit.register(keep, seconds=EXIT_SECONDS)
 
 
 def _write(together: Together) -> None:
-    """A library, and the lists of its kernels."""
+    """Write a library, and the lists of its kernels."""
     kernels: dict[FormatVariant, list[tuple[str, Choices, tuple[str, ...]]]] = {}
     for name, form, choices, late in together.kernels:
         if choices in form.proved and _has_room(form):

@@ -60,7 +60,7 @@ class Config:
         return dict(self.pairs)
 
     def changed(self, /, **values: Any) -> Config:
-        """With other values for some knobs, or values for more."""
+        """Return a copy with other values for some knobs, or values for more."""
         return Config.of({**self.as_dict(), **values})
 
     def keys(self) -> list[str]:
@@ -125,7 +125,7 @@ class Knobs:
         self.chosen: dict[str, Any] = {}
 
     def define_knob(self, name: str, candidates: Iterable[Any]) -> Any:
-        """Return a choice among values.
+        """Define a knob: a choice among values.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class Knobs:
         max_factor: int | None = None,
         candidates: Iterable[Sequence[int | None]] | None = None,
     ) -> Split:
-        """Return a choice among the ways to split a loop.
+        """Define a knob: a choice among the ways to split a loop.
 
         Parameters
         ----------
@@ -304,7 +304,7 @@ def _splits(name: str, extent: int | str, parts: int, policy: str, most: int | N
 
 
 def factorisations(extent: int, parts: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
-    """Every way to write a number as a product, all but the first factor at most `most`; the last grows slowest."""
+    """Return every factorisation of a number, all but the first factor at most `most`; the last grows slowest."""
     if parts == 1:
         yield (extent,)
         return
@@ -314,13 +314,13 @@ def factorisations(extent: int, parts: int, most: int | None = None) -> Iterator
 
 
 def divisors(number: int) -> list[int]:
-    """In ascending order."""
+    """Return the divisors in ascending order."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
 
 def powers(extent: int | None, parts: int, most: int | None) -> Iterator[tuple[int | None, ...]]:
-    """Powers of two for all but the first factor; their product is at most the extent where that is known."""
+    """Return powers of two for all but the first factor; their product is at most the extent where that is known."""
     limit = min(n for n in (extent, most) if n is not None)
     sizes = [2**n for n in range(limit.bit_length())]
     for inner in product(sizes, repeat=parts - 1):
@@ -430,7 +430,7 @@ class Template:
         return "\n".join([*texts, str(self.values)])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By name, as functions are pickled; what a decorator named is this object, not the function."""
+        """Pickle by name, as functions are pickled; what a decorator named is this object, not the function."""
         module = str(getattr(self.function, "__module__", ""))
         name = str(getattr(self.function, "__qualname__", ""))
         try:

@@ -120,7 +120,7 @@ class Asks(Protocol):
         """Return seconds that are expected of each, where any are."""
 
     def tell(self, candidate: Candidate, seconds: float | None, /) -> None:
-        """What was measured."""
+        """Take what was measured."""
 
 
 @dataclass
@@ -206,7 +206,7 @@ def is_untuned(record: Record) -> bool:
 
 
 def with_best(record: Record, history: list[Record]) -> Record:
-    """`record` with the best time so far."""
+    """Return `record` with the best time so far."""
     known = [r.seconds for r in (*history, record) if r.seconds is not None]
     return replace(record, best=min(known, default=None))
 
@@ -222,7 +222,7 @@ def explore(
     chance: Callable[[], float] | None = None,
     slots: int = 0,
 ) -> None:
-    """Ask, measure and tell until the budget is spent, the space is exhausted or hardly anything better is left.
+    """Ask, measure and tell until the budget is spent, the space is exhausted or little better is left.
 
     See `step`; `chance` tells how likely it is that something clearly better was not tried yet.
     """
@@ -278,7 +278,7 @@ def measured(
     conversion: Callable[[Any], float] = lambda _format: 0.0,
     cost: Cost | None = None,
 ) -> Iterator[Candidate]:
-    """Measure a batch, whoever asked for it, and tell; each candidate when that is done. See `step`."""
+    """Measure a batch, wherever it came from, and tell of each candidate when that is done, as `step` does."""
     predicted = dict(zip(batch, search.predicted(batch), strict=True))
     for candidate, found in measure(batch) if batch else ():
         seconds = conversion(candidate.format) if found.error is None else 0.0

@@ -138,7 +138,7 @@ class FormatVariant:
         return self.codes[key]
 
     def shared_loops(self, choices: Choices) -> Loops | None:
-        """Loops that are given the late choices, and which; None where the schedule has to be cut down to have any."""
+        """Return loops that take the late choices, and which; None where the schedule must be cut down to have any."""
         try:
             second, late = with_late_choices(scheduled(self.second, choices, self.target))
             return to_stage_3(second), late
@@ -177,7 +177,7 @@ def compile_together(wanted: Iterable[tuple[FormatVariant, Choices]]) -> None:
 
 
 def _compile_group(group: Mapping[tuple[FormatVariant, Choices], Loops]) -> None:
-    """The same for forms of one target whose loops are known."""
+    """Compile candidates together for forms of one target whose loops are known."""
     (first, _), *_ = group
     named = [(f"{form.name}_{n}", form, key, *loops) for n, ((form, key), loops) in enumerate(group.items())]
     functions = {name: third[form.name].with_attr("global_symbol", name) for name, form, _, third, _ in named}

@@ -253,7 +253,7 @@ class Run:
         self.curve.batches.clear()  # what the beginning took says nothing of a batch
 
     def advance(self) -> None:
-        """One batch more."""
+        """Advance by one batch."""
         assert self.log is not None
         start, session = time.perf_counter(), self.session
         how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "slots": session.pool.slots}
@@ -405,7 +405,7 @@ class Many:
         self.interrupted = False
 
     def add(self, task: TuneTask, session: Session, search_in: Any) -> None:
-        """Another task, with those of the same key."""
+        """Add a task, with those of the same key."""
         name = _name(session.key)
         self.order.append(name)
         if name in self.runs:
@@ -426,7 +426,7 @@ class Many:
             self.awake.pop(0).session.pool.rest()
 
     def go(self, end: float) -> None:
-        """Batch after batch until a time, or until nothing is left."""
+        """Run batch after batch until a time, or until nothing is left."""
         runs = list(self.runs.values())
         kept = min(FINISH_SHARE * max(end - time.perf_counter(), 0.0), FINISH_SECONDS * len(runs))
         try:

@@ -121,7 +121,7 @@ def at_pace(seconds: float, untuned: float, usual: float) -> float:
 
 
 def burst(call: Call, seconds: float) -> list[float]:
-    """`timed_calls`, at least `FEW`; two where a scheduler tick may be half of one, one of longer ones."""
+    """Run `timed_calls`, at least `FEW`; two where a scheduler tick may be half of one, one of longer ones."""
     samples = timed_calls(call, seconds, least=FEW, least_long=1)
     if len(samples) == 1 and samples[0] < LONG:
         samples += timed_calls(call, 0.0, least=1, least_long=1)
@@ -198,7 +198,7 @@ def _far_behind(turns: np.ndarray) -> np.ndarray:
 
 
 def interleaved_medians(turns: np.ndarray) -> np.ndarray:
-    """Typical seconds of each case, a row of turns, of which those of a column were taken one after another.
+    """Return typical seconds of each case, a row of turns, of which those of a column were taken one after another.
 
     NaN is no turn. The pace of a column is that of the cases that have all turns, where there are any: it must not
     change because a slow case left.

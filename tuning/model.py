@@ -89,7 +89,7 @@ class CostModel:
     ----------
     booster : xgboost.Booster
     names : sequence of str
-        Of the features, in the order of the columns; empty if nobody needs them.
+        Of the features, in the order of the columns; empty if they are not needed.
     objective : str
         A key of `OBJECTIVES`.
     scale : float

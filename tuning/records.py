@@ -129,7 +129,7 @@ class Record:
         return Candidate(self.choices, parse_format(self.stored_as) if self.stored_as else None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return {**asdict(self), "choices": self.choices.as_dict()}
 
 
@@ -352,18 +352,18 @@ class Recording:
     names : tuple of str
         Of the features.
     matrix, family, op : str
-        What the matrix is called, what kind it is, and the operation; "" where nobody said it.
+        What the matrix is called, what kind it is, and the operation; "" where unknown.
     untuned : (float, ndarray) or None
         Seconds and features of the kernel that is built without tuning.
     passes : sequence of mapping of Candidate to float
         The first and the second measurement of those that were measured more than once and ran; `seconds` has the
         mean of all.
     kind, dtype : str
-        The operation without its sizes, and the type of its values; "" where nobody said it.
+        The operation without its sizes, and the type of its values; "" where unknown.
     threads : int
-        0 where nobody said it.
+        0 where unknown.
     mcpu : str
-        The processor that kernels were compiled for; "" where nobody said it.
+        The processor that kernels were compiled for; "" where unknown.
     is_placed : bool
         Whether times among the features go by measured rates of the machine, rather than by those of a usual one.
     """

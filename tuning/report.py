@@ -60,7 +60,7 @@ class TuneResult:
     interrupted : bool
         Whether Ctrl-C ended the search.
     refused : dict of str to str
-        Formats that could not be had, and why.
+        Formats that were unavailable, and why.
     importance : dict of str to float
         The features that the cost model used, by their share, the most important first.
     peers : dict of str to float
@@ -127,7 +127,7 @@ class TuneResult:
         return self._paid(self.untuned.seconds or 0.0)
 
     def break_even_with(self, peer: str) -> float | None:
-        """The same compared with a library that was timed too, whose own preparation is not counted."""
+        """Return the break-even calls against a library that was timed too, whose own preparation is not counted."""
         if peer not in self.peers:
             raise ArgumentError(f"expected one of {', '.join(self.peers) or 'no library'}; found {peer!r}")
         return self._paid(self.peers[peer])
@@ -154,7 +154,7 @@ class TuneResult:
         return [row for row in rows if row.seconds is not None]
 
     def _compared(self, record: Record) -> float | None:
-        """Its time in the last comparison; None if it was not compared again."""
+        """Return the candidate's time in the last comparison; None if it was not compared again."""
         return self.comparison.seconds(record) if self.comparison is not None else None
 
     @property
@@ -311,7 +311,7 @@ def candidate(record: Record) -> tuple[Choices | Config, str | None, bool]:
 
 
 def gains(history: list[Record], base: Choices | Config) -> dict[str, float]:
-    """See `TuneResult.gains`; `base` has the values that count as left alone."""
+    """Compute `TuneResult.gains`; `base` has the values that count as left alone."""
     times = [(_chosen(record), record.seconds) for record in history if record.seconds is not None]
     if not times:
         return {}

@@ -47,7 +47,7 @@ class Strategy(Protocol):
     """Draws up to `BATCH` candidates that are not known."""
 
     def __call__(self, space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-        """`score` ranks candidates, higher is better; None while too little is known."""
+        """Draw candidates; `score` ranks candidates, higher is better; None while too little is known."""
 
 
 def exhaustive(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
@@ -89,7 +89,7 @@ def portfolio(space: Space, known: Known, score: Score | None, rng: np.random.Ge
 
 
 def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """The portfolio, then what the model likes best of the offspring of good trials, then steps around the best."""
+    """Propose the portfolio, then the model's favourite offspring of good trials, then steps around the best."""
     picked = list(islice((c for c in space.first() if c not in known), BATCH))
     if len(picked) == BATCH:
         return picked
@@ -104,7 +104,7 @@ def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Ge
 
 
 def guided(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """What a pretrained model, corrected by the trials, likes best: of all formats, converted or not, and offspring.
+    """Propose what a pretrained model, corrected by the trials, ranks first: of all formats, and offspring.
 
     Besides these, the portfolio and every format once, what it likes best first: a model that errs must not keep a
     search from them for ever.
@@ -181,7 +181,7 @@ def _children(
 
 
 def _filled(picked: list[Candidate], space: Space, known: Known, rng: np.random.Generator) -> list[Candidate]:
-    """`picked` without what is known or double, filled up with draws to a batch as long as there are any."""
+    """Return `picked` without what is known or double, filled up with draws to a batch as long as there are any."""
     batch = list(dict.fromkeys(c for c in picked if c not in known))[:BATCH]
     while len(batch) < BATCH:
         drawn = space.fresh(rng, {*known, *batch})
@@ -339,7 +339,7 @@ class Search:
         return batch
 
     def chance(self) -> float:
-        """How likely it is that something that was not tried is more than `FASTER` times faster than the best so far.
+        """Return the probability that an untried candidate is more than `FASTER` times faster than the best so far.
 
         1 while too little is known. A candidate is taken to be faster than the models expect by as much as the last
         trials were, see `spread_below`; formats are taken to be wrong one by one, the candidates of one together.
@@ -371,7 +371,7 @@ class Search:
         return list(dict.fromkeys([*hinted, *others]))[:BATCH]
 
     def score(self, known: Known) -> Score | None:
-        """Ranks candidates by the trials and the prior model, as far as there are any; None if there are none."""
+        """Rank candidates by the trials and the prior model, as far as there are any; None if there are none."""
         fitted = self._fitted(known)
         if fitted is None:
             return None if self.prior is None else self._of_prior
@@ -393,7 +393,7 @@ class Search:
         return np.array([self._before[c] for c in candidates])
 
     def _fitted(self, known: Known) -> Fitted | None:
-        """A model of the trials, of what the prior one gets wrong where there is one; None while there are too few."""
+        """Fit a model to the trials, or to the prior model's errors if there is one; None while there are too few."""
         seconds = np.array(list(known.values()))
         if len(known) < self.warmup or not np.isfinite(seconds).any():
             return None
@@ -418,7 +418,7 @@ class Search:
         yield from (known[c] for c in candidates)
 
     def _seconds_of(self, candidates: Sequence[Candidate]) -> list[float | None]:
-        """Those of `predicted`, asked of the models."""
+        """Compute the seconds of `predicted` with the models."""
         score = self.score(self.told)
         ran = [c for c, seconds in self.told.items() if np.isfinite(seconds)]
         if score is None or not ran or not candidates:

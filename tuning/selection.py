@@ -19,7 +19,7 @@ from sparsetir.tuning.measure import Timed, at_one_pace
 from sparsetir.tuning.records import CHOICES, FORMAT, KEYS, KNOBS, Database, Key, Record
 from sparsetir.tuning.space import Candidate
 
-# The last decision of a search: which kernel it returns, so that it is not behind what nobody tuned.
+# Final selection: which kernel a search returns, so that it is not slower than the untuned baselines.
 #
 # The untuned kernel and what ``sparsetir.build(program, calls=1000)`` makes are the *incumbents*. Another kernel
 # takes their place only if it is clearly faster, and sure to be hardly behind any of them. Where the machine is so
@@ -108,7 +108,7 @@ def _is_level(costs: Costs, name: Name, incumbents: Sequence[Name]) -> bool:
 
 
 def at_most(ratios: np.ndarray) -> float:
-    """What the median of what ratios are drawn from is at most, but for a chance of `DOUBT`, whatever the distribution.
+    """Return an upper confidence bound of the median of ratios, wrong with probability `DOUBT`, for any distribution.
 
     Half of the draws lie above the median: that hardly any do is unlikely (the sign test). The largest one where there
     are too few.
@@ -141,7 +141,7 @@ def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
 def rescaled(
     times: Mapping[Candidate | None, float], confirmed: Mapping[Candidate | None, float], best: Candidate
 ) -> dict[Candidate | None, float]:
-    """One set of times: those of the confirmation, and of all others relative to the winner, or to the untuned kernel.
+    """Return one set of times: those of the confirmation, others relative to the winner or to the untuned kernel.
 
     Examples
     --------
@@ -188,7 +188,7 @@ class Comparison:
         return next((r.seconds for r in self.records if _alike(r, record)), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         best = self.best
         return {
             "untuned": self.untuned,

@@ -126,7 +126,7 @@ class Session:
         raise TuningError(f"{self.template!r} does not fit the program: {told(self.pool.refused)}")
 
     def _formats(self, formats: Sequence[Format] | None) -> list[Format]:
-        """Those that are worth trying, the likeliest first."""
+        """Return the formats that are worth trying, the likeliest first."""
         if self.described is None:
             return []
         if formats is not None:
@@ -140,7 +140,7 @@ class Session:
 
     @cached_property
     def ruled(self) -> Format | None:
-        """The format that the rules choose for ever so many calls, if any."""
+        """The format that the rules choose for any number of calls, if any."""
         return self._format_for(math.inf)
 
     @cached_property
@@ -357,5 +357,5 @@ def shown(format: Format | None) -> str:
 
 
 def told(refused: Mapping[Format | None, str]) -> str:
-    """Why there is no form, by format."""
+    """Return why there is no form, by format."""
     return "; ".join(why if format is None else f"over {format!r}: {why}" for format, why in refused.items())

@@ -36,7 +36,7 @@ class Neighbour:
     records: list[Record] = field(default_factory=list)
 
     def best(self, count: int) -> list[Candidate]:
-        """Its fastest candidates."""
+        """Return its fastest candidates."""
         ran = sorted(self.records, key=lambda r: (r.seconds or 0.0, r.candidate.key))
         return list(dict.fromkeys(r.candidate for r in ran))[:count]
 

@@ -85,7 +85,7 @@ class Space:
     ready : callable, optional
         The choices of a format whose machine code is there already, one for each code; by default none.
     usual : callable, optional
-        What a kernel over a format does that nobody tuned, where that is known: its candidates begin with it. By
+        What an untuned kernel over a format does, where that is known: its candidates begin with it. By
         default `base`.
     """
 
@@ -103,13 +103,13 @@ class Space:
         self._codes: dict[Format | None, set[tuple[Any, ...]]] = {}  # that are ready
 
     def values(self, format: Format | None) -> Values | None:
-        """Return the values of each choice that makes a difference; None for a format that is not to be had."""
+        """Return the values of each choice that makes a difference; None for a format that is unavailable."""
         if format not in self._known:
             self._known[format] = self._values(format)
         return self._known[format]
 
     def usual(self, format: Format | None) -> Candidate | None:
-        """Return what a kernel over a format does that nobody tuned; None for a format that is not to be had."""
+        """Return what a untuned kernel over a format does; None for a format that is unavailable."""
         values = self.values(format) if format in self.formats else None
         return None if values is None else Candidate(self._start(format, values), format)
 
@@ -131,7 +131,7 @@ class Space:
             yield from batch
 
     def introduced(self) -> Iterator[Candidate]:
-        """`first`, as if all formats left open what the program as it is does: see `outline`."""
+        """Return `first`, as if all formats left open what the program as it is does: see `outline`."""
         yield from self.portfolio(None)
         yield from (Candidate(self._start(f, values), f) for f, values in self._supposed() if f is not None)
 
@@ -160,7 +160,7 @@ class Space:
             yield Candidate(begin.changed(**drawn(values, rng)), format)
 
     def ready(self, rng: np.random.Generator, count: int) -> list[Candidate]:
-        """Draws of candidates that need no compiling, every format as often; what their calls give is drawn too."""
+        """Return draws of candidates that need no compiling, each format equally often; call choices are drawn too."""
         known = [(format, values, codes) for format, values in self._supposed() if (codes := self._ready(format))]
         found = []
         for _ in range(count if known else 0):
@@ -184,7 +184,7 @@ class Space:
         return [(f, values) for f in self.formats if (values := self._known.get(f, own)) is not None]
 
     def settle(self, candidate: Candidate) -> Candidate | None:
-        """A candidate with those of its choices that its format leaves open; None if the format is not to be had."""
+        """Return a candidate with the choices that its format leaves open; None if the format is unavailable."""
         known = candidate.format in self.formats and self.values(candidate.format) is not None
         return self.moved(candidate, candidate.format) if known else None
 
@@ -213,7 +213,7 @@ class Space:
     def mutate(
         self, candidate: Candidate, rng: np.random.Generator, formats: Sequence[Format | None] | None = None
     ) -> Candidate:
-        """A candidate with one choice drawn again, or with another format, one of `formats` where they are given."""
+        """Return a candidate with one choice drawn again, or another format, one of `formats` where they are given."""
         values, among = self.values(candidate.format) or {}, self.formats if formats is None else formats
         if not values or (len(among) > 1 and rng.random() < OTHER_FORMAT):
             return self.moved(candidate, among[int(rng.integers(len(among)))])
@@ -246,7 +246,7 @@ class Space:
         return found
 
     def fresh(self, rng: np.random.Generator, taken: Any) -> Candidate | None:
-        """Return a sample that is not among those taken; None where there is hardly any left."""
+        """Return a sample that is not among those taken; None where few are left."""
         drawn = (self.sample(rng) for _ in range(MOST_DRAWS))
         return next((c for c in drawn if c not in taken), next((c for c in self if c not in taken), None))
 
@@ -272,7 +272,7 @@ def _code(choices: Choices | Config) -> tuple[Any, ...]:
 def changes_code(
     second: ir.IRModule, usual: ir.IRModule, name: str, values: tuple[int, ...], target: Any = None
 ) -> bool:
-    """Whether choice `name` makes a difference to a stage-II module, of which `usual` is the one with the default."""
+    """Return whether choice `name` changes a stage-II module; `usual` is the module with the default."""
     default = Choices()
     other = next((value for value in values if value != getattr(default, name)), None)
     if other is None:
@@ -328,7 +328,7 @@ def points(values: Values, base: Choices | Config | None = None) -> Iterator[Cho
 
 
 def free_sizes(program: Program) -> list[str]:
-    """Size symbols that no sparse or ragged axis depends on, such as the number of features."""
+    """Return size symbols that no sparse or ragged axis depends on, such as the number of features."""
     bound: set[str] = set()
     free: list[str] = []
     roots = {a.root for a in program.axes.values() if a.parent is not None or not a.is_dense}

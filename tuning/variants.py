@@ -45,7 +45,7 @@ class Ready:
     stored : Stored
         How the format stores the argument.
     usual : Choices
-        What a kernel over the format does for these arguments that nobody tuned.
+        What a kernel over the format does for these arguments where it is untuned.
     calls : dict
         Of the choices that were compiled.
     """
@@ -108,7 +108,7 @@ class FormatVariants:
         Raises
         ------
         TuningError, MemoryError
-            It cannot be had.
+            It is unavailable.
         """
         if format is not None and format in self.refused:
             raise TuningError(self.refused[format])

@@ -136,7 +136,7 @@ def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> li
 
 
 def portfolio(values: Values, base: Choices, pieces: int = 0) -> list[Choices]:
-    """What is compiled of a format: changes that make other code of the loops, fewer where a matrix is in pieces.
+    """Return what is compiled of a format: changes to the code of the loops, fewer where a matrix is in pieces.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def is_right(known: Evaluator, ready: Ready, function: Function) -> bool:
 
 
 def shelf_of(task: Task) -> Shelf:
-    """Where the library of a task is."""
+    """Return where the library of a task is."""
     func = getattr(ops, task.op)(task.dtype)
     return Shelf(func, None, dict.fromkeys(free_sizes(decode(func)), task.feat))
 

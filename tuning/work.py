@@ -55,7 +55,7 @@ class Rates:
         return self.private if held <= private_cache() else self.last if held <= last_cache() else self.memory
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return {name: float(f"{rate:.4g}") for name, rate in asdict(self).items()}
 
 
@@ -79,7 +79,7 @@ def measure_rates(target: Any = None) -> Rates:
 
 @cache
 def measured_rates() -> Rates:
-    """`measure_rates` of this machine; measured once, for all processes that keep compiled kernels."""
+    """Return `measure_rates` of this machine; measured once, for all processes that keep compiled kernels."""
     folder = disk_cache.cache_folder()
     about = f"{machine_name()} {native_target()} {__version__}"
     path = None if folder is None else folder / f"rates-{hashlib.sha256(about.encode()).hexdigest()[:32]}.json"
@@ -94,7 +94,7 @@ def measured_rates() -> Rates:
 
 
 def _write(path: Path, text: str) -> None:
-    """All of a file or nothing, whoever else writes it."""
+    """Write all of a file or nothing, whichever other process writes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_suffix(f".{os.getpid()}")
     own.write_text(text)
@@ -181,7 +181,7 @@ class Work:
 
     @classmethod
     def of(cls, program: Program, sizes: Mapping[str, int]) -> Work:
-        """That of a decoded program.
+        """Return the work of a decoded program.
 
         Parameters
         ----------

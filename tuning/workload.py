@@ -51,7 +51,7 @@ class Workload:
 
     @staticmethod
     def _new(kernel: Kernel, results: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-        """Those of the given results that the kernel would make."""
+        """Return those of the given results that the kernel would make."""
         made = {kernel.signature.shown(n): n for n in kernel.signature.outputs}
         return {shown: results[n] for shown, n in made.items()} if results is not None else {}
 
@@ -102,7 +102,7 @@ class Workload:
         return self.written
 
     def absolute(self) -> Workload:
-        """The same with the absolute values of all floating-point arrays."""
+        """Return the workload with the absolute values of all floating-point arrays."""
         other = copy(self)
         written = self.signature.effects.written
         other._take({n: a.copy() for n, a in self.arrays.items() if n in written})

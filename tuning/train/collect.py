@@ -178,11 +178,11 @@ class Again:
         return batch
 
     def predicted(self, candidates: Sequence[Candidate]) -> list[None]:
-        """Nothing is."""
+        """Predict nothing."""
         return [None] * len(candidates)
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
-        """Nothing is learnt."""
+        """Ignore the measurement: nothing is learnt."""
 
 
 def measured_again(

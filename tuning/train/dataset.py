@@ -155,7 +155,7 @@ def typed(sparse: Any, dtype: str) -> Any:
 
 
 def sources(matrices: int, *, seed: int = 0, data: Path | None = None) -> Iterator[Source]:
-    """Generated matrices and tensors, the families in turn, of sizes drawn at random; then the files below a folder."""
+    """Return generated matrices and tensors, families in turn, of random sizes; then the files below a folder."""
     rng = np.random.default_rng(seed)
     names = [name for name in suite.families() if name != "empty"]
     for n in range(matrices):
@@ -186,7 +186,7 @@ def _job(sparse: Any, rng: np.random.Generator) -> Job | None:
     return Job(op, fitting[int(rng.integers(len(fitting)))], dtype, threads) if fitting else None
 
 
-# The cases of a data set as recorded trials, with what a model sees of each point computed anew.
+# The cases of a data set as recorded trials, with what a model sees of each point computed again.
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +228,7 @@ def is_data_set(path: Path) -> bool:
         with path.open("rb") as file:
             return b'"points":' in file.readline()
     except OSError:
-        return False  # whoever reads the records says why
+        return False  # the reader of the records reports why
 
 
 def recordings(path: Path, *, spread: float = float("inf")) -> list[Recording]:
@@ -272,7 +272,7 @@ def recording(line: Mapping[str, Any], spread: float = float("inf")) -> Recordin
 
 
 def least(seconds: list[float]) -> float:
-    """The least of two measurements: whatever else runs only adds to them."""
+    """Return the least of two measurements: whatever else runs only adds to them."""
     return min(seconds)
 
 
@@ -287,7 +287,7 @@ def _points(line: Mapping[str, Any], spread: float) -> Iterator[tuple[Candidate,
 
 
 def encoding_of(line: Mapping[str, Any]) -> Noted:
-    """From a case's candidates to what a model sees of them."""
+    """Return the encoding from a case's candidates to what a model sees of them."""
     job = Job(**line["job"])
     work = Work.of(_program(job.op, job.dtype), line["sizes"])
     own = Stored(*line["own"])
@@ -358,7 +358,7 @@ class Forms:
     def __call__(
         self, job: Job, kernel: Kernel, format: Format | None, sizes: Mapping[str, int], feat: int | None
     ) -> Form:
-        """The form of a job's program over a format, with these sizes compiled in and rows so long of the result."""
+        """Return the form of a job's program over a format, with these sizes and result row length compiled in."""
         key = job.op, job.dtype, job.threads > 1, repr(format), *sizes.items()
         if key not in self.held:
             self.held[key] = self._made(job, kernel, format, sizes, feat, digest(repr(key)))
@@ -385,7 +385,7 @@ class Forms:
 
 
 def pool_of(values: Values, base: Choices, threads: int, seed: int, is_own: bool) -> list[Choices]:
-    """The choices that are measured for a form: what suits it usually, and others at random; on one thread serial."""
+    """Return the choices measured for a form: what usually suits it, and random others; on one thread serial."""
     chunks = tuple(n for n in values.get("chunks", ()) if (n > 0) == (threads > 1))
     known = {**values, "chunks": chunks or (0,)}
     begun = start({n: v for n, v in known.items() if n != "chunks"}, base)
@@ -448,7 +448,7 @@ class Point:
     seconds: list[float] = field(default_factory=list)
 
     def as_list(self) -> list[Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         usual = Choices(tile=self.choices.tile).as_dict()
         changed = {n: v for n, v in self.choices.as_dict().items() if n == "tile" or v != usual[n]}
         stored = [self.stored.values, self.stored.bytes, self.stored.pieces, self.stored.rows]
@@ -585,7 +585,7 @@ def mcpu_of(target: Any) -> str:
 
 
 def target_of(mcpu: str | None) -> Any:
-    """This machine's target as if it were another processor, such as ``"x86-64-v3"``; None is this one.
+    """Return this machine's target as if it were another processor, such as ``"x86-64-v3"``; None is this one.
 
     Raises
     ------

@@ -70,7 +70,7 @@ def pairs_in_order(scores: np.ndarray, seconds: np.ndarray) -> float:
 
 
 def certain_in_order(scores: Mapping[Candidate, float], passes: Sequence[Mapping[Candidate, float]]) -> float:
-    """`pairs_in_order` of the pairs that two measurements put in the same order; nan where there are not two.
+    """Return `pairs_in_order` of the pairs that two measurements put in the same order; nan where there are not two.
 
     Noise cannot be foretold: of the pairs that it decides about any model has half right.
     """
@@ -83,7 +83,7 @@ def certain_in_order(scores: Mapping[Candidate, float], passes: Sequence[Mapping
 
 
 def _right(scores: np.ndarray, faster: np.ndarray) -> float:
-    """The share of pairs, the first of which is faster, that have the higher score there; half of the equal ones."""
+    """Return the share of pairs, the first faster, that have the higher score there; half of the equal ones."""
     right = scores[:, None] > scores[None, :]
     equal = scores[:, None] == scores[None, :]
     return float(((right + 0.5 * equal) * faster).sum() / max(faster.sum(), 1))
@@ -133,7 +133,7 @@ def folds(
 
 
 def held_out(cases: Sequence[Recording], trainer: Trainer, by: str, most: int | None = None) -> list[Ranking]:
-    """How each case is ranked by a model that was trained on all matrices, families or the like (`by`) but its own."""
+    """Rank each case by a model that was trained on all matrices, families or the like (`by`) but its own."""
     found = []
     for others, own in folds(cases, by, most):
         model = trainer(others)
@@ -202,7 +202,7 @@ def by_margin(found: Sequence[Ranking]) -> list[list[str]]:
 
 
 def safe_margin(found: Sequence[Ranking], most: float = 0.05) -> float:
-    """The least margin with which so small a share of the cases, at most, becomes slower than the untuned kernel."""
+    """Return the least margin that keeps the share of cases slower than the untuned kernel this small."""
     for margin in MARGINS:
         if np.mean([r.gain >= margin and r.actual * SLOWER < 1 for r in found]) <= most:
             return margin
@@ -222,7 +222,7 @@ TRANSFER_HEADING = ("pairs in order", "top 1", "5th percentile", "of its own mod
 def transferred(
     cases: Sequence[Recording], trainer: Trainer, by: str, *, seed: int = 0
 ) -> dict[object, dict[str, list[Ranking]]]:
-    """For each setting, how its cases are ranked by models of the others and of itself.
+    """Compute for each setting how its cases are ranked by models of the others and of itself.
 
     The matrices that are ranked are left out of every model, whatever setting they were measured in.
 

@@ -152,7 +152,7 @@ def tables(cases: Sequence[Recording], rounds: int, unseen: list[Ranking]) -> It
 
 
 def of_other_families(cases: Sequence[Recording], over: Sequence[Recording], rounds: int) -> dict[str, Any]:
-    """For each family of `over` a model of the others' `cases`."""
+    """Train for each family of `over` a model of the others' `cases`."""
     families = dict.fromkeys(case.family for case in over)
     return {name: train([case for case in cases if case.family != name], rounds=rounds) for name in families}
 

@@ -167,7 +167,7 @@ def stops(cases: Sequence[Recording], thresholds: Sequence[float], seeds: int, p
 def runs_of(
     cases: Sequence[Recording], strategy: str, trials: int, seeds: int, prior: Priors | None = None
 ) -> np.ndarray:
-    """`replayed`, a row for each case and seed."""
+    """Return `replayed`, a row for each case and seed."""
     both = [(case, prior(case) if prior is not None else None) for case in cases]
     return np.array([replayed(c, strategy, seed, trials, m) for c, m in both for seed in range(seeds)])
 
@@ -179,7 +179,7 @@ def compare(
     seeds: int,
     prior: Priors | None = None,
 ) -> dict[str, Any]:
-    """For each strategy and budget the geometric mean of the share of the best, and its 5th percentile.
+    """Compute for each strategy and budget the geometric mean of the share of the best, and its 5th percentile.
 
     `prior` gives the model that "guided" begins with, by case.
     """
@@ -193,7 +193,7 @@ def compare(
 
 
 def table(cases: Sequence[Recording], strategies: Sequence[str], budgets: Sequence[int], seeds: int) -> str:
-    """`compare` as Markdown."""
+    """Format `compare` as Markdown."""
     found = compare(cases, strategies, budgets, seeds)
     rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]
     total = sum(len(case.seconds) for case in cases)

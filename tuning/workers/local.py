@@ -56,7 +56,7 @@ serve(int(sys.argv[1]), int(sys.argv[2]))
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 LAST_SECONDS = 5.0  # of a worker whose parent is gone, to put machine code on disk
 WATCH_SECONDS = 1.0  # between looks at whether the parent is there
-BEGINNINGS = 3  # times that a worker which dies before it can work is begun anew
+BEGINNINGS = 3  # times that a worker which dies before it can work is started again
 PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
 
 Job: TypeAlias = "Callable[..., Any]"
@@ -118,7 +118,7 @@ class Worker(Protocol):
         """Let a job take at least so long."""
 
     def close(self) -> None:
-        """Forget everything; the next job begins anew."""
+        """Forget everything; the next job begins from the start."""
 
 
 class LocalWorker:
@@ -207,7 +207,7 @@ def can_isolate() -> bool:
 
 
 def modules_path() -> str:
-    """Where a worker looks for modules, such as that of a template."""
+    """Return where a worker looks for modules, such as that of a template."""
     return os.pathsep.join(entry for entry in sys.path if entry)
 
 
@@ -217,7 +217,7 @@ def _dismiss() -> None:
     while Process.idle:
         found = Process.idle.pop()
         found.connection.close()
-        found.process.returncode = 0  # nobody waits for it
+        found.process.returncode = 0  # the process is not waited for
 
 
 if hasattr(os, "register_at_fork"):
@@ -360,7 +360,7 @@ def serve(descriptor: int, parent: int) -> None:
                 connection.send(job(served if job is begin else served.evaluator, *args))
         except (EOFError, OSError):
             ending.set()
-            keep(seconds=LAST_SECONDS)  # nobody waits for it
+            keep(seconds=LAST_SECONDS)  # the process is not waited for
             os._exit(0)  # what happens at exit has been done
 
 
@@ -390,7 +390,7 @@ def begin(served: Served, payload: bytes) -> str | None:
 
 
 def end(served: Served) -> None:
-    """Let the evaluator go; nobody waits for an answer."""
+    """Let the evaluator go; no answer is awaited."""
 
 
 def _unpacked(payload: bytes) -> tuple[Evaluator | None, str | None]:
@@ -549,7 +549,7 @@ class Pool(Formats):
         return min(self.times.values(), default=float("inf"))
 
     def _compile(self, batch: Sequence[Candidate], *, ahead: int = 0) -> dict[Candidate, Worker | str]:
-        """Where each candidate is ready, or why it is not."""
+        """Return where each candidate is ready, or why it is not."""
         found: dict[Candidate, Worker | str] = {}
         shares: dict[int, list[Candidate]] = {n: [] for n in range(len(self.workers))}
         for candidate in batch:
@@ -623,7 +623,7 @@ def _typical(worker: Worker, candidate: Candidate | None, seconds: float) -> flo
 
 
 def pool_of(evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: bool, timeout: float = TIMEOUT) -> Pool:
-    """Workers for an evaluator, or this process where they are not wanted or cannot be.
+    """Return workers for an evaluator, or this process where they are not wanted or cannot be.
 
     Parameters
     ----------

@@ -275,7 +275,7 @@ def _typical(desk: Desk, candidate: Candidate | None, seconds: float) -> float:
 
 
 class Room:
-    """The desks of this process that nobody works at, those that were used last at the end."""
+    """The desks of this process that are idle, those that were used last at the end."""
 
     def __init__(self) -> None:
         self.free: OrderedDict[int, tuple[str, Desk]] = OrderedDict()
@@ -436,7 +436,7 @@ class Fleet(Formats):
     TuningError
         The arguments cannot be sent.
     ExecutorLostError
-        The executor takes no jobs, or nobody answers.
+        The executor takes no jobs, or does not answer.
     """
 
     def __init__(
@@ -593,7 +593,7 @@ class Fleet(Formats):
         return {c: self.times[c] for c in (None, *candidates) if c in self.times}
 
     def rest(self) -> None:
-        """Nothing: workers of an executor let go of what they did not use for longest."""
+        """Do nothing: workers of an executor let go of what they did not use for longest."""
 
     def close(self) -> None:
         """Let the workers' evaluators go."""
@@ -832,7 +832,7 @@ def dask_client(address: str) -> Any:
     Raises
     ------
     ArgumentError
-        dask.distributed is not installed, or nobody answers.
+        dask.distributed is not installed, or the scheduler does not answer.
     """
     try:
         from distributed import Client

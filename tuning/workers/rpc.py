@@ -305,7 +305,7 @@ class Boards(Formats):
 
 
 def parsed(address: str) -> tuple[str, int, str]:
-    """Host, port and key of an address.
+    """Return host, port and key of an address.
 
     Raises
     ------
