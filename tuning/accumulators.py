@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search over how the rows of a computed pattern are collected, in which order, and in which blocks.
+"""Search over accumulators of computed patterns: how rows are collected, in which order, in which blocks.
 
 The space is small and the results are the same bit by bit, so candidates are built and timed in this process,
 interleaved with the untuned kernel.
@@ -142,7 +142,7 @@ class Trials:
         return tuple(order for order in VALUES["order"] if useful[order])
 
     def blocks(self) -> tuple[Any, ...]:
-        """None, and the sizes of the largest blocks that both operands consist of."""
+        """Return None, and the sizes of the largest blocks that both operands consist of."""
         product = Product.of(self.kernel.assembly.source)
         return (None,) if product is None else (None, *shared_blocks(product, self.args)[:MOST_BLOCKS])
 
@@ -158,11 +158,11 @@ class Trials:
         return self.built[candidate]
 
     def untuned(self) -> Measurement:
-        """Of the kernel that is built without a search."""
+        """Measure the kernel that is built without a search."""
         return summary(burst(self.call(self.kernel), BURST_SECONDS))
 
     def measure(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
-        """Measurements, one after another."""
+        """Yield measurements, one after another."""
         usual = typical(self.call(self.kernel), BURST_SECONDS)
         for candidate in candidates:
             try:

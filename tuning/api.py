@@ -374,7 +374,7 @@ def unmeasured(
     records: Database,
     amortize_over: float | None,
 ) -> TuneResult:
-    """The best candidate of earlier searches, else what the pretrained model expects most of, else the untuned kernel.
+    """Return the best candidate of earlier searches, else the pretrained model's favourite, else the untuned kernel.
 
     Nothing is timed but the untuned kernel; a kernel that is wrong, or unavailable, is not taken.
     """

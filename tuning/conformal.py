@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a model's gains can be believed: bounds that hold for nine matrices in ten.
+"""Conformal bounds of a model's expected gains, which hold for nine matrices in ten.
 
 The model names its favourite of each case that it was not trained on, and says how many times faster than the untuned
 kernel it is. Split-conformal prediction takes the quantile of what it was wrong by as what it will be wrong by next
@@ -60,7 +60,7 @@ class Bounds:
 
     @classmethod
     def fit(cls, found: Sequence[Ranking], level: float = LEVEL, strange: Sequence[Ranking] = ()) -> Bounds:
-        """Those of how a model ranked cases of families that it was not trained on.
+        """Fit bounds to how a model ranked cases of families that it was not trained on.
 
         Parameters
         ----------
@@ -128,7 +128,7 @@ def operation(row: Mapping[str, float]) -> tuple[int, ...]:
 
 
 def widest(of_each: Sequence[Sequence[float]], level: float) -> dict[str, tuple[float, float, float]]:
-    """The margins of what is not known: so wide that they hold for each of some operations; none where there are none.
+    """Return the margins of unknown operations: wide enough for each of some operations; none where there are none.
 
     Examples
     --------

@@ -82,7 +82,7 @@ class Formats:
 
     @property
     def refused(self) -> dict[Format | None, str]:
-        """The formats that cannot be had, and why; at None why a template does not fit the program as it is."""
+        """The formats that are unavailable, and why; at None why a template does not fit the program as it is."""
         return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
 
     def usual_over(self, format: Format | None) -> Choices | None:

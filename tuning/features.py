@@ -25,7 +25,7 @@ from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.work import USUAL, Rates, Work
 from sparsetir.utils.machine import last_cache, private_cache
 
-# How a format would store a matrix, as the cost model sees it: from the numbers of its pattern, nothing is converted.
+# Storage estimates of formats for the cost model: from the numbers of the pattern, without converting.
 #
 # The cost model sees these numbers for every candidate, also where the format was converted meanwhile: what it learnt
 # from must not differ from what it is asked about.
@@ -65,7 +65,7 @@ class Estimates:
         return Stored(values, values * self.itemsize + INDEX * (numbers + pointers), found.pieces, rows)
 
 
-# What the cost model sees of a candidate: the pattern, how the format stores it, the choices, and analytic terms.
+# Features of a candidate: the pattern, how the format stores it, the choices, and analytic terms.
 #
 # Every number has a name, so that a model can say which of them it used. Sizes and times enter as logarithms.
 
@@ -175,7 +175,7 @@ def _of_matrix(p: MatrixPattern) -> dict[str, float]:
 
 
 def density(indptr: np.ndarray, indices: np.ndarray, columns: int) -> dict[str, float]:
-    """A coarse image of a matrix: the share of the entries in each cell of a grid, and its unevenness at each level."""
+    """Return a coarse image of a matrix: the share of entries in each grid cell, and its unevenness at each level."""
     rows = len(indptr) - 1
     if not rows or not columns or not indices.size:
         return {}
@@ -223,7 +223,7 @@ def of_work(stored: Stored, operands: Operands, nnz: int) -> dict[str, float]:
 
 
 def of_knobs(config: Config, values: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers of knobs: a logarithm for each part of a split or number, for other values their place in the list."""
+    """Return numbers of knobs: a logarithm for each part of a split or number, for others their place in the list."""
     found = {}
     for name, value in config.as_dict().items():
         listed = list(values.get(name, (value,)))
@@ -277,7 +277,7 @@ def main_buffer(buffers: Mapping[Any, SparseBuffer], arrays: Mapping[str, np.nda
     return max(held, key=lambda b: arrays[str(b.storage.name)].size, default=None)
 
 
-# What follows from a candidate's loops without running them: bytes by level of the memory, reuse, vectors, balance.
+# Analytic terms of a candidate's loops, without running them: bytes by memory level, reuse, vectors, balance.
 #
 # The last term puts them together into the time below which a kernel cannot come: the roofline of Williams, Waterman
 # and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore Architectures", CACM 2009, with one
@@ -320,7 +320,7 @@ class Structure:
 
     @classmethod
     def of(cls, pattern: Pattern | None) -> Structure:
-        """That of a pattern; of tensors only sizes are known."""
+        """Return what the terms need of a pattern; of tensors only sizes are known."""
         if pattern is None:
             return cls(1, 1, 1, 1, 1.0, 1.0)
         nnz, rows = max(pattern.nnz, 1), max(pattern.shape[0], 1)
@@ -470,7 +470,7 @@ def outside(held: float, cache: float) -> float:
     return max(0.0, 1.0 - cache / held) if held > 0 else 0.0
 
 
-# From candidates of one workload to the rows of numbers that a cost model sees.
+# Encoding: from the candidates of one workload to the feature rows of a cost model.
 
 
 # 0 where sizes are left open, as in the untuned kernel.

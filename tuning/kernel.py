@@ -40,7 +40,7 @@ from sparsetir.utils.machine import machine_name
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.utils.version import __version__
 
-# A kernel that is the best known one for the arguments it is called with.
+# Tuned kernels: dispatch to the best known kernel for the arguments of a call.
 
 
 MOST_BOUND = 64  # sets of sizes for which a bound kernel keeps what it chose
@@ -224,7 +224,7 @@ class TunedKernel(Saved):
         return self.plain if found is None else found
 
     def sizes(self, arguments: Mapping[str, Any]) -> dict[str, int]:
-        """Those sizes of a call that decide."""
+        """Return the sizes of a call that decide which kernel is used."""
         found: dict[str, int] = {}
         for name in self._fixed:
             value = arguments.get(name)

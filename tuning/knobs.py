@@ -22,7 +22,7 @@ from tvm.s_tir.schedule import LoopRV
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError
 from sparsetir.sparse_output import Accumulators
 
-# Knobs of a schedule that a user writes: what may be chosen for each, and what is.
+# Knobs of a user-written schedule: the candidates of each, and the chosen values.
 
 
 Value: TypeAlias = "int | float | str | tuple[Any, ...] | None"

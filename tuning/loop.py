@@ -15,7 +15,7 @@ from sparsetir.tuning.measure import Measurement
 from sparsetir.tuning.records import Record
 from sparsetir.tuning.space import Candidate
 
-# One line on stderr that says how a search goes.
+# Progress line of a search on stderr.
 
 
 WIDTH = 24
@@ -101,7 +101,7 @@ def in_notebook() -> bool:
     return "ipykernel" in sys.modules and "IPython" in sys.modules
 
 
-# Trials one after another until a budget is spent.
+# Trial loop: trials one after another until a budget is spent.
 
 
 Measure = Callable[[list[Candidate]], Iterable[tuple[Candidate, Measurement]]]

@@ -27,7 +27,7 @@ from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
 from sparsetir.workloads.plot import aligned
 
-# Which of several searches to go on with: the one from which most is expected for the whole, a second of search.
+# Task scheduler of `tune_many`: the next trials go to the search with the highest expected gain per second.
 #
 # The whole is the time of all kernels, each as often as it is called. Ansor shares out the trials of a model's
 # subgraphs by a gradient of this kind (Zheng et al., OSDI 2020); here a batch counts by the seconds that it takes,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How calls are timed."""
+"""Timing of kernel calls."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Measurement:
 
 
 def at_pace(seconds: float, untuned: float, usual: float) -> float:
-    """Seconds of a call if the untuned kernel, which took `untuned` interleaved with it, had taken its usual time.
+    """Return seconds of a call if the untuned kernel, timed interleaved as `untuned`, had taken its usual time.
 
     A shared machine has slow and fast seconds, and what one process finds in memory may lie worse than what another
     does: both kernels see the same of it.

@@ -324,7 +324,7 @@ class AnalyticModel:
         return -np.log(2.0) * features[:, self.at]
 
 
-# The cost model that comes with the package.
+# The pretrained cost model shipped with the package.
 #
 # `python -m sparsetir.tuning.train.pretrain` makes it from records of `python -m sparsetir.tuning.train.collect`.
 

@@ -26,7 +26,7 @@ from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.work import USUAL, Work
 from sparsetir.utils.threads import get_num_threads
 
-# What the cost model thinks of one kernel next to the untuned one, how sure it is, and why.
+# Expected speedup of one kernel over the untuned one, its bounds, and the features that decide it.
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def judge(model: CostModel, encoding: Encoding, candidate: Candidate, usual: Can
     return Judgement(float(np.exp(gain)), bound, low, high, model.decided(row, other))
 
 
-# A kernel without measuring candidates: what the pretrained model expects most of.
+# Model-only choice: the kernel that the pretrained model ranks first, without measuring candidates.
 
 
 MARGIN = 1.2  # of models that do not say how far they can be believed
@@ -231,7 +231,7 @@ def _encoding(described: MatrixPattern, source: Compressed, work: Work) -> Encod
 
 
 def _gains(encoding: Encoding, candidates: list[Candidate]) -> tuple[np.ndarray, float]:
-    """How many times faster than the first candidate each should be, and what they have to look like to be for sure."""
+    """Return the expected speedup of each candidate over the first, and the margin that makes it certain."""
     model = prior_for(encoding)
     bounds = bounds_of(model.about) if model is not None else None
     if model is None or bounds is None:

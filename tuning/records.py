@@ -28,7 +28,7 @@ from sparsetir.tuning.measure import Place
 from sparsetir.tuning.model import of_width
 from sparsetir.tuning.space import Candidate
 
-# Trials on disk: one JSON object per line, only ever appended.
+# Trials on disk: one JSON object per line, append-only.
 #
 # Several processes may write to one file: a line is written by a single call at the end of the file. A line that a
 # killed process left half-written is skipped, and the next writer begins a new one.
@@ -189,7 +189,7 @@ class Database:
         return list(found.values())
 
     def of_program(self, program: str) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
-        """`everything` of a program, by the hash of its text."""
+        """Return `everything` of a program, by the hash of its text."""
         return self._read(program.encode())
 
     def everything(self) -> Iterator[tuple[Key, Record, dict[str, Any]]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search found."""
+"""Result of a search, and its report."""
 
 from __future__ import annotations
 

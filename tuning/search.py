@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which candidates to measure next: strategies behind one interface.
+"""Search strategies behind one interface: they choose which candidates to measure next.
 
 A batch depends on nothing but the seed and the trials before it, so a search that was stopped goes on exactly as
 it would have, and a recorded one can be replayed.

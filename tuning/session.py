@@ -254,7 +254,7 @@ class Session:
         self.pool.close()
 
     def may_have(self, candidate: Candidate | None) -> bool:
-        """Whether the formats that were asked for, if any were, allow a candidate; None is the untuned kernel."""
+        """Return whether the requested formats, if any, allow a candidate; None is the untuned kernel."""
         return self.named is None or candidate is None or candidate.format in self.named
 
     def variant(self, candidate: Candidate) -> Variant:
@@ -263,7 +263,7 @@ class Session:
         return Variant(self.func, known.target, candidate, known.name, self.fixed, self.template, self.sizes)
 
     def tuned(self, variant: Variant) -> Any:
-        """The kernel of a variant as a caller gets it: one that takes other sizes and numbers that are not finite."""
+        """Return a variant's kernel for callers: it takes other sizes and numbers that are not finite."""
         kernel = variant.built()
         is_plain = isinstance(kernel, Kernel) or not kernel.decomposition.multiplies_zeros
         if (is_plain or self.finite) and not variant.fixed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was best for similar matrices, from the records of a database: where a search begins."""
+"""Warm start of a search: the best candidates of similar matrices, from the records of a database."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Neighbour:
 
 
 def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """How far two patterns are apart, by the numbers of `features.of_pattern`; infinite where they have none alike.
+    """Return the distance of two patterns by the numbers of `features.of_pattern`; infinite if none are shared.
 
     Sizes count little.
     """

@@ -21,7 +21,7 @@ from sparsetir.lower.runtime_choices import LATE
 from sparsetir.schedules import Choices, defaults
 from sparsetir.tuning.knobs import Config
 
-# One point of the joint space: how the sparse argument is stored, and what the sketches leave open.
+# Candidates, the points of the joint space: the storage of the sparse argument, and the sketches' open choices.
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Candidate:
 BASE = Choices(chunks=0)
 
 
-# What can be chosen for a program: a format of its sparse argument, and the sketches' choices for each format.
+# Search space of a program: the formats of its sparse argument, and the sketches' choices for each format.
 
 
 Values = Mapping[str, tuple[Any, ...]]
@@ -147,7 +147,7 @@ class Space:
         return [Candidate(choices, format) for choices in dict.fromkeys(base.changed(**entry) for entry in inside)]
 
     def outline(self, rng: np.random.Generator, count: int) -> Iterator[Candidate]:
-        """The portfolio with every format and some draws, as if all formats left open what the program as it is does.
+        """Return the portfolio with every format and some draws, with the open choices of the program as it is.
 
         No format is converted for it; `settle` makes the candidates those of the space.
         """
@@ -179,7 +179,7 @@ class Space:
         return bool(held) and _code(candidate.choices) in held
 
     def _supposed(self) -> list[tuple[Format | None, Values]]:
-        """The formats with what they leave open; those that were not converted with what the program as it is does."""
+        """Return the formats with their open choices; unconverted ones with those of the program as it is."""
         own = self.values(None)
         return [(f, values) for f in self.formats if (values := self._known.get(f, own)) is not None]
 
@@ -306,7 +306,7 @@ def open_choices(
 
 
 def start(values: Values, base: Choices | Config | None = None) -> Choices | Config:
-    """The default choices, or where the space has not that value the largest one below it; of knobs the first."""
+    """Return the default choices, or the largest value below where the space lacks it; of knobs the first."""
     base = Choices() if base is None else base
     if isinstance(base, Config):
         return base.changed(**{n: found[0] for n, found in values.items()})

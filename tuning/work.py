@@ -27,7 +27,7 @@ from sparsetir.utils.machine import last_cache, levels, machine_name, private_ca
 from sparsetir.utils.version import __version__
 from sparsetir.workloads.ceilings import DRAM, higher, measure_ceilings, register_lanes
 
-# The rates of a machine that a cost model goes by: amounts become times on them, so that machines compare.
+# Machine rates of the cost model: amounts become times on them, so that machines are comparable.
 
 
 SECONDS, ROUNDS = 0.02, 3  # for each of the rates in a round
@@ -101,7 +101,7 @@ def _write(path: Path, text: str) -> None:
     own.replace(path)
 
 
-# What a program does on data: loads, stores, arithmetic, reuse and bytes, whatever it is called.
+# Work of a program on data: loads, stores, arithmetic, reuse and bytes, for any operation.
 #
 # Every access of an iteration is counted as often as the deepest loop that its subscripts depend on runs. It is one of
 #
@@ -225,7 +225,7 @@ class Work:
         return max((a.itemsize for a in self.results), default=4)
 
     def numbers(self, rates: Rates, padding: float) -> dict[str, float]:
-        """What a model sees of it, amounts on a logarithmic scale; of an argument that is stored with some padding."""
+        """Return what a model sees of it, amounts on a logarithmic scale; the argument is stored with some padding."""
         entries = max(self.entries, 1.0)
         loads = [a for a in self.accesses if not a.is_store]
         gathers, rows = self.of_kind(GATHER), self.of_kind(ROW)

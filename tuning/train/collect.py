@@ -74,7 +74,7 @@ class Labelled(Database):
         return self.trials()
 
     def trials(self) -> list[Record]:
-        """Those of the case that is being measured."""
+        """Return the trials of the case that is being measured."""
         return [replace(record, reused=True) for record in self._case]
 
     def append(self, key: Key, record: Record, **facts: Any) -> None:

@@ -54,7 +54,7 @@ from sparsetir.workloads import random_programs, suite
 from sparsetir.workloads.inputs import DENSE, find_files, from_files, say
 from sparsetir.workloads.reference import Reference
 
-# What a data set of measurements is of: matrices, and for each of them programs, dtypes and numbers of threads.
+# Plan of a data set of measurements: matrices, and for each of them programs, dtypes and numbers of threads.
 
 
 SMALLEST, LARGEST = 3_000, 500_000  # entries of generated matrices
@@ -723,7 +723,7 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
         os.close(file)
 
 
-# A data set as a table with a row for each point, for other programs to read.
+# Export of a data set as a table with a row for each point, for other programs to read.
 
 
 SUFFIXES = (".parquet", ".npz")
@@ -798,7 +798,7 @@ def export(path: Path, out: Path) -> Path:
 
 
 def summary(path: Path) -> list[list[str]]:
-    """How much a data set holds, and how far two measurements of a point are apart, by operation; a heading first."""
+    """Return a data set's size and how far two measurements of a point differ, by operation; a heading first."""
     found: dict[str, list[Any]] = {}
     for line in lines(path):
         job = line["job"]

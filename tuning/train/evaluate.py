@@ -13,7 +13,7 @@ from sparsetir.tuning.model import Model
 from sparsetir.tuning.records import LEAST, Recording
 from sparsetir.tuning.space import Candidate
 
-# How well a cost model ranks the candidates of matrices that it never saw.
+# Evaluation of a cost model's ranking of candidates on held-out matrices.
 
 
 Trainer: TypeAlias = Callable[[Sequence[Recording]], Model]
@@ -59,7 +59,7 @@ class Ranking:
 
 
 def pairs_in_order(scores: np.ndarray, seconds: np.ndarray) -> float:
-    """The share of pairs, times not equal, of which the faster one has the higher score; equal scores are half right.
+    """Return the share of pairs of unequal times whose faster one has the higher score; equal scores count half.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def repeated(cases: Sequence[Recording]) -> list[Ranking]:
 def folds(
     cases: Sequence[Recording], by: str, most: int | None = None
 ) -> Iterator[tuple[list[Recording], list[Recording]]]:
-    """For each matrix, family or the like (`by`) the cases of all others, and its own; in `most` groups at most."""
+    """Return for each matrix, family or the like (`by`) the cases of all others, and its own; at most `most` groups."""
     names = list(dict.fromkeys(getattr(case, by) for case in cases))
     count = len(names) if most is None else min(most, len(names))
     for n in range(count):
@@ -150,7 +150,7 @@ def geomean(numbers: Sequence[float]) -> float:
 
 
 def summary(found: Sequence[Ranking]) -> list[str]:
-    """Cells: pairs in order, the share of the best that the first and the first five reach, and a bad first one."""
+    """Return cells: pairs in order, the share of the best that the first and first five reach, a bad first one."""
     first, five = [r.top_1 for r in found], [r.top_5 for r in found]
     certain = [r.certain for r in found if not np.isnan(r.certain)]
     numbers = [np.mean([r.pairs for r in found]), np.mean(certain) if certain else np.nan]
@@ -209,7 +209,7 @@ def safe_margin(found: Sequence[Ranking], most: float = 0.05) -> float:
     return MARGINS[-1]
 
 
-# What a model of one setting of a machine is worth on another, with none or a few of the other's records.
+# Transfer: the value of a model of one setting of a machine on another, with none or a few of the other's records.
 
 
 SHARES = (0.0, 0.01, 0.05)  # of the cases of the other setting
@@ -256,7 +256,7 @@ def transferred(
 def _sets(
     elsewhere: list[Recording], own: list[Recording], rng: np.random.Generator
 ) -> list[tuple[str, list[Recording]]]:
-    """What models are trained on: the cases of other settings with a share of this one's, and this one's alone."""
+    """Return training sets: the cases of other settings with a share of this one's, and this one's alone."""
     order = rng.permutation(len(own))
     sets = [(f"{share:.0%} of its cases", [*elsewhere, *WEIGHT * few(own, order, share)]) for share in SHARES]
     return [*sets, ("its own model", own)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of a cost model: whether its gains come true, how it learns, and what it saves a search."""
+"""Plots of a cost model: calibration, learning curves, and the search time that it saves."""
 
 from __future__ import annotations
 

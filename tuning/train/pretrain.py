@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the cost model that comes with the package, and say how well it does on matrices that it never saw.
+"""Training of the shipped cost model, and its evaluation on held-out matrices.
 
 ``python -m sparsetir.tuning.train.pretrain points.jsonl --out pretrained.json --evaluate`` takes data sets of
 `sparsetir collect` or records of `sparsetir.tuning.train.collect`, prints tables in Markdown and writes the model.

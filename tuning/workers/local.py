@@ -65,32 +65,32 @@ Job: TypeAlias = "Callable[..., Any]"
 
 
 def prepare(evaluator: Evaluator, format: Format | None) -> Prepared:
-    """See `Evaluator.prepare`."""
+    """Run `Evaluator.prepare` in the worker."""
     return evaluator.prepare(format)
 
 
 def compile_candidate(evaluator: Evaluator, candidate: Candidate) -> str | None:
-    """See `Evaluator.compile`."""
+    """Run `Evaluator.compile` in the worker."""
     return evaluator.compile(candidate)
 
 
 def compile_together(evaluator: Evaluator, *candidates: Candidate) -> None:
-    """See `Evaluator.compile_together`."""
+    """Run `Evaluator.compile_together` in the worker."""
     evaluator.compile_together(candidates)
 
 
 def time_candidate(evaluator: Evaluator, candidate: Candidate | None) -> Measurement:
-    """See `Evaluator.time`."""
+    """Run `Evaluator.time` in the worker."""
     return evaluator.time(candidate)
 
 
 def typical_seconds(evaluator: Evaluator, candidate: Candidate | None, seconds: float) -> float:
-    """See `Evaluator.typical`."""
+    """Run `Evaluator.typical` in the worker."""
     return evaluator.typical(candidate, seconds)
 
 
 def interleaved_seconds(evaluator: Evaluator, candidate: Candidate, seconds: float) -> tuple[float, float]:
-    """See `Evaluator.interleaved`."""
+    """Run `Evaluator.interleaved` in the worker."""
     return evaluator.interleaved(candidate, seconds)
 
 
@@ -579,7 +579,7 @@ class Pool(Formats):
         return compiled
 
     def _least_busy(self, format: Format | None, shares: Mapping[int, Sequence[Candidate]]) -> Worker:
-        """The worker for a candidate: one with its format, or another if those are busier and converting is cheap.
+        """Return a worker for a candidate: one with its format, or another if busier and converting is cheap.
 
         `shares` has what each is to do that was not asked for yet.
         """
@@ -598,7 +598,7 @@ class Pool(Formats):
         return other
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
-        """Seconds of candidates and, at None, of the untuned kernel, in turn; as they were where no worker begins."""
+        """Time candidates and, at None, the untuned kernel, in turn; times stay as they were where no worker begins."""
         try:
             workers = self._compile(candidates)
             cases: dict[Candidate | None, Worker] = {None: self.workers[0]}

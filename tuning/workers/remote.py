@@ -156,7 +156,7 @@ def token_of(payload: bytes) -> str:
 
 
 def load_average() -> float | None:
-    """Of the last minute, where the system tells."""
+    """Return the load average of the last minute, where the system reports it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
@@ -215,7 +215,7 @@ def place_of(evaluator: Evaluator, _: None) -> Place:
 
 
 def prepared(desk: Desk, format: Format | None) -> Prepared:
-    """Return a format that is ready, or why it cannot be had."""
+    """Return a format that is ready, or why it is unavailable."""
     found = desk.ask(prepare, format)
     return Prepared(error=f"its process {found}") if isinstance(found, Lost) else found
 
@@ -343,7 +343,7 @@ def _read(path: str, token: str) -> bytes | None:
 
 
 def threads_for(machine: str, threads: int) -> int:
-    """How many threads kernels have in a worker: those of the caller on its machine, else all, at most its cores."""
+    """Return a worker's kernel threads: the caller's number on its machine, else all, at most its cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     told = os.environ.get("TVM_NUM_THREADS", "")
     wanted = threads if machine == machine_name() else int(told) if told.isdecimal() else cores
