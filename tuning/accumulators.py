@@ -86,7 +86,7 @@ def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], against
 
 
 class Trials:
-    """Times candidates on one call.
+    """Timer of candidates on one call.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ def tune_accumulators(
 def _explored(
     trials: Trials, search: Search, history: list[Record], budget: Budget, records: Database, key: Key, bar: Progress
 ) -> tuple[list[Record], bool]:
-    """Return trials until the budget is spent, and whether Ctrl-C ended them."""
+    """Run trials until the budget is spent, and whether Ctrl-C ended them."""
     history = [with_best(record, history[: n + 1]) for n, record in enumerate(history)]
     reused = len(history)
 

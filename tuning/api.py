@@ -227,7 +227,7 @@ def full_cost(record: Record, amortize_over: float | None = None) -> float:
 def trials(
     session: Session, search: Asks, budget: Budget, records: Database, *, cost: Cost, bar: Progress | None = None
 ) -> tuple[list[Record], bool]:
-    """Return trials of a session, those in the database first, and whether Ctrl-C ended them."""
+    """Run the trials of a session, those in the database first, and whether Ctrl-C ended them."""
     history: list[Record] = []
     try:
         log = begun(session, search, budget, records, history, cost=cost, bar=bar)

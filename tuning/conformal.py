@@ -186,7 +186,7 @@ def _distance(place: np.ndarray, centres: Sequence[Any]) -> float:
 
 @dataclass
 class Coverage:
-    """How often bounds held, for cases of one kind.
+    """Observed coverage of the bounds, for cases of one kind.
 
     Parameters
     ----------

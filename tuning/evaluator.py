@@ -96,7 +96,7 @@ class Formats:
 
 
 class Evaluator:
-    """Compiles, checks and times candidates of a program.
+    """Evaluation of a program's candidates: compile, check and time them.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ class Evaluator:
     def disagreement(
         self, function: Callable[..., Any], names: list[str], format: Format | None
     ) -> tuple[Call, str | None]:
-        """Return a call of a function over a format's arguments, and what is wrong with its result."""
+        """Call a function over a format's arguments, and what is wrong with its result."""
         workload = self.variants(format).workload
         call = workload.call(function, names)
         return call, self.reference.disagreement(workload.fresh(call))

@@ -35,7 +35,7 @@ INDEX = 4  # bytes
 
 
 class Estimates:
-    """How formats would store a tensor.
+    """Storage estimates of a tensor's formats.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ CHOICES = ("tile", "chunks", "unroll", "prefetch", "stream", "carry", "panel", "
 
 @dataclass(frozen=True)
 class Stored:
-    """How a format stores the argument.
+    """Storage of the argument in a format.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ ROW, CHUNK = 2e-9, 0.5e-6  # seconds to begin a row of a tile, and a parallel pi
 
 @dataclass(frozen=True)
 class Structure:
-    """What the terms need to know of a matrix.
+    """Facts of a matrix that the analytic terms need.
 
     Parameters
     ----------

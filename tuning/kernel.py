@@ -96,7 +96,7 @@ class Variant:
             return None
 
     def built(self) -> Kernel | ComposedKernel:
-        """`kernel`.
+        """Return `kernel`.
 
         Raises
         ------

@@ -40,7 +40,7 @@ EXIT_SECONDS = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What there is of one format.
+    """Stored library of one format.
 
     Parameters
     ----------

@@ -304,7 +304,7 @@ def _splits(name: str, extent: int | str, parts: int, policy: str, most: int | N
 
 
 def factorisations(extent: int, parts: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
-    """Return every factorisation of a number, all but the first factor at most `most`; the last grows slowest."""
+    """Yield every factorisation of a number, all but the first factor at most `most`; the last grows slowest."""
     if parts == 1:
         yield (extent,)
         return
@@ -320,7 +320,7 @@ def divisors(number: int) -> list[int]:
 
 
 def powers(extent: int | None, parts: int, most: int | None) -> Iterator[tuple[int | None, ...]]:
-    """Return powers of two for all but the first factor; their product is at most the extent where that is known."""
+    """Yield powers of two for all but the first factor; their product is at most the extent where that is known."""
     limit = min(n for n in (extent, most) if n is not None)
     sizes = [2**n for n in range(limit.bit_length())]
     for inner in product(sizes, repeat=parts - 1):

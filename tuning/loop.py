@@ -80,7 +80,7 @@ class Progress:
         self.length = len(text)
 
     def text(self, trials: int, last: Record, reused: int, elapsed: float) -> str:
-        """Return the line. The bar is as far as the count behind it."""
+        """Format the progress line. The bar is as far as the count behind it."""
         total, seconds = max(self.budget.trials, 1), self.budget.seconds
         done, count = trials / total, f"{trials}/{total}"
         spent = self.budget.elapsed
@@ -109,7 +109,7 @@ Cost = Callable[[Record], float]
 
 
 class Asks(Protocol):
-    """What decides which candidates are measured, such as `sparsetir.tuning.search.Search`."""
+    """Source of the candidates to measure, such as `sparsetir.tuning.search.Search`."""
 
     seed: int
 
@@ -125,7 +125,7 @@ class Asks(Protocol):
 
 @dataclass
 class Budget:
-    """When a search ends.
+    """Stopping criteria of a search.
 
     Parameters
     ----------

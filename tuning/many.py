@@ -47,7 +47,7 @@ WAKING = 0.5  # seconds until a search whose workers are with another one goes o
 
 @dataclass
 class Curve:
-    """How a search went.
+    """Progress of a search over time.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class TuneTask:
 
 @dataclass(frozen=True)
 class TuneManyResult(Sequence[TuneResult]):
-    """What was found for each task, in their order: a sequence of `TuneResult`.
+    """Results of all tasks, in their order: a sequence of `TuneResult`.
 
     Parameters
     ----------

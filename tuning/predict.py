@@ -89,7 +89,7 @@ FORMATS = 3  # that are converted at most before the untuned kernel is kept
 
 
 class Workload(Protocol):
-    """What is asked of a session."""
+    """Interface of a session that predictions use."""
 
     space: Space
 

@@ -41,7 +41,7 @@ CHOICES, KNOBS = "choices", "knobs"  # a line has one of them
 
 @dataclass(frozen=True)
 class Key:
-    """What a time depends on besides the choices; records of another key do not count.
+    """Key of a record: what a time depends on besides the choices; records of another key do not count.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ Score = Callable[[Sequence[Candidate]], np.ndarray]
 
 
 class Strategy(Protocol):
-    """Draws up to `BATCH` candidates that are not known."""
+    """Function that draws up to `BATCH` candidates that are not known."""
 
     def __call__(self, space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
         """Draw candidates; `score` ranks candidates, higher is better; None while too little is known."""
@@ -61,7 +61,7 @@ def random(space: Space, known: Known, score: Score | None, rng: np.random.Gener
 
 
 def annealing(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """Return parallel simulated annealing: each chain goes on from its last candidate that was taken."""
+    """Propose candidates by parallel simulated annealing: each chain goes on from its last candidate that was taken."""
     trials = list(known.items())
     if len(trials) < BATCH:
         return _filled([], space, known, rng)
@@ -312,7 +312,7 @@ class Search:
         return model.importance(names) if isinstance(model, CostModel) else {}
 
     def ask(self, count: int = BATCH) -> list[Candidate]:
-        """Return the next candidates; none when the space is exhausted.
+        """Propose the next candidates; none when the space is exhausted.
 
         More than a batch is for many workers: what follows the first one is chosen as if that took a usual time.
         """

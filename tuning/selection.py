@@ -36,7 +36,7 @@ Costs = Mapping[Name, np.ndarray]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a contest ended with.
+    """Outcome of a contest.
 
     Parameters
     ----------

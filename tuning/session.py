@@ -312,7 +312,7 @@ class Session:
         incumbents: Sequence[Candidate | None] = (None,),
         extra: Mapping[Candidate, float] | None = None,
     ) -> Outcome:
-        """Return a contest, in this process, of the kernels that may be returned and of the untuned one.
+        """Run a contest, in this process, of the kernels that may be returned and of the untuned one.
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest. Where
         the workers' machine is another one, it decides.

@@ -91,7 +91,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Made:
-    """What became of a task.
+    """Outcome of a task.
 
     Parameters
     ----------

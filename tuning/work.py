@@ -35,7 +35,7 @@ SECONDS, ROUNDS = 0.02, 3  # for each of the rates in a round
 
 @dataclass(frozen=True)
 class Rates:
-    """What a core does in a second; by default one of a usual server.
+    """Rates of a core, per second; by default those of a usual server core.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Work:
-    """What a program does on data of certain sizes.
+    """Work of a program on data of certain sizes.
 
     Parameters
     ----------

@@ -161,7 +161,7 @@ def end(session: Session) -> NoReturn:
 
 @dataclass
 class Again:
-    """Asks for given candidates, like a search.
+    """Source of given candidates, with the interface of a search.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ MARGINS = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Ranking:
-    """How a model ranked the candidates of one case.
+    """Ranking of the candidates of one case by a model.
 
     Parameters
     ----------

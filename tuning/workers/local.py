@@ -102,7 +102,7 @@ class Lost(Exception):
 
 
 class Worker(Protocol):
-    """Does jobs, functions of an `Evaluator`, in the order in which they are posted."""
+    """Runner of jobs, functions of an `Evaluator`, in the order in which they are posted."""
 
     def post(self, job: Job, *args: Any) -> None:
         """Ask for a job."""
@@ -377,7 +377,7 @@ def _end_after(parent: int) -> None:
 
 
 class Served:
-    """What a worker process works for: one evaluator after another."""
+    """State of a worker process: one evaluator after another."""
 
     evaluator: Evaluator | None = None
 

@@ -112,7 +112,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker says to an order.
+    """A worker's answer to an order.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ ROOM = Room()
 
 
 def _after_fork_in_child() -> None:
-    """The processes at the parent's desks are the parent's."""
+    """Forget the parent's desks: their processes belong to the parent."""
     global ROOM
     ROOM = Room()
 
@@ -315,7 +315,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _desk(order: Order) -> Iterator[Desk | None]:
-    """A desk for an order; None if what its evaluator is made of is not known here."""
+    """Yield a desk for an order; None if what its evaluator is made of is not known here."""
     desk = ROOM.take(order.token)
     if desk is None:
         payload = order.payload if order.payload is not None else _read(order.path, order.token)
@@ -401,7 +401,7 @@ KILLED = "KilledWorker"  # what dask raises where a job cost several workers the
 
 @dataclass(frozen=True)
 class Waiting:
-    """A job whose answer is not there yet.
+    """A job whose answer is outstanding.
 
     Parameters
     ----------
@@ -763,7 +763,7 @@ if initializer is not None:
 
 @contextmanager
 def opened(given: Executor | str | None) -> Iterator[Executor | str | None]:
-    """An executor as it is, or the one that a text names, which is shut down afterwards; an RPC address as it is.
+    """Yield an executor or an RPC address as it is, or the executor that a text names, which is shut down afterwards.
 
     Raises
     ------
