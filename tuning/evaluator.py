@@ -255,7 +255,7 @@ class Evaluator:
     def disagreement(
         self, function: Callable[..., Any], names: list[str], format: Format | None
     ) -> tuple[Call, str | None]:
-        """Call a function over a format's arguments, and what is wrong with its result."""
+        """Return a call of a function over a format's arguments, and what is wrong with its result."""
         workload = self.variants(format).workload
         call = workload.call(function, names)
         return call, self.reference.disagreement(workload.fresh(call))

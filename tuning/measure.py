@@ -138,7 +138,7 @@ def typical(call: Call, seconds: float) -> float:
 
 
 def lower_quartile(samples: Sequence[float]) -> float:
-    """Return a quarter of the samples is smaller."""
+    """Return the lower quartile: a quarter of the samples is smaller."""
     return sorted(samples)[len(samples) // 4]
 
 

@@ -109,7 +109,7 @@ class Space:
         return self._known[format]
 
     def usual(self, format: Format | None) -> Candidate | None:
-        """Return what a untuned kernel over a format does; None for a format that is unavailable."""
+        """Return what an untuned kernel over a format does; None for a format that is unavailable."""
         values = self.values(format) if format in self.formats else None
         return None if values is None else Candidate(self._start(format, values), format)
 

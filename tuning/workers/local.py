@@ -170,7 +170,7 @@ class Process:
 
     @classmethod
     def take(cls, threads: int | None = None) -> Process:
-        """Return one that is idle, or a new one; with as many threads as this process unless told otherwise."""
+        """Return an idle worker process, or a new one; with as many threads as this process unless told otherwise."""
         wanted = threads or get_num_threads()
         while cls.idle:
             found = cls.idle.pop()

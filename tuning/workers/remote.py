@@ -189,7 +189,7 @@ class Desk:
         return found
 
     def alone(self) -> Any:
-        """Return the time in which nothing else is timed on this machine."""
+        """Exclude other timings on this machine."""
         return alone(self.timeout) if fcntl is not None else nullcontext()
 
     def close(self) -> None:
