@@ -177,7 +177,7 @@ class TuneResult:
         return found
 
     def explain(self) -> str:
-        """Why this kernel: the formats that were tried or refused, what the choices are worth, and the loops."""
+        """Explain this kernel: the formats that were tried or refused, what the choices are worth, and the loops."""
         reasons = [*self._reasons(), *self._peers()]
         return "\n".join([*self._heading(), "", *self._formats(), "", *reasons, "", *self._loops()])
 

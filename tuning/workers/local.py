@@ -510,7 +510,7 @@ class Pool(Formats):
         yield from timed.items()
 
     def _time_again(self, workers: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:
-        """Another turn for candidates, each some time after its last one, and those of a worker after each other."""
+        """Time candidates again, each some time after its last turn, and those of a worker one after another."""
         for candidate, worker in sorted(workers.items(), key=lambda item: self.workers.index(item[1])):
             worker.post(interleaved_seconds, candidate, TURN_SECONDS)
             *_, found = worker.result()

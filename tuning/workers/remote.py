@@ -189,7 +189,7 @@ class Desk:
         return found
 
     def alone(self) -> Any:
-        """Exclude other timings on this machine."""
+        """Return a context manager that excludes other timings on this machine."""
         return alone(self.timeout) if fcntl is not None else nullcontext()
 
     def close(self) -> None:
