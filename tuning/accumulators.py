@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search over how the rows of a computed pattern are collected, in which order, and in which blocks.
+"""Search over accumulators of computed patterns: how rows are collected, in which order, in which blocks.
 
 The space is small and the results are the same bit by bit, so candidates are built and timed in this process,
 interleaved with the untuned kernel.
@@ -51,7 +51,7 @@ MOST_BLOCKS = 4  # sizes of blocks that are tried
 
 
 def computes_patterns(program: Any) -> bool:
-    """Whether a program is searched here."""
+    """Return whether a program is searched here."""
     return is_assembled(decode(single(program)))
 
 
@@ -86,7 +86,7 @@ def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], against
 
 
 class Trials:
-    """Times candidates on one call.
+    """Timer of candidates on one call.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Trials:
         self.built: dict[Candidate, AssembledKernel] = {}
 
     def key(self) -> Key:
-        """What the times hold for."""
+        """Return what the times hold for."""
         pattern = fingerprint(self.kernel.signature.program, self.args.arrays)
         sizes = {name: int(value) for name, value in self.args.sizes.items()}
         return Key(pattern=pattern, sizes=sizes, **circumstances(self.kernel))
@@ -121,14 +121,14 @@ class Trials:
         return {**VALUES, "kind": kinds, "counted": counted, "order": self.orders(call), "block": self.blocks()}
 
     def has_segments(self, call: Call) -> bool:
-        """Whether some row is long enough to be computed in segments of its columns."""
+        """Return whether some row is long enough to be computed in segments of its columns."""
         segments = -(-call.width // (1 << SHIFT))
         longest = 0 if call.bound is None else int(call.bound.max(initial=0))
         can_be_cut = update_of(self.kernel.compiled.functions.rows) is not None
         return can_be_cut and segments > 1 and longest >= segments * LEAST_PARTS
 
     def orders(self, call: Call) -> tuple[str, ...]:
-        """The orders of the rows that may make a difference."""
+        """Return the orders of the rows that may make a difference."""
         if not Options(accumulators=Accumulators(order="nonempty")).orders(self.kernel.assembly):
             return VALUES["order"][:1]
         axis = rows_axis(self.kernel.assembly.source, self.kernel.assembly.rows[-1]) if call.rows > 1 else None
@@ -142,27 +142,27 @@ class Trials:
         return tuple(order for order in VALUES["order"] if useful[order])
 
     def blocks(self) -> tuple[Any, ...]:
-        """None, and the sizes of the largest blocks that both operands consist of."""
+        """Return None, and the sizes of the largest blocks that both operands consist of."""
         product = Product.of(self.kernel.assembly.source)
         return (None,) if product is None else (None, *shared_blocks(product, self.args)[:MOST_BLOCKS])
 
     def call(self, kernel: AssembledKernel) -> Callable[[], Pattern]:
-        """A call of a kernel on the arguments."""
+        """Return a call of a kernel on the arguments."""
         return lambda: kernel.assemble(self.args)
 
     def of(self, candidate: Candidate) -> AssembledKernel:
-        """The kernel of a candidate."""
+        """Return the kernel of a candidate."""
         if candidate not in self.built:
             schedule = accumulators(candidate)
             self.built[candidate] = assembled_kernel(self.func, self.target, Options(accumulators=schedule))
         return self.built[candidate]
 
     def untuned(self) -> Measurement:
-        """Of the kernel that is built without a search."""
+        """Measure the kernel that is built without a search."""
         return summary(burst(self.call(self.kernel), BURST_SECONDS))
 
     def measure(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
-        """Measurements, one after another."""
+        """Yield measurements, one after another."""
         usual = typical(self.call(self.kernel), BURST_SECONDS)
         for candidate in candidates:
             try:
@@ -171,7 +171,7 @@ class Trials:
                 yield candidate, Measurement(error=reason(error))
 
     def measured(self, candidate: Candidate) -> Measurement:
-        """A candidate between two looks at the untuned kernel; an error if its result differs."""
+        """Return a candidate between two looks at the untuned kernel; an error if its result differs."""
         kernel = self.of(candidate)
         if not self.is_right(candidate):
             return Measurement(error="the result differs from the untuned kernel's")
@@ -182,15 +182,15 @@ class Trials:
         return Measurement(*times, usual=(before + after) / 2)
 
     def is_right(self, candidate: Candidate) -> bool:
-        """Whether a candidate's result is the untuned kernel's."""
+        """Return whether a candidate's result is the untuned kernel's."""
         return same(self.call(self.of(candidate))(), self.expected)
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
-        """Seconds of candidates and the untuned kernel, interleaved."""
+        """Return seconds of candidates and the untuned kernel, interleaved."""
         return duel(self._cases(candidates))
 
     def confirm(self, candidate: Candidate) -> Outcome:
-        """A contest of a candidate and the untuned kernel."""
+        """Return a contest of a candidate and the untuned kernel."""
         return contest(self._cases([candidate]))
 
     def _cases(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, Timed]:
@@ -199,12 +199,12 @@ class Trials:
 
 
 def accumulators(candidate: Candidate) -> Accumulators:
-    """What a candidate stands for.
+    """Return what a candidate stands for.
 
     Raises
     ------
     ArgumentError
-        It is one of something else, or has values that there are not: another version, or nobody, wrote the record.
+        It is one of something else, or has values that there are not: another version, or no version, wrote the record.
     """
     choices = candidate.choices
     if not isinstance(choices, Config) or not set(VALUES) >= set(choices.keys()):
@@ -213,7 +213,7 @@ def accumulators(candidate: Candidate) -> Accumulators:
 
 
 def is_one(candidate: Candidate | None) -> bool:
-    """Whether a candidate of a record stands for accumulators; None is the untuned kernel."""
+    """Return whether a candidate of a record stands for accumulators; None is the untuned kernel."""
     try:
         return candidate is None or isinstance(accumulators(candidate), Accumulators)
     except ArgumentError:
@@ -221,20 +221,20 @@ def is_one(candidate: Candidate | None) -> bool:
 
 
 def same(one: Pattern, other: Pattern) -> bool:
-    """Whether two results are equal, bit by bit."""
+    """Return whether two results are equal, bit by bit."""
     pairs = zip((one.indptr, one.keys, *one.values), (other.indptr, other.keys, *other.values), strict=True)
     return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
 def rows(candidates: Sequence[Candidate]) -> np.ndarray:
-    """What a model of the trials sees of candidates."""
+    """Return what a model of the trials sees of candidates."""
     given = [c.choices.as_dict() for c in candidates]
     places = [[_place(name, value) for name, value in sorted(values.items())] for values in given]
     return np.array(places, "float64").reshape(len(given), -1)
 
 
 def _place(name: str, value: Any) -> int:
-    """A value of a knob as a number; of blocks how many products of elements they have."""
+    """Return a value of a knob as a number; of blocks how many products of elements they have."""
     return math.prod(value or ()) if name == "block" else VALUES[name].index(value)
 
 
@@ -249,7 +249,7 @@ def tune_accumulators(
     target: Any = None,
     progress: bool | None = None,
 ) -> TuneResult:
-    """`sparsetir.tune_sparse` of a program that computes the pattern of its results."""
+    """Run `sparsetir.tune_sparse` on a program that computes the pattern of its results."""
     with Progress(budget, shown=progress) as bar, closing(records):
         trials = Trials(program, inputs, target)
         key, values = trials.key(), trials.values
@@ -271,7 +271,7 @@ def tune_accumulators(
 def _explored(
     trials: Trials, search: Search, history: list[Record], budget: Budget, records: Database, key: Key, bar: Progress
 ) -> tuple[list[Record], bool]:
-    """Trials until the budget is spent, and whether Ctrl-C ended them."""
+    """Run trials until the budget is spent, and whether Ctrl-C ended them."""
     history = [with_best(record, history[: n + 1]) for n, record in enumerate(history)]
     reused = len(history)
 
@@ -319,7 +319,7 @@ def _result(
 
 
 def _compared(trials: Trials, records: list[Record]) -> tuple[dict[Candidate | None, float], Candidate | None]:
-    """The times of some candidates, and the one that proved to be faster than the untuned kernel."""
+    """Return the times of some candidates, and the one that proved to be faster than the untuned kernel."""
     times = trials.compare([r.candidate for r in records])
     best = winner(times)
     if best is None:
@@ -337,7 +337,7 @@ def _recalled(
     key: Key,
     ended: Comparison | None,
 ) -> TuneResult:
-    """What the last search for the same arguments returned; of one that did not end, its best trial."""
+    """Return what the last search for the same arguments returned; of one that did not end, its best trial."""
     held = [r for r in records.load(key) if r.seconds is not None]
     before = next((r for r in held if is_untuned(r)), history[0]).seconds or 0.0
     tried = (r for r in held if not is_untuned(r) and r.candidate in space and (r.seconds or 0.0) <= WORTH * before)
@@ -360,7 +360,7 @@ def _told(
     seconds: float,
     **how: Any,
 ) -> TuneResult:
-    """What was found, with all that is told about it; `seconds` are those of the untuned kernel."""
+    """Return what was found, with all that is told about it; `seconds` are those of the untuned kernel."""
     untuned = Record(Candidate().choices, seconds=seconds)
     return TuneResult(
         kernel=trials.kernel if best is None else trials.of(best.candidate),
@@ -378,7 +378,7 @@ def _told(
 
 
 def recorded_accumulators(program: Any, target: Any, path: str | Path) -> AssembledKernel:
-    """The kernel that the last search for a program on this machine ended with, whatever its arguments were.
+    """Return the kernel that the last search for a program on this machine ended with, whatever its arguments were.
 
     Without one that ended, the best trial of the last that did not, if it is clearly better; else the untuned kernel.
     """

@@ -38,7 +38,7 @@ FINISH_SHARE, FINISH_SECONDS = 0.1, 2.0
 
 
 def finalists(history: list[Record], cost: Cost) -> list[Candidate]:
-    """The candidates that cost least; ties go to the smaller choices."""
+    """Return the candidates that cost least; ties go to the smaller choices."""
     timed = [(cost(r), r.candidate.key, r.candidate) for r in history if r.seconds is not None]
     timed.sort(key=lambda entry: entry[:2])
     return [candidate for *_, candidate in timed[:FINALISTS]]
@@ -153,7 +153,7 @@ def tune_sparse(
     TuningError
         The untuned kernel is wrong, the database cannot be written, or arguments cannot be sent to an executor.
     ExecutorLostError
-        The executor takes no jobs, or nobody answers, before the untuned kernel was timed; later it is a warning, and
+        The executor takes no jobs, or does not answer, before the untuned kernel was timed; later it is a warning, and
         the result holds the best kernel so far.
 
     Notes
@@ -218,7 +218,7 @@ def tune_sparse(
 
 
 def full_cost(record: Record, amortize_over: float | None = None) -> float:
-    """Seconds of a call, and its share of the conversion."""
+    """Return seconds of a call, and its share of the conversion."""
     if record.seconds is None:
         return float("inf")
     return record.seconds + (record.conversion / amortize_over if amortize_over is not None else 0.0)
@@ -227,7 +227,7 @@ def full_cost(record: Record, amortize_over: float | None = None) -> float:
 def trials(
     session: Session, search: Asks, budget: Budget, records: Database, *, cost: Cost, bar: Progress | None = None
 ) -> tuple[list[Record], bool]:
-    """Trials of a session, those in the database first, and whether Ctrl-C ended them."""
+    """Run the trials of a session, those in the database first, and whether Ctrl-C ended them."""
     history: list[Record] = []
     try:
         log = begun(session, search, budget, records, history, cost=cost, bar=bar)
@@ -255,7 +255,7 @@ def begun(
     cost: Cost,
     bar: Progress | None = None,
 ) -> Log:
-    """The log of a search that was told what the database has; its first trials are kernels that nobody tuned."""
+    """Return the log of a search that was told what the database has; its first trials are untuned kernels."""
     for record in reusable(session, records, budget):
         history.append(with_best(record, history))
         if record.fixed == session.fixed and not is_untuned(record):
@@ -283,14 +283,14 @@ def begun(
 
 
 def reusable(session: Session, records: Database, budget: Budget) -> list[Record]:
-    """The records that a search begins with; they leave room for what it must measure."""
+    """Return the records that a search begins with; they leave room for what it must measure."""
     held = records.load(session.key)[: budget.trials]
     is_full = len(held) == budget.trials > 1
     return held[: max(budget.trials - len(untried(session, held)), 1)] if is_full else held
 
 
 def untried(session: Session, history: Sequence[Record]) -> list[Candidate]:
-    """What every search measures first and this one has not."""
+    """Return what every search measures first and this one has not."""
     mine = {record.candidate for record in history if record.fixed == session.fixed and not is_untuned(record)}
     return [candidate for candidate in session.first if candidate not in mine]
 
@@ -337,7 +337,7 @@ def finish(
 def compared(
     session: Session, mine: Sequence[Record], cost: Cost, *, most: int = FINALISTS
 ) -> tuple[dict[Candidate | None, float], Candidate | None]:
-    """Seconds of the kernels that may be returned, as they are next to each other, and the one to return.
+    """Return seconds of the kernels that may be returned, as they are next to each other, and the one to return.
 
     Parameters
     ----------
@@ -361,7 +361,7 @@ def compared(
 
 
 def is_repeated(session: Session, history: list[Record], records: Database, amortize_over: float | None) -> bool:
-    """Whether every trial was read from the records of a search that ended: it ends as it did then."""
+    """Return whether every trial was read from the records of a search that ended: it ends as it did then."""
     ended = last_of(records, session.key) if all(r.reused for r in history) else None
     return ended is not None and ended.amortize_over == amortize_over and session.may_have(ended.chosen)
 
@@ -374,9 +374,9 @@ def unmeasured(
     records: Database,
     amortize_over: float | None,
 ) -> TuneResult:
-    """The best candidate of earlier searches, else what the pretrained model expects most of, else the untuned kernel.
+    """Return the best candidate of earlier searches, else the pretrained model's favourite, else the untuned kernel.
 
-    Nothing is timed but the untuned kernel; a kernel that is wrong, or cannot be had, is not taken.
+    Nothing is timed but the untuned kernel; a kernel that is wrong, or unavailable, is not taken.
     """
     untuned = next(record for record in history if is_untuned(record))
     ended = last_of(records, session.key)
@@ -405,7 +405,7 @@ def unmeasured(
 
 
 def chosen_then(ended: Comparison, amortize_over: float | None) -> Record | None:
-    """What a search returned, or would have for that many calls; None for the untuned kernel."""
+    """Return what a search returned, or would have for that many calls; None for the untuned kernel."""
     if ended.amortize_over == amortize_over:
         return ended.best
     costs: dict[Candidate | None, float] = {r.candidate: full_cost(r, amortize_over) for r in ended.records}
@@ -414,7 +414,7 @@ def chosen_then(ended: Comparison, amortize_over: float | None) -> Record | None
 
 
 def known_best(session: Session, records: Database, cost: Cost, untuned: Record) -> tuple[Record | None, Record]:
-    """The best trial of a search that did not end, if it is clearly better than the untuned one, and that one."""
+    """Return the best trial of an unfinished search if clearly better than the untuned one, and that one."""
     held = records.load(session.key)
     mine = [r for r in held if r.seconds is not None and r.fixed == session.fixed and not is_untuned(r)]
     best = min((r for r in mine if session.may_have(r.candidate)), key=cost, default=None)
@@ -423,7 +423,7 @@ def known_best(session: Session, records: Database, cost: Cost, untuned: Record)
 
 
 def expected(session: Session, found: Guess, seconds: float) -> Record:
-    """A guess as a record without a time, `seconds` being that of the untuned kernel."""
+    """Return a guess as a record without a time, `seconds` being that of the untuned kernel."""
     chosen, format = found.candidate, found.candidate.format
     stored_as = None if format is None else repr(format)
     took = session.conversion(format)
@@ -444,7 +444,7 @@ def result(
     interrupted: bool = False,
     is_recalled: bool = False,
 ) -> TuneResult:
-    """What was found, with all that is told about it."""
+    """Return what was found, with all that is told about it."""
     return TuneResult(
         kernel=kernel,
         best=best,
@@ -467,7 +467,7 @@ def result(
 
 
 def added(times: Mapping[Candidate | None, float], extra: Mapping[Candidate, float]) -> dict[Candidate | None, float]:
-    """Times with each candidate's share of its conversion."""
+    """Return times with each candidate's share of its conversion."""
     return {c: seconds + (extra.get(c, 0.0) if c is not None else 0.0) for c, seconds in times.items()}
 
 

@@ -87,7 +87,7 @@ class Autotuned:
         return self.result(**arguments).kernel.time(seconds=seconds, **arguments)
 
     def result(self, **arguments: Any) -> TuneResult:
-        """What was found for the sizes of these arguments; measured if they are new."""
+        """Return what was found for the sizes of these arguments; measured if they are new."""
         sizes = self.kernel.prepare(arguments).sizes
         at = tuple(int(sizes[name]) for name in self.key)
         if at not in self.results:
@@ -130,7 +130,7 @@ class BoundAutotuned:
 
 
 def candidate(config: Config) -> Candidate:
-    """A configuration as a candidate."""
+    """Return a configuration as a candidate."""
     if isinstance(config, Candidate) and isinstance(config.choices, Choices):
         return config
     if isinstance(config, Choices):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a model's gains can be believed: bounds that hold for nine matrices in ten.
+"""Conformal bounds of a model's expected gains, which hold for nine matrices in ten.
 
 The model names its favourite of each case that it was not trained on, and says how many times faster than the untuned
 kernel it is. Split-conformal prediction takes the quantile of what it was wrong by as what it will be wrong by next
@@ -60,7 +60,7 @@ class Bounds:
 
     @classmethod
     def fit(cls, found: Sequence[Ranking], level: float = LEVEL, strange: Sequence[Ranking] = ()) -> Bounds:
-        """Those of how a model ranked cases of families that it was not trained on.
+        """Fit bounds to how a model ranked cases of families that it was not trained on.
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class Bounds:
         return cls(kept | widest(enough, level), [list(c) for c in centres.values()], near, level, known)
 
     def interval(self, gain: float, row: Mapping[str, float]) -> tuple[float, float, float]:
-        """The lower bound of a gain, and the ends of its interval.
+        """Return the lower bound of a gain, and the ends of its interval.
 
         Parameters
         ----------
@@ -102,22 +102,22 @@ class Bounds:
         return group(row, _distance(_numbers(row), self.centres) <= self.near)
 
     def margin(self, row: Mapping[str, float]) -> float:
-        """How many times faster than the untuned kernel one must look to be faster for sure; no less than 1."""
+        """Return how many times faster than the untuned kernel one must look to be faster for sure; no less than 1."""
         return float(max(1.0, np.exp(-self.interval(0.0, row)[0])))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 def group(row: Mapping[str, float], is_near: bool) -> str:
-    """What the program does, and whether its matrix is near to known ones."""
+    """Return what the program does, and whether its matrix is near to known ones."""
     does = "entries" if row.get("work_is_sparse", 0) > 0 else "rows" if row.get("work_run", 0) > 1 else "numbers"
     return f"{does} {'near' if is_near else 'far'}"
 
 
 def operation(row: Mapping[str, float]) -> tuple[int, ...]:
-    """What tells a program from others, whatever the sizes of its arguments and the name that somebody gave it.
+    """Return what tells a program from others, whatever the sizes of its arguments and its name.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def operation(row: Mapping[str, float]) -> tuple[int, ...]:
 
 
 def widest(of_each: Sequence[Sequence[float]], level: float) -> dict[str, tuple[float, float, float]]:
-    """The margins of what is not known: so wide that they hold for each of some operations; none where there are none.
+    """Return the margins of unknown operations: wide enough for each of some operations; none where there are none.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def widest(of_each: Sequence[Sequence[float]], level: float) -> dict[str, tuple[
 
 
 def quantiles(wrong_by: Sequence[float], level: float) -> tuple[float, float, float]:
-    """The conformal quantiles of an interval and, in between, of a one-sided bound.
+    """Return the conformal quantiles of an interval and, in between, of a one-sided bound.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def quantiles(wrong_by: Sequence[float], level: float) -> tuple[float, float, fl
 
 
 def _at(ordered: np.ndarray, share: float) -> float:
-    """The least number that a further one is below with that probability."""
+    """Return the least number that a further one is below with that probability."""
     place = ceil(round(share * (ordered.size + 1), 9))
     return float(ordered[place - 1]) if place <= ordered.size else float(ordered[-1])
 
@@ -177,7 +177,7 @@ def _centre(found: Sequence[Ranking]) -> np.ndarray:
 
 
 def _distance(place: np.ndarray, centres: Sequence[Any]) -> float:
-    """To the nearest centre."""
+    """Return the distance to the nearest centre."""
     return min((float(np.linalg.norm(place - np.asarray(c))) for c in centres), default=float("inf"))
 
 
@@ -186,7 +186,7 @@ def _distance(place: np.ndarray, centres: Sequence[Any]) -> float:
 
 @dataclass
 class Coverage:
-    """How often bounds held, for cases of one kind.
+    """Observed coverage of the bounds, for cases of one kind.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ class Coverage:
     taken: list[float] = field(default_factory=list)
 
     def cells(self) -> list[str]:
-        """For a table."""
+        """Return the cells of a table."""
         count = len(self.held)
         if not count:
             return ["0", "", "", "", "", ""]
@@ -217,7 +217,7 @@ HEADING = ["cases", "gain above its bound", "inside the interval", "kernel used"
 def coverage(
     found: Sequence[Ranking], by: str, level: float = LEVEL, familiar: Sequence[Ranking] | None = None
 ) -> dict[str, Coverage]:
-    """How often bounds hold that were made of the other families or operations (`by`), and for all together.
+    """Return how often bounds hold that were made of the other families or operations (`by`), and for all together.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ def coverage(
 
 
 def cells(found: Mapping[str, Coverage], title: str) -> list[list[str]]:
-    """`coverage` as the cells of a table, all together last."""
+    """Return `coverage` as the cells of a table, all together last."""
     ordered = [*(name for name in found if name != "all"), *(["all"] if "all" in found else [])]
     return [[title, *HEADING], *([name, *found[name].cells()] for name in ordered)]
 

@@ -50,7 +50,7 @@ NEAR = 1.15  # times the best so far: only for what seems nearer, a long burst i
 
 @dataclass(frozen=True)
 class Prepared:
-    """A format that is ready, or why it cannot be had.
+    """A format that is ready, or why it is unavailable.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Prepared:
     stored : Stored, optional
         How the format stores the argument.
     usual : Choices, optional
-        What a kernel over the format does for the arguments that nobody tuned.
+        What an untuned kernel over the format does for the arguments.
     error : str, optional
     """
 
@@ -82,11 +82,11 @@ class Formats:
 
     @property
     def refused(self) -> dict[Format | None, str]:
-        """The formats that cannot be had, and why; at None why a template does not fit the program as it is."""
+        """The formats that are unavailable, and why; at None why a template does not fit the program as it is."""
         return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
 
     def usual_over(self, format: Format | None) -> Choices | None:
-        """What a kernel over a format does for the arguments that nobody tuned; None while nobody has asked for it."""
+        """Return what an untuned kernel over a format does for the arguments; None before the format is asked for."""
         ready = self.known.get(format)
         return None if ready is None else ready.usual
 
@@ -96,7 +96,7 @@ class Formats:
 
 
 class Evaluator:
-    """Compiles, checks and times candidates of a program.
+    """Evaluation of a program's candidates: compile, check and time them.
 
     Parameters
     ----------
@@ -142,18 +142,18 @@ class Evaluator:
             self.variants.values(None)
 
     def _untuned(self) -> Callable[..., Any]:
-        """The function that a bound kernel calls for these arguments."""
+        """Return the function that a bound kernel calls for these arguments."""
         fit, _after = self.kernel.fitting(self.workload.args, is_bound=True)
         return self.kernel.function if fit is None else fit()
 
     def _sparse_argument(self) -> str | None:
-        """The sparse argument that may be stored in another format: the only one, of at least two dimensions."""
+        """Return the sparse argument that may be stored in another format: the only one, of at least two dimensions."""
         given = [n for n, v in self.inputs.items() if is_sparse(v) and n in self.kernel.signature.buffers]
         others = [n for n, v in self.inputs.items() if is_sparse(v) and n not in given]
         return given[0] if len(given) == 1 and not others and len(self.inputs[given[0]].shape) > 1 else None
 
     def _reference(self, is_first: bool) -> tuple[Reference, str]:
-        """What the untuned kernel computes, compared with scipy where the program is a known one."""
+        """Return what the untuned kernel computes, compared with scipy where the program is a known one."""
         absolute = self.workload.absolute()
         magnitudes = absolute.fresh(absolute.call(self.kernel.function, self.names))
         reference = Reference(self.workload.fresh(self.untuned), magnitudes)
@@ -189,7 +189,7 @@ class Evaluator:
             compile_together((self.variants(format).form, choices) for format, choices in chosen)
 
     def call(self, candidate: Candidate) -> Call:
-        """A call of a candidate's machine code."""
+        """Return a call of a candidate's machine code."""
         return self.variants(candidate.format).call(candidate.choices)
 
     def time(self, candidate: Candidate | None) -> Measurement:
@@ -211,20 +211,20 @@ class Evaluator:
             return Measurement(error=reason(error))
 
     def typical(self, candidate: Candidate | None, seconds: float) -> float:
-        """Seconds of a typical call; infinite if the candidate fails."""
+        """Return seconds of a typical call; infinite if the candidate fails."""
         try:
             return typical(self.untuned if candidate is None else self.call(candidate), seconds)
         except Exception:
             return float("inf")
 
     def interleaved(self, candidate: Candidate, seconds: float) -> tuple[float, float]:
-        """`typical`, and that of the untuned kernel at about the same time."""
+        """Return `typical`, and that of the untuned kernel at about the same time."""
         usual = paced(self, seconds)
         found = self.typical(candidate, seconds)
         return found, self._doubted(found, usual, seconds)
 
     def _raced(self, call: Call, first: float) -> tuple[Measurement, float]:
-        """A candidate's time and that of the untuned kernel; of one that is far behind the best in short bursts only.
+        """Time a candidate and the untuned kernel; a candidate far behind the best in short bursts only.
 
         `first` has the seconds of a call that was made already. What the caches held then makes no difference to a long
         one.
@@ -243,7 +243,7 @@ class Evaluator:
         return summary(samples), self._doubted(lower_quartile(samples), usual, PACE_SECONDS)
 
     def _doubted(self, seconds: float, usual: float, turn: float) -> float:
-        """The time of the untuned kernel, taken once more where what was timed meanwhile would be the best so far.
+        """Return the untuned kernel's time, taken once more where what was timed meanwhile would be the best so far.
 
         A pause of the machine that hit the untuned kernel alone makes others look fast, and those after them slow.
         """
@@ -255,7 +255,7 @@ class Evaluator:
     def disagreement(
         self, function: Callable[..., Any], names: list[str], format: Format | None
     ) -> tuple[Call, str | None]:
-        """A call of a function over a format's arguments, and what is wrong with its result."""
+        """Return a call of a function over a format's arguments, and what is wrong with its result."""
         workload = self.variants(format).workload
         call = workload.call(function, names)
         return call, self.reference.disagreement(workload.fresh(call))
@@ -274,7 +274,7 @@ class Pace:
 
 
 def paced(evaluator: Evaluator, seconds: float) -> float:
-    """A typical call of the untuned kernel these days: the fastest of the last bursts, one of which is a moment old.
+    """Return a typical call of the untuned kernel: the fastest of the last bursts, one of which is a moment old.
 
     Were it the last one, a pause of the machine that hits this kernel alone would make others look fast.
     """

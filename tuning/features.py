@@ -25,7 +25,7 @@ from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.work import USUAL, Rates, Work
 from sparsetir.utils.machine import last_cache, private_cache
 
-# How a format would store a matrix, as the cost model sees it: from the numbers of its pattern, nothing is converted.
+# Storage estimates of formats for the cost model: from the numbers of the pattern, without converting.
 #
 # The cost model sees these numbers for every candidate, also where the format was converted meanwhile: what it learnt
 # from must not differ from what it is asked about.
@@ -35,7 +35,7 @@ INDEX = 4  # bytes
 
 
 class Estimates:
-    """How formats would store a tensor.
+    """Storage estimates of a tensor's formats.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Estimates:
         self._made: dict[Format | None, Stored] = {None: own}
 
     def __call__(self, format: Format | None) -> Stored:
-        """The estimate for a format; None is as the argument came."""
+        """Return the estimate for a format; None is as the argument came."""
         if format not in self._made:
             self._made[format] = self._estimated(format) if format is not None else self.own
         return self._made[format]
@@ -65,7 +65,7 @@ class Estimates:
         return Stored(values, values * self.itemsize + INDEX * (numbers + pointers), found.pieces, rows)
 
 
-# What the cost model sees of a candidate: the pattern, how the format stores it, the choices, and analytic terms.
+# Features of a candidate: the pattern, how the format stores it, the choices, and analytic terms.
 #
 # Every number has a name, so that a model can say which of them it used. Sizes and times enter as logarithms.
 
@@ -84,7 +84,7 @@ CHOICES = ("tile", "chunks", "unroll", "prefetch", "stream", "carry", "panel", "
 
 @dataclass(frozen=True)
 class Stored:
-    """How a format stores the argument.
+    """Storage of the argument in a format.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Operands:
 
     @classmethod
     def of(cls, work: Work, threads: int, rates: Rates = USUAL) -> Operands:
-        """Those of a program's work."""
+        """Return those of a program's work."""
         gathered = work.gathered
         feat = max((int(a.run) for a in work.results), default=1)
         held = int(gathered.held) if gathered is not None else 0
@@ -145,12 +145,12 @@ class Operands:
 
 
 def log(value: float) -> float:
-    """On a logarithmic scale, 0 for nothing."""
+    """Return a number on a logarithmic scale, 0 for nothing."""
     return math.log2(1.0 + max(value, 0.0))
 
 
 def of_pattern(pattern: Pattern | None) -> dict[str, float]:
-    """Numbers of a pattern; of a tensor only its sizes."""
+    """Return numbers of a pattern; of a tensor only its sizes."""
     if pattern is None:
         return {}
     found = {"nnz": log(pattern.nnz), "rows": log(pattern.shape[0]), "columns": log(pattern.shape[-1])}
@@ -175,7 +175,7 @@ def _of_matrix(p: MatrixPattern) -> dict[str, float]:
 
 
 def density(indptr: np.ndarray, indices: np.ndarray, columns: int) -> dict[str, float]:
-    """A coarse image of a matrix: the share of the entries in each cell of a grid, and its unevenness at each level."""
+    """Return a coarse image of a matrix: the share of entries in each grid cell, and its unevenness at each level."""
     rows = len(indptr) - 1
     if not rows or not columns or not indices.size:
         return {}
@@ -197,7 +197,7 @@ def density(indptr: np.ndarray, indices: np.ndarray, columns: int) -> dict[str, 
 def of_candidate(
     candidate: Candidate, stored: Stored, operands: Operands, nnz: int, values: Mapping[str, Any] | None = None
 ) -> dict[str, float]:
-    """Numbers of a format and of choices, and what follows from both; `values` has the candidates of knobs."""
+    """Return numbers of a format and of choices, and what follows from both; `values` has the candidates of knobs."""
     name = candidate.format.name if candidate.format is not None else ""
     kinds = {f"is_{kind or 'own'}": float(name == kind) for kind in KINDS}
     choices = candidate.choices
@@ -211,19 +211,19 @@ def of_candidate(
 
 
 def of_other_choices(choices: Choices | Config) -> dict[str, float]:
-    """Numbers of choices that the shipped model does not know."""
+    """Return numbers of choices that the shipped model does not know."""
     if isinstance(choices, Config):
         return {}
     return {name: log(value) for name, value in choices.as_dict().items() if name not in CHOICES}
 
 
 def of_work(stored: Stored, operands: Operands, nnz: int) -> dict[str, float]:
-    """Numbers of what the program does, with as much padding as the format has."""
+    """Return numbers of what the program does, with as much padding as the format has."""
     return operands.work.numbers(operands.rates, max(stored.values / max(nnz, 1), 1e-3))
 
 
 def of_knobs(config: Config, values: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers of knobs: a logarithm for each part of a split or number, for other values their place in the list."""
+    """Return numbers of knobs: a logarithm for each part of a split or number, for others their place in the list."""
     found = {}
     for name, value in config.as_dict().items():
         listed = list(values.get(name, (value,)))
@@ -242,12 +242,12 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 
 def _is_number(part: Any) -> bool:
-    """Whether it has a place on a scale, or is left open."""
+    """Return whether it has a place on a scale, or is left open."""
     return part is None or isinstance(part, (int, float))
 
 
 def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str, float]:
-    """Bytes that move, and what they mean for the caches."""
+    """Return bytes that move, and what they mean for the caches."""
     width = operands.width or operands.feat
     row = width * operands.itemsize
     tiles = -(-width // max(choices.tile, 1))
@@ -272,12 +272,12 @@ def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str,
 
 
 def main_buffer(buffers: Mapping[Any, SparseBuffer], arrays: Mapping[str, np.ndarray]) -> SparseBuffer | None:
-    """The sparse parameter with most values."""
+    """Return the sparse parameter with most values."""
     held = [b for b in buffers.values() if not b.is_dense and str(b.storage.name) in arrays]
     return max(held, key=lambda b: arrays[str(b.storage.name)].size, default=None)
 
 
-# What follows from a candidate's loops without running them: bytes by level of the memory, reuse, vectors, balance.
+# Analytic terms of a candidate's loops, without running them: bytes by memory level, reuse, vectors, balance.
 #
 # The last term puts them together into the time below which a kernel cannot come: the roofline of Williams, Waterman
 # and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore Architectures", CACM 2009, with one
@@ -296,7 +296,7 @@ ROW, CHUNK = 2e-9, 0.5e-6  # seconds to begin a row of a tile, and a parallel pi
 
 @dataclass(frozen=True)
 class Structure:
-    """What the terms need to know of a matrix.
+    """Facts of a matrix that the analytic terms need.
 
     Parameters
     ----------
@@ -320,7 +320,7 @@ class Structure:
 
     @classmethod
     def of(cls, pattern: Pattern | None) -> Structure:
-        """That of a pattern; of tensors only sizes are known."""
+        """Return what the terms need of a pattern; of tensors only sizes are known."""
         if pattern is None:
             return cls(1, 1, 1, 1, 1.0, 1.0)
         nnz, rows = max(pattern.nnz, 1), max(pattern.shape[0], 1)
@@ -332,7 +332,7 @@ class Structure:
 
 
 def terms(candidate: Candidate, stored: Stored, operands: Operands, structure: Structure) -> dict[str, float]:
-    """The terms by name, amounts on a logarithmic scale; none for choices of another kind than `Choices`."""
+    """Return the terms by name, amounts on a logarithmic scale; none for choices of another kind than `Choices`."""
     choices = candidate.choices
     if not isinstance(choices, Choices):
         return {}
@@ -376,7 +376,7 @@ class _Loops:
         return min(max(filled, 1e-3), 1.0) * min(side, self.lanes) / self.lanes
 
     def balance(self, threads: int) -> float:
-        """How much longer the slowest thread takes than the mean: pieces are whole rows unless rows are split."""
+        """Return the slowest thread's time over the mean: pieces are whole rows unless rows are split."""
         if self.choices.carry:
             return 1.0
         return max(1.0, threads * self.structure.longest / self.structure.nnz)
@@ -411,7 +411,7 @@ class _Loops:
         return max(min(all_rows, s.apart * s.nnz / s.rows * min(s.distinct, 1.0) * self.strip / self.parts), 1.0)
 
     def reuse(self) -> dict[str, float]:
-        """How often each buffer's element is used in each loop, and what lies between two uses."""
+        """Return how often each buffer's element is used in each loop, and what lies between two uses."""
         s = self.structure
         return {
             "uses_in_all": log2(1 + s.nnz / s.columns),
@@ -431,7 +431,7 @@ class _Loops:
         return self.stored.values / self.stored.rows * self.width * self.operands.itemsize
 
     def moved(self) -> tuple[float, float, float]:
-        """Bytes from the core's own caches, from the last cache, and from the memory."""
+        """Return bytes from the core's own caches, from the last cache, and from the memory."""
         o, s = self.operands, self.structure
         first = s.columns * self.width * o.itemsize
         packed = 2.0 * o.gathered if self.choices.panel else 0.0
@@ -448,7 +448,7 @@ class _Loops:
     # ------------------------------------------------------------------ time
 
     def seconds(self, moved: tuple[float, float, float], threads: int, chunks: int) -> float:
-        """The longest of what the loops need of each part of the machine, on some threads and in some pieces."""
+        """Return the longest of what the loops need of each part of the machine, on some threads and in some pieces."""
         private, last, memory = moved
         rates = self.operands.rates
         spilled = max(1.0, self.vectors * self.stored.rows / REGISTERS)
@@ -460,17 +460,17 @@ class _Loops:
 
 
 def _bytes(moved: tuple[float, float, float]) -> dict[str, float]:
-    """Bytes from each level on a logarithmic scale."""
+    """Return bytes from each level on a logarithmic scale."""
     names = ("bytes_private", "bytes_last", "bytes_memory")
     return {name: log2(1 + each) for name, each in zip(names, moved, strict=True)}
 
 
 def outside(held: float, cache: float) -> float:
-    """The share of some bytes, used in turn, that a cache of random replacement does not hold."""
+    """Return the share of some bytes, used in turn, that a cache of random replacement does not hold."""
     return max(0.0, 1.0 - cache / held) if held > 0 else 0.0
 
 
-# From candidates of one workload to the rows of numbers that a cost model sees.
+# Encoding: from the candidates of one workload to the feature rows of a cost model.
 
 
 # 0 where sizes are left open, as in the untuned kernel.
@@ -516,7 +516,7 @@ class Encoding:
         return np.array([self.facts.get(name, np.nan) for name in fact_names()], np.float32)
 
     def of(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
-        """The numbers that depend on the candidate, by name."""
+        """Return the numbers that depend on the candidate, by name."""
         stored = self.estimates(candidate.format)
         nnz = self.structure.nnz
         values = self.knobs(candidate.format) if self.knobs is not None else None
@@ -528,19 +528,19 @@ class Encoding:
         return found | self._work[stored]
 
     def named(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
-        """All numbers by name, rounded to what is worth writing down."""
+        """Return all numbers by name, rounded to what is worth writing down."""
         found = {**self.facts, **self.of(candidate, specialised=specialised)}
         return {name: float(f"{value:.5g}") for name, value in found.items()}
 
     def rows(self, candidates: Sequence[Candidate], *, specialised: bool = True) -> np.ndarray:
-        """All numbers, a row for each candidate; not a number where one lacks a knob of another."""
+        """Return all numbers, a row for each candidate; not a number where one lacks a knob of another."""
         if self.knobs is not None:
             return self._rows_of_knobs(candidates, specialised)
         own = np.array([list(self.of(c, specialised=specialised).values()) for c in candidates], np.float32)
         return np.concatenate([np.broadcast_to(self._facts, (len(own), len(self._facts))), own], axis=1)
 
     def _rows_of_knobs(self, candidates: Sequence[Candidate], specialised: bool) -> np.ndarray:
-        """The same by name, as candidates of different formats may have different knobs."""
+        """Return the rows by name, as candidates of different formats may have different knobs."""
         found = [{**self.facts, **self.of(candidate, specialised=specialised)} for candidate in candidates]
         for numbers in found:
             self._columns.extend(name for name in numbers if name not in self._columns)
@@ -554,27 +554,27 @@ class Encoding:
 
 @cache
 def fact_names() -> tuple[str, ...]:
-    """The names of the numbers of a matrix, in order."""
+    """Return the names of the numbers of a matrix, in order."""
     small = sp.csr_array(np.eye(2, dtype=np.float32))
     return tuple(of_pattern(pattern(small)) | density(small.indptr, small.indices, 2))
 
 
 @cache
 def matrix_names() -> tuple[str, ...]:
-    """The names of what a model sees, in order."""
+    """Return the names of what a model sees, in order."""
     return tuple(Encoding({}, None, Stored(2, 28), Operands(1, 8, 8, 4, 1)).names)
 
 
 @cache
 def pattern_names() -> frozenset[str]:
-    """Those of `matrix_names` that say something about the matrix and nothing about the candidate."""
+    """Return the names of `matrix_names` that say something about the matrix and nothing about the candidate."""
     small = Encoding({}, None, Stored(1, 1), Operands(1, 1, 1, 1, 1))
     return frozenset(matrix_names()) - frozenset(small.of(Candidate()))
 
 
 @cache
 def choice_names() -> frozenset[str]:
-    """Those of `matrix_names` that say what was chosen for how many columns, whatever the matrix."""
+    """Return the names of `matrix_names` that say what was chosen for how many columns, whatever the matrix."""
     kinds = {f"is_{kind or 'own'}" for kind in KINDS}
     return frozenset(matrix_names()) & {*kinds, *Choices().as_dict(), "feat", "width", "threads", SPECIALISED}
 

@@ -40,7 +40,7 @@ from sparsetir.utils.machine import machine_name
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.utils.version import __version__
 
-# A kernel that is the best known one for the arguments it is called with.
+# Tuned kernels: dispatch to the best known kernel for the arguments of a call.
 
 
 MOST_BOUND = 64  # sets of sizes for which a bound kernel keeps what it chose
@@ -80,7 +80,7 @@ class Variant:
 
     @cached_property
     def kernel(self) -> Kernel | ComposedKernel | None:
-        """Compiled for its sizes; None if it cannot be had."""
+        """Compiled for its sizes; None if it is unavailable."""
         try:
             return self.built()
         except SparseTIRError:  # a record of what another program could do
@@ -88,7 +88,7 @@ class Variant:
 
     @cached_property
     def general(self) -> Kernel | ComposedKernel | None:
-        """Over the same format for all sizes, scheduled by the rules or by the template; None if it cannot be had."""
+        """Over the same format for all sizes, scheduled by the rules or by the template; None if it is unavailable."""
         schedule = with_knobs(self.template, self.candidate.choices) if self.template is not None else None
         try:
             return self._built({}, schedule)
@@ -96,12 +96,12 @@ class Variant:
             return None
 
     def built(self) -> Kernel | ComposedKernel:
-        """`kernel`.
+        """Return `kernel`.
 
         Raises
         ------
         SparseTIRError
-            It cannot be had.
+            It is unavailable.
         """
         return self._built(self.fixed, with_knobs(self.template, self.candidate.choices))
 
@@ -113,11 +113,11 @@ class Variant:
         return make_kernel(func, self.target, schedule=schedule)
 
     def fits(self, sizes: Sizes) -> bool:
-        """Whether a call with these sizes can use its kernel."""
+        """Return whether a call with these sizes can use its kernel."""
         return all(sizes.get(name) == value for name, value in self.fixed.items())
 
     def distance(self, sizes: Sizes) -> float:
-        """How far a call's sizes are from those it was tuned on."""
+        """Return how far a call's sizes are from those it was tuned on."""
         pairs = [(sizes[n], value) for n, value in self.sizes.items() if n in sizes]
         return sum(abs(log2(max(a, 1) / max(b, 1))) for a, b in pairs)
 
@@ -209,11 +209,11 @@ class TunedKernel(Saved):
         return self.chosen(arguments).time(seconds=seconds, **arguments)
 
     def chosen(self, arguments: Mapping[str, Any]) -> Kernel | ComposedKernel:
-        """The kernel for a call with these arguments."""
+        """Return the kernel for a call with these arguments."""
         return self.suited(self.sizes(arguments), self.pattern(arguments))
 
     def suited(self, sizes: Sizes, pattern: str | None) -> Kernel | ComposedKernel:
-        """The kernel for a call with these sizes and this pattern."""
+        """Return the kernel for a call with these sizes and this pattern."""
         held = [v for v in self.variants if v.pattern is None or v.pattern == pattern]
         exact = next((v for v in held if v.fits(sizes)), None)
         if exact is not None:
@@ -224,7 +224,7 @@ class TunedKernel(Saved):
         return self.plain if found is None else found
 
     def sizes(self, arguments: Mapping[str, Any]) -> dict[str, int]:
-        """Those sizes of a call that decide."""
+        """Return the sizes of a call that decide which kernel is used."""
         found: dict[str, int] = {}
         for name in self._fixed:
             value = arguments.get(name)
@@ -242,7 +242,7 @@ class TunedKernel(Saved):
         return None
 
     def pattern(self, arguments: Mapping[str, Any]) -> str | None:
-        """The hash of a call's index arrays; None where none is asked for, or not all are given."""
+        """Return the hash of a call's index arrays; None where none is asked for, or not all are given."""
         if not self.is_for_patterns:
             return None
         given = {n: v for n, v in arguments.items() if is_sparse(v) or n in _index_names(self.signature)}
@@ -260,7 +260,7 @@ class TunedKernel(Saved):
         return dict(getattr(self.best, "formats", {}))
 
     def script(self, stage: int = 1) -> str:
-        """The text of the best kernel at a stage; see `Kernel.script`."""
+        """Return the text of the best kernel at a stage; see `Kernel.script`."""
         return self.best.script(stage)
 
     def source(self, kind: str = "ll") -> str:
@@ -314,7 +314,7 @@ class BoundTunedKernel(Bound):
         return self.held[at]
 
     def _over(self, chosen: Kernel | ComposedKernel) -> Any:
-        """The fixed arguments bound to a kernel, which is watched where it multiplies zeros."""
+        """Return the fixed arguments bound to a kernel, which is watched where it multiplies zeros."""
         if chosen is self.kernel.plain:
             return self.checked
         try:
@@ -326,13 +326,13 @@ class BoundTunedKernel(Bound):
         return WatchedBound(bound, lambda: self.checked, self.kernel.watch)
 
     def _is_full(self, chosen: Any) -> bool:
-        """Whether the bound argument has no zeros between the entries in its format."""
+        """Return whether the bound argument has no zeros between the entries in its format."""
         names = [name for name in chosen.converter.groups if name in self.fixed]
         return bool(names) and all(chosen.convert(name, self.fixed[name]).padding == 0 for name in names)
 
 
 def _restored(plain: Kernel, variants: Sequence[Variant], finite: bool) -> TunedKernel:
-    """A tuned kernel out of what pickle kept."""
+    """Return a tuned kernel out of what pickle kept."""
     return TunedKernel(plain, variants, finite=finite)
 
 
@@ -341,7 +341,7 @@ def _multiplies_zeros(kernel: Kernel | ComposedKernel) -> bool:
 
 
 def _places(signature: Signature) -> dict[str, list[tuple[str, int]]]:
-    """For each size the arguments whose shapes tell it, and their dimension."""
+    """Return for each size the arguments whose shapes tell it, and their dimension."""
     found: dict[str, list[tuple[str, int]]] = {}
     for name, buffer in signature.buffers.items():
         for d, axis in enumerate(buffer.axes):
@@ -356,7 +356,7 @@ def _places(signature: Signature) -> dict[str, list[tuple[str, int]]]:
 
 
 def _index_names(signature: Signature) -> set[str]:
-    """The parameters that hold indices."""
+    """Return the parameters that hold indices."""
     return {name for pair in signature.axes_of_array.values() for name in pair if name is not None}
 
 
@@ -364,7 +364,7 @@ def _index_names(signature: Signature) -> set[str]:
 
 
 def circumstances(kernel: Kernel | AssembledKernel, template: Template | None = None) -> dict[str, Any]:
-    """What a record's key says of everything but the arguments."""
+    """Return what a record's key says of everything but the arguments."""
     texts = [script(kernel.func), *([template.text] if template is not None else [])]
     written = kernel.signature.effects.written
     return {
@@ -379,7 +379,7 @@ def circumstances(kernel: Kernel | AssembledKernel, template: Template | None = 
 
 
 def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, finite: bool = False) -> TunedKernel:
-    """The kernel that takes for each call what the last search for such arguments ended with.
+    """Return the kernel that takes for each call what the last search for such arguments ended with.
 
     Parameters
     ----------
@@ -438,17 +438,17 @@ def _variant(
 
 
 def agrees(key: Key, about: dict[str, Any]) -> bool:
-    """Whether records of a key count in these `circumstances`."""
+    """Return whether records of a key count in these `circumstances`."""
     return all(getattr(key, name) == value for name, value in about.items())
 
 
 def _arguments(key: Key) -> tuple[Any, ...]:
-    """What tells calls apart."""
+    """Return what tells calls apart."""
     return key.pattern, *sorted(key.sizes.items())
 
 
 def unfinished(records: Database, about: dict[str, Any]) -> Iterator[tuple[Key, Record]]:
-    """The best trials of searches that were ended before their last comparison, where they are clearly better."""
+    """Yield the best trials of searches that were ended before their last comparison, where they are clearly better."""
     trials: dict[tuple[Any, ...], list[tuple[Key, Record]]] = {}
     for key, record, _line in records.of_program(about["program"]):
         if agrees(key, about) and record.seconds is not None:

@@ -40,7 +40,7 @@ EXIT_SECONDS = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What there is of one format.
+    """Stored library of one format.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Held:
 
     @classmethod
     def read(cls, path: Path) -> Held | None:
-        """What a library holds, or a list of kernels says; None where there is none, or none of this version."""
+        """Return what a library holds, or a list of kernels says; None where there is none, or none of this version."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ScheduleError):
             facts = json.loads(path.with_suffix(".json").read_text())
             kernels = {Choices(**of): (str(name), tuple(late)) for name, of, late in facts["kernels"]}
@@ -79,7 +79,7 @@ class Held:
         return tuple(self.kernels)
 
     def codes(self) -> dict[Choices, Code]:
-        """The machine code.
+        """Return the machine code.
 
         Raises
         ------
@@ -121,28 +121,28 @@ class Shelf:
         return f"{program} {sorted(self.sizes.items())} {source_digest()}"
 
     def path(self, format: Format | None) -> Path | None:
-        """The library of a format."""
+        """Return the library of a format."""
         if self.folder is None:
             return None
         name = hashlib.sha256(f"{self._key} {format!r}".encode()).hexdigest()[:32]
         return self.folder / f"{name}.so"
 
     def held(self, format: Format | None) -> Held | None:
-        """What was made of a format ahead, if anything."""
+        """Return what was made of a format ahead, if anything."""
         if format not in self._held:
             path = self.path(format)
             self._held[format] = None if path is None else Held.read(path)
         return self._held[format]
 
     def everything(self, format: Format | None) -> list[Held]:
-        """What there is of a format: made ahead, or left by searches."""
+        """Return what there is of a format: made ahead, or left by searches."""
         path, made = self.path(format), self.held(format)
         if format not in self._left and path is not None:
             self._left[format] = [found for name in left(path) if (found := Held.read(name)) is not None]
         return [*([made] if made is not None else []), *self._left.get(format, [])]
 
     def listed(self, format: Format | None) -> tuple[Choices, ...]:
-        """Whose machine code there is of a format, one for each code."""
+        """Return whose machine code there is of a format, one for each code."""
         return tuple(dict.fromkeys(choices for held in self.everything(format) for choices in held.listed))
 
     def fill(self, form: FormatVariant, format: Format | None, feat: int | None) -> None:
@@ -205,7 +205,7 @@ places: WeakKeyDictionary[FormatVariant, tuple[Path | None, int | None]] = WeakK
 
 
 def left(path: Path) -> list[Path]:
-    """The lists of kernels of a format that searches left."""
+    """Return the lists of kernels of a format that searches left."""
     return sorted(path.parent.glob(f"{path.stem}-*.json"))
 
 
@@ -231,7 +231,7 @@ atexit.register(keep, seconds=EXIT_SECONDS)
 
 
 def _write(together: Together) -> None:
-    """A library, and the lists of its kernels."""
+    """Write a library, and the lists of its kernels."""
     kernels: dict[FormatVariant, list[tuple[str, Choices, tuple[str, ...]]]] = {}
     for name, form, choices, late in together.kernels:
         if choices in form.proved and _has_room(form):
@@ -253,13 +253,13 @@ def _write(together: Together) -> None:
 
 
 def _has_room(form: FormatVariant) -> bool:
-    """Whether there is a folder, and not much of this form in it yet."""
+    """Return whether there is a folder, and not much of this form in it yet."""
     place = places.get(form, (None, None))[0]
     return place is not None and len(left(place)) < MOST_LISTS
 
 
 def program_key(form: FormatVariant) -> str:
-    """A hash of what is compiled."""
+    """Return a hash of what is compiled."""
     return content_key(form.func, form.target, None)
 
 

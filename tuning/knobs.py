@@ -22,7 +22,7 @@ from tvm.s_tir.schedule import LoopRV
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError
 from sparsetir.sparse_output import Accumulators
 
-# Knobs of a schedule that a user writes: what may be chosen for each, and what is.
+# Knobs of a user-written schedule: the candidates of each, and the chosen values.
 
 
 Value: TypeAlias = "int | float | str | tuple[Any, ...] | None"
@@ -52,19 +52,19 @@ class Config:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Config:
-        """The values of a mapping; lists, which JSON makes of tuples, become tuples."""
+        """Return the values of a mapping; lists, which JSON makes of tuples, become tuples."""
         return cls(tuple((name, plain(values[name])) for name in sorted(values)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and values, for records."""
+        """Return names and values, for records."""
         return dict(self.pairs)
 
     def changed(self, /, **values: Any) -> Config:
-        """With other values for some knobs, or values for more."""
+        """Return a copy with other values for some knobs, or values for more."""
         return Config.of({**self.as_dict(), **values})
 
     def keys(self) -> list[str]:
-        """The names, so that ``**config`` passes the values."""
+        """Return the names, so that ``**config`` passes the values."""
         return [name for name, _ in self.pairs]
 
     def __getitem__(self, name: str) -> Value:
@@ -81,7 +81,7 @@ class AccumulatorKnobs:
         return "accumulators of computed patterns"
 
     def with_values(self, **values: Any) -> Accumulators:
-        """The schedule with these values."""
+        """Return the schedule with these values."""
         return Accumulators(**values)
 
 
@@ -125,7 +125,7 @@ class Knobs:
         self.chosen: dict[str, Any] = {}
 
     def define_knob(self, name: str, candidates: Iterable[Any]) -> Any:
-        """A choice among values.
+        """Define a knob: a choice among values.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class Knobs:
         max_factor: int | None = None,
         candidates: Iterable[Sequence[int | None]] | None = None,
     ) -> Split:
-        """A choice among the ways to split a loop.
+        """Define a knob: a choice among the ways to split a loop.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class Knobs:
 
 
 def plain(value: Any) -> Value:
-    """A value as records keep it."""
+    """Return a value as records keep it."""
     if value is None or isinstance(value, (int, float, str)):
         return value
     if isinstance(value, Integral):  # numpy's, and those below
@@ -238,12 +238,12 @@ def plain(value: Any) -> Value:
 
 
 def shown(values: Sequence[Value]) -> str:
-    """Some of the values, for a message."""
+    """Return some of the values, for a message."""
     return ", ".join([*map(repr, values[:SHOWN]), *(["..."] if len(values) > SHOWN else [])])
 
 
 def _listed(name: str, candidates: Any) -> tuple[Value, ...]:
-    """Candidates without repetition, at least one."""
+    """Return candidates without repetition, at least one."""
     if isinstance(candidates, str) or not isinstance(candidates, Iterable):
         raise ArgumentTypeError(f"knob {name!r} needs a list of values; found {candidates!r}")
     found = tuple(dict.fromkeys(plain(value) for value in candidates))
@@ -256,7 +256,7 @@ def _listed(name: str, candidates: Any) -> tuple[Value, ...]:
 
 
 def extent_of(sch: s_tir.Schedule, loop: Any) -> int | str:
-    """A loop's number of steps; the expression as text where it is known only when the kernel is called."""
+    """Return a loop's number of steps; the expression as text where it is known only when the kernel is called."""
     if isinstance(loop, Integral):
         return int(loop)
     if not isinstance(loop, LoopRV):
@@ -287,7 +287,7 @@ def check_factors(name: str, factors: Any, extent: int | str) -> None:
 
 
 def _splits(name: str, extent: int | str, parts: int, policy: str, most: int | None) -> Iterator[tuple[Value, ...]]:
-    """The candidates of a policy."""
+    """Return the candidates of a policy."""
     if policy not in ("factors", "power2"):
         raise ArgumentError(f"expected one of the policies factors, power2; found {policy!r}")
     if most is not None and most < 1:
@@ -304,7 +304,7 @@ def _splits(name: str, extent: int | str, parts: int, policy: str, most: int | N
 
 
 def factorisations(extent: int, parts: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
-    """Every way to write a number as a product, all but the first factor at most `most`; the last grows slowest."""
+    """Yield every factorisation of a number, all but the first factor at most `most`; the last grows slowest."""
     if parts == 1:
         yield (extent,)
         return
@@ -314,13 +314,13 @@ def factorisations(extent: int, parts: int, most: int | None = None) -> Iterator
 
 
 def divisors(number: int) -> list[int]:
-    """In ascending order."""
+    """Return the divisors in ascending order."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
 
 def powers(extent: int | None, parts: int, most: int | None) -> Iterator[tuple[int | None, ...]]:
-    """Powers of two for all but the first factor; their product is at most the extent where that is known."""
+    """Yield powers of two for all but the first factor; their product is at most the extent where that is known."""
     limit = min(n for n in (extent, most) if n is not None)
     sizes = [2**n for n in range(limit.bit_length())]
     for inner in product(sizes, repeat=parts - 1):
@@ -354,7 +354,7 @@ class Template:
         return f"template {self.name} with {self.values}" if self.values.pairs else f"template {self.name}"
 
     def with_values(self, /, **values: Any) -> Template:
-        """The template with some knobs decided, for `sparsetir.build` or for a search of the others.
+        """Return the template with some knobs decided, for `sparsetir.build` or for a search of the others.
 
         Parameters
         ----------
@@ -374,7 +374,7 @@ class Template:
         return self._applied(sch)[1]
 
     def space(self, mod: ir.IRModule | tirx.PrimFunc) -> dict[str, tuple[Value, ...]]:
-        """The candidates of each knob that is left to choose.
+        """Return the candidates of each knob that is left to choose.
 
         Parameters
         ----------
@@ -430,7 +430,7 @@ class Template:
         return "\n".join([*texts, str(self.values)])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By name, as functions are pickled; what a decorator named is this object, not the function."""
+        """Pickle by name, as functions are pickled; what a decorator named is this object, not the function."""
         module = str(getattr(self.function, "__module__", ""))
         name = str(getattr(self.function, "__qualname__", ""))
         try:
@@ -444,7 +444,7 @@ class Template:
 
 
 def _named(module: str, name: str) -> Any:
-    """What a module has by a name, which may have dots."""
+    """Return what a module has by a name, which may have dots."""
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
@@ -456,7 +456,7 @@ def _loaded(module: str, name: str, values: Config) -> Template:
 
 
 def _sources(function: Any) -> list[str]:
-    """Texts of a function, of the functions it names, and of the constants it names."""
+    """Return texts of a function, of the functions it names, and of the constants it names."""
     texts, used = [inspect.getsource(function)], inspect.getclosurevars(function)
     for name, value in sorted({**used.globals, **used.nonlocals}.items()):
         if isinstance(value, (int, float, str, tuple)):

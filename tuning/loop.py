@@ -15,7 +15,7 @@ from sparsetir.tuning.measure import Measurement
 from sparsetir.tuning.records import Record
 from sparsetir.tuning.space import Candidate
 
-# One line on stderr that says how a search goes.
+# Progress line of a search on stderr.
 
 
 WIDTH = 24
@@ -80,7 +80,7 @@ class Progress:
         self.length = len(text)
 
     def text(self, trials: int, last: Record, reused: int, elapsed: float) -> str:
-        """The line. The bar is as far as the count behind it."""
+        """Format the progress line. The bar is as far as the count behind it."""
         total, seconds = max(self.budget.trials, 1), self.budget.seconds
         done, count = trials / total, f"{trials}/{total}"
         spent = self.budget.elapsed
@@ -97,11 +97,11 @@ class Progress:
 
 
 def in_notebook() -> bool:
-    """Whether this is a Jupyter kernel, whose stderr is no terminal and is shown all the same."""
+    """Return whether this is a Jupyter kernel, whose stderr is no terminal and is shown all the same."""
     return "ipykernel" in sys.modules and "IPython" in sys.modules
 
 
-# Trials one after another until a budget is spent.
+# Trial loop: trials one after another until a budget is spent.
 
 
 Measure = Callable[[list[Candidate]], Iterable[tuple[Candidate, Measurement]]]
@@ -109,23 +109,23 @@ Cost = Callable[[Record], float]
 
 
 class Asks(Protocol):
-    """What decides which candidates are measured, such as `sparsetir.tuning.search.Search`."""
+    """Source of the candidates to measure, such as `sparsetir.tuning.search.Search`."""
 
     seed: int
 
     def ask(self, count: int = ..., /) -> list[Candidate]:
-        """The next few, or so many."""
+        """Return the next few, or so many."""
 
     def predicted(self, candidates: Sequence[Candidate], /) -> Iterable[float | None]:
-        """Seconds that are expected of each, where any are."""
+        """Return seconds that are expected of each, where any are."""
 
     def tell(self, candidate: Candidate, seconds: float | None, /) -> None:
-        """What was measured."""
+        """Take what was measured."""
 
 
 @dataclass
 class Budget:
-    """When a search ends.
+    """Stopping criteria of a search.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Budget:
         return time.perf_counter() - self.start
 
     def is_spent(self, history: list[Record]) -> bool:
-        """Whether no further trial may begin; the first always may."""
+        """Return whether no further trial may begin; the first always may."""
         if not history:
             return False
         if len(history) >= self.trials or (self.seconds is not None and self.elapsed >= self.seconds):
@@ -161,7 +161,7 @@ class Budget:
 
 
 def stale(history: list[Record]) -> int:
-    """Trials since the best one."""
+    """Return trials since the best one."""
     times = [float("inf") if record.seconds is None else record.seconds for record in history]
     return len(times) - 1 - times.index(min(times))
 
@@ -201,12 +201,12 @@ class Log:
 
 
 def is_untuned(record: Record) -> bool:
-    """Whether it is of the kernel that is built without tuning."""
+    """Return whether it is of the kernel that is built without tuning."""
     return record.choices == Choices() and not record.fixed and record.stored_as is None
 
 
 def with_best(record: Record, history: list[Record]) -> Record:
-    """`record` with the best time so far."""
+    """Return `record` with the best time so far."""
     known = [r.seconds for r in (*history, record) if r.seconds is not None]
     return replace(record, best=min(known, default=None))
 
@@ -222,7 +222,7 @@ def explore(
     chance: Callable[[], float] | None = None,
     slots: int = 0,
 ) -> None:
-    """Ask, measure and tell until the budget is spent, the space is exhausted or hardly anything better is left.
+    """Ask, measure and tell until the budget is spent, the space is exhausted or little better is left.
 
     See `step`; `chance` tells how likely it is that something clearly better was not tried yet.
     """
@@ -278,7 +278,7 @@ def measured(
     conversion: Callable[[Any], float] = lambda _format: 0.0,
     cost: Cost | None = None,
 ) -> Iterator[Candidate]:
-    """Measure a batch, whoever asked for it, and tell; each candidate when that is done. See `step`."""
+    """Measure a batch, wherever it came from, and tell of each candidate when that is done, as `step` does."""
     predicted = dict(zip(batch, search.predicted(batch), strict=True))
     for candidate, found in measure(batch) if batch else ():
         seconds = conversion(candidate.format) if found.error is None else 0.0

@@ -70,7 +70,7 @@ class Code:
     late: tuple[str, ...] = ()
 
     def of(self, choices: Choices) -> Function:
-        """The function of one candidate."""
+        """Return the function of one candidate."""
         return partial(self.function, *(getattr(choices, name) for name in self.late)) if self.late else self.function
 
 
@@ -112,7 +112,7 @@ class FormatVariant:
         return to_stage_2(self.func)
 
     def open_choices(self, feat: int | None) -> Values:
-        """The values to try for whatever makes a difference."""
+        """Return the values to try for whatever makes a difference."""
         if self.template is not None:
             return self.template.space(self.second)
         if feat not in self._open:
@@ -120,7 +120,7 @@ class FormatVariant:
         return self._open[feat]
 
     def compile(self, choices: Choices | Config) -> Function:
-        """Machine code for one candidate; nothing goes to the disk cache.
+        """Return machine code for one candidate; nothing goes to the disk cache.
 
         The compiled checks of the arguments are left out: they were checked when the workload was made.
         """
@@ -131,14 +131,14 @@ class FormatVariant:
         return unchecked(lowered(self.second, schedule, self.target)[3], self.target)[self.name]
 
     def code(self, choices: Choices) -> Code | None:
-        """What a candidate shares with others; None where it needs code of its own."""
+        """Return what a candidate shares with others; None where it needs code of its own."""
         key = shared(choices)
         if key not in self.codes:
             compile_together([(self, key)])
         return self.codes[key]
 
     def shared_loops(self, choices: Choices) -> Loops | None:
-        """Loops that are given the late choices, and which; None where the schedule has to be cut down to have any."""
+        """Return loops that take the late choices, and which; None where the schedule must be cut down to have any."""
         try:
             second, late = with_late_choices(scheduled(self.second, choices, self.target))
             return to_stage_3(second), late
@@ -177,7 +177,7 @@ def compile_together(wanted: Iterable[tuple[FormatVariant, Choices]]) -> None:
 
 
 def _compile_group(group: Mapping[tuple[FormatVariant, Choices], Loops]) -> None:
-    """The same for forms of one target whose loops are known."""
+    """Compile candidates together for forms of one target whose loops are known."""
     (first, _), *_ = group
     named = [(f"{form.name}_{n}", form, key, *loops) for n, ((form, key), loops) in enumerate(group.items())]
     functions = {name: third[form.name].with_attr("global_symbol", name) for name, form, _, third, _ in named}
@@ -192,7 +192,7 @@ _forms: OrderedDict[str, FormatVariant] = OrderedDict()
 
 
 def form_of(func: tirx.PrimFunc, target: Any, template: Template | None = None) -> FormatVariant:
-    """The form of a program; the same one for every search of this process that has no template."""
+    """Return the form of a program; the same one for every search of this process that has no template."""
     if template is not None:
         return FormatVariant(func, target, template)
     key = content_key(func, make_target(target, func), None)
@@ -205,7 +205,7 @@ def form_of(func: tirx.PrimFunc, target: Any, template: Template | None = None) 
 
 
 def with_knobs(template: Any, choices: Choices | Config) -> Any:
-    """A candidate's choices as `sparsetir.build` takes them."""
+    """Return a candidate's choices as `sparsetir.build` takes them."""
     if isinstance(choices, Choices):
         return choices
     if template is None:

@@ -27,7 +27,7 @@ from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
 from sparsetir.workloads.plot import aligned
 
-# Which of several searches to go on with: the one from which most is expected for the whole, a second of search.
+# Task scheduler of `tune_many`: the next trials go to the search with the highest expected gain per second.
 #
 # The whole is the time of all kernels, each as often as it is called. Ansor shares out the trials of a model's
 # subgraphs by a gradient of this kind (Zheng et al., OSDI 2020); here a batch counts by the seconds that it takes,
@@ -47,7 +47,7 @@ WAKING = 0.5  # seconds until a search whose workers are with another one goes o
 
 @dataclass
 class Curve:
-    """How a search went.
+    """Progress of a search over time.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Curve:
         self.hinted = None
 
     def gain(self) -> float:
-        """Seconds that a call is expected to gain by the next batch."""
+        """Return seconds that a call is expected to gain by the next batch."""
         trials, best = self.points[-1]
         ahead = best * LEFT * (1 / max(trials, 1) - 1 / (max(trials, 1) + BATCH))
         behind = FADING * (self.points[-3:][0][1] - best) / 2
@@ -99,7 +99,7 @@ Policy = Callable[[Sequence[Curve], Sequence[bool]], "int | None"]
 
 
 def most_gain(curves: Sequence[Curve], awake: Sequence[bool]) -> int | None:
-    """The search from which the whole is expected to gain most a second; None if all have ended.
+    """Return the search from which the whole is expected to gain most a second; None if all have ended.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def most_gain(curves: Sequence[Curve], awake: Sequence[bool]) -> int | None:
 
 
 def equal(curves: Sequence[Curve], awake: Sequence[bool]) -> int | None:
-    """The search that had the least time; None if all have ended."""
+    """Return the search that had the least time; None if all have ended."""
     spent = {n: sum(curve.batches) for n, curve in enumerate(curves) if curve.is_open}
     return min(spent, key=lambda n: spent[n], default=None)
 
@@ -164,7 +164,7 @@ class TuneTask:
 
 @dataclass(frozen=True)
 class TuneManyResult(Sequence[TuneResult]):
-    """What was found for each task, in their order: a sequence of `TuneResult`.
+    """Results of all tasks, in their order: a sequence of `TuneResult`.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ class TuneManyResult(Sequence[TuneResult]):
         return self.untuned / self.tuned if self.tuned else 1.0
 
     def report(self) -> str:
-        """A line for each task, and one for the whole."""
+        """Return a line for each task, and one for the whole."""
         head = ["task", "calls", "trials", "search s", "untuned ms", "tuned ms", "speedup", "chosen"]
         rows = [head, *map(_row, self.tasks, self.results, self.spent)]
         total = [f"{self.untuned * 1e3:.4g}", f"{self.tuned * 1e3:.4g}", f"{self.speedup:.2f}", ""]
@@ -217,7 +217,7 @@ class TuneManyResult(Sequence[TuneResult]):
 
 
 def _row(task: TuneTask, result: TuneResult, spent: float) -> list[str]:
-    """A line of the report."""
+    """Return a line of the report."""
     chosen = "the untuned kernel" if result.best == result.untuned else str(result.best.candidate)
     times = [f"{(record.seconds or 0.0) * 1e3:.4g}" for record in (result.untuned, result.best)]
     trials = [str(len(result.history)), f"{spent:.1f}"]
@@ -253,7 +253,7 @@ class Run:
         self.curve.batches.clear()  # what the beginning took says nothing of a batch
 
     def advance(self) -> None:
-        """One batch more."""
+        """Advance by one batch."""
         assert self.log is not None
         start, session = time.perf_counter(), self.session
         how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "slots": session.pool.slots}
@@ -284,7 +284,7 @@ class Run:
         return sum(self.curve.batches)
 
     def is_like(self, other: Run) -> bool:
-        """Whether what is best for another task may be for this one: the same program on a similar pattern."""
+        """Return whether what is best for another task may be for this one: the same program on a similar pattern."""
         mine, theirs = self.session, other.session
         if mine.key.program != theirs.key.program or mine.fixed.keys() != theirs.fixed.keys():
             return False
@@ -405,7 +405,7 @@ class Many:
         self.interrupted = False
 
     def add(self, task: TuneTask, session: Session, search_in: Any) -> None:
-        """Another task, with those of the same key."""
+        """Add a task, with those of the same key."""
         name = _name(session.key)
         self.order.append(name)
         if name in self.runs:
@@ -426,7 +426,7 @@ class Many:
             self.awake.pop(0).session.pool.rest()
 
     def go(self, end: float) -> None:
-        """Batch after batch until a time, or until nothing is left."""
+        """Run batch after batch until a time, or until nothing is left."""
         runs = list(self.runs.values())
         kept = min(FINISH_SHARE * max(end - time.perf_counter(), 0.0), FINISH_SECONDS * len(runs))
         try:
@@ -445,13 +445,13 @@ class Many:
             warnings.warn(f"the search ended early: {error}", stacklevel=4)
 
     def _others(self, run: Run) -> Iterator[Run]:
-        """The searches that may learn from one, if it has got better just now."""
+        """Yield the searches that may learn from one, if it has got better just now."""
         points = run.curve.points[-2:]
         if points[-1][1] < points[0][1]:
             yield from (other for other in self.runs.values() if other is not run)
 
     def result(self, tasks: tuple[TuneTask, ...], begin: float) -> TuneManyResult:
-        """What was found."""
+        """Return what was found."""
         found = {}
         for name, run in self.runs.items():
             self._wake(run)
@@ -466,7 +466,7 @@ def _name(key: Key) -> str:
 
 
 def _task(task: Any, number: int) -> TuneTask:
-    """A task, from a tuple if it is one."""
+    """Return a task, from a tuple if it is one."""
     if isinstance(task, tuple) and 2 <= len(task) <= 3:
         task = TuneTask(*task)
     if not isinstance(task, TuneTask):

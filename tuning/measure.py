@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How calls are timed."""
+"""Timing of kernel calls."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ class Measurement:
     load: float | None = None
 
     def paced(self, usual: float) -> Measurement:
-        """What it would be if the untuned kernel took its usual time meanwhile."""
+        """Return what it would be if the untuned kernel took its usual time meanwhile."""
         if self.seconds is None or self.usual is None:
             return self
         seconds = at_pace(self.seconds, self.usual, usual)
         return replace(self, seconds=seconds, turns=(seconds,))
 
     def wants_a_turn(self, near: float, turn: int) -> bool:
-        """Whether a short burst of other work could decide about a candidate.
+        """Return whether a short burst of other work could decide about a candidate.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class Measurement:
 
 
 def at_pace(seconds: float, untuned: float, usual: float) -> float:
-    """Seconds of a call if the untuned kernel, which took `untuned` interleaved with it, had taken its usual time.
+    """Return seconds of a call if the untuned kernel, timed interleaved as `untuned`, had taken its usual time.
 
     A shared machine has slow and fast seconds, and what one process finds in memory may lie worse than what another
     does: both kernels see the same of it.
@@ -121,7 +121,7 @@ def at_pace(seconds: float, untuned: float, usual: float) -> float:
 
 
 def burst(call: Call, seconds: float) -> list[float]:
-    """`timed_calls`, at least `FEW`; two where a scheduler tick may be half of one, one of longer ones."""
+    """Run `timed_calls`, at least `FEW`; two where a scheduler tick may be half of one, one of longer ones."""
     samples = timed_calls(call, seconds, least=FEW, least_long=1)
     if len(samples) == 1 and samples[0] < LONG:
         samples += timed_calls(call, 0.0, least=1, least_long=1)
@@ -129,7 +129,7 @@ def burst(call: Call, seconds: float) -> list[float]:
 
 
 def typical(call: Call, seconds: float) -> float:
-    """Seconds of a call, a quarter of a burst being faster.
+    """Return seconds of a call, a quarter of a burst being faster.
 
     On a shared machine the second core may be away for a moment: half of the calls take milliseconds then, whatever
     they do. Not the fastest call, which may have found in the caches what is rarely there.
@@ -138,12 +138,12 @@ def typical(call: Call, seconds: float) -> float:
 
 
 def lower_quartile(samples: Sequence[float]) -> float:
-    """A quarter of the samples is smaller."""
+    """Return the lower quartile: a quarter of the samples is smaller."""
     return sorted(samples)[len(samples) // 4]
 
 
 def summary(samples: list[float]) -> Measurement:
-    """A typical call, the median, and how far the quartiles are apart."""
+    """Return a typical call, the median, and how far the quartiles are apart."""
     ordered = sorted(samples)
     low, middle, high = lower_quartile(samples), median_low(ordered), ordered[3 * len(ordered) // 4]
     return Measurement(low, middle, (high - low) / middle)
@@ -161,7 +161,7 @@ def duel(cases: Mapping[Any, Timed]) -> dict[Any, float]:
 
 
 def turns(cases: Mapping[Any, Timed], *, enough: Callable[[np.ndarray], bool] | None = None) -> np.ndarray:
-    """Seconds of all cases in turn, several rounds (fewer of slow calls), so that a busy machine favours none.
+    """Return seconds of all cases in turn, several rounds (fewer of slow calls), so that a busy machine favours none.
 
     Parameters
     ----------
@@ -191,14 +191,14 @@ def turns(cases: Mapping[Any, Timed], *, enough: Callable[[np.ndarray], bool] | 
 
 
 def _far_behind(turns: np.ndarray) -> np.ndarray:
-    """Which cases were `BEHIND` times as slow as the fastest of the round in each of the first ones."""
+    """Return which cases were `BEHIND` times as slow as the fastest of the round in each of the first ones."""
     first = turns[:, :FEWEST_ROUNDS]
     far: np.ndarray = (first > BEHIND * first.min(axis=0)).all(axis=1)
     return far
 
 
 def interleaved_medians(turns: np.ndarray) -> np.ndarray:
-    """Typical seconds of each case, a row of turns, of which those of a column were taken one after another.
+    """Return typical seconds of each case, a row of turns, of which those of a column were taken one after another.
 
     NaN is no turn. The pace of a column is that of the cases that have all turns, where there are any: it must not
     change because a slow case left.
@@ -214,7 +214,7 @@ def interleaved_medians(turns: np.ndarray) -> np.ndarray:
 
 
 def at_one_pace(turns: np.ndarray) -> np.ndarray:
-    """The turns as they would be if the machine were as fast in every column as it usually is."""
+    """Return the turns as they would be if the machine were as fast in every column as it usually is."""
     known = np.isfinite(turns)
     whole = known.all(axis=1, keepdims=True)
     known = known & whole if whole.any() else known
@@ -224,7 +224,7 @@ def at_one_pace(turns: np.ndarray) -> np.ndarray:
 
 
 def reason(error: BaseException) -> str:
-    """An exception in one line."""
+    """Return an exception in one line."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[-1]}"[:300]
 

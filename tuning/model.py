@@ -52,11 +52,11 @@ class Model(Protocol):
     """Anything that ranks candidates."""
 
     def predict(self, features: np.ndarray) -> np.ndarray:
-        """Scores, higher for faster."""
+        """Return scores, higher for faster."""
 
 
 def labels_of(seconds: np.ndarray, cases: np.ndarray) -> np.ndarray:
-    """How much faster than its case's mean each trial is, on a logarithmic scale."""
+    """Return how much faster than its case's mean each trial is, on a logarithmic scale."""
     labels = np.empty(len(seconds))
     for case in np.unique(cases):
         at = cases == case
@@ -68,7 +68,7 @@ def labels_of(seconds: np.ndarray, cases: np.ndarray) -> np.ndarray:
 
 
 def closeness(seconds: np.ndarray, cases: np.ndarray) -> np.ndarray:
-    """The best time of its case over that of each trial; no less than where that is `WORST` times slower.
+    """Return the best time of its case over that of each trial; no less than where that is `WORST` times slower.
 
     Examples
     --------
@@ -89,7 +89,7 @@ class CostModel:
     ----------
     booster : xgboost.Booster
     names : sequence of str
-        Of the features, in the order of the columns; empty if nobody needs them.
+        Of the features, in the order of the columns; empty if they are not needed.
     objective : str
         A key of `OBJECTIVES`.
     scale : float
@@ -174,7 +174,7 @@ class CostModel:
         return cls(booster, tuple(names), objective, scale)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
-        """Scores, higher for faster; differences are ratios of times on a logarithmic scale."""
+        """Return scores, higher for faster; differences are ratios of times on a logarithmic scale."""
         known = of_width(features, self.booster.num_features())
         if not len(known):
             return np.zeros(0)
@@ -185,7 +185,7 @@ class CostModel:
         return np.asarray(scores - np.log(2.0) * known[:, list(self.names).index(PARALLEL)])
 
     def importance(self, names: Sequence[str] = ()) -> dict[str, float]:
-        """Each feature's share of what the trees gain, the most important first; those not used are left out."""
+        """Return each feature's share of what the trees gain, the most important first; those not used are left out."""
         names = names or self.names
         gains = self.booster.get_score(importance_type="total_gain")
         total = sum(gains.values()) or 1.0
@@ -193,7 +193,7 @@ class CostModel:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def decided(self, row: np.ndarray, other: np.ndarray) -> dict[str, float]:
-        """What each feature adds to the score of one candidate over that of another, the most first.
+        """Return what each feature adds to the score of one candidate over that of another, the most first.
 
         The sums of Shapley values, which xgboost computes for trees: Lundberg et al., "From local explanations to
         global understanding with explainable AI for trees", Nature Machine Intelligence 2020.
@@ -255,7 +255,7 @@ class CostModel:
 
 
 def of_width(rows: Sequence[np.ndarray] | np.ndarray, width: int) -> np.ndarray:
-    """Rows with `width` columns: later ones are dropped, missing ones are not numbers.
+    """Return rows with `width` columns: later ones are dropped, missing ones are not numbers.
 
     Columns are added during a search where a format has knobs that those before it had not.
     """
@@ -268,7 +268,7 @@ def of_width(rows: Sequence[np.ndarray] | np.ndarray, width: int) -> np.ndarray:
 
 
 def difference(held: Sequence[str], wanted: Sequence[str]) -> str:
-    """How two lists of names differ, in words."""
+    """Return how two lists of names differ, in words."""
     more, fewer = sorted(set(held) - set(wanted)), sorted(set(wanted) - set(held))
     parts = [f"it does not know {', '.join(fewer[:5])}"] if fewer else []
     parts += [f"it wants {', '.join(more[:5])}"] if more else []
@@ -276,13 +276,13 @@ def difference(held: Sequence[str], wanted: Sequence[str]) -> str:
 
 
 def centred(numbers: np.ndarray, cases: np.ndarray) -> np.ndarray:
-    """Numbers without the mean of their case."""
+    """Return numbers without the mean of their case."""
     _, place, counts = np.unique(cases, return_inverse=True, return_counts=True)
     return numbers - (np.bincount(place, weights=numbers) / counts)[place]
 
 
 def _targets(labels: np.ndarray, cases: np.ndarray, objective: str) -> np.ndarray:
-    """What xgboost is given: ranks must not be negative."""
+    """Return what xgboost is given: ranks must not be negative."""
     if objective != "rank":
         return labels
     _, place = np.unique(cases, return_inverse=True)
@@ -303,7 +303,7 @@ class RandomModel:
         self.rng = np.random.default_rng(seed)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
-        """A number for each candidate."""
+        """Return a number for each candidate."""
         return self.rng.random(len(features))
 
 
@@ -320,11 +320,11 @@ class AnalyticModel:
         self.at = list(names).index("roofline")
 
     def predict(self, features: np.ndarray) -> np.ndarray:
-        """Scores, higher for faster."""
+        """Return scores, higher for faster."""
         return -np.log(2.0) * features[:, self.at]
 
 
-# The cost model that comes with the package.
+# The pretrained cost model shipped with the package.
 #
 # `python -m sparsetir.tuning.train.pretrain` makes it from records of `python -m sparsetir.tuning.train.collect`.
 
@@ -335,7 +335,7 @@ PATH = Path(__file__).parent / "data" / "pretrained.json"
 
 @cache
 def pretrained(path: Path = PATH) -> CostModel | None:
-    """The model in a file, read once; None, with a warning, where it is of no use to this version."""
+    """Return the model in a file, read once; None, with a warning, where it is of no use to this version."""
     if not path.exists():
         return None
     try:
@@ -347,13 +347,13 @@ def pretrained(path: Path = PATH) -> CostModel | None:
 
 
 def rates_known() -> Rates:
-    """The rates that the shipped model goes by: of this machine, or of a usual one where it knows no other."""
+    """Return the rates that the shipped model goes by: of this machine, or of a usual one where it knows no other."""
     model = pretrained()
     return measured_rates() if model is not None and model.about.get(PLACED) else USUAL
 
 
 def prior_for(encoding: Encoding) -> CostModel | None:
-    """The shipped model; None where a workload's first features are not those that it was trained on."""
+    """Return the shipped model; None where a workload's first features are not those that it was trained on."""
     model = pretrained()
     return model if model is not None and list(model.names) == encoding.names[: len(model.names)] else None
 

@@ -26,7 +26,7 @@ from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.work import USUAL, Work
 from sparsetir.utils.threads import get_num_threads
 
-# What the cost model thinks of one kernel next to the untuned one, how sure it is, and why.
+# Expected speedup of one kernel over the untuned one, its bounds, and the features that decide it.
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,19 @@ class Judgement:
         return f"{self.gain:.2f} times as fast as the untuned kernel, {between}"
 
     def why(self, most: int = 5) -> str:
-        """The features that decided, with the factor that each is worth."""
+        """Return the features that decided, with the factor that each is worth."""
         shown = list(self.decided.items())[:most]
         return ", ".join(f"{name} {np.exp(share):.2f}x" for name, share in shown)
 
 
 def bounds_of(about: dict[str, Any]) -> Bounds | None:
-    """The bounds that come with a model, if any do."""
+    """Return the bounds that come with a model, if any do."""
     found = about.get("bounds")
     return Bounds(**found) if isinstance(found, dict) else None
 
 
 def judge(model: CostModel, encoding: Encoding, candidate: Candidate, usual: Candidate) -> Judgement | None:
-    """What a model thinks of a candidate next to what an untuned kernel does; None where it knows no bounds."""
+    """Return what a model thinks of a candidate next to what an untuned kernel does; None where it knows no bounds."""
     bounds = bounds_of(model.about)
     if bounds is None:
         return None
@@ -79,7 +79,7 @@ def judge(model: CostModel, encoding: Encoding, candidate: Candidate, usual: Can
     return Judgement(float(np.exp(gain)), bound, low, high, model.decided(row, other))
 
 
-# A kernel without measuring candidates: what the pretrained model expects most of.
+# Model-only choice: the kernel that the pretrained model ranks first, without measuring candidates.
 
 
 MARGIN = 1.2  # of models that do not say how far they can be believed
@@ -89,7 +89,7 @@ FORMATS = 3  # that are converted at most before the untuned kernel is kept
 
 
 class Workload(Protocol):
-    """What is asked of a session."""
+    """Interface of a session that predictions use."""
 
     space: Space
 
@@ -114,7 +114,7 @@ class Guess:
 def guess(
     session: Workload, model: CostModel, *, seconds: float, amortize_over: float | None = None, seed: int = 0
 ) -> Guess | None:
-    """The candidate that a model expects most of; None where none is clearly better than the untuned kernel.
+    """Return the candidate that a model expects most of; None where none is clearly better than the untuned kernel.
 
     Formats are ranked before anything is converted. One that is to be converted for few calls must be worth it.
 
@@ -150,7 +150,7 @@ def guess(
 
 
 def _margin(model: CostModel, session: Workload) -> float:
-    """How many times faster a candidate must look: the features that bounds go by are the same for all."""
+    """Return how many times faster a candidate must look: the features that bounds go by are the same for all."""
     bounds, encoding = bounds_of(model.about), session.encoding
     if bounds is None:
         return float(model.about.get("margin", MARGIN))
@@ -180,7 +180,7 @@ def chosen(
     calls: float,
     described: Pattern | None = None,
 ) -> Conversion | None:
-    """The format for a matrix: `found`, or another one that the model knows to be faster.
+    """Return the format for a matrix: `found`, or another one that the model knows to be faster.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def chosen(
 
 
 def _encoding(described: MatrixPattern, source: Compressed, work: Work) -> Encoding:
-    """What the model sees of candidates for a matrix."""
+    """Return what the model sees of candidates for a matrix."""
     facts = features.of_pattern(described) | features.density(source.indptr, source.indices, described.shape[1])
     each = source.values.itemsize + source.indices.itemsize
     own = Stored(described.nnz, described.nnz * each + source.indptr.nbytes)
@@ -231,7 +231,7 @@ def _encoding(described: MatrixPattern, source: Compressed, work: Work) -> Encod
 
 
 def _gains(encoding: Encoding, candidates: list[Candidate]) -> tuple[np.ndarray, float]:
-    """How many times faster than the first candidate each should be, and what they have to look like to be for sure."""
+    """Return the expected speedup of each candidate over the first, and the margin that makes it certain."""
     model = prior_for(encoding)
     bounds = bounds_of(model.about) if model is not None else None
     if model is None or bounds is None:

@@ -28,7 +28,7 @@ from sparsetir.tuning.measure import Place
 from sparsetir.tuning.model import of_width
 from sparsetir.tuning.space import Candidate
 
-# Trials on disk: one JSON object per line, only ever appended.
+# Trials on disk: one JSON object per line, append-only.
 #
 # Several processes may write to one file: a line is written by a single call at the end of the file. A line that a
 # killed process left half-written is skipped, and the next writer begins a new one.
@@ -41,7 +41,7 @@ CHOICES, KNOBS = "choices", "knobs"  # a line has one of them
 
 @dataclass(frozen=True)
 class Key:
-    """What a time depends on besides the choices; records of another key do not count.
+    """Key of a record: what a time depends on besides the choices; records of another key do not count.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Record:
         return Candidate(self.choices, parse_format(self.stored_as) if self.stored_as else None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return {**asdict(self), "choices": self.choices.as_dict()}
 
 
@@ -147,12 +147,12 @@ SAVED = [f.name for f in fields(Record) if f.name not in ("choices", "best", "re
 
 
 def digest(text: str | bytes) -> str:
-    """A short name for a content."""
+    """Return a short name for a content."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 
 def fingerprint(program: Program, arrays: Mapping[str, np.ndarray]) -> str:
-    """A hash of the patterns of a program's arguments as they are stored: of the axes and every index array."""
+    """Return a hash of the patterns of a program's arguments as they are stored: of the axes and every index array."""
     axes = list(program.axes.values())
     buffers = [buffer for axis in axes for buffer in (axis.indptr, axis.indices) if buffer is not None]
     return hash_indices(" ".join(axis.kind for axis in axes), [arrays[str(buffer.name)] for buffer in buffers])
@@ -176,7 +176,7 @@ class Database:
     is_vital: ClassVar[bool] = False  # whether trials that are not recorded are worth nothing
 
     def load(self, key: Key) -> list[Record]:
-        """Records of `key` in the order of the file; of several for one candidate the first."""
+        """Return records of `key` in the order of the file; of several for one candidate the first."""
         self._has_written = self._is_lost = False  # another search begins
         wanted = json.loads(json.dumps(asdict(key)))
         found: dict[Any, Record] = {}
@@ -189,11 +189,11 @@ class Database:
         return list(found.values())
 
     def of_program(self, program: str) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
-        """`everything` of a program, by the hash of its text."""
+        """Return `everything` of a program, by the hash of its text."""
         return self._read(program.encode())
 
     def everything(self) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
-        """Every record with its key, and its line with whatever else was noted."""
+        """Return every record with its key, and its line with whatever else was noted."""
         return self._read(b"")
 
     def _read(self, text: bytes) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
@@ -203,7 +203,7 @@ class Database:
                 yield Key(**{name: line[name] for name in KEYS}), record, line
 
     def lines(self, text: bytes = b"") -> Iterator[dict[str, Any]]:
-        """The objects of the file whose lines contain a text."""
+        """Yield the objects of the file whose lines contain a text."""
         if self.path is None or not self.path.exists():
             return
         self._check(self.path)
@@ -313,7 +313,7 @@ class Database:
 
 
 def _record(line: dict[str, Any]) -> Record | None:
-    """The record of a line; None if another version of the choices wrote it, or something else."""
+    """Return the record of a line; None if another version of the choices wrote it, or something else."""
     if not all(_fits(line, name) for name in SAVED):
         return None
     try:
@@ -325,7 +325,7 @@ def _record(line: dict[str, Any]) -> Record | None:
 
 
 def _fits(line: dict[str, Any], name: str) -> bool:
-    """Whether a field is there and of its type; a dict names whole numbers."""
+    """Return whether a field is there and of its type; a dict names whole numbers."""
     value = line.get(name, ...)
     parts = value.values() if isinstance(value, dict) else []
     is_whole = all(isinstance(part, int) and not isinstance(part, bool) for part in parts)
@@ -352,18 +352,18 @@ class Recording:
     names : tuple of str
         Of the features.
     matrix, family, op : str
-        What the matrix is called, what kind it is, and the operation; "" where nobody said it.
+        What the matrix is called, what kind it is, and the operation; "" where unknown.
     untuned : (float, ndarray) or None
         Seconds and features of the kernel that is built without tuning.
     passes : sequence of mapping of Candidate to float
         The first and the second measurement of those that were measured more than once and ran; `seconds` has the
         mean of all.
     kind, dtype : str
-        The operation without its sizes, and the type of its values; "" where nobody said it.
+        The operation without its sizes, and the type of its values; "" where unknown.
     threads : int
-        0 where nobody said it.
+        0 where unknown.
     mcpu : str
-        The processor that kernels were compiled for; "" where nobody said it.
+        The processor that kernels were compiled for; "" where unknown.
     is_placed : bool
         Whether times among the features go by measured rates of the machine, rather than by those of a usual one.
     """
@@ -394,13 +394,13 @@ class Recording:
         return [c for c, seconds in self.seconds.items() if np.isfinite(seconds)]
 
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Features of the trials that ran, and their seconds."""
+        """Return features of the trials that ran, and their seconds."""
         ran = self.ran
         return np.array([self.features[c] for c in ran]), np.array([self.seconds[c] for c in ran])
 
 
 def load(path: Path, *, spread: float = float("inf")) -> list[Recording]:
-    """The cases of a database, those of at least `LEAST` trials.
+    """Return the cases of a database, those of at least `LEAST` trials.
 
     Of several measurements of one candidate the geometric mean counts. Records that say which matrix they are of belong
     together whatever version measured them; others by their key. The untuned kernel is no candidate of a search of
@@ -460,12 +460,12 @@ def _recording(name: str, held: dict[str, Any]) -> Recording:
 
 
 def _mean(seconds: Sequence[float]) -> float:
-    """The geometric mean of the measurements that ran: the least of several would be that of the luckiest."""
+    """Return the geometric mean of the measurements that ran: the least of several would be that of the luckiest."""
     return float(np.exp(np.mean(np.log(ran(seconds))))) if ran(seconds) else float("inf")
 
 
 def ran(seconds: Sequence[float]) -> list[float]:
-    """The measurements that are numbers."""
+    """Return the measurements that are numbers."""
     return [value for value in seconds if np.isfinite(value)]
 
 

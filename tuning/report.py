@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search found."""
+"""Result of a search, and its report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TuneResult:
     interrupted : bool
         Whether Ctrl-C ended the search.
     refused : dict of str to str
-        Formats that could not be had, and why.
+        Formats that were unavailable, and why.
     importance : dict of str to float
         The features that the cost model used, by their share, the most important first.
     peers : dict of str to float
@@ -127,13 +127,13 @@ class TuneResult:
         return self._paid(self.untuned.seconds or 0.0)
 
     def break_even_with(self, peer: str) -> float | None:
-        """The same compared with a library that was timed too, whose own preparation is not counted."""
+        """Return the break-even calls against a library that was timed too, whose own preparation is not counted."""
         if peer not in self.peers:
             raise ArgumentError(f"expected one of {', '.join(self.peers) or 'no library'}; found {peer!r}")
         return self._paid(self.peers[peer])
 
     def _paid(self, other: float) -> float | None:
-        """Calls after which the conversion has paid against something that takes `other` seconds."""
+        """Return calls after which the conversion has paid against something that takes `other` seconds."""
         saved = other - (_cost(self.best) or 0.0)
         if saved <= 0:
             return None if self.best.conversion or saved < 0 else 0.0
@@ -154,7 +154,7 @@ class TuneResult:
         return [row for row in rows if row.seconds is not None]
 
     def _compared(self, record: Record) -> float | None:
-        """Its time in the last comparison; None if it was not compared again."""
+        """Return the candidate's time in the last comparison; None if it was not compared again."""
         return self.comparison.seconds(record) if self.comparison is not None else None
 
     @property
@@ -164,25 +164,25 @@ class TuneResult:
         return (self.untuned.seconds or 0.0) / before if before and self.untuned.seconds else 1.0
 
     def gains(self) -> dict[str, float]:
-        """What each choice is worth: the best time with it left alone over the best time."""
+        """Return what each choice is worth: the best time with it left alone over the best time."""
         if self.template is not None:
             return gains([r for r in self.timed if isinstance(r.choices, Config)], start(self.space, Config()))
         return gains([record for record in self.timed if record.fixed] or self.timed, start(self.space))
 
     def formats(self) -> dict[str, Record]:
-        """The best candidate of each format, the fastest first; the program's own is called ``"as it is"``."""
+        """Return the best candidate of each format, the fastest first; the program's own is called ``"as it is"``."""
         found: dict[str, Record] = {}
         for record in _by_time(self.timed):
             found.setdefault(record.stored_as or OWN, record)
         return found
 
     def explain(self) -> str:
-        """Why this kernel: the formats that were tried or refused, what the choices are worth, and the loops."""
+        """Explain this kernel: the formats that were tried or refused, what the choices are worth, and the loops."""
         reasons = [*self._reasons(), *self._peers()]
         return "\n".join([*self._heading(), "", *self._formats(), "", *reasons, "", *self._loops()])
 
     def report(self) -> str:
-        """The fastest candidates, the untuned one, and what each choice is worth, as text."""
+        """Return the fastest candidates, the untuned one, and what each choice is worth, as text."""
         return "\n".join([*self._heading(), "", *self._table(), "", *self._gains(), *self._peers()])
 
     def plot(self, path: str | Path) -> Path:
@@ -271,13 +271,13 @@ class TuneResult:
         return aligned([head, *(self._row(label, record) for label, record in rows)])
 
     def _remark(self, record: Record) -> str:
-        """What is to be said of a time."""
+        """Return what is to be said of a time."""
         if record.seconds is None or candidate(record) in (candidate(self.best), candidate(self.untuned)):
             return ""
         return "" if self._compared(record) is not None else "not compared again"
 
     def _choices(self) -> list[str]:
-        """The columns of the table that say what was chosen."""
+        """Return the columns of the table that say what was chosen."""
         if self.template is None:
             return list(Choices().as_dict())
         tried = [*self.history, self.best]  # which may have been found in the database only
@@ -306,12 +306,12 @@ class TuneResult:
 
 
 def candidate(record: Record) -> tuple[Choices | Config, str | None, bool]:
-    """What tells candidates of one search apart."""
+    """Return what tells candidates of one search apart."""
     return record.choices, record.stored_as, bool(record.fixed)
 
 
 def gains(history: list[Record], base: Choices | Config) -> dict[str, float]:
-    """See `TuneResult.gains`; `base` has the values that count as left alone."""
+    """Compute `TuneResult.gains`; `base` has the values that count as left alone."""
     times = [(_chosen(record), record.seconds) for record in history if record.seconds is not None]
     if not times:
         return {}
@@ -332,7 +332,7 @@ def _chosen(record: Record) -> dict[str, Any]:
 
 
 def _cost(record: Record) -> float | None:
-    """Seconds of a record, those expected where it was not timed."""
+    """Return seconds of a record, those expected where it was not timed."""
     return record.predicted if record.seconds is None and record.error is None else record.seconds
 
 

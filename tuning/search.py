@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which candidates to measure next: strategies behind one interface.
+"""Search strategies behind one interface: they choose which candidates to measure next.
 
 A batch depends on nothing but the seed and the trials before it, so a search that was stopped goes on exactly as
 it would have, and a recorded one can be replayed.
@@ -44,24 +44,24 @@ Score = Callable[[Sequence[Candidate]], np.ndarray]
 
 
 class Strategy(Protocol):
-    """Draws up to `BATCH` candidates that are not known."""
+    """Function that draws up to `BATCH` candidates that are not known."""
 
     def __call__(self, space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-        """`score` ranks candidates, higher is better; None while too little is known."""
+        """Draw candidates; `score` ranks candidates, higher is better; None while too little is known."""
 
 
 def exhaustive(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """Every candidate in order."""
+    """Return every candidate in order."""
     return list(islice((c for c in space if c not in known), BATCH))
 
 
 def random(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """Candidates drawn at random."""
+    """Return candidates drawn at random."""
     return _filled([], space, known, rng)
 
 
 def annealing(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """Parallel simulated annealing: each chain goes on from its last candidate that was taken."""
+    """Propose candidates by parallel simulated annealing: each chain goes on from its last candidate that was taken."""
     trials = list(known.items())
     if len(trials) < BATCH:
         return _filled([], space, known, rng)
@@ -84,12 +84,12 @@ def _is_taken(
 
 
 def portfolio(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """The portfolio of the space, then candidates drawn at random."""
+    """Return the portfolio of the space, then candidates drawn at random."""
     return _filled(list(islice((c for c in space.first() if c not in known), BATCH)), space, known, rng)
 
 
 def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """The portfolio, then what the model likes best of the offspring of good trials, then steps around the best."""
+    """Propose the portfolio, then the model's favourite offspring of good trials, then steps around the best."""
     picked = list(islice((c for c in space.first() if c not in known), BATCH))
     if len(picked) == BATCH:
         return picked
@@ -104,7 +104,7 @@ def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Ge
 
 
 def guided(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """What a pretrained model, corrected by the trials, likes best: of all formats, converted or not, and offspring.
+    """Propose what a pretrained model, corrected by the trials, ranks first: of all formats, and offspring.
 
     Besides these, the portfolio and every format once, what it likes best first: a model that errs must not keep a
     search from them for ever.
@@ -126,13 +126,13 @@ def guided(space: Space, known: Known, score: Score | None, rng: np.random.Gener
 
 
 def _eager(space: Space, score: Score, candidates: Sequence[Candidate]) -> np.ndarray:
-    """Scores, less for candidates that are to be compiled: that takes as long as some trials of others."""
+    """Return scores, less for candidates that are to be compiled: that takes as long as some trials of others."""
     cold = [not space.is_ready(c) for c in candidates]
     return score(candidates) - (COLD * np.array(cold) if not all(cold) else 0.0)
 
 
 def _ranked(candidates: Iterable[Candidate], score: Score) -> list[Candidate]:
-    """Candidates, what the model likes best first."""
+    """Return candidates, what the model likes best first."""
     given = list(candidates)
     return [given[n] for n in np.argsort(-score(given), kind="stable")] if given else []
 
@@ -140,7 +140,7 @@ def _ranked(candidates: Iterable[Candidate], score: Score) -> list[Candidate]:
 def _settled(
     space: Space, ranked: Iterable[Candidate], known: Known, alike: int, count: int = BATCH
 ) -> list[Candidate]:
-    """The first few as they are in the space, a few of each format at most."""
+    """Return the first few as they are in the space, a few of each format at most."""
     found: list[Candidate] = []
     for candidate in ranked:
         if len(found) == count:
@@ -152,7 +152,7 @@ def _settled(
 
 
 def _stale(known: Known) -> int:
-    """Trials since the best one."""
+    """Return trials since the best one."""
     times = list(known.values())
     return len(times) - 1 - int(np.argmin(times))
 
@@ -160,7 +160,7 @@ def _stale(known: Known) -> int:
 def _children(
     space: Space, best: list[Candidate], rng: np.random.Generator, formats: Sequence[Format | None] | None = None
 ) -> list[Candidate]:
-    """Candidates bred from good ones, and some drawn at random, none twice; of formats that ran well or at all.
+    """Return candidates bred from good ones, and some drawn at random, none twice; of formats that ran well or at all.
 
     Only those of `formats` where they are given.
     """
@@ -181,7 +181,7 @@ def _children(
 
 
 def _filled(picked: list[Candidate], space: Space, known: Known, rng: np.random.Generator) -> list[Candidate]:
-    """`picked` without what is known or double, filled up with draws to a batch as long as there are any."""
+    """Return `picked` without what is known or double, filled up with draws to a batch as long as there are any."""
     batch = list(dict.fromkeys(c for c in picked if c not in known))[:BATCH]
     while len(batch) < BATCH:
         drawn = space.fresh(rng, {*known, *batch})
@@ -192,7 +192,7 @@ def _filled(picked: list[Candidate], space: Space, known: Known, rng: np.random.
 
 
 def spread_below(errors: np.ndarray) -> float:
-    """The deviation of a normal distribution around 0 whose lower half is as wide as that of some errors.
+    """Return the deviation of a normal distribution around 0 whose lower half is as wide as that of some errors.
 
     Trials that were slower than expected, as whatever else a machine does makes them, say nothing of how much faster
     others may be.
@@ -206,7 +206,7 @@ def spread_below(errors: np.ndarray) -> float:
 
 
 def trust(scores: np.ndarray, labels: np.ndarray) -> float:
-    """What a model's scores are to be multiplied by to fit labels best: 1 before there are any, never below 0.
+    """Return what a model's scores are to be multiplied by to fit labels best: 1 before there are any, never below 0.
 
     Least squares, with `BELIEF` trials added for which it was right.
 
@@ -306,13 +306,13 @@ class Search:
         return True
 
     def importance(self, names: Sequence[str]) -> dict[str, float]:
-        """Which features the prior model uses, the most important first; else the model of the trials."""
+        """Return which features the prior model uses, the most important first; else the model of the trials."""
         fitted = self._fitted(self.told)
         model = self.prior or (fitted.model if fitted is not None else None)
         return model.importance(names) if isinstance(model, CostModel) else {}
 
     def ask(self, count: int = BATCH) -> list[Candidate]:
-        """The next candidates; none when the space is exhausted.
+        """Propose the next candidates; none when the space is exhausted.
 
         More than a batch is for many workers: what follows the first one is chosen as if that took a usual time.
         """
@@ -328,7 +328,7 @@ class Search:
         return found[: max(count, BATCH)]
 
     def _next(self) -> list[Candidate]:
-        """The next batch."""
+        """Return the next batch."""
         trials = list(self.told.items())
         begun = len(trials) - len(trials) % BATCH
         known = dict(trials[:begun])
@@ -339,7 +339,7 @@ class Search:
         return batch
 
     def chance(self) -> float:
-        """How likely it is that something that was not tried is more than `FASTER` times faster than the best so far.
+        """Return the probability that an untried candidate is more than `FASTER` times faster than the best so far.
 
         1 while too little is known. A candidate is taken to be faster than the models expect by as much as the last
         trials were, see `spread_below`; formats are taken to be wrong one by one, the candidates of one together.
@@ -371,7 +371,7 @@ class Search:
         return list(dict.fromkeys([*hinted, *others]))[:BATCH]
 
     def score(self, known: Known) -> Score | None:
-        """Ranks candidates by the trials and the prior model, as far as there are any; None if there are none."""
+        """Rank candidates by the trials and the prior model, as far as there are any; None if there are none."""
         fitted = self._fitted(known)
         if fitted is None:
             return None if self.prior is None else self._of_prior
@@ -385,7 +385,7 @@ class Search:
         return scores
 
     def _of_prior(self, candidates: Sequence[Candidate]) -> np.ndarray:
-        """Scores of the prior model, which is asked once for each candidate."""
+        """Return scores of the prior model, which is asked once for each candidate."""
         assert self.prior is not None
         new = list(dict.fromkeys(c for c in candidates if c not in self._before))
         if new:
@@ -393,7 +393,7 @@ class Search:
         return np.array([self._before[c] for c in candidates])
 
     def _fitted(self, known: Known) -> Fitted | None:
-        """A model of the trials, of what the prior one gets wrong where there is one; None while there are too few."""
+        """Fit a model to the trials, or to the prior model's errors if there is one; None while there are too few."""
         seconds = np.array(list(known.values()))
         if len(known) < self.warmup or not np.isfinite(seconds).any():
             return None
@@ -409,7 +409,7 @@ class Search:
         return self._models[len(known)]
 
     def predicted(self, candidates: Sequence[Candidate]) -> Iterator[float | None]:
-        """The seconds that the models expect of candidates, where anything is known."""
+        """Yield the seconds that the models expect of candidates, where anything is known."""
         if self._expected[0] != len(self.told):
             self._expected = len(self.told), {}
         known = self._expected[1]
@@ -418,7 +418,7 @@ class Search:
         yield from (known[c] for c in candidates)
 
     def _seconds_of(self, candidates: Sequence[Candidate]) -> list[float | None]:
-        """Those of `predicted`, asked of the models."""
+        """Compute the seconds of `predicted` with the models."""
         score = self.score(self.told)
         ran = [c for c, seconds in self.told.items() if np.isfinite(seconds)]
         if score is None or not ran or not candidates:

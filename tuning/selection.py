@@ -19,7 +19,7 @@ from sparsetir.tuning.measure import Timed, at_one_pace
 from sparsetir.tuning.records import CHOICES, FORMAT, KEYS, KNOBS, Database, Key, Record
 from sparsetir.tuning.space import Candidate
 
-# The last decision of a search: which kernel it returns, so that it is not behind what nobody tuned.
+# Final selection: which kernel a search returns, so that it is not slower than the untuned baselines.
 #
 # The untuned kernel and what ``sparsetir.build(program, calls=1000)`` makes are the *incumbents*. Another kernel
 # takes their place only if it is clearly faster, and sure to be hardly behind any of them. Where the machine is so
@@ -36,7 +36,7 @@ Costs = Mapping[Name, np.ndarray]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a contest ended with.
+    """Outcome of a contest.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def contest(
 def judged(
     times: Costs, incumbents: Sequence[Name] = (None,), extra: Mapping[Candidate, float] | None = None
 ) -> Outcome:
-    """The outcome of turns that were taken, those of one round at the same place in each array.
+    """Return the outcome of turns that were taken, those of one round at the same place in each array.
 
     Examples
     --------
@@ -103,12 +103,12 @@ def judged(
 
 
 def _is_level(costs: Costs, name: Name, incumbents: Sequence[Name]) -> bool:
-    """Whether a contestant is sure to be hardly behind any of the incumbents."""
+    """Return whether a contestant is sure to be hardly behind any of the incumbents."""
     return all(at_most(costs[name] / costs[other]) <= BEHIND for other in incumbents if other != name)
 
 
 def at_most(ratios: np.ndarray) -> float:
-    """What the median of what ratios are drawn from is at most, but for a chance of `DOUBT`, whatever the distribution.
+    """Return an upper confidence bound of the median of ratios, wrong with probability `DOUBT`, for any distribution.
 
     Half of the draws lie above the median: that hardly any do is unlikely (the sign test). The largest one where there
     are too few.
@@ -132,7 +132,7 @@ WORTH = 0.98
 
 
 def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
-    """The fastest; None, the untuned kernel, if nothing is clearly faster."""
+    """Return the fastest; None, the untuned kernel, if nothing is clearly faster."""
     tuned = [c for c in times if c is not None]
     best = min(tuned, key=lambda c: (times[c], c.key), default=None)
     return best if best is not None and times[best] <= WORTH * times[None] else None
@@ -141,7 +141,7 @@ def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
 def rescaled(
     times: Mapping[Candidate | None, float], confirmed: Mapping[Candidate | None, float], best: Candidate
 ) -> dict[Candidate | None, float]:
-    """One set of times: those of the confirmation, and of all others relative to the winner, or to the untuned kernel.
+    """Return one set of times: those of the confirmation, others relative to the winner or to the untuned kernel.
 
     Examples
     --------
@@ -184,11 +184,11 @@ class Comparison:
         return next((r for r in self.records if self.chosen is not None and r.candidate == self.chosen), None)
 
     def seconds(self, record: Record) -> float | None:
-        """The time of a trial's candidate; None if it was not compared again."""
+        """Return the time of a trial's candidate; None if it was not compared again."""
         return next((r.seconds for r in self.records if _alike(r, record)), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         best = self.best
         return {
             "untuned": self.untuned,
@@ -200,7 +200,7 @@ class Comparison:
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Comparison | None:
-        """The comparison in a line of a database; None if another version wrote it."""
+        """Return the comparison in a line of a database; None if another version wrote it."""
         try:
             held = line[COMPARISON]
             records = tuple(_record(each) for each in held["candidates"])
@@ -259,7 +259,7 @@ def note(records: Database, key: Key, comparison: Comparison) -> None:
 
 
 def compared(records: Database, text: str = "") -> Iterator[tuple[Key, Comparison]]:
-    """Every comparison in a database with its key, in the order of the file; of the lines that contain `text`."""
+    """Yield every comparison in a database with its key, in the order of the file; of the lines that contain `text`."""
     for line in records.lines(text.encode()):
         if line.get("format") != FORMAT or COMPARISON not in line or not all(name in line for name in KEYS):
             continue
@@ -269,7 +269,7 @@ def compared(records: Database, text: str = "") -> Iterator[tuple[Key, Compariso
 
 
 def last_of(records: Database, key: Key) -> Comparison | None:
-    """What the last search for just these arguments ended with."""
+    """Return what the last search for just these arguments ended with."""
     held = [comparison for known, comparison in compared(records, key.pattern) if known == key]
     return held[-1] if held else None
 

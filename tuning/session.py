@@ -126,7 +126,7 @@ class Session:
         raise TuningError(f"{self.template!r} does not fit the program: {told(self.pool.refused)}")
 
     def _formats(self, formats: Sequence[Format] | None) -> list[Format]:
-        """Those that are worth trying, the likeliest first."""
+        """Return the formats that are worth trying, the likeliest first."""
         if self.described is None:
             return []
         if formats is not None:
@@ -140,7 +140,7 @@ class Session:
 
     @cached_property
     def ruled(self) -> Format | None:
-        """The format that the rules choose for ever so many calls, if any."""
+        """The format that the rules choose for any number of calls, if any."""
         return self._format_for(math.inf)
 
     @cached_property
@@ -178,7 +178,7 @@ class Session:
         return self.evaluator.variants.shelf.listed(format)
 
     def _facts(self) -> dict[str, float]:
-        """Numbers of the pattern."""
+        """Return numbers of the pattern."""
         found = features.of_pattern(self.described)
         own = features.main_buffer(self.kernel.signature.buffers, self.workload.arrays)
         axis = next((a for a in reversed(own.axes) if a.indptr is not None), None) if own is not None else None
@@ -203,7 +203,7 @@ class Session:
     def search(
         self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
     ) -> Search:
-        """A search of this session's space; an informed one begins with what was best for similar matrices."""
+        """Return a search of this session's space; an informed one begins with what was best for similar matrices."""
         informed = informed and strategy in ("evolution", "guided")
         found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else []
         asked = self.prior if strategy == "guided" else None
@@ -215,7 +215,7 @@ class Session:
         return prior_for(self.encoding) if self.template is None else None
 
     def judged(self, record: Record) -> Judgement | None:
-        """What the shipped model thinks of a record's kernel."""
+        """Return what the shipped model thinks of a record's kernel."""
         if self.prior is None or isinstance(record.choices, Config):
             return None
         return judge(self.prior, self.encoding, record.candidate, self.usual)
@@ -233,7 +233,7 @@ class Session:
         return Encoding(self.facts, self.described, own_storage(self.workload), self.operands, knobs)
 
     def seen(self, record: Record) -> dict[str, float]:
-        """What a cost model sees of a record, by name."""
+        """Return what a cost model sees of a record, by name."""
         if is_untuned(record):
             return self.encoding.named(self.usual, specialised=False)
         return self.encoding.named(record.candidate)
@@ -245,7 +245,7 @@ class Session:
         return Candidate(base.changed(**self.kernel.suitable(self.workload.args)))
 
     def conversion(self, format: Format | None) -> float:
-        """Seconds that storing the sparse argument in a format took."""
+        """Return seconds that storing the sparse argument in a format took."""
         found = self.pool.stored.get(format)
         return found.seconds if found is not None else 0.0
 
@@ -254,16 +254,16 @@ class Session:
         self.pool.close()
 
     def may_have(self, candidate: Candidate | None) -> bool:
-        """Whether the formats that were asked for, if any were, allow a candidate; None is the untuned kernel."""
+        """Return whether the requested formats, if any, allow a candidate; None is the untuned kernel."""
         return self.named is None or candidate is None or candidate.format in self.named
 
     def variant(self, candidate: Candidate) -> Variant:
-        """A candidate on its own."""
+        """Return a candidate on its own."""
         known = self.evaluator
         return Variant(self.func, known.target, candidate, known.name, self.fixed, self.template, self.sizes)
 
     def tuned(self, variant: Variant) -> Any:
-        """The kernel of a variant as a caller gets it: one that takes other sizes and numbers that are not finite."""
+        """Return a variant's kernel for callers: it takes other sizes and numbers that are not finite."""
         kernel = variant.built()
         is_plain = isinstance(kernel, Kernel) or not kernel.decomposition.multiplies_zeros
         if (is_plain or self.finite) and not variant.fixed:
@@ -271,7 +271,7 @@ class Session:
         return TunedKernel(self.kernel, [variant], finite=self.finite)
 
     def peers(self, names: Sequence[str]) -> dict[str, Call]:
-        """Calls of other libraries for the same product.
+        """Return calls of other libraries for the same product.
 
         Raises
         ------
@@ -295,7 +295,7 @@ class Session:
         return {name: peers.setup(known.name, name)(*operands) for name in names}
 
     def time_peers(self, kernel: Any, peers: Mapping[str, Call], seconds: float | None) -> dict[str, float]:
-        """Seconds of other libraries, in turn with the kernel that is returned, if that takes `seconds`."""
+        """Return seconds of other libraries, in turn with the kernel that is returned, if that takes `seconds`."""
         if not peers:
             return {}
         bound = kernel.bind(**{n: v for n, v in self.evaluator.inputs.items() if n == self.evaluator.name})
@@ -312,7 +312,7 @@ class Session:
         incumbents: Sequence[Candidate | None] = (None,),
         extra: Mapping[Candidate, float] | None = None,
     ) -> Outcome:
-        """A contest, in this process, of the kernels that may be returned and of the untuned one.
+        """Run a contest, in this process, of the kernels that may be returned and of the untuned one.
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest. Where
         the workers' machine is another one, it decides.
@@ -326,7 +326,7 @@ class Session:
         return contest({name: partial(typical, call) for name, call in calls.items()}, incumbents, extra)
 
     def watched(self, call: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
-        """A call with the look at its operands or results that it costs where the format multiplies zeros."""
+        """Return a call with the look at its operands or results that it costs where the format multiplies zeros."""
         parts = getattr(kernel, "decomposition", None)
         name, inputs = self.evaluator.name, self.evaluator.inputs
         if self.finite or parts is None or not parts.multiplies_zeros or name is None:
@@ -342,7 +342,7 @@ class Session:
         return both
 
     def checked(self, candidate: Candidate, kernel: Any) -> Callable[[], Any]:
-        """A call of a candidate's kernel that was run once and computed what it should."""
+        """Return a call of a candidate's kernel that was run once and computed what it should."""
         compiled = getattr(kernel, "kernel", kernel)
         names = [str(p.name) for p in compiled.func.params]
         call, wrong = self.evaluator.disagreement(compiled.function, names, candidate.format)
@@ -352,10 +352,10 @@ class Session:
 
 
 def shown(format: Format | None) -> str:
-    """A format in a report."""
+    """Return a format in a report."""
     return OWN if format is None else repr(format)
 
 
 def told(refused: Mapping[Format | None, str]) -> str:
-    """Why there is no form, by format."""
+    """Return why there is no form, by format."""
     return "; ".join(why if format is None else f"over {format!r}: {why}" for format, why in refused.items())

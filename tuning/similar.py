@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was best for similar matrices, from the records of a database: where a search begins."""
+"""Warm start of a search: the best candidates of similar matrices, from the records of a database."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Neighbour:
     records: list[Record] = field(default_factory=list)
 
     def best(self, count: int) -> list[Candidate]:
-        """Its fastest candidates."""
+        """Return its fastest candidates."""
         ran = sorted(self.records, key=lambda r: (r.seconds or 0.0, r.candidate.key))
         return list(dict.fromkeys(r.candidate for r in ran))[:count]
 
 
 def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """How far two patterns are apart, by the numbers of `features.of_pattern`; infinite where they have none alike.
+    """Return the distance of two patterns by the numbers of `features.of_pattern`; infinite if none are shared.
 
     Sizes count little.
     """
@@ -56,7 +56,7 @@ def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
 def neighbours(
     records: Database, key: Key, facts: Mapping[str, float], fixed: Mapping[str, int], *, radius: float = RADIUS
 ) -> list[Neighbour]:
-    """The patterns in a database that are near one's own, the nearest first.
+    """Return the patterns in a database that are near one's own, the nearest first.
 
     Records count if they are of the same program, dtype, target and number of threads, and of the same sizes that are
     compiled in; of the very same pattern, those of other sizes count too, by how far they are.
@@ -88,7 +88,7 @@ def neighbours(
 
 
 def is_own(other: Key, key: Key) -> bool:
-    """Whether a record is one that the search reads anyway."""
+    """Return whether a record is one that the search reads anyway."""
     return (other.pattern, other.sizes, other.versions) == (key.pattern, key.sizes, key.versions)
 
 
@@ -100,14 +100,14 @@ def _away(
     facts: Mapping[str, float],
     features: Mapping[str, float],
 ) -> float:
-    """How far a case is: of the same pattern by its sizes, else by its numbers if the sizes are equal."""
+    """Return how far a case is: of the same pattern by its sizes, else by its numbers if the sizes are equal."""
     if other.pattern == key.pattern:
         return SIZE_WEIGHT * sum(abs(log2(theirs[name] / fixed[name])) for name in fixed)
     return distance(facts, features) if dict(theirs) == dict(fixed) else float("inf")
 
 
 def hints(records: Database, key: Key, facts: Mapping[str, float], fixed: Mapping[str, int]) -> Sequence[Candidate]:
-    """The candidates that were best for the nearest patterns; none where no pattern is near."""
+    """Return the candidates that were best for the nearest patterns; none where no pattern is near."""
     found = neighbours(records, key, facts, fixed)[:PATTERNS] if facts else []
     return list(dict.fromkeys(c for neighbour in found for c in neighbour.best(EACH)))
 

@@ -21,7 +21,7 @@ from sparsetir.lower.runtime_choices import LATE
 from sparsetir.schedules import Choices, defaults
 from sparsetir.tuning.knobs import Config
 
-# One point of the joint space: how the sparse argument is stored, and what the sketches leave open.
+# Candidates, the points of the joint space: the storage of the sparse argument, and the sketches' open choices.
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Candidate:
 BASE = Choices(chunks=0)
 
 
-# What can be chosen for a program: a format of its sparse argument, and the sketches' choices for each format.
+# Search space of a program: the formats of its sparse argument, and the sketches' choices for each format.
 
 
 Values = Mapping[str, tuple[Any, ...]]
@@ -85,7 +85,7 @@ class Space:
     ready : callable, optional
         The choices of a format whose machine code is there already, one for each code; by default none.
     usual : callable, optional
-        What a kernel over a format does that nobody tuned, where that is known: its candidates begin with it. By
+        What an untuned kernel over a format does, where that is known: its candidates begin with it. By
         default `base`.
     """
 
@@ -103,22 +103,22 @@ class Space:
         self._codes: dict[Format | None, set[tuple[Any, ...]]] = {}  # that are ready
 
     def values(self, format: Format | None) -> Values | None:
-        """The values of each choice that makes a difference; None for a format that is not to be had."""
+        """Return the values of each choice that makes a difference; None for a format that is unavailable."""
         if format not in self._known:
             self._known[format] = self._values(format)
         return self._known[format]
 
     def usual(self, format: Format | None) -> Candidate | None:
-        """What a kernel over a format does that nobody tuned; None for a format that is not to be had."""
+        """Return what an untuned kernel over a format does; None for a format that is unavailable."""
         values = self.values(format) if format in self.formats else None
         return None if values is None else Candidate(self._start(format, values), format)
 
     def _start(self, format: Format | None, values: Values) -> Choices | Config:
-        """What the candidates of a format begin with."""
+        """Return what the candidates of a format begin with."""
         return start(values, self._usual(format) or self.base)
 
     def first(self) -> Iterator[Candidate]:
-        """The portfolio: choices for the program as it is and then every format once, in turn."""
+        """Yield the portfolio: choices for the program as it is and then every format once, in turn."""
         own = self.portfolio(None)
         had = ((f, values) for f in self.formats if f is not None and (values := self.values(f)) is not None)
         others = (Candidate(self._start(f, values), f) for f, values in had)
@@ -131,12 +131,12 @@ class Space:
             yield from batch
 
     def introduced(self) -> Iterator[Candidate]:
-        """`first`, as if all formats left open what the program as it is does: see `outline`."""
+        """Return `first`, as if all formats left open what the program as it is does: see `outline`."""
         yield from self.portfolio(None)
         yield from (Candidate(self._start(f, values), f) for f, values in self._supposed() if f is not None)
 
     def portfolio(self, format: Format | None) -> list[Candidate]:
-        """The entries of `suit.PORTFOLIO` that lie in a format's space, without repetition."""
+        """Return the entries of `suit.PORTFOLIO` that lie in a format's space, without repetition."""
         values = self.values(format)
         return [] if values is None else self._portfolio(values, format)
 
@@ -147,7 +147,7 @@ class Space:
         return [Candidate(choices, format) for choices in dict.fromkeys(base.changed(**entry) for entry in inside)]
 
     def outline(self, rng: np.random.Generator, count: int) -> Iterator[Candidate]:
-        """The portfolio with every format and some draws, as if all formats left open what the program as it is does.
+        """Return the portfolio with every format and some draws, with the open choices of the program as it is.
 
         No format is converted for it; `settle` makes the candidates those of the space.
         """
@@ -160,7 +160,7 @@ class Space:
             yield Candidate(begin.changed(**drawn(values, rng)), format)
 
     def ready(self, rng: np.random.Generator, count: int) -> list[Candidate]:
-        """Draws of candidates that need no compiling, every format as often; what their calls give is drawn too."""
+        """Return draws of candidates that need no compiling, each format equally often; call choices are drawn too."""
         known = [(format, values, codes) for format, values in self._supposed() if (codes := self._ready(format))]
         found = []
         for _ in range(count if known else 0):
@@ -172,19 +172,19 @@ class Space:
         return found
 
     def is_ready(self, candidate: Candidate) -> bool:
-        """Whether a candidate needs no compiling."""
+        """Return whether a candidate needs no compiling."""
         if candidate.format not in self._codes:
             self._codes[candidate.format] = {_code(choices) for choices in self._ready(candidate.format)}
         held = self._codes[candidate.format]
         return bool(held) and _code(candidate.choices) in held
 
     def _supposed(self) -> list[tuple[Format | None, Values]]:
-        """The formats with what they leave open; those that were not converted with what the program as it is does."""
+        """Return the formats with their open choices; unconverted ones with those of the program as it is."""
         own = self.values(None)
         return [(f, values) for f in self.formats if (values := self._known.get(f, own)) is not None]
 
     def settle(self, candidate: Candidate) -> Candidate | None:
-        """A candidate with those of its choices that its format leaves open; None if the format is not to be had."""
+        """Return a candidate with the choices that its format leaves open; None if the format is unavailable."""
         known = candidate.format in self.formats and self.values(candidate.format) is not None
         return self.moved(candidate, candidate.format) if known else None
 
@@ -202,7 +202,7 @@ class Space:
         return base.keys() == chosen.keys() and all(v in values.get(n, (base[n],)) for n, v in chosen.items())
 
     def sample(self, rng: np.random.Generator, formats: Sequence[Format | None] = ()) -> Candidate:
-        """Any candidate; of some of the formats if they are given."""
+        """Return any candidate; of some of the formats if they are given."""
         among = list(formats or self.formats)
         format = among.pop(int(rng.integers(len(among))))
         while (values := self.values(format)) is None and among:
@@ -213,7 +213,7 @@ class Space:
     def mutate(
         self, candidate: Candidate, rng: np.random.Generator, formats: Sequence[Format | None] | None = None
     ) -> Candidate:
-        """A candidate with one choice drawn again, or with another format, one of `formats` where they are given."""
+        """Return a candidate with one choice drawn again, or another format, one of `formats` where they are given."""
         values, among = self.values(candidate.format) or {}, self.formats if formats is None else formats
         if not values or (len(among) > 1 and rng.random() < OTHER_FORMAT):
             return self.moved(candidate, among[int(rng.integers(len(among)))])
@@ -222,7 +222,7 @@ class Space:
         return replace(candidate, choices=candidate.choices.changed(**{name: value}))
 
     def moved(self, candidate: Candidate, format: Format | None) -> Candidate:
-        """A candidate with another format, its choices as far as they are open there."""
+        """Return a candidate with another format, its choices as far as they are open there."""
         values = self.values(format)
         if values is None:
             return candidate
@@ -230,13 +230,13 @@ class Space:
         return Candidate(self._start(format, values).changed(**kept), format)
 
     def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
-        """The format of one, each choice of either."""
+        """Return the format of one, each choice of either."""
         theirs = self.moved(other, one.format).choices.as_dict()
         taken = {n: v for n, v in theirs.items() if rng.random() < 0.5}
         return replace(one, choices=one.choices.changed(**taken))
 
     def steps(self, candidate: Candidate) -> list[Candidate]:
-        """The candidates that differ in one choice by one step."""
+        """Return the candidates that differ in one choice by one step."""
         found, chosen = [], candidate.choices.as_dict()
         for name, values in (self.values(candidate.format) or {}).items():
             at = values.index(chosen[name]) if chosen[name] in values else 0
@@ -246,13 +246,13 @@ class Space:
         return found
 
     def fresh(self, rng: np.random.Generator, taken: Any) -> Candidate | None:
-        """A sample that is not among those taken; None where there is hardly any left."""
+        """Return a sample that is not among those taken; None where few are left."""
         drawn = (self.sample(rng) for _ in range(MOST_DRAWS))
         return next((c for c in drawn if c not in taken), next((c for c in self if c not in taken), None))
 
 
 def shared(choices: Choices) -> Choices:
-    """The choices that all candidates have whose code may be the same.
+    """Return the choices that all candidates have whose code may be the same.
 
     Examples
     --------
@@ -265,14 +265,14 @@ def shared(choices: Choices) -> Choices:
 
 
 def _code(choices: Choices | Config) -> tuple[Any, ...]:
-    """The values of `shared` choices."""
+    """Return the values of `shared` choices."""
     return tuple(min(v, GIVEN[n]) if n in GIVEN else v for n, v in choices.as_dict().items())
 
 
 def changes_code(
     second: ir.IRModule, usual: ir.IRModule, name: str, values: tuple[int, ...], target: Any = None
 ) -> bool:
-    """Whether choice `name` makes a difference to a stage-II module, of which `usual` is the one with the default."""
+    """Return whether choice `name` changes a stage-II module; `usual` is the module with the default."""
     default = Choices()
     other = next((value for value in values if value != getattr(default, name)), None)
     if other is None:
@@ -287,7 +287,7 @@ def changes_code(
 def open_choices(
     second: ir.IRModule, *, threads: int, feat: int | None = None, target: Any = None
 ) -> dict[str, tuple[int, ...]]:
-    """The values to try for each choice that makes a difference to a stage-II module.
+    """Return the values to try for each choice that makes a difference to a stage-II module.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ def open_choices(
 
 
 def start(values: Values, base: Choices | Config | None = None) -> Choices | Config:
-    """The default choices, or where the space has not that value the largest one below it; of knobs the first."""
+    """Return the default choices, or the largest value below where the space lacks it; of knobs the first."""
     base = Choices() if base is None else base
     if isinstance(base, Config):
         return base.changed(**{n: found[0] for n, found in values.items()})
@@ -316,19 +316,19 @@ def start(values: Values, base: Choices | Config | None = None) -> Choices | Con
 
 
 def drawn(values: Values, rng: np.random.Generator) -> dict[str, Any]:
-    """Each open choice drawn at random."""
+    """Return each open choice drawn at random."""
     return {name: found[int(rng.integers(len(found)))] for name, found in values.items()}
 
 
 def points(values: Values, base: Choices | Config | None = None) -> Iterator[Choices | Config]:
-    """Every combination, in a fixed order."""
+    """Yield every combination, in a fixed order."""
     base = Choices() if base is None else base
     for row in product(*values.values()):
         yield base.changed(**dict(zip(values, row, strict=True)))
 
 
 def free_sizes(program: Program) -> list[str]:
-    """Size symbols that no sparse or ragged axis depends on, such as the number of features."""
+    """Return size symbols that no sparse or ragged axis depends on, such as the number of features."""
     bound: set[str] = set()
     free: list[str] = []
     roots = {a.root for a in program.axes.values() if a.parent is not None or not a.is_dense}
@@ -342,7 +342,7 @@ def free_sizes(program: Program) -> list[str]:
 
 
 def fixed(program: Program, values: Mapping[str, int]) -> tirx.PrimFunc:
-    """The program with some sizes filled in.
+    """Return the program with some sizes filled in.
 
     rewrite: ``def spmm(b: T.Buffer(("n", "feat")), feat: T.int32)`` becomes ``def spmm(b: T.Buffer(("n", 128)))``.
     """

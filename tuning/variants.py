@@ -45,7 +45,7 @@ class Ready:
     stored : Stored
         How the format stores the argument.
     usual : Choices
-        What a kernel over the format does for these arguments that nobody tuned.
+        What a kernel over the format does for these arguments where it is untuned.
     calls : dict
         Of the choices that were compiled.
     """
@@ -63,7 +63,7 @@ class Ready:
         return self.form.open_choices(self.workload.feat)
 
     def call(self, choices: Choices | Config) -> Callable[[], Any]:
-        """A call of a candidate's machine code, compiled when it is first asked for."""
+        """Return a call of a candidate's machine code, compiled when it is first asked for."""
         if choices not in self.calls:
             self.calls[choices] = self.workload.call(self.form.compile(choices), self.form.names)
         return self.calls[choices]
@@ -103,12 +103,12 @@ class FormatVariants:
         self.refused: dict[Format | None, str] = {}
 
     def __call__(self, format: Format | None) -> Ready:
-        """The form over a format.
+        """Return the form over a format.
 
         Raises
         ------
         TuningError, MemoryError
-            It cannot be had.
+            It is unavailable.
         """
         if format is not None and format in self.refused:
             raise TuningError(self.refused[format])
@@ -120,7 +120,7 @@ class FormatVariants:
         return found
 
     def values(self, format: Format | None) -> Values | None:
-        """The open choices of a format; None, and the reason noted, where there is no form."""
+        """Return the open choices of a format; None, and the reason noted, where there is no form."""
         try:
             return self(format).values
         except (SparseTIRError, ValueError, MemoryError, RuntimeError) as error:
@@ -162,7 +162,7 @@ class FormatVariants:
         return Kernel(func, Compiled(func, make_target(self.target, func), None), covered=covered)
 
     def _converted(self, format: Format) -> tuple[tirx.PrimFunc, Workload, Stored, Kernel]:
-        """The program over a format, and the arguments in it."""
+        """Return the program over a format, and the arguments in it."""
         parts = decompose_format(self.func, {self.name or "": format})
         composed = ComposedKernel(parts, self._not_compiled)
         if not composed.has_plain_results:
@@ -181,12 +181,12 @@ class FormatVariants:
 
 
 def usual_choices(kernel: Kernel, workload: Workload) -> Choices:
-    """What a kernel does for the arguments of a workload where no schedule is asked for."""
+    """Return what a kernel does for the arguments of a workload where no schedule is asked for."""
     return defaults.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(workload.args))
 
 
 def own_storage(workload: Workload) -> Stored:
-    """How the argument is stored as it came."""
+    """Return how the argument is stored as it came."""
     sparse = [b for b in workload.signature.buffers.values() if not b.is_dense]
     arrays = [workload.arrays[n] for b in sparse if (n := str(b.storage.name)) in workload.arrays]
     largest = max(arrays, key=lambda a: a.size, default=np.zeros(0, np.float32))

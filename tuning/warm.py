@@ -91,7 +91,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Made:
-    """What became of a task.
+    """Outcome of a task.
 
     Parameters
     ----------
@@ -113,12 +113,12 @@ class Made:
 
 
 def has_columns(op: str) -> bool:
-    """Whether the dense operands of an operation are matrices."""
+    """Return whether the dense operands of an operation are matrices."""
     return any(wide for _, wide in DENSE[op].values())
 
 
 def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> list[Task]:
-    """Every library that is wanted.
+    """Return every library that is wanted.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> li
 
 
 def portfolio(values: Values, base: Choices, pieces: int = 0) -> list[Choices]:
-    """What is compiled of a format: changes that make other code of the loops, fewer where a matrix is in pieces.
+    """Return what is compiled of a format: changes to the code of the loops, fewer where a matrix is in pieces.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def portfolio(values: Values, base: Choices, pieces: int = 0) -> list[Choices]:
 
 @cache
 def evaluator(op: str, dtype: str, feat: int) -> Evaluator:
-    """An operation on the matrix that stands for all."""
+    """Return an operation on the matrix that stands for all."""
     rng = np.random.default_rng(0)
     A = sp.random_array((ROWS, COLUMNS), density=DENSITY, format="csr", dtype=dtype, rng=rng)
     A.indices, A.indptr = A.indices.astype("int32"), A.indptr.astype("int32")
@@ -176,19 +176,19 @@ def evaluator(op: str, dtype: str, feat: int) -> Evaluator:
 
 
 def is_right(known: Evaluator, ready: Ready, function: Function) -> bool:
-    """Whether a function computes what the untuned kernel does."""
+    """Return whether a function computes what the untuned kernel does."""
     call = ready.workload.call(function, ready.form.names)
     return known.reference.disagreement(ready.workload.fresh(call)) is None
 
 
 def shelf_of(task: Task) -> Shelf:
-    """Where the library of a task is."""
+    """Return where the library of a task is."""
     func = getattr(ops, task.op)(task.dtype)
     return Shelf(func, None, dict.fromkeys(free_sizes(decode(func)), task.feat))
 
 
 def there(task: Task) -> Made | None:
-    """What was made before."""
+    """Return what was made before."""
     found = shelf_of(task).held(task.format)
     return Made(task, len(found.kernels), found.path.stat().st_size) if found is not None else None
 

@@ -27,7 +27,7 @@ from sparsetir.utils.machine import last_cache, levels, machine_name, private_ca
 from sparsetir.utils.version import __version__
 from sparsetir.workloads.ceilings import DRAM, higher, measure_ceilings, register_lanes
 
-# The rates of a machine that a cost model goes by: amounts become times on them, so that machines compare.
+# Machine rates of the cost model: amounts become times on them, so that machines are comparable.
 
 
 SECONDS, ROUNDS = 0.02, 3  # for each of the rates in a round
@@ -35,7 +35,7 @@ SECONDS, ROUNDS = 0.02, 3  # for each of the rates in a round
 
 @dataclass(frozen=True)
 class Rates:
-    """What a core does in a second; by default one of a usual server.
+    """Rates of a core, per second; by default those of a usual server core.
 
     Parameters
     ----------
@@ -51,11 +51,11 @@ class Rates:
     memory: float = 25e9
 
     def of(self, held: float) -> float:
-        """Bytes a second of what is so large and used again and again."""
+        """Return bytes a second of what is so large and used again and again."""
         return self.private if held <= private_cache() else self.last if held <= last_cache() else self.memory
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return {name: float(f"{rate:.4g}") for name, rate in asdict(self).items()}
 
 
@@ -79,7 +79,7 @@ def measure_rates(target: Any = None) -> Rates:
 
 @cache
 def measured_rates() -> Rates:
-    """`measure_rates` of this machine; measured once, for all processes that keep compiled kernels."""
+    """Return `measure_rates` of this machine; measured once, for all processes that keep compiled kernels."""
     folder = disk_cache.cache_folder()
     about = f"{machine_name()} {native_target()} {__version__}"
     path = None if folder is None else folder / f"rates-{hashlib.sha256(about.encode()).hexdigest()[:32]}.json"
@@ -94,14 +94,14 @@ def measured_rates() -> Rates:
 
 
 def _write(path: Path, text: str) -> None:
-    """All of a file or nothing, whoever else writes it."""
+    """Write all of a file or nothing, whichever other process writes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_suffix(f".{os.getpid()}")
     own.write_text(text)
     own.replace(path)
 
 
-# What a program does on data: loads, stores, arithmetic, reuse and bytes, whatever it is called.
+# Work of a program on data: loads, stores, arithmetic, reuse and bytes, for any operation.
 #
 # Every access of an iteration is counted as often as the deepest loop that its subscripts depend on runs. It is one of
 #
@@ -153,7 +153,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Work:
-    """What a program does on data of certain sizes.
+    """Work of a program on data of certain sizes.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ class Work:
 
     @classmethod
     def of(cls, program: Program, sizes: Mapping[str, int]) -> Work:
-        """That of a decoded program.
+        """Return the work of a decoded program.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class Work:
         return cls(every, flops, points, main.entries, indices, main.inner, main.sums, main.is_sparse)
 
     def of_kind(self, kind: str, *, stores: bool = False) -> list[Access]:
-        """The loads of a kind, or the stores."""
+        """Return the loads of a kind, or the stores."""
         return [a for a in self.accesses if a.kind == kind and a.is_store == stores]
 
     @property
@@ -225,7 +225,7 @@ class Work:
         return max((a.itemsize for a in self.results), default=4)
 
     def numbers(self, rates: Rates, padding: float) -> dict[str, float]:
-        """What a model sees of it, amounts on a logarithmic scale; of an argument that is stored with some padding."""
+        """Return what a model sees of it, amounts on a logarithmic scale; the argument is stored with some padding."""
         entries = max(self.entries, 1.0)
         loads = [a for a in self.accesses if not a.is_store]
         gathers, rows = self.of_kind(GATHER), self.of_kind(ROW)
@@ -262,7 +262,7 @@ class Work:
         return sum(a.held for a in self.of_kind(STREAM)) + self.indices
 
     def _times(self, rates: Rates, padding: float, gathered: float, held: float, results: float) -> dict[str, float]:
-        """Seconds that the parts take at least on this machine, of the whole and relative to the longest."""
+        """Return seconds that the parts take at least on this machine, of the whole and relative to the longest."""
         times = {
             "compute": padding * self.flops * (self.itemsize / 4) / rates.peak,
             "gather": padding * gathered / rates.of(held),
@@ -274,7 +274,7 @@ class Work:
 
 
 def _of_iteration(program: Program, iteration: SpIter, sizes: Mapping[str, int]) -> Work:
-    """The work of one iteration."""
+    """Return the work of one iteration."""
     steps, place, points, entries = [1.0], {}, 1.0, 1.0
     for n, (var, axis) in enumerate(zip(iteration.vars, iteration.axes, strict=True)):
         above = _value(axis.parent.count, sizes) if axis.parent is not None else 1.0
@@ -322,7 +322,7 @@ def _variables(expr: Expr) -> list[Var]:
 
 
 def _operations(body: Any) -> int:
-    """Arithmetic operations of a step."""
+    """Return arithmetic operations of a step."""
     count = 0
 
     def on_node(_node: Any) -> None:
@@ -334,7 +334,7 @@ def _operations(body: Any) -> int:
 
 
 def _value(expr: Expr, sizes: Mapping[str, int]) -> float:
-    """A size; that of an unknown symbol is 1."""
+    """Return a size; that of an unknown symbol is 1."""
     known = {name: sizes.get(name, 1) for name in symbolic.symbols(expr)}
     return float(symbolic.evaluator([expr])(known)[0])
 

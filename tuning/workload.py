@@ -51,7 +51,7 @@ class Workload:
 
     @staticmethod
     def _new(kernel: Kernel, results: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-        """Those of the given results that the kernel would make."""
+        """Return those of the given results that the kernel would make."""
         made = {kernel.signature.shown(n): n for n in kernel.signature.outputs}
         return {shown: results[n] for shown, n in made.items()} if results is not None else {}
 
@@ -82,7 +82,7 @@ class Workload:
         return None
 
     def call(self, function: Function, names: list[str]) -> Call:
-        """One call of a function whose parameters have these names."""
+        """Return one call of a function whose parameters have these names."""
         return partial(function, *(self.ready[name] for name in names))
 
     def reset(self) -> None:
@@ -96,13 +96,13 @@ class Workload:
                 array.fill(0)
 
     def fresh(self, call: Call) -> dict[str, np.ndarray]:
-        """What one call on a clean slate writes; the next run writes over it."""
+        """Return what one call on a clean slate writes; the next run writes over it."""
         self.reset()
         call()
         return self.written
 
     def absolute(self) -> Workload:
-        """The same with the absolute values of all floating-point arrays."""
+        """Return the workload with the absolute values of all floating-point arrays."""
         other = copy(self)
         written = self.signature.effects.written
         other._take({n: a.copy() for n, a in self.arrays.items() if n in written})

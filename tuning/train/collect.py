@@ -74,7 +74,7 @@ class Labelled(Database):
         return self.trials()
 
     def trials(self) -> list[Record]:
-        """Those of the case that is being measured."""
+        """Return the trials of the case that is being measured."""
         return [replace(record, reused=True) for record in self._case]
 
     def append(self, key: Key, record: Record, **facts: Any) -> None:
@@ -109,13 +109,13 @@ def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[Sourc
 
 
 def listed(folder: Path | None) -> Iterator[Source]:
-    """The files below a folder, each a family of its own."""
+    """Yield the files below a folder, each a family of its own."""
     for source in from_files(find_files(folder)) if folder is not None else []:
         yield Source(source.name, source.name, source.load)
 
 
 def operations(text: str) -> list[tuple[str, int]]:
-    """Operations with the lengths of their dense rows, such as ``spmm:32,spmv``."""
+    """Return operations with the lengths of their dense rows, such as ``spmm:32,spmv``."""
     found = []
     for part in text.split(","):
         op, _, feat = part.partition(":")
@@ -161,7 +161,7 @@ def end(session: Session) -> NoReturn:
 
 @dataclass
 class Again:
-    """Asks for given candidates, like a search.
+    """Source of given candidates, with the interface of a search.
 
     Parameters
     ----------
@@ -173,16 +173,16 @@ class Again:
     seed: int
 
     def ask(self, count: int = BATCH) -> list[Candidate]:
-        """The next few."""
+        """Return the next few."""
         batch, self.waiting = self.waiting[:count], self.waiting[count:]
         return batch
 
     def predicted(self, candidates: Sequence[Candidate]) -> list[None]:
-        """Nothing is."""
+        """Predict nothing."""
         return [None] * len(candidates)
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
-        """Nothing is learnt."""
+        """Ignore the measurement: nothing is learnt."""
 
 
 def measured_again(

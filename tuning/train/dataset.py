@@ -54,7 +54,7 @@ from sparsetir.workloads import random_programs, suite
 from sparsetir.workloads.inputs import DENSE, find_files, from_files, say
 from sparsetir.workloads.reference import Reference
 
-# What a data set of measurements is of: matrices, and for each of them programs, dtypes and numbers of threads.
+# Plan of a data set of measurements: matrices, and for each of them programs, dtypes and numbers of threads.
 
 
 SMALLEST, LARGEST = 3_000, 500_000  # entries of generated matrices
@@ -137,7 +137,7 @@ class Job:
         return func
 
     def inputs(self, sparse: Any) -> dict[str, Any]:
-        """The arguments of a call on a matrix or tensor."""
+        """Return the arguments of a call on a matrix or tensor."""
         held = typed(sparse, self.dtype)
         if self.kind == "drawn":
             return random_programs.draw(int(self.op.partition("_")[2]), self.dtype).inputs(held, self.feat, self.dtype)
@@ -148,14 +148,14 @@ class Job:
 
 
 def typed(sparse: Any, dtype: str) -> Any:
-    """A matrix or tensor with values of a dtype; scipy has no bfloat16."""
+    """Return a matrix or tensor with values of a dtype; scipy has no bfloat16."""
     if isinstance(sparse, CooTensor):
         return sparse.with_values(sparse.values.astype(dtype))
     return SparseTensor.from_any(sparse).astype(dtype) if dtype == "bfloat16" else sparse.astype(dtype)
 
 
 def sources(matrices: int, *, seed: int = 0, data: Path | None = None) -> Iterator[Source]:
-    """Generated matrices and tensors, the families in turn, of sizes drawn at random; then the files below a folder."""
+    """Return generated matrices and tensors, families in turn, of random sizes; then the files below a folder."""
     rng = np.random.default_rng(seed)
     names = [name for name in suite.families() if name != "empty"]
     for n in range(matrices):
@@ -169,7 +169,7 @@ def sources(matrices: int, *, seed: int = 0, data: Path | None = None) -> Iterat
 
 
 def jobs(sparse: Any, count: int, rng: np.random.Generator) -> list[Job]:
-    """Different programs for a matrix or tensor; fewer where it is too large for most."""
+    """Return different programs for a matrix or tensor; fewer where it is too large for most."""
     wanted = [_job(sparse, rng) for _ in range(2 * count)]
     return list(dict.fromkeys(job for job in wanted if job is not None))[:count]
 
@@ -186,7 +186,7 @@ def _job(sparse: Any, rng: np.random.Generator) -> Job | None:
     return Job(op, fitting[int(rng.integers(len(fitting)))], dtype, threads) if fitting else None
 
 
-# The cases of a data set as recorded trials, with what a model sees of each point computed anew.
+# The cases of a data set as recorded trials, with what a model sees of each point computed again.
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,16 +223,16 @@ def _format(text: str) -> Format | None:
 
 
 def is_data_set(path: Path) -> bool:
-    """Whether a file is a data set rather than records of searches."""
+    """Return whether a file is a data set rather than records of searches."""
     try:
         with path.open("rb") as file:
             return b'"points":' in file.readline()
     except OSError:
-        return False  # whoever reads the records says why
+        return False  # the reader of the records reports why
 
 
 def recordings(path: Path, *, spread: float = float("inf")) -> list[Recording]:
-    """The cases of a data set.
+    """Return the cases of a data set.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def recordings(path: Path, *, spread: float = float("inf")) -> list[Recording]:
 
 
 def recording(line: Mapping[str, Any], spread: float = float("inf")) -> Recording | None:
-    """A case; None where too few points of it are left."""
+    """Return a case; None where too few points of it are left."""
     kept = list(_points(line, spread))
     if len(kept) < LEAST:
         return None
@@ -272,12 +272,12 @@ def recording(line: Mapping[str, Any], spread: float = float("inf")) -> Recordin
 
 
 def least(seconds: list[float]) -> float:
-    """The least of two measurements: whatever else runs only adds to them."""
+    """Return the least of two measurements: whatever else runs only adds to them."""
     return min(seconds)
 
 
 def _points(line: Mapping[str, Any], spread: float) -> Iterator[tuple[Candidate, list[float]]]:
-    """The candidates of a case with their measurements, none twice."""
+    """Yield the candidates of a case with their measurements, none twice."""
     seen = set()
     for text, choices, _stored, _conversion, *seconds in line["points"]:
         candidate = Candidate(Choices(**{"chunks": line["job"]["threads"], **choices}), _format(text))
@@ -287,7 +287,7 @@ def _points(line: Mapping[str, Any], spread: float) -> Iterator[tuple[Candidate,
 
 
 def encoding_of(line: Mapping[str, Any]) -> Noted:
-    """From a case's candidates to what a model sees of them."""
+    """Return the encoding from a case's candidates to what a model sees of them."""
     job = Job(**line["job"])
     work = Work.of(_program(job.op, job.dtype), line["sizes"])
     own = Stored(*line["own"])
@@ -358,7 +358,7 @@ class Forms:
     def __call__(
         self, job: Job, kernel: Kernel, format: Format | None, sizes: Mapping[str, int], feat: int | None
     ) -> Form:
-        """The form of a job's program over a format, with these sizes compiled in and rows so long of the result."""
+        """Return the form of a job's program over a format, with these sizes and result row length compiled in."""
         key = job.op, job.dtype, job.threads > 1, repr(format), *sizes.items()
         if key not in self.held:
             self.held[key] = self._made(job, kernel, format, sizes, feat, digest(repr(key)))
@@ -385,7 +385,7 @@ class Forms:
 
 
 def pool_of(values: Values, base: Choices, threads: int, seed: int, is_own: bool) -> list[Choices]:
-    """The choices that are measured for a form: what suits it usually, and others at random; on one thread serial."""
+    """Return the choices measured for a form: what usually suits it, and random others; on one thread serial."""
     chunks = tuple(n for n in values.get("chunks", ()) if (n > 0) == (threads > 1))
     known = {**values, "chunks": chunks or (0,)}
     begun = start({n: v for n, v in known.items() if n != "chunks"}, base)
@@ -399,12 +399,12 @@ def pool_of(values: Values, base: Choices, threads: int, seed: int, is_own: bool
 
 
 def clock_of(threads: int) -> Callable[[], float]:
-    """What kernels of a number of threads are timed by."""
+    """Return what kernels of a number of threads are timed by."""
     return time.thread_time if threads == 1 else time.perf_counter
 
 
 def timed(call: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Seconds of a call: the least of some bursts, as whatever else runs only adds to it."""
+    """Return seconds of a call: the least of some bursts, as whatever else runs only adds to it."""
     begin = clock()
     call()
     once = max(clock() - begin, 1e-7)
@@ -448,7 +448,7 @@ class Point:
     seconds: list[float] = field(default_factory=list)
 
     def as_list(self) -> list[Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         usual = Choices(tile=self.choices.tile).as_dict()
         changed = {n: v for n, v in self.choices.as_dict().items() if n == "tile" or v != usual[n]}
         stored = [self.stored.values, self.stored.bytes, self.stored.pieces, self.stored.rows]
@@ -478,7 +478,7 @@ class Measured:
         self.failures = 0
 
     def points(self, rng: np.random.Generator) -> Iterator[Point]:
-        """What is measured of it, checked."""
+        """Yield what is measured of it, checked."""
         own = self.forms(self.job, self.kernel, None, self.fixed, self.workload.feat)
         suits = {n: v for n, v in self.kernel.suitable(self.workload.args).items() if n != "chunks"}
         for choices in dict.fromkeys([own.pool[0].changed(**suits), *own.pool]):
@@ -503,7 +503,7 @@ class Measured:
         return [*sure, *(others[n] for n in sorted(rng.permutation(len(others))[:OTHER_FORMATS]))]
 
     def _converted(self, form: Form) -> tuple[Workload, float]:
-        """The arguments over a format, and the seconds that it took."""
+        """Return the arguments over a format, and the seconds that it took."""
         if form.kernel is None:
             return self.workload, 0.0
         begin = time.perf_counter()
@@ -514,7 +514,7 @@ class Measured:
     def _checked(
         self, format: Format | None, choices: Choices, conversion: float, form: Form, workload: Workload
     ) -> Iterator[Point]:
-        """A point whose kernel computes what it should."""
+        """Yield a point whose kernel computes what it should."""
         try:
             call = workload.call(form.function(choices), form.variant.names)
             if self.reference.disagreement(workload.fresh(call)) is None:
@@ -537,7 +537,7 @@ class Measured:
         return Estimates(self.pattern, own_storage(self.workload), itemsize)
 
     def measured(self, rng: np.random.Generator) -> dict[str, Any]:
-        """The case for JSON: all points measured, then all once more in another order."""
+        """Return the case for JSON: all points measured, then all once more in another order."""
         found = [Point("", Choices(), self.estimates(None), 0.0, self.untuned), *self.points(rng)]
         load = []
         for _ in range(2):
@@ -574,18 +574,18 @@ class Measured:
 
 
 def header(target: Any) -> dict[str, Any]:
-    """What is said of every case that is compiled for a target."""
+    """Return what is said of every case that is compiled for a target."""
     about = {"format": FORMAT, "sparsetir": __version__, "machine": machine_name(), "mcpu": mcpu_of(target)}
     return about | {"rates": measure_rates(target).as_dict()}
 
 
 def mcpu_of(target: Any) -> str:
-    """The processor that a target is for; None is this one."""
+    """Return the processor that a target is for; None is this one."""
     return str((native_target() if target is None else tvm.target.Target(target)).attrs.get("mcpu", ""))
 
 
 def target_of(mcpu: str | None) -> Any:
-    """This machine's target as if it were another processor, such as ``"x86-64-v3"``; None is this one.
+    """Return this machine's target as if it were another processor, such as ``"x86-64-v3"``; None is this one.
 
     Raises
     ------
@@ -602,12 +602,12 @@ def target_of(mcpu: str | None) -> Any:
 
 
 def known_cases(path: Path) -> set[str]:
-    """The cases that a file holds; a line that a killed process left half-written does not count."""
+    """Return the cases that a file holds; a line that a killed process left half-written does not count."""
     return {line["case"] for line in lines(path)} if path.exists() else set()
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The cases of a file.
+    """Yield the cases of a file.
 
     Raises
     ------
@@ -723,14 +723,14 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
         os.close(file)
 
 
-# A data set as a table with a row for each point, for other programs to read.
+# Export of a data set as a table with a row for each point, for other programs to read.
 
 
 SUFFIXES = (".parquet", ".npz")
 
 
 def rows(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The points of some cases, a dict of plain values each; the same names in all."""
+    """Yield the points of some cases, a dict of plain values each; the same names in all."""
     for line in found:
         job, (first, second) = line["job"], line["plain"]
         of_case = {name: line[name] for name in ("case", "matrix", "family", "machine", "sparsetir")}
@@ -754,7 +754,7 @@ def rows(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a data set.
+    """Return the columns of a data set.
 
     Raises
     ------
@@ -798,7 +798,7 @@ def export(path: Path, out: Path) -> Path:
 
 
 def summary(path: Path) -> list[list[str]]:
-    """How much a data set holds, and how far two measurements of a point are apart, by operation; a heading first."""
+    """Return a data set's size and how far two measurements of a point differ, by operation; a heading first."""
     found: dict[str, list[Any]] = {}
     for line in lines(path):
         job = line["job"]

@@ -13,7 +13,7 @@ from sparsetir.tuning.model import Model
 from sparsetir.tuning.records import LEAST, Recording
 from sparsetir.tuning.space import Candidate
 
-# How well a cost model ranks the candidates of matrices that it never saw.
+# Evaluation of a cost model's ranking of candidates on held-out matrices.
 
 
 Trainer: TypeAlias = Callable[[Sequence[Recording]], Model]
@@ -24,7 +24,7 @@ MARGINS = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Ranking:
-    """How a model ranked the candidates of one case.
+    """Ranking of the candidates of one case by a model.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Ranking:
 
 
 def pairs_in_order(scores: np.ndarray, seconds: np.ndarray) -> float:
-    """The share of pairs, times not equal, of which the faster one has the higher score; equal scores are half right.
+    """Return the share of pairs of unequal times whose faster one has the higher score; equal scores count half.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def pairs_in_order(scores: np.ndarray, seconds: np.ndarray) -> float:
 
 
 def certain_in_order(scores: Mapping[Candidate, float], passes: Sequence[Mapping[Candidate, float]]) -> float:
-    """`pairs_in_order` of the pairs that two measurements put in the same order; nan where there are not two.
+    """Return `pairs_in_order` of the pairs that two measurements put in the same order; nan where there are not two.
 
     Noise cannot be foretold: of the pairs that it decides about any model has half right.
     """
@@ -83,14 +83,14 @@ def certain_in_order(scores: Mapping[Candidate, float], passes: Sequence[Mapping
 
 
 def _right(scores: np.ndarray, faster: np.ndarray) -> float:
-    """The share of pairs, the first of which is faster, that have the higher score there; half of the equal ones."""
+    """Return the share of pairs, the first faster, that have the higher score there; half of the equal ones."""
     right = scores[:, None] > scores[None, :]
     equal = scores[:, None] == scores[None, :]
     return float(((right + 0.5 * equal) * faster).sum() / max(faster.sum(), 1))
 
 
 def ranking(model: Model, case: Recording) -> Ranking:
-    """How a model ranks a case's candidates that ran."""
+    """Return how a model ranks a case's candidates that ran."""
     rows, seconds = case.rows()
     scores = model.predict(rows)
     order = np.argsort(-scores, kind="stable")
@@ -106,7 +106,7 @@ def ranking(model: Model, case: Recording) -> Ranking:
 
 
 def repeated(cases: Sequence[Recording]) -> list[Ranking]:
-    """How a second measurement ranks what was measured first: what noise leaves to be known."""
+    """Return how a second measurement ranks what was measured first: what noise leaves to be known."""
     found = []
     for case in cases:
         if not case.passes or len(case.passes[0]) < LEAST:
@@ -121,7 +121,7 @@ def repeated(cases: Sequence[Recording]) -> list[Ranking]:
 def folds(
     cases: Sequence[Recording], by: str, most: int | None = None
 ) -> Iterator[tuple[list[Recording], list[Recording]]]:
-    """For each matrix, family or the like (`by`) the cases of all others, and its own; in `most` groups at most."""
+    """Return for each matrix, family or the like (`by`) the cases of all others, and its own; at most `most` groups."""
     names = list(dict.fromkeys(getattr(case, by) for case in cases))
     count = len(names) if most is None else min(most, len(names))
     for n in range(count):
@@ -133,7 +133,7 @@ def folds(
 
 
 def held_out(cases: Sequence[Recording], trainer: Trainer, by: str, most: int | None = None) -> list[Ranking]:
-    """How each case is ranked by a model that was trained on all matrices, families or the like (`by`) but its own."""
+    """Rank each case by a model that was trained on all matrices, families or the like (`by`) but its own."""
     found = []
     for others, own in folds(cases, by, most):
         model = trainer(others)
@@ -145,12 +145,12 @@ def held_out(cases: Sequence[Recording], trainer: Trainer, by: str, most: int | 
 
 
 def geomean(numbers: Sequence[float]) -> float:
-    """The geometric mean."""
+    """Return the geometric mean."""
     return float(np.exp(np.mean(np.log(np.maximum(numbers, 1e-9)))))
 
 
 def summary(found: Sequence[Ranking]) -> list[str]:
-    """Cells: pairs in order, the share of the best that the first and the first five reach, and a bad first one."""
+    """Return cells: pairs in order, the share of the best that the first and first five reach, a bad first one."""
     first, five = [r.top_1 for r in found], [r.top_5 for r in found]
     certain = [r.certain for r in found if not np.isnan(r.certain)]
     numbers = [np.mean([r.pairs for r in found]), np.mean(certain) if certain else np.nan]
@@ -162,7 +162,7 @@ HEADING = ["pairs in order", "certain ones", "top 1", "5th percentile", "top 5"]
 
 
 def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
-    """A row for each model, and one for the untuned kernel."""
+    """Return a row for each model, and one for the untuned kernel."""
     rows = [[title, *HEADING], *([name, *summary(found)] for name, found in rankings.items())]
     twice = repeated([r.case for r in next(iter(rankings.values()))])
     if twice:
@@ -176,14 +176,14 @@ def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
 
 
 def by_part(found: Sequence[Ranking], by: str) -> list[list[str]]:
-    """A row for each operation, family or the like."""
+    """Return a row for each operation, family or the like."""
     parts = dict.fromkeys(getattr(r.case, by) for r in found)
     rows = ([str(part), *summary([r for r in found if getattr(r.case, by) == part])] for part in parts)
     return [[{"op": "operation", "kind": "operation"}.get(by, by), *HEADING], *rows]
 
 
 def by_margin(found: Sequence[Ranking]) -> list[list[str]]:
-    """What comes of taking a model's first candidate, unmeasured, where it expects so much of it."""
+    """Return what comes of taking a model's first candidate, unmeasured, where it expects so much of it."""
     rows = [["taken if expected to be", "taken", "speedup over untuned", "slower than untuned", "slowest"]]
     for margin in MARGINS:
         actual = [r.actual if r.gain >= margin else 1.0 for r in found]
@@ -202,14 +202,14 @@ def by_margin(found: Sequence[Ranking]) -> list[list[str]]:
 
 
 def safe_margin(found: Sequence[Ranking], most: float = 0.05) -> float:
-    """The least margin with which so small a share of the cases, at most, becomes slower than the untuned kernel."""
+    """Return the least margin that keeps the share of cases slower than the untuned kernel this small."""
     for margin in MARGINS:
         if np.mean([r.gain >= margin and r.actual * SLOWER < 1 for r in found]) <= most:
             return margin
     return MARGINS[-1]
 
 
-# What a model of one setting of a machine is worth on another, with none or a few of the other's records.
+# Transfer: the value of a model of one setting of a machine on another, with none or a few of the other's records.
 
 
 SHARES = (0.0, 0.01, 0.05)  # of the cases of the other setting
@@ -222,7 +222,7 @@ TRANSFER_HEADING = ("pairs in order", "top 1", "5th percentile", "of its own mod
 def transferred(
     cases: Sequence[Recording], trainer: Trainer, by: str, *, seed: int = 0
 ) -> dict[object, dict[str, list[Ranking]]]:
-    """For each setting, how its cases are ranked by models of the others and of itself.
+    """Compute for each setting how its cases are ranked by models of the others and of itself.
 
     The matrices that are ranked are left out of every model, whatever setting they were measured in.
 
@@ -256,14 +256,14 @@ def transferred(
 def _sets(
     elsewhere: list[Recording], own: list[Recording], rng: np.random.Generator
 ) -> list[tuple[str, list[Recording]]]:
-    """What models are trained on: the cases of other settings with a share of this one's, and this one's alone."""
+    """Return training sets: the cases of other settings with a share of this one's, and this one's alone."""
     order = rng.permutation(len(own))
     sets = [(f"{share:.0%} of its cases", [*elsewhere, *WEIGHT * few(own, order, share)]) for share in SHARES]
     return [*sets, ("its own model", own)]
 
 
 def few(own: list[Recording], order: np.ndarray, share: float) -> list[Recording]:
-    """The first cases of an order, one at least of any share.
+    """Return the first cases of an order, one at least of any share.
 
     Examples
     --------
@@ -275,7 +275,7 @@ def few(own: list[Recording], order: np.ndarray, share: float) -> list[Recording
 
 
 def cells(found: dict[object, dict[str, list[Ranking]]], title: str) -> list[list[str]]:
-    """A table with a row for each setting and model."""
+    """Return a table with a row for each setting and model."""
     rows = [[title, "other settings and", *TRANSFER_HEADING]]
     for setting, ranked in found.items():
         native = geomean([r.top_1 for r in ranked["its own model"]])

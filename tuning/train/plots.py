@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of a cost model: whether its gains come true, how it learns, and what it saves a search."""
+"""Plots of a cost model: calibration, learning curves, and the search time that it saves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsetir.workloads.plot import new_figure, save
 
 
 def axes(title: str, x: str, y: str) -> tuple[Any, Any]:
-    """A figure and its axes, with labels."""
+    """Return a figure and its axes, with labels."""
     figure, drawn = new_figure(6, 4.5)
     drawn.set(title=title, xlabel=x, ylabel=y)
     drawn.grid(alpha=0.3)
@@ -22,7 +22,7 @@ def axes(title: str, x: str, y: str) -> tuple[Any, Any]:
 
 
 def calibration(found: Sequence[Ranking], path: Path) -> Path:
-    """The gain that was expected of the first candidate of each case, and the one that it had.
+    """Return the gain that was expected of the first candidate of each case, and the one that it had.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def calibration(found: Sequence[Ranking], path: Path) -> Path:
 
 
 def learning(curve: Mapping[int, Sequence[Ranking]], path: Path) -> Path:
-    """How near to the best the first candidates come, by the number of matrices that a model was trained on."""
+    """Return how near to the best the first candidates come, by the number of matrices that a model was trained on."""
     figure, drawn = axes("one family left out", "matrices trained on", "share of the best")
     counts = sorted(curve)
     drawn.plot(counts, [geomean([r.top_1 for r in curve[n]]) for n in counts], "o-", label="first candidate")
@@ -52,7 +52,7 @@ def learning(curve: Mapping[int, Sequence[Ranking]], path: Path) -> Path:
 
 
 def searches(reached: Mapping[str, np.ndarray], path: Path) -> Path:
-    """How near to the best searches are after each trial, the mean and the 5th percentile.
+    """Return how near to the best searches are after each trial, the mean and the 5th percentile.
 
     Parameters
     ----------

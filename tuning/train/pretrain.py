@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the cost model that comes with the package, and say how well it does on matrices that it never saw.
+"""Training of the shipped cost model, and its evaluation on held-out matrices.
 
 ``python -m sparsetir.tuning.train.pretrain points.jsonl --out pretrained.json --evaluate`` takes data sets of
 `sparsetir collect` or records of `sparsetir.tuning.train.collect`, prints tables in Markdown and writes the model.
@@ -64,7 +64,7 @@ class Restricted:
 
 
 def stacked(cases: Sequence[Recording]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features, seconds and case numbers of all trials, those of the untuned kernels too."""
+    """Return features, seconds and case numbers of all trials, those of the untuned kernels too."""
     rows, seconds, numbers = [], [], []
     for number, case in enumerate(cases):
         own, took = case.rows()
@@ -84,7 +84,7 @@ def train(
     seed: int = 0,
     without: frozenset[str] = frozenset(),
 ) -> Any:
-    """A model of some cases; it does not see the features named in `without`."""
+    """Return a model of some cases; it does not see the features named in `without`."""
     features, seconds, numbers = stacked(cases)
     names = cases[0].names
     is_serial = all(case.threads == 1 for case in cases)
@@ -98,7 +98,7 @@ def train(
 
 
 def usable(cases: Sequence[Recording]) -> list[Recording]:
-    """The cases with one sparse matrix, recorded with the features of this version."""
+    """Return the cases with one sparse matrix, recorded with the features of this version."""
     names = matrix_names()
     found = [case for case in cases if case.names == names]
     if not found:
@@ -112,7 +112,7 @@ def usable(cases: Sequence[Recording]) -> list[Recording]:
 
 
 def trainers(rounds: int) -> dict[str, Trainer]:
-    """What is compared: both objectives, less information, and no training.
+    """Return what is compared: both objectives, less information, and no training.
 
     Without statistics, what follows for a candidate (padding, bytes, the roofline) still knows the matrix.
     """
@@ -128,7 +128,7 @@ def trainers(rounds: int) -> dict[str, Trainer]:
 
 
 def tables(cases: Sequence[Recording], rounds: int, unseen: list[Ranking]) -> Iterator[str]:
-    """The evaluation in Markdown; `unseen` has each case as ranked by a model of other families."""
+    """Yield the evaluation in Markdown; `unseen` has each case as ranked by a model of other families."""
     trials = sum(len(case.seconds) for case in cases)
     matrices, families = ({getattr(case, by) for case in cases} for by in ("matrix", "family"))
     yield f"{trials:,} candidates of {len(cases)} cases: {len(matrices)} matrices of {len(families)} families.\n"
@@ -152,7 +152,7 @@ def tables(cases: Sequence[Recording], rounds: int, unseen: list[Ranking]) -> It
 
 
 def of_other_families(cases: Sequence[Recording], over: Sequence[Recording], rounds: int) -> dict[str, Any]:
-    """For each family of `over` a model of the others' `cases`."""
+    """Train for each family of `over` a model of the others' `cases`."""
     families = dict.fromkeys(case.family for case in over)
     return {name: train([case for case in cases if case.family != name], rounds=rounds) for name in families}
 
@@ -173,12 +173,12 @@ def plots(cases: Sequence[Recording], over: Sequence[Recording], rounds: int, un
 
 
 def train_on(matrices: set[str], rounds: int, cases: Sequence[Recording]) -> Any:
-    """A model of the cases of some matrices; of all where none of these is among them."""
+    """Return a model of the cases of some matrices; of all where none of these is among them."""
     return train([case for case in cases if case.matrix in matrices] or cases, rounds=rounds)
 
 
 def searches(cases: Sequence[Recording], over: Sequence[Recording], rounds: int, seeds: int) -> str:
-    """Searches over recorded trials, with and without a model of the other families' `cases`, in Markdown."""
+    """Return searches over recorded trials, with and without a model of the other families' `cases`, in Markdown."""
     models = of_other_families(cases, over, rounds)
     found = compare(over, ["guided"], BUDGETS, seeds, lambda case: models[case.family])
     found |= compare(over, ["evolution", "annealing", "portfolio", "random"], BUDGETS, seeds)
@@ -189,7 +189,7 @@ def searches(cases: Sequence[Recording], over: Sequence[Recording], rounds: int,
 
 
 def read(path: Path, spread: float | None) -> list[Recording]:
-    """The cases of a data set or of records."""
+    """Return the cases of a data set or of records."""
     if is_data_set(path):
         return recordings(path, spread=SPREAD if spread is None else spread)
     return load(path, spread=float("inf") if spread is None else spread)

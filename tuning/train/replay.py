@@ -46,12 +46,12 @@ class Recorded(Space):
         super().__init__(formats, self._open, Config() if isinstance(self.listed[0].choices, Config) else first)
 
     def _texts(self, candidate: Candidate) -> list[str]:
-        """What a candidate is compared by; formats may have unlike numbers of knobs."""
+        """Return what a candidate is compared by; formats may have unlike numbers of knobs."""
         texts = [str(part) for part in candidate.key]
         return [*texts, *[""] * (self.width - len(texts))]
 
     def _open(self, format: Format | None) -> Values | None:
-        """The values that the recorded candidates of a format have."""
+        """Return the values that the recorded candidates of a format have."""
         held = [c.choices.as_dict() for c in self.listed if c.format == format]
         if not held:
             return None
@@ -61,7 +61,7 @@ class Recorded(Space):
         return {name: tuple(sorted(values)) for name, values in found.items() if len(values) > 1}
 
     def nearest(self, candidate: Candidate) -> Candidate:
-        """The recorded candidate that differs in the fewest choices."""
+        """Return the recorded candidate that differs in the fewest choices."""
         if candidate in self.case.seconds:
             return candidate
         differ = self.keys != np.array(self._texts(candidate))
@@ -103,7 +103,7 @@ class Recorded(Space):
 
 
 def replayed(case: Recording, strategy: str, seed: int, trials: int, prior: Model | None = None) -> list[float]:
-    """The share of the best time that a search has reached after each trial."""
+    """Return the share of the best time that a search has reached after each trial."""
     rows = lambda candidates: np.array([case.features[c] for c in candidates])  # noqa: E731
     search = Search(Recorded(case), features=rows, strategy=strategy, seed=seed, prior=prior)
     reached: list[float] = []
@@ -139,7 +139,7 @@ class Stopped:
 
 
 def stopped(case: Recording, seed: int, until: float, prior: Model | None = None) -> Stopped:
-    """A search over recorded trials that ends when it holds better ones to be so unlikely, or has tried all."""
+    """Return a search over recorded trials that ends when it holds better ones to be so unlikely, or has tried all."""
     rows = lambda candidates: np.array([case.features[c] for c in candidates])  # noqa: E731
     search = Search(Recorded(case), features=rows, strategy="guided", seed=seed, prior=prior)
     while len(search.told) < len(case.seconds) and (batch := search.ask()):
@@ -153,7 +153,7 @@ def stopped(case: Recording, seed: int, until: float, prior: Model | None = None
 
 
 def stops(cases: Sequence[Recording], thresholds: Sequence[float], seeds: int, prior: Priors) -> list[list[str]]:
-    """What searches come to that end by themselves, for some thresholds, as the cells of a table."""
+    """Return what searches come to that end by themselves, for some thresholds, as the cells of a table."""
     rows = [["ends when better is as unlikely as", "trials, of all", "missed more than 3 %", "regret", "worst"]]
     for until in thresholds:
         found = [(case, stopped(case, seed, until, prior(case))) for case in cases for seed in range(seeds)]
@@ -167,7 +167,7 @@ def stops(cases: Sequence[Recording], thresholds: Sequence[float], seeds: int, p
 def runs_of(
     cases: Sequence[Recording], strategy: str, trials: int, seeds: int, prior: Priors | None = None
 ) -> np.ndarray:
-    """`replayed`, a row for each case and seed."""
+    """Return `replayed`, a row for each case and seed."""
     both = [(case, prior(case) if prior is not None else None) for case in cases]
     return np.array([replayed(c, strategy, seed, trials, m) for c, m in both for seed in range(seeds)])
 
@@ -179,7 +179,7 @@ def compare(
     seeds: int,
     prior: Priors | None = None,
 ) -> dict[str, Any]:
-    """For each strategy and budget the geometric mean of the share of the best, and its 5th percentile.
+    """Compute for each strategy and budget the geometric mean of the share of the best, and its 5th percentile.
 
     `prior` gives the model that "guided" begins with, by case.
     """
@@ -193,7 +193,7 @@ def compare(
 
 
 def table(cases: Sequence[Recording], strategies: Sequence[str], budgets: Sequence[int], seeds: int) -> str:
-    """`compare` as Markdown."""
+    """Format `compare` as Markdown."""
     found = compare(cases, strategies, budgets, seeds)
     rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]
     total = sum(len(case.seconds) for case in cases)

@@ -56,7 +56,7 @@ serve(int(sys.argv[1]), int(sys.argv[2]))
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 LAST_SECONDS = 5.0  # of a worker whose parent is gone, to put machine code on disk
 WATCH_SECONDS = 1.0  # between looks at whether the parent is there
-BEGINNINGS = 3  # times that a worker which dies before it can work is begun anew
+BEGINNINGS = 3  # times that a worker which dies before it can work is started again
 PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
 
 Job: TypeAlias = "Callable[..., Any]"
@@ -65,32 +65,32 @@ Job: TypeAlias = "Callable[..., Any]"
 
 
 def prepare(evaluator: Evaluator, format: Format | None) -> Prepared:
-    """See `Evaluator.prepare`."""
+    """Run `Evaluator.prepare` in the worker."""
     return evaluator.prepare(format)
 
 
 def compile_candidate(evaluator: Evaluator, candidate: Candidate) -> str | None:
-    """See `Evaluator.compile`."""
+    """Run `Evaluator.compile` in the worker."""
     return evaluator.compile(candidate)
 
 
 def compile_together(evaluator: Evaluator, *candidates: Candidate) -> None:
-    """See `Evaluator.compile_together`."""
+    """Run `Evaluator.compile_together` in the worker."""
     evaluator.compile_together(candidates)
 
 
 def time_candidate(evaluator: Evaluator, candidate: Candidate | None) -> Measurement:
-    """See `Evaluator.time`."""
+    """Run `Evaluator.time` in the worker."""
     return evaluator.time(candidate)
 
 
 def typical_seconds(evaluator: Evaluator, candidate: Candidate | None, seconds: float) -> float:
-    """See `Evaluator.typical`."""
+    """Run `Evaluator.typical` in the worker."""
     return evaluator.typical(candidate, seconds)
 
 
 def interleaved_seconds(evaluator: Evaluator, candidate: Candidate, seconds: float) -> tuple[float, float]:
-    """See `Evaluator.interleaved`."""
+    """Run `Evaluator.interleaved` in the worker."""
     return evaluator.interleaved(candidate, seconds)
 
 
@@ -102,13 +102,13 @@ class Lost(Exception):
 
 
 class Worker(Protocol):
-    """Does jobs, functions of an `Evaluator`, in the order in which they are posted."""
+    """Runner of jobs, functions of an `Evaluator`, in the order in which they are posted."""
 
     def post(self, job: Job, *args: Any) -> None:
         """Ask for a job."""
 
     def result(self) -> tuple[Job, tuple[Any, ...], Any]:
-        """The oldest job whose result was not taken, and its result; a `Lost` if it cost a worker its life."""
+        """Return the oldest job whose result was not taken, and its result; a `Lost` if it cost a worker its life."""
 
     @property
     def pending(self) -> int:
@@ -118,7 +118,7 @@ class Worker(Protocol):
         """Let a job take at least so long."""
 
     def close(self) -> None:
-        """Forget everything; the next job begins anew."""
+        """Forget everything; the next job begins from the start."""
 
 
 class LocalWorker:
@@ -170,7 +170,7 @@ class Process:
 
     @classmethod
     def take(cls, threads: int | None = None) -> Process:
-        """One that is idle, or a new one; with as many threads as this process unless told otherwise."""
+        """Return an idle worker process, or a new one; with as many threads as this process unless told otherwise."""
         wanted = threads or get_num_threads()
         while cls.idle:
             found = cls.idle.pop()
@@ -202,12 +202,12 @@ class Process:
 
 
 def can_isolate() -> bool:
-    """Whether this process may begin others."""
+    """Return whether this process may begin others."""
     return os.name == "posix" and bool(sys.executable) and WORKER not in os.environ
 
 
 def modules_path() -> str:
-    """Where a worker looks for modules, such as that of a template."""
+    """Return where a worker looks for modules, such as that of a template."""
     return os.pathsep.join(entry for entry in sys.path if entry)
 
 
@@ -217,7 +217,7 @@ def _dismiss() -> None:
     while Process.idle:
         found = Process.idle.pop()
         found.connection.close()
-        found.process.returncode = 0  # nobody waits for it
+        found.process.returncode = 0  # the process is not waited for
 
 
 if hasattr(os, "register_at_fork"):
@@ -332,14 +332,14 @@ class RemoteWorker:
 
 
 def _patience(job: Job, args: tuple[Any, ...]) -> float:
-    """How many times as long as another a job may take."""
+    """Return how many times as long as another a job may take."""
     if job is compile_together:
         return float(len(args))
     return PATIENT if job is prepare or args[0] is None else 1.0  # the untuned kernel must be timed
 
 
 def how_it_ended(code: int) -> str:
-    """The exit code of a process in words."""
+    """Return the exit code of a process in words."""
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name
@@ -360,7 +360,7 @@ def serve(descriptor: int, parent: int) -> None:
                 connection.send(job(served if job is begin else served.evaluator, *args))
         except (EOFError, OSError):
             ending.set()
-            keep(seconds=LAST_SECONDS)  # nobody waits for it
+            keep(seconds=LAST_SECONDS)  # the process is not waited for
             os._exit(0)  # what happens at exit has been done
 
 
@@ -377,7 +377,7 @@ def _end_after(parent: int) -> None:
 
 
 class Served:
-    """What a worker process works for: one evaluator after another."""
+    """State of a worker process: one evaluator after another."""
 
     evaluator: Evaluator | None = None
 
@@ -390,7 +390,7 @@ def begin(served: Served, payload: bytes) -> str | None:
 
 
 def end(served: Served) -> None:
-    """Let the evaluator go; nobody waits for an answer."""
+    """Let the evaluator go; no answer is awaited."""
 
 
 def _unpacked(payload: bytes) -> tuple[Evaluator | None, str | None]:
@@ -401,7 +401,7 @@ def _unpacked(payload: bytes) -> tuple[Evaluator | None, str | None]:
 
 
 def evaluator_of(payload: bytes) -> Evaluator:
-    """The evaluator that a payload is made of.
+    """Return the evaluator that a payload is made of.
 
     Raises
     ------
@@ -459,17 +459,17 @@ class Pool(Formats):
     slots = 0  # a batch as large as a search likes
 
     def keyed(self, key: Key) -> Key:
-        """The key of records of the workers' machine, which is this one."""
+        """Return the key of records of the workers' machine, which is this one."""
         return key
 
     def noted(self, key: Key, record: Record) -> Iterator[tuple[Key, Record]]:
-        """A record as its machine's."""
+        """Yield a record as its machine's."""
         yield key, record
 
     # ------------------------------------------------------------------------------------------ formats
 
     def values(self, format: Format | None) -> Values | None:
-        """The open choices of a format; None where it has no variant."""
+        """Return the open choices of a format; None where it has no variant."""
         if format not in self.known:
             self._home(format).post(prepare, format)
             self._look_ahead(len(self.workers) - 1)
@@ -486,7 +486,7 @@ class Pool(Formats):
                 count -= 1
 
     def _home(self, format: Format | None) -> Worker:
-        """The worker that prepares a format: the one with the fewest."""
+        """Return the worker that prepares a format: the one with the fewest."""
         if format not in self.homes:
             counts = [sum(worker in held for held in self.homes.values()) for worker in self.workers]
             self.homes[format] = [self.workers[int(np.argmin(counts))]]
@@ -510,7 +510,7 @@ class Pool(Formats):
         yield from timed.items()
 
     def _time_again(self, workers: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:
-        """Another turn for candidates, each some time after its last one, and those of a worker after each other."""
+        """Time candidates again, each some time after its last turn, and those of a worker one after another."""
         for candidate, worker in sorted(workers.items(), key=lambda item: self.workers.index(item[1])):
             worker.post(interleaved_seconds, candidate, TURN_SECONDS)
             *_, found = worker.result()
@@ -538,7 +538,7 @@ class Pool(Formats):
         return self._noted(candidate, found if self.usual is None else found.paced(self.usual))
 
     def _noted(self, candidate: Candidate | None, found: Measurement) -> Measurement:
-        """A measurement, its seconds kept in place of earlier ones of the candidate."""
+        """Return a measurement, its seconds kept in place of earlier ones of the candidate."""
         if found.seconds is not None:
             self.times[candidate] = found.seconds
         return found
@@ -549,7 +549,7 @@ class Pool(Formats):
         return min(self.times.values(), default=float("inf"))
 
     def _compile(self, batch: Sequence[Candidate], *, ahead: int = 0) -> dict[Candidate, Worker | str]:
-        """Where each candidate is ready, or why it is not."""
+        """Return where each candidate is ready, or why it is not."""
         found: dict[Candidate, Worker | str] = {}
         shares: dict[int, list[Candidate]] = {n: [] for n in range(len(self.workers))}
         for candidate in batch:
@@ -579,7 +579,7 @@ class Pool(Formats):
         return compiled
 
     def _least_busy(self, format: Format | None, shares: Mapping[int, Sequence[Candidate]]) -> Worker:
-        """The worker for a candidate: one with its format, or another if those are busier and converting is cheap.
+        """Return a worker for a candidate: one with its format, or another if busier and converting is cheap.
 
         `shares` has what each is to do that was not asked for yet.
         """
@@ -598,7 +598,7 @@ class Pool(Formats):
         return other
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
-        """Seconds of candidates and, at None, of the untuned kernel, in turn; as they were where no worker begins."""
+        """Time candidates and, at None, the untuned kernel, in turn; times stay as they were where no worker begins."""
         try:
             workers = self._compile(candidates)
             cases: dict[Candidate | None, Worker] = {None: self.workers[0]}
@@ -623,7 +623,7 @@ def _typical(worker: Worker, candidate: Candidate | None, seconds: float) -> flo
 
 
 def pool_of(evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: bool, timeout: float = TIMEOUT) -> Pool:
-    """Workers for an evaluator, or this process where they are not wanted or cannot be.
+    """Return workers for an evaluator, or this process where they are not wanted or cannot be.
 
     Parameters
     ----------
@@ -650,12 +650,12 @@ def pool_of(evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: b
 
 
 def can_send(inputs: Mapping[str, Any]) -> bool:
-    """Whether all arguments are of packages whose objects workers can read."""
+    """Return whether all arguments are of packages whose objects workers can read."""
     return all(type(value).__module__.partition(".")[0] in SENT for value in inputs.values())
 
 
 def packed(evaluator: Evaluator) -> bytes | None:
-    """What an evaluator is made of; None if it cannot be sent to a worker, or is very large."""
+    """Return what an evaluator is made of; None if it cannot be sent to a worker, or is very large."""
     if not can_send(evaluator.inputs):
         return None
     if sum(array.nbytes for array in evaluator.workload.arrays.values()) > MOST_BYTES:

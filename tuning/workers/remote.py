@@ -112,7 +112,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker says to an order.
+    """A worker's answer to an order.
 
     Parameters
     ----------
@@ -151,12 +151,12 @@ def work(order: Order) -> Answer:
 
 
 def token_of(payload: bytes) -> str:
-    """The name of what an evaluator is made of."""
+    """Return the name of what an evaluator is made of."""
     return hashlib.sha256(payload).hexdigest()
 
 
 def load_average() -> float | None:
-    """Of the last minute, where the system tells."""
+    """Return the load average of the last minute, where the system reports it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
@@ -182,14 +182,14 @@ class Desk:
         self.place: Place | None = None
 
     def ask(self, job: Job, *args: Any) -> Any:
-        """The result of a job of an evaluator, a `Lost` where it cost the process its life."""
+        """Return the result of a job of an evaluator, a `Lost` where it cost the process its life."""
         self.worker.allow(self.timeout)
         self.worker.post(job, *args)
         *_, found = self.worker.result()
         return found
 
     def alone(self) -> Any:
-        """The time in which nothing else is timed on this machine."""
+        """Return a context manager that excludes other timings on this machine."""
         return alone(self.timeout) if fcntl is not None else nullcontext()
 
     def close(self) -> None:
@@ -209,25 +209,25 @@ def described(desk: Desk) -> None:
 
 
 def place_of(evaluator: Evaluator, _: None) -> Place:
-    """What records say of where an evaluator runs."""
+    """Return what records say of where an evaluator runs."""
     about = circumstances(evaluator.kernel, evaluator.template)
     return Place(**{name: about[name] for name in ("machine", "threads", "target", "versions")})
 
 
 def prepared(desk: Desk, format: Format | None) -> Prepared:
-    """A format that is ready, or why it cannot be had."""
+    """Return a format that is ready, or why it is unavailable."""
     found = desk.ask(prepare, format)
     return Prepared(error=f"its process {found}") if isinstance(found, Lost) else found
 
 
 def untuned(desk: Desk) -> Measurement:
-    """The untuned kernel, checked and timed."""
+    """Return the untuned kernel, checked and timed."""
     with desk.alone():
         return _measurement(desk.ask(time_candidate, None))
 
 
 def measured(desk: Desk, candidate: Candidate, best: float) -> Measurement:
-    """A candidate compiled, checked and timed, twice more if it is near the best.
+    """Return a candidate compiled, checked and timed, twice more if it is near the best.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def measured(desk: Desk, candidate: Candidate, best: float) -> Measurement:
 
 
 def compared(desk: Desk, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
-    """Seconds of candidates and, at None, of the untuned kernel, in turn."""
+    """Return seconds of candidates and, at None, of the untuned kernel, in turn."""
     ready = [c for c in candidates if desk.ask(compile_candidate, c) is None]
     with desk.alone():
         return duel({c: partial(_typical, desk, c) for c in (None, *ready)})
@@ -275,14 +275,14 @@ def _typical(desk: Desk, candidate: Candidate | None, seconds: float) -> float:
 
 
 class Room:
-    """The desks of this process that nobody works at, those that were used last at the end."""
+    """The desks of this process that are idle, those that were used last at the end."""
 
     def __init__(self) -> None:
         self.free: OrderedDict[int, tuple[str, Desk]] = OrderedDict()
         self.lock = threading.Lock()
 
     def take(self, token: str) -> Desk | None:
-        """A free desk with an evaluator, if there is any."""
+        """Return a free desk with an evaluator, if there is any."""
         with self.lock:
             number = next((n for n, (held, _) in reversed(self.free.items()) if held == token), None)
             return self.free.pop(number)[1] if number is not None else None
@@ -295,7 +295,7 @@ class Room:
                 self.free.popitem(last=False)[1][1].close()
 
     def make(self, payload: bytes, order: Order) -> Desk:
-        """A desk for an evaluator that this process does not have."""
+        """Return a desk for an evaluator that this process does not have."""
         with self.lock:  # processes that are idle are shared by threads
             return Desk(payload, order.timeout, threads_for(*order.here))
 
@@ -304,7 +304,7 @@ ROOM = Room()
 
 
 def _after_fork_in_child() -> None:
-    """The processes at the parent's desks are the parent's."""
+    """Forget the parent's desks: their processes belong to the parent."""
     global ROOM
     ROOM = Room()
 
@@ -315,7 +315,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _desk(order: Order) -> Iterator[Desk | None]:
-    """A desk for an order; None if what its evaluator is made of is not known here."""
+    """Yield a desk for an order; None if what its evaluator is made of is not known here."""
     desk = ROOM.take(order.token)
     if desk is None:
         payload = order.payload if order.payload is not None else _read(order.path, order.token)
@@ -334,7 +334,7 @@ def _desk(order: Order) -> Iterator[Desk | None]:
 
 
 def _read(path: str, token: str) -> bytes | None:
-    """A file, if it is there and holds what it should: a name in a common folder may be anybody's."""
+    """Return a file, if it is there and holds what it should: a name in a common folder may be anybody's."""
     try:
         payload = Path(path).read_bytes()
     except (OSError, ValueError):
@@ -343,7 +343,7 @@ def _read(path: str, token: str) -> bytes | None:
 
 
 def threads_for(machine: str, threads: int) -> int:
-    """How many threads kernels have in a worker: those of the caller on its machine, else all, at most its cores."""
+    """Return a worker's kernel threads: the caller's number on its machine, else all, at most its cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     told = os.environ.get("TVM_NUM_THREADS", "")
     wanted = threads if machine == machine_name() else int(told) if told.isdecimal() else cores
@@ -378,7 +378,7 @@ def _is_taken(file: int) -> bool:
 
 
 def _lock_file() -> int:
-    """The machine's lock, which another user may have made; one of this user where that cannot be opened."""
+    """Return the machine's lock, which another user may have made; one of this user where that cannot be opened."""
     own = f"{os.getuid()}-{LOCK}"
     for name in (LOCK, own):
         path = Path(tempfile.gettempdir()) / name
@@ -401,7 +401,7 @@ KILLED = "KilledWorker"  # what dask raises where a job cost several workers the
 
 @dataclass(frozen=True)
 class Waiting:
-    """A job whose answer is not there yet.
+    """A job whose answer is outstanding.
 
     Parameters
     ----------
@@ -436,7 +436,7 @@ class Fleet(Formats):
     TuningError
         The arguments cannot be sent.
     ExecutorLostError
-        The executor takes no jobs, or nobody answers.
+        The executor takes no jobs, or does not answer.
     """
 
     def __init__(
@@ -472,7 +472,7 @@ class Fleet(Formats):
     # -------------------------------------------------------------------------------------------- where it runs
 
     def _main_place(self) -> Place:
-        """The kind of machine that a search is for: this one where it is among the workers."""
+        """Return the kind of machine that a search is for: this one where it is among the workers."""
         orders = {n: self._order(described) for n in range(self.slots)}
         here = (machine_name(), get_num_threads())
         for _, answer in self._answers(orders):
@@ -487,11 +487,11 @@ class Fleet(Formats):
         return (self.place.machine, self.place.threads) == (machine_name(), get_num_threads())
 
     def keyed(self, key: Key) -> Key:
-        """The key of records of the workers' machine."""
+        """Return the key of records of the workers' machine."""
         return replace(key, **asdict(self.place))
 
     def noted(self, key: Key, record: Record) -> Iterator[tuple[Key, Record]]:
-        """A record as its machine's, and before the first one of a machine that of the untuned kernel there."""
+        """Yield a record as its machine's, and before the first one of a machine that of the untuned kernel there."""
         place = record.place or self.place
         usual = self.places.get(place)
         if place == self.place or usual is None or not self.usual:
@@ -525,7 +525,7 @@ class Fleet(Formats):
         self.usual = seconds
 
     def values(self, format: Format | None) -> Values | None:
-        """The open choices of a format; None where it has no variant."""
+        """Return the open choices of a format; None where it has no variant."""
         if format not in self.known:
             ahead = [self.upcoming.popleft() for _ in range(min(self.slots - 1, len(self.upcoming)))]
             wanted = [f for f in dict.fromkeys([format, *ahead]) if f not in self.known]
@@ -564,7 +564,7 @@ class Fleet(Formats):
             raise
 
     def _timed(self, candidate: Candidate | None, answer: Answer) -> Measurement:
-        """A measurement as if it were the main machine's, and as fast as that one usually is."""
+        """Return a measurement as if it were the main machine's, and as fast as that one usually is."""
         found: Measurement = replace(answer.value, place=answer.place, load=answer.load)
         if candidate is None and found.seconds is not None:
             self.usual = self.usual or found.seconds
@@ -577,7 +577,7 @@ class Fleet(Formats):
         return found
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
-        """Seconds of candidates and, at None, of the untuned kernel, in turn on the main machine.
+        """Return seconds of candidates and, at None, of the untuned kernel, in turn on the main machine.
 
         Where the executor is gone, they are compared in this process, or as fast as they were.
         """
@@ -593,7 +593,7 @@ class Fleet(Formats):
         return {c: self.times[c] for c in (None, *candidates) if c in self.times}
 
     def rest(self) -> None:
-        """Nothing: workers of an executor let go of what they did not use for longest."""
+        """Do nothing: workers of an executor let go of what they did not use for longest."""
 
     def close(self) -> None:
         """Let the workers' evaluators go."""
@@ -610,7 +610,7 @@ class Fleet(Formats):
         return Order(self.token, self.path, job, args, self.timeout, here)
 
     def _answers(self, orders: Mapping[Any, Order]) -> Iterator[tuple[Any, Answer]]:
-        """The answers to orders as they come.
+        """Yield the answers to orders as they come.
 
         An order that no worker answers for long is given to another, and fails if that does not answer either.
         """
@@ -650,7 +650,7 @@ class Fleet(Formats):
         return Answer(Measurement(error=why) if isinstance(name, Candidate) else Prepared(error=why))
 
     def _checked(self, answer: Answer) -> Answer:
-        """An answer of a worker that could begin."""
+        """Return an answer of a worker that could begin."""
         if answer.error is not None:
             raise ExecutorLostError(f"a worker of the executor could not begin: {answer.error}")
         if answer.place is not None:
@@ -668,7 +668,7 @@ class Fleet(Formats):
 
 
 def taken(future: Future[Answer]) -> Answer:
-    """What a worker said."""
+    """Return what a worker said."""
     try:
         answer = future.result()
         if isinstance(answer, Answer):
@@ -683,12 +683,12 @@ def taken(future: Future[Answer]) -> Answer:
 
 
 def lost(why: str) -> str:
-    """What to do where an executor is gone."""
+    """Return what to do where an executor is gone."""
     return f"the executor measures no more candidates: {why}; go on with a new executor and the same database"
 
 
 def sendable(evaluator: Evaluator) -> bytes:
-    """What an evaluator is made of, for workers.
+    """Return what an evaluator is made of, for workers.
 
     Raises
     ------
@@ -704,7 +704,7 @@ def sendable(evaluator: Evaluator) -> bytes:
 
 
 def spooled(payload: bytes) -> str:
-    """A file for workers that see this machine's files."""
+    """Return a file for workers that see this machine's files."""
     file, path = tempfile.mkstemp(prefix="sparsetir-", suffix=".operands")
     with os.fdopen(file, "wb") as stream:
         stream.write(payload)
@@ -712,7 +712,7 @@ def spooled(payload: bytes) -> str:
 
 
 def slots_of(executor: Any) -> int:
-    """How many candidates to ask an executor for at a time: as many as it has workers, where it says so."""
+    """Return how many candidates to ask an executor for at a time: as many as it has workers, where it says so."""
     counts: list[Callable[[], Any]] = [
         lambda: executor._max_workers,  # those of concurrent.futures
         lambda: executor.num_workers,  # of mpi4py
@@ -763,7 +763,7 @@ if initializer is not None:
 
 @contextmanager
 def opened(given: Executor | str | None) -> Iterator[Executor | str | None]:
-    """An executor as it is, or the one that a text names, which is shut down afterwards; an RPC address as it is.
+    """Yield an executor or an RPC address as it is, or the executor that a text names, which is shut down afterwards.
 
     Raises
     ------
@@ -827,12 +827,12 @@ def start_error(executor: Executor) -> str | None:
 
 
 def dask_client(address: str) -> Any:
-    """A client of a dask scheduler.
+    """Return a client of a dask scheduler.
 
     Raises
     ------
     ArgumentError
-        dask.distributed is not installed, or nobody answers.
+        dask.distributed is not installed, or the scheduler does not answer.
     """
     try:
         from distributed import Client

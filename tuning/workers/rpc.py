@@ -108,7 +108,7 @@ class Boards(Formats):
     # ----------------------------------------------------------------------------------------------- the server
 
     def _connected(self) -> Connection:
-        """A connection that lives for another measurement."""
+        """Return a connection that lives for another measurement."""
         limit = PATIENT * self.timeout
         if self.connection is not None and time.monotonic() - self.connection.begun > limit / 2:
             self.connection = None  # the server ends it soon
@@ -137,7 +137,7 @@ class Boards(Formats):
         raise self.gone
 
     def _is_free(self, tracker: Any) -> bool:
-        """Whether a server is free now or within some seconds."""
+        """Return whether a server is free now or within some seconds."""
         end = time.monotonic() + FREE_SECONDS
         while not tracker.summary()["queue_info"].get(self.name, {}).get("free"):
             if time.monotonic() > end:
@@ -146,7 +146,7 @@ class Boards(Formats):
         return True
 
     def _arguments(self, connection: Connection, format: Format | None) -> dict[str, Any]:
-        """The parameters of a format's function, on the server."""
+        """Return the parameters of a format's function, on the server."""
         held = connection.arguments
         if format not in held:
             while len(held) >= MOST_HELD:
@@ -159,7 +159,7 @@ class Boards(Formats):
         return held[format]
 
     def _library(self, connection: Connection, candidate: Candidate | None) -> Any:
-        """A candidate's machine code, on the server."""
+        """Return a candidate's machine code, on the server."""
         if candidate not in connection.libraries:
             path = self._compiled(candidate)
             connection.session.upload(str(path))
@@ -167,7 +167,7 @@ class Boards(Formats):
         return connection.libraries[candidate]
 
     def _compiled(self, candidate: Candidate | None) -> Path:
-        """A library of a candidate."""
+        """Return a library of a candidate."""
         if candidate not in self.paths:
             known = self.evaluator
             if candidate is None:
@@ -227,7 +227,7 @@ class Boards(Formats):
         return replace(found, usual=min(before, after), place=self.place)
 
     def _wrong(self, connection: Connection, candidate: Candidate | None) -> str | None:
-        """What is wrong with the results of one run on a clean slate."""
+        """Return what is wrong with the results of one run on a clean slate."""
         format = None if candidate is None else candidate.format
         given, workload = self._arguments(connection, format), self.evaluator.variants(format).workload
         workload.reset()
@@ -238,12 +238,12 @@ class Boards(Formats):
         return self.evaluator.reference.disagreement(found)
 
     def _function(self, connection: Connection, candidate: Candidate | None) -> Callable[[], Any]:
-        """A call on the server."""
+        """Return a call on the server."""
         name, values = self._call(connection, candidate)
         return partial(self._library(connection, candidate)[name], *values)
 
     def _call(self, connection: Connection, candidate: Candidate | None) -> tuple[str, list[Any]]:
-        """The name of a candidate's function, and its arguments in order."""
+        """Return the name of a candidate's function, and its arguments in order."""
         known = self.evaluator
         given = self._arguments(connection, None if candidate is None else candidate.format)
         if candidate is None:
@@ -252,7 +252,7 @@ class Boards(Formats):
         return form.name, [given[name] for name in form.names]
 
     def _burst(self, connection: Connection, candidate: Candidate | None, seconds: float) -> list[float]:
-        """Seconds of consecutive calls."""
+        """Return seconds of consecutive calls."""
         name, values = self._call(connection, candidate)
         library, device = self._library(connection, candidate), connection.session.cpu()
         first = library.time_evaluator(name, device, number=1, repeat=1)(*values).results[0]
@@ -264,7 +264,7 @@ class Boards(Formats):
         yield from ((candidate, self.time(candidate)) for candidate in batch)
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
-        """Seconds of candidates and, at None, of the untuned kernel, in turn."""
+        """Return seconds of candidates and, at None, of the untuned kernel, in turn."""
 
         def typical(candidate: Candidate | None, seconds: float) -> float:
             try:
@@ -281,15 +281,15 @@ class Boards(Formats):
         self.usual = seconds
 
     def keyed(self, key: Key) -> Key:
-        """The key of records of this kind of server."""
+        """Return the key of records of this kind of server."""
         return replace(key, **asdict(self.place))
 
     def noted(self, key: Key, record: Record) -> Iterable[tuple[Key, Record]]:
-        """A record as its machine's."""
+        """Return a record as its machine's."""
         return [(key, record)]
 
     def values(self, format: Format | None) -> Values | None:
-        """The open choices of a format; None where it has no variant."""
+        """Return the open choices of a format; None where it has no variant."""
         if format not in self.known:
             self.known[format] = self.evaluator.prepare(format)
         return self.known[format].values
@@ -305,7 +305,7 @@ class Boards(Formats):
 
 
 def parsed(address: str) -> tuple[str, int, str]:
-    """Host, port and key of an address.
+    """Return host, port and key of an address.
 
     Raises
     ------
@@ -323,7 +323,7 @@ def parsed(address: str) -> tuple[str, int, str]:
 
 
 def on(device: Any, array: np.ndarray) -> Any:
-    """An array on a server."""
+    """Return an array on a server."""
     if array.dtype.kind == "V" or array.dtype.name == "bfloat16":
         made = tvm.runtime.empty(array.shape, "bfloat16", device)
         return made.copyfrom(plain(array))
@@ -331,12 +331,12 @@ def on(device: Any, array: np.ndarray) -> Any:
 
 
 def plain(array: np.ndarray) -> np.ndarray:
-    """An array that numpy owns, contiguous."""
+    """Return an array that numpy owns, contiguous."""
     return np.ascontiguousarray(array)
 
 
 def like(found: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """What came from a server, with the dtype of an array."""
+    """Return what came from a server, with the dtype of an array."""
     return found.view(array.dtype) if found.dtype.itemsize == array.dtype.itemsize else found.astype(array.dtype)
 
 
