@@ -104,7 +104,7 @@ class SparseLinear(nn.Module):
 
     @classmethod
     def from_dense(cls, layer: nn.Linear, density: float | None = None, *, mask: Any = None) -> SparseLinear:
-        """The layer with its largest weights, or those at given places; bias and weights are copied.
+        """Return the layer with its largest weights, or those at given places; bias and weights are copied.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class SparseLinear(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer of x [..., in]; [..., out]."""
+        """Return the layer of x [..., in]; [..., out]."""
         if isinstance(x, torch.fx.Proxy):
             raise ArgumentTypeError("x is a Proxy of torch.fx.symbolic_trace: trace with torch.export instead")
         if torch.jit.is_tracing():
@@ -153,7 +153,7 @@ class SparseLinear(nn.Module):
         return self._product(x, self.values, self.bias)
 
     def _autocast(self, x: Tensor) -> Tensor:
-        """The layer in the dtype of autocast, as torch.nn.Linear has it there."""
+        """Return the layer in the dtype of autocast, as torch.nn.Linear has it there."""
         dtype = torch.get_autocast_dtype("cpu")
         return self._product(x.to(dtype), self.values.to(dtype), None if self.bias is None else self.bias.to(dtype))
 

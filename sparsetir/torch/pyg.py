@@ -192,7 +192,7 @@ def replaced(original: Callable[..., Any], graphs: Graphs, pairs_of: Callable[..
 
 
 def _is_fit(layer: Any, sources: Any, targets: Any, edge_index: Any, edge_type: Any) -> bool:
-    """Whether nothing but the layer itself is to be run, over edges that have one of its relations each."""
+    """Return whether nothing but the layer itself is to be run, over edges that have one of its relations each."""
     from torch_geometric import typing
     from torch_geometric.nn import RGCNConv
 

@@ -406,7 +406,7 @@ def _of_index(index: Array, num_nodes: Any) -> Edges:
 
 
 def _sizes(num_nodes: Any) -> tuple[int, int]:
-    """The numbers of sources and of targets."""
+    """Return the numbers of sources and of targets."""
     pair = tuple(num_nodes) if isinstance(num_nodes, (tuple, list)) else (num_nodes, num_nodes)
     if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in pair):
         raise ArgumentError(f"num_nodes is a number, or (sources, targets); found {num_nodes!r}")
@@ -414,18 +414,18 @@ def _sizes(num_nodes: Any) -> tuple[int, int]:
 
 
 def _sizes_of(edge_index: Any) -> tuple[int, int] | None:
-    """What an `EdgeIndex` of torch_geometric knows of the numbers of sources and targets."""
+    """Return what an `EdgeIndex` of torch_geometric knows of the numbers of sources and targets."""
     sizes = edge_index.sparse_size()
     return None if None in sizes else tuple(sizes)
 
 
 def versions(graph: Any) -> tuple[tuple[torch.Tensor, int], ...]:
-    """The index tensors of a graph, and torch's count of their changes in place."""
+    """Return the index tensors of a graph, and torch's count of their changes in place."""
     return tuple((t, t._version) for t in _tensors(graph) if not t.is_inference())
 
 
 def _tensors(graph: Any) -> list[torch.Tensor]:
-    """The index tensors of a graph in torch."""
+    """Return the index tensors of a graph in torch."""
     if not isinstance(graph, torch.Tensor):
         return []
     parts = {
