@@ -309,7 +309,7 @@ def _is_wide(node: Lazy) -> bool:
 
 
 def _sampled(node: Lazy) -> tuple[Lazy, Lazy, bool] | None:
-    """The factors of a product of which a sparse array keeps some elements, and whether the second is transposed."""
+    """Return the factors of a product sampled by a sparse array, and whether the second is transposed."""
     if node.op != "multiply" or node.args[1].op != "matmul" or node.args[1].ndim != 2:
         return None
     x, y = node.args[1].args

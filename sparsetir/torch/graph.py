@@ -195,7 +195,7 @@ class Graph(functions.Graphs):
 
         Sums and means are multiplied by the weight before or after, whichever makes the sums narrower. Sums of features
         that are constant are computed once: they are kept when the same ones come again, as long as these live, and
-        made anew where they or the weight of the graph were changed in place.
+        made again where they or the weight of the graph were changed in place.
 
         Parameters
         ----------
@@ -556,7 +556,7 @@ class Graph(functions.Graphs):
         return edges if self.there is None else functions.Reorder.apply(edges, self.back, self.there)
 
     def _product(self, x: Tensor, edges: Tensor | None) -> tuple[Tensor, Sizes, tuple[int, ...]]:
-        """The second factor as a program takes it, the axes of heads and features, and the shape of the result."""
+        """Return the second factor for a program, the axes of heads and features, and the shape of the result."""
         shape = (self.shape[0], *x.shape[1:])
         if edges is None or edges.dim() == 1:
             if x.dim() == 1:

@@ -133,7 +133,7 @@ class SparseLinear(nn.Module):
         return made.train(layer.training)
 
     def reset_parameters(self) -> None:
-        """Draw values and bias anew."""
+        """Draw values and bias again."""
         bound = 1 / math.sqrt(max(self.graph.num_edges / max(self.out_features, 1), 1))
         nn.init.uniform_(self.values, -bound, bound)
         if self.bias is not None:

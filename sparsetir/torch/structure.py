@@ -73,7 +73,7 @@ class _Entry(NamedTuple):
 class Kept:
     """Results of tensors that come again, for as long as these live and nothing changes them in place.
 
-    What comes for the first time is only noted: features of ever new batches are not worth the memory.
+    What comes for the first time is only noted: features of new batches are not worth the memory.
     """
 
     def __init__(self) -> None:

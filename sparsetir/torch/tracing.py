@@ -161,7 +161,7 @@ def along_rows(
     dropout: float = 0.0,
     activation: str = "",
 ) -> Tensor:
-    """Call a method of the graph with these index arrays; `there` and `back` lead from and to the order it was given in."""
+    """Call a method of the graph with these index arrays; `there` and `back` lead from and to the given order."""
     if _is_plain(tensors, first):
         graph = Graph.of_rows(known(first, second, columns), there, back)
     else:

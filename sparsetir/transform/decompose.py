@@ -103,7 +103,7 @@ class Pieces:
         return own, shared
 
     def _initialising(self) -> list[Made]:
-        """The pieces that initialise what they reduce to: all if each has rows of its own, or the first for all."""
+        """Return the pieces that initialise their results: all if each has rows of its own, or the first for all."""
         made = self.structure.made
         if all(each.rule.partitions_rows and self._rows_first(each) for each in made):
             return made

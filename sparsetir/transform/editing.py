@@ -403,7 +403,7 @@ def _is(attach: Call, host: Axis) -> bool:
 
 
 def fiber_vars(place: Place, axis: Axis) -> dict[Axis, Var]:
-    """The variables that hold the coordinates of an iterated axis and of its ancestors, whatever axes they iterate."""
+    """Return the variables of the coordinates of an iterated axis and its ancestors, whatever axes they iterate."""
     entries = [e for it in (*place.outer, place.iteration) for e in it.entries]
     entry = next(e for e in reversed(entries) if axis in e.axes)
     chain = (*axis.ancestors, axis)

@@ -71,7 +71,7 @@ class EntryOrder:
         return is_constant_store(group, self.steps.fixed(group), free, part.stored, self.facts)
 
     def keeps_apart(self, init: Iterable[tirx.Stmt], row: Var) -> bool:
-        """Whether what `init` sets is only touched by points of the same row, so that each row may set its own."""
+        """Return whether only points of the same row touch what `init` sets, so that each row may set its own."""
         whole = footprint(self.facts, *init) + self.body
         stored = footprint(self.facts, *init).stored
         return all(row in self.steps.fixed(whole.of(storage)) for storage in stored)
@@ -336,7 +336,7 @@ def is_neutral(body: tirx.Stmt, rewritten: Set[Var], clean: Set[Var], own: IsOwn
     ----------
     body : Stmt
     rewritten : set of Var
-        Buffers over the padded axes: what lands in their padding is nobody's.
+        Buffers over the padded axes: stores to their padding are allowed.
     clean : set of Var
         Those whose padding is known to be zero.
     own : callable
@@ -347,7 +347,7 @@ def is_neutral(body: tirx.Stmt, rewritten: Set[Var], clean: Set[Var], own: IsOwn
 
 
 def multiplies(body: tirx.Stmt, rewritten: Set[Var]) -> bool:
-    """Whether padding, which is zero, meets floating-point numbers of other buffers: infinity times zero is no zero."""
+    """Return whether zero padding meets floats of other buffers: infinity times zero is not zero."""
     terms = [s.value for s in collect(body, tirx.BufferStore) if s.buffer not in rewritten]
     targets = {s.buffer for s in collect(body, tirx.BufferStore)}
     loads = [load for term in terms for load in collect(term, ir.TensorLoad)]

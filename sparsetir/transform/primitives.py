@@ -393,7 +393,7 @@ def _checked(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tir
 
 
 def _hazard(editor: Editor, place: Place, node: tirx.Stmt) -> str:
-    """What may fail at a coordinate that the program did not visit: a subscript out of range, a division by zero."""
+    """Return what may fail at a newly visited coordinate: a subscript out of range, a division by zero."""
     scope = Scope()
     for inner in (place, *editor.nested(place.iteration)):
         scope.ranges |= {v: ir.Range(const(0, str(a.length.ty.dtype)), a.length) for v, a in inner.variables.items()}
