@@ -140,7 +140,7 @@ class Lazy:
         return Lazy(name, (self,), self.shape, self.dtype, pattern=self.pattern)
 
     def softmax(self) -> Lazy:
-        """The softmax of every row; of a sparse matrix over what the row stores."""
+        """Return the softmax of every row; of a sparse matrix over what the row stores."""
         self.plain()
         if not self.ndim:
             raise ArgumentError("softmax is of the rows of an array, found no dimension")
@@ -162,15 +162,15 @@ class Lazy:
         return Lazy(name, (self,), kept, self.dtype, option=axis)
 
     def sum(self, axis: int | None = None) -> Lazy:
-        """The sum over a dimension, or all."""
+        """Return the sum over a dimension, or all."""
         return self.reduced("sum", axis)
 
     def mean(self, axis: int | None = None) -> Lazy:
-        """The mean over a dimension, or all."""
+        """Return the mean over a dimension, or all."""
         return self.reduced("mean", axis)
 
     def max(self, axis: int | None = None) -> Lazy:
-        """The largest element over a dimension, or all."""
+        """Return the largest element over a dimension, or all."""
         return self.reduced("max", axis)
 
 
@@ -237,12 +237,12 @@ def _checked(value: Any) -> str:
 
 
 def relu(value: Any) -> Lazy:
-    """The larger of each element and zero, lazily; see `sparsetir.lazy`."""
+    """Return the larger of each element and zero, lazily; see `sparsetir.lazy`."""
     return lazy(value).apply("relu")
 
 
 def softmax(value: Any) -> Lazy:
-    """The softmax of every row, lazily; of a sparse matrix over what the row stores; see `sparsetir.lazy`."""
+    """Return the softmax of every row, lazily; of a sparse matrix over what the row stores; see `sparsetir.lazy`."""
     return lazy(value).softmax()
 
 

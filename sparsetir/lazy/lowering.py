@@ -53,7 +53,7 @@ class Part:
 
 
 def nodes(outputs: Sequence[Lazy]) -> list[Lazy]:
-    """The nodes of a graph, arguments first."""
+    """Return the nodes of a graph, arguments first."""
     found: dict[int, Lazy] = {}
     stack = [(node, False) for node in reversed(outputs)]
     while stack:
@@ -69,7 +69,7 @@ def nodes(outputs: Sequence[Lazy]) -> list[Lazy]:
 
 
 def reordered(outputs: Sequence[Lazy], entries: dict[int, int]) -> list[Lazy]:
-    """The graph with chains of products in the order that costs least.
+    """Return the graph with chains of products in the order that costs least.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def reordered(outputs: Sequence[Lazy], entries: dict[int, int]) -> list[Lazy]:
 
 
 def detached(outputs: Sequence[Lazy], leaves: Sequence[Lazy]) -> tuple[list[Lazy], list[Lazy]]:
-    """The graph and its leaves without the arrays of the leaves."""
+    """Return the graph and its leaves without the arrays of the leaves."""
     new = {id(leaf): Lazy(leaf.op, (), leaf.shape, leaf.dtype) for leaf in leaves}
     for node in nodes(outputs):
         if id(node) in new:
@@ -133,7 +133,7 @@ def _chain(members: Sequence[Lazy], dtype: str, entries: dict[int, int]) -> Lazy
 
 
 def _flat(node: Lazy, uses: dict[int, int], *, is_top: bool = False) -> list[Lazy]:
-    """The factors of a chain of products of matrices, none of whose intermediate results has another use."""
+    """Return the factors of a chain of products of matrices, none of whose intermediate results has another use."""
     if node.op != "matmul" or (not is_top and uses[id(node)] > 1) or any(a.ndim != 2 for a in node.args):
         return [node]
     return [member for arg in node.args for member in _flat(arg, uses)]
@@ -154,7 +154,7 @@ class Lowering:
         self.builder = relax.BlockBuilder()
 
     def module(self) -> ir.IRModule:
-        """The module; its parameters are those of `order`."""
+        """Return the module; its parameters are those of `order`."""
         every = nodes(self.outputs)
         for node in every:
             self._declare(node)
@@ -303,13 +303,13 @@ class Lowering:
 
 
 def _is_wide(node: Lazy) -> bool:
-    """Whether a node is a function or a sum that loses too much in its own 16 bits."""
+    """Return whether a node is a function or a sum that loses too much in its own 16 bits."""
     is_function = node.op in UNARY or node.op in REDUCE or node.op in ("softmax", "power")
     return node.dtype == "float16" and is_function and not node.args[0].is_sparse
 
 
 def _sampled(node: Lazy) -> tuple[Lazy, Lazy, bool] | None:
-    """The factors of a product of which a sparse array keeps some elements, and whether the second is transposed."""
+    """Return the factors of a product sampled by a sparse array, and whether the second is transposed."""
     if node.op != "multiply" or node.args[1].op != "matmul" or node.args[1].ndim != 2:
         return None
     x, y = node.args[1].args

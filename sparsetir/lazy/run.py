@@ -70,7 +70,7 @@ def compute(*arrays: Any, tune: float | None = None, database: str | Path | None
 
 
 def _key(arrays: Sequence[Lazy], leaves: Sequence[Lazy]) -> Any:
-    """What decides how a graph is compiled."""
+    """Return what decides how a graph is compiled."""
     every = nodes(arrays)
     number = {id(node): n for n, node in enumerate(every)}
     made = [
@@ -142,7 +142,7 @@ class Compiled:
         self.held = {n: values[n] for n in held if n in matrices}
 
     def __call__(self, values: Sequence[Any]) -> Any:
-        """The results for these leaves."""
+        """Return the results for these leaves."""
         from sparsetir.relax.model import to_tvm
 
         found: dict[tuple[int, str], Any] = {}
@@ -241,7 +241,7 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _option(name: str, value: Any) -> Any:
-    """What tells one option of a fused function from another."""
+    """Return what tells one option of a fused function from another."""
     try:
         hash(value)
     except TypeError:
@@ -270,7 +270,7 @@ def _traced(function: Callable[..., Any], arrays: Sequence[Any], options: dict[s
 
 
 def _folded(results: Sequence[Lazy], arguments: Sequence[Lazy]) -> list[Lazy]:
-    """The graph with what depends on no argument computed."""
+    """Return the graph with what depends on no argument computed."""
     own = {id(a) for a in arguments}
     open_: dict[int, bool] = {}
     new: dict[int, Lazy] = {}

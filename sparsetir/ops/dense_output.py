@@ -261,7 +261,7 @@ def spmv(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") 
 
 @once
 def linear(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """A linear layer: ``Y[b, o] = sum_i A[o, i] * X[b, i]``, rows of X one after the other; buffers A, X and Y."""
+    """Build a linear layer: ``Y[b, o] = sum_i A[o, i] * X[b, i]``, rows of X in turn; buffers A, X and Y."""
     _only(format, ("csr",), "linear")
     size = T.int64 if idtype == "int64" else T.int32
 

@@ -116,7 +116,7 @@ def _block_spgemm(dtype: str, idtype: str, r: int, q: int, s: int) -> tirx.PrimF
 
 @once
 def masked_spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """The entries of a product that a mask stores: ``C[i, j] = sum_k A[i, k] * B[k, j]`` where M has an entry (i, j).
+    """Build a masked product: ``C[i, j] = sum_k A[i, k] * B[k, j]`` where M has an entry (i, j).
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def masked_spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.Prim
 
 @once
 def rap(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """The product of three sparse matrices in one pass: ``C[i, j] = sum_kl R[i, k] * A[k, l] * P[l, j]``.
+    """Build the product of three sparse matrices in one pass: ``C[i, j] = sum_kl R[i, k] * A[k, l] * P[l, j]``.
 
     `sparsetir.rap` multiplies twice instead, which takes fewer steps where rows of ``A @ P`` are used more than once.
 
@@ -229,7 +229,7 @@ def rap(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
 
 
 def _merged(name: str, combine: Callable[[Any, Any], Any], dtype: str, idtype: str) -> tirx.PrimFunc:
-    """A program of two matrices with sorted rows, element by element."""
+    """Build an elementwise program of two matrices with sorted rows, by a merge of the rows."""
     size = T.int64 if idtype == "int64" else T.int32
 
     @T.prim_func
@@ -261,7 +261,7 @@ def _merged(name: str, combine: Callable[[Any, Any], Any], dtype: str, idtype: s
 
 @once
 def add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """The sum of two sparse matrices: ``C[i, j] = A[i, j] + B[i, j]``.
+    """Build the sum of two sparse matrices: ``C[i, j] = A[i, j] + B[i, j]``.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ def add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
 
 @once
 def scaled_add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """A linear combination of two sparse matrices: ``C[i, j] = alpha * A[i, j] + beta * B[i, j]``.
+    """Build a linear combination of two sparse matrices: ``C[i, j] = alpha * A[i, j] + beta * B[i, j]``.
 
     Parameters
     ----------
@@ -328,7 +328,7 @@ def scaled_add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFun
 
 @once
 def multiply(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """The elementwise product of two sparse matrices: ``C[i, j] = A[i, j] * B[i, j]``.
+    """Build the elementwise product of two sparse matrices: ``C[i, j] = A[i, j] * B[i, j]``.
 
     Parameters
     ----------
@@ -347,7 +347,7 @@ def multiply(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
 
 @once
 def maximum(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """The elementwise maximum of two sparse matrices: ``C[i, j] = max(A[i, j], B[i, j])``.
+    """Build the elementwise maximum of two sparse matrices: ``C[i, j] = max(A[i, j], B[i, j])``.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``torch.compile(model, backend="sparsetir")``: operators along edges run on kernels, all else as torch has it."""
+"""Backend of ``torch.compile(model, backend="sparsetir")``: edge operators run on kernels, the rest in torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DENSE = ("eager", "aot_eager", "inductor")
 def compile_graph(
     module: torch.fx.GraphModule, inputs: Any, *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """The backend of `torch.compile` that pyproject.toml names.
+    """Compile a traced program: the `torch.compile` backend that pyproject.toml registers.
 
     Parameters
     ----------

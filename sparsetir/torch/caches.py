@@ -101,7 +101,7 @@ class Contents:
 
 
 def _owner(index: Tensor) -> Tensor:
-    """What must live, and not change, for the memory of an index to be the same."""
+    """Return the tensor that owns the memory of an index, which must live and not change for a match."""
     return index if index._base is None else index._base
 
 
@@ -205,7 +205,7 @@ class Graphs:
         return count
 
     def of(self, targets: Tensor, sources: Tensor | None, rows: int, columns: int) -> Graph:
-        """The graph of edges between nodes; without sources each edge has a column of its own."""
+        """Return the graph of edges between nodes; without sources each edge has a column of its own."""
         key = (_place(targets), _place(sources), rows, columns)
         found = self._at(key)
         if found is None:
@@ -214,7 +214,7 @@ class Graphs:
         return found
 
     def of_both(self, index: Tensor, at: tuple[int, int], rows: int, columns: int) -> Graph:
-        """The graph whose targets and sources are two rows of one tensor, found without taking these out of it."""
+        """Return the graph whose targets and sources are two rows of one tensor; a match takes no rows out."""
         key = (index.data_ptr(), index.shape, index.stride(), index.dtype, at, rows, columns)
         found = self._at(key)
         if found is None:
@@ -226,7 +226,7 @@ class Graphs:
         return found
 
     def at_targets(self, targets: Tensor, rows: int) -> Graph | None:
-        """The graph whose edges have these targets, if there was one."""
+        """Return the graph whose edges have these targets, or None."""
         key = self.by_targets.get((_place(targets), rows))
         return None if key is None else self._at(key)
 
@@ -253,7 +253,7 @@ class Graphs:
         self.by_targets[known] = key
 
     def _equal(self, targets: Tensor, sources: Tensor | None, rows: int, columns: int) -> Graph:
-        """The graph of indices that hold the same, or a new one."""
+        """Return the graph of equal indices, or a new one."""
         own = np.arange(targets.numel()) if sources is None else sources.numpy()
         index = np.stack([own, targets.numpy()])
         key = (rows, columns, index.shape[1], index.dtype, checksum(torch.from_numpy(index)))

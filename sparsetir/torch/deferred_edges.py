@@ -56,11 +56,11 @@ class Recipe:
         raise NotImplementedError
 
     def times(self, _tensors: tuple[Tensor, ...], _other: Any) -> Tensor | None:
-        """The product with another value of edges."""
+        """Return the product with another value of edges."""
         return None
 
     def plus(self, _tensors: tuple[Tensor, ...], _other: Any) -> Tensor | None:
-        """The sum with another value of edges."""
+        """Return the sum with another value of edges."""
         return None
 
     def rectified(self, _tensors: tuple[Tensor, ...], _slope: float) -> Tensor | None:
@@ -68,27 +68,27 @@ class Recipe:
         return None
 
     def shares(self, _tensors: tuple[Tensor, ...], _graph: Graph) -> Tensor | None:
-        """The softmax over the edges of each target of a graph."""
+        """Return the softmax over the edges of each target of a graph."""
         return None
 
     def scaled(self, _tensors: tuple[Tensor, ...], _factor: float) -> Tensor | None:
-        """The product with a number."""
+        """Return the product with a number."""
         return None
 
     def dropped(self, _tensors: tuple[Tensor, ...], _rate: float) -> Tensor | None:
-        """The values of which some are dropped."""
+        """Return the values of which some are dropped."""
         return None
 
     def summed(self, _tensors: tuple[Tensor, ...]) -> Tensor | None:
-        """The sums over the last axis."""
+        """Return the sums over the last axis."""
         return None
 
     def as_column(self, _tensors: tuple[Tensor, ...]) -> Tensor | None:
-        """The values with an axis of length 1 at the end."""
+        """Return the values with an axis of length 1 at the end."""
         return None
 
     def reduced(self, _graph: Graph, _tensors: tuple[Tensor, ...], _reduce: str) -> Tensor | None:
-        """The values reduced at the targets of a graph."""
+        """Return the values reduced at the targets of a graph."""
         return None
 
 
@@ -132,7 +132,7 @@ class Rows(Recipe):
         return note(Weighted(self), x, other.flatten() if 1 in given[1:-1] or x.dim() == 2 else other.squeeze(-1))
 
     def plus(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
-        """The sum with the values of the other ends, or of sources with features of the edges."""
+        """Return the sum with the values of the other ends, or of sources with features of the edges."""
         ends = self._ends(tensors, other)
         if ends is None and self.is_target is False and tensors[0].dim() == 3:
             return _with_edges(Edged(self), tensors, other, most=2)
@@ -141,7 +141,7 @@ class Rows(Recipe):
         return note(Ends(*ends[:3]) if ends[3].dim() == 3 else Sums(ends[0]), *ends[3:])
 
     def _ends(self, tensors: tuple[Tensor, ...], other: Any) -> tuple[Graph, Rows, Rows, Tensor, Tensor] | None:
-        """The graph whose targets and sources two values of edges belong to, and these, first of the targets."""
+        """Return the graph whose targets and sources two values of edges belong to, and these, first of the targets."""
         found, (x,) = recipe(other), tensors
         if type(found) is not Rows or {self.is_target, found.is_target} != {True, False}:
             return None
@@ -169,7 +169,7 @@ class Edged(Recipe):
         return self.rows.shape(tensors[0])
 
     def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
-        """The product with the values of the targets, or with shares that go by the same features of edges."""
+        """Return the product with the values of the targets, or with shares that go by the same features of edges."""
         (x, edges), found = tensors, recipe(other)
         ends = self.rows._ends((x,), other)
         if ends is not None:
@@ -219,7 +219,7 @@ class Sums(Recipe):
 
 
 def _with_edges(how: Recipe, tensors: tuple[Tensor, ...], other: Any, most: int = 3) -> Tensor | None:
-    """The sum of what the ends have with what the edges have themselves, at most once."""
+    """Return the sum of what the ends have with what the edges have themselves, at most once."""
     if len(tensors) == most or type(other) not in PLAIN or other.dtype is not tensors[0].dtype:
         return None
     return note(how, *tensors, other) if other.shape == how.shape(*tensors) else None
@@ -235,7 +235,7 @@ class Scores(Recipe):
         raise NotImplementedError
 
     def without_heads(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The tensors of one head without the axis of heads."""
+        """Return the tensors of one head without the axis of heads."""
         return tuple(t.flatten(1) for t in tensors)
 
     def shares(self, tensors: tuple[Tensor, ...], graph: Graph) -> Tensor | None:
@@ -300,7 +300,7 @@ class Rectified(Recipe):
         return self.ends.shape(*tensors)
 
     def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
-        """The product with one weight for all edges."""
+        """Return the product with one weight for all edges."""
         if type(other) not in PLAIN or other.dtype is not tensors[0].dtype:
             return None
         inner = tensors[0].shape[1:]
@@ -476,7 +476,7 @@ class Noted(Tensor):
     versions: list[int] | None
 
     def tensor(self) -> Tensor:
-        """The values, with gradients of what they are computed from."""
+        """Return the values, with gradients of what they are computed from."""
         if self.made is None:
             if self.versions != _versions(self.tensors):
                 raise StructureError(
@@ -530,7 +530,7 @@ class _Note(Function):
 
 
 def note(how: Recipe, *tensors: Tensor) -> Noted:
-    """The values of edges that a recipe makes of tensors."""
+    """Return the values of edges that a recipe makes of tensors."""
     found: Any = _Note.apply(how, *tensors)
     found.recipe, found.tensors, found.made, found.versions = how, tensors, None, _versions(tensors)
     return found
@@ -542,7 +542,7 @@ def recipe(value: Any) -> Recipe | None:
 
 
 def values(given: Any) -> Any:
-    """The tensor itself in the place of a noted one."""
+    """Return the tensor itself in the place of a noted one."""
     return given.tensor() if type(given) is Noted else given
 
 

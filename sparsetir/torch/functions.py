@@ -75,17 +75,17 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_of(ctx: Any) -> str:
-    """The name of the function that a context is of."""
+    """Return the name of the autograd function of a context."""
     return type(ctx).__name__.removesuffix("Backward")
 
 
 def _is_batched(gradient: Any) -> bool:
-    """Whether torch passes many gradients as one."""
+    """Return whether torch passes a batch of gradients as one tensor."""
     return isinstance(gradient, Tensor) and "Batched" in str(torch._C._dispatch_keys(gradient))
 
 
 class _NoContext:
-    """The context of a call that nothing is kept of."""
+    """Context of a call that saves nothing for backward."""
 
     needs_input_grad = (False,) * 10
 

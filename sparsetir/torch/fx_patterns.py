@@ -77,7 +77,7 @@ FUNCTIONS = {
 
 
 def name_of(node: Any) -> str:
-    """What a node computes, "" where that is nothing of interest."""
+    """Return what a node computes, "" where that is nothing of interest."""
     if not isinstance(node, Node):
         return ""
     if node.op == "call_function":
@@ -90,7 +90,7 @@ def name_of(node: Any) -> str:
 
 
 def is_in_place(node: Node) -> bool:
-    """Whether a node changes one of its arguments."""
+    """Return whether a node changes one of its arguments."""
     if node.op == "call_method":
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
     if node.op != "call_function":
@@ -102,7 +102,7 @@ def is_in_place(node: Node) -> bool:
 
 
 def is_quiet(first: Node, last: Node) -> bool:
-    """Whether nothing between two nodes is changed in place, but for sums into zeros that were just made."""
+    """Return whether nothing between two nodes is changed in place, but for sums into zeros that were just made."""
     node = first.next
     while node is not last and node.op != "root":
         into = node.args[0] if node.args else None
@@ -113,12 +113,12 @@ def is_quiet(first: Node, last: Node) -> bool:
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """The arguments of a node by their names."""
+    """Return the arguments of a node by their names."""
     return {**dict(zip(SIGNATURES[name_of(node)], node.args, strict=False)), **node.kwargs}
 
 
 def value(node: Any) -> Any:
-    """The symbolic tensor that a node is, None where it is something else."""
+    """Return the symbolic tensor that a node is, None where it is something else."""
     found = node.meta.get("example_value") if isinstance(node, Node) else None
     return found if isinstance(found, torch.Tensor) else None
 
@@ -161,7 +161,7 @@ def selected(node: Any) -> Selected | None:
 
 
 def edge_index(node: Any) -> Node | None:
-    """The one index for each edge that an index of the shape of messages holds."""
+    """Return the one index for each edge that an index of the shape of messages holds."""
     whole = value(node)
     while name_of(node) in VIEWS and value(node).dim() > 1:
         source = arguments(node)["input"]
@@ -173,7 +173,7 @@ def edge_index(node: Any) -> Node | None:
 
 
 def _method(node: Any) -> str:
-    """The method that a call along edges is of, "" of anything else."""
+    """Return the method that a call along edges is of, "" of anything else."""
     return node.args[4] if isinstance(node, Node) and node.target is along_edges else ""
 
 
@@ -197,14 +197,14 @@ def _is_plain_view(node: Node) -> bool:
 
 
 def _is_relu(node: Any) -> bool:
-    """Whether a node is relu of one tensor, in place or not."""
+    """Return whether a node is relu of one tensor, in place or not."""
     if not isinstance(node, Node) or len(node.all_input_nodes) != 1 or "out" in node.kwargs:
         return False
     return node.target in RELUS if node.op == "call_function" else node.op == "call_method" and node.target in RELUS
 
 
 def _dropout(node: Any) -> float:
-    """The probability with which a node drops elements, 0 of anything else."""
+    """Return the probability with which a node drops elements, 0 of anything else."""
     if not isinstance(node, Node) or node.target is not functional.dropout or is_in_place(node):
         return 0.0
     given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
@@ -223,7 +223,7 @@ def _slope(node: Any) -> float | None:
 
 
 def _summed(node: Any) -> Any:
-    """What a node sums over the last axis, None of anything else."""
+    """Return what a node sums over the last axis, None of anything else."""
     if name_of(node) != "sum":
         return None
     given = arguments(node)
@@ -298,7 +298,7 @@ class Messages:
         return [method for node in self.graph.nodes if (method := _method(node))]
 
     def left(self) -> list[str]:
-        """The names of operators that scatter floats still."""
+        """Return the names of operators that scatter floats still."""
         left = {name_of(n) for n in self.graph.nodes if name_of(n) in SCATTERS and _is_floats(n)}
         return sorted(left)
 
@@ -369,7 +369,7 @@ class Messages:
             return self._call("spmm", index, message.index, rows, columns, [message.x, weight], reduce=reduce)
 
     def _weight(self, message: Selected) -> Node | None:
-        """The weight of a message, without the axes of length 1."""
+        """Return the weight of a message, without the axes of length 1."""
         if message.weight is None or value(message.weight).dim() == 1:
             return message.weight
         for node in _plain_views(message.weight):
@@ -381,7 +381,7 @@ class Messages:
         return self.graph.call_method("reshape", (message.weight, -1))
 
     def _is_zero(self, base: Node, scatter: Node) -> bool:
-        """Whether a node makes zeros that nothing has changed before they are scattered to."""
+        """Return whether a node makes zeros that nothing has changed before they are scattered to."""
         if name_of(base) not in ZEROS:
             return False
         return all(user is scatter or scatter < user for user in base.users)
@@ -404,7 +404,7 @@ class Messages:
         return length if isinstance(length, int) else self.graph.call_method("size", (node, 0))
 
     def _softmax(self, node: Node) -> Node | None:
-        """The softmax of scores over the edges of each target."""
+        """Return the softmax of scores over the edges of each target."""
         if name_of(node) != "div" or not all(isinstance(n, Node) for n in node.args) or node.kwargs:
             return None
         power, total = node.args
@@ -440,7 +440,7 @@ class Messages:
         return (user for user in scores.users if name_of(user) == "detach")
 
     def _is_reduced(self, node: Any, src: Node, index: Node, reduce: str) -> bool:
-        """Whether a node reduces edges at the places of an index into zeros."""
+        """Return whether a node reduces edges at the places of an index into zeros."""
         if name_of(node) not in SCATTERS:
             return False
         given = arguments(node)
@@ -451,7 +451,7 @@ class Messages:
         return fits and not includes_zeros and is_zero and given.get("alpha", 1) == 1
 
     def _ends(self, one: Any, other: Any) -> tuple[Selected, Selected] | None:
-        """What is selected at targets, and what at sources, of edges along which messages are reduced."""
+        """Return what is selected at targets, and what at sources, of edges along which messages are reduced."""
         pair = selected(one), selected(other)
         for targets, sources in (pair, pair[::-1]):
             if targets is None or sources is None or targets.index not in self.sources:
@@ -462,12 +462,12 @@ class Messages:
         return None
 
     def _edge_sum(self, node: Node) -> Node | None:
-        """The sums of the values of the two ends of edges."""
+        """Return the sums of the values of the two ends of edges."""
         ends = self._plain_sum(node)
         return None if ends is None or value(ends[0].x).dim() > 2 else self._along("edge_sum", node, *ends)
 
     def _sddmm(self, node: Node) -> Node | None:
-        """The dot products of the values of the two ends of edges."""
+        """Return the dot products of the values of the two ends of edges."""
         product = _summed(node)
         if name_of(product) != "mul" or len(product.args) != 2:
             return None
@@ -538,7 +538,7 @@ class Messages:
         self.graph.erase_node(product)
 
     def _operands(self, found: _Scores, x: Node) -> list[Any]:
-        """The tensors that attention takes, `x` among them."""
+        """Return the tensors that attention takes, `x` among them."""
         if found.method == "attention":
             return [*found.tensors, x]
         if found.method == "additive_attention":
@@ -619,7 +619,7 @@ class Messages:
         return _Scores("dynamic_attention", chain, tensors, inner[:-1], first, options, ends)
 
     def _plain_sum(self, node: Any) -> tuple[Selected, Selected] | None:
-        """What is selected at targets and sources, of their sum."""
+        """Return what is selected at targets and sources, of their sum."""
         return self._ends(*node.args) if _is_plain_add(node) else None
 
     def _along(self, method: str, node: Node, targets: Selected, sources: Selected) -> Node | None:

@@ -82,7 +82,7 @@ class Graph(functions.Graphs):
 
     @classmethod
     def of_rows(cls, rows: structure.Compressed, there: Tensor | None, back: Tensor | None) -> Graph:
-        """The graph with these rows, without a weight."""
+        """Return the graph with these rows, without a weight."""
         made = object.__new__(cls)
         made.rows, made.shape, made.weight, made.there, made.back = rows, (rows.rows, rows.columns), None, there, back
         return made
@@ -195,7 +195,7 @@ class Graph(functions.Graphs):
 
         Sums and means are multiplied by the weight before or after, whichever makes the sums narrower. Sums of features
         that are constant are computed once: they are kept when the same ones come again, as long as these live, and
-        made anew where they or the weight of the graph were changed in place.
+        made again where they or the weight of the graph were changed in place.
 
         Parameters
         ----------
@@ -236,7 +236,7 @@ class Graph(functions.Graphs):
         return functions.ReadLinear.apply(self.rows.unread, x, weight)
 
     def _sums_of_constant(self, x: Tensor, reduce: str) -> Tensor | None:
-        """The sums of features that came before as well and that nothing changes; None of others."""
+        """Return the sums of features that came before as well and that nothing changes; None of others."""
         given = (x,) if self.weight is None else (x, self.weight)
         if self.is_to_trace(x) or torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
             return None
@@ -265,7 +265,7 @@ class Graph(functions.Graphs):
         return self.as_given(functions.SDDMM.apply(self, inner, q.contiguous(), k.contiguous()))
 
     def edge_sum(self, targets: Tensor, sources: Tensor) -> Tensor:
-        """What the ends of edges have, added: ``s[i, j] = targets[i] + sources[j]``.
+        """Return what the ends of edges have, added: ``s[i, j] = targets[i] + sources[j]``.
 
         Parameters
         ----------
@@ -286,7 +286,7 @@ class Graph(functions.Graphs):
         return self.as_given(functions.EdgeSum.apply(self, inner, targets.contiguous(), sources.contiguous()))
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """The softmax over the edges of each row.
+        """Return the softmax over the edges of each row.
 
         Parameters
         ----------
@@ -516,7 +516,7 @@ class Graph(functions.Graphs):
     # ------------------------------------------------------------------ programs that torch traces
 
     def is_to_trace(self, tensor: Any) -> bool:
-        """Whether torch compiles or exports what calls this; another thread may do so at any time."""
+        """Return whether torch compiles or exports what calls this; another thread may do so at any time."""
         if torch.compiler.is_dynamo_compiling():
             return True
         return torch.compiler.is_compiling() and type(tensor) not in (Tensor, torch.nn.Parameter)
@@ -556,7 +556,7 @@ class Graph(functions.Graphs):
         return edges if self.there is None else functions.Reorder.apply(edges, self.back, self.there)
 
     def _product(self, x: Tensor, edges: Tensor | None) -> tuple[Tensor, Sizes, tuple[int, ...]]:
-        """The second factor as a program takes it, the axes of heads and features, and the shape of the result."""
+        """Return the second factor for a program, the axes of heads and features, and the shape of the result."""
         shape = (self.shape[0], *x.shape[1:])
         if edges is None or edges.dim() == 1:
             if x.dim() == 1:
@@ -569,7 +569,7 @@ class Graph(functions.Graphs):
         return x, inner, shape
 
     def _pair(self, one: str, q: Tensor, other: str, k: Tensor, ranks: tuple[int, int] = (2, 3)) -> Sizes:
-        """The axes of values of rows and of columns that belong together."""
+        """Return the axes of values of rows and of columns that belong together."""
         self._check_nodes(one, q, self.shape[0])
         self._check_nodes(other, k, self.shape[1])
         if q.dim() not in ranks or q.shape[1:] != k.shape[1:] or q.dtype is not k.dtype:
@@ -629,7 +629,7 @@ def _scaled(q: Any, scale: Any) -> tuple[Any, float | None]:
 
 
 def _dropping(rate: Any, training: bool, seed: Any) -> tuple[float, Tensor | None]:
-    """The probability of dropout, and the number that tells what is dropped; 0 and None where nothing is."""
+    """Return the probability of dropout, and the number that tells what is dropped; 0 and None where nothing is."""
     if not is_real(rate) or not 0 <= rate <= 1:
         raise ArgumentError(f"dropout is a probability, from 0 to 1; found {rate!r}")
     if not rate or not training:
@@ -649,7 +649,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _fault(name: str, value: Any) -> str:
-    """What is wrong with an argument."""
+    """Return what is wrong with an argument."""
     if isinstance(value, torch.fx.Proxy):
         return f"{name} is a torch tensor, found a Proxy of torch.fx.symbolic_trace: trace with torch.export instead"
     if not isinstance(value, Tensor):

@@ -104,7 +104,7 @@ class SparseLinear(nn.Module):
 
     @classmethod
     def from_dense(cls, layer: nn.Linear, density: float | None = None, *, mask: Any = None) -> SparseLinear:
-        """The layer with its largest weights, or those at given places; bias and weights are copied.
+        """Return the layer with its largest weights, or those at given places; bias and weights are copied.
 
         Parameters
         ----------
@@ -133,14 +133,14 @@ class SparseLinear(nn.Module):
         return made.train(layer.training)
 
     def reset_parameters(self) -> None:
-        """Draw values and bias anew."""
+        """Draw values and bias again."""
         bound = 1 / math.sqrt(max(self.graph.num_edges / max(self.out_features, 1), 1))
         nn.init.uniform_(self.values, -bound, bound)
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer of x [..., in]; [..., out]."""
+        """Return the layer of x [..., in]; [..., out]."""
         if isinstance(x, torch.fx.Proxy):
             raise ArgumentTypeError("x is a Proxy of torch.fx.symbolic_trace: trace with torch.export instead")
         if torch.jit.is_tracing():
@@ -153,7 +153,7 @@ class SparseLinear(nn.Module):
         return self._product(x, self.values, self.bias)
 
     def _autocast(self, x: Tensor) -> Tensor:
-        """The layer in the dtype of autocast, as torch.nn.Linear has it there."""
+        """Return the layer in the dtype of autocast, as torch.nn.Linear has it there."""
         dtype = torch.get_autocast_dtype("cpu")
         return self._product(x.to(dtype), self.values.to(dtype), None if self.bias is None else self.bias.to(dtype))
 
@@ -249,7 +249,7 @@ class SparseLinear(nn.Module):
         return self.graph.edge_index[0]
 
     def _keys(self, graph: Graph) -> Array:
-        """A number for each place, ascending."""
+        """Return a number for each place, ascending."""
         columns, rows = graph.edge_index.numpy()
         return rows * max(self.in_features, 1) + columns
 
@@ -258,8 +258,8 @@ class SparseLinear(nn.Module):
         self.values.grad = None
         hooks = self.values._backward_hooks, getattr(self.values, "_post_accumulate_grad_hooks", None)
         if values.shape != self.values.shape and not any(hooks):
-            # What torch kept of an earlier pass, whose loss somebody may hold, expects gradients of the size of then.
-            with suppress(RuntimeError):  # somebody else holds the tensor, as a compiled program does
+            # The autograd graph of an earlier pass, whose loss may still be alive, expects gradients of the old size.
+            with suppress(RuntimeError):  # the tensor has other references, such as a compiled program
                 fresh = nn.Parameter(torch.empty_like(values), requires_grad=self.values.requires_grad)
                 torch.utils.swap_tensors(self.values, fresh)
         self.values.data = values
@@ -497,7 +497,7 @@ def _check_share(name: str, share: Any) -> None:
 
 
 def _drawn(shape: tuple[int, int], density: float) -> sp.csr_array:
-    """Places drawn at random."""
+    """Draw places at random."""
     _check_share("density", density)
     seed = int(torch.randint(2**31, (), device="cpu").item())
     total = math.prod(shape)
@@ -508,7 +508,7 @@ def _drawn(shape: tuple[int, int], density: float) -> sp.csr_array:
 
 
 def _largest(weight: Tensor, density: float) -> Tensor:
-    """Where the largest weights are."""
+    """Return a mask of the largest weights."""
     _check_share("density", density)
     mask = torch.zeros(weight.numel(), dtype=torch.bool)
     mask[torch.topk(weight.abs().float().flatten(), round(density * weight.numel())).indices] = True
@@ -516,7 +516,7 @@ def _largest(weight: Tensor, density: float) -> Tensor:
 
 
 def _places(mask: Any, shape: tuple[int, int], *, is_sorted: bool = False) -> Any:
-    """A structure that lists each place once, rows in order."""
+    """Return a structure that lists each place once, rows in order."""
     if isinstance(mask, (Tensor, np.ndarray)) and not getattr(mask, "is_sparse", False):
         if not isinstance(mask, Tensor) or mask.layout is torch.strided:
             mask = torch.as_tensor(mask) != 0

@@ -409,14 +409,14 @@ def additive_columns(draft: EdgeDraft, rate: float) -> None:
 
 
 def _between(draft: EdgeDraft, edged: bool) -> str:
-    """What the two ends of an edge have, added, and what the edge has itself."""
+    """Return what the two ends of an edge have, added, and what the edge has itself."""
     parts = [draft.rows("TARGETS", draft.all), draft.columns("SOURCES", draft.all)]
     parts += [draft.edge_rows("EDGES")] if edged else []
     return " + ".join(f'T.Cast("{draft.wide}", {part})' for part in parts)
 
 
 def _kink(draft: EdgeDraft, value: str, slope: float) -> str:
-    """What ``leaky_relu`` multiplies its argument with."""
+    """Return what ``leaky_relu`` multiplies its argument with."""
     return f"T.if_then_else({value} > T.{draft.wide}(0), T.{draft.wide}(1), T.{draft.wide}({slope}))"
 
 
@@ -481,7 +481,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 
 @remember("kernels of graphs", 256)
 def kernel(name: str, dtype: str, idtype: str, inner: Sizes, is_via: bool, *options: object) -> Kernel:
-    """The compiled program of a name, for graphs of any size."""
+    """Return the compiled program of a name, for graphs of any size."""
     draft = EdgeDraft(f"graph_{name}", dtype=dtype, idtype=idtype, inner=inner, is_via=is_via)
     PROGRAMS[name](draft, *options)
     return build(draft.program().func)

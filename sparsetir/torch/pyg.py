@@ -34,7 +34,7 @@ INNER = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def is_usual(layer: Any, kind: Any, reductions: tuple[str, ...], edge_index: Any, *nodes: Any) -> bool:
-    """Whether a layer is what torch_geometric made it, and its operands are plain floats and edges."""
+    """Return whether a layer is what torch_geometric made it, and its operands are plain floats and edges."""
     if torch.compiler.is_compiling() or type(layer) is not kind or layer.explain:
         return False
     if any(getattr(layer, name) for name in HOOKS) or not STEPS.isdisjoint(vars(layer)):
@@ -50,7 +50,7 @@ def is_usual(layer: Any, kind: Any, reductions: tuple[str, ...], edge_index: Any
 
 
 def _is_plain(linear: Any, x: Tensor) -> bool:
-    """Whether a linear layer is no more than that, of these inputs."""
+    """Return whether a linear layer is unmodified, and has the dtype of its inputs."""
     from torch_geometric.nn.dense import Linear
 
     if type(linear) is not Linear or any(getattr(linear, name) for name in INNER) or "forward" in vars(linear):
@@ -148,7 +148,7 @@ class Pairs:
 
     @classmethod
     def of(cls, edge_index: Tensor, relation: Tensor, relations: int, sources: int, targets: int) -> Pairs:
-        """The pairs of edges with a relation each."""
+        """Return the pairs of relation and target of edges with a relation each."""
         pairs, at = torch.unique(relation * targets + edge_index[1], return_inverse=True)
         into = Graph(torch.stack([edge_index[0], at.to(edge_index.dtype)]), (sources, pairs.numel()))
         ends = torch.stack([torch.arange(pairs.numel()), pairs % max(targets, 1)])
@@ -156,7 +156,7 @@ class Pairs:
         return cls(into, Graph(ends, (pairs.numel(), targets)), counts.tolist())
 
     def product(self, x: Tensor, weight: Tensor, reduce: str) -> Tensor:
-        """``sum_r reduce_r(x) W_r``; weights of blocks are [relations, blocks, inputs, outputs]."""
+        """Compute ``sum_r reduce_r(x) W_r``; weights of blocks are [relations, blocks, inputs, outputs]."""
         parts = self.into.spmm(x, None, reduce).split(self.counts)
         return self.sums.spmm(torch.cat([_times(part, w) for part, w in zip(parts, weight, strict=True)]))
 
@@ -169,7 +169,7 @@ def _times(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def replaced(original: Callable[..., Any], graphs: Graphs, pairs_of: Callable[..., Pairs]) -> Callable[..., Any]:
-    """``RGCNConv.forward`` over pairs, where it does nothing else."""
+    """Return an ``RGCNConv.forward`` over pairs, for layers that do nothing else."""
 
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
@@ -192,7 +192,7 @@ def replaced(original: Callable[..., Any], graphs: Graphs, pairs_of: Callable[..
 
 
 def _is_fit(layer: Any, sources: Any, targets: Any, edge_index: Any, edge_type: Any) -> bool:
-    """Whether nothing but the layer itself is to be run, over edges that have one of its relations each."""
+    """Return whether nothing but the layer itself is to be run, over edges that have one of its relations each."""
     from torch_geometric import typing
     from torch_geometric.nn import RGCNConv
 
@@ -206,7 +206,7 @@ def _is_fit(layer: Any, sources: Any, targets: Any, edge_index: Any, edge_type: 
 
 
 def _are_below(numbers: Tensor, count: int) -> bool:
-    """Whether all relations, or all targets, are ones that there are; the layer says what is wrong with others."""
+    """Return whether all relations, or all targets, are in range; the layer reports errors of others."""
     return not numbers.numel() or (int(numbers.min()) >= 0 and int(numbers.max()) < count)
 
 
@@ -225,7 +225,7 @@ REDUCTIONS = {"sum", "add", "mean", "max", "amax", "min", "amin"}
 
 
 def _selecting(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
-    """``MessagePassing._index_select`` that only notes what is selected."""
+    """Return a ``MessagePassing._index_select`` that only records the selection."""
 
     @wraps(original)
     def select(self: Any, src: Any, index: Tensor) -> Any:
@@ -244,7 +244,7 @@ def _selecting(original: Callable[..., Any], graphs: Graphs) -> Callable[..., An
 
 
 def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``scatter`` that is a product for what was only selected."""
+    """Return a ``scatter`` that computes a product from rows that were only selected."""
 
     @wraps(original)
     def scatter(src: Any, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Any:
@@ -262,7 +262,7 @@ def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _normalizing(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
-    """``softmax`` of values of edges, where their targets are known."""
+    """Return a ``softmax`` over the edges of each target, for targets of a graph that was seen."""
 
     @wraps(original)
     def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None, dim: int = 0) -> Any:
@@ -279,7 +279,7 @@ def _normalizing(original: Callable[..., Any], graphs: Graphs) -> Callable[..., 
 
 
 def _remembering(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
-    """A function of tensors that gives for the same ones, or for equal ones, what it gave before."""
+    """Memoize a function of tensors, by their identity and by their contents."""
     recent, contents = Recent(), Contents()
 
     @wraps(original)
@@ -351,7 +351,7 @@ class Patch:
                 _restore()
 
     def _replace(self) -> None:
-        """Put our functions in the places of torch_geometric's."""
+        """Replace functions of torch_geometric by those of this package."""
         from torch_geometric.nn import GCNConv, RGCNConv, SAGEConv
         from torch_geometric.nn.aggr import base
         from torch_geometric.nn.conv.message_passing import MessagePassing
@@ -370,7 +370,7 @@ class Patch:
 
 
 def _replacements(graphs: Graphs) -> dict[Any, Any]:
-    """Our functions by torch_geometric's."""
+    """Return the replacement of each function of torch_geometric."""
     from torch_geometric import utils
     from torch_geometric.nn import GCNConv, RGCNConv, SAGEConv
     from torch_geometric.nn.aggr import base
@@ -397,7 +397,7 @@ def patch_pyg() -> Patch:
     added, averaged or compared without being made: those of GCNConv, SAGEConv, GATConv, GINConv, RGCNConv and many more
     layers, your own among them. A softmax over edges is one kernel. Other messages and other steps are as before.
     Structures are kept for later passes, as are the normalised edges of GCNConv and edges with loops, which are
-    made anew only for other tensors or after a change in place.
+    made again only for other tensors or after a change in place.
 
     It holds for all threads; a pass that begins inside may end outside.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structures of graphs: rows, columns, transposes, constants."""
+"""Structures of graphs: compressed rows and columns, transposes, and results of constant tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparsetir.torch.programs import Sizes, kernel
 from sparsetir.utils.caches import Cache
 from torch import Tensor
 
-# What is computed of constant tensors, once.
+# Results of constant tensors, which are computed once.
 
 
 MOST = 4  # sets of tensors that are known
@@ -30,7 +30,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(tensor: Tensor) -> list[Tensor]:
-    """Numbers that tell also what numpy changed in the memory of a tensor.
+    """Return checksums that also detect changes that numpy makes in the memory of a tensor.
 
     Sums of the bits of elements, one in `WIDTH` of them, see any one change, and weighted sums of as many neighbours
     that elements were exchanged.
@@ -57,7 +57,7 @@ class _Entry(NamedTuple):
     result: Tensor | None
 
     def is_of(self, tensors: tuple[Tensor, ...]) -> bool:
-        """Whether it belongs to these, as they are now."""
+        """Return whether the entry belongs to these tensors with their present contents."""
         if self.versions != [t._version for t in tensors]:
             return False
         if not all(owner() is t for owner, t in zip(self.owners, tensors, strict=True)):
@@ -73,14 +73,14 @@ class _Entry(NamedTuple):
 class Kept:
     """Results of tensors that come again, for as long as these live and nothing changes them in place.
 
-    What comes for the first time is only noted: features of ever new batches are not worth the memory.
+    What comes for the first time is only noted: features of new batches are not worth the memory.
     """
 
     def __init__(self) -> None:
         self.found: OrderedDict[Hashable, _Entry] = OrderedDict()
 
     def of(self, name: str, tensors: tuple[Tensor, ...], compute: Callable[[], Tensor]) -> Tensor | None:
-        """The result of a name, which nobody may change; None if the tensors, as they are now, have not been here."""
+        """Return the result of a name, which is read-only; None if the tensors were not seen with these contents."""
         key = (name, *map(id, tensors))
         entry = self.found.get(key)
         if entry is None or not entry.is_of(tensors):
@@ -153,7 +153,7 @@ class Compressed:
         return self.indptr.size - 1
 
     def kernel(self, name: str, dtype: str, inner: Sizes, *options: Any) -> BoundKernel:
-        """A program over this structure."""
+        """Return the kernel of a program over this structure, compiled and bound on first use."""
         key = (name, dtype, inner, options)
         found = self.bound.get(key)
         if found is None:
@@ -183,7 +183,7 @@ class Compressed:
         return tuple(map(torch.from_numpy, arrays)) if type(arrays) is tuple else torch.from_numpy(arrays)
 
     def share(self, dtype: torch.dtype) -> torch.Tensor:
-        """One over the number of entries of each row, for means; 1 where there are none."""
+        """Return one over the number of entries of each row, for means; 1 for rows without entries."""
         found = self.shares.get(dtype)
         if found is None:
             counts = np.maximum(np.diff(self.indptr), 1)
@@ -271,18 +271,18 @@ _made: WeakValueDictionary[Place, Compressed] = WeakValueDictionary()  # rows of
 
 
 def _place(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Place:
-    """The memory of a structure, which it keeps alive: graphs may share row pointers and have other columns."""
+    """Return the memory of a structure, which it keeps alive: graphs may share row pointers and have other columns."""
     return indptr.data_ptr(), indptr.numel(), indices.data_ptr(), indices.numel(), columns
 
 
 def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Compressed:
-    """The rows that have these tensors, or new ones."""
+    """Return the rows that have these tensors, or new ones."""
     rows = _made.get(_place(indptr, indices, columns))
     return Compressed(indptr.numpy(), indices.numpy(), columns) if rows is None else rows
 
 
 def _counted(keys: Array, length: int) -> tuple[Array, Array]:
-    """Where the entries of each key begin when sorted by it, and which they are; equal ones keep their order."""
+    """Sort entries by key, stably: return where the entries of each key begin, and their order."""
     dtype, count = keys.dtype, keys.size
     each = np.arange(count, dtype=dtype)
     found = sp.csr_array((each, keys, np.arange(count + 1, dtype=dtype)), shape=(count, length)).tocsc()
@@ -307,7 +307,7 @@ class Edges:
     values: torch.Tensor | None = None
 
     def compressed(self) -> tuple[Compressed, Array | None]:
-        """The rows, and which edge each entry is; None if they are in that order already."""
+        """Return the rows, and the edge of each entry; None if the edges are in that order already."""
         m, n = self.shape
         dtype = np.dtype(np.int32 if max(m, n, self.rows.size) <= WIDE else np.int64)
         rows, columns = (np.ascontiguousarray(part, dtype=dtype) for part in (self.rows, self.columns))
@@ -323,7 +323,7 @@ class Edges:
 
 
 def _is_sorted(rows: Array, columns: Array) -> bool:
-    """Whether entries are in the order of rows, and in each of columns."""
+    """Return whether entries are sorted by rows, and by columns within each row."""
     if rows.size < 2:
         return True
     step = np.diff(rows)
@@ -334,7 +334,7 @@ def _is_sorted(rows: Array, columns: Array) -> bool:
 
 
 def read(graph: Any, num_nodes: Any = None) -> Edges:
-    """The edges of a matrix or of an edge index.
+    """Read the edges of a matrix or of an edge index.
 
     Raises
     ------
@@ -406,7 +406,7 @@ def _of_index(index: Array, num_nodes: Any) -> Edges:
 
 
 def _sizes(num_nodes: Any) -> tuple[int, int]:
-    """The numbers of sources and of targets."""
+    """Return the numbers of sources and of targets."""
     pair = tuple(num_nodes) if isinstance(num_nodes, (tuple, list)) else (num_nodes, num_nodes)
     if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in pair):
         raise ArgumentError(f"num_nodes is a number, or (sources, targets); found {num_nodes!r}")
@@ -414,18 +414,18 @@ def _sizes(num_nodes: Any) -> tuple[int, int]:
 
 
 def _sizes_of(edge_index: Any) -> tuple[int, int] | None:
-    """What an `EdgeIndex` of torch_geometric knows of the numbers of sources and targets."""
+    """Return what an `EdgeIndex` of torch_geometric knows of the numbers of sources and targets."""
     sizes = edge_index.sparse_size()
     return None if None in sizes else tuple(sizes)
 
 
 def versions(graph: Any) -> tuple[tuple[torch.Tensor, int], ...]:
-    """The index tensors of a graph, and torch's count of their changes in place."""
+    """Return the index tensors of a graph, and torch's count of their changes in place."""
     return tuple((t, t._version) for t in _tensors(graph) if not t.is_inference())
 
 
 def _tensors(graph: Any) -> list[torch.Tensor]:
-    """The index tensors of a graph in torch."""
+    """Return the index tensors of a graph in torch."""
     if not isinstance(graph, torch.Tensor):
         return []
     parts = {

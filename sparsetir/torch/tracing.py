@@ -56,10 +56,10 @@ class TracedSide:
         return TracedSide(self.structure, self.by_edges, True)
 
     def check(self) -> None:
-        """Nothing: what is changed in place is seen when the program runs."""
+        """Do nothing: changes in place are detected when the program runs."""
 
     def run(self, name: str, dtype: str, inner: Sizes, *options: Any, **tensors: Tensor | None) -> Any:
-        """See `structure.Compressed.run`."""
+        """Add a call of `edges_kernel` to the trace, with the signature of `structure.Compressed.run`."""
         given = {key: tensor for key, tensor in tensors.items() if tensor is not None}
         sizes = tuple((axis, None if size is None else int(size)) for axis, size in inner)
         program = repr((name, dtype, sizes, options, tuple(given)))
@@ -68,7 +68,7 @@ class TracedSide:
         return found[0] if len(found) == 1 else tuple(found)
 
     def share(self, dtype: torch.dtype) -> Tensor:
-        """See `structure.Compressed.share`."""
+        """Return one over the number of entries of each row, as `structure.Compressed.share` does."""
         return self.run("share", functions.NAMES[dtype], ())
 
 
@@ -161,7 +161,7 @@ def along_rows(
     dropout: float = 0.0,
     activation: str = "",
 ) -> Tensor:
-    """A method of the graph with these index arrays; `there` and `back` lead from and to the order it was given in."""
+    """Call a method of the graph with these index arrays; `there` and `back` lead from and to the given order."""
     if _is_plain(tensors, first):
         graph = Graph.of_rows(known(first, second, columns), there, back)
     else:
@@ -181,7 +181,7 @@ def along_edges(
     dropout: float = 0.0,
     activation: str = "",
 ) -> Tensor:
-    """A method of the graph with these targets and sources; without sources each edge has a column of its own."""
+    """Call a method of the graph with these targets and sources; without sources each edge has a column of its own."""
     if _is_plain(tensors, first):
         graph = GRAPHS.of(first, second, rows, columns)
     else:
@@ -190,7 +190,7 @@ def along_edges(
 
 
 def along_index(index: Tensor, at: tuple[int, int], rows: int, columns: int, *call: Any, **options: Any) -> Tensor:
-    """`along_edges` whose targets and sources are rows of one tensor."""
+    """Call `along_edges` with targets and sources that are rows of one tensor."""
     if not _is_plain(call[1], index):
         return along_edges(index[at[0]], index[at[1]], rows, columns, *call, **options)
     return _called(GRAPHS.of_both(index, at, rows, columns), *call, **options)
@@ -236,7 +236,7 @@ def edges_kernel(
 
 
 def _shapes(name: str, rows: Any, edges: Any, options: Any, given: dict[str, Tensor]) -> list[tuple[Any, ...]]:
-    """The shapes of what a kernel returns, `rows` those of the side that it runs over."""
+    """Return the shapes of the outputs of a kernel, `rows` those of the side that it runs over."""
     shape = {key: tensor.shape for key, tensor in given.items()}
     if name == "attention":
         heads, out = shape["Q"][1:-1], (rows, *shape["V"][1:])

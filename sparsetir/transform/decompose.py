@@ -103,14 +103,14 @@ class Pieces:
         return own, shared
 
     def _initialising(self) -> list[Made]:
-        """The pieces that initialise what they reduce to: all if each has rows of its own, or the first for all."""
+        """Return the pieces that initialise their results: all if each has rows of its own, or the first for all."""
         made = self.structure.made
         if all(each.rule.partitions_rows and self._rows_first(each) for each in made):
             return made
         return made[:1] if made[0].rule.meets_rows and self._rows_first(made[0]) else []
 
     def _inits_rows(self) -> bool:
-        """Whether each row can initialise what it reduces to, at the points that are stored.
+        """Return whether each row can initialise what it reduces to, at the points that are stored.
 
         That reaches all that ``T.init`` sets if there is a point for every coordinate of the other axes that it names,
         stored or not: only dense ones have it. And nothing is set too late if no other row touches it.
@@ -127,7 +127,7 @@ class Pieces:
         return self.order.keeps_apart(self.shared_init, row)
 
     def _rows_first(self, made: Made) -> bool:
-        """Whether the points of every axis that stays are there without those of an axis that is summed over."""
+        """Return whether the points of every axis that stays are there without those of an axis that is summed over."""
         letter = dict(zip(made.spliced.axes, self._letters(made), strict=True))
         below = [(a, up) for a in letter if letter[a] == "S" for up in a.ancestors if letter.get(up) == "R"]
         return all(a.repeats_below(up) for a, up in below)
@@ -158,7 +158,7 @@ class Pieces:
         return make_iteration(f"{self.it.name}_init", _parents_first(entries), replaced_vars(init, fresh))
 
     def _repeated_axes(self, stmt: tirx.Stmt) -> set[Axis]:
-        """The axes that repeat coordinates where `stmt` stores, and those above; empty if none does."""
+        """Return the axes that repeat coordinates where `stmt` stores, and those above; empty if none does."""
         axis_of = dict(zip(self.it.vars, self.it.axes, strict=True))
         repeated: set[Axis] = set()
         for store in _stores(stmt):
@@ -177,7 +177,7 @@ class Pieces:
     # ------------------------------------------------------------------ pieces
 
     def _is_own(self, buffer: Var, indices: Any) -> bool:
-        """Whether a subscript list names the slot at which the iteration stands."""
+        """Return whether a subscript list names the slot at which the iteration stands."""
         axes = self.views[buffer].axes
         return all(indices[axes.index(a)].same_as(v) for a, v in zip(self.structure.axes, self.old_vars, strict=True))
 
@@ -228,7 +228,7 @@ class Pieces:
         return found
 
     def _rows_are_apart(self, made: Made) -> bool:
-        """Whether every store of the iteration is at its own row or its own slot."""
+        """Return whether every store of the iteration is at its own row or its own slot."""
         row = self.old_vars[0]
         stores = collect(self.it.block.body, tirx.BufferStore)
         return self.kinds[row] == "S" and all(
@@ -237,7 +237,7 @@ class Pieces:
         )
 
     def _entries(self, made: Made, new_vars: list[Var], fresh: dict[Var, Var]) -> list[Entry]:
-        """The new axes where the first of the old ones stood, and the other axes as they were."""
+        """Return the new axes where the first of the old ones stood, and the other axes as they were."""
         letters = self._letters(made)
         each = zip(made.spliced.axes, new_vars, letters, strict=True)
         pieces = _parents_first([Entry((a,), (v,), k) for a, v, k in each])
@@ -360,7 +360,7 @@ class Rewriter:
     # ------------------------------------------------------------------ the function
 
     def function(self) -> tirx.PrimFunc:
-        """The new function."""
+        """Return the new function."""
         dropped = {b.view for b in self.structure.group} | {b.storage for b in self.structure.group}
 
         def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
@@ -397,7 +397,7 @@ class Rewriter:
         return out
 
     def record(self, func: tirx.PrimFunc) -> Group:
-        """What the caller needs to know to fill the new parameters."""
+        """Return what the caller needs to know to fill the new parameters."""
         held = {str(p.name) for p in func.params}
         pieces = []
         for made in self.structure.made:
@@ -488,7 +488,7 @@ class Decomposition:
         return _again, (self.original, self.formats, self.finite)
 
     def with_formats(self, formats: Any) -> dict[str, Any]:
-        """The formats of the original's buffers when more are given, some for pieces by their buffers' names."""
+        """Return the formats of the original's buffers when more are given, some for pieces by their buffers' names."""
         if not isinstance(formats, Mapping):
             raise VerifyError("say which buffer of the decomposed program to decompose: {'A_rest': format}")
         pieces = {n: (g.name, p.rule.name) for g in self.groups for p in g.pieces for n in p.buffers.values()}

@@ -64,7 +64,7 @@ def _listed(refs: Any) -> list[Any]:
 
 
 def find_entry(iteration: SpIter, ref: Ref) -> Entry:
-    """The entry that `ref` names: its text in the list, the name of its axis, or the names of its fused axes."""
+    """Return the entry that `ref` names: its text in the list, the name of its axis, or the names of its fused axes."""
     names = [ref] if isinstance(ref, str) else _listed(ref)
     if not names or not all(isinstance(name, str) for name in names):
         raise ScheduleError(f"axis: expected the name of an axis or names of fused axes, got {ref!r}. Pass strings.")
@@ -82,7 +82,7 @@ def find_entry(iteration: SpIter, ref: Ref) -> Entry:
 
 
 def single_entry(iteration: SpIter, ref: Ref, purpose: str) -> Entry:
-    """The entry of one axis that `ref` names, iterated below its own parent."""
+    """Return the entry of one axis that `ref` names, iterated below its own parent."""
     owner = [e for e in iteration.entries if e.is_fused and ref in [a.name for a in e.axes]]
     entry = owner[0] if owner else find_entry(iteration, ref)
     if entry.is_fused:
@@ -114,7 +114,7 @@ def ceil_div(value: ir.Expr, factor: int) -> ir.Expr:
 
 
 def divides(factor: int, extent: ir.Expr) -> bool:
-    """Whether `extent` is known to be a multiple of `factor`."""
+    """Return whether `extent` is known to be a multiple of `factor`."""
     return factor == 1 or (is_constant(extent) and int(extent) % factor == 0)
 
 
@@ -130,7 +130,7 @@ def sequence(*stmts: tirx.Stmt) -> tirx.Stmt:
 
 
 def flattened(stmts: Iterable[tirx.Stmt]) -> Iterable[tirx.Stmt]:
-    """The statements in order, sequences opened."""
+    """Return the statements in order, sequences opened."""
     for stmt in stmts:
         if isinstance(stmt, tirx.SeqStmt):
             yield from flattened(stmt.seq)
@@ -139,7 +139,7 @@ def flattened(stmts: Iterable[tirx.Stmt]) -> Iterable[tirx.Stmt]:
 
 
 def statements(node: tirx.Stmt | None) -> list[tirx.Stmt]:
-    """The statements of a body; none if there is none."""
+    """Return the statements of a body; none if there is none."""
     return [] if node is None else list(flattened([node]))
 
 
@@ -156,7 +156,7 @@ def _below(axis: Axis, host: Axis | None) -> ir.Expr:
 
 
 def notes_of(iteration: SpIter) -> dict[str, Any]:
-    """The annotations a user gave."""
+    """Return the annotations a user gave."""
     return {str(k): v for k, v in iteration.block.annotations.items() if k != SPARSE_ITER}
 
 
@@ -169,7 +169,7 @@ def make_iteration(
     notes: dict[str, Any] | None = None,
     allocated: Sequence[Var] = (),
 ) -> s_tir.SBlockRealize:
-    """The node of a sparse iteration, as the parser makes it."""
+    """Return the node of a sparse iteration, as the parser makes it."""
     kinds = "".join(e.kinds for e in entries)
     iter_vars, values = [], []
     for entry in entries:
@@ -184,7 +184,7 @@ def make_iteration(
 
 
 def visits_stored(iteration: SpIter) -> bool:
-    """Whether the initialisation only walks the points that are stored."""
+    """Return whether the initialisation only walks the points that are stored."""
     return str(iteration.block.annotations.get(INIT, "")) == STORED
 
 
@@ -226,7 +226,7 @@ class Editor:
     # ------------------------------------------------------------------ what there is
 
     def place(self, name: str, *, merged: bool = False) -> Place:
-        """The iteration called `name`, and the iterations around it.
+        """Return the iteration called `name`, and the iterations around it.
 
         Unless `merged`, neither it nor what is inside it walks several axes as one, or an axis that it computes.
         """
@@ -247,15 +247,15 @@ class Editor:
         raise ScheduleError(f"no sparse iteration is called {name!r}; there are: {known}")
 
     def iteration(self, name: str, *, merged: bool = False) -> SpIter:
-        """The iteration called `name`; `merged` as for `place`."""
+        """Return the iteration called `name`; `merged` as for `place`."""
         return self.place(name, merged=merged).iteration
 
     def nested(self, iteration: SpIter) -> list[Place]:
-        """The iterations inside `iteration`."""
+        """Return the iterations inside `iteration`."""
         return [p for p in self.facts.places if iteration in p.outer]
 
     def declaration(self, axis: Axis) -> Call:
-        """The call that declares `axis`."""
+        """Return the call that declares `axis`."""
         found: list[Call] = []
         on_bind = lambda b: found.append(b.value) if b.var.same_as(axis.var) else None  # noqa: E731
         structural_walk(self.func.body, (tirx.Bind, on_bind))
@@ -314,7 +314,7 @@ class Editor:
     # ------------------------------------------------------------------ the edit
 
     def finish(self, result: Any = None) -> Edit:
-        """The function with every change in place."""
+        """Return the function with every change in place."""
         callbacks = [(tirx.SeqStmt, self._seq), (s_tir.SBlockRealize, self._realize)]
         body = structural_mutate(self.func.body, callbacks)
         return Edit(tirx.PrimFunc(self.func.params, body, self.func.ret_type, self.func.attrs), result)
@@ -349,7 +349,7 @@ def _names(func: tirx.PrimFunc) -> set[str]:
 
 
 def dependents(axis: Axis, places: Sequence[Place]) -> list[Entry]:
-    """The entries below `axis` or attached to it, in any of the iterations."""
+    """Return the entries below `axis` or attached to it, in any of the iterations."""
     entries = [e for p in places for e in p.iteration.entries]
     return [e for e in entries if e.attached_to is axis or (e.attached_to is None and e.axes[0].parent is axis)]
 
@@ -372,7 +372,7 @@ def refuse_grandparent(axis: Axis, places: Sequence[Place], purpose: str) -> Non
 
 
 def rehost(entries: Sequence[Entry], old: Axis, new: Axis) -> list[Entry]:
-    """The entries, with what hung from `old` attached to the coordinate of `new`."""
+    """Return the entries, with what hung from `old` attached to the coordinate of `new`."""
     return [replace(e, attached_to=new) if e in _hanging(entries, old) else e for e in entries]
 
 
@@ -403,7 +403,7 @@ def _is(attach: Call, host: Axis) -> bool:
 
 
 def fiber_vars(place: Place, axis: Axis) -> dict[Axis, Var]:
-    """The variables that hold the coordinates of an iterated axis and of its ancestors, whatever axes they iterate."""
+    """Return the variables of the coordinates of an iterated axis and its ancestors, whatever axes they iterate."""
     entries = [e for it in (*place.outer, place.iteration) for e in it.entries]
     entry = next(e for e in reversed(entries) if axis in e.axes)
     chain = (*axis.ancestors, axis)
@@ -418,7 +418,7 @@ def fiber_vars(place: Place, axis: Axis) -> dict[Axis, Var]:
 
 
 def is_declaration(stmt: tirx.Stmt) -> bool:
-    """Whether a statement only declares: an axis, a buffer, a buffer's axes."""
+    """Return whether a statement only declares: an axis, a buffer, a buffer's axes."""
     if isinstance(stmt, tirx.Bind):
         return dialect.is_call(stmt.value, *dialect.AXIS_NAMES)
     if isinstance(stmt, tirx.Evaluate):

@@ -194,7 +194,7 @@ def _between(editor: Editor, left: SpIter, right: SpIter) -> list[tirx.Stmt]:
 
 
 def _meets(editor: Editor, left: SpIter, stmt: tirx.Stmt) -> bool:
-    """Whether a statement behind an iteration may not run before it."""
+    """Return whether a statement behind an iteration may not run before it."""
     first, second = footprint(editor.facts, left.node), footprint(editor.facts, stmt)
     opaque = bool(first.opaque or second.opaque)
     return opaque or bool(first.stored & second.touched or first.touched & second.stored)
@@ -219,7 +219,7 @@ def _is_alike(editor: Editor, a: Entry, b: Entry, right: SpIter) -> bool:
 
 
 def _shared(editor: Editor, left: SpIter, right: SpIter, depth: int | None) -> list[Entry]:
-    """The entries with which both lists begin."""
+    """Return the entries with which both lists begin."""
     alike: list[Entry] = []
     for a, b in zip(left.entries, right.entries, strict=False):
         if not _is_alike(editor, a, b, right):
@@ -266,20 +266,20 @@ class _Part:
         return not self.rest
 
     def nest(self) -> tirx.Stmt:
-        """What runs at each shared step."""
+        """Return what runs at each shared step."""
         if self.is_whole:
             return self.body
         notes = without_promise(notes_of(self.iteration))
         return make_iteration(self.iteration.name, self.rest, self.body, init=self.init, notes=notes)
 
     def phases(self) -> list[Footprint]:
-        """What runs at each shared step, in order."""
+        """Return what runs at each shared step, in order."""
         facts = self.editor.facts
         inside = [] if self.init is None or self.is_whole else [footprint(facts, self.init)]
         return [*inside, footprint(facts, self.body, walked=[a for e in self.rest for a in e.axes])]
 
     def before(self) -> Footprint:
-        """What runs before all steps."""
+        """Return what runs before all steps."""
         return footprint(self.editor.facts, self.init if self.is_whole else None)
 
     def init_faults(self, shared: Sequence[Entry]) -> Iterator[str]:
@@ -298,7 +298,7 @@ class _Part:
                 yield f"cannot fuse over {label(entry)}: {message}; {hint}"
 
     def _is_own(self, view: Var, indices: Sequence[Any], entry: Entry) -> bool:
-        """Whether a store only reaches the stored positions of the entry."""
+        """Return whether a store only reaches the stored positions of the entry."""
         buffer = self.editor.program.buffers.get(view)
         if buffer is None or entry.attached_to is not None or any(a not in buffer.axes for a in entry.axes):
             return False
@@ -313,7 +313,7 @@ class _Part:
 
 
 def _order_faults(editor: Editor, parts: Sequence[_Part], axes: dict[Var, Axis]) -> Iterator[str]:
-    """What one iteration needs of the other at another step."""
+    """Return what one iteration needs of the other at another step."""
     names = " and ".join(repr(p.iteration.name) for p in parts)
     steps = Steps(editor.facts, axes)
     inside = [phase for part in parts for phase in part.phases()]

@@ -71,7 +71,7 @@ class EntryOrder:
         return is_constant_store(group, self.steps.fixed(group), free, part.stored, self.facts)
 
     def keeps_apart(self, init: Iterable[tirx.Stmt], row: Var) -> bool:
-        """Whether what `init` sets is only touched by points of the same row, so that each row may set its own."""
+        """Return whether only points of the same row touch what `init` sets, so that each row may set its own."""
         whole = footprint(self.facts, *init) + self.body
         stored = footprint(self.facts, *init).stored
         return all(row in self.steps.fixed(whole.of(storage)) for storage in stored)
@@ -102,7 +102,7 @@ class Absent:
         self.depth = 0  # of loops, branches and blocks around the current statement
 
     def is_absent(self, view: Var, indices: Sequence[ir.Expr]) -> bool:
-        """Whether the access is to a coordinate that is not stored."""
+        """Return whether the access is to a coordinate that is not stored."""
         axis, buffer = self.entry.axes[0], self.editor.program.buffers.get(view)
         if buffer is None or axis not in buffer.axes:
             return False
@@ -112,7 +112,7 @@ class Absent:
     # ------------------------------------------------------------------ statements
 
     def fault(self, node: tirx.Stmt) -> str:
-        """What a statement does there; empty if nothing."""
+        """Return what a statement does there; empty if nothing."""
         if isinstance(node, tirx.BufferStore):
             return self._store(node)
         if isinstance(node, tirx.Bind):
@@ -140,7 +140,7 @@ class Absent:
         return f"its body has the statement {str(node).strip()}"
 
     def _first(self, nodes: Iterable[tirx.Stmt | None]) -> str:
-        """The first fault of several statements."""
+        """Return the first fault of several statements."""
         return next((f for f in (self.fault(n) for n in nodes if n is not None) if f), "")
 
     def _store(self, node: tirx.BufferStore) -> str:
@@ -212,7 +212,7 @@ class Absent:
 
 
 def number_of(expr: ir.Expr) -> float | int | None:
-    """The value of a constant."""
+    """Return the value of a constant."""
     if isinstance(expr, tirx.Cast):
         return number_of(expr.value)
     return expr.value if isinstance(expr, (tirx.IntImm, tirx.FloatImm)) else None
@@ -299,7 +299,7 @@ IsOwn = Callable[[Var, Any], bool]
 
 
 def is_zero(expr: ir.Expr, clean: Set[Var], own: IsOwn) -> bool:
-    """Whether `expr` is zero where every own element of the buffers `clean` is zero.
+    """Return whether `expr` is zero where every own element of the buffers `clean` is zero.
 
     A product with a zero counts as zero: as in every library of block formats, infinity times padding is not kept out.
     """
@@ -324,19 +324,19 @@ def is_zero(expr: ir.Expr, clean: Set[Var], own: IsOwn) -> bool:
 
 
 def adds_nothing(store: tirx.BufferStore, clean: Set[Var], own: IsOwn) -> bool:
-    """Whether a store only adds a term that is zero: ``X[i] = X[i] + 0``."""
+    """Return whether a store only adds a term that is zero: ``X[i] = X[i] + 0``."""
     update = Update.of(store, (tirx.Add, tirx.Sub), either=True)
     return update is not None and is_zero(update.term, clean, own)
 
 
 def is_neutral(body: tirx.Stmt, rewritten: Set[Var], clean: Set[Var], own: IsOwn) -> bool:
-    """Whether running `body` on a slot that is no entry changes no other buffer.
+    """Return whether running `body` on a slot that is no entry changes no other buffer.
 
     Parameters
     ----------
     body : Stmt
     rewritten : set of Var
-        Buffers over the padded axes: what lands in their padding is nobody's.
+        Buffers over the padded axes: stores to their padding are allowed.
     clean : set of Var
         Those whose padding is known to be zero.
     own : callable
@@ -347,7 +347,7 @@ def is_neutral(body: tirx.Stmt, rewritten: Set[Var], clean: Set[Var], own: IsOwn
 
 
 def multiplies(body: tirx.Stmt, rewritten: Set[Var]) -> bool:
-    """Whether padding, which is zero, meets floating-point numbers of other buffers: infinity times zero is no zero."""
+    """Return whether zero padding meets floats of other buffers: infinity times zero is not zero."""
     terms = [s.value for s in collect(body, tirx.BufferStore) if s.buffer not in rewritten]
     targets = {s.buffer for s in collect(body, tirx.BufferStore)}
     loads = [load for term in terms for load in collect(term, ir.TensorLoad)]
@@ -356,7 +356,7 @@ def multiplies(body: tirx.Stmt, rewritten: Set[Var]) -> bool:
 
 
 def still_clean(parts: list[tirx.Stmt], buffer: Var, clean: Set[Var], own: IsOwn) -> bool:
-    """Whether the padding of `buffer` is zero after `parts` ran on it."""
+    """Return whether the padding of `buffer` is zero after `parts` ran on it."""
     stores = [s for part in parts for s in collect(part, tirx.BufferStore) if s.buffer.same_as(buffer)]
     starts_clean = buffer in clean or any(is_zero(s.value, set(), own) for s in stores)
     known = set(clean) | {buffer} if starts_clean else set(clean)
@@ -393,7 +393,7 @@ class Linear:
     local: set[Var] = field(default_factory=set)
 
     def holds(self, *parts: tirx.Stmt | None) -> bool:
-        """Whether the statements, run in this order, are linear in the values."""
+        """Return whether the statements, run in this order, are linear in the values."""
         present = [p for p in parts if p is not None]
         self.stored = {s.buffer for p in present for s in collect(p, tirx.BufferStore)} - self.views
         return all(self._statement(p) for p in present)
@@ -470,7 +470,7 @@ class Linear:
         return self._chosen(*expr.args) if dialect.is_if_then_else(expr) else None
 
     def _agreed(self, a: ir.Expr, b: ir.Expr) -> int | None:
-        """The degree of a sum or of a choice."""
+        """Return the degree of a sum or of a choice."""
         found = {self.degree(x) for x in (a, b) if not _is_zero(x)}
         return found.pop() if len(found) == 1 else None
 
@@ -487,7 +487,7 @@ class Linear:
         return None if load.source in self.stored else 0
 
     def _depends(self, expr: ir.Expr) -> bool:
-        """Whether anything in `expr` is more than a number that the values do not change."""
+        """Return whether anything in `expr` is more than a number that the values do not change."""
         return any(self._load(x) != 0 for x in collect(expr, ir.TensorLoad))
 
 
@@ -498,7 +498,7 @@ def _is_zero(expr: ir.Expr) -> bool:
 
 
 def _keeps_sums(source: str, target: str) -> bool:
-    """Whether the cast of a sum is the sum of the casts, but for rounding."""
+    """Return whether the cast of a sum is the sum of the casts, but for rounding."""
     if "float" in source:
         return "float" in target
     narrows = tvm_ffi.dtype(target).bits <= tvm_ffi.dtype(source).bits

@@ -197,7 +197,7 @@ def pad(func: tirx.PrimFunc, iteration: str, axis: Ref, multiple: int) -> Edit:
 
 
 def _is_covered(iteration: SpIter, axis: object) -> bool:
-    """Whether a loop of the same list has no step beyond the length: one over an axis that hangs from `axis`."""
+    """Return whether a loop of the same list has no step beyond the length: one over an axis that hangs from `axis`."""
     return any(e.attached_to is None and e.axes[0].parent is axis for e in iteration.entries)
 
 
@@ -258,7 +258,7 @@ def _check_parents(entries: Sequence[Entry], place: Place) -> None:
 
 
 def _needs(entry: Entry) -> list[tuple[Axis, str]]:
-    """The axes that must be iterated before an entry."""
+    """Return the axes that must be iterated before an entry."""
     parent = entry.axes[0].parent
     if parent is None:
         return []
@@ -355,17 +355,17 @@ def _refuse_order(editor: Editor, iteration: SpIter, entry: Entry) -> None:
 
 
 def _walks_init(iteration: SpIter, entry: Entry) -> bool:
-    """Whether the initialisation visits the stored points of the entry, and no others."""
+    """Return whether the initialisation visits the stored points of the entry, and no others."""
     return iteration.block.init is not None and visits_stored(iteration) and "S" in entry.kinds
 
 
 def _has_children(iteration: SpIter, entry: Entry) -> bool:
-    """Whether an axis below the entry is iterated in the same list: it has no steps where nothing is stored."""
+    """Return whether an axis below the entry is iterated in the same list: it has no steps where nothing is stored."""
     return any(e.attached_to is None and e.axes[0].parent is entry.axes[0] for e in iteration.entries)
 
 
 def _guarded(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tirx.Stmt | None]:
-    """The body and the initialisation under a test whether the coordinate is stored."""
+    """Return the body and the initialisation under a test whether the coordinate is stored."""
     iteration = place.iteration
     body, init = iteration.block.body, iteration.block.init
     parts = [not _has_children(iteration, entry), _walks_init(iteration, entry)]
@@ -379,7 +379,7 @@ def _guarded(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tir
 
 
 def _checked(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tirx.Stmt | None]:
-    """The body and the initialisation as they are, once they are known to do nothing where nothing is stored."""
+    """Return the body and the initialisation as they are, once they are known to do nothing where nothing is stored."""
     iteration, axis = place.iteration, entry.axes[0]
     absent = Absent(editor, place, entry)
     body, init = iteration.block.body, iteration.block.init
@@ -393,7 +393,7 @@ def _checked(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tir
 
 
 def _hazard(editor: Editor, place: Place, node: tirx.Stmt) -> str:
-    """What may fail at a coordinate that the program did not visit: a subscript out of range, a division by zero."""
+    """Return what may fail at a newly visited coordinate: a subscript out of range, a division by zero."""
     scope = Scope()
     for inner in (place, *editor.nested(place.iteration)):
         scope.ranges |= {v: ir.Range(const(0, str(a.length.ty.dtype)), a.length) for v, a in inner.variables.items()}

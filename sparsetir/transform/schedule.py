@@ -50,7 +50,7 @@ class Schedule(Scheduled):
     # ------------------------------------------------------------------ the program
 
     def script(self) -> str:
-        """The program as text."""
+        """Return the program as text."""
         return script(self.func)
 
     def lower(self) -> s_tir.Schedule:
@@ -73,7 +73,7 @@ class Schedule(Scheduled):
     # ------------------------------------------------------------------ names
 
     def get_sp_iter(self, name: str) -> str:
-        """The name of an iteration, once it is known that there is one.
+        """Return the name of an iteration, once it is known that there is one.
 
         Raises
         ------
@@ -88,7 +88,7 @@ class Schedule(Scheduled):
         return [p.iteration.name for p in Editor(self.func).facts.places]
 
     def get_axes(self, iteration: str) -> list[str]:
-        """The entries of an iteration's list as they stand in the text."""
+        """Return the entries of an iteration's list as they stand in the text."""
         return [label(e) for e in Editor(self.func).iteration(iteration, merged=True).entries]
 
     # ------------------------------------------------------------------ primitives

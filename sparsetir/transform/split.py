@@ -117,7 +117,7 @@ def _split_dense(editor: Editor, place: Place, entry: Entry, factor: int) -> Edi
 
 
 def split_entries(entries: Sequence[Entry], old: Entry, new: Sequence[Entry]) -> list[Entry]:
-    """The list with `new` in the place of `old`."""
+    """Return the list with `new` in the place of `old`."""
     return [e for entry in entries for e in (new if entry is old else [entry])]
 
 
@@ -187,7 +187,7 @@ class Slots:
         return cast(found, axis.idtype)
 
     def _groups(self) -> tuple[Axis, Axis]:
-        """The axis of the groups and the axis of the slots in a group."""
+        """Return the axis of the groups and the axis of the slots in a group."""
         axis, factor, dtype = self.axis, self.factor, self.axis.idtype
         size = const(factor, dtype)
         above = self._above()
@@ -222,7 +222,7 @@ class Slots:
         return self.editor.axis(f"{axis.name}_c", "singleton", operands, after=axis)
 
     def _slot(self, dtype: str) -> ir.Expr:
-        """The old slot as a formula of the arguments of a new axis, which all have the axis's type."""
+        """Return the old slot as a formula of the arguments of a new axis, which all have the axis's type."""
         n = len(self.args)
         return _arg(n, dtype) * const(self.factor, dtype) + _arg(n + 1, dtype)
 
@@ -261,7 +261,7 @@ class Slots:
     # ------------------------------------------------------------------ buffers
 
     def is_direct(self, buffer: SparseBuffer, indices: Sequence[ir.Expr]) -> bool:
-        """Whether the access stands on the slot that is iterated."""
+        """Return whether the access stands on the slot that is iterated."""
         at = dict(zip(buffer.axes, indices, strict=True))
         return all(at[axis].same_as(var) for axis, var in self.above.items())
 
@@ -295,7 +295,7 @@ class Slots:
     # ------------------------------------------------------------------ the iteration
 
     def entries(self, entries: Iterable[Entry]) -> list[Entry]:
-        """The list with the new axes."""
+        """Return the list with the new axes."""
         out: list[Entry] = []
         for entry in entries:
             out += self._split_entry() if entry is self.entry else [self._moved(entry)]
@@ -343,7 +343,7 @@ class Slots:
         return tirx.BufferStore(self.views[node.buffer], mutator.mutate(node.value), indices)
 
     def _coord(self, call: Call, mutator: Any) -> ir.Expr:
-        """The axes of the iterations inside."""
+        """Return the axes of the iterations inside."""
         if not dialect.is_call(call, "coord"):
             return mutator.default_mutate(call)
         target, member = call.args

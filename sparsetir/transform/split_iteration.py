@@ -89,7 +89,7 @@ class _Walk:
     iteration: SpIter
 
     def entries(self) -> tuple[list[Entry], dict[Var, Any]]:
-        """The new iteration's entries, and its variables in place of the old ones."""
+        """Return the new iteration's entries, and its variables in place of the old ones."""
         kept: set[Axis] = {a for it in self.editor.place(self.iteration.name).outer for a in it.axes}
         out: list[Entry] = []
         renamed: dict[Var, Any] = {}
@@ -134,7 +134,7 @@ class _Walk:
         return Entry((dense,), (new_var(var.name, dense),), "S")
 
     def _keeps(self, entry: Entry, kept: set[Axis]) -> bool:
-        """Whether the stored positions of an entry are all that its initialisation reaches."""
+        """Return whether the stored positions of an entry are all that its initialisation reaches."""
         if set(entry.kinds) != {"S"} or entry.attached_to is not None:
             return False
         if not mentions(self.iteration.block.init, list(entry.vars)):
@@ -148,7 +148,7 @@ class _Walk:
         return all(self._is_own(s.buffer, s.indices, v, a) for s in touched for v, a in _pairs(entry))
 
     def _is_own(self, view: Var, indices: Sequence[ir.Expr], var: Var, axis: Axis) -> bool:
-        """Whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
+        """Return whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
         buffer = self.editor.program.buffers.get(view)
         if buffer is None or axis not in buffer.axes:
             return False
@@ -235,12 +235,12 @@ class _Body:
         self.steps = Steps(self.editor.facts, variables)
 
     def _is_set_once(self, cell: Var) -> bool:
-        """Whether a local variable gets one value, on every path."""
+        """Return whether a local variable gets one value, on every path."""
         sets = [s for s in collect(self.iteration.block.body, tirx.BufferStore) if s.buffer.same_as(cell)]
         return len(sets) == 1 and any(sets[0].same_as(s) for s in self.whole)
 
     def _named(self, stmt: tirx.Stmt) -> Var | None:
-        """The name that a statement declares or gives its value; None for an action."""
+        """Return the name that a statement declares or gives its value; None for an action."""
         if isinstance(stmt, tirx.Bind):
             return stmt.var
         named = isinstance(stmt, tirx.AllocBuffer) or (
@@ -249,7 +249,7 @@ class _Body:
         return stmt.buffer if named else None
 
     def parts(self, at: int | None) -> list[list[tirx.Stmt]]:
-        """The statements of each new iteration."""
+        """Return the statements of each new iteration."""
         name, count = self.iteration.name, len(self.actions)
         if count < 2:
             raise ScheduleError(f"sp_iter {name!r} has one statement; there is nothing to split")
@@ -282,7 +282,7 @@ class _Body:
         return ""
 
     def _range(self, start: int, stop: int) -> list[tirx.Stmt]:
-        """The statements of a range, and the names that they use."""
+        """Return the statements of a range, and the names that they use."""
         kept = set(self.actions[start:stop])
         for n in reversed(range(len(self.whole))):
             name = self._named(self.whole[n])
@@ -292,7 +292,7 @@ class _Body:
 
 
 def _placed(editor: Editor, iteration: SpIter, parts: Sequence[Sequence[tirx.Stmt]]) -> list[list[tirx.Stmt]]:
-    """The initial stores of each part: where what they set is first touched, if nothing before minds."""
+    """Return the initial stores of each part: where what they set is first touched, if nothing before minds."""
     prints = [footprint(editor.facts, *part) for part in parts]
     out: list[list[tirx.Stmt]] = [[] for _ in parts]
     moved: list[Footprint] = []
@@ -336,7 +336,7 @@ def _renamed(stmt: tirx.Stmt, renamed: dict[Var, Any]) -> tirx.Stmt:
 
 
 def _is_structure(stmt: tirx.Stmt) -> bool:
-    """Whether a statement declares an axis or a sparse buffer."""
+    """Return whether a statement declares an axis or a sparse buffer."""
     return is_declaration(stmt) and not isinstance(stmt, tirx.AllocBuffer)
 
 

@@ -29,7 +29,7 @@ def replaced_vars(node: Any, mapping: Mapping[Var, Any]) -> Any:
 
 
 def declares(stmt: tirx.Stmt, dropped: set[Var]) -> bool:
-    """Whether a statement makes one of the buffers."""
+    """Return whether a statement makes one of the buffers."""
     if isinstance(stmt, (tirx.DeclBuffer, tirx.AllocBuffer)):
         return stmt.buffer in dropped
     bound = isinstance(stmt, tirx.Evaluate) and dialect.is_call(stmt.value, "bind_axes")
@@ -47,7 +47,7 @@ def with_declarations(body: tirx.Stmt, statements: Sequence[tirx.Stmt]) -> tirx.
 
 
 def without_unused(func: tirx.PrimFunc, body: tirx.Stmt, params: Sequence[Var]) -> tirx.PrimFunc:
-    """The function without the axes and parameters that nothing uses any more; ordinary parameters stay."""
+    """Return the function without the axes and parameters that nothing uses any more; ordinary parameters stay."""
     body = _without_unused_axes(body)
     kept = _used(body, params)
     return tirx.PrimFunc([p for p in params if p in kept], body, func.ret_type, func.attrs)
@@ -174,7 +174,7 @@ def _binding(rule: FormatRewriteRule, var: Var) -> ir.Expr:
 
 
 def declare_buffer(view: Var, storage: Var, default: ir.Expr, axes: tuple[Axis, ...]) -> list[tirx.Stmt]:
-    """The statements that give `storage` its axes."""
+    """Return the statements that give `storage` its axes."""
     bound = dialect.call("bind_axes", [view, default, *(a.var for a in axes)])
     return [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
 
@@ -261,7 +261,7 @@ class Structure:
     # ------------------------------------------------------------------ what is rewritten
 
     def _group(self) -> list[SparseBuffer]:
-        """The buffers over all of the structure's axes; one over dense axes alone is stored sparse by itself."""
+        """Return the buffers over all of the structure's axes; one over dense axes alone is stored sparse by itself."""
         if self.is_dense:
             return [self.program.buffer(self.name)]
         wanted, found = set(self.axes), []
@@ -304,14 +304,14 @@ class Structure:
         return made
 
     def _axes_of(self, buffer: SparseBuffer, spliced: Spliced) -> tuple[Axis, ...]:
-        """The buffer's axes with the structure's replaced, all at the place of the first."""
+        """Return the buffer's axes with the structure's replaced, all at the place of the first."""
         first = min(buffer.axes.index(a) for a in self.axes)
         before = [a for a in buffer.axes[:first] if a not in self.axes]
         after = [a for a in buffer.axes[first:] if a not in self.axes]
         return (*before, *spliced.axes, *after)
 
     def mask(self, made: Made) -> SparseBuffer:
-        """The buffer that is 1 at the entries of a piece."""
+        """Return the buffer that is 1 at the entries of a piece."""
         if made.mask is None:
             rename = lambda name: self.rename(made.rule.name, name)  # noqa: E731
             like = tirx.decl_buffer([const(1)], MASK_DTYPE, name="valid", layout=None, data_alignment=1)

@@ -148,7 +148,7 @@ class Trace:
     # ------------------------------------------------------------------ JSON
 
     def to_json(self) -> str:
-        """The steps as JSON text, on one line.
+        """Return the steps as JSON text, on one line.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class Trace:
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
-        """The trace that `to_json` wrote.
+        """Return the trace that `to_json` wrote.
 
         Raises
         ------
@@ -243,7 +243,7 @@ class Scheduled:
         return made.result
 
     def _to_decompose(self) -> Any:
-        """The program, or the decomposition it is: its pieces can be decomposed again."""
+        """Return the program, or the decomposition it is: its pieces can be decomposed again."""
         if self._decomposed is None:
             return self.func
         found, count = self._decomposed
