@@ -19,7 +19,7 @@ from sparsetir.einsum.emit import Nest, Operand
 from sparsetir.einsum.operands import Layout, rows
 from sparsetir.einsum.steps import KernelStep, Step
 from sparsetir.errors import ArgumentError
-from sparsetir.formats.csr import compressed_rows
+from sparsetir.formats.compressed_rows import compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, compressed_of
 from sparsetir.sparse_output import Options

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.formats.csr import compressed_rows
+from sparsetir.formats.compressed_rows import compressed_rows
 from sparsetir.interop import is_half, transposed
 
 # Statistics of pairs of sparse operands with a common letter: the number of products, and of entries they fall on.

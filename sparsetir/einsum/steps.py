@@ -17,7 +17,7 @@ from sparsetir.build import build
 from sparsetir.einsum.emit import Nest, Program, program
 from sparsetir.einsum.operands import Layout, diagonal, full_root, root_axis, tree_of
 from sparsetir.errors import ArgumentError, OffsetError
-from sparsetir.formats.csr import add_duplicates, compressed_rows
+from sparsetir.formats.compressed_rows import add_duplicates, compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch, recast, to_torch
 from sparsetir.utils.caches import remember

@@ -165,6 +165,8 @@ def narrow_extents(program: Program) -> dict[str, list[ir.Expr]]:
     """
     narrow = {}
     for buffer in program.buffers.values():
+        if any(axis.is_assembled for axis in buffer.axes):
+            continue  # its elements are counted while it is computed
         extents = list(takewhile(lambda extent: str(extent.ty.dtype) == "int32", buffer.storage.ty.shape))
         if extents and not all(isinstance(extent, tirx.IntImm) for extent in extents):
             narrow[buffer.name] = extents

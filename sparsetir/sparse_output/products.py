@@ -14,7 +14,7 @@ import scipy.sparse as sp
 
 from sparsetir import interop, ops
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
-from sparsetir.formats.csr import add_duplicates, compressed_rows
+from sparsetir.formats.compressed_rows import add_duplicates, compressed_rows
 from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
