@@ -58,6 +58,11 @@ class AssembledInterface(Interface):
         self.values = [identifier(r.storage, self.taken) for r in assembly.results]
 
     @property
+    def computed(self) -> set[str]:
+        """Names of the results whose elements are counted while they are computed."""
+        return {str(result.name) for result in self.assembly.results}
+
+    @property
     def chosen_by(self) -> list[Var]:
         """What a kernel that selects is told besides."""
         if not self.selects:

@@ -287,7 +287,13 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
     def _narrow_extents(self) -> list[tuple[str, list[ir.Expr]]]:
         """The extents of buffers whose product must fit 32 bits, of buffers with several."""
         extents = getattr(self.kernel.signature, "narrow_extents", {})
-        return [(name, several) for name, several in extents.items() if len(several) > 1]
+        computed = self.computed
+        return [(name, several) for name, several in extents.items() if len(several) > 1 and name not in computed]
+
+    @property
+    def computed(self) -> set[str]:
+        """Names of the results whose elements are counted while they are computed."""
+        return set()
 
     def _extents_check(self, name: str, extents: list[ir.Expr]) -> str:
         numbers = ", ".join(map(self.size_of, extents))

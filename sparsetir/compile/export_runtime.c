@@ -240,6 +240,8 @@ static int rt_check_offsets(const struct array *a, int64_t stored) {
 /* No index lies on an axis without elements. */
 static inline int rt_check_filled(const struct array *a, int64_t length) {
   if (!a->count || length > 0) return 0;
+  if (length < 0)
+    return rt_fail("an axis of %s would be %lld long: sizes must not be negative", a->name, (long long)length);
   return rt_fail("%s has %lld entries of an axis of length %lld", a->name, (long long)a->count, (long long)length);
 }
 

@@ -107,6 +107,9 @@ def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: A
     """Evaluate over the coordinates that occur, where elements that are not stored change no result."""
     terms = notation.parse(text, tuple(len(value.shape) for value in values))
     is_sum = (reduce, combine, fill) == ("sum", "mul", 0)
+    is_elementwise = all(set(term) == set(terms.output) for term in terms.inputs)
+    if not is_sum and is_elementwise:
+        return _expression(text, values, reduce, combine, fill, result).run(values)  # nothing is reduced
     if not is_sum and (len(values) > 1 or reduce not in ("max", "min")):
         shape = max((tuple(v.shape) for v in values), key=max)
         raise ArgumentError(

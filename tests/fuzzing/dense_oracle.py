@@ -51,8 +51,12 @@ def widest(dtype: str) -> type:
 
 
 def common(values: Sequence[Value]) -> str:
-    """The dtype in which operands meet."""
-    return str(np.result_type(*(v.data.dtype for v in values)))
+    """The dtype in which operands meet; bfloat16 meets what it cannot hold as float32."""
+    dtypes = [v.data.dtype for v in values]
+    try:
+        return str(np.result_type(*dtypes))
+    except TypeError:
+        return str(np.result_type(*(np.dtype("float32") if d.name == "bfloat16" else d for d in dtypes)))
 
 
 def sizes_of(values: Sequence[Value], letters: Sequence[str]) -> dict[str, int]:

@@ -20,11 +20,8 @@ def is_of(front: str, *words: str, outcome: str = "") -> Callable[[str, Case, Fi
 
 #: class -> whether a finding of a front belongs to it
 KNOWN: dict[str, Callable[[str, Case, Finding], bool]] = {
-    "lazy arrays of ranks 0 and 1": is_of("lazy", outcome="unclear"),
-    "bfloat16 on processors that have it": lambda front, case, finding: "bitcast" in finding.detail,
     "dense operands that are not finite, summed before they are multiplied": is_of("einsum", "not finite 2 dense []"),
     "raw errors of bad arguments": is_of("arguments"),
-    "bfloat16 scratch": is_of("halves", "Reinterpret requires size", "value_bits == target_bits"),
 }
 
 
