@@ -169,7 +169,7 @@ def is_one_to_one(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range]) -> bo
 
 
 def are_different(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range], facts: Facts) -> bool:
-    """Whether different values of the variables of `ranges` make different subscripts of one element.
+    """Return whether different values of the variables of `ranges` make different subscripts of one element.
 
     An array that is read on the way may hold a number twice, unless it is a list of `facts.distinct`.
     """
@@ -189,7 +189,7 @@ def _entry(index: ir.Expr, ranges: dict[Var, ir.Range], facts: Facts) -> ir.Expr
 
 
 def _is_in_one(place: ir.Expr, size: int, ranges: dict[Var, ir.Range]) -> bool:
-    """Whether places lie in one group of a list for all values of the variables of `ranges`."""
+    """Return whether places lie in one group of a list for all values of the variables of `ranges`."""
     wide, analyzer = Wide(), sym.Analyzer()
     for var, values in ranges.items():
         analyzer.bind(wide.of(var), wide.range(values.min, values.extent))
