@@ -145,7 +145,7 @@ def _at(array: Var, place: ir.Expr) -> ir.Expr:
 
 
 def _falls(indices: Var, place: ir.Expr, order: str) -> ir.Expr:
-    """Whether the index at a place must not follow the one before it."""
+    """Return whether the index at a place must not follow the one before it."""
     now, before = _at(indices, place), _at(indices, place - _long(1))
     return now < before if order == "ascending" else now <= before
 

@@ -301,7 +301,7 @@ class SparseLinear(nn.Module):
 
 @dataclass(frozen=True)
 class LayerChange:
-    """What `sparsify_` did to a layer.
+    """Report of `sparsify_` on one layer.
 
     Parameters
     ----------

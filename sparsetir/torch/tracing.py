@@ -47,6 +47,7 @@ class TracedSide:
     is_transposed : bool
     """
 
+    blocks = None  # full blocks are not looked for in symbolic tensors
     structure: tuple[Tensor, Tensor | None, int, int]
     by_edges: bool
     is_transposed: bool = False

@@ -7,6 +7,7 @@ A front draws cases. A case knows how to run itself, which smaller cases there a
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ OUTCOMES = ("right", "refused", "wrong", "crashed", "unclear", "known")
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a case.
+    """Description of a wrong, crashed or unclear case.
 
     Parameters
     ----------
@@ -123,7 +124,7 @@ def plain(result: Any) -> Any:
 
 
 def difference(got: Any, expected: Expected) -> str:
-    """What differs, or nothing. NaN equals NaN, infinities must agree, signs of zero need not."""
+    """Describe the first difference, or return "": NaN equals NaN, infinities must agree, signs of zero need not."""
     want = np.asarray(expected.values)
     if got.shape != want.shape:
         return f"the shape is {got.shape}, expected {want.shape}"
@@ -169,7 +170,7 @@ class CodeFront(Front):
         return iter(())
 
     def label(self, case: CodeCase) -> str:
-        """What wrong results of one cause have in common."""
+        """Return the label that wrong results of one cause share."""
         return "not finite" if is_special(case) else ""
 
 
@@ -244,23 +245,7 @@ with np.errstate(all="ignore"):
     right = got.shape == want.shape and near().all()
 raise SystemExit(not right)"""
 
-PLAIN = '''
-def plain(result):
-    """A result as a dense array."""
-    if hasattr(result, "detach"):
-        result = result.detach()
-        result = (result.to_dense() if str(result.layout) != "torch.strided" else result)
-        return (result.float() if str(result.dtype) == "torch.bfloat16" else result).numpy()
-    if hasattr(result, "toarray"):
-        return (result.astype("float32") if str(result.dtype) == "float16" else result).toarray()
-    if hasattr(result, "to_dense"):
-        return result.to_dense()
-    if hasattr(result, "coords") and hasattr(result, "values"):
-        whole = np.zeros(result.shape, result.values.dtype)
-        np.add.at(whole, tuple(result.coords), result.values)
-        return whole
-    return np.asarray(result.numpy() if hasattr(result, "numpy") else result)
-'''
+PLAIN = "\n" + inspect.getsource(plain).replace("(result: Any) -> Any", "(result)")
 
 
 def code_script(lines: list[str]) -> str:

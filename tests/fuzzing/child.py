@@ -83,7 +83,7 @@ def outcome_of(case: Case) -> tuple[str, str, Finding | None]:
 
 @dataclass(frozen=True)
 class Undrawn(Case):
-    """What stands for a case that could not be drawn: a fault of the fuzzer."""
+    """Placeholder for a case that could not be drawn: a fault of the fuzzer."""
 
     finding: Finding
 

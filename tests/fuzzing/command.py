@@ -91,7 +91,7 @@ class Child(Process):
         return PLACE.unpack(self.path.read_bytes())  # type: ignore[return-value]
 
     def facts(self, job: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
-        """What the child tells of a job; None at the end if it hung or ended."""
+        """Yield the messages of the child about a job; None last if it hung or ended."""
         self.process.stdin.write(json.dumps(job) + "\n")
         latest, since = self.place, time.monotonic()
         while True:

@@ -60,7 +60,7 @@ class Runner:
         return bool(select.select([self.back], [], [], 2.0)[0])
 
     def run(self, case: Case) -> Finding | None:
-        """What a case gives; None where it is right or refused."""
+        """Return the finding of a case; None where it is right or refused."""
         return self.ask("run", case)
 
     def ask(self, what: str, case: Case) -> Any:

@@ -311,7 +311,7 @@ WORDS = st.one_of(
 
 
 def strictly(word, number):
-    """What Python reads, after Fortran's exponents; None where the word is no number."""
+    """Parse a number as Python does, with Fortran's exponents; None where the word is no number."""
     if "_" in word or not word.isascii():
         return None
     try:

@@ -336,7 +336,7 @@ def _even(a: np.ndarray) -> np.ndarray:
 
 
 def _runs_here(processor: str) -> bool:
-    """Whether this machine has the instructions of a processor that tests compile for."""
+    """Return whether this machine has the instructions of a processor that tests compile for."""
     wanted = {"": (), "x86-64-v3": ("avx2", "fma"), "x86-64-v4": ("avx512f", "avx512bw", "avx512vl")}.get(processor)
     native = sparsetir.codegen.target.native_target()
     return wanted is not None and all(codegen.target_has_features(feature, native) for feature in wanted)

@@ -173,7 +173,7 @@ def expand(x: T.handle, s: T.handle, ptr: T.handle, ptr2: T.handle,
 
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 def test_positions_of_an_output_axis_are_inferred_from_its_row_pointers(idtype: str) -> None:
-    """Of nested axes too: the number of rows of the inner one is the last row pointer of the outer one."""
+    """The number of rows of an inner axis is the last row pointer of the outer one."""
     text = RAGGED if idtype == "int32" else RAGGED.replace("T.int32", "T.int64")
     if idtype == "int64":
         text = text.replace("tot), ptr)", 'tot), ptr, "int64")').replace("tot2), ptr2)", 'tot2), ptr2, "int64")')

@@ -23,7 +23,6 @@ from sparsetir.errors import ArgumentError, FileFormatError
 from sparsetir.formats.encoding import parse_format
 from sparsetir.runtime import serialization
 from sparsetir.schedules import Choices
-from sparsetir.torch import Graph, SparseLinear
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
 
@@ -196,7 +195,18 @@ rng = np.random.default_rng(11)
 SPARSE = sp.random_array((30, 30), density=0.2, format="csr", dtype="float32", rng=rng)
 DENSE, VECTOR = rng.standard_normal((30, 6)).astype("float32"), rng.standard_normal(30).astype("float32")
 SQUARE = rng.standard_normal((6, 4)).astype("float32")
-EDGES = torch.from_numpy(np.stack(SPARSE.tocoo().coords).astype("int64"))
+
+
+def tensor(array: np.ndarray) -> Any:
+    """An array as a torch tensor; the processes that tests begin have no torch."""
+    return importlib.import_module("torch").from_numpy(array)
+
+
+def of_torch(name: str, *args: Any, **options: Any) -> Any:
+    return getattr(importlib.import_module("sparsetir.torch"), name)(*args, **options)
+
+
+EDGES = np.stack(SPARSE.tocoo().coords).astype("int64")
 einsum_expression = sparsetir.einsum_expression
 by_blocks = lambda: sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.bsr(2, 2)}))  # noqa: E731
 
@@ -232,8 +242,8 @@ OBJECTS: dict[str, tuple[Any, Any]] = {
                                 lambda o: o(B=SPARSE)),
     "composed kernel": (by_blocks, lambda o: o(A=SPARSE, B=DENSE)),
     "bound composed kernel": (lambda: by_blocks().bind(A=SPARSE), lambda o: o(B=DENSE)),
-    "graph": (lambda: Graph(EDGES, num_nodes=30), lambda o: o.spmm(torch.from_numpy(DENSE))),
-    "layer": (lambda: SparseLinear(30, 8), lambda o: o(torch.from_numpy(DENSE.T.copy()))),
+    "graph": (lambda: of_torch("Graph", tensor(EDGES), num_nodes=30), lambda o: o.spmm(tensor(DENSE))),
+    "layer": (lambda: of_torch("SparseLinear", 30, 8), lambda o: o(tensor(DENSE.T.copy()))),
     "lazy": (lambda: sparsetir.lazy(SPARSE) @ DENSE, sparsetir.compute),
     "encoding": (lambda: sparsetir.SparseTensor.from_scipy(SPARSE).encoding(), str),
     "format": (lambda: formats.bsr(2, 2), repr),

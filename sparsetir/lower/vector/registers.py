@@ -216,7 +216,7 @@ def _initial(stmt: tirx.Stmt, site: Site) -> ir.Expr | None:
 
 
 def _are_apart(site: Site, facts: Facts) -> bool:
-    """Return whether different lanes of a store have different elements, so each can have its own register."""
+    """Return whether the lanes of a store have different elements, so that each can have its own register."""
     ranges = {lane.loop_var: ir.Range.from_min_extent(lane.min, lane.extent) for lane in site.lanes}
     return not ranges or are_different(site.store.indices, ranges, facts)
 

@@ -231,7 +231,7 @@ class Evaluation:
 
 
 def softmax(values: Array, mask: Array | None) -> Array:
-    """Of each row, over what it stores."""
+    """Compute the softmax of each row over its entries."""
     inside = np.ones(np.shape(values), bool) if mask is None else mask
     if not np.size(values):
         return values

@@ -143,7 +143,7 @@ class Products(CodeFront):
 
 
 def near(want: Array, values: list[Value], dtype: str) -> Expected:
-    """What sums of repeated entries may miss by rounding."""
+    """Return the expected result, with slack for the rounding of sums of repeated entries."""
     size = sum(value.sizes().astype(np.float64) for value in values)
     return Expected(want, 4 * EPSILON[dtype] * np.nan_to_num(size, posinf=0)) if dtype in EPSILON else Expected(want)
 

@@ -118,7 +118,7 @@ class ProgramCase(Case):
 
 
 def mode_of(recipe: Recipe) -> str:
-    """What was done to a program, for the label of a finding."""
+    """Return the changes made to a program, for the label of a finding."""
     modes = {"stage1": recipe.trace, "formats": recipe.formats, "choices": recipe.choices, "stage2": recipe.stage2}
     return "+".join(name for name, value in modes.items() if value is not None) or "plain"
 

@@ -85,7 +85,7 @@ class Tensors(CodeFront):
 
 
 def judged(operation: str, names: dict[str, Array], stored: Array, dtype: str) -> Expected | None:
-    """What numpy gives of arrays that are zero where nothing is stored."""
+    """Compute with numpy on arrays that are zero where nothing is stored."""
     with np.errstate(all="ignore"):
         try:
             want = np.asarray(eval(operation, {"abs": abs}, names))

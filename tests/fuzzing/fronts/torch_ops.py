@@ -189,7 +189,7 @@ class Edges:
         return made.index_add(0, self.rows, edges)
 
     def reduced(self, reduce: str, edges: Any) -> Any:
-        """Of each target's edges; zero where there are none."""
+        """Reduce over the edges of each target; zero where there are none."""
         if reduce in ("sum", "mean"):
             total = self.summed(edges)
             count = self.summed(torch.ones(len(edges), dtype=torch.float64)).clamp(min=1)
