@@ -17,7 +17,6 @@ import scipy.sparse as sp
 from tvm import relax, s_tir
 
 import sparsetir
-import torch
 from sparsetir import formats, ops
 from sparsetir.errors import ArgumentError, FileFormatError
 from sparsetir.formats.encoding import parse_format
