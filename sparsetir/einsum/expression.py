@@ -98,8 +98,8 @@ def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: A
     terms = notation.parse(text, tuple(len(value.shape) for value in values))
     is_sum = (reduce, combine, fill) == ("sum", "mul", 0)
     is_elementwise = all(set(term) == set(terms.output) for term in terms.inputs)
-    if not is_sum and is_elementwise:
-        return _expression(text, values, reduce, combine, fill, result).run(values)  # nothing is reduced
+    if not is_sum and is_elementwise and fill == 0:  # nothing is reduced, and elements stored nowhere stay 0
+        return _expression(text, values, reduce, combine, fill, result).run(values)
     if not is_sum and (len(values) > 1 or reduce not in ("max", "min")):
         shape = max((tuple(v.shape) for v in values), key=max)
         raise ArgumentError(

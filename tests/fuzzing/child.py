@@ -9,7 +9,6 @@ import json
 import mmap
 import os
 import pickle
-import resource
 import struct
 import sys
 import time
@@ -148,16 +147,19 @@ def unpacked(text: str) -> Case:
 
 
 def memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    """Return the resident bytes of this process; `ru_maxrss` would include those of the parent before exec."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def run_job(job: dict[str, Any], place: Place, tell: Callable[..., None]) -> None:
     """Run groups until the job's end, its time or the memory is over."""
     front, until = FRONTS[job["front"]], time.monotonic() + (job["seconds"] or 1e9)
     group = job["first"]
-    while (job["stop"] is None or group < job["stop"]) and time.monotonic() < until and memory() < MAX_MEMORY:
+    while job["stop"] is None or group < job["stop"]:
         run_group(front, job["seed"], group, place, tell)
         group += job["step"]
+        if time.monotonic() >= until or memory() >= MAX_MEMORY:
+            break  # after at least one group, so that a job always advances
     is_over = job["stop"] is not None and group >= job["stop"]
     tell(finished=group, is_over=is_over or time.monotonic() >= until, is_full=memory() >= MAX_MEMORY)
 
