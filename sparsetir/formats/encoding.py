@@ -616,7 +616,7 @@ def parse_format(text: str) -> Format:
 
     Examples
     --------
-    >>> parse("blocks(r=4, c=4, rest='dcsr')").r
+    >>> parse_format("blocks(r=4, c=4, rest='dcsr')").r
     4
     """
     try:

@@ -854,7 +854,7 @@ def interpret(func: tirx.PrimFunc, args: Mapping[str, Any]) -> dict[str, np.ndar
     Examples
     --------
     >>> import sparsetir
-    >>> from sparsetir.interpret import interpret
+    >>> from sparsetir.ir.interpreter import interpret
     >>> args = dict(indptr=[0, 1, 1], indices=[2], a=[3], b=[[1], [2], [4]])
     >>> interpret(sparsetir.ops.spmm(), args)["c"].tolist()
     [[12.0], [0.0]]

@@ -239,7 +239,7 @@ def _history() -> list[str]:
     if readline is None:
         return []
     last = readline.get_current_history_length()
-    items = [readline.get_history_item(n) or "" for n in range(max(1, last - MOST_TYPED), last + 1)]
+    items = [readline.get_history_item(n) or "" for n in range(1, last + 1)[-MOST_TYPED:]]
     return [f"{line}\n" for item in items for line in item.split("\n")]
 
 

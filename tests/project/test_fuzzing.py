@@ -167,8 +167,9 @@ def test_crashes_are_attributed_and_reduced(tmp_path: Path) -> None:
         "smaller, found = minimise.minimised(Ending((5, 6, 7, 8)), case.Finding('crashed', '', ''), 30)\n"
         "print(json.dumps([smaller.parts, found.detail, minimise.Runner().run(Ending((1,)))]))\n"
     )
-    tests = str(Path(__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", code.format(tests=tests, own=tests)], capture_output=True, text=True)
+    own = Path(__file__).parent
+    code = code.format(tests=str(own.parent), own=str(own))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     parts, detail, other = json.loads(done.stdout.splitlines()[-1])
     assert parts == [7]

@@ -18,7 +18,7 @@ from sparsetir import T
 from sparsetir.script import builder
 
 ROOT = Path(__file__).parents[2]
-STUB = ast.parse((ROOT / "sparsetir" / "tvmscript.pyi").read_text(encoding="utf-8"))
+STUB = ast.parse((ROOT / "sparsetir" / "script" / "tvmscript.pyi").read_text(encoding="utf-8"))
 DECLARED = [node for node in STUB.body if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name[0] != "_"]
 ABSTRACT = {"Expr", "Axis"}  # types of values, which programs do not name
 OWN = [n for n, f in vars(builder).items() if n in dir(dialect) and getattr(f, "__module__", "") == builder.__name__]

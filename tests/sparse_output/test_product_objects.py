@@ -294,7 +294,7 @@ def test_a_plan_is_for_one_pattern() -> None:
 
 PEAK = """
 import numpy as np, scipy.sparse as sp, sparsetir
-from sparsetir.workloads import memory
+from sparsetir.utils import memory
 rng, n = np.random.default_rng(0), 150_000
 columns, indptr = rng.integers(0, n, 8 * n, "int32"), np.arange(0, 8 * n + 1, 8, "int32")
 A = sp.csr_array((rng.standard_normal(8 * n, "float32"), columns, indptr), (n, n))

@@ -183,7 +183,7 @@ def test_sums_of_constant_features_are_computed_once(monkeypatch):
     x.numpy()[:] = x.numpy()[[2, 0, 1]]  # which torch does not see
     for expected in (1, 1, 0):
         check(expected)
-    assert len(made.rows.structure.found) == 1
+    assert len(made.rows.kept.found) == 1
     close(pickle.loads(pickle.dumps(made)).conv(x, weight), made.conv(x, weight))
     with torch.inference_mode():
         close(made.conv(x, weight), made.conv(x.clone(), weight))
@@ -192,9 +192,9 @@ def test_sums_of_constant_features_are_computed_once(monkeypatch):
     held = [real(3, size) for size in range(9)]
     for features in (*held, *held):
         made.conv(features, real(2, features.shape[1]))
-    assert len(made.rows.structure.found) == structure.MOST
+    assert len(made.rows.kept.found) == structure.MOST
     del held, features, x
-    assert not made.rows.structure.found
+    assert not made.rows.kept.found
 
 
 @pytest.mark.slow

@@ -498,6 +498,8 @@ def test_ordinary_buffers(name: str) -> None:
 
 
 FENCED = """
+import sys
+sys.path.append("transform")
 import numpy as np, sparsetir, test_decompose as t
 from fences import fenced
 A, _, x = t.operands(t.MATRICES["random"], "float32", 1)

@@ -130,7 +130,7 @@ def test_a_full_disk_costs_the_next_search_only(tmp_path: Path, monkeypatch: pyt
     def full(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kernel_cache.disk_cache, "write", full)
+    monkeypatch.setattr(kernel_cache.cache, "write", full)
     kernel_cache.keep()
     assert not lowered_program.fresh
 
