@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsetir._tvm_plugin import ensure as _ensure_dialect
 from sparsetir.utils import later as _later
+from sparsetir.utils.tvm_import import postpone_torch as _postpone_torch
 from sparsetir.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ _PUBLIC = {
 _MODULES = ("T", "errors", "formats", "ir", "ops", "relax")
 
 
+_postpone_torch()  # before anything imports TVM
 _ensure_dialect()
 _later.provide("operators", "sparsetir.einsum.operators")
 

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Import of TVM without torch: `tvm_ffi` imports torch, if it is installed, before anything else.
+
+That import takes longer than all of TVM, and few processes use both. An import hook hides torch from the thread that
+imports `tvm_ffi`, and does what `tvm_ffi` would have done with torch once something else imports torch. Tensors are
+exchanged by DLPack as ever; only `torch.dtype` as an argument of a function of TVM needs torch to be imported first.
+On Windows torch is not hidden: there `tvm_ffi` must load its library after torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from sparsetir.utils.gc import uncollected
+
+
+class PostponeTorch:
+    """Finder of modules of TVM and of torch, which runs code around the import of each of them."""
+
+    def __init__(self) -> None:
+        self.importing: int | None = None  # the thread that executes a module of TVM that could do without torch
+        self.is_postponed = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        """Return the specification of one of these modules, else None.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            A module of TVM imports torch.
+        """
+        if name == "torch" and self.importing == threading.get_ident():
+            self.is_postponed = True
+            raise ModuleNotFoundError("TVM does without torch until something else imports it", name=name)
+        runners = {
+            "tvm": uncollected,
+            "tvm_ffi": self._without_torch,
+            "tvm.relax": self._without_torch,
+            "torch": self._with_completion,
+        }
+        if name not in runners:
+            return None
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in finders)
+        return _with_runner(next((spec for spec in specs if spec is not None), None), runners[name])
+
+    def _without_torch(self, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        """Hide torch from this thread while a module is executed."""
+
+        def run(module: ModuleType) -> None:
+            self.importing = threading.get_ident()
+            try:
+                execute(module)
+            finally:
+                self.importing = None
+
+        return run
+
+    def _with_completion(self, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        """Complete `tvm_ffi` after torch has been executed."""
+
+        def run(module: ModuleType) -> None:
+            execute(module)
+            if self.is_postponed:
+                self.is_postponed = False
+                complete_tvm_ffi(module)
+
+        return run
+
+
+def _with_runner(spec: ModuleSpec | None, runner: Callable[..., Callable[[ModuleType], None]]) -> ModuleSpec | None:
+    """Wrap the function that executes a module."""
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module = runner(spec.loader.exec_module)  # type: ignore[method-assign]
+    return spec
+
+
+def complete_tvm_ffi(torch: ModuleType) -> None:
+    """Execute again what differs in `tvm_ffi` if torch is installed."""
+    import tvm_ffi
+    from tvm_ffi import _convert, _optional_torch_c_dlpack, core, stream
+
+    _convert.torch = torch
+    core._convert_torch_dtype_to_ffi_dtype = lambda dtype: tvm_ffi.dtype(str(dtype).removeprefix("torch."))
+    tvm_ffi.use_torch_stream = importlib.reload(stream).use_torch_stream
+    importlib.reload(_optional_torch_c_dlpack)
+
+
+def postpone_torch() -> None:
+    """Keep a later ``import tvm`` from importing torch."""
+    if sys.platform != "win32" and not {"torch", "tvm_ffi"} & sys.modules.keys():
+        sys.meta_path.insert(0, PostponeTorch())
+
+
+__all__ = ["PostponeTorch", "complete_tvm_ffi", "postpone_torch"]

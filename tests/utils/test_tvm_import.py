@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Import of TVM without torch, and torch after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from sparsetir.utils.tvm_import import PostponeTorch
+
+AFTER = """
+import sys
+import numpy as np, scipy.sparse as sp, sparsetir
+A = sp.csr_array(np.eye(4, dtype="float32"))
+assert sparsetir.matmul(A, np.ones((4, 2), "float32")).tolist() == [[1, 1]] * 4
+import tvm, tvm_ffi
+from tvm import relax
+assert "torch" not in sys.modules
+import torch
+x = torch.ones(4)
+back = torch.from_dlpack(tvm_ffi.from_dlpack(x))
+back[0] = 9
+assert x[0] == 9 and back.data_ptr() == x.data_ptr()
+assert hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+assert tvm_ffi.convert(torch.float32) == "float32" and isinstance(tvm_ffi.convert(torch.int8), tvm_ffi.dtype)
+tvm_ffi.use_torch_stream(None)
+found = sparsetir.matmul(A, torch.ones(4, 2))
+assert isinstance(found, torch.Tensor) and found.tolist() == [[1, 1]] * 4
+"""
+BEFORE = """
+import sys, torch
+import sparsetir, tvm_ffi
+assert not any(type(finder).__name__ == "PostponeTorch" for finder in sys.meta_path)
+assert tvm_ffi._convert.torch is torch
+"""
+
+
+@pytest.mark.parametrize("code", [AFTER, BEFORE], ids=["torch after TVM", "torch before TVM"])
+def test_torch_is_imported_by_its_users_only(code: str) -> None:
+    """In a process where torch is installed: other tests run their processes without it."""
+    paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if not p.endswith("no_torch")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    run = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_torch_is_hidden_from_the_importing_thread_only() -> None:
+    finder, specs = PostponeTorch(), []
+    finder.importing = threading.get_ident()
+    with pytest.raises(ModuleNotFoundError, match="TVM does without torch"):
+        finder.find_spec("torch")
+    thread = threading.Thread(target=lambda: specs.append(finder.find_spec("torch")))
+    thread.start()
+    thread.join()
+    assert specs[0].name == "torch"
+    assert finder.find_spec("numpy") is None
