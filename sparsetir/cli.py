@@ -591,14 +591,15 @@ def run_info(_args: argparse.Namespace) -> int:
     """``sparsetir info``."""
     from sparsetir.bench.roofline import levels
     from sparsetir.codegen.cache import cache_folder
-    from sparsetir.codegen.target import native_target
+    from sparsetir.codegen.target import describe_target, native_target
     from sparsetir.utils.machine import machine_name
     from sparsetir.utils.threads import get_num_threads
     from sparsetir.utils.version import __version__
 
     rows = [("sparsetir", __version__), ("python", platform.python_version())]
     rows += [(package, version(package)) for package in PACKAGES]
-    rows += [("target", str(native_target())), ("machine", machine_name()), ("threads", str(get_num_threads()))]
+    rows += [("machine", machine_name()), *describe_target(), ("target", str(native_target()))]
+    rows.append(("threads", str(get_num_threads())))
     folder = cache_folder()
     kept = len(list(folder.glob("*.so"))) if folder and folder.exists() else 0
     rows.append(("kernel cache", f"{folder}, {kept} kernels" if folder else "switched off"))

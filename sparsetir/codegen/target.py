@@ -9,27 +9,47 @@ from typing import Any
 import tvm
 from tvm import ir, tirx
 
+from sparsetir.codegen.host_cpu import choose_target, host_cpu
 from sparsetir.errors import ArgumentError
 from sparsetir.ir.views import decode
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.lower.annotations import FREE_SUMS
 
-SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
 REASSOCIATE = "fast-math-reassoc"
 
 
 @cache
 def native_target() -> Any:
-    """The LLVM target of this machine.
+    """The LLVM target of this machine, from the flags that its operating system reports (`host_cpu`).
 
     AMD's vector gathers are slower than as many loads, which LLVM 22 does not know (llvm/llvm-project, issue 91370 and
     pull request 198850): it is told to prefer loads.
     """
-    found = tvm.target.Target.from_device(tvm.cpu())
-    if not str(found.attrs.get("mcpu", "")).startswith(SLOW_GATHERS):
-        return found
-    config = dict(found.export())
-    return tvm.target.Target({**config, "mattr": [*config.get("mattr", []), "+prefer-no-gather"]})
+    cpu, llvm = host_cpu(), tvm.target.Target.from_device(tvm.cpu())
+    if cpu is None:
+        return llvm
+    choice = choose_target(cpu, llvm_cpu())
+    config = {**llvm.export(), "mcpu": choice.mcpu, "mattr": list(choice.mattr)}
+    return tvm.target.Target({key: value for key, value in config.items() if key != "mattr" or value})
+
+
+@cache
+def llvm_cpu() -> str:
+    """LLVM's own name for the processor of this machine."""
+    return str(tvm.target.Target.from_device(tvm.cpu()).attrs.get("mcpu", ""))
+
+
+def describe_target() -> list[tuple[str, str]]:
+    """Return what was read about the processor, and the name and features that are used and why."""
+    cpu = host_cpu()
+    if cpu is None:
+        return [("processor", f"{llvm_cpu() or 'unknown'}, as LLVM says: the operating system reports no flags")]
+    choice = choose_target(cpu, llvm_cpu())
+    used = " ".join((choice.mcpu, *choice.mattr))
+    return [
+        ("processor flags", f"{cpu.vendor} {cpu.architecture}: {', '.join(sorted(cpu.features))} ({cpu.source})"),
+        ("processor used", f"{used}: {choice.reason}"),
+    ]
 
 
 def make_target(target: Any, func: tirx.PrimFunc) -> Any:
