@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import ir, tirx
 
-from sparsetir.ir.views import Program, SparseBuffer, SpIter, accesses
+from sparsetir.ir.rewriting import all_same, collect, factors, mentions
+from sparsetir.ir.views import Axis, Program, SparseBuffer, SpIter, accesses
 
 WINDOWS = 16  # of an array that are sampled
 ROWS = 1024  # of a window
@@ -102,6 +104,49 @@ def ragged_sums(program: Program) -> list[str]:
         if last is not None and last.indptr is not None and iteration.kinds[-1] == "R":
             found[str(last.indptr.name)] = None
     return list(found)
+
+
+def order_free_axes(program: Program) -> set[Axis]:
+    """Return the axes whose entries may come in any order, and repeatedly: all are factors of terms of sums.
+
+    ``y[i] = y[i] + A[i, j] * x[j]`` gives the same for entries that were sorted and added up before. Such an axis
+    belongs to one buffer, which is only read, at the variable of the axis and once in each term, and the sums are
+    dense. Programs of several iterations, and those that compute a pattern, have no such axes.
+    """
+    if len(program.iterations) != 1 or any(axis.is_assembled for axis in program.axes.values()):
+        return set()
+    return {axis for axis in program.axes.values() if _is_order_free(axis, program)}
+
+
+def _is_order_free(axis: Axis, program: Program) -> bool:
+    buffers = [b for b in program.buffers.values() if axis in b.axes]
+    if axis.kind != "sparse_variable" or axis.parent is None or axis.parent.kind != "dense_fixed":
+        return False
+    if len(buffers) != 1 or buffers[0].allocated or any(child.parent is axis for child in program.axes.values()):
+        return False
+    loads = [x for x in collect(program.func.body, ir.TensorLoad) if x.source.same_as(buffers[0].view)]
+    return len(loads) == 1 and _sums_entries(program, axis, buffers[0])
+
+
+def _sums_entries(program: Program, axis: Axis, buffer: SparseBuffer) -> bool:
+    """Return whether the iteration does nothing but add up products with one entry of the buffer each."""
+    (iteration,) = program.iterations
+    store: Any = iteration.block.body
+    if axis not in iteration.axes or not isinstance(store, tirx.BufferStore):
+        return False
+    position, value = iteration.axes.index(axis), store.value
+    var, result = iteration.vars[position], program.buffers.get(store.buffer)
+    if iteration.kinds[position] != "R" or result is None or not result.is_dense or not isinstance(value, tirx.Add):
+        return False
+    if mentions(list(store.indices), [var]) or collect(value.b, ir.Call) or not _is_element(value.a, store):
+        return False
+    entries = [x for x in factors(value.b) if isinstance(x, ir.TensorLoad) and x.source.same_as(buffer.view)]
+    return len(entries) == 1 and entries[0].indices[buffer.axes.index(axis)].same_as(var)
+
+
+def _is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
+    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
+    return is_same and all_same(list(expr.indices), list(store.indices))
 
 
 def dense_sums(program: Program) -> list[tuple[str, int]]:

@@ -83,7 +83,7 @@ class BoundKernel(Bound):
     def __init__(self, kernel: Kernel, arguments: dict[str, Any]) -> None:
         super().__init__(kernel, arguments)
         signature = kernel.signature
-        self.args = Arguments()
+        self.args = Arguments(in_order=True)  # rows in order are read faster, and are put in order once
         signature.take(self.args, arguments)
         if self.args.copy_back:
             name = signature.shown(self.args.copy_back[0][1])

@@ -188,7 +188,7 @@ class Compressed:
         self.places = tuple(place[n] for n in self.names)
         self.values, self.indptr, self.indices = self.places
         self.level = levels[buffer.axes.index(axis)]
-        self.need_sorted = axis.sorted or axis.unique
+        self.need_sorted = self.level.sorted or self.level.unique
         self.axis_counts = signature.counts[axis]
         self.shared: list[tuple[int, np.ndarray | None]] = []
 

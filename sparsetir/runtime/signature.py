@@ -20,6 +20,7 @@ from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError
 from sparsetir.ir import sizes
 from sparsetir.ir.effects import Effects, analyse
+from sparsetir.ir.usage import order_free_axes
 from sparsetir.ir.views import Axis, Program, SparseBuffer
 from sparsetir.runtime.validation import is_sound
 from sparsetir.utils import buffers as alignment
@@ -81,6 +82,7 @@ class Arguments:
     given: dict[str, str] = field(default_factory=dict)
     copy_back: list[tuple[Any, str]] = field(default_factory=list)
     torch: bool = False
+    in_order: bool = False  # whether rows are sorted even where a program takes entries in any order
 
     def size(self, name: str, value: Any, source: str) -> None:
         """Note that symbol `name` is `value`; a disagreement is an error that names both sources."""
@@ -128,8 +130,8 @@ def parameter(var: Any) -> Param:
     return Param(str(var.name), str(var.ty.dtype), None)
 
 
-def levels(buffer: SparseBuffer) -> list[interop.Level]:
-    """The axes of a buffer, as far as the program tells them."""
+def levels(buffer: SparseBuffer, free: Collection[Axis] = ()) -> list[interop.Level]:
+    """The axes of a buffer, as far as the program tells them; entries of `free` ones may come in any order."""
     axes = list(buffer.axes)
     return [
         interop.Level(
@@ -137,8 +139,8 @@ def levels(buffer: SparseBuffer) -> list[interop.Level]:
             axis.kind,
             axes.index(axis.parent) if axis.parent is not None else None,
             axis.idtype,
-            sorted=axis.sorted,
-            unique=axis.unique,
+            sorted=axis.sorted and axis not in free,
+            unique=axis.unique and axis not in free,
             full=axis.full,
         )
         for axis in axes
@@ -265,7 +267,13 @@ class Signature:
         self.levels = {name: levels(b) for name, b in self.buffers.items()}
         self.length = {a: sizes.Size(a.length) for a in program.axes.values()}
         self.width = {a: sizes.Size(a.width) for a in program.axes.values() if a.width is not None}
-        self.fixed_levels = {name: fixed_levels(self.levels[name], b) for name, b in self.buffers.items()}
+        free = order_free_axes(program)
+        self.open_levels = {name: levels(b, free) for name, b in self.buffers.items()}
+        self.fixed_levels = {
+            (name, in_order): fixed_levels(found[name], b)
+            for in_order, found in ((True, self.levels), (False, self.open_levels))
+            for name, b in self.buffers.items()
+        }
         self.counts = axis_counts(program)
         self.axes_of_array = arrays_of_axes(program)
         self.scalars = {
@@ -451,8 +459,9 @@ class Signature:
 
     def known_levels(self, buffer: SparseBuffer, args: Arguments) -> list[interop.Level]:
         """A buffer's axes, with what the sizes seen so far say of them."""
-        return self.fixed_levels[buffer.name] or [
-            self._known(level, axis, args) for level, axis in zip(self.levels[buffer.name], buffer.axes, strict=True)
+        declared = self.levels if args.in_order else self.open_levels
+        return self.fixed_levels[buffer.name, args.in_order] or [
+            self._known(level, axis, args) for level, axis in zip(declared[buffer.name], buffer.axes, strict=True)
         ]
 
     def _known(self, level: interop.Level, axis: Axis, args: Arguments) -> interop.Level:

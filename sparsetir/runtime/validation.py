@@ -137,7 +137,8 @@ def _long_var(name: str) -> Var:
 
 
 def _array(name: str, dtype: str, *shape: ir.Expr) -> Var:
-    return tirx.decl_buffer(shape, dtype, name=name, layout=None)
+    # Arrays of numpy are aligned to their elements; TVM's default of 64 bytes would allow aligned vector stores.
+    return tirx.decl_buffer(shape, dtype, name=name, data_alignment=np.dtype(dtype).itemsize, layout=None)
 
 
 def _at(array: Var, place: ir.Expr) -> ir.Expr:
