@@ -21,7 +21,16 @@ from sparsetir.interop.arrays import (
     transposed,
     writable_alias,
 )
-from sparsetir.interop.levels import Array, Level, are_ascending, check_distinct, check_dtype, check_level, is_sound
+from sparsetir.interop.levels import (
+    Array,
+    Level,
+    Validator,
+    are_ascending,
+    check_distinct,
+    check_dtype,
+    check_level,
+    is_sound,
+)
 from sparsetir.interop.sources import (
     CooTensor,
     Source,
@@ -43,6 +52,7 @@ __all__ = [
     "Level",
     "Source",
     "Stored",
+    "Validator",
     "aligned_contiguous",
     "are_ascending",
     "as_numpy",

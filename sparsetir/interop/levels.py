@@ -17,6 +17,7 @@ from sparsetir.utils.dtypes import VALUE_DTYPES
 
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Validator: TypeAlias = Callable[..., bool]  # with the parameters of `is_sound`
 
 HOST_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost
 

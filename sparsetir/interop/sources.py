@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
-from sparsetir.interop.levels import Array, Level, check_level, first_outside
+from sparsetir.interop.levels import Array, Level, Validator, check_level, first_outside, is_sound
 from sparsetir.utils.buffers import Copies
 from sparsetir.utils.dtypes import as_whole
 
@@ -67,6 +67,9 @@ def torch_to_numpy(tensor: Any, name: str) -> Array:
 # Sparse arguments of every class, opened as entries with coordinates.
 
 
+UNORDERED = Level("0", "sparse_variable", sorted=False, unique=False)
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """The entries of a sparse argument in the argument's own order.
@@ -87,8 +90,8 @@ class Source:
         """Coordinates of every entry, one array per dimension."""
         raise NotImplementedError
 
-    def check(self, name: str) -> None:
-        """Raise `StructureError` unless the index arrays are in order."""
+    def check(self, name: str, is_sound: Validator = is_sound) -> None:
+        """Raise `StructureError` unless the index arrays are in order; `is_sound` says of most that they are."""
         raise NotImplementedError
 
 
@@ -101,10 +104,12 @@ class Coordinates(Source):
     def coords(self) -> tuple[Array, ...]:
         return self.indices
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, is_sound: Validator = is_sound) -> None:
         for dim, (index, extent) in enumerate(zip(self.indices, self.shape, strict=True)):
             if index.dtype.kind not in "iu":
                 raise StructureError(f"coordinates of {name} must be int32 or int64, found {index.dtype}")
+            if is_one_fiber(UNORDERED, index, extent, is_sound):
+                continue
             bad = first_outside(index, extent)
             if bad is not None:
                 found = f"entry {bad} of {name} has coordinate {index[bad]} in dimension {dim}"
@@ -133,12 +138,30 @@ class Compressed(Source):
         i, j = np.broadcast_arrays(rows + np.arange(self.block[0])[:, None], cols + np.arange(self.block[1]))
         return i.reshape(-1), j.reshape(-1)
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, is_sound: Validator = is_sound) -> None:
         if len(self.values) != len(self.indices):
             raise StructureError(f"{name} has {len(self.values)} values but {len(self.indices)} indices")
         level = Level("0" if self.major else "1", "sparse_variable", sorted=False, unique=False)
         fibers, length = self.grid[self.major], self.grid[1 - self.major]
+        if self.is_ordered(level, is_sound):
+            return
         check_level(level, self.indptr, self.indices, parent_count=fibers, length=length, name=name, need_sorted=False)
+
+    def is_ordered(self, level: Level, is_sound: Validator) -> bool:
+        """Return whether the index arrays are valid, and in the order that a level asks for."""
+        if any(array.dtype.kind not in "iu" or array.ndim != 1 for array in (self.indptr, self.indices)):
+            return False
+        fibers, length = self.grid[self.major], self.grid[1 - self.major]
+        need_sorted = level.sorted or level.unique
+        return is_sound(level, self.indptr, self.indices, parent_count=fibers, length=length, need_sorted=need_sorted)
+
+
+def is_one_fiber(level: Level, indices: Array, length: int, is_sound: Validator) -> bool:
+    """Return whether coordinates without a parent lie in the range, and in the order that a level asks for."""
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        return False
+    ends = np.array([0, indices.size], indices.dtype)
+    return is_sound(level, ends, indices, parent_count=1, length=length, need_sorted=level.sorted or level.unique)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ import numpy as np
 from sparsetir.errors import ArgumentError
 from sparsetir.interop.arrays import Fit, aligned_contiguous, fit_axes, tree_indices
 from sparsetir.interop.convert import Builder, scatter
-from sparsetir.interop.levels import Array, Level, check_dtype, first_disorder, narrow
-from sparsetir.interop.sources import Compressed, Coordinates, Source, is_torch, open_source
+from sparsetir.interop.levels import Array, Level, Validator, check_dtype, is_sound, narrow
+from sparsetir.interop.sources import Compressed, Coordinates, Source, is_one_fiber, is_torch, open_source
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,15 @@ class Stored:
         return self.slots is None
 
 
-def store(value: Any, levels: Sequence[Level], *, name: str, dtype: str, check: bool = True) -> Stored:
+def store(
+    value: Any,
+    levels: Sequence[Level],
+    *,
+    name: str,
+    dtype: str,
+    check: bool = True,
+    is_sound: Validator = is_sound,
+) -> Stored:
     """Lay a sparse argument out in the storage of a sparse buffer.
 
     Nothing is copied when the argument has the buffer's layout already: CSR, CSC and BSR (as four axes) of scipy or
@@ -68,6 +76,8 @@ def store(value: Any, levels: Sequence[Level], *, name: str, dtype: str, check: 
         What the values must be.
     check : bool
         False trusts the argument to be sound, sorted and free of duplicates where its layout is the buffer's.
+    is_sound : callable
+        Validates index arrays before `check_level` searches them for a fault: another one with the same parameters.
 
     Returns
     -------
@@ -94,9 +104,9 @@ def store(value: Any, levels: Sequence[Level], *, name: str, dtype: str, check: 
     source = open_source(value, name)
     check_dtype(source.values.dtype, dtype, name=name, torch=is_torch(value))
     if check:
-        source.check(name)
+        source.check(name, is_sound)
     fit = fit_axes(source, levels, name)
-    return _borrow(source, levels, fit, name, check) or _convert(source, levels, fit, name)
+    return _borrow(source, levels, fit, name, is_sound if check else None) or _convert(source, levels, fit, name)
 
 
 def restore(stored: Stored, values: Array, *, copy_structure: bool = True) -> Any:
@@ -148,12 +158,12 @@ def with_values(value: Any, values: Array, *, name: str) -> Any:
     return source.rebuild(values.reshape(source.values.shape), True)
 
 
-def _borrow(source: Source, levels: Sequence[Level], fit: Fit, name: str, check: bool) -> Stored | None:
+def _borrow(source: Source, levels: Sequence[Level], fit: Fit, name: str, is_sound: Validator | None) -> Stored | None:
     """Return the argument's own arrays, if its layout is the buffer's."""
     if isinstance(source, Compressed):
-        return _borrow_compressed(source, levels, fit, name, check)
+        return _borrow_compressed(source, levels, fit, name, is_sound)
     if isinstance(source, Coordinates):
-        return _borrow_coordinates(source, levels, fit, name, check)
+        return _borrow_coordinates(source, levels, fit, name, is_sound)
     return None
 
 
@@ -171,11 +181,14 @@ def _is_alike(source: Compressed, levels: Sequence[Level], fit: Fit) -> bool:
     return kinds.count("dense_fixed") == len(levels) - 1 and levels[minor].rule is None
 
 
-def _borrow_compressed(source: Compressed, levels: Sequence[Level], fit: Fit, name: str, check: bool) -> Stored | None:
+def _borrow_compressed(
+    source: Compressed, levels: Sequence[Level], fit: Fit, name: str, is_sound: Validator | None
+) -> Stored | None:
     minor = 1 - source.major
     if not _is_alike(source, levels, fit):
         return None
-    if check and not _in_order(levels[minor], source.indices, source.indptr):
+    level = levels[minor]
+    if is_sound is not None and (level.sorted or level.unique) and not source.is_ordered(level, is_sound):
         return None
     indptr = narrow(source.indptr, levels[minor], "indptr", name)
     indices = narrow(source.indices, levels[minor], "indices", name)
@@ -184,7 +197,7 @@ def _borrow_compressed(source: Compressed, levels: Sequence[Level], fit: Fit, na
 
 
 def _borrow_coordinates(
-    source: Coordinates, levels: Sequence[Level], fit: Fit, name: str, check: bool
+    source: Coordinates, levels: Sequence[Level], fit: Fit, name: str, is_sound: Validator | None
 ) -> Stored | None:
     chain, *others = tree_indices(levels)
     kinds = ["sparse_variable"] + ["singleton"] * (len(levels) - 1)
@@ -193,7 +206,7 @@ def _borrow_coordinates(
     if any(level.rule is not None for level in levels) or source.block:
         return None
     root = chain[0]
-    if check and not _in_order(levels[root], source.indices[root], None):
+    if is_sound is not None and not is_one_fiber(levels[root], source.indices[root], source.shape[root], is_sound):
         return None
     indptr = np.array([0, len(source.values)])
     indices = {d: narrow(source.indices[d], levels[d], "indices", name) for d in chain}
@@ -201,12 +214,6 @@ def _borrow_coordinates(
     return Stored(
         values, {root: narrow(indptr, levels[root], "indptr", name)}, indices, dict(enumerate(fit.shape)), {}, source
     )
-
-
-def _in_order(level: Level, indices: Array, starts: Array | None) -> bool:
-    if not level.sorted and not level.unique:
-        return True
-    return first_disorder(indices, starts, strict=level.unique) is None
 
 
 def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> Stored:

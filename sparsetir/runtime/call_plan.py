@@ -67,6 +67,11 @@ def measure(call: Callable[[], Any], *, seconds: float = 0.2) -> Timing:
 
 
 COMPRESSED = ("csr", "csc", "bsr")
+COMPRESSED_TORCH = {
+    "torch.sparse_csr": sp.csr_array,
+    "torch.sparse_csc": sp.csc_array,
+    "torch.sparse_bsr": sp.bsr_array,
+}
 
 Values: TypeAlias = Mapping[str, Any]
 
@@ -101,7 +106,7 @@ def look(arguments: Values) -> Seen | None:
     for name, value in arguments.items():
         kind, mark = type(value), None
         if kind.__name__ == "Tensor" and kind.__module__ == "torch":
-            value = _torch_array(value)
+            value = _from_torch(value)
             values = {**values, name: value}
             kind, mark = type(value), "torch"
         if kind is np.ndarray:
@@ -116,18 +121,39 @@ def look(arguments: Values) -> Seen | None:
             entry = _look_at_matrix(value, dims)
             if entry is None:
                 return None
-            key.append((name, *entry))
+            key.append((name, mark, *entry))
         else:
             return None
     return Seen(tuple(key), tuple(dims), values)
 
 
-def _torch_array(tensor: Any) -> np.ndarray | None:
-    """The memory of a dense tensor on the host that requires no gradient; None for others."""
+def _from_torch(tensor: Any) -> Any:
+    """The memory of a tensor on the host that requires no gradient, of a compressed one in scipy's class; else None."""
     try:
-        return None if tensor.requires_grad else tensor.numpy()
+        if tensor.requires_grad:
+            return None
+        layout = str(tensor.layout)
+        return tensor.numpy() if layout == "torch.strided" else _compressed_torch(tensor, layout)
     except (TypeError, RuntimeError):
         return None
+
+
+def _compressed_torch(tensor: Any, layout: str) -> Any:
+    """The arrays of a compressed matrix in scipy's class, not validated; None for other tensors."""
+    kind: Any = COMPRESSED_TORCH.get(layout)
+    if kind is None or tensor.ndim != 2:
+        return None
+    if kind is sp.csc_array:
+        parts = tensor.ccol_indices(), tensor.row_indices()
+    else:
+        parts = tensor.crow_indices(), tensor.col_indices()
+    values = tensor.values()
+    if values.ndim != (3 if kind is sp.bsr_array else 1):
+        return None
+    matrix = kind.__new__(kind)  # its constructor would validate the arrays by numpy
+    matrix._shape = tuple(tensor.shape)
+    matrix.data, (matrix.indptr, matrix.indices) = values.numpy(), (part.numpy() for part in parts)
+    return matrix
 
 
 def _look_at_matrix(value: Any, dims: list[int]) -> tuple[Any, ...] | None:

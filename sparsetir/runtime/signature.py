@@ -409,9 +409,8 @@ class Signature:
         if len(shape) == len(buffer.axes):
             for d, axis in enumerate(buffer.axes):
                 self._unify(args, self.length[axis], shape[d], buffer.name, d)
-        stored = interop.store(
-            value, self.known_levels(buffer, args), name=buffer.name, dtype=buffer.dtype, check=checks_are_on()
-        )
+        levels, dtype = self.known_levels(buffer, args), buffer.dtype
+        stored = interop.store(value, levels, name=buffer.name, dtype=dtype, check=checks_are_on(), is_sound=is_sound)
         args.stored[buffer.name] = stored
         storage = str(buffer.storage.name)
         args.arrays[storage] = stored.values

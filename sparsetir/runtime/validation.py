@@ -26,6 +26,7 @@ from sparsetir.utils.threads import get_num_threads
 LONG = "int64"
 CALLS_UNTIL_COMPILED = 4  # validations by numpy, of one type of indices
 MAX_SERIAL_ENTRIES = 1 << 18
+DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 LANES = 8  # numbers of a chunk's result: one line of the cache
 LISTED_SHARE = 4  # of all entries, up to which listed rows are validated alone
 
@@ -52,7 +53,7 @@ def is_sound(
     if listed is not None and _is_small_share(indptr, indices, listed, parent_count):
         return _are_listed_sound(order, indptr, indices, listed, length)
     size, dtype = indices.size, indices.dtype
-    is_served = size >= 2 and indptr.dtype == dtype and _are_passable(indptr, indices)
+    is_served = size >= 2 and indptr.dtype == dtype and dtype in DTYPES and _are_passable(indptr, indices)
     function = _function("rows", dtype, order) if is_served else None
     if function is None:
         return interop.is_sound(
@@ -66,9 +67,12 @@ def is_sound(
     return _is_accepted(out, dtype, length)
 
 
-def _are_passable(*arrays: np.ndarray) -> bool:
+def _are_passable(indptr: np.ndarray, indices: np.ndarray) -> bool:
     """Return whether compiled functions take the arrays as they are."""
-    return all(a.flags.c_contiguous and a.flags.aligned and a.dtype.isnative for a in arrays)
+    for flags in (indptr.flags, indices.flags):
+        if not (flags.c_contiguous and flags.aligned):
+            return False
+    return indptr.dtype.isnative and indices.dtype.isnative
 
 
 def _is_accepted(out: np.ndarray, dtype: np.dtype[Any], length: int) -> bool:

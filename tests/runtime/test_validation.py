@@ -13,8 +13,11 @@ import scipy.sparse as sp
 
 import sparsetir
 from fences import Fences
-from sparsetir import interop, ops
+from sparsetir import interop, ops, parse
 from sparsetir.errors import StructureError
+from sparsetir.interop import levels, storage
+from sparsetir.ir import usage
+from sparsetir.ir.views import decode
 from sparsetir.runtime import validation
 
 RNG = np.random.default_rng(0)
@@ -154,3 +157,182 @@ def test_a_product_with_few_rows_validates_only_rows_that_it_reads(
     q.indices[1] = 200
     with pytest.raises(StructureError, match="hold 200 at position 1"):
         sparsetir.matmul(q, D, top=top)
+
+
+# ------------------------------------------------------------------ what a validation reads
+
+
+def order_free(text: str) -> set[str]:
+    program = decode(parse(PROGRAM.format(text=text)))
+    return {axis.name for axis in usage.order_free_axes(program)}
+
+
+PROGRAM = """
+@T.prim_func
+def main(a: T.handle, x: T.handle, y: T.handle, p: T.handle, q: T.handle, m: T.int32, n: T.int32,
+         nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (p, q), "int32")
+    K = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    X = T.match_sparse_buffer(x, (K,), "float32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I, J], "SR", "main") as [i, j]:
+        with T.init():
+            Y[i] = T.float32(0)
+        {text}
+"""
+ORDERS = {
+    "Y[i] = Y[i] + A[i, j] * X[j]": {"J"},
+    "Y[i] = Y[i] + X[j] * A[i, j] * X[j]": {"J"},
+    "Y[i] = Y[i] + A[i, j]": {"J"},
+    "Y[i] = Y[i] + X[j]": set(),
+    "Y[i] = Y[i] + A[i, j] * A[i, j]": set(),
+    "Y[i] = Y[i] + (A[i, j] + X[j])": set(),
+    "Y[i] = T.max(Y[i], A[i, j] * X[j])": set(),
+    "Y[i] = Y[i] + T.exp(A[i, j])": set(),
+    "Y[i] = Y[i] * X[j] + A[i, j]": set(),
+    "Y[i] = Y[i] + X[j] / A[i, j]": set(),
+}
+
+
+@pytest.mark.parametrize("text", ORDERS)
+def test_entries_come_in_any_order_only_as_factors_of_the_terms_of_a_sum(text: str) -> None:
+    assert order_free(text) == ORDERS[text]
+
+
+def test_axes_of_two_buffers_and_of_written_ones_are_in_order() -> None:
+    for program in (ops.sddmm(), ops.add(), ops.spgemm(), ops.triangles(), ops.masked_spgemm()):
+        assert not usage.order_free_axes(decode(program))
+
+
+def shuffled(A: sp.csr_array) -> sp.csr_array:
+    """The matrix with each row backwards, and its first entry in two parts."""
+    rows = [np.arange(stop - 1, start - 1, -1) for start, stop in itertools.pairwise(A.indptr)]
+    order = np.concatenate([[A.indptr[1] - 1], *rows])
+    data = A.data[order]
+    data[:2] /= 2
+    indptr = A.indptr + (np.arange(len(A.indptr)) > 0).astype(A.indptr.dtype)
+    return sp.csr_array((data, A.indices[order], indptr), shape=A.shape)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("name", ["spmv", "spmm"])
+def test_a_sum_takes_unsorted_and_repeated_entries_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first call as in later ones, which give the same bits."""
+    orders: list[str] = []
+    compiled = validation._compiled
+    monkeypatch.setattr(validation, "_functions", {})
+    monkeypatch.setattr(validation, "_compiled", lambda *key: orders.append(key[2]) or compiled(*key))
+    monkeypatch.setattr(storage, "_convert", lambda *_: pytest.fail("the matrix was laid out again"))
+    program, arguments = CALLS[name]
+    A = matrix(30, 20, 0.3)
+    while not A.indptr[1]:
+        A = matrix(30, 20, 0.3)
+    kernel, named = sparsetir.build(program()), arguments(shuffled(A))
+    results = [kernel(**named) for _ in range(4)]
+    assert set(orders) == {"any"}
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+    np.testing.assert_allclose(results[0], A @ (named["x"] if name == "spmv" else named["B"]), rtol=1e-5)
+    named["A"].indices[3] = 20
+    with pytest.raises(StructureError, match="hold 20 at position 3, expected one of"):
+        kernel(**named)
+
+
+def test_bind_puts_rows_in_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    conversions = []
+    convert = storage._convert
+    monkeypatch.setattr(storage, "_convert", lambda *args: conversions.append(1) or convert(*args))
+    A, x = shuffled(matrix(30, 20, 0.9)), np.ones(20, "float32")
+    bound = sparsetir.build(ops.spmv()).bind(A=A)
+    results = [bound(x=x) for _ in range(3)]
+    assert conversions == [1]
+    np.testing.assert_allclose(results[-1], A @ x, rtol=1e-5)
+
+
+LAYOUTS = ["csr", "csc", "bsr"]
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_torch_matrix_is_validated_once_by_compiled_code(
+    narrow: bool, idtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its indices are narrowed in each call."""
+    torch = pytest.importorskip("torch")
+    calls: list[int] = []
+    compiled = validation._compiled
+    monkeypatch.setattr(validation, "_functions", {})
+
+    def counting(*key: str) -> Callable[..., None]:
+        function = compiled(*key)
+        return lambda *args: calls.append(args[1]) or function(*args)
+
+    monkeypatch.setattr(validation, "_compiled", counting)
+    A = matrix(30, 20, 0.3, idtype)
+    kernel = sparsetir.build(ops.spmv(idtype="int32" if narrow else idtype))
+    parts = [torch.from_numpy(part) for part in (A.indptr, A.indices, A.data)]
+    T, x = torch.sparse_csr_tensor(*parts, size=A.shape, check_invariants=False), torch.ones(20)
+    kernel(A=T, x=x)
+    for name in ("first_disorder", "first_outside", "check_level"):
+        monkeypatch.setattr(levels, name, lambda *_, **__: pytest.fail("numpy validates the matrix"))
+    for _ in range(3):
+        calls.clear()
+        result = kernel(A=T, x=x)
+        assert calls == [A.nnz]
+        assert isinstance(result, torch.Tensor)
+        np.testing.assert_allclose(result.numpy(), A @ np.ones(20, "float32"), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_faults_of_torch_matrices_are_reported_in_every_call(layout: str) -> None:
+    torch = pytest.importorskip("torch")
+    S = sp.random_array((12, 16), density=0.4, format="csr", dtype="float32", rng=RNG)
+    S = S.tobsr((2, 2)) if layout == "bsr" else S.asformat(layout)
+    S.sort_indices()
+    parts = [torch.from_numpy(part.astype("int64")) for part in (S.indptr, S.indices)]
+    make = getattr(torch, f"sparse_{layout}_tensor")
+    T = make(*parts, torch.from_numpy(S.data), size=S.shape, check_invariants=False)
+    B = torch.ones(16, 3)
+    call = lambda: sparsetir.matmul(T, B)  # noqa: E731
+    for _ in range(3):
+        np.testing.assert_allclose(call().numpy(), S @ np.ones((16, 3), "float32"), rtol=1e-5)
+    for at, number in itertools.product((0, len(parts[1]) - 1), (-1, 16, *EXTREMES["int64"])):
+        before = int(parts[1][at])
+        parts[1][at] = number
+        with pytest.raises(StructureError, match=f"hold {number} at position {at}, expected one of"):
+            call()
+        parts[1][at] = before
+    np.testing.assert_allclose(call().numpy(), S @ np.ones((16, 3), "float32"), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("library", ["scipy", "torch"])
+def test_coordinates_are_validated_by_compiled_code(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    compiled = validation._compiled
+    monkeypatch.setattr(validation, "_functions", {})
+
+    def counting(*key: str) -> Callable[..., None]:
+        function = compiled(*key)
+        return lambda *args: calls.append(args[1]) or function(*args)
+
+    monkeypatch.setattr(validation, "_compiled", counting)
+    A = matrix(30, 20, 0.3).tocoo()
+    C, coords = A, A.coords
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        where = torch.from_numpy(np.stack(A.coords).astype("int64"))
+        C = torch.sparse_coo_tensor(where, torch.from_numpy(A.data), A.shape, check_invariants=False)
+        coords = tuple(C._indices().numpy())
+    kernel, x = sparsetir.build(ops.spmv()), np.ones(20, "float32")
+    for _ in range(3):
+        calls.clear()
+        np.testing.assert_allclose(kernel(A=C, x=x), A @ x, rtol=1e-5)
+        assert calls == [A.nnz, A.nnz]
+    coords[1][5] = 20
+    with pytest.raises(StructureError, match="entry 5 of A has coordinate 20 in dimension 1"):
+        kernel(A=C, x=x)
