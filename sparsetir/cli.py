@@ -122,6 +122,12 @@ def parser() -> argparse.ArgumentParser:
     bench = command(commands, "bench", run_bench, "time operations in turn with other libraries")
     add_bench(bench)
 
+    about = "measure the rates of this machine, which default choices are derived from, and keep them"
+    calibrate = command(commands, "calibrate", run_calibrate, about)
+    calibrate.add_argument("--seconds", type=positive(float), default=20.0, metavar="S", help="time to measure for")
+    calibrate.add_argument("--json", metavar="OUT", help="write the profile as JSON, to stdout if OUT is -")
+    calibrate.add_argument("--plot", type=Path, metavar="PNG", help="draw the profile; needs the extra plot")
+
     collect = command(commands, "collect", run_collect, "measure kernels of many programs for a data set")
     add_collect(collect)
 
@@ -495,6 +501,28 @@ def show_bench(report: Any, args: argparse.Namespace) -> None:
         print(f"wrote {plot.roofline(report.rows, report.roofline, args.plot)}", file=sys.stderr)
 
 
+# ---------------------------------------------------------------------------------------------------- calibrate
+
+
+def run_calibrate(args: argparse.Namespace) -> int:
+    """``sparsetir calibrate``."""
+    from sparsetir.bench.plot import draw_profile
+    from sparsetir.codegen.calibration import calibrate
+    from sparsetir.utils import optional
+
+    if args.plot:
+        optional.require("matplotlib.figure", extra="plot", purpose="--plot")
+    print(f"measuring for {args.seconds:g} s", file=sys.stderr)
+    profile = calibrate(seconds=args.seconds)
+    if args.json != "-":
+        print(profile.report())
+    if args.json:
+        write_json(args.json, profile.as_dict())
+    if args.plot:
+        print(f"wrote {draw_profile(profile, args.plot)}", file=sys.stderr)
+    return DONE
+
+
 # ---------------------------------------------------------------------------------------------------- collect
 
 
@@ -591,6 +619,7 @@ def run_info(_args: argparse.Namespace) -> int:
     """``sparsetir info``."""
     from sparsetir.bench.roofline import levels
     from sparsetir.codegen.cache import cache_folder
+    from sparsetir.codegen.calibration import family_profile, read_profile
     from sparsetir.codegen.target import describe_target, native_target
     from sparsetir.utils.machine import machine_name
     from sparsetir.utils.threads import get_num_threads
@@ -600,6 +629,8 @@ def run_info(_args: argparse.Namespace) -> int:
     rows += [(package, version(package)) for package in PACKAGES]
     rows += [("machine", machine_name()), *describe_target(), ("target", str(native_target()))]
     rows.append(("threads", str(get_num_threads())))
+    profile = read_profile() or family_profile()
+    rows.append(("profile", f"{profile.name}: {profile.origin}"))
     folder = cache_folder()
     kept = len(list(folder.glob("*.so"))) if folder and folder.exists() else 0
     rows.append(("kernel cache", f"{folder}, {kept} kernels" if folder else "switched off"))

@@ -12,6 +12,7 @@ import numpy as np
 from sparsetir.bench.roofline import Roofline
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.pattern import MatrixPattern, Pattern
+from sparsetir.utils.machine_profile import MachineProfile
 from sparsetir.utils.optional import require
 from sparsetir.workloads.plot import new_figure, save, shade
 
@@ -156,4 +157,34 @@ def draw_ceilings(axes: Any, found: Roofline) -> None:
     axes.set_xlim(left, right)
 
 
-__all__ = ["portrait"]
+def draw_profile(profile: MachineProfile, path: str | Path) -> Path:
+    """Draw the rates of gathered rows by working set, without prefetch and with the best distance.
+
+    Parameters
+    ----------
+    profile : MachineProfile
+    path : str or Path
+        ``.png``, ``.svg``, ``.pdf``.
+
+    Returns
+    -------
+    Path
+        The file written.
+    """
+    figure, axes = new_figure(7.5, 5.0)
+    sizes = [size / 1024 for size in profile.working_sets]
+    for n, row in enumerate(profile.row_bytes):
+        curve = profile.gather[n]
+        axes.plot(sizes, [row / at[0] / 1e9 for at in curve], color=f"C{n}", label=f"{row} bytes")
+        axes.plot(sizes, [row / min(at) / 1e9 for at in curve], color=f"C{n}", linestyle=":")
+    for level in profile.levels:
+        if level.size:
+            axes.axvline(level.size / 1024, color="gray", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="working set, KiB", ylabel="GB/s of gathered rows, one thread")
+    axes.set_title(f"{profile.name}\ndotted: with the best prefetch distance; gray: effective levels", fontsize="small")
+    axes.grid(True, which="both", alpha=0.25)
+    axes.legend(fontsize="small")
+    return save(figure, path)
+
+
+__all__ = ["draw_profile", "portrait"]
