@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tvm
 from tvm import ir, s_tir, tirx
+from tvm.ir import Var
 
 from sparsetir.codegen.target import native_target
-from sparsetir.errors import ArgumentTypeError, ScheduleError, VerifyError
-from sparsetir.ir.rewriting import collect
-from sparsetir.ir.sizes import with_sizes
+from sparsetir.errors import ArgumentTypeError, OffsetError, ScheduleError, VerifyError
+from sparsetir.ir.rewriting import collect, seq, substitute
+from sparsetir.ir.sizes import fits_int32, narrow_extents, with_sizes
 from sparsetir.ir.verifier import verify
-from sparsetir.ir.views import accesses
+from sparsetir.ir.views import accesses, decode
 from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.annotations import from_dialect
+from sparsetir.lower.loops import with_body
 from sparsetir.lower.target.scratch import has_unknown_scratch
 
 
@@ -187,6 +190,40 @@ def _has_found_scratch(third: ir.IRModule) -> bool:
     return False
 
 
+def assert_offsets(first: ir.IRModule, third: ir.IRModule) -> ir.IRModule:
+    """Assert in each stage-III function that 32-bit offsets address its buffers, as its stage-I function counts them.
+
+    A kernel checks that before its loops are called; here, only the function itself sees the sizes.
+
+    Raises
+    ------
+    OffsetError
+        They do not, whatever the arguments are.
+    """
+    functions = dict(third.functions)
+    for var, func in first.functions.items():
+        now = functions.get(var)
+        if not isinstance(now, tirx.PrimFunc) or not from_dialect(now):
+            continue
+        checks = list(_offset_checks(str(var.name_hint), func, now))
+        if checks:
+            functions[var] = with_body(now, seq(*checks, now.body))
+    return ir.IRModule(functions, attrs=third.attrs)
+
+
+def _offset_checks(name: str, first: tirx.PrimFunc, third: tirx.PrimFunc) -> Iterator[tirx.Stmt]:
+    names = {str(v.name): v for p in third.params for v in collect([p, *getattr(p.ty, "shape", [])], Var)}
+    for buffer, extents in narrow_extents(decode(first), with_constants=True).items():
+        fits = fits_int32(extents)
+        message = f"{name}: {buffer} has more elements than 32-bit indices can address. Pass int64 index arrays."
+        if isinstance(fits, tirx.IntImm) and not int(fits):
+            raise OffsetError(message)
+        used = collect(fits, Var)
+        if used and all(str(v.name) in names for v in used):
+            fits = substitute(fits, {v: names[str(v.name)] for v in used})
+            yield tirx.AssertStmt(fits, ir.StringImm("ValueError"), [ir.StringImm(message)])
+
+
 def pipeline() -> tuple[Any, Any, Any]:
     """The passes named ``tir_pipeline="sparsetir"``: ``tvm.compile`` and ``relax.build`` take stage-I functions."""
     stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
@@ -198,6 +235,7 @@ def pipeline() -> tuple[Any, Any, Any]:
         if not ours:
             return stock(second)
         third = lowered(second, None, tvm.target.Target.current(allow_none=True))[3]
+        third = assert_offsets(mod, third)
         with separate_storage(third):
             ready = run(TO_MACHINE, third)
             with separate_names(ready):

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.ir import dialect
+from sparsetir.ir.views import Program, cast
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.utils.dtypes import as_whole
 
@@ -156,4 +158,38 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
     return func.specialize({known[name]: value for name, value in values.items()}) if values else func
 
 
-__all__ = ["with_sizes"]
+# Offsets of 32 bits.
+
+
+LARGEST_INT32 = 2**31 - 1
+
+
+def narrow_extents(program: Program, *, with_constants: bool = False) -> dict[str, list[ir.Expr]]:
+    """Return the extents of buffers, scratch among them, whose product 32-bit offsets count.
+
+    Offsets have 32 bits up to the first dimension of 64 bits, whose extent they are multiplied with in 64. Buffers
+    whose extents are all constant are left out, unless `with_constants`.
+    """
+    narrow = {}
+    for buffer in program.buffers.values():
+        if any(axis.is_assembled for axis in buffer.axes):
+            continue  # its elements are counted while it is computed
+        extents = list(takewhile(lambda extent: str(extent.ty.dtype) == "int32", buffer.storage.ty.shape))
+        if extents and (with_constants or not all(isinstance(extent, tirx.IntImm) for extent in extents)):
+            narrow[buffer.name] = extents
+    return narrow
+
+
+def fits_int32(extents: Sequence[ir.Expr]) -> ir.Expr:
+    """Return the condition that a product of extents fits into 32 bits, evaluated in 64."""
+    count, is_empty, fits = tirx.const(1, "int64"), tirx.const(False), tirx.const(True)
+    for extent in extents:
+        size = cast(extent.value if isinstance(extent, tirx.Cast) else extent, "int64")
+        count = count * size
+        is_empty = tirx.Or(is_empty, size <= tirx.const(0, "int64"))
+        # A partial product that does not fit decides: later ones may wrap around.
+        fits = tirx.And(fits, count <= tirx.const(LARGEST_INT32, "int64"))
+    return sym.Analyzer().simplify(tirx.Or(is_empty, fits))
+
+
+__all__ = ["LARGEST_INT32", "fits_int32", "narrow_extents", "with_sizes"]

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
+from sparsetir.ir.sizes import LARGEST_INT32, narrow_extents
+from sparsetir.ir.views import decode
 from sparsetir.lower.annotations import FREE_SUMS
 from sparsetir.script.printer import parse
 
@@ -253,6 +258,7 @@ def _wide(dtype: str) -> str:
 # passes them.
 
 
+DENSE = re.compile(r'(= T\.dense_fixed)\((\w+), "int32"\)')
 OPAQUE = 8  # TVM's OpPatternKind: Relax fuses nothing with an opaque function.
 Axes = tuple[str, ...]
 
@@ -395,8 +401,19 @@ class Draft:
         results = [f"{name}: T.handle" for name in self.results]
         head = f"@T.prim_func\ndef {self.name}({', '.join(handles + sizes + results)}):"
         attrs = f'T.func_attr({{"op_pattern": {OPAQUE}, "{FREE_SUMS}": True}})'
-        func = _parsed("\n    ".join([head, attrs, *self.lines]) + "\n")
+        func = _addressed("\n    ".join([head, attrs, *self.lines]) + "\n")
         return Program(func, tuple(self.inputs), tuple(self.sizes.values()))
+
+
+def _addressed(text: str) -> tirx.PrimFunc:
+    """Parse a text; dense axes count in 64 bits where constant extents make a buffer too large for 32."""
+    if all(int(size) <= LARGEST_INT32 for _, size in DENSE.findall(text) if size.isdigit()):
+        func = _parsed(text)
+        extents = narrow_extents(decode(func), with_constants=True).values()
+        constant = [[int(n) for n in takewhile(lambda n: isinstance(n, tirx.IntImm), each)] for each in extents]
+        if all(math.prod(sizes) <= LARGEST_INT32 for sizes in constant):
+            return func
+    return _parsed(DENSE.sub(lambda m: f'{m[1]}({f"T.int64({m[2]})" if m[2].isdigit() else m[2]}, "int64")', text))
 
 
 @lru_cache(maxsize=256)

@@ -8,13 +8,12 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError
@@ -29,7 +28,7 @@ from sparsetir.utils.dtypes import as_int64
 # What is known of the arguments of one call, and whether their index arrays are checked.
 
 
-LARGEST_INT32 = 2**31 - 1
+LARGEST_INT32 = sizes.LARGEST_INT32
 # Of a thread or an asyncio task, so that a block of one takes no check from another.
 _checks: ContextVar[bool] = ContextVar("_checks", default=True)
 
@@ -160,21 +159,6 @@ def _constant(expr: Any) -> int | None:
     return int(expr) if isinstance(expr, tirx.IntImm) else None
 
 
-def narrow_extents(program: Program) -> dict[str, list[ir.Expr]]:
-    """The extents of buffers, scratch among them, whose product 32-bit offsets count.
-
-    Offsets have 32 bits up to the first dimension of 64 bits, whose extent they are multiplied with in 64.
-    """
-    narrow = {}
-    for buffer in program.buffers.values():
-        if any(axis.is_assembled for axis in buffer.axes):
-            continue  # its elements are counted while it is computed
-        extents = list(takewhile(lambda extent: str(extent.ty.dtype) == "int32", buffer.storage.ty.shape))
-        if extents and not all(isinstance(extent, tirx.IntImm) for extent in extents):
-            narrow[buffer.name] = extents
-    return narrow
-
-
 def axis_counts(program: Program) -> dict[Axis, Callable[[dict[str, int]], tuple[int, ...]]]:
     """(positions above, positions, length) of every axis, as a function of the sizes."""
     out = {}
@@ -282,7 +266,7 @@ class Signature:
         self.narrow_sizes = [p.name for p in self.params if p.dtype == "int32" and not p.is_array]
         self.index_arrays = {n for names in self.axes_of_array.values() for n in names if n is not None}
         self.narrow = all(p.dtype != "int64" for p in self.params if not p.is_array)
-        self.narrow_extents = narrow_extents(program)
+        self.narrow_extents = sizes.narrow_extents(program)
         formulas = [" * ".join(map(sizes.code, extents)) for extents in self.narrow_extents.values()]
         self._counts = sizes.compiled(f"({''.join(f'{formula}, ' for formula in formulas)})")
 
@@ -693,7 +677,6 @@ __all__ = [
     "fixed_levels",
     "is_integer",
     "levels",
-    "narrow_extents",
     "numpy_dtype",
     "parameter",
     "unchecked",
