@@ -21,6 +21,7 @@ schedules   `Schedule` (stage I), `Choices` and `template` (loops), `Accumulator
 searching   `tune_sparse`, `autotune`; `tune_many` kernels under one budget
 models      `relax`; `import sparsetir.torch` for training with torch
 files       `read` of matrices and tensors, `load` of saved kernels
+on disk     `open_blocks` and `save_blocks` of matrices larger than memory; `sparsetir.dask` for several machines
 threads     `set_num_threads`, `get_num_threads`; checks of indices are left out under `unchecked`
 
 Each name has a help page with an example. Errors are classes of `errors`, all a `SparseTIRError`.
@@ -42,6 +43,7 @@ from sparsetir.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sparsetir import errors, formats, ir, ops, relax
+    from sparsetir.blocks import open_blocks, save_blocks
     from sparsetir.build import build
     from sparsetir.codegen.pipeline import lower
     from sparsetir.einsum import einsum, einsum_expression, linear_operator
@@ -113,6 +115,7 @@ _PUBLIC = {
     "matmul_plan": "sparsetir.sparse_output.products",
     "maximum": "sparsetir.sparse_output.products",
     "multiply": "sparsetir.sparse_output.products",
+    "open_blocks": "sparsetir.blocks",
     "ops": "sparsetir.ops",
     "parse": "sparsetir.script.printer",
     "pattern": "sparsetir.formats.pattern",
@@ -120,6 +123,7 @@ _PUBLIC = {
     "read": "sparsetir.io",
     "relax": "sparsetir.relax",
     "relu": "sparsetir.lazy",
+    "save_blocks": "sparsetir.blocks",
     "script": "sparsetir.script.printer",
     "set_num_threads": "sparsetir.utils.threads",
     "softmax": "sparsetir.lazy",
@@ -204,6 +208,7 @@ __all__ = [
     "matmul_plan",
     "maximum",
     "multiply",
+    "open_blocks",
     "ops",
     "parse",
     "pattern",
@@ -211,6 +216,7 @@ __all__ = [
     "read",
     "relax",
     "relu",
+    "save_blocks",
     "script",
     "set_num_threads",
     "softmax",

@@ -22,6 +22,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError, SparseTIRError
 from sparsetir.interop import Array, CooTensor, Level, check_level
+from sparsetir.stores import is_stored, load_store, open_store
 
 # The bytes of a file, compressed or not. What a file claims to hold decides over no more memory than it may need.
 
@@ -159,7 +160,8 @@ def read(path: str | Path) -> Any:
     ----------
     path : str or Path
         ``.mtx``, ``.npz`` (of ``scipy.sparse.save_npz``, or with arrays coords, values and shape), ``.smtx`` or
-        ``.tns``; each also with ``.gz`` or ``.xz`` behind it.
+        ``.tns``; each also with ``.gz`` or ``.xz`` behind it. X of an ``.h5ad`` or ``.zarr``, a ``.bsp.h5`` of
+        Binsparse and folders of ``.npy`` are read whole; `sparsetir.open_blocks` reads them in blocks.
 
     Returns
     -------
@@ -187,6 +189,10 @@ def read(path: str | Path) -> Any:
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentTypeError(f"expected the path of a file, found {type(path).__name__}")
     path = Path(path)
+    if "\0" not in str(path) and is_stored(path):
+        matrix = sp.csr_array(load_store(open_store(path)))
+        matrix.sum_duplicates()
+        return matrix
     if not _is_file(path):
         raise MissingFileError(f"there is no file {path}")
     suffixes = [suffix.lower() for suffix in path.suffixes]

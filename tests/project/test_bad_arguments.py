@@ -187,6 +187,8 @@ def cases() -> dict[str, Case]:
         "matmul_plan": (sparsetir.matmul_plan, PAIR),
         "maximum": (sparsetir.maximum, PAIR),
         "multiply": (sparsetir.multiply, PAIR),
+        "open_blocks": (sparsetir.open_blocks, {"path": "missing.h5ad", "name": "X", "memory": "1MiB"}),
+        "save_blocks": (sparsetir.save_blocks, {"A": matrix(), "path": "missing/folder", "rows": 3}),
         "parse": (sparsetir.parse, {"text": TEXT}),
         "pattern": (sparsetir.pattern, {"value": matrix()}),
         "rap": (sparsetir.rap, {"R": matrix(), "A": matrix(), "P": matrix()}),

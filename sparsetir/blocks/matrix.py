@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BlockMatrix`: a sparse matrix on disk with the products that need one pass over it, or a few."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.blocks import kernels
+from sparsetir.blocks.pca import MAX_GRAM_FEATURES, PCA, by_passes, check_components, from_gram
+from sparsetir.blocks.plan import Plan, make_plan, parse_memory, with_estimate
+from sparsetir.blocks.products import dense_panel, plan_product, product, sampled
+from sparsetir.blocks.reading import BUFFERS, Bar, iterate
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.stores import Array, Store, open_store
+
+DEFAULT_MEMORY = "2GiB"
+
+
+def open_blocks(path: Any, name: str | None = None, *, memory: str | int = DEFAULT_MEMORY) -> BlockMatrix:
+    """Open a sparse matrix on disk that may be larger than memory.
+
+    Only the row pointers are read; values and indices are read block by block by the products.
+
+    Parameters
+    ----------
+    path : str, Path, h5py.Group, zarr.Group or backed matrix of anndata
+        An ``.h5ad`` file, a ``.zarr`` folder, a ``.bsp.h5`` file of Binsparse, or a folder with indptr, indices, data
+        and shape ``.npy`` (a file of `scipy.sparse.save_npz`, unpacked). CSR or CSC.
+    name : str, optional
+        Of the matrix in an h5ad or zarr file: "X" (the default), "layers/NAME" or "obsp/NAME".
+    memory : str or int
+        Limit in bytes, such as "2GiB", of everything that a product allocates: buffers, panels of the dense operand,
+        results.
+
+    Returns
+    -------
+    BlockMatrix
+
+    Raises
+    ------
+    MissingFileError
+        There is no such file.
+    FileFormatError
+        The file is damaged, or has no CSR or CSC matrix of that name.
+    ArgumentError, ArgumentTypeError
+        `memory` is no positive size.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2.0], [3, 0]]))
+    >>> M = sparsetir.open_blocks(sparsetir.save_blocks(A, "small"), memory="1MiB")
+    >>> M.shape, M.nnz, (M @ np.ones((2, 1))).tolist()
+    ((2, 2), 2, [[2.0], [3.0]])
+    """
+    limit = parse_memory(memory)
+    return BlockMatrix(open_store(path, name), limit)
+
+
+class BlockMatrix:
+    """A sparse matrix on disk; see `open_blocks`.
+
+    Each product reads the file once, or once for each panel of a dense operand that does not fit. ``progress=True``
+    prints a line on stderr. With ``out="C.npy"`` the result is written by blocks: an interrupted product, called again
+    with the same arguments, continues from its last finished block, and the file has its name only when complete.
+    """
+
+    def __init__(self, store: Store, memory: int) -> None:
+        self.store, self.memory = store, memory
+
+    def __repr__(self) -> str:
+        rows, columns = self.shape
+        return f"<BlockMatrix {rows} x {columns} {self.dtype} {self.store.format}, {self.nnz} entries, {self.path}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.store.path, self.store.name or None, self.memory)
+
+    @property
+    def path(self) -> str:
+        return self.store.label
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.store.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.store.data.dtype)
+
+    @property
+    def nnz(self) -> int:
+        return self.store.nnz
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def is_csr(self) -> bool:
+        return self.store.format == "csr"
+
+    def plan(self, B: Any, *, out: Any = None) -> Plan:
+        """Return passes, blocks, bytes and estimated seconds of ``spmm(B, out=out)``, without running it."""
+        B = kernels.as_dense(B, "B", self.shape[1])
+        plan = plan_product(self.store, self.memory, kernels.as_matrix(B), self.is_csr, out)
+        return with_estimate(plan, self.store)
+
+    def spmm(self, B: Any, out: Any = None, *, progress: bool = False, client: Any = None) -> Any:
+        """Multiply by a dense matrix.
+
+        Parameters
+        ----------
+        B : array, shape (columns, k)
+            In memory or a memory map. The result is float32 if that holds the values of both, else float64.
+        out : str or Path, optional
+            A ``.npy`` file for the result, which may then be larger than the memory limit.
+        progress : bool
+        client : dask.distributed.Client, optional
+            Multiply on its workers, each block once; see `sparsetir.dask`.
+
+        Returns
+        -------
+        ndarray of shape (rows, k), the path of `out`, or with `client` a dask array
+
+        Raises
+        ------
+        MemoryLimitError
+            One column of B and its result do not fit.
+        FileFormatError
+            A block is damaged; the message names the block and its rows.
+        """
+        B = kernels.as_dense(B, "B", self.shape[1], (2,))
+        if client is not None:
+            from sparsetir.blocks.cluster import spmm
+
+            return spmm(self, B, client)
+        return product(self.store, self.memory, B, is_along=self.is_csr, out=out, bar=progress)
+
+    def spmv(self, x: Any, *, progress: bool = False) -> Array:
+        """Multiply by a vector of shape (columns,)."""
+        x = kernels.as_dense(x, "x", self.shape[1], (1,))
+        y = product(self.store, self.memory, x[:, None], is_along=self.is_csr, out=None, bar=progress)
+        return y[:, 0]
+
+    def rmatmul(self, Y: Any, out: Any = None, *, progress: bool = False) -> Any:
+        """Return ``M.T @ Y`` of shape (columns, k), in one pass over the blocks of M."""
+        Y = kernels.as_dense(Y, "Y", self.shape[0])
+        matrix = kernels.as_matrix(Y)
+        Z = product(self.store, self.memory, matrix, is_along=not self.is_csr, out=out, bar=progress)
+        return Z[:, 0] if Y.ndim == 1 and out is None else Z
+
+    def __matmul__(self, B: Any) -> Any:
+        B = kernels.as_dense(B, "B", self.shape[1])
+        return self.spmv(B) if B.ndim == 1 else self.spmm(B)
+
+    # -------------------------------------------------------------------------------------------- statistics
+
+    def _moments(self, progress: bool) -> tuple[Array, Array]:
+        """Return mean and summed squared deviation of each column."""
+        extent = self.store.lines[1]
+        held = 8 * self.shape[1] * 6
+        # Weights in float64, deviations and their squares: 24 bytes an entry besides the buffers.
+        plan = make_plan(self.store, self.memory // 2, "moments", np.float64, 0, held=held // 2, column=0, line=8)
+        blocks = iterate(self.store, plan.starts, self.dtype, Bar(plan.bytes_read, progress))
+        mean, squares = np.zeros(self.shape[1]), np.zeros(self.shape[1])
+        if not self.is_csr:
+            for block in blocks:
+                part = slice(block.begin, block.end)
+                mean[part], squares[part] = kernels.line_moments(block, extent)
+            return mean, squares
+        total = (0, mean, squares)
+        for block in blocks:
+            total = kernels.merge_moments(total, (block.end - block.begin, *kernels.column_moments(block, extent)))
+        return total[1], total[2]
+
+    def colsums(self, *, progress: bool = False) -> Array:
+        """Return the sum of each column in float64, shape (columns,)."""
+        return self._moments(progress)[0] * self.shape[0]
+
+    def colvars(self, *, ddof: int = 0, progress: bool = False) -> Array:
+        """Return the variance of each column in float64, zeros included, shape (columns,).
+
+        Parameters
+        ----------
+        ddof : int
+            Subtracted from the number of rows in the divisor, as numpy's.
+        """
+        squares = self._moments(progress)[1]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return squares / max(self.shape[0] - ddof, 0)
+
+    def gram(self, *, center: bool = False, progress: bool = False) -> Array:
+        """Return ``M.T @ M`` in float64, shape (columns, columns).
+
+        Parameters
+        ----------
+        center : bool
+            Subtract the mean of each column first, without making M dense.
+        """
+        n = self.shape[1]
+        total = self._gram_by_rows(progress) if self.is_csr else self._gram_by_columns(progress)
+        if center:
+            mean = self.colsums()
+            for begin in range(0, n, 1024):
+                total[begin : begin + 1024] -= np.outer(mean[begin : begin + 1024] / max(self.shape[0], 1), mean)
+        return total
+
+    def _gram_by_rows(self, progress: bool) -> Array:
+        n, dtype = self.shape[1], kernels.compute_dtype(self.dtype)
+        # The sum in float64, the product of a block in the dtype of the kernel, and its sparse form at worst.
+        held = n * n * (8 + dtype.itemsize)
+        plan = make_plan(self.store, self.memory, "gram", dtype, 0, held=held, column=0, line=8)
+        room = max(1, (self.memory - held) // (BUFFERS + 1))
+        total = np.zeros((n, n))
+        for block in iterate(self.store, plan.starts, dtype, Bar(plan.bytes_read, progress)):
+            kernels.add_gram(block, n, total, room)
+        return total
+
+    def _gram_by_columns(self, progress: bool) -> Array:
+        """Multiply panels of columns, made dense, by all columns: one pass for each panel."""
+        (m, n), dtype = self.shape, kernels.compute_dtype(self.dtype)
+        plan = make_plan(self.store, self.memory, "gram", dtype, n, held=8 * n * n, column=m * dtype.itemsize, line=8)
+        total = np.zeros((n, n))
+        bar = Bar(2 * plan.bytes_read, progress)
+        for begin in range(0, n, max(plan.panel, 1)):
+            end = min(begin + plan.panel, n)
+            starts = sorted({begin, end, *(s for s in plan.starts if begin < s < end)})
+            panel = np.zeros((m, end - begin), dtype)
+            for block in iterate(self.store, starts, dtype, bar):
+                columns = np.repeat(np.arange(block.begin, block.end) - begin, np.diff(block.indptr))
+                np.add.at(panel, (block.indices, columns), block.data)
+            for block in iterate(self.store, plan.starts, dtype, bar):
+                total[block.begin : block.end, begin:end] = kernels.multiply(block, panel)
+        return total
+
+    def pca(self, k: int = 50, *, progress: bool = False) -> PCA:
+        """Return the first `k` principal components.
+
+        Up to 8,192 columns from the Gram matrix, exactly, in two passes; above by a block Krylov method.
+
+        Parameters
+        ----------
+        k : int
+
+        Returns
+        -------
+        PCA
+            ``components_``, ``explained_variance_`` and the other attributes of scikit-learn, and ``transform``.
+        """
+        k = check_components(k, self.shape)
+        mean, squares = self._moments(progress)
+        n = self.shape[1]
+        if n <= MAX_GRAM_FEATURES and 24 * n * n <= self.memory:
+            gram = self.gram(progress=progress)
+            gram -= np.outer(mean, mean) * self.shape[0]
+            return from_gram(gram, mean, self.shape[0], k)
+        return by_passes(partial(self._apply_gram, mean), float(squares.sum()), mean, self.shape[0], k)
+
+    def _apply_gram(self, mean: Array, Q: Array) -> Array:
+        """Return the centred Gram matrix times Q, in one pass of a CSR matrix."""
+        correction = self.shape[0] * np.outer(mean, mean @ Q)
+        if not self.is_csr:
+            return self.rmatmul(self.spmm(Q)) - correction
+        extent, width = self.shape[1], Q.shape[1]
+        held = 3 * extent * width * 8
+        plan = make_plan(self.store, self.memory, "pca", np.float64, 0, held=held, column=0, line=8 * width)
+        total = np.zeros(Q.shape)
+        for block in iterate(self.store, plan.starts, np.float64, Bar(0, False)):
+            total += kernels.multiply_transposed(block, kernels.multiply(block, Q), extent)
+        return total - correction
+
+    # -------------------------------------------------------------------------------------------- graphs
+
+    def sddmm(self, X: Any, Y: Any, out: Any = None, *, progress: bool = False) -> Any:
+        """Multiply each entry (i, j) by the inner product of ``X[i]`` and ``Y[j]``.
+
+        Parameters
+        ----------
+        X : array, shape (rows, k)
+        Y : array, shape (columns, k)
+        out : str or Path, optional
+            A new folder of ``.npy`` files, which `open_blocks` opens.
+
+        Returns
+        -------
+        scipy.sparse.csr_array or csc_array, or the path of `out`
+        """
+        X = kernels.as_dense(X, "X", self.shape[0], (2,))
+        Y = kernels.as_dense(Y, "Y", self.shape[1], (2,))
+        if X.shape[1] != Y.shape[1]:
+            raise ArgumentError(f"Y: expected {X.shape[1]} columns as of X, got {Y.shape[1]}. Pass matrices alike.")
+        if out is not None and not isinstance(out, (str, Path)):
+            raise ArgumentTypeError(f"out: expected the name of a folder, got {type(out).__name__}. Pass 'S'.")
+        left, right = (X, Y) if self.is_csr else (Y, X)
+        result = sampled(self.store, self.memory, left, right, out, progress)
+        if out is not None:
+            return result
+        kind = sp.csr_array if self.is_csr else sp.csc_array
+        return kind((*result, self.store.indptr), shape=self.shape)
+
+    def gcn(self, weights: Sequence[Any], X: Any, out: Any = None, *, progress: bool = False) -> Any:
+        """Run a graph convolutional network layer by layer: ``relu(M @ (H @ W))``, the last layer without relu.
+
+        Features of a layer that do not fit are computed by panels of columns; those between layers are then on disk.
+
+        Parameters
+        ----------
+        weights : sequence of arrays, shapes (features, features of the next layer)
+        X : array, shape (columns, features)
+            M is square.
+        out : str or Path, optional
+            A ``.npy`` file for the result.
+        """
+        H = kernels.as_dense(X, "X", self.shape[1], (2,))
+        if self.shape[0] != self.shape[1]:
+            raise ArgumentError(f"M: expected a square matrix, got the shape {self.shape}. Pass an adjacency matrix.")
+        if not isinstance(weights, (list, tuple)) or not weights:
+            raise ArgumentTypeError(f"weights: expected a list of matrices, got {type(weights).__name__}. Pass [W].")
+        layers = [kernels.as_dense(W, "weights", -1 if W is None else len(np.atleast_1d(W)), (2,)) for W in weights]
+        folder = Path(out).parent if out is not None else None
+        with tempfile.TemporaryDirectory(prefix=".gcn-", dir=folder) as scratch:
+            for number, W in enumerate(layers):
+                is_last = number == len(layers) - 1
+                H = self._convolve(H, W, scratch, number, out if is_last else None, is_last, progress)
+        return H
+
+    def _convolve(self, H: Array, W: Array, scratch: str, number: int, out: Any, is_last: bool, bar: bool) -> Any:
+        if H.shape[1] != W.shape[0]:
+            raise ArgumentError(f"weights: expected {H.shape[1]} rows, got the shape {W.shape}. Pass layers that fit.")
+        dtype = kernels.compute_dtype(self.dtype, H.dtype, W.dtype)
+        # Products with the weights are on disk where they and the result would take a third of the memory.
+        is_large = 3 * self.shape[0] * W.shape[1] * dtype.itemsize > self.memory // 2
+        P: Array = _by_rows(H, W.astype(dtype), Path(scratch, f"{number}.npy") if is_large else None)
+        target = out if is_last or not is_large else Path(scratch, f"{number}-out.npy")
+        finish = None if is_last else _relu
+        result = product(self.store, self.memory, P, is_along=self.is_csr, out=target, bar=bar, finish=finish,
+                         tag="" if is_last else "relu")  # fmt: skip
+        return result if target is None or is_last else np.load(result, mmap_mode="r")
+
+
+def _relu(values: Array) -> Array:
+    return np.maximum(values, 0, out=values)
+
+
+def _by_rows(H: Array, W: Array, path: Path | None) -> Array:
+    shape = (H.shape[0], W.shape[1])
+    P = np.empty(shape, W.dtype) if path is None else np.lib.format.open_memmap(path, "w+", W.dtype, shape)
+    step = max(1, (8 << 20) // max(1, H.shape[1] * 8))
+    for begin in range(0, len(H), step):
+        P[begin : begin + step] = dense_panel(H[begin : begin + step], slice(None), W.dtype) @ W
+    return P
+
+
+def _reopen(path: str, name: str | None, memory: int) -> BlockMatrix:
+    """Open the file again in another process."""
+    return open_blocks(path, name, memory=memory)
+
+
+__all__ = ["BlockMatrix", "open_blocks"]

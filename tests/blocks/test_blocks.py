@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices on disk: products equal to those in memory, within a limit, continued after an end, damaged files named."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.blocks import reading, results
+from sparsetir.errors import ArgumentError, FileFormatError
+from sparsetir.stores import RawArray
+from sparsetir.utils.memory import MemoryLimitError
+from tests.quick_code import quick_code
+
+FORMS = ["folder", "a.h5ad", "a.zarr", "a.bsp.h5"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with quick_code():
+        yield
+
+
+def matrix(format: str = "csr", shape: tuple[int, int] = (3000, 150), dtype: str = "float32") -> Any:
+    A = sp.random_array(shape, density=0.1, format=format, dtype="float64", rng=np.random.default_rng(0))
+    A.data = np.ceil(10 * A.data)
+    return A.astype(dtype)
+
+
+def close(actual: Any, expected: Any) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-3)
+
+
+def small(A: Any, path: Path, memory: int | None = None) -> Any:
+    """Open a saved matrix with a limit of about a third of its size, so that it has several blocks."""
+    return sparsetir.open_blocks(sparsetir.save_blocks(A, path, rows=700), memory=memory or A.nnz * 3)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc"])
+@pytest.mark.parametrize("form", FORMS)
+def test_products_equal_those_in_memory(form: str, format: str, tmp_path: Path) -> None:
+    pytest.importorskip({"h5ad": "anndata", "zarr": "zarr", "h5": "h5py"}.get(form.rpartition(".")[2], "numpy"))
+    rng, A = np.random.default_rng(1), matrix(format)
+    D = A.toarray().astype("float64")
+    M = small(A, tmp_path / form, 700_000)
+    B, Y = rng.random((150, 9), "float32"), rng.random((3000, 4), "float32")
+    plan = M.plan(B)
+    assert (M.shape, M.nnz, M.dtype, M.store.format) == (A.shape, A.nnz, A.dtype, format)
+    assert plan.bytes_read == plan.passes * A.nnz * 8
+    close(M.spmm(B), D @ B)
+    close(M @ B[:, 0], D @ B[:, 0])
+    close(M.rmatmul(Y), D.T @ Y)
+    np.testing.assert_allclose(M.colsums(), D.sum(axis=0))
+    np.testing.assert_allclose(M.colvars(ddof=1), D.var(axis=0, ddof=1))
+    close(M.gram(center=True), (D - D.mean(axis=0)).T @ (D - D.mean(axis=0)))
+    X2, Y2 = rng.random((3000, 3), "float32"), rng.random((150, 3), "float32")
+    close(M.sddmm(X2, Y2).toarray(), D * (X2 @ Y2.T))
+    assert (sparsetir.read(tmp_path / form) != A.tocsr()).nnz == 0
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "float16", "float64"])
+def test_values_of_every_dtype_are_multiplied(dtype: str, tmp_path: Path) -> None:
+    A = matrix("csr", (400, 50), "float32")
+    A = (A.astype(dtype) if dtype != "float16" else A) if dtype != "bool" else A.astype(bool)
+    B = np.random.default_rng(1).random((50, 3))
+    close(small(A, tmp_path / "a", 1 << 20) @ B, A.toarray().astype("float64") @ B)
+
+
+def test_edges(tmp_path: Path) -> None:
+    for number, shape in enumerate([(0, 5), (5, 0), (7, 3), (1, 1)]):
+        A = sp.csr_array(shape, dtype="float32")
+        M = sparsetir.open_blocks(sparsetir.save_blocks(A, tmp_path / str(number)))
+        assert (M @ np.ones((shape[1], 2), "float32")).tolist() == np.zeros((shape[0], 2)).tolist()
+        assert M.rmatmul(np.ones((shape[0], 2), "float32")).tolist() == np.zeros((shape[1], 2)).tolist()
+        assert M.gram().tolist() == np.zeros((shape[1], shape[1])).tolist()
+
+
+def test_a_limit_makes_blocks_and_panels(tmp_path: Path) -> None:
+    A = matrix("csr", (2000, 2000))
+    M = small(A, tmp_path / "a", 600_000)
+    B = np.random.default_rng(1).random((2000, 64), "float32")
+    plan = M.plan(B, out="C.npy")
+    assert plan.blocks > 10
+    assert plan.passes > 1
+    assert plan.panel * 2000 * 4 < 600_000
+    assert "passes" in str(plan)
+    close(np.load(M.spmm(B, out=tmp_path / "C.npy")), A @ B)
+    with pytest.raises(MemoryLimitError, match=r"Raise memory= or pass out=") as error:
+        M.spmm(np.ones((2000, 600), "float32"))
+    assert isinstance(error.value, MemoryError)
+
+
+def test_no_more_entries_are_in_memory_than_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    A = matrix("csr", (4000, 300))
+    M = small(A, tmp_path / "a", 500_000)
+    sizes = []
+    read = RawArray.__getitem__
+
+    def counted(self: Any, part: slice) -> Any:
+        values = read(self, part)
+        sizes.append(values.nbytes)
+        return values
+
+    plan = M.plan(np.ones((300, 8), "float32"), out="C.npy")
+    monkeypatch.setattr(RawArray, "__getitem__", counted)
+    M.spmm(np.ones((300, 8), "float32"), out=tmp_path / "C.npy")
+    assert sum(sizes) >= A.nnz * 8
+    assert len(sizes) <= 2 * plan.blocks + 2  # one read of the indices of a block, one of its values
+    assert max(a + b for a, b in zip(sizes[::2], sizes[1::2], strict=True)) * reading.BUFFERS < 500_000
+
+
+KILLED = """
+    import os, signal, sys, numpy as np, sparsetir
+    from sparsetir.blocks import products, results
+    results.SYNC_SECONDS = 0
+    multiply, calls = products.multiply, []
+    def dying(block, B):
+        calls.append(block.number)
+        if len(calls) > int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return multiply(block, B)
+    products.multiply = dying
+    M = sparsetir.open_blocks("A", memory=500_000)
+    M.spmm(np.load("B.npy"), out="C.npy")
+    print(len(calls))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_continued(tmp_path: Path) -> None:
+    A = matrix("csr", (6000, 150))
+    sparsetir.save_blocks(A, tmp_path / "A")
+    B = np.random.default_rng(1).random((150, 8), "float32")
+    np.save(tmp_path / "B.npy", B)
+
+    def run(blocks: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", textwrap.dedent(KILLED), str(blocks)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+
+    assert run(3).returncode == -signal.SIGKILL
+    assert not (tmp_path / "C.npy").exists()
+    finished = (tmp_path / "C.npy.progress").read_text().splitlines()[1:]
+    assert finished == ["0:0", "0:1", "0:2"]
+    done = run(10**6)
+    assert done.returncode == 0, done.stderr
+    blocks = sparsetir.open_blocks(tmp_path / "A", memory=500_000).plan(B, out="C.npy").blocks
+    assert int(done.stdout) == blocks - 3
+    close(np.load(tmp_path / "C.npy"), A @ B)
+    assert {path.name for path in tmp_path.iterdir()} == {"A", "B.npy", "C.npy"}
+
+
+def test_parts_of_another_job_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "SYNC_SECONDS", 0)
+    A = matrix()
+    M = small(A, tmp_path / "a", 500_000)
+    one, two = np.ones((150, 4), "float32"), np.full((150, 4), 2, "float32")
+    write = results.NpyResult.write
+
+    def interrupted(self: Any, begin: int, *arguments: Any) -> None:
+        if begin:
+            raise KeyboardInterrupt
+        write(self, begin, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results.NpyResult, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            M.spmm(one, out=tmp_path / "C.npy")
+    assert (tmp_path / "C.npy.partial").exists()
+    assert not (tmp_path / "C.npy").exists()
+    close(np.load(M.spmm(two, out=tmp_path / "C.npy")), A @ two)
+
+
+@pytest.mark.parametrize(
+    ("part", "damage", "message"),
+    [
+        ("data", lambda a: a[:-5], r"expected \d+ elements of data, got \d+: it ends in row 299\d"),
+        ("indices", lambda a: np.where(np.arange(len(a)) == len(a) // 2, 999, a), r"got 999 in block \d+, rows \d+"),
+        ("indices", lambda a: np.where(np.arange(len(a)) == 3, -1, a), r"got -1 in block 0, rows 0 to"),
+        ("indices", lambda a: a.astype("float32"), r"vector of integers"),
+        ("indptr", lambda a: np.where(np.arange(len(a)) == 70, 0, a), r"fall in row 69"),
+        ("indptr", lambda a: a[:-1], r"expected 3001 pointers"),
+        ("data", lambda a: a.astype("complex64"), r"got complex64"),
+        ("shape", lambda a: a[:1], r"expected two sizes"),
+    ],
+)
+def test_damage_is_named(part: str, damage: Any, message: str, tmp_path: Path) -> None:
+    sparsetir.save_blocks(matrix(), tmp_path / "a")
+    file = tmp_path / "a" / f"{part}.npy"
+    np.save(file, damage(np.load(file)))
+    with pytest.raises(FileFormatError, match=message):
+        sparsetir.open_blocks(tmp_path / "a", memory=500_000).spmm(np.ones((150, 2)), out=tmp_path / "C.npy")
+    assert not (tmp_path / "C.npy").exists()
+
+
+def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
+    sparsetir.save_blocks(matrix(), tmp_path / "a")
+    M = sparsetir.open_blocks(tmp_path / "a", memory=500_000)
+    os.truncate(tmp_path / "a" / "data.npy", 50_000)
+    with pytest.raises(FileFormatError, match=r"data.npy: expected 45000 elements.* block \d+, rows"):
+        M.spmm(np.ones((150, 2)))
+    with pytest.raises(FileFormatError, match="complete array"):
+        sparsetir.open_blocks(tmp_path / "a")
+
+
+def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("mine")
+    with pytest.raises(ArgumentError, match="expected a new name"):
+        sparsetir.save_blocks(matrix(), tmp_path / "a")
+
+    def failing() -> Iterator[Any]:
+        yield matrix()
+        raise OSError("no more input")
+
+    with pytest.raises(OSError, match="no more input"):
+        sparsetir.save_blocks(failing(), tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_principal_components_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    A = sp.csr_array(np.where(rng.random((800, 60)) < 0.3, rng.random((800, 4)) @ rng.random((4, 60)), 0))
+    M = small(A, tmp_path / "a", 1 << 20)
+    D = A.toarray() - A.toarray().mean(axis=0)
+    values = np.linalg.svd(D, compute_uv=False)[:5]
+    vectors = np.linalg.svd(D)[2][:5]
+    exact = M.pca(5)
+    monkeypatch.setattr("sparsetir.blocks.matrix.MAX_GRAM_FEATURES", 0)
+    passes = M.pca(5)
+    for p in (exact, passes):
+        np.testing.assert_allclose(p.singular_values_, values, rtol=1e-6)
+        np.testing.assert_allclose(np.abs(p.components_ @ vectors.T), np.eye(5), atol=1e-3)
+        np.testing.assert_allclose(p.explained_variance_ratio_, values**2 / (D**2).sum(), rtol=1e-6)
+        np.testing.assert_allclose(p.transform(M), D @ p.components_.T, atol=1e-8)
+
+
+@pytest.mark.parametrize("memory", [200_000, 10_000_000])
+def test_a_graph_network_equals_the_one_in_memory(memory: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    A = matrix("csr", (500, 500))
+    M = small(A, tmp_path / "a", memory)
+    X, W, V = (rng.random(s, "float32") - np.float32(0.5) for s in ((500, 20), (20, 30), (30, 4)))
+    expected = A @ (np.maximum(A @ (X @ W), 0) @ V)
+    close(np.load(M.gcn([W, V], X, out=tmp_path / "H.npy")) / 100, expected / 100)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "H.npy"}
+
+
+def test_sampled_products_are_written_to_a_folder(tmp_path: Path) -> None:
+    A, rng = matrix(), np.random.default_rng(1)
+    X, Y = rng.random((3000, 6), "float32"), rng.random((150, 6), "float32")
+    S = sparsetir.open_blocks(small(A, tmp_path / "a", 500_000).sddmm(X, Y, out=tmp_path / "S"))
+    ones = sparsetir.open_blocks(tmp_path / "S").spmm(np.eye(150, dtype="float32"))
+    close(ones, A.toarray() * (X @ Y.T))
+    assert S.nnz == A.nnz
+
+
+def test_backed_matrices_of_anndata_are_taken(tmp_path: Path) -> None:
+    anndata = pytest.importorskip("anndata")
+    A = matrix()
+    adata = anndata.AnnData(sp.csr_matrix(A), layers={"twice": sp.csc_matrix(2 * A)})
+    adata.write_h5ad(tmp_path / "a.h5ad", compression="gzip")
+    B = np.ones((150, 2), "float32")
+    backed = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    close(sparsetir.open_blocks(backed.X, memory=500_000) @ B, A @ B)
+    close(sparsetir.open_blocks(tmp_path / "a.h5ad", "layers/twice", memory=700_000) @ B, 2 * (A @ B))
+    with pytest.raises(FileFormatError, match=r"It has .*layers/twice"):
+        sparsetir.open_blocks(tmp_path / "a.h5ad", "layers/thrice")
+
+
+def test_a_matrix_is_pickled_as_its_path(tmp_path: Path) -> None:
+    M = small(matrix(), tmp_path / "a")
+    text = pickle.dumps(M)
+    assert len(text) < 1000
+    assert (pickle.loads(text).shape, pickle.loads(text).memory) == (M.shape, M.memory)
+
+
+@pytest.mark.slow
+def test_nothing_of_it_is_imported_unless_used() -> None:
+    optional = ["h5py", "zarr", "anndata", "dask", "pandas"]
+    code = f"import sys, sparsetir; sparsetir.open_blocks; print([m for m in {optional} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
