@@ -234,7 +234,7 @@ def _binsparse(file: Any, path: str) -> Store:
 
 def _raw(dataset: Any, path: str) -> Any:
     """Read a contiguous dataset past HDF5, which keeps Python's lock."""
-    identifier = getattr(dataset, "id", None)
+    identifier: Any = getattr(dataset, "id", None)
     offset = identifier.get_offset() if hasattr(identifier, "get_offset") else None
     if offset is None or not os.path.isfile(path):
         return dataset

@@ -141,7 +141,8 @@ def sampled(store: Store, memory: int, left: Array, right: Array, out: Any, bar:
     right = dense_panel(right, everything, dtype)
     target = _Folder(store, Path(out), dtype, digest(left, right, np.array(plan.starts))) if out is not None else None
     parts: list[Any] = [MemoryResult((store.nnz,), t) for t in (dtype, store.indices.dtype)]
-    parts = target.parts if target is not None else parts
+    if target is not None:
+        parts = list(target.parts)
     numbers = [n for n in range(plan.blocks) if not all(str(n) in part.done for part in parts)]
     is_complete = False
     try:

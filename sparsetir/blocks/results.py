@@ -106,7 +106,7 @@ class NpyResult:
 
 def write_all(file: int, values: Array, offset: int, path: Path) -> None:
     """Write an array at an offset; a disk may take less than asked at once."""
-    view = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    view = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
     try:
         while view:
             count = os.pwrite(file, view, offset)

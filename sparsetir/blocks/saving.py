@@ -219,7 +219,7 @@ class _Hdf5(_Group):
             super().close(format, shape)
             return
         names = ("pointers_to_1", "indices_1", "values")
-        words = {"version": "0.1", "format": format.upper(), "shape": [int(size) for size in shape]}
+        words: dict[str, Any] = {"version": "0.1", "format": format.upper(), "shape": [int(size) for size in shape]}
         words["number_of_stored_values"] = self.file["values"].shape[0]
         words["data_types"] = {name: self.file[name].dtype.name for name in names}
         self.file.attrs["binsparse"] = json.dumps({"binsparse": words})
