@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsetir._tvm_plugin import ensure as _ensure_dialect
 from sparsetir.utils import later as _later
+from sparsetir.utils.gc import uncollected as _uncollected
 from sparsetir.utils.tvm_import import postpone_torch as _postpone_torch
 from sparsetir.utils.version import __version__ as __version__
 
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     from sparsetir.blocks import open_blocks, save_blocks
     from sparsetir.build import build
     from sparsetir.codegen.pipeline import lower
-    from sparsetir.einsum import einsum, einsum_expression, linear_operator
+    from sparsetir.einsum import einsum, einsum_expression
+    from sparsetir.einsum.linear_operators import linear_operator
     from sparsetir.einsum.sparsify import sparsify
     from sparsetir.errors import SparseTIRError
     from sparsetir.formats.encoding import format
@@ -108,7 +110,7 @@ _PUBLIC = {
     "interpret": "sparsetir.ir.interpreter",
     "ir": "sparsetir.ir",
     "lazy": "sparsetir.lazy",
-    "linear_operator": "sparsetir.einsum",
+    "linear_operator": "sparsetir.einsum.linear_operators",
     "load": "sparsetir.runtime.serialization",
     "lower": "sparsetir.codegen.pipeline",
     "matmul": "sparsetir.sparse_output.products",
@@ -156,7 +158,7 @@ class _Face(ModuleType):
         where = _PUBLIC.get(name)
         if where is None:
             raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")
-        module = importlib.import_module(where)
+        module = _uncollected(importlib.import_module)(where)
         value = module if name in _MODULES else getattr(module, name)
         super().__setattr__(name, value)
         return value

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import scipy.io
+import scipy
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError, SparseTIRError

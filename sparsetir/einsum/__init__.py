@@ -8,6 +8,5 @@ decides that of the result, `order` the contraction order, and `emit` the loops 
 from __future__ import annotations
 
 from sparsetir.einsum.expression import BoundExpression, Expression, einsum, einsum_expression
-from sparsetir.einsum.linear_operators import linear_operator
 
-__all__ = ["BoundExpression", "Expression", "einsum", "einsum_expression", "linear_operator"]
+__all__ = ["BoundExpression", "Expression", "einsum", "einsum_expression"]

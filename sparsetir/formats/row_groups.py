@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
@@ -372,6 +371,8 @@ class Reordered(Layout):
 
 def order_of(entries: Entries) -> Array:
     """Return the rows of a matrix in reverse Cuthill-McKee order."""
+    from scipy.sparse.csgraph import reverse_cuthill_mckee  # brings scipy.linalg, which few calls need
+
     (m, n), nnz = entries.shape, entries.nnz
     nodes = m if m == n else m + n
     check_memory(20 * nnz + 16 * nodes, f"the graph of {nnz} entries")

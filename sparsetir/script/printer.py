@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import tvm
 from tvm import ir, tirx
 from tvm.script.parser import ir as script_ir
-from tvm.script.parser import relax as script_relax
 from tvm.tirx.layout import Axis
 
 from sparsetir.errors import ArgumentTypeError, ScriptError, VerifyError
@@ -94,7 +93,11 @@ def parse(text: str) -> Any:
         raise ScriptError(f"error: {error.msg}\n --> <str>:{error.lineno}:{error.offset}\n{error.text or ''}") from None
     if not any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in tree.body):
         raise ScriptError("a text to parse is one function under @T.prim_func, or one class under @I.ir_module")
-    names = {"T": parser, "I": script_ir, "R": script_relax, "tvm": tvm, "Axis": Axis, "TypeVar": TypeVar}
+    names = {"T": parser, "I": script_ir, "tvm": tvm, "Axis": Axis, "TypeVar": TypeVar}
+    if re.search(r"\bR\.", text):
+        from tvm.script.parser import relax as script_relax  # takes longer to import than most programs to parse
+
+        names["R"] = script_relax
     imports = re.compile(r"^(?:import|from) .*$", re.MULTILINE)
     return parser.parse_text(imports.sub("", text), names)
 

@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from sparsetir import interop
 from sparsetir.errors import ArgumentError
@@ -110,6 +109,8 @@ def clustered(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarr
 
 def banded(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
     """Return the order that makes the band around the diagonal narrow (reverse Cuthill-McKee)."""
+    from scipy.sparse.csgraph import reverse_cuthill_mckee  # brings scipy.linalg, which few calls need
+
     if not len(indices):  # scipy does not take matrices of no rows
         return np.arange(len(indptr) - 1)
     pattern = sp.csr_array((np.ones(len(indices), np.bool_), indices, indptr), shape=(len(indptr) - 1, columns))
