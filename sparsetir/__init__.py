@@ -37,7 +37,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparsetir._tvm_plugin import ensure as _ensure_dialect
-from sparsetir.utils import later as _later
 from sparsetir.utils.gc import uncollected as _uncollected
 from sparsetir.utils.tvm_import import postpone_torch as _postpone_torch
 from sparsetir.utils.version import __version__ as __version__
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from sparsetir.codegen.pipeline import lower
     from sparsetir.einsum import einsum, einsum_expression
     from sparsetir.einsum.linear_operators import linear_operator
+    from sparsetir.einsum.products import matmul, multiply
     from sparsetir.einsum.sparsify import sparsify
     from sparsetir.errors import SparseTIRError
     from sparsetir.formats.encoding import format
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from sparsetir.script import tvmscript as T
     from sparsetir.script.printer import parse, script
     from sparsetir.sparse_output import Accumulators
-    from sparsetir.sparse_output.products import add, matmul, matmul_plan, maximum, multiply, rap, subtract
+    from sparsetir.sparse_output.products import add, matmul_plan, maximum, rap, subtract
     from sparsetir.sparse_output.triangles import triangles
     from sparsetir.transform import FormatRewriteRule, Schedule
     from sparsetir.transform.decompose import Decomposition, decompose_format
@@ -113,10 +113,10 @@ _PUBLIC = {
     "linear_operator": "sparsetir.einsum.linear_operators",
     "load": "sparsetir.runtime.serialization",
     "lower": "sparsetir.codegen.pipeline",
-    "matmul": "sparsetir.sparse_output.products",
+    "matmul": "sparsetir.einsum.products",
     "matmul_plan": "sparsetir.sparse_output.products",
     "maximum": "sparsetir.sparse_output.products",
-    "multiply": "sparsetir.sparse_output.products",
+    "multiply": "sparsetir.einsum.products",
     "open_blocks": "sparsetir.blocks",
     "ops": "sparsetir.ops",
     "parse": "sparsetir.script.printer",
@@ -143,7 +143,6 @@ _MODULES = ("T", "errors", "formats", "ir", "ops", "relax")
 
 _postpone_torch()  # before anything imports TVM
 _ensure_dialect()
-_later.provide("operators", "sparsetir.einsum.operators")
 
 
 class _Face(ModuleType):

@@ -12,7 +12,8 @@ import numpy as np
 from sparsetir.bench.kernels import Plan
 from sparsetir.bench.measure import Measured, Product, Row, undisturbed
 from sparsetir.bench.roofline import Roofline, Work, bound, structure
-from sparsetir.sparse_output.products import add, matmul, matmul_plan, multiply, rap
+from sparsetir.einsum.products import matmul, multiply
+from sparsetir.sparse_output.products import add, matmul_plan, rap
 from sparsetir.sparse_output.triangles import triangles
 from sparsetir.utils import memory
 from sparsetir.workloads import result_peers

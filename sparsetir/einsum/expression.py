@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from sparsetir.einsum import subscripts as notation
+from sparsetir.einsum.doors import Door, classify, doors
 from sparsetir.einsum.elementwise import FlatStep, MaskedStep
 from sparsetir.einsum.operands import Kind, Shape, admitted, fits_layout, kind_of, look, passed
 from sparsetir.einsum.order import Join, joins, statistics, stored_about
 from sparsetir.einsum.planning import RESULTS, Task, agreed, broadcast, diagonals, extents, plan
 from sparsetir.einsum.steps import DenseStep, KernelStep, Step, array_dtype, cast, classed, classed_pattern, transposed
 from sparsetir.einsum.subscripts import semiring
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.interop import is_torch, to_torch
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.utils.caches import shared_cache
 from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype, dtype_name
 
@@ -87,10 +89,30 @@ def einsum(
     >>> sparsetir.einsum("ij,j->i", A, np.array([1.0, 5.0]), reduce="max", combine="add", fill=-inf).tolist()
     [7.0, 4.0]
     """
+    classified = classify(operands) if len(operands) < 3 else None  # the sizes of three decide their order
+    if classified is None:
+        return _evaluate(subscripts, operands, reduce, combine, fill, result)
+    key = (subscripts, reduce, combine, type(fill), fill, result, classified[0])
+    try:
+        door = doors.get(key)
+        if door is not None:
+            kernel, names = door
+            return kernel(**dict(zip(names, classified[1])))  # noqa: B905 (the key has their number)
+    except (SparseTIRError, TypeError):  # refused operands, or an option without a hash: the long way names the fault
+        return _evaluate(subscripts, operands, reduce, combine, fill, result)
+    found = _evaluate(subscripts, operands, reduce, combine, fill, result)
+    door = _expression(subscripts, classified[1], reduce, combine, fill, result).door()
+    if door is not None:
+        doors[key] = door
+    return found
+
+
+def _evaluate(text: str, operands: Sequence[Any], reduce: str, combine: str, fill: Any, result: str) -> Any:
+    """Evaluate an expression over operands of any kind."""
     values = [passed(value, at) for at, value in enumerate(operands)]
     if has_hypersparse(values):
-        return _over_short(subscripts, values, reduce, combine, fill, result)
-    return _expression(subscripts, values, reduce, combine, fill, result).run(values)
+        return _over_short(text, values, reduce, combine, fill, result)
+    return _expression(text, values, reduce, combine, fill, result).run(values)
 
 
 def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: Any, result: str) -> Any:
@@ -307,6 +329,18 @@ class Expression:
         else:
             found = self._evaluate([self.viewed(n, value) for n, value in enumerate(values)])
         return self.finished(found)
+
+    def door(self) -> Door | None:
+        """Return the kernel of an expression that is one kernel with a dense result; None for others."""
+        step = self.steps[0]
+        if not self.is_plain or type(step) is not KernelStep or not isinstance(step.kernel, Kernel):
+            return None
+        nest = step.nest
+        takes = all(o.layout is not None or o.letters for o in nest.operands)  # numbers are passed as arrays
+        takes = takes and not any(layout is not None and layout.held for layout in step.layouts)
+        if nest.pattern is not None or nest.assembled or not nest.output or not takes:
+            return None
+        return Door(step.kernel, tuple(step.program.buffers))
 
     def viewed(self, at: int, value: Any) -> Any:
         """Convert an operand to the dtype of the expression, and to its diagonal if a letter occurs twice."""

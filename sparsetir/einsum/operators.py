@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.einsum.doors import classify, doors, product_door
 from sparsetir.einsum.expression import einsum
 from sparsetir.einsum.steps import array_dtype, cast, transposed
 from sparsetir.einsum.subscripts import LIMITS
@@ -60,25 +61,45 @@ def _is_operand(value: Any) -> bool:
 
 def matmul(left: Any, right: Any) -> Any:
     """Compute ``left @ right``; of two sparse matrices a `SparseTensor`, else dense."""
-    if type(right) is np.ndarray and right.ndim in (1, 2) and isinstance(left, (SparseTensor, sp.sparray, sp.spmatrix)):
-        shape = left.shape
-        if len(shape) == 2 and shape[1] == right.shape[0]:
-            return einsum("xy,y->x" if right.ndim == 1 else "xy,yz->xz", left, right, result="dense")
+    product = product_door(left, right)
+    if product is not None:
+        return product
+    if type(left) is type(right) is SparseTensor and left.format.name == right.format.name == "csr":
+        _check_product(left, right)
+        return SparseTensor.from_any(products.matmul(left.compressed, right.compressed), check=False)
     if not (_is_operand(left) and _is_operand(right)) or _is_number(left) or _is_number(right):
         return NotImplemented
     left, right = (v if is_sparse(v) or is_torch(v) else np.asarray(v) for v in (left, right))
     a, b = len(left.shape), len(right.shape)
     if (is_sparse(left) and a > 2) or (is_sparse(right) and b > 2):
         raise ArgumentError(f"@ multiplies matrices and vectors, found {a} and {b} dimensions: use sparsetir.einsum")
-    if left.shape[-1] != right.shape[-2 if b > 1 else 0]:
-        raise ArgumentError(f"the shapes {tuple(left.shape)} and {tuple(right.shape)} do not fit @")
+    _check_product(left, right)
     if is_sparse(left) and is_sparse(right) and a == b == 2:
         return SparseTensor.from_any(products.matmul(_compressed(left), _compressed(right)))
     inner, outer = "xy"[: min(a, 2)], "yz"[: min(b, 2)]
     inner, outer = ("y" if a == 1 else inner), ("y" if b == 1 else outer)
     rows = "..." if a > 2 or b > 2 else ""
     text = f"{rows if a > 2 else ''}{inner},{rows if b > 2 else ''}{outer}"
-    return einsum(f"{text}->{rows}{inner[:-1]}{outer[1:]}", left, right, result="dense")
+    return _dense_product(f"{text}->{rows}{inner[:-1]}{outer[1:]}", left, right)
+
+
+def _check_product(left: Any, right: Any) -> None:
+    """Raise unless the inner dimensions of ``left @ right`` have one extent."""
+    if left.shape[-1] != right.shape[-2 if len(right.shape) > 1 else 0]:
+        raise ArgumentError(f"the shapes {tuple(left.shape)} and {tuple(right.shape)} do not fit @")
+
+
+def _dense_product(text: str, left: Any, right: Any) -> Any:
+    """Multiply a sparse and a dense operand, and keep the kernel for `product_door`."""
+    product = einsum(text, left, right, result="dense")
+    kinds = classify((left, right), extents=False)
+    # Where a dimension has extent 1 the kernel may broadcast it, which other operands of these kinds must not be.
+    if kinds is not None and 1 not in (*left.shape, *right.shape):
+        expression = classify((left, right))
+        door = None if expression is None else doors.get((text, "sum", "mul", int, 0, "dense", expression[0]))
+        if door is not None:
+            doors[kinds[0]] = door
+    return product
 
 
 def _compressed(value: Any) -> Any:

@@ -3,21 +3,30 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from html import escape
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from sparsetir.errors import ArgumentTypeError
-from sparsetir.utils.later import provided
 
-# Operators of sparse tensors. What computes is above: see `sparsetir.einsum.operators`.
+# Operators of sparse tensors. Their functions compile programs, and so are in a package above this one, which is
+# imported when the first of them is called.
+
+
+@cache
+def functions() -> ModuleType:
+    """Import the functions behind the operators."""
+    return importlib.import_module("sparsetir.einsum.operators")
 
 
 def _operator(name: str, *, swapped: bool = False) -> Callable[[Any, Any], Any]:
     def operator(self: Any, other: Any) -> Any:
-        function = getattr(provided("operators"), name)
+        function = getattr(functions(), name)
         return function(other, self) if swapped else function(self, other)
 
     operator.__name__ = operator.__qualname__ = name
@@ -26,7 +35,7 @@ def _operator(name: str, *, swapped: bool = False) -> Callable[[Any, Any], Any]:
 
 def _comparison(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
     def comparison(self: Any, other: Any) -> Any:
-        return provided("operators").compare(ufunc, self, other)
+        return functions().compare(ufunc, self, other)
 
     return comparison
 
@@ -65,10 +74,10 @@ class Operators:
         return (self[n] for n in range(self.shape[0]))  # type: ignore[attr-defined]
 
     def __neg__(self) -> Any:
-        return provided("operators").mapped(np.negative, self)
+        return functions().mapped(np.negative, self)
 
     def __abs__(self) -> Any:
-        return provided("operators").mapped(np.abs, self)
+        return functions().mapped(np.abs, self)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         """Refused: a dense array of all elements is asked for with `to_dense`."""
@@ -85,19 +94,19 @@ class Operators:
 
     def transpose(self, *axes: int) -> Any:
         """The tensor with its dimensions in another order, by default reversed."""
-        return provided("operators").transpose(self, axes)
+        return functions().transpose(self, axes)
 
     def astype(self, dtype: Any) -> Any:
         """The same entries in another dtype, as numpy converts them."""
-        return provided("operators").astype(self, dtype)
+        return functions().astype(self, dtype)
 
     def copy(self) -> Any:
         """The same tensor with values of its own; index arrays, which nothing changes, are shared."""
-        return provided("operators").mapped(np.copy, self)
+        return functions().mapped(np.copy, self)
 
     def diagonal(self) -> Any:
         """The elements (0, 0), (1, 1), ... of a matrix, as a dense array."""
-        return provided("operators").diagonal(self)
+        return functions().diagonal(self)
 
     def trace(self) -> Any:
         """The sum of the diagonal of a matrix."""
@@ -113,19 +122,19 @@ class Operators:
         >>> S.sum(axis=1).tolist(), float(S.sum()), float(S.max()), (2 * S @ S.T).to_dense().tolist()
         ([2.0, 7.0], 9.0, 4.0, [[8.0, 16.0], [16.0, 50.0]])
         """
-        return provided("operators").total(self, axis)
+        return functions().total(self, axis)
 
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Any:
         """The mean over some dimensions, or all; of integers in float64."""
-        return provided("operators").mean(self, axis)
+        return functions().mean(self, axis)
 
     def max(self, axis: int | tuple[int, ...] | None = None) -> Any:
         """The largest element over some dimensions, or all; zeros that are not stored count."""
-        return provided("operators").extreme(self, axis, "max")
+        return functions().extreme(self, axis, "max")
 
     def min(self, axis: int | tuple[int, ...] | None = None) -> Any:
         """The smallest element over some dimensions, or all; zeros that are not stored count."""
-        return provided("operators").extreme(self, axis, "min")
+        return functions().extreme(self, axis, "min")
 
 
 # How a sparse tensor shows itself in a notebook: a table, and a drawing of where its entries lie.

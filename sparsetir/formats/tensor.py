@@ -22,7 +22,7 @@ from sparsetir.formats.encoding import Encoding
 from sparsetir.formats.format import Array, CapacityError, Entries, Format, Packed, check_idtype, index_array, make
 from sparsetir.formats.operators import Operators
 from sparsetir.formats.origin import Origin, open_dense, open_origin
-from sparsetir.interop import CooTensor, aligned_contiguous, coordinates_of, is_half, is_sparse
+from sparsetir.interop import CooTensor, aligned_contiguous, compressed_of, coordinates_of, is_half, is_sparse
 from sparsetir.interop import to_torch as as_torch
 from sparsetir.interop.sources import Compressed, Coordinates, Source, is_torch
 from sparsetir.io import read
@@ -393,7 +393,7 @@ class SparseTensor(Operators):
 
     # ------------------------------------------------------------------ what it is
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(int(n) for n in self.origin.source.shape)
 
@@ -440,6 +440,15 @@ class SparseTensor(Operators):
     def values(self) -> Array:
         """Value of each entry in the order of `coords`; the piece's own array where that is its order."""
         return self._entry_values([piece.values for piece in self.pieces])
+
+    @cached_property
+    def compressed(self) -> Any:
+        """scipy's object around the arrays of a matrix in compressed rows or columns; None in other formats."""
+        kind = {"csr": sp.csr_array, "csc": sp.csc_array}.get(self.format.name)
+        if kind is None or len(self.shape) != 2:
+            return None
+        piece = self.pieces[0]
+        return compressed_of(kind, piece.arrays["indptr"], piece.arrays["indices"], piece.values, self.shape)
 
     def as_source(self) -> Source:
         """The entries in order, as `interop` opens an argument; a matrix by rows."""

@@ -103,6 +103,13 @@ def _empty(kind: Any) -> Any:
     return kind((1, 1), dtype=np.int8)
 
 
+@cache
+def _empty_sorted(kind: Any) -> Any:
+    empty = kind((1, 1), dtype=np.int8)
+    empty.has_canonical_format = True
+    return empty
+
+
 def compressed_of(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
     """A scipy object of rows or columns around its arrays, without scipy's checks."""
     made = kind.__new__(kind)  # a constructor takes longer than the sum of two small matrices
@@ -114,8 +121,10 @@ def compressed_of(kind: Any, indptr: Array, indices: Array, values: Array, shape
 
 def sorted_rows(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
     """A scipy object of compressed rows, each of which is sorted and has every coordinate once."""
-    made = compressed_of(kind, indptr, indices, values, shape)
-    made.has_canonical_format = True
+    made = kind.__new__(kind)
+    made.__dict__.update(_empty_sorted(kind).__dict__)
+    made._shape = tuple(map(int, shape))
+    made.indptr, made.indices, made.data = indptr, indices, values
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,8 +27,8 @@ HAVE_GRADIENTS = "sparsetir.torch.Graph has operators with gradients"
 
 def to_torch(array: Array) -> Any:
     """A torch tensor that shares the array's memory; bfloat16 included."""
-    torch = importlib.import_module("torch")
-    if array.dtype.name == "bfloat16":
+    torch = sys.modules.get("torch") or importlib.import_module("torch")
+    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     try:
         return torch.from_numpy(array)

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -72,6 +72,9 @@ COMPRESSED_TORCH = {
     "torch.sparse_csc": sp.csc_array,
     "torch.sparse_bsr": sp.bsr_array,
 }
+_FORMATS = {  # of scipy's own classes, whose properties take longer than a look here
+    getattr(sp, f"{name}_{kind}"): name for name in COMPRESSED for kind in ("array", "matrix")
+}
 
 Values: TypeAlias = Mapping[str, Any]
 
@@ -80,8 +83,7 @@ class Unfit(Exception):
     """A call is not one that a plan can make."""
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What a plan looks at in a call.
 
     Parameters
@@ -117,13 +119,11 @@ def look(arguments: Values) -> Seen | None:
         elif kind is int or kind is SizeOf:
             key.append(name)
             dims.append(value)
-        elif isinstance(value, (sp.sparray, sp.spmatrix)) and value.format in COMPRESSED and value.ndim == 2:
+        else:
             entry = _look_at_matrix(value, dims)
             if entry is None:
                 return None
             key.append((name, mark, *entry))
-        else:
-            return None
     return Seen(tuple(key), tuple(dims), values)
 
 
@@ -157,13 +157,18 @@ def _compressed_torch(tensor: Any, layout: str) -> Any:
 
 
 def _look_at_matrix(value: Any, dims: list[int]) -> tuple[Any, ...] | None:
-    """Properties of a compressed matrix that decide; its dimensions are added to the others."""
+    """Properties of a compressed matrix that decide; its dimensions are added to the others. None of other objects."""
+    form = _FORMATS.get(type(value))
+    if form is None:
+        form = value.format if isinstance(value, (sp.sparray, sp.spmatrix)) else None
+        if form not in COMPRESSED:
+            return None
     arrays = data, indptr, indices = value.data, value.indptr, value.indices
     for array in arrays:
         if type(array) is not np.ndarray or not array.flags.carray:
             return None
-    grid = value.shape if value.format != "bsr" else _grid(value.shape, data.shape[1:])
-    if grid is None:
+    grid = value.shape if form != "bsr" else _grid(value.shape, data.shape[1:])
+    if grid is None or len(grid) != 2:
         return None
     dims += grid
     for array in arrays:

@@ -53,8 +53,9 @@ def is_sound(
     if listed is not None and _is_small_share(indptr, indices, listed, parent_count):
         return _are_listed_sound(order, indptr, indices, listed, length)
     size, dtype = indices.size, indices.dtype
-    is_served = size >= 2 and indptr.dtype == dtype and dtype in DTYPES and _are_passable(indptr, indices)
-    function = _function("rows", dtype, order) if is_served else None
+    is_served = size >= 2 and indptr.dtype == dtype and dtype in DTYPES
+    is_served = is_served and ((indptr.flags.carray and indices.flags.carray) or _are_passable(indptr, indices))
+    function = _functions.get(("rows", dtype, order)) or _function("rows", dtype, order) if is_served else None
     if function is None:
         return interop.is_sound(
             level, indptr, indices, parent_count=parent_count, length=length, need_sorted=need_sorted
@@ -63,7 +64,9 @@ def is_sound(
         return False
     chunks = 1 if size < MAX_SERIAL_ENTRIES else get_num_threads()
     out = np.empty((chunks, LANES), np.int64)
-    function(parent_count, size, chunks, *map(interop.writable_alias, (indptr, indices)), out)
+    if not (indptr.flags.writeable and indices.flags.writeable):
+        indptr, indices = interop.writable_alias(indptr), interop.writable_alias(indices)
+    function(parent_count, size, chunks, indptr, indices, out)
     return _is_accepted(out, dtype, length)
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -344,13 +343,17 @@ def limits() -> tuple[int, int]:
 
 def function_for(matrices: Sequence[Any]) -> str:
     """Return the name of the function for a small product, by the mean length of rows; "" for large products."""
-    if not all(type(value) in ROWS for value in matrices):
+    (most, stored), total, rows, entered = limits(), 0, 1, 1
+    for number, value in enumerate(matrices):
+        if type(value) not in ROWS:
+            return ""
+        count = len(value.indices)
+        total, entered = total + count, entered * count
+        if number:
+            rows *= len(value.indptr) - 1
+    if total > stored or entered > most * rows:
         return ""
-    counts, (most, stored) = [len(value.indices) for value in matrices], limits()
-    rows, entered = math.prod(value.shape[0] for value in matrices[1:]), math.prod(counts)
-    if sum(counts) > stored or entered > most * rows:
-        return ""
-    is_little = entered / max(rows, 1) + matrices[0].shape[0] / ROWS_FOR_ONE <= SHARED_WORK
+    is_little = entered / max(rows, 1) + (len(matrices[0].indptr) - 1) / ROWS_FOR_ONE <= SHARED_WORK
     return "small" if is_little or get_num_threads() == 1 else "shared"
 
 
@@ -376,9 +379,10 @@ class Operand:
 
     def take(self, value: Any, ready: list[Any], sizes: dict[str, int]) -> int:
         """Store the arrays of a matrix; return the number of its rows and entries, or -1 if it does not fit."""
-        if type(value) not in ROWS or len(value.shape) != 2:
+        shape = value.shape if type(value) in ROWS else ()
+        if len(shape) != 2:
             return -1
-        rows, columns = value.shape
+        rows, columns = shape
         count = len(value.indices)
         arrays, lengths = (value.data, value.indptr, value.indices), (count, rows + 1, count)
         for at, dtype, array, length in zip(self.places, self.dtypes, arrays, lengths, strict=True):
@@ -488,7 +492,8 @@ class SmallCalls:
             ready[at] = sizes[name]
         room = self.room(columns, most, max(1, min(get_num_threads(), rows)) if by == "shared" else 1)
         indptr, chunks = np.empty(rows + 1, self.key), [room.chunks, *room.split] if by == "shared" else []
-        function(by)(*ready, *chunks, len(room.keys), indptr, *room.passed, *self.chosen(room, *selected))
+        largest = self.chosen(room, *selected) if room.heap is not None else ()
+        function(by)(*ready, *chunks, len(room.keys), indptr, *room.passed, *largest)
         keys, values = made = self.memory(0 if indptr.item(0) else indptr.item(rows))
         room.copy_to(made)
         if not self.spare:
@@ -507,6 +512,9 @@ class SmallCalls:
 
     def memory(self, count: int) -> list[np.ndarray]:
         """Return buffers for the coordinates and values of a result."""
+        keys, values = self.rooms.dtypes
+        if count * self.rooms.item < LEAST_ROOM:
+            return [np.empty(count, keys), np.empty(count, values)]
         found = self.rooms.take(count)
         made = [array[:count] for array in found]
         self.rooms.keep(found)  # only once views exist, since another thread may take it
@@ -514,8 +522,6 @@ class SmallCalls:
 
     def chosen(self, room: Room, top: int | None = None, least: Any = None) -> list[Any]:
         """Return the arguments of a selection of the largest entries."""
-        if room.heap is None:
-            return []
         most = len(room.keys)
         return [most if top is None else min(top, most), least, room.heap]
 

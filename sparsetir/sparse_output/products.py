@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public sparse-output operations: `matmul`, `add`, `multiply`, `rap`, and plans that reuse a product's pattern."""
+"""Products, sums and elementwise products of sparse matrices, and plans that reuse a product's pattern."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import cache
-from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -16,17 +15,18 @@ from sparsetir import interop, ops
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.compressed_rows import add_duplicates, compressed_rows
 from sparsetir.formats.hypersparse import has_hypersparse, renumber
-from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor
+from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
+from sparsetir.interop import CooTensor, check_parts
 from sparsetir.runtime.signature import Arguments, argument_list, as_passed, numpy_dtype
+from sparsetir.runtime.validation import is_sound
 from sparsetir.sparse_output import Options
 from sparsetir.sparse_output.blocks import assembled_kernel
 from sparsetir.sparse_output.fast_paths import ROWS, function_for, limits
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.sparse_output.result import Pattern, as_object, least_of, top_of
 from sparsetir.sparse_output.workspace import KEPT_BYTES, Work, passed, popped, tensor
-from sparsetir.utils import later
 from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype, real_number
+from sparsetir.utils.memory import check_memory
 
 # Numeric phase alone: the values of a result whose pattern is known, for operands with new values.
 
@@ -107,65 +107,29 @@ def matmul(
     top: int | None = None,
     above: float | None = None,
 ) -> Any:
-    """Multiply sparse matrices, or a sparse and a dense one, on all threads.
-
-    Parameters
-    ----------
-    A : sparse matrix, shape (m, p)
-        Of scipy, a torch tensor with a sparse layout, a `SparseTensor` or a `CooTensor`. Rows may be unsorted and hold
-        entries with the same coordinates, which are added up before dtypes meet. One of the
-        operands may be a dense matrix or vector, of numpy or torch.
-    B : sparse matrix, shape (p, n)
-    mask : sparse matrix, shape (m, n), optional
-        Entries of the product are computed where it stores one, whatever its value.
-    complement : bool
-        Compute them where the mask stores none instead.
-    top : int, optional
-        Keep so many entries of each row, those with the largest values; of equal ones those in the first columns.
-    above : float, optional
-        Keep the entries with larger values. With one of the two NaN is not kept.
-
-    Returns
-    -------
-    sparse matrix, shape (m, n)
-        Of the class of `A` and the common dtype of both, each row sorted. An entry is stored where a product of stored
-        entries falls, also where its value is zero; a block where a product of blocks falls, of scipy's matrices of
-        blocks that fit each other. A dense array where an operand is dense.
-
-    Raises
-    ------
-    ArgumentTypeError
-        No operand is sparse, or one is of a dtype that no program takes.
-    ArgumentError
-        The shapes do not match, or ``complement`` comes without a mask.
-
-    Examples
-    --------
-    >>> import numpy as np, scipy.sparse as sp, sparsetir
-    >>> A = sp.csr_array(np.array([[0, 2], [3, 4]], "float32"))
-    >>> sparsetir.matmul(A, np.ones(2, "float32")).tolist()
-    [2.0, 7.0]
-    >>> sparsetir.matmul(A, A).toarray().tolist()
-    [[6.0, 8.0], [12.0, 22.0]]
-    >>> sparsetir.matmul(A, A, mask=A).toarray().tolist()
-    [[0.0, 8.0], [12.0, 22.0]]
-    >>> sparsetir.matmul(A, A, top=1).toarray().tolist()
-    [[0.0, 8.0], [0.0, 22.0]]
-    """
+    """Multiply sparse matrices; `sparsetir.matmul` documents the arguments."""
     if complement and mask is None:
         raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
     selects = top is not None or above is not None
     program = "spgemm" if mask is None else "masked_spgemm"
     what = program, bool(complement), selects, above is not None
     kernel = _made_before(what, A, B)
-    if kernel is not None and A.shape[1] == B.shape[0]:
-        return _product(kernel, {"A": A, "B": B}, mask, top, above)
-    if mask is None and not selects and type(B) is np.ndarray and type(A) in ROWS:
-        return later.provided("operators").matmul(A, B)
-    if _is_one_dense(A, B):
-        if mask is not None or selects:
-            raise ArgumentError("mask=, top= and above= choose entries of sparse results, but an operand is dense")
-        return later.provided("operators").matmul(A, B)
+    if kernel is not None:
+        selected = _selected(kernel, top, above) if selects else ()
+        product = _small_product(kernel, {"A": A, "B": B}, mask, selected)
+        if product is not None:
+            return product
+        if A.shape[1] == B.shape[0]:
+            return _large_product(kernel, {"A": A, "B": B}, mask, selected)
+    if (
+        not selects
+        and type(A) in COLUMNS
+        and type(B) in (*ROWS, *COLUMNS)
+        and max(*A.shape, *B.shape) < MIN_HYPERSPARSE
+    ):
+        product = _by_columns(A, B, mask, complement=complement)
+        if product is not None:
+            return product
     if mask is None and not selects and _share_blocks(A, B):
         return _of_blocks(A, B)
     if _are_matrices(A, B) and A.shape[1] == B.shape[0] and has_hypersparse([A, B]):
@@ -212,10 +176,9 @@ def _by_columns(A: Any, B: Any, mask: Any, *, complement: bool) -> Any:
         return None
     rows, columns = (sp.csr_array, sp.csc_array) if isinstance(A, sp.sparray) else (sp.csr_matrix, sp.csc_matrix)
     try:
-        second = _rows(interop.compressed_of(rows, A.indptr, A.indices, A.data, A.shape[::-1]), "A", "matmul")
-        first = _rows(B.T, "B", "matmul")
-        if type(first) is not rows:
-            first = interop.compressed_of(rows, first.indptr, first.indices, first.data, first.shape)
+        check_parts(A, "A")
+        second = interop.compressed_of(rows, A.indptr, A.indices, A.data, A.shape[::-1])
+        first = _transposed_rows(rows, B)
         product = matmul(first, second, mask=None if mask is None else mask.T, complement=complement)
     except (SparseTIRError, ValueError, IndexError):
         # scipy checks what it transposes; the product by rows names the wrong operand.
@@ -223,16 +186,58 @@ def _by_columns(A: Any, B: Any, mask: Any, *, complement: bool) -> Any:
     return interop.sorted_rows(columns, product.indptr, product.indices, product.data, product.shape[::-1])
 
 
+COLUMNS = (sp.csc_array, sp.csc_matrix)
+_UNORDERED = interop.Level("1", "sparse_variable", sorted=False, unique=False)
+
+
+def _transposed_rows(kind: Any, B: Any) -> Any:
+    """Return the transpose of compressed rows or columns as compressed rows, of one of scipy's two classes.
+
+    Raises
+    ------
+    StructureError
+        The index arrays are broken: scipy would convert them past their ends.
+    """
+    parts = B.indptr, B.indices, B.data
+    is_plain = type(B) in ROWS and all([type(part) is np.ndarray and part.ndim == 1 for part in parts])
+    if not is_plain or interop.is_half(B) or len(B.indices) != len(B.data) or B.indices.dtype.kind != "i":
+        made = _rows(B.T, "B", "matmul")
+        return (
+            made
+            if type(made) is kind
+            else interop.compressed_of(kind, made.indptr, made.indices, made.data, made.shape)
+        )
+    rows, columns = B.shape
+    if not is_sound(_UNORDERED, B.indptr, B.indices, parent_count=rows, length=columns, need_sorted=False):
+        return _rows(B.T, "B", "matmul")
+    check_memory(8 * columns, f"B: pointers to the {columns} columns of shape {B.shape}")
+    by_columns = sp.csc_array if kind is sp.csr_array else sp.csc_matrix
+    return interop.compressed_of(by_columns, *parts, (columns, rows)).tocsr()
+
+
 def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any, above: Any) -> Any:
     """Multiply operands that have the dtypes of the kernel."""
-    selected: tuple[Any, ...] = ()
-    if top is not None or above is not None:
-        selected = top_of(top), least_of(above, kernel.assembly.results[0].dtype)
+    selected = _selected(kernel, top, above)
+    product = _small_product(kernel, named, mask, selected)
+    return _large_product(kernel, named, mask, selected) if product is None else product
+
+
+def _selected(kernel: AssembledKernel, top: Any, above: Any) -> tuple[Any, ...]:
+    """Return the validated selection of a row's entries; empty if all are kept."""
+    if top is None and above is None:
+        return ()
+    return top_of(top), least_of(above, kernel.assembly.results[0].dtype)
+
+
+def _small_product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, selected: tuple[Any, ...]) -> Any:
+    """Multiply by one compiled function; return None if the operands are too large, invalid or need conversion."""
     name = _at_once_by(named["A"], named["B"], kernel)
-    if name:
-        found = kernel.small_at_once(name, named if mask is None else {**named, "M": mask}, *selected)
-        if found is not None:
-            return found
+    if not name:
+        return None
+    return kernel.small_at_once(name, named if mask is None else {**named, "M": mask}, *selected)
+
+
+def _large_product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, selected: tuple[Any, ...]) -> Any:
     if mask is not None:
         named["M"] = _mask(mask, (named["A"].shape[0], named["B"].shape[1]))
     args = kernel.prepare((), named)
@@ -256,16 +261,6 @@ def _kernel_of_product(program: str, operands: _Operands, options: Options, A: A
     if name:
         options = replace(options, functions=(name,))
     return _kernel(program, operands.dtype, operands.idtype, options)
-
-
-def _is_one_dense(A: Any, B: Any) -> bool:
-    """Return whether one operand is sparse and the other a dense array of numpy or torch."""
-    if sp.issparse(A) and sp.issparse(B):
-        return False
-    return any(
-        (isinstance(x, np.ndarray) or (interop.is_torch(x) and not interop.is_sparse(x))) and interop.is_sparse(y)
-        for x, y in ((A, B), (B, A))
-    )
 
 
 def _share_blocks(A: Any, B: Any) -> bool:
@@ -417,37 +412,7 @@ def subtract(A: Any, B: Any) -> Any:
 
 
 def multiply(A: Any, B: Any) -> Any:
-    """Multiply two sparse matrices elementwise, or a sparse one and a dense one or a number, on all threads.
-
-    Parameters
-    ----------
-    A, B : sparse matrix, shape (m, n)
-        As for `matmul`. One may be a dense array of a shape that numpy would stretch to this one, as a row of factors,
-        or a number, which meets the dtype of the other as in numpy: Python's numbers widen no float.
-
-    Returns
-    -------
-    sparse matrix, shape (m, n)
-        Of the class of `A`, or of the sparse one. An entry is stored where both store one; of a dense array all count.
-
-    Examples
-    --------
-    >>> import numpy as np, scipy.sparse as sp, sparsetir
-    >>> A = sp.csr_array(np.array([[0, 2], [3, 1]], "float32"))
-    >>> sparsetir.multiply(A, np.array([[10], [1]], "float32")).toarray().tolist()
-    [[0.0, 20.0], [3.0, 1.0]]
-    >>> sparsetir.multiply(A, A.T).toarray().tolist()
-    [[0.0, 6.0], [6.0, 1.0]]
-    >>> sparsetir.multiply(A, 2.0).toarray().tolist()
-    [[0.0, 4.0], [6.0, 2.0]]
-    """
-    numbers = [isinstance(x, (Number, np.generic)) for x in (A, B)]
-    if sum(numbers) == 1 and interop.is_sparse(A if numbers[1] else B):
-        sparse, number = (A, B) if numbers[1] else (B, A)
-        return later.provided("operators").over_number(sparse, number)
-    if _is_one_dense(A, B):
-        sparse, dense = (A, B) if interop.is_sparse(A) else (B, A)
-        return later.provided("operators").over_dense(sparse, dense)
+    """Multiply two sparse matrices elementwise; `sparsetir.multiply` documents the arguments."""
     return _elementwise("multiply", A, B)
 
 
@@ -573,9 +538,10 @@ def _made_before(what: Hashable, A: Any, B: Any) -> AssembledKernel | None:
         is_alike = B.data.dtype == dtype and B.indices.dtype == idtype
     except AttributeError:  # `_rows` raises for values that are no arrays
         return None
-    if not is_alike or len(A.shape) != 2 or len(B.shape) != 2:
+    first, second = A.shape, B.shape
+    if not is_alike or len(first) != 2 or len(second) != 2:
         return None
-    is_counted = idtype.itemsize == 8 or max(*A.shape, *B.shape) <= LARGEST_INT32
+    is_counted = idtype.itemsize == 8 or max(*first, *second) <= LARGEST_INT32
     return _MADE.get((what, dtype, idtype)) if is_counted else None
 
 

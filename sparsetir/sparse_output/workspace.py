@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import mmap
@@ -228,9 +227,12 @@ Kept = TypeVar("Kept")
 
 def popped(spare: list[Kept]) -> Iterator[Kept]:
     """Pop the buffers of earlier calls, the last first; each pop is atomic, so that threads do not share a buffer."""
-    with contextlib.suppress(IndexError):
-        while True:
-            yield spare.pop()
+    while spare:
+        try:
+            work = spare.pop()
+        except IndexError:  # another thread was faster
+            return
+        yield work
 
 
 def kept(spare: list[Held], *shapes: tuple[int, ...]) -> Held | None:

@@ -64,22 +64,15 @@ class _Memory(np.ndarray):
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """An array with whatever the memory holds; views of it hold it, as they hold one of `numpy.empty`."""
-    return _placed(np.ndarray.__new__(_Memory, _room(shape, dtype), np.uint8), shape, dtype)
+    memory = np.ndarray.__new__(_Memory, math.prod(shape) * dtype.itemsize + LINE, np.uint8)
+    # `ctypes.data` has the same address, and takes longer.
+    return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % LINE)
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """An array of zeros; of a large one, the system makes a page when it is first used."""
-    return _placed(np.zeros(_room(shape, dtype), np.uint8).view(_Memory), shape, dtype)
-
-
-def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    return math.prod(shape) * dtype.itemsize + LINE
-
-
-def _placed(memory: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """The part of some memory that begins a cache line."""
-    start = -memory.ctypes.data % LINE
-    return memory[start : start + len(memory) - LINE].view(dtype).reshape(shape).view(np.ndarray)
+    memory = np.zeros(math.prod(shape) * dtype.itemsize + LINE, np.uint8).view(_Memory)
+    return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % LINE)
 
 
 # The memory of a result that nobody has any more, for the next result.

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Front doors: calls whose operands are of known kinds go straight to the kernel of an earlier call.
+
+`classify` reads each operand once. A door is kept for the kinds of the operands of an expression that is one kernel
+with a dense result and takes the operands as they are; the kernel validates what differs between such calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.errors import SparseTIRError
+from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.utils.caches import shared_cache
+
+COMPRESSED = (sp.csr_array, sp.csc_array, sp.csr_matrix, sp.csc_matrix)
+_IS_ONE = (1).__eq__  # whether a dimension may broadcast
+
+
+class Door(NamedTuple):
+    """A kernel, and the names of its arguments in the order of the operands."""
+
+    kernel: Kernel
+    names: tuple[str, ...]
+
+
+doors = shared_cache("front doors", 256)
+
+
+def classify(operands: Sequence[Any], *, extents: bool = True) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
+    """Return the kinds of operands and what a kernel takes for them; None for operands that need conversion.
+
+    A kind is class, dtype, dtype of the indices, and the order or, with `extents`, which dimensions have extent 1.
+    """
+    kinds: list[Any] = []
+    raw = operands
+    for at, operand in enumerate(operands):
+        value, kind = operand, type(operand)
+        if kind is SparseTensor:
+            value = operand.compressed
+            raw = [*raw[:at], value, *raw[at + 1 :]]
+            kind = type(value)
+            kinds.append(SparseTensor)
+        if kind is np.ndarray:
+            shape = value.shape
+            kinds.append(value.dtype)
+        elif kind in COMPRESSED:
+            indices, data = value.indices, value.data
+            if type(data) is not np.ndarray or type(indices) is not np.ndarray:
+                return None
+            kinds += kind, data.dtype, indices.dtype
+            shape = value.shape
+            if max(shape) >= MIN_HYPERSPARSE:
+                return None
+        elif kind.__name__ == "Tensor" and kind.__module__ == "torch" and not value.requires_grad:
+            shape = value.shape
+            kinds += kind, value.dtype, value.layout
+        else:
+            return None
+        kinds.append(tuple(map(_IS_ONE, shape)) if extents and 1 in shape else len(shape))
+    return tuple(kinds), raw
+
+
+def product_door(A: Any, B: Any) -> Any:
+    """Return the product of a sparse and a dense operand by the kernel of an earlier call, or None."""
+    classified = classify((A, B), extents=False)
+    door = None if classified is None else doors.get(classified[0])
+    if door is None:
+        return None
+    kernel, (first, second) = door
+    try:
+        return kernel(**{first: classified[1][0], second: classified[1][1]})
+    except SparseTIRError:
+        return None
+
+
+__all__ = ["Door", "classify", "doors", "product_door"]

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Public products of sparse operands with sparse or dense ones: `matmul` and `multiply`."""
+
+from __future__ import annotations
+
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.einsum import operators
+from sparsetir.einsum.doors import product_door
+from sparsetir.errors import ArgumentError
+from sparsetir.interop import is_sparse, is_torch
+from sparsetir.sparse_output import products
+from sparsetir.sparse_output.fast_paths import ROWS
+
+
+def matmul(
+    A: Any,
+    B: Any,
+    *,
+    mask: Any = None,
+    complement: bool = False,
+    top: int | None = None,
+    above: float | None = None,
+) -> Any:
+    """Multiply sparse matrices, or a sparse and a dense one, on all threads.
+
+    Parameters
+    ----------
+    A : sparse matrix, shape (m, p)
+        Of scipy, a torch tensor with a sparse layout, a `SparseTensor` or a `CooTensor`. Rows may be unsorted and hold
+        entries with the same coordinates, which are added up before dtypes meet. One of the
+        operands may be a dense matrix or vector, of numpy or torch.
+    B : sparse matrix, shape (p, n)
+    mask : sparse matrix, shape (m, n), optional
+        Entries of the product are computed where it stores one, whatever its value.
+    complement : bool
+        Compute them where the mask stores none instead.
+    top : int, optional
+        Keep so many entries of each row, those with the largest values; of equal ones those in the first columns.
+    above : float, optional
+        Keep the entries with larger values. With one of the two NaN is not kept.
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `A` and the common dtype of both, each row sorted. An entry is stored where a product of stored
+        entries falls, also where its value is zero; a block where a product of blocks falls, of scipy's matrices of
+        blocks that fit each other. A dense array where an operand is dense.
+
+    Raises
+    ------
+    ArgumentTypeError
+        No operand is sparse, or one is of a dtype that no program takes.
+    ArgumentError
+        The shapes do not match, or ``complement`` comes without a mask.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 4]], "float32"))
+    >>> sparsetir.matmul(A, np.ones(2, "float32")).tolist()
+    [2.0, 7.0]
+    >>> sparsetir.matmul(A, A).toarray().tolist()
+    [[6.0, 8.0], [12.0, 22.0]]
+    >>> sparsetir.matmul(A, A, mask=A).toarray().tolist()
+    [[0.0, 8.0], [12.0, 22.0]]
+    >>> sparsetir.matmul(A, A, top=1).toarray().tolist()
+    [[0.0, 8.0], [0.0, 22.0]]
+    """
+    if type(A) in ROWS and type(B) in ROWS:
+        return products.matmul(A, B, mask=mask, complement=complement, top=top, above=above)
+    if mask is top is above is None and not complement:
+        product = product_door(A, B)
+        if product is not None:
+            return product
+    if _is_one_dense(A, B):
+        if complement and mask is None:
+            raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
+        if mask is not None or top is not None or above is not None:
+            raise ArgumentError("mask=, top= and above= choose entries of sparse results, but an operand is dense")
+        return operators.matmul(A, B)
+    return products.matmul(A, B, mask=mask, complement=complement, top=top, above=above)
+
+
+def _is_one_dense(A: Any, B: Any) -> bool:
+    """Return whether one operand is sparse and the other a dense array of numpy or torch."""
+    if sp.issparse(A) and sp.issparse(B):
+        return False
+    return any(
+        (isinstance(x, np.ndarray) or (is_torch(x) and not is_sparse(x))) and is_sparse(y) for x, y in ((A, B), (B, A))
+    )
+
+
+def multiply(A: Any, B: Any) -> Any:
+    """Multiply two sparse matrices elementwise, or a sparse one and a dense one or a number, on all threads.
+
+    Parameters
+    ----------
+    A, B : sparse matrix, shape (m, n)
+        As for `matmul`. One may be a dense array of a shape that numpy would stretch to this one, as a row of factors,
+        or a number, which meets the dtype of the other as in numpy: Python's numbers widen no float.
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `A`, or of the sparse one. An entry is stored where both store one; of a dense array all count.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 1]], "float32"))
+    >>> sparsetir.multiply(A, np.array([[10], [1]], "float32")).toarray().tolist()
+    [[0.0, 20.0], [3.0, 1.0]]
+    >>> sparsetir.multiply(A, A.T).toarray().tolist()
+    [[0.0, 6.0], [6.0, 1.0]]
+    >>> sparsetir.multiply(A, 2.0).toarray().tolist()
+    [[0.0, 4.0], [6.0, 2.0]]
+    """
+    numbers = [isinstance(x, (Number, np.generic)) for x in (A, B)]
+    if sum(numbers) == 1 and is_sparse(A if numbers[1] else B):
+        sparse, number = (A, B) if numbers[1] else (B, A)
+        return operators.over_number(sparse, number)
+    if _is_one_dense(A, B):
+        sparse, dense = (A, B) if is_sparse(A) else (B, A)
+        return operators.over_dense(sparse, dense)
+    return products.multiply(A, B)
+
+
+__all__ = ["matmul", "multiply"]
