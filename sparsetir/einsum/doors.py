@@ -8,6 +8,7 @@ with a dense result and takes the operands as they are; the kernel validates wha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,13 +58,31 @@ def classify(operands: Sequence[Any], *, extents: bool = True) -> tuple[tuple[An
             shape = value.shape
             if max(shape) >= MIN_HYPERSPARSE:
                 return None
-        elif kind.__name__ == "Tensor" and kind.__module__ == "torch" and not value.requires_grad:
-            shape = value.shape
-            kinds += kind, value.dtype, value.layout
+        elif kind.__name__ == "Tensor" and kind.__module__ == "torch":
+            torch_kind, shape = _kind_of_tensor(value), value.shape
+            if torch_kind is None:
+                return None
+            kinds += torch_kind
         else:
             return None
         kinds.append(tuple(map(_IS_ONE, shape)) if extents and 1 in shape else len(shape))
     return tuple(kinds), raw
+
+
+def _kind_of_tensor(tensor: Any) -> tuple[Any, ...] | None:
+    """Return dtype, layout and the dtype of the indices of a tensor; None if a kernel does not take it as it is."""
+    pointers = _pointers(tensor.layout)
+    if tensor.requires_grad or pointers is None or (pointers and max(tensor.shape) >= MIN_HYPERSPARSE):
+        return None
+    return tensor.dtype, tensor.layout, getattr(tensor, pointers)().dtype if pointers else None
+
+
+@cache
+def _pointers(layout: Any) -> str | None:
+    """Return the method of a tensor with this layout that returns its pointers, "" if it is dense, None for lists."""
+    by_rows, by_columns = dict.fromkeys(("csr", "bsr"), "crow_indices"), dict.fromkeys(("csc", "bsc"), "ccol_indices")
+    known = {"torch.strided": ""} | {f"torch.sparse_{name}": pair for name, pair in (by_rows | by_columns).items()}
+    return known.get(str(layout))
 
 
 def product_door(A: Any, B: Any) -> Any:

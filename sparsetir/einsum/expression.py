@@ -338,6 +338,8 @@ class Expression:
         nest = step.nest
         takes = all(o.layout is not None or o.letters for o in nest.operands)  # numbers are passed as arrays
         takes = takes and not any(layout is not None and layout.held for layout in step.layouts)
+        # A kernel returns tensors of torch for dense ones, an expression for sparse ones as well.
+        takes = takes and (not self.is_torch or any(k.layout is None and k.family == "torch" for k in self.kinds))
         if nest.pattern is not None or nest.assembled or not nest.output or not takes:
             return None
         return Door(step.kernel, tuple(step.program.buffers))

@@ -465,6 +465,20 @@ def test_each_history_of_calls_is_right(name: str) -> None:
     check(A, B, "float32")
 
 
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "coo"])
+def test_histories_of_torch_tensors(layout: str) -> None:
+    D, X = drawn(11, (6, 4)), torch.from_numpy(drawn(12, (4, 3)))
+    for number in range(8):
+        A = SparseTensor.from_dense(D, "bsr", r=2, c=2).to_torch() if layout == "bsr" else None
+        A = torch.from_numpy(D).to_sparse(layout=getattr(torch, f"sparse_{layout}")) if A is None else A
+        if layout == "csr" and number % 3 == 2:
+            A = torch.sparse_csr_tensor(A.crow_indices().int(), A.col_indices().int(), A.values(), A.shape)
+        for found in (sparsetir.matmul(A, X), einsum("ij,jk->ik", A, X), sparsetir.matmul(A, X.numpy())):
+            np.testing.assert_array_equal(np.asarray(found), D @ X.numpy())
+            assert isinstance(found, torch.Tensor)
+        D = drawn(20 + number, (6, 4))
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_warm_calls_refuse_what_first_calls_refuse(name: str) -> None:
     product, A, B = PRODUCTS[name], sp.csr_array(drawn(5, (6, 5), np.dtype("f4"))), drawn(6, (5, 3), np.dtype("f4"))
