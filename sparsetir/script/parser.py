@@ -5,6 +5,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import inspect
 import os
 import stat
@@ -13,6 +14,7 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -33,6 +35,7 @@ from sparsetir.script import builder as _builder
 from sparsetir.script.builder import *  # noqa: F403
 from sparsetir.script.builder import FUNCTIONS
 from sparsetir.script.diagnostics import explain
+from sparsetir.script.exact import evaluate
 from sparsetir.utils.gc import uncollected
 
 # Small Python trees of the dialect's texts: make them, and ask what they are.
@@ -463,13 +466,23 @@ def _verify(self: Any, node: doc.FunctionDef) -> None:
         raise LocatedScriptError(message)
 
 
+@contextlib.contextmanager
+def _exact_floats(parser: Parser) -> Iterator[None]:
+    """Evaluate expressions of one function by the dialect's own evaluator: other functions of a module keep TVM's."""
+    parser.eval_expr = partial(evaluate, parser)
+    try:
+        yield
+    finally:
+        del parser.eval_expr
+
+
 @dispatch.register(token=TOKEN, type_name="FunctionDef")
 def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
     _force_s_tir(node)
     _read_raw_axes(node)
     _quote_casts(node)
     try:
-        with self.var_table.with_frame(), _builder.function_scope():
+        with self.var_table.with_frame(), _builder.function_scope(), _exact_floats(self):
             _check_parameters(self, node)
             _check_stores(self, node)
             dispatch.get("tirx", "FunctionDef")(self, node)

@@ -4,16 +4,24 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import tvm
 from scipy.special import erf, expit
+from tvm import tirx
+from tvm.script import ir as tvm_ir
+from tvm.script import tirx as tvm_tirx
 
 import sparsetir
 from sparsetir import lazy
+from sparsetir.ir.interpreter import interpret
+from sparsetir.ir.rewriting import collect
+from sparsetir.script import tvmscript
 
 SPECIAL = np.array([1, 0, -0.0, np.inf, -np.inf, np.nan, 3e38, 1e-40, -2.5, 16777216], "float32")
 X, Y = (grid.ravel().copy() for grid in np.meshgrid(SPECIAL, SPECIAL))
@@ -276,3 +284,80 @@ def test_one_matrix_and_a_function_of_it_in_one_graph() -> None:
     S, D = lazy(sp.csr_array(elements)), np.array([[1.0, 2], [3, 4]])
     both = lazy(D) @ S + lazy(D) @ (2 * S) + (S * 3) @ D
     np.testing.assert_allclose(sparsetir.compute(both), D @ elements * 3 + 3 * elements @ D)
+
+
+# ------------------------------------------------------------------ zeros in scripts
+
+ONE = """@T.prim_func
+def program(x: T.handle, z: T.handle, n: T.int32):
+    I = T.dense_fixed(n)
+    X = T.match_sparse_buffer(x, (I,), "DTYPE")
+    Z = T.match_sparse_buffer(z, (I,), "DTYPE")
+    with T.sp_iter([I], "S", "work") as [i]:
+        Z[i] = VALUE
+"""
+SCRIPT_ZEROS: dict[str, Callable[[Any, Any], Any]] = {  # of x and the class of its numbers
+    "x * T.DTYPE(0)": lambda x, f: x * f(0),
+    "T.DTYPE(0) * x": lambda x, f: f(0) * x,
+    "x * 0": lambda x, f: x * f(0),
+    "0.0 * x": lambda x, f: f(0) * x,
+    "x * -0.0": lambda x, f: x * f(-0.0),
+    "0.0 / x": lambda x, f: f(0) / x,
+    "T.DTYPE(-0.0) / x": lambda x, f: f(-0.0) / x,
+    "x / 0.0": lambda x, f: x / f(0),
+    "x / T.DTYPE(-0.0)": lambda x, f: x / f(-0.0),
+    "x - x": lambda x, f: x - x,
+    "T.DTYPE(0) * T.DTYPE(0) * x": lambda x, f: f(0) * x,
+    "(x * 0.0) * 0.0": lambda x, f: (x * f(0)) * f(0),
+    "T.DTYPE(0) / T.DTYPE(0) * x": lambda x, f: f(np.nan) * x,
+    "T.max(x, x * 0.0)": lambda x, f: np.maximum(x, x * f(0)),
+    "T.if_then_else(x * 0.0 == 0.0, T.DTYPE(1), T.DTYPE(2))": lambda x, f: np.where(x * f(0) == 0, f(1), f(2)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("text", SCRIPT_ZEROS)
+def test_products_with_zeros_and_quotients_keep_infinities_and_nan(text: str, dtype: str) -> None:
+    """As numpy has them, with the signs of zeros; in compiled kernels, the interpreter, and after printing."""
+    number = getattr(np, dtype)
+    x = SPECIAL.astype(dtype)
+    expected = SCRIPT_ZEROS[text](x, number).astype(dtype)
+    value = re.sub(r"\bx\b", "X[i]", text)
+    func = sparsetir.parse(ONE.replace("VALUE", value).replace("DTYPE", dtype))
+    again = sparsetir.parse(sparsetir.build(func).script())
+    results = [sparsetir.build(func)(X=x), sparsetir.build(again)(X=x)]
+    results += [sparsetir.build(func, schedule=sparsetir.Choices(lanes=8))(X=x)]
+    for result in (*results, interpret(func, {"x": x, "z": np.ones_like(x)})["z"]):
+        np.testing.assert_array_equal(result, expected)
+        zero = expected == 0
+        np.testing.assert_array_equal(np.signbit(result[zero]), np.signbit(expected[zero]))
+
+
+def test_a_name_minus_itself_is_no_zero() -> None:
+    lines = ["v: T.let[T.float32] = X[i]", "Z[i] = (v - v) * T.float32(0)"]
+    text = ONE.replace("        Z[i] = VALUE", "\n".join(f"        {line}" for line in lines))
+    kernel = sparsetir.build(sparsetir.parse(text.replace("DTYPE", "float32")))
+    np.testing.assert_array_equal(kernel(X=SPECIAL), (SPECIAL - SPECIAL) * np.float32(0))
+
+
+def test_scripts_of_other_dialects_keep_the_evaluation_of_tvm() -> None:
+    text = """
+@I.ir_module
+class Module:
+    @S.prim_func
+    def ours(x: S.handle, z: S.handle, n: S.int32):
+        I = S.dense_fixed(n)
+        X = S.match_sparse_buffer(x, (I,), "float32")
+        Z = S.match_sparse_buffer(z, (I,), "float32")
+        with S.sp_iter([I], "S", "work") as [i]:
+            Z[i] = X[i] * S.float32(0)
+
+    @T.prim_func
+    def theirs(X: T.Buffer((4,), "float32"), Z: T.Buffer((4,), "float32")):
+        for i in range(4):
+            Z[i] = X[i] * T.float32(0)
+"""
+    names = {"I": tvm_ir, "S": tvmscript, "T": tvm_tirx}
+    module = tvm.script.from_source(text, extra_vars=names)
+    products = {name: collect(module[name].body, tirx.Mul) for name in ("ours", "theirs")}
+    assert [len(products[name]) for name in ("ours", "theirs")] == [1, 0]
