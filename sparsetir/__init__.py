@@ -21,7 +21,7 @@ schedules   `Schedule` (stage I), `Choices` and `template` (loops), `Accumulator
 searching   `tune_sparse`, `autotune`; `tune_many` kernels under one budget
 models      `relax`; `import sparsetir.torch` for training with torch
 files       `read` of matrices and tensors, `load` of saved kernels
-on disk     `open_blocks` and `save_blocks` of matrices larger than memory
+on disk     `open_blocks` and `save_blocks` of matrices larger than memory; `import sparsetir.dask` for several machines
 threads     `set_num_threads`, `get_num_threads`; checks of indices are left out under `unchecked`
 
 Each name has a help page with an example. Errors are classes of `errors`, all a `SparseTIRError`.

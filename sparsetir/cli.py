@@ -110,6 +110,8 @@ def parser() -> argparse.ArgumentParser:
     formats.add_argument("--json", metavar="OUT", help="write the result as JSON, to stdout if OUT is -")
     formats.add_argument("--plot", type=Path, metavar="PNG", help="draw the nonzeros, blocks, rows and columns")
 
+    add_blocks(commands)
+
     about = "compile machine code of candidates ahead, for the searches of this machine; what is there is left alone"
     warm = command(commands, "warm", run_warm, about)
     warm.add_argument("--ops", nargs="+", default=["spmm", "spmv", "sddmm"], metavar="OP", help="spmm, spmv or sddmm")
@@ -138,6 +140,22 @@ def parser() -> argparse.ArgumentParser:
 
     command(commands, "info", run_info, "versions, target, cores, caches and measured bandwidth")
     return top
+
+
+def add_blocks(commands: Any) -> None:
+    """The commands for matrices larger than memory."""
+    spmm = command(commands, "spmm", run_spmm, "multiply a matrix on disk, block by block, by a dense one")
+    spmm.add_argument("--dense", type=Path, required=True, metavar="B.npy", help="the dense matrix or vector")
+    spmm.add_argument("--out", type=Path, required=True, metavar="C.npy", help="an interrupted run is continued")
+    pca = command(commands, "pca", run_pca, "principal components of a matrix on disk, block by block")
+    pca.add_argument("-k", type=positive(int), default=50, metavar="N", help="components")
+    arrays = "components, variances and mean, as arrays with scikit-learn's names"
+    pca.add_argument("--out", type=Path, default=Path("pca.npz"), metavar="P.npz", help=arrays)
+    for one in (spmm, pca):
+        one.add_argument("file", metavar="FILE", help=".h5ad, .zarr, .bsp.h5 or a folder of .npy")
+        one.add_argument("--name", metavar="NAME", help="of the matrix in the file: X, layers/counts")
+        one.add_argument("--memory", default="2G", metavar="SIZE", help="limit of buffers, panels and results")
+        one.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 
 def add_collect(collect: argparse.ArgumentParser) -> None:
@@ -314,6 +332,51 @@ def draw(picture: Callable[[], Path]) -> None:
         print(f"wrote {picture()}")
     except MissingPackageError as error:
         print(f"no picture: {error}")
+
+
+# ---------------------------------------------------------------------------------------------------- blocks
+
+
+def run_spmm(args: argparse.Namespace) -> int:
+    """``sparsetir spmm``."""
+    import numpy as np
+
+    from sparsetir.blocks import open_blocks
+
+    M = open_blocks(args.file, args.name, memory=args.memory)
+    try:
+        B = np.load(args.dense, mmap_mode="r")
+    except ValueError as error:
+        raise ArgumentError(
+            f"--dense: expected an array of numpy, got {args.dense}: {error}. Save it again."
+        ) from error
+    B = B[:, None] if B.ndim == 1 else B
+    print(f"{M}\n{M.plan(B, out=args.out)}")
+    M.spmm(B, out=args.out, progress=not args.quiet)
+    print(f"wrote {args.out}")
+    return DONE
+
+
+def run_pca(args: argparse.Namespace) -> int:
+    """``sparsetir pca``."""
+    import numpy as np
+
+    from sparsetir.blocks import open_blocks
+
+    M = open_blocks(args.file, args.name, memory=args.memory)
+    print(M)
+    if args.out.suffix != ".npz" or not args.out.parent.is_dir():
+        raise ArgumentError(
+            f"--out: expected an .npz file in a folder that exists, got {args.out}. Choose another name."
+        )
+    P = M.pca(args.k, progress=not args.quiet)
+    partial = args.out.with_name(f".partial-{args.out.name}")
+    np.savez(partial, **{name: value for name, value in vars(P).items() if name.endswith("_")})
+    os.replace(partial, args.out)
+    share = P.explained_variance_ratio_
+    print(f"{len(share)} components explain {share.sum():.1%} of the variance, the first {share[0]:.1%}")
+    print(f"wrote {args.out}")
+    return DONE
 
 
 # ---------------------------------------------------------------------------------------------------- warm

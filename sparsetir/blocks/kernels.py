@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -20,6 +21,8 @@ from sparsetir.stores import Array
 
 # Multiply-adds of a product with a densified block in the time of one of a sparse product, whose rows are scattered.
 SCATTER_COST = 45
+# Threads of a process that call kernels take turns: each call uses all of its threads.
+LOCK = threading.RLock()
 
 
 @cache
@@ -39,7 +42,7 @@ def run(name: str, block: Block, dtype: Any, **operands: Any) -> Any:
     function = kernel(name, np.dtype(dtype).name, block.indices.dtype.name)
     operands = {"indptr": block.indptr, "indices": block.indices, **operands}
     operands.setdefault("s" if name == "sddmm" else "a", block.data)
-    with unchecked():
+    with LOCK, unchecked():
         return function(**operands)
 
 
@@ -65,7 +68,9 @@ def add_gram(block: Block, extent: int, total: Array, room: int) -> None:
         return
     if SCATTER_COST * (lengths**2).sum() < lengths.sum() * extent:
         rows = to_scipy(block, extent)
-        product = matmul(rows.T.tocsr(), rows)
+        columns = rows.T.tocsr()
+        with LOCK:
+            product = matmul(columns, rows)
         for begin in range(0, extent, 1024):
             total[begin : begin + 1024] += product[begin : begin + 1024].toarray()
         return

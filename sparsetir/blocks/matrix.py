@@ -112,7 +112,7 @@ class BlockMatrix:
         plan = plan_product(self.store, self.memory, kernels.as_matrix(B), self.is_csr, out)
         return with_estimate(plan, self.store)
 
-    def spmm(self, B: Any, out: Any = None, *, progress: bool = False) -> Any:
+    def spmm(self, B: Any, out: Any = None, *, progress: bool = False, client: Any = None) -> Any:
         """Multiply by a dense matrix.
 
         Parameters
@@ -122,10 +122,12 @@ class BlockMatrix:
         out : str or Path, optional
             A ``.npy`` file for the result, which may then be larger than the memory limit.
         progress : bool
+        client : dask.distributed.Client, optional
+            Multiply on its workers, each block once; see `sparsetir.dask`.
 
         Returns
         -------
-        ndarray of shape (rows, k), or the path of `out`
+        ndarray of shape (rows, k), the path of `out`, or with `client` a dask array
 
         Raises
         ------
@@ -135,6 +137,11 @@ class BlockMatrix:
             A block is damaged; the message names the block and its rows.
         """
         B = kernels.as_dense(B, "B", self.shape[1], (2,))
+        if client is not None:
+            from sparsetir.blocks.cluster import matmul
+
+            with client.as_current():
+                return matmul(self, B)
         return product(self.store, self.memory, B, is_along=self.is_csr, out=out, bar=progress)
 
     def spmv(self, x: Any, *, progress: bool = False) -> Array:

@@ -76,12 +76,12 @@ def by_passes(apply: Callable[[Array], Array], squares: float, mean: Array, rows
         values, ritz = np.linalg.eigh(basis.T @ images)
         values, ritz = values[-k:], ritz[:, -k:]
         residual = np.linalg.norm(images @ ritz - (basis @ ritz) * values, axis=0)
-        if residual.max() <= TOLERANCE * abs(values[-1]) or basis.shape[1] + width > n:
+        width = min(width, n - basis.shape[1])
+        if residual.max() <= TOLERANCE * abs(values[-1]) or not width:
             break
         block = images[:, -width:]
         for _ in range(2):  # once leaves errors of rounding
-            block = block - basis @ (basis.T @ block)
-        block = np.linalg.qr(block)[0]
+            block = np.linalg.qr(block - basis @ (basis.T @ block))[0]
     return _sorted(values, basis @ ritz, squares, mean, rows, k)
 
 
