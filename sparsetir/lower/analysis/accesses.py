@@ -39,8 +39,8 @@ class Atoms:
     def of(self, expr: ir.Expr) -> list[Var]:
         """Return the variables that represent `expr`, of any integer width."""
         plain = uncast(expr)
-        own = [plain] if isinstance(plain, Var) else []
-        return own + [var for node, var in self.known if same(uncast(node), plain)]
+        variables = [plain] if isinstance(plain, Var) else []
+        return variables + [var for node, var in self.known if same(uncast(node), plain)]
 
     def _on_atom(self, node: ir.Expr, _mutator: Any) -> Var:
         for expr, var in self.known:
@@ -156,9 +156,9 @@ class Site:
         """Name of the innermost block."""
         return str(self.blocks[-1].block.name_hint)
 
-    def is_beside(self, other: Site) -> bool:
-        """Return whether `other` has the same innermost block."""
-        return bool(self.blocks[-1].same_as(other.blocks[-1]))
+    def is_beside(self, site: Site) -> bool:
+        """Return whether `site` has the same innermost block."""
+        return bool(self.blocks[-1].same_as(site.blocks[-1]))
 
     def within(self, buffer: Var) -> list[s_tir.SBlockRealize]:
         """Return the blocks around the access that are inside the block that allocates `buffer`."""
@@ -176,18 +176,18 @@ class Site:
 
 def loops_of_blocks(site: Site) -> Iterator[tuple[tirx.For, s_tir.SBlockRealize]]:
     """Yield each loop around an access with the next block inside the loop."""
-    waiting: list[tirx.For] = []
+    loops: list[tirx.For] = []
     for node in site.path:
         if isinstance(node, tirx.For):
-            waiting.append(node)
+            loops.append(node)
         elif isinstance(node, s_tir.SBlockRealize):
-            yield from ((loop, node) for loop in waiting)
-            waiting = []
+            yield from ((loop, node) for loop in loops)
+            loops = []
 
 
-def places(found: Sequence[Site]) -> list[Site]:
+def places(accesses: Sequence[Site]) -> list[Site]:
     """Return one access for each distinct place and set of conditions."""
-    return list({site.place: site for site in reversed(found)}.values())[::-1]
+    return list({site.place: site for site in reversed(accesses)}.values())[::-1]
 
 
 def common(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -230,10 +230,10 @@ class _Walk:
     def _one(self, condition: ir.Expr) -> ir.Expr:
         """Return the first condition equal to this one: nested conditionals repeat conditions hundreds of times."""
         equal = self.known.setdefault(tvm_ffi.structural_hash(condition), [])
-        found = next((c for c in equal if same(c, condition)), None)
-        if found is None:
+        first_equal = next((c for c in equal if same(c, condition)), None)
+        if first_equal is None:
             equal.append(condition)
-        return condition if found is None else found
+        return condition if first_equal is None else first_equal
 
     def _for(self, node: tirx.For, mutator: Any) -> tirx.For:
         mutator.mutate(node.extent)
@@ -287,10 +287,15 @@ class _Walk:
 
 def caches(func: tirx.PrimFunc) -> list[Var]:
     """Return the buffers that a schedule added to a stage-II function, except those passed to external kernels."""
-    own = names_in(func, SCRATCH)
-    held = [b for block in collect(func.body, s_tir.SBlock) for b in block.alloc_buffers if str(b.name) not in own]
-    handed = {arg for call in collect(func.body, Call) for arg in call.args if isinstance(arg, Var)}
-    return [b for b in held if b not in handed]
+    program_scratch = names_in(func, SCRATCH)
+    buffers = [
+        b
+        for block in collect(func.body, s_tir.SBlock)
+        for b in block.alloc_buffers
+        if str(b.name) not in program_scratch
+    ]
+    external = {arg for call in collect(func.body, Call) for arg in call.args if isinstance(arg, Var)}
+    return [b for b in buffers if b not in external]
 
 
 @functools.lru_cache(maxsize=1)  # Consecutive checks request the accesses of the same function.
@@ -324,10 +329,10 @@ class Cover:
         used: list[Var] = []
         for index, read in zip(self.first.indices, self.reader.indices, strict=True):
             index = self._without_units(uncast(index))
-            own = [v for v in self._moving if mentions(index, [v])]
-            if any(v in used for v in own) or not self._covers(index, read):
+            variables = [v for v in self._moving if mentions(index, [v])]
+            if any(v in used for v in variables) or not self._covers(index, read):
                 return False
-            used += own
+            used += variables
         return True
 
     def _has_element(self) -> bool:
@@ -377,8 +382,8 @@ class Cover:
     @cached_property
     def _complete(self) -> list[Var]:
         """Variables that take all their values before the reader runs."""
-        held = [n.loop_var for n in self.first.path[: self._shared] if isinstance(n, tirx.For)]
-        return [iv.var for iv, value in self._inner if not mentions(value, held)]
+        shared_loop_vars = [n.loop_var for n in self.first.path[: self._shared] if isinstance(n, tirx.For)]
+        return [iv.var for iv, value in self._inner if not mentions(value, shared_loop_vars)]
 
     def _without_units(self, index: ir.Expr) -> ir.Expr:
         """Substitute the variables of extent 1 in a subscript."""

@@ -38,24 +38,24 @@ def ordered(part: Any, iteration: SpIter, facts: Facts, loops: Sequence[Var] = (
         Body of the iteration, or its initialisation.
     """
     steps = Steps(facts, dict(zip(iteration.vars, iteration.axes, strict=True)))
-    found = footprint(facts, part, walked=iteration.listed)
+    accesses = footprint(facts, part, walked=iteration.listed)
     repeating = {e.vars[0] for e in iteration.entries if e.merge and not all(map(differ, e.axes))}
-    needed: set[Var] = {*steps.axes, *loops} if found.opaque else set()
-    for storage in found.stored:
-        group = found.of(storage)
-        if not _commutes(group, found, steps):
+    needed: set[Var] = {*steps.axes, *loops} if accesses.opaque else set()
+    for storage in accesses.stored:
+        group = accesses.of(storage)
+        if not _commutes(group, accesses, steps):
             needed |= set(steps.axes) - (steps.fixed(group) - repeating)
             needed |= {v for v in loops if not _is_subscript(v, group)}
     promised = iteration.entries[0].vars if INDEPENDENT in iteration.block.annotations else ()
     return needed - set(promised)
 
 
-def _commutes(group: Sequence[Touch], found: Footprint, steps: Steps) -> bool:
+def _commutes(group: Sequence[Touch], accesses: Footprint, steps: Steps) -> bool:
     """Return whether steps that access the same element of a storage leave the same value in any order."""
     if is_update(group):
         return True
-    free = set(steps.axes) | found.bound
-    return is_constant_store(group, steps.fixed(group), free, found.stored, steps.facts)
+    free = set(steps.axes) | accesses.bound
+    return is_constant_store(group, steps.fixed(group), free, accesses.stored, steps.facts)
 
 
 def _is_subscript(var: Var, group: Sequence[Touch]) -> bool:
@@ -109,8 +109,10 @@ class Footprint:
     opaque: str = ""
     bound: set[Var] = field(default_factory=set)  # Variables that these statements define.
 
-    def __add__(self, other: Footprint) -> Footprint:
-        return Footprint(self.touches + other.touches, self.opaque or other.opaque, self.bound | other.bound)
+    def __add__(self, footprint: Footprint) -> Footprint:
+        return Footprint(
+            self.touches + footprint.touches, self.opaque or footprint.opaque, self.bound | footprint.bound
+        )
 
     @property
     def stored(self) -> set[Var]:
@@ -140,8 +142,8 @@ def update_of(store: tirx.BufferStore) -> tuple[str, list[ir.Expr]] | None:
 def _terms(value: Any, kind: type, store: tirx.BufferStore) -> list[ir.Expr] | None:
     """Return the terms that `value` combines with the stored element; None if `value` does not contain the element."""
     if isinstance(value, ir.TensorLoad):
-        own = value.source.same_as(store.buffer) and all_same(list(value.indices), list(store.indices))
-        return [] if own else None
+        is_same_element = value.source.same_as(store.buffer) and all_same(list(value.indices), list(store.indices))
+        return [] if is_same_element else None
     is_difference = kind is tirx.Add and isinstance(value, tirx.Sub)
     if not is_difference and not isinstance(value, kind):
         return None
@@ -172,11 +174,11 @@ class _Collector:
         for index in node.indices:
             visitor.visit(index)
 
-    def _touch(self, view: Var, indices: Any, **rest: Any) -> None:
+    def _touch(self, view: Var, indices: Any, **fields: Any) -> None:
         storage = self.facts.storage(view)
         if storage in self.local:
             return
-        self.found.touches.append(Touch(storage, view, tuple(indices), **rest))
+        self.found.touches.append(Touch(storage, view, tuple(indices), **fields))
         buffer = self.facts.program.buffers.get(view)
         for axis in buffer.axes if buffer is not None else ():
             self.structure(axis)
@@ -192,13 +194,13 @@ class _Collector:
 
     def walks(self, axes: Iterable[Axis]) -> None:
         """Record reads of the index arrays of `axes` and their ancestors."""
-        for found in dict.fromkeys(a for axis in axes for a in (*axis.ancestors, axis)):
-            self.structure(found)
+        for axis in dict.fromkeys(a for leaf in axes for a in (*leaf.ancestors, leaf)):
+            self.structure(axis)
 
     def on_realize(self, node: s_tir.SBlockRealize, visitor: Any) -> None:
         if is_sp_iter(node):
-            known, walked = self.facts.program.axes, collect(list(node.iter_values), Var)
-            self.walks(known[v] for v in walked if v in known)
+            axes, variables = self.facts.program.axes, collect(list(node.iter_values), Var)
+            self.walks(axes[v] for v in variables if v in axes)
         else:
             for value in (node.predicate, *node.iter_values):
                 visitor.visit(value)
@@ -263,14 +265,14 @@ def footprint(facts: Facts, *nodes: Any, walked: Iterable[Axis] = ()) -> Footpri
 
 def _local(nodes: Sequence[Any]) -> set[Var]:
     """Return the buffers allocated inside the statements."""
-    found: set[Var] = set()
+    buffers: set[Var] = set()
     callbacks = [
-        (s_tir.SBlock, lambda b: found.update(b.alloc_buffers)),
-        (tirx.AllocBuffer, lambda a: found.add(a.buffer)),
+        (s_tir.SBlock, lambda b: buffers.update(b.alloc_buffers)),
+        (tirx.AllocBuffer, lambda a: buffers.add(a.buffer)),
     ]
     for node in nodes:
         structural_walk(node, callbacks)
-    return found
+    return buffers
 
 
 # ---------------------------------------------------------------------------------------------- apart or not
@@ -288,11 +290,11 @@ class Steps:
         if any(t.indices is None for t in group) or not self._one_view(group):
             return set()
         rows = [t.indices or () for t in group]
-        found: set[Var] = set()
+        variables: set[Var] = set()
         for column in zip(*rows, strict=True):
-            if all(same(column[0], other) for other in column[1:]):
-                found |= self._told_apart(column[0])
-        return {v for v in found if differ(self.axes[v]) or all(self._is_slot(t, v) for t in group)}
+            if all(same(column[0], index) for index in column[1:]):
+                variables |= self._told_apart(column[0])
+        return {v for v in variables if differ(self.axes[v]) or all(self._is_slot(t, v) for t in group)}
 
     def _one_view(self, group: Sequence[Touch]) -> bool:
         """Return whether the subscripts of the accesses can be compared with each other."""
@@ -305,14 +307,14 @@ class Steps:
         """Return the variables whose values the value of `index` determines."""
         if isinstance(index, Var):
             return {index} if index in self.axes else set()
-        found: dict[Var, None] = {}
-        structural_walk(index, (Var, lambda v: found.setdefault(v)))
-        if not found or any(v not in self.axes for v in found) or collect(index, ir.TensorLoad):
+        variables: dict[Var, None] = {}
+        structural_walk(index, (Var, lambda v: variables.setdefault(v)))
+        if not variables or any(v not in self.axes for v in variables) or collect(index, ir.TensorLoad):
             return set()
-        ranges = {v: _range(self.axes[v]) for v in found}
+        ranges = {v: _range(self.axes[v]) for v in variables}
         # The level "bijective" only accepts a sum that takes each of its values exactly once.
         result = sym.detect_iter_map([index], ranges, tirx.const(True, "bool"), "bijective", False)
-        return set(found) if len(result.indices) else set()
+        return set(variables) if len(result.indices) else set()
 
     def _is_slot(self, touch: Touch, var: Var) -> bool:
         """Return whether `var` and its ancestors' variables subscript their own axes: each slot is then one element."""
@@ -348,28 +350,28 @@ def is_constant_store(group: Sequence[Touch], fixed: set[Var], free: set[Var], s
     return all(same(t.value, group[0].value) for t in group)
 
 
-def order_faults(found: Footprint, before: Sequence[Entry], after: Sequence[Entry], steps: Steps) -> Iterator[str]:
+def order_faults(accesses: Footprint, before: Sequence[Entry], after: Sequence[Entry], steps: Steps) -> Iterator[str]:
     """Yield the reasons why reordering the loops of an iteration from `before` to `after` may change its results."""
-    if found.opaque:
-        yield f"the effects of {found.opaque} are not known"
-    free = set(steps.axes) | found.bound
-    for storage in found.stored:
-        group = found.of(storage)
+    if accesses.opaque:
+        yield f"the effects of {accesses.opaque} are not known"
+    free = set(steps.axes) | accesses.bound
+    for storage in accesses.stored:
+        group = accesses.of(storage)
         fixed = steps.fixed(group)
-        left = [[e for e in entries if not set(e.vars) <= fixed] for entries in (before, after)]
-        if left[0] == left[1] or is_update(group):
+        varying = [[e for e in entries if not set(e.vars) <= fixed] for entries in (before, after)]
+        if varying[0] == varying[1] or is_update(group):
             continue
-        if is_constant_store(group, fixed, free, found.stored, steps.facts):
+        if is_constant_store(group, fixed, free, accesses.stored, steps.facts):
             continue
         name = next(t.view.name for t in group if t.is_store)
-        names = " and ".join(sorted({a.name for e in left[0] for a in e.axes}))
+        names = " and ".join(sorted({a.name for e in varying[0] for a in e.axes}))
         yield f"what {name} holds depends on the order of {names}: it is stored or updated in an ordered way"
 
 
-def meeting_faults(parts: Sequence[Footprint], steps: Steps, wanted: set[Var]) -> Iterator[str]:
+def meeting_faults(parts: Sequence[Footprint], steps: Steps, common_vars: set[Var]) -> Iterator[str]:
     """Yield the reasons against loop fission or fusion: each part run for all steps, or all parts for each step.
 
-    Steps of different parts may meet only if they agree on the variables `wanted`.
+    Steps of different parts may meet only if they agree on the variables `common_vars`.
     """
     whole = parts[0]
     for part in parts[1:]:
@@ -380,7 +382,7 @@ def meeting_faults(parts: Sequence[Footprint], steps: Steps, wanted: set[Var]) -
         if sum(storage in part.touched for part in parts) < 2:
             continue
         group = whole.of(storage)
-        missing = wanted - steps.fixed(group)
+        missing = common_vars - steps.fixed(group)
         if missing and not is_update(group):
             name = next(t.view.name for t in group if t.is_store)
             names = " and ".join(sorted(steps.axes[v].name for v in missing))

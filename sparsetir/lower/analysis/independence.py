@@ -72,8 +72,8 @@ class _Walk:
         structural_mutate(node, callbacks)
 
     def _note(self, buffer: Var, indices: Sequence[ir.Expr] | None) -> None:
-        held = None if indices is None else list(indices)
-        self.found.append(Site(buffer, held, tuple(self.loops), tuple(self.guards)))
+        subscripts = None if indices is None else list(indices)
+        self.found.append(Site(buffer, subscripts, tuple(self.loops), tuple(self.guards)))
 
     def _for(self, node: tirx.For, _mutator: Any) -> tirx.For:
         self.visit(node.extent)
@@ -84,10 +84,10 @@ class _Walk:
         return node
 
     def _under(self, condition: ir.Expr, node: Any) -> None:
-        kept = len(self.guards)
+        depth = len(self.guards)
         self.guards += conjuncts(condition)
         self.visit(node)
-        del self.guards[kept:]
+        del self.guards[depth:]
 
     def _if(self, node: tirx.IfThenElse, _mutator: Any) -> tirx.IfThenElse:
         self.visit(node.condition)
@@ -165,8 +165,8 @@ def is_one_to_one(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range]) -> bo
     wide = Wide()
     values = {wide.of(v): wide.range(r.min, r.extent) for v, r in ranges.items()}
     plain = [without_zeros(wide.of(i)) for i in indices]
-    found = sym.detect_iter_map(plain, values, tirx.const(True, "bool"), "bijective", False)
-    return len(found.indices) > 0
+    iter_map = sym.detect_iter_map(plain, values, tirx.const(True, "bool"), "bijective", False)
+    return len(iter_map.indices) > 0
 
 
 def are_different(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range], facts: Facts) -> bool:
@@ -175,8 +175,8 @@ def are_different(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range], facts
     An array read in a subscript may have repeated values, unless `facts` lists it as distinct (in each fiber).
     """
     plain = [_entry(uncast(i), ranges, facts) for i in indices]
-    known = [i for i in plain if not any(mentions(x, list(ranges)) for x in collect(i, ir.TensorLoad))]
-    return bool(known) and is_one_to_one(known, ranges)
+    exact = [i for i in plain if not any(mentions(x, list(ranges)) for x in collect(i, ir.TensorLoad))]
+    return bool(exact) and is_one_to_one(exact, ranges)
 
 
 def _entry(index: ir.Expr, ranges: dict[Var, ir.Range], facts: Facts) -> ir.Expr:
@@ -184,7 +184,7 @@ def _entry(index: ir.Expr, ranges: dict[Var, ir.Range], facts: Facts) -> ir.Expr
     if not isinstance(index, ir.TensorLoad) or len(index.indices) != 1:
         return index
     name, place = str(index.source.name), uncast(index.indices[0])
-    sizes = [int(size) for other, _, size in (f.rpartition(":") for f in facts.fibers) if other == name]
+    sizes = [int(size) for array, _, size in (f.rpartition(":") for f in facts.fibers) if array == name]
     is_listed = name in facts.distinct or any(_is_in_one(place, size, ranges) for size in sizes)
     return place if is_listed else index
 
@@ -221,8 +221,8 @@ class _Steps:
         if len(places) < len(sites):
             return False
         columns = [list(column) for column in zip(*places, strict=True)]
-        own = [c[0] for c in columns if all(same(i, c[0]) for i in c) and self._is_fixed(c[0])]
-        if own and self._are_different(own):
+        invariant = [c[0] for c in columns if all(same(i, c[0]) for i in c) and self._is_fixed(c[0])]
+        if invariant and self._are_different(invariant):
             return True
         return any(self._is_block(sites, c) or self._is_fiber(sites, c) for c in columns)
 
@@ -256,10 +256,10 @@ class _Steps:
 
     def _is_fiber(self, sites: list[Site], column: list[ir.Expr]) -> bool:
         """Return whether each step accesses the positions of a row, or of several rows, of no other step."""
-        found = [self._fiber(s, i) for s, i in zip(sites, column, strict=True)]
-        if any(f is None for f in found):
+        fibers = [self._fiber(s, i) for s, i in zip(sites, column, strict=True)]
+        if any(f is None for f in fibers):
             return False
-        arrays, rows = [f[0] for f in found if f], [f[1] for f in found if f]
+        arrays, rows = [f[0] for f in fibers if f], [f[1] for f in fibers if f]
         if not all(a.same_as(arrays[0]) for a in arrays):
             return False
         if all(same(r, rows[0]) for r in rows) and self._is_fixed(rows[0]):
@@ -287,8 +287,8 @@ class _Steps:
         if not analyzer.can_prove(offset >= const(0, WIDE)):
             return False
         size = wide.of(size)
-        known = [wide.condition(g) for g in site.guards if not mentions(g, list(self.walk.written))]
-        return any(_says(analyzer, g, offset, size) for g in known) or bool(analyzer.can_prove(offset < size))
+        conditions = [wide.condition(g) for g in site.guards if not mentions(g, list(self.walk.written))]
+        return any(_says(analyzer, g, offset, size) for g in conditions) or bool(analyzer.can_prove(offset < size))
 
 
 def _says(analyzer: Any, guard: ir.Expr, offset: ir.Expr, size: ir.Expr) -> bool:
@@ -415,8 +415,8 @@ def _tells_apart(group: list[Access], variables: list[Var], iteration: SpIter, m
     if not all(t.view.same_as(group[0].view) for t in group):
         return False
     indices = [t.indices for t in group]
-    own = [_whole(indices[0], v) for v in variables]
-    if None not in own and all([_whole(i, v) for v in variables] == own for i in indices):
+    own_subscripts = [_whole(indices[0], v) for v in variables]
+    if None not in own_subscripts and all([_whole(i, v) for v in variables] == own_subscripts for i in indices):
         return True
     same = all(all_same(i, indices[0]) for i in indices) and not mentions(indices[0], moving)
     return same and injective(indices[0], variables, iteration)
@@ -430,14 +430,14 @@ def _whole(indices: list[ir.Expr], var: Var) -> int | None:
 def _accesses(parts: list[Any], iteration: SpIter, program: Program) -> Iterable[Access]:
     """Yield the accesses to arrays allocated outside the step."""
     local = _allocated_inside(iteration.block)
-    found: list[tuple[Var, list[ir.Expr], bool]] = []
+    accesses: list[tuple[Var, list[ir.Expr], bool]] = []
     callbacks = [
-        (tirx.BufferStore, lambda s: found.append((s.buffer, list(s.indices), True))),
-        (ir.TensorLoad, lambda x: found.append((x.source, list(x.indices), False))),
+        (tirx.BufferStore, lambda s: accesses.append((s.buffer, list(s.indices), True))),
+        (ir.TensorLoad, lambda x: accesses.append((x.source, list(x.indices), False))),
     ]
     for part in parts:
         structural_walk(part, callbacks)
-    for view, indices, is_store in found:
+    for view, indices, is_store in accesses:
         buffer = program.buffers.get(view)
         array = view if buffer is None else buffer.storage
         if view not in local and array not in local:
@@ -461,16 +461,16 @@ def _holds(part: Any, iteration: SpIter) -> bool:
 
 def _defined_inside(parts: list[Any]) -> list[Var]:
     """Return the variables defined inside a step, which may take several values in it."""
-    found: list[Var] = []
+    variables: list[Var] = []
     callbacks = [
-        (tirx.For, lambda f: found.append(f.loop_var)),
-        (s_tir.SBlock, lambda b: found.extend(iv.var for iv in b.iter_vars)),
-        (tirx.Bind, lambda b: found.append(b.var)),
-        (tirx.Let, lambda x: found.append(x.var)),
+        (tirx.For, lambda f: variables.append(f.loop_var)),
+        (s_tir.SBlock, lambda b: variables.extend(iv.var for iv in b.iter_vars)),
+        (tirx.Bind, lambda b: variables.append(b.var)),
+        (tirx.Let, lambda x: variables.append(x.var)),
     ]
     for part in parts:
         structural_walk(part, callbacks)
-    return found
+    return variables
 
 
 def _may_act(node: Any) -> bool:
@@ -492,7 +492,7 @@ def _effect(operator: ir.Op) -> int:
 
 
 def _allocated_inside(block: s_tir.SBlock) -> set[Var]:
-    found: set[Var] = set(block.alloc_buffers)
+    buffers: set[Var] = set(block.alloc_buffers)
     views: dict[Var, Var] = {}
 
     def on_decl(node: tirx.DeclBuffer) -> None:
@@ -500,12 +500,12 @@ def _allocated_inside(block: s_tir.SBlock) -> set[Var]:
             views[node.buffer] = node.data.args[0]
 
     callbacks = [
-        (s_tir.SBlock, lambda b: found.update(b.alloc_buffers)),
-        (tirx.AllocBuffer, lambda a: found.add(a.buffer)),
+        (s_tir.SBlock, lambda b: buffers.update(b.alloc_buffers)),
+        (tirx.AllocBuffer, lambda a: buffers.add(a.buffer)),
         (tirx.DeclBuffer, on_decl),
     ]
     structural_walk(block.body, callbacks)
-    return found | {v for v, s in views.items() if s in found}
+    return buffers | {v for v, s in views.items() if s in buffers}
 
 
 __all__ = ["Facts", "are_different", "is_one_to_one", "is_shared", "shared_array"]

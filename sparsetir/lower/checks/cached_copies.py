@@ -51,10 +51,10 @@ from sparsetir.lower.loops import with_body
 class _Cache:
     """Accesses to one cache, by their index in execution order."""
 
-    def __init__(self, buffer: Var, found: list[Site]) -> None:
-        self.buffer, self.found = buffer, found
-        self.own = [n for n, s in enumerate(found) if s.buffer.same_as(buffer)]
-        self.readers = [n for n in self.own if not found[n].is_store]
+    def __init__(self, buffer: Var, accesses: list[Site]) -> None:
+        self.buffer, self.found = buffer, accesses
+        self.own = [n for n, s in enumerate(accesses) if s.buffer.same_as(buffer)]
+        self.readers = [n for n in self.own if not accesses[n].is_store]
 
     def check(self) -> None:
         """Raise if an element may be read that is unset, or that no longer equals its original."""
@@ -89,14 +89,14 @@ class _Cache:
             if not (follows and (_is_copy(first) or has_steps(loop, realize))) and not _has_a_step(loop):
                 self._refuse(first, "stores to", f"below loop {loop.loop_var.name}, which may run zero times")
         depth = sum(isinstance(n, s_tir.SBlockRealize) for n in first.path[:shared])
-        known = [reader.outwards(g.condition, g.depth, depth) for g in reader.guards]
+        reader_conditions = [reader.outwards(g.condition, g.depth, depth) for g in reader.guards]
         for guard in first.guards:
-            if not guard.is_bound and not self._holds(first, guard, depth, known):
+            if not guard.is_bound and not self._holds(first, guard, depth, reader_conditions):
                 self._refuse(first, "stores to", f"only where {guard.condition}, and the other elements stay unset")
 
-    def _holds(self, first: Site, guard: Guard, depth: int, known: list[ir.Expr]) -> bool:
+    def _holds(self, first: Site, guard: Guard, depth: int, reader_conditions: list[ir.Expr]) -> bool:
         condition = first.outwards(guard.condition, guard.depth, depth)
-        return any(same(condition, other) for other in known)
+        return any(same(condition, reader_condition) for reader_condition in reader_conditions)
 
     def _check_fresh(self) -> None:
         """Raise if an element may change between a copy and its use."""
@@ -161,9 +161,9 @@ def CheckCaches(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     if not from_dialect(func):
         return func
     added = caches(func)
-    found = sites(func) if added else []
+    accesses = sites(func) if added else []
     for buffer in added:
-        _Cache(buffer, found).check()
+        _Cache(buffer, accesses).check()
     return func
 
 
@@ -217,12 +217,12 @@ class _Range:
 
 def _always_in_range(copy: Site, lanes: list[Var]) -> bool:
     """Return whether the elements that the copy's own loops iterate exist for any data."""
-    known, realize = _Range(copy), copy.blocks[-1]
+    ranges, realize = _Range(copy), copy.blocks[-1]
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     lanes = [*lanes, *(iv.var for iv, value in pairs if mentions(value, lanes))]
     needed = [x for e in (copy.value, *realize.iter_values) for x in collect(e, ir.TensorLoad)]
     subscripts = [p for x in needed for p in zip(x.indices, x.source.ty.shape, strict=True) if mentions(p[0], lanes)]
-    return all(known.holds(index, extent) for index, extent in subscripts)
+    return all(ranges.holds(index, extent) for index, extent in subscripts)
 
 
 def _outwards(copy: Site, site: Site) -> list[ir.Expr]:
@@ -240,8 +240,8 @@ def _visible(condition: ir.Expr, copy: Site, reader: Site) -> bool:
     return not mentions(condition, hidden)
 
 
-def _holds(condition: ir.Expr, known: list[ir.Expr]) -> bool:
-    return any(same(condition, other) for other in known)
+def _holds(condition: ir.Expr, conditions: list[ir.Expr]) -> bool:
+    return any(same(condition, candidate) for candidate in conditions)
 
 
 def _decides(conditions: list[ir.Expr], copy: Site, readers: list[Site]) -> bool:
@@ -252,9 +252,9 @@ def _decides(conditions: list[ir.Expr], copy: Site, readers: list[Site]) -> bool
     analyzer, places = sym.Analyzer(), [p for reader in readers for p in _places(copy, reader)]
     sides = [uncast(s) for c in conditions for s in (getattr(c, "a", None), getattr(c, "b", None)) if s is not None]
     for place in {tvm_ffi.structural_hash(p): p for p in places}.values():
-        wanted = set(collect(place, Var))
+        place_vars = set(collect(place, Var))
         # Simplifying a long side may take seconds, so only sides with all variables of the coordinate are simplified.
-        near = [side for side in sides if wanted and wanted.issubset(collect(side, Var))]
+        near = [side for side in sides if place_vars and place_vars.issubset(collect(side, Var))]
         if any(same(place, analyzer.simplify(side)) for side in near):
             return True
     return False
@@ -265,8 +265,8 @@ def _places(copy: Site, reader: Site) -> list[ir.Expr]:
     depth = sum(isinstance(n, s_tir.SBlockRealize) for n in copy.path[: common(copy.path, reader.path)])
     first = {n.loop_var: const(0, str(n.loop_var.ty.dtype)) for n in _own_loops(copy, [reader])}
     analyzer = sym.Analyzer()
-    found = (uncast(substitute(copy.outwards(i, len(copy.blocks), depth), first)) for i in copy.value.indices)
-    return [analyzer.simplify(place) for place in found]
+    subscripts = (uncast(substitute(copy.outwards(i, len(copy.blocks), depth), first)) for i in copy.value.indices)
+    return [analyzer.simplify(place) for place in subscripts]
 
 
 def _own_loops(copy: Site, readers: list[Site]) -> list[tirx.For]:
@@ -278,18 +278,24 @@ def _own_loops(copy: Site, readers: list[Site]) -> list[tirx.For]:
 def guards_of(copy: Site, readers: list[Site]) -> list[ir.Expr]:
     """Return the conditions that all readers share; raise if the copy needs a condition that is not available there."""
     readers = places(readers)
-    every = [_outwards(copy, reader) for reader in readers]
-    guards = [c for c in every[0] if _visible(c, copy, readers[0]) and all(_holds(c, other) for other in every)]
-    known, loops = _outwards(copy, copy), _own_loops(copy, readers)
+    reader_conditions = [_outwards(copy, reader) for reader in readers]
+    guards = [
+        c
+        for c in reader_conditions[0]
+        if _visible(c, copy, readers[0]) and all(_holds(c, of_reader) for of_reader in reader_conditions)
+    ]
+    copy_conditions, loops = _outwards(copy, copy), _own_loops(copy, readers)
     missing: list[ir.Expr] = []
-    for condition in (c for conditions in every for c in conditions):
-        if not _holds(condition, [*known, *guards, *missing]):
+    for condition in (c for conditions in reader_conditions for c in conditions):
+        if not _holds(condition, [*copy_conditions, *guards, *missing]):
             missing.append(condition)
     is_bare = _decides(missing, copy, readers)
     if is_bare or (missing and not _always_in_range(copy, [loop.loop_var for loop in loops])):
         message = f"block {copy.block} copies elements that may not exist: they are read only where {missing[-1]}"
         raise ScheduleError(f"{message}; place the copy at a loop inside, or do not cache {copy.value.source.name}")
-    is_needed = any(collect(loop.extent, ir.TensorLoad) for loop in loops) or not all(_holds(c, known) for c in guards)
+    is_needed = any(collect(loop.extent, ir.TensorLoad) for loop in loops) or not all(
+        _holds(c, copy_conditions) for c in guards
+    )
     # All conditions in their order: one may only be evaluated where those before it hold.
     return guards if is_needed else []
 
@@ -306,19 +312,19 @@ class _Caches:
 
     def _unread(self) -> list[Var]:
         """Return the caches that are read only by copies to unread caches, if at all."""
-        found: list[Var] = []
+        unread: list[Var] = []
         while True:
-            copied = [c.value for cache in found for c in self.copies(cache)]
+            copied = [c.value for cache in unread for c in self.copies(cache)]
             live = [x.source for x in self.loads if not any(x.same_as(value) for value in copied)]
-            more = [c for c in self.names if not any(c.same_as(x) for x in [*live, *found])]
+            more = [c for c in self.names if not any(c.same_as(x) for x in [*live, *unread])]
             if not more:
-                return found
-            found += more
+                return unread
+            unread += more
 
     def copies(self, cache: Var) -> list[Site]:
         """Return the stores to a cache that copy an element and are the only store of their block."""
-        own = [s for s in self.found if s.buffer.same_as(cache) and s.blocks]
-        return [s for s in own if isinstance(s.value, ir.TensorLoad) and self.stores[s.blocks[-1]] == 1]
+        stores = [s for s in self.found if s.buffer.same_as(cache) and s.blocks]
+        return [s for s in stores if isinstance(s.value, ir.TensorLoad) and self.stores[s.blocks[-1]] == 1]
 
     def readers(self, cache: Var, behind: tuple[Var, ...] = ()) -> list[Site]:
         """Return the loads of a cache or of copies of it; `behind` are the caches that it is itself a copy of."""
@@ -327,10 +333,10 @@ class _Caches:
         for site in self.found:
             if site.buffer.same_as(cache) and not site.is_store:
                 further = [c for c in self.names if any(s.is_beside(site) for s in self.copies(c))]
-                fresh = [c for c in further if c not in chain]
-                found = [r for c in fresh for r in self.readers(c, chain)]
-                own = [] if any(c.same_as(x) for c in further for x in self.unread) else [site]
-                out += [*found, *own] if len(fresh) < len(further) else found or own
+                unvisited = [c for c in further if c not in chain]
+                indirect = [r for c in unvisited for r in self.readers(c, chain)]
+                direct = [] if any(c.same_as(x) for c in further for x in self.unread) else [site]
+                out += [*indirect, *direct] if len(unvisited) < len(further) else indirect or direct
         return out
 
 
@@ -342,14 +348,14 @@ def _nest(copy: Site, readers: list[Site]) -> Var | s_tir.SBlockRealize:
 
 def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Guard the copies of a function by the conditions of their readers."""
-    every = _Caches(func)
-    wanted: dict[Any, list[ir.Expr]] = {}
-    for copy in (c for cache in every.unread for c in every.copies(cache)):
-        wanted[copy.blocks[-1]] = [const(False, "bool")]
-    for cache in every.names:
-        readers = every.readers(cache)
-        for copy in every.copies(cache) if readers else []:
-            wanted[_nest(copy, readers)] = guards_of(copy, readers)
+    caches = _Caches(func)
+    guards: dict[Any, list[ir.Expr]] = {}
+    for copy in (c for cache in caches.unread for c in caches.copies(cache)):
+        guards[copy.blocks[-1]] = [const(False, "bool")]
+    for cache in caches.names:
+        readers = caches.readers(cache)
+        for copy in caches.copies(cache) if readers else []:
+            guards[_nest(copy, readers)] = guards_of(copy, readers)
 
     def under(stmt: tirx.Stmt, conditions: list[ir.Expr]) -> tirx.Stmt:
         for condition in reversed(conditions):
@@ -357,10 +363,10 @@ def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return stmt
 
     callbacks = [
-        (tirx.For, lambda n, m: under(m.default_mutate(n), wanted.get(n.loop_var, []))),
-        (s_tir.SBlockRealize, lambda n, m: under(m.default_mutate(n), wanted.get(n, []))),
+        (tirx.For, lambda n, m: under(m.default_mutate(n), guards.get(n.loop_var, []))),
+        (s_tir.SBlockRealize, lambda n, m: under(m.default_mutate(n), guards.get(n, []))),
     ]
-    if not any(wanted.values()):
+    if not any(guards.values()):
         return func
     return with_body(func, structural_mutate(func.body, callbacks))
 
@@ -405,16 +411,16 @@ def missing(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[ir.Expr
     for loop in loops:
         extent = atoms.replace(loop.extent)
         analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, extent))
-    known = [atoms.replace(c) for c in conjuncts(realize.predicate)]
+    conditions = [atoms.replace(c) for c in conjuncts(realize.predicate)]
     bounds = [value < iv.dom.min + iv.dom.extent for iv, value in split]
-    return [bound for bound in bounds if not _implied(analyzer, atoms.replace(bound), known)]
+    return [bound for bound in bounds if not _implied(analyzer, atoms.replace(bound), conditions)]
 
 
-def _implied(analyzer: sym.Analyzer, bound: ir.Expr, known: list[ir.Expr]) -> bool:
+def _implied(analyzer: sym.Analyzer, bound: ir.Expr, conditions: list[ir.Expr]) -> bool:
     """Return whether the ranges of the loops or the known conditions imply a comparison."""
-    if any(isinstance(c, tirx.LT) and analyzer.can_prove_equal(c.a - c.b, bound.a - bound.b) for c in known):
+    if any(isinstance(c, tirx.LT) and analyzer.can_prove_equal(c.a - c.b, bound.a - bound.b) for c in conditions):
         return True
-    with analyzer.constraint_scope(conjunction([*known, tirx.const(True, "bool")])):
+    with analyzer.constraint_scope(conjunction([*conditions, tirx.const(True, "bool")])):
         return bool(analyzer.can_prove(bound))
 
 

@@ -71,10 +71,10 @@ class Order:
         one = const(1, WIDE)
         digits = [Digit((n,), one, self.extents[n], one) for n in unbound]
         for value in values:
-            found = self._digits(self.wide.of(value))
-            if found is None:
+            value_digits = self._digits(self.wide.of(value))
+            if value_digits is None:
                 return False
-            digits += found
+            digits += value_digits
         return all(self._follows(a, b) for a, b in pairwise(digits))
 
     def _follows(self, a: Digit, b: Digit) -> bool:
@@ -85,13 +85,13 @@ class Order:
 
     def _digits(self, expr: ir.Expr) -> list[Digit] | None:
         """Return the digits of a number, most significant first; None if it is not a sum of digits."""
-        found = [self._digit(part) for part in _summands(self.analyzer.simplify(expr)) if mentions(part, self.vars)]
-        known = [d for d in found if d is not None]
-        if len(known) < len(found):
+        digits = [self._digit(part) for part in _summands(self.analyzer.simplify(expr)) if mentions(part, self.vars)]
+        ordered = [d for d in digits if d is not None]
+        if len(ordered) < len(digits):
             return None
-        known.sort(key=lambda d: d.loops)
-        fits = all(b.size is not None and self._holds(a.scale >= b.scale * b.size) for a, b in pairwise(known))
-        return known if fits and all(self._holds(d.scale >= const(1, WIDE)) for d in known[-1:]) else None
+        ordered.sort(key=lambda d: d.loops)
+        fits = all(b.size is not None and self._holds(a.scale >= b.scale * b.size) for a, b in pairwise(ordered))
+        return ordered if fits and all(self._holds(d.scale >= const(1, WIDE)) for d in ordered[-1:]) else None
 
     def _digit(self, term: ir.Expr) -> Digit | None:
         parts = factors(term)
@@ -235,17 +235,17 @@ class _Blocks:
 
     def are_all(self, loop: tirx.For) -> bool:
         """Return whether all stores below a loop are inside the blocks that carry its proof."""
-        own, hit = self.of[loop.loop_var], []
+        blocks, stores_outside = self.of[loop.loop_var], []
 
         def on_block(block: s_tir.SBlock, mutator: Any) -> s_tir.SBlock:
-            return block if any(block.same_as(b) for b in own) else mutator.default_mutate(block)
+            return block if any(block.same_as(b) for b in blocks) else mutator.default_mutate(block)
 
         def on_store(store: tirx.BufferStore, _mutator: Any) -> tirx.BufferStore:
-            hit.append(1)
+            stores_outside.append(1)
             return store
 
         structural_mutate(loop.body, [(s_tir.SBlock, on_block), (tirx.BufferStore, on_store)])
-        return not hit
+        return not stores_outside
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.MarkIndependent")

@@ -27,8 +27,8 @@ def _reason(func: tirx.PrimFunc) -> str:
     try:
         s_tir.analysis.verify_well_formed(func)
     except Exception as error:
-        found = re.search(r"((undefined|definitions of) variable \w+)", str(error))
-        return found.group(1) if found else str(error).splitlines()[0]
+        match = re.search(r"((undefined|definitions of) variable \w+)", str(error))
+        return match.group(1) if match else str(error).splitlines()[0]
     return ""
 
 
@@ -110,7 +110,7 @@ def CheckScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     outermost = func.body.seq if isinstance(func.body, tirx.SeqStmt) else ()
     around = [s.buffer for s in outermost if isinstance(s, tirx.AllocBuffer)]
     scratch = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
-    scratch = [b for b in scratch if not any(b.same_as(other) for other in around)]
+    scratch = [b for b in scratch if not any(b.same_as(outer_buffer) for outer_buffer in around)]
     unknown = [b.name for b in scratch if not all(isinstance(d, tirx.IntImm) for d in b.ty.shape)]
     if not unknown:
         return func
@@ -160,9 +160,14 @@ def CheckWrites(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     """Check every store of a scheduled stage-II function whose block does not also load from the same buffer."""
     if not from_dialect(func):
         return func
-    found, made = sites(func), set(caches(func))
-    updated = {(s.blocks[-1], s.buffer) for s in found if not s.is_store and s.blocks}
-    for site in found:
-        if site.is_store and site.blocks and site.buffer not in made and (site.blocks[-1], site.buffer) not in updated:
+    accesses, added_caches = sites(func), set(caches(func))
+    updated = {(s.blocks[-1], s.buffer) for s in accesses if not s.is_store and s.blocks}
+    for site in accesses:
+        if (
+            site.is_store
+            and site.blocks
+            and site.buffer not in added_caches
+            and (site.blocks[-1], site.buffer) not in updated
+        ):
             check_write(site)
     return func

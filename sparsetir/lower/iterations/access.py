@@ -63,9 +63,9 @@ class Scope:
         """Bind iteration variable `var`, whose coordinate lies in ``[0, length)``."""
         self.by_var[var] = cursor
         self.ranges[var] = ir.Range(const(0, str(length.ty.dtype)), length)
-        for own in cursor.members or (cursor,):
-            if own.axis is not None:
-                self.by_axis[own.axis] = own
+        for member in cursor.members or (cursor,):
+            if member.axis is not None:
+                self.by_axis[member.axis] = member
 
     def proves_in_range(self, subscript: ir.Expr, length: ir.Expr) -> bool:
         """Return whether ``0 <= subscript < length`` holds for any data."""
@@ -104,8 +104,8 @@ def assuming(conditions: Conditions, node: ir.Expr) -> ir.Expr:
         inner = mutator.default_mutate(call)
         if not dialect.is_if_then_else(inner):
             return inner
-        left = [c for c in conjuncts(inner.args[0]) if not any(same(c, known) for known in conditions)]
-        return guarded(left, inner.args[1], inner.args[2])
+        remaining = [c for c in conjuncts(inner.args[0]) if not any(same(c, condition) for condition in conditions)]
+        return guarded(remaining, inner.args[1], inner.args[2])
 
     return structural_mutate(node, [(Call, on_call)])
 
@@ -130,11 +130,11 @@ def _inlined(position: ir.Expr) -> ir.Expr:
 NOTHING = (False, False)
 
 
-def in_range(coord: ir.Expr, length: ir.Expr, known: tuple[bool, bool] = NOTHING) -> Conditions:
-    """Return the comparisons of ``0 <= coord < length`` that are not known to hold."""
+def in_range(coord: ir.Expr, length: ir.Expr, proven: tuple[bool, bool] = NOTHING) -> Conditions:
+    """Return the comparisons of ``0 <= coord < length`` that are not proven."""
     dtype = str(coord.ty.dtype)
     both = [coord >= const(0, dtype), coord < cast(length, dtype)]
-    return [condition for condition, holds in zip(both, known, strict=True) if not holds]
+    return [condition for condition, holds in zip(both, proven, strict=True) if not holds]
 
 
 class Resolver:
@@ -170,17 +170,17 @@ class Resolver:
                     conditions = [*conditions, *(c for c in cursor.given if not any(same(c, x) for x in conditions))]
                 elif not axis.unique and (self.every or n + 1 < len(tree)):
                     chain = tree[n:]
-                    wanted = [cast(coords[buffer.axes.index(a)], a.idtype) for a in chain]
+                    tuple_coords = [cast(coords[buffer.axes.index(a)], a.idtype) for a in chain]
                     look_up = self._each_tuple if self.every else lookup_tuple
-                    found = look_up(chain, pos, above, wanted, conditions)
-                    pos, more = self._unless_own(chain, subscripts[where], pos, found, above, wanted)
+                    lookup_result = look_up(chain, pos, above, tuple_coords, conditions)
+                    pos, more = self._unless_own(chain, subscripts[where], pos, lookup_result, above, tuple_coords)
                     conditions = conditions + more
                     break
                 else:
                     coord = cast(coords[where], axis.idtype)
-                    known = self.scope.proven(subscripts[where], axis.length)
+                    proven = self.scope.proven(subscripts[where], axis.length)
                     pos, more = self._unless_here(
-                        axis, subscripts[where], pos, lookup(axis, pos, above, coord, conditions, known, self.strategy)
+                        axis, subscripts[where], pos, lookup(axis, pos, above, coord, conditions, proven, self.strategy)
                     )
                     conditions = conditions + more
                 above.append(coord)
@@ -192,12 +192,12 @@ class Resolver:
         chain: Sequence[Axis],
         parent_pos: ir.Expr | None,
         above: Sequence[ir.Expr],
-        wanted: Sequence[ir.Expr],
-        given: Conditions,
+        tuple_coords: Sequence[ir.Expr],
+        parent_conditions: Conditions,
     ) -> tuple[ir.Expr, Conditions]:
         """Return the position at a slot of a fiber, and the conditions for the tuple to be stored there."""
         slot = Var("s", ir.PrimType(chain[0].idtype))
-        begin, extent, equal = _compared(chain, parent_pos, above, wanted, given, slot)
+        begin, extent, equal = _compared(chain, parent_pos, above, tuple_coords, parent_conditions, slot)
         self.slots.append((slot, extent))
         return begin + slot, equal
 
@@ -215,9 +215,9 @@ class Resolver:
         chain: Sequence[Axis],
         subscript: ir.Expr,
         parent_pos: ir.Expr | None,
-        found: tuple[ir.Expr, Conditions],
+        lookup_result: tuple[ir.Expr, Conditions],
         above: Sequence[ir.Expr],
-        wanted: Sequence[ir.Expr],
+        tuple_coords: Sequence[ir.Expr],
     ) -> tuple[ir.Expr, Conditions]:
         """Replace the result of a tuple search by the cursor's position where the parent positions are equal.
 
@@ -226,19 +226,21 @@ class Resolver:
         cursors = [] if self.every or parent_pos is None else self._own(chain[0], subscript)
         cursor = cursors[0] if len(cursors) == 1 and not cursors[0].given else None
         if cursor is None or cursor.parent_pos is None or cursor.pos is None:
-            return found
-        own: ir.Expr = cursor.parent_pos
-        here = own.equal(cast(parent_pos, str(own.ty.dtype)))
-        zero, coords, equal = const(0, chain[0].idtype), [*above, wanted[0]], []
-        for axis, want in zip(chain[1:], wanted[1:], strict=True):
-            equal.append(axis.coordinate(cast(cursor.pos, axis.idtype), zero, coords).equal(want))
-            coords.append(want)
-        pos, conditions = found
-        there = conjunction([tirx.Or(here, conjunction(conditions)), tirx.Or(tirx.Not(here), conjunction(equal))])
-        return guarded([here], cursor.pos, pos), [there]
+            return lookup_result
+        cursor_parent: ir.Expr = cursor.parent_pos
+        is_same_parent = cursor_parent.equal(cast(parent_pos, str(cursor_parent.ty.dtype)))
+        zero, coords, equal = const(0, chain[0].idtype), [*above, tuple_coords[0]], []
+        for axis, coord in zip(chain[1:], tuple_coords[1:], strict=True):
+            equal.append(axis.coordinate(cast(cursor.pos, axis.idtype), zero, coords).equal(coord))
+            coords.append(coord)
+        pos, conditions = lookup_result
+        is_stored = conjunction(
+            [tirx.Or(is_same_parent, conjunction(conditions)), tirx.Or(tirx.Not(is_same_parent), conjunction(equal))]
+        )
+        return guarded([is_same_parent], cursor.pos, pos), [is_stored]
 
     def _unless_here(
-        self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None, found: tuple[ir.Expr, Conditions]
+        self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None, lookup_result: tuple[ir.Expr, Conditions]
     ) -> tuple[ir.Expr, Conditions]:
         """Replace the result of a search by the cursor's position where the parent positions are equal.
 
@@ -247,13 +249,18 @@ class Resolver:
         for cursor in [] if axis.unique or parent_pos is None else self._own(axis, subscript):
             if cursor.parent_pos is None:
                 continue
-            here = cursor.parent_pos.equal(cast(parent_pos, str(cursor.parent_pos.ty.dtype)))
-            pos, conditions = found
-            is_there = [tirx.Or(here, conjunction(conditions))] if conditions else []
+            is_same_parent = cursor.parent_pos.equal(cast(parent_pos, str(cursor.parent_pos.ty.dtype)))
+            pos, conditions = lookup_result
+            is_stored = [tirx.Or(is_same_parent, conjunction(conditions))] if conditions else []
             if cursor.given:
-                is_there = [tirx.Or(conjunction([here, *cursor.given]), conjunction([tirx.Not(here), *conditions]))]
-            found = guarded([here], cursor.pos, pos), is_there
-        return found
+                is_stored = [
+                    tirx.Or(
+                        conjunction([is_same_parent, *cursor.given]),
+                        conjunction([tirx.Not(is_same_parent), *conditions]),
+                    )
+                ]
+            lookup_result = guarded([is_same_parent], cursor.pos, pos), is_stored
+        return lookup_result
 
 
 def lookup(
@@ -261,29 +268,29 @@ def lookup(
     parent_pos: ir.Expr | None,
     above: Sequence[ir.Expr],
     coord: ir.Expr,
-    given: Conditions,
-    known: tuple[bool, bool],
+    parent_conditions: Conditions,
+    proven: tuple[bool, bool],
     strategy: str = "inline",
 ) -> tuple[ir.Expr, Conditions]:
     """Return the position of `coord` in the fiber below `parent_pos`, and the conditions for it to be stored there.
 
-    `given` are the conditions under which `parent_pos` exists: no index array is read where they fail.
+    `parent_conditions` are the conditions under which `parent_pos` exists: no index array is read where they fail.
     """
     if axis.kind == "dense_fixed":
-        return coord, in_range(coord, axis.length, known)
+        return coord, in_range(coord, axis.length, proven)
     zero = const(0, axis.idtype)
     parent = const(0, axis.idtype) if parent_pos is None else parent_pos
-    begin = guarded(given, axis.begin(parent, above), zero)
-    extent = guarded(given, axis.extent(parent, above), zero)
+    begin = guarded(parent_conditions, axis.begin(parent, above), zero)
+    extent = guarded(parent_conditions, axis.extent(parent, above), zero)
     if axis.is_dense:
         return begin + coord, in_range(coord, extent)
     if axis.rule is not None:
         slot = _slot_of_rule(axis, begin, above, coord, extent)
-        bounds = in_range(coord, axis.length, known)
+        bounds = in_range(coord, axis.length, proven)
         return begin + slot, [*bounds, *in_range(slot, extent)]
     first = tirx.BufferLoad(axis.indices, [begin])
     slot = dialect.call("find", [first, extent, coord, int(axis.sorted), ir.StringImm(strategy)], axis.idtype)
-    bounds = in_range(coord, axis.length, known) if axis.may_be_absent else []
+    bounds = in_range(coord, axis.length, proven) if axis.may_be_absent else []
     return begin + slot, [*bounds, slot >= zero]
 
 
@@ -291,8 +298,8 @@ def lookup_tuple(
     chain: Sequence[Axis],
     parent_pos: ir.Expr | None,
     above: Sequence[ir.Expr],
-    wanted: Sequence[ir.Expr],
-    given: Conditions,
+    tuple_coords: Sequence[ir.Expr],
+    parent_conditions: Conditions,
 ) -> tuple[ir.Expr, Conditions]:
     """Return the position of a tuple of coordinates below an axis that may repeat coordinates (COO).
 
@@ -300,35 +307,35 @@ def lookup_tuple(
     """
     first = chain[0]
     slot = dialect.call("arg", [0], first.idtype)
-    begin, extent, equal = _compared(chain, parent_pos, above, wanted, given, slot)
+    begin, extent, equal = _compared(chain, parent_pos, above, tuple_coords, parent_conditions, slot)
     test = tirx.Cast(first.idtype, conjunction(equal))
-    at = dialect.call("find_rule", [test, extent, const(1, first.idtype)], first.idtype)
-    return begin + at, [at >= const(0, first.idtype)]
+    slot_found = dialect.call("find_rule", [test, extent, const(1, first.idtype)], first.idtype)
+    return begin + slot_found, [slot_found >= const(0, first.idtype)]
 
 
 def _compared(
     chain: Sequence[Axis],
     parent_pos: ir.Expr | None,
     above: Sequence[ir.Expr],
-    wanted: Sequence[ir.Expr],
-    given: Conditions,
+    tuple_coords: Sequence[ir.Expr],
+    parent_conditions: Conditions,
     slot: ir.Expr,
 ) -> tuple[ir.Expr, ir.Expr, Conditions]:
     """Return the begin and extent of a fiber, and the conditions for a tuple of coordinates to be at `slot` of it."""
-    first, rest = chain[0], chain[1:]
-    if any(a.kind != "singleton" for a in rest):
+    first, others = chain[0], chain[1:]
+    if any(a.kind != "singleton" for a in others):
         message = f"a search by coordinate below axis {first.name} (unique=False) is only supported for singleton axes"
         raise LoweringError(f"{message}; iterate the buffer's own axes instead")
     zero = const(0, first.idtype)
     parent = zero if parent_pos is None else parent_pos
-    begin = guarded(given, first.begin(parent, above), zero)
-    extent = guarded(given, first.extent(parent, above), zero)
+    begin = guarded(parent_conditions, first.begin(parent, above), zero)
+    extent = guarded(parent_conditions, first.extent(parent, above), zero)
     equal: Conditions = []
     coords = list(above)
-    for axis, want in zip(chain, wanted, strict=True):
-        found = axis.coordinate(begin + slot, slot if axis is first else zero, coords)
-        equal += [found.equal(want), *(in_range(want, axis.length) if axis.may_be_absent else [])]
-        coords.append(want)
+    for axis, coord in zip(chain, tuple_coords, strict=True):
+        stored = axis.coordinate(begin + slot, slot if axis is first else zero, coords)
+        equal += [stored.equal(coord), *(in_range(coord, axis.length) if axis.may_be_absent else [])]
+        coords.append(coord)
     return begin, extent, equal
 
 
@@ -359,5 +366,7 @@ def fiber_of(axis: Axis, pos: ir.Expr) -> ir.Expr:
         raise LoweringError(message)
     first = load(axis.indptr, const(0, str(axis.indptr.ty.dtype)))
     count = cast(axis.parent.count, str(axis.indptr.ty.dtype))
-    found = dialect.call("find_fiber", [first, count, cast(pos, str(axis.indptr.ty.dtype))], str(axis.indptr.ty.dtype))
-    return cast(found, axis.parent.idtype)
+    parent_pos = dialect.call(
+        "find_fiber", [first, count, cast(pos, str(axis.indptr.ty.dtype))], str(axis.indptr.ty.dtype)
+    )
+    return cast(parent_pos, axis.parent.idtype)

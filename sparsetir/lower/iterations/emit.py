@@ -161,8 +161,14 @@ class NestEmitter:
         return out
 
     def _seq(self, node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-        kept = [mutator.mutate(s) for s in node.seq if not self._is_declaration(s)]
-        return kept[0] if len(kept) == 1 else tirx.SeqStmt(kept) if kept else tirx.Evaluate(const(0))
+        statements = [mutator.mutate(s) for s in node.seq if not self._is_declaration(s)]
+        return (
+            statements[0]
+            if len(statements) == 1
+            else tirx.SeqStmt(statements)
+            if statements
+            else tirx.Evaluate(const(0))
+        )
 
     def _is_declaration(self, stmt: tirx.Stmt) -> bool:
         if isinstance(stmt, tirx.Bind):
@@ -174,8 +180,8 @@ class NestEmitter:
     def _realize(self, node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:
         if not is_sp_iter(node):
             return mutator.default_mutate(node)
-        found = [it for it in self.program.iterations if it.node.same_as(node)]
-        iteration = found[0] if found else _redecode(node, self.program)
+        matches = [it for it in self.program.iterations if it.node.same_as(node)]
+        iteration = matches[0] if matches else _redecode(node, self.program)
         outer, search = self.scope, self.search
         self.scope, self.search = outer.child(), iteration.search
         self.depth += 1
@@ -185,9 +191,9 @@ class NestEmitter:
             self.scope, self.search = outer, search
             self.depth -= 1
 
-    def _free_name(self, wanted: str) -> str:
+    def _free_name(self, stem: str) -> str:
         """Return an unused block name, since schedules find blocks by name."""
-        name = next(n for n in chain([wanted], (f"{wanted}_{k}" for k in count(1))) if n not in self.names)
+        name = next(n for n in chain([stem], (f"{stem}_{k}" for k in count(1))) if n not in self.names)
         self.names.add(name)
         return name
 
@@ -267,8 +273,8 @@ class NestEmitter:
                 name = self._free_name(iteration.name if leaf else f"{iteration.name}_{n}")
                 allocated = list(iteration.block.alloc_buffers) if leaf else []
                 if leaf:
-                    body, own = _own_scratch(body)
-                    allocated += own
+                    body, scratch = _own_scratch(body)
+                    allocated += scratch
                 body = where_present(body, level.predicates, leaf and inner_init is not None)
                 outermost = n == min(m for m, x in enumerate(levels) if x.loops)
                 mark = {PARALLEL_MARK: str(level.block_vars[0].name)} if outermost and parallel else {}
@@ -301,9 +307,9 @@ class NestEmitter:
             if not below and not split.names(entry):
                 continue
             if below and not entry.is_fused and all(a.repeats_below(entry.axes[0]) for a in below):
-                cursor, given = any_slot(entry, self.scope)
+                cursor, parent_conditions = any_slot(entry, self.scope)
                 self.scope.add(entry.vars[0], cursor, entry.axes[0].length)
-                levels[-1].predicates += given
+                levels[-1].predicates += parent_conditions
                 continue
             if below or (split.by_position(entry) and self._parent_placed(entry)):
                 loops, cursors, absent = self._placed(entry, iteration, needed)
@@ -352,10 +358,10 @@ def _own_scratch(body: tirx.Stmt, least: int = 0) -> tuple[tirx.Stmt, list[Var]]
     """
     if not isinstance(body, tirx.SeqStmt):
         return body, []
-    found = [s for s in body.seq if isinstance(s, tirx.AllocBuffer) and _is_array(s.buffer)]
-    users = [sum(mentions(t, [s.buffer]) for t in body.seq if not t.same_as(s)) for s in found]
-    own = [s for s, count in zip(found, users, strict=True) if count >= least]
-    return seq(*(s for s in body.seq if s not in own)), [s.buffer for s in own]
+    allocations = [s for s in body.seq if isinstance(s, tirx.AllocBuffer) and _is_array(s.buffer)]
+    users = [sum(mentions(t, [s.buffer]) for t in body.seq if not t.same_as(s)) for s in allocations]
+    moved = [s for s, count in zip(allocations, users, strict=True) if count >= least]
+    return seq(*(s for s in body.seq if s not in moved)), [s.buffer for s in moved]
 
 
 def _is_array(buffer: Var) -> bool:
@@ -379,10 +385,10 @@ def emit_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     emitter = NestEmitter(Facts(func, program))
     body = emitter.rewrite(func.body)
-    inner, own = _own_scratch(body.block.body, 2)
-    if emitter.scratch or own:
+    inner, scratch = _own_scratch(body.block.body, 2)
+    if emitter.scratch or scratch:
         root = body.block
-        allocated = [*root.alloc_buffers, *own, *emitter.scratch]
+        allocated = [*root.alloc_buffers, *scratch, *emitter.scratch]
         block = s_tir.SBlock([], [], [], root.name_hint, inner, None, allocated, annotations=root.annotations)
         body = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
     return with_body(func, body)

@@ -50,8 +50,8 @@ class _Member:
     @property
     def count(self) -> ir.Expr:
         """Number of entries."""
-        own = guarded(self.given, self.axis.extent(self._at, self.above), const(0, self.axis.idtype))
-        return cast(own, self.dtype)
+        extent = guarded(self.given, self.axis.extent(self._at, self.above), const(0, self.axis.idtype))
+        return cast(extent, self.dtype)
 
     def position(self, slot: ir.Expr) -> ir.Expr:
         return self.axis.position(self._at, cast(slot, self.axis.idtype), self.above)
@@ -62,12 +62,12 @@ class _Member:
 
     def found(self, coord: ir.Expr, strategy: str) -> tuple[ir.Expr, Conditions]:
         """Return the position of a coordinate and the conditions for the fiber to store it."""
-        own = cast(coord, self.axis.idtype)
-        return lookup(self.axis, self.parent_pos, self.above, own, self.given, (True, True), strategy)
+        own_coord = cast(coord, self.axis.idtype)
+        return lookup(self.axis, self.parent_pos, self.above, own_coord, self.given, (True, True), strategy)
 
-    def cursor(self, coord: ir.Expr, pos: ir.Expr, given: Conditions, slot: Var) -> Cursor:
-        own = cast(coord, self.axis.idtype)
-        return Cursor(self.axis, own, pos, self.parent_pos, self.above, slot, tuple(given))
+    def cursor(self, coord: ir.Expr, pos: ir.Expr, conditions: Conditions, slot: Var) -> Cursor:
+        own_coord = cast(coord, self.axis.idtype)
+        return Cursor(self.axis, own_coord, pos, self.parent_pos, self.above, slot, tuple(conditions))
 
 
 def place_merge(entry: Entry, scope: Scope, strategy: str) -> Merged:
@@ -97,10 +97,10 @@ def _intersection(members: Sequence[_Member], name: str, dtype: str, strategy: s
             cursors.append(member.cursor(coord, at, [], slot))
             continue
         # Several entries of the member may have the coordinate, so a loop compares all of them.
-        own = Var(f"{name}_{n}", ir.PrimType(member.axis.idtype))
-        loops.append((cast(member.count, member.axis.idtype), own))
-        absent = [*absent, member.coordinate(own).equal(coord)]
-        cursors.append(member.cursor(coord, member.position(own), [], own))
+        own_slot = Var(f"{name}_{n}", ir.PrimType(member.axis.idtype))
+        loops.append((cast(member.count, member.axis.idtype), own_slot))
+        absent = [*absent, member.coordinate(own_slot).equal(coord)]
+        cursors.append(member.cursor(coord, member.position(own_slot), [], own_slot))
     return Merged(loops, Cursor(None, coord, slot=slot, members=tuple(cursors)), absent)
 
 
@@ -149,9 +149,9 @@ def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Condi
         return _place_fused(entry)
     axis = entry.axes[0]
     slot = Var("v" + str(entry.vars[0].name), ir.PrimType(axis.idtype))
-    parent_pos, above, given = parent_of(axis, entry.attached_to, scope)
+    parent_pos, above, parent_conditions = parent_of(axis, entry.attached_to, scope)
     at = const(0, axis.idtype) if parent_pos is None else parent_pos
-    extent = guarded(given, axis.extent(at, above), const(0, axis.idtype))
+    extent = guarded(parent_conditions, axis.extent(at, above), const(0, axis.idtype))
     pos = axis.position(at, slot, above)
     coord = axis.coordinate(pos, slot, above)
     absent = in_range(coord, axis.length) if axis.may_be_absent else []
@@ -164,11 +164,11 @@ def any_slot(entry: Entry, scope: Scope) -> tuple[Cursor, Conditions]:
     It serves axes below whose coordinates repeat in every slot, and exist even if the fiber has no slots.
     """
     axis = entry.axes[0]
-    parent_pos, above, given = parent_of(axis, entry.attached_to, scope)
+    parent_pos, above, parent_conditions = parent_of(axis, entry.attached_to, scope)
     at, slot = const(0, axis.idtype) if parent_pos is None else parent_pos, const(0, axis.idtype)
     pos = axis.position(at, slot, above)
     cursor = Cursor(axis, axis.coordinate(pos, slot, above), pos, parent_pos, tuple(above))
-    return cursor, given
+    return cursor, parent_conditions
 
 
 def parent_of(axis: Axis, host: Axis | None, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
@@ -200,10 +200,12 @@ def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple
         raise VerifyError(message, axis.name)
     above = () if grand is None else grand.coords
     coord = cast(host.coord, base.idtype)
-    known = same(at.length, base.length)
-    given = [] if grand is None else list(grand.given)
-    pos, conditions = lookup(base, None if grand is None else grand.pos, above, coord, given, (known, known))
-    return pos, (*above, coord), [*given, *conditions]
+    is_in_range = same(at.length, base.length)
+    parent_conditions = [] if grand is None else list(grand.given)
+    pos, conditions = lookup(
+        base, None if grand is None else grand.pos, above, coord, parent_conditions, (is_in_range, is_in_range)
+    )
+    return pos, (*above, coord), [*parent_conditions, *conditions]
 
 
 def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
@@ -233,8 +235,8 @@ def realize(block: s_tir.SBlock, level: Level) -> s_tir.SBlockRealize:
 
 def order_note(level: Level, loops: list[Var], needed: set[Var]) -> dict[str, list[str]]:
     """Return the annotation of a block's variables that must keep their order, including the program's `loops`."""
-    own = [str(v.name) for v in level.block_vars if v in needed]
-    names = ["v" + str(v.name) for v in loops if v in needed] + own
+    own_names = [str(v.name) for v in level.block_vars if v in needed]
+    names = ["v" + str(v.name) for v in loops if v in needed] + own_names
     return {ORDERED_MARK: names} if names else {}
 
 
@@ -266,9 +268,11 @@ def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var], needed: 
     domains = [ir.Range(const(0, str(v.ty.dtype)), tirx.max_value(str(v.ty.dtype))) for v in used]
     extra = [tirx.IterVar(d, inner[v], SPATIAL) for v, d in zip(used, domains, strict=True)]
     init = None if block.init is None else replace(block.init)
-    own = [tirx.IterVar(iv.dom, iv.var, iv.iter_type) for iv in block.iter_vars]
+    iter_vars = [tirx.IterVar(iv.dom, iv.var, iv.iter_type) for iv in block.iter_vars]
     body, notes = replace(block.body), {**block.annotations, **order_note(level, used, needed)}
-    fresh = s_tir.SBlock([*extra, *own], [], [], block.name_hint, body, init, block.alloc_buffers, annotations=notes)
+    fresh = s_tir.SBlock(
+        [*extra, *iter_vars], [], [], block.name_hint, body, init, block.alloc_buffers, annotations=notes
+    )
     return s_tir.SBlockRealize([*used, *(v for v, _ in level.loops)], tirx.const(True, "bool"), fresh)
 
 

@@ -39,41 +39,41 @@ from sparsetir.lower.annotations import INIT_MARK, SCRATCH, STRUCTURE
 
 def _bound_inside(body: tirx.Stmt) -> list[Var]:
     """Return the variables that `body` defines."""
-    found: list[Var] = []
+    variables: list[Var] = []
     callbacks = [
-        (tirx.For, lambda f: found.append(f.loop_var)),
-        (s_tir.SBlock, lambda b: found.extend(iv.var for iv in b.iter_vars)),
-        (tirx.Bind, lambda b: found.append(b.var)),
-        (tirx.Let, lambda x: found.append(x.var)),
+        (tirx.For, lambda f: variables.append(f.loop_var)),
+        (s_tir.SBlock, lambda b: variables.extend(iv.var for iv in b.iter_vars)),
+        (tirx.Bind, lambda b: variables.append(b.var)),
+        (tirx.Let, lambda x: variables.append(x.var)),
     ]
     structural_walk(body, callbacks)
-    return found
+    return variables
 
 
 def _local_buffers(block: s_tir.SBlock) -> list[Var]:
-    found: list[Var] = list(block.alloc_buffers)
+    buffers: list[Var] = list(block.alloc_buffers)
     callbacks = [
-        (s_tir.SBlock, lambda b: found.extend(b.alloc_buffers)),
-        (tirx.AllocBuffer, lambda b: found.append(b.buffer)),
+        (s_tir.SBlock, lambda b: buffers.extend(b.alloc_buffers)),
+        (tirx.AllocBuffer, lambda b: buffers.append(b.buffer)),
     ]
     structural_walk(block.body, callbacks)
-    return found
+    return buffers
 
 
 def _initialised(block: s_tir.SBlock) -> list[Var]:
     """Return the buffers that the block, or a block inside it, initialises before it reads them."""
-    found: list[Var] = []
+    buffers: list[Var] = []
 
     def on_block(inner: s_tir.SBlock) -> None:
         if inner.init is not None:
-            structural_walk(inner.init, (tirx.BufferStore, lambda s: found.append(s.buffer)))
+            structural_walk(inner.init, (tirx.BufferStore, lambda s: buffers.append(s.buffer)))
         if INIT_MARK in inner.annotations:
-            structural_walk(inner.body, (tirx.BufferStore, lambda s: found.append(s.buffer)))
+            structural_walk(inner.body, (tirx.BufferStore, lambda s: buffers.append(s.buffer)))
 
     structural_walk(block.body, (s_tir.SBlock, on_block))
     if block.init is not None:
-        structural_walk(block.init, (tirx.BufferStore, lambda s: found.append(s.buffer)))
-    return found
+        structural_walk(block.init, (tirx.BufferStore, lambda s: buffers.append(s.buffer)))
+    return buffers
 
 
 class _Regions:
@@ -87,9 +87,9 @@ class _Regions:
         """Add one access to the union."""
         shape = buffer.ty.shape
         ranges = [self._range(i, d, whole) for i, d in zip(indices, shape, strict=True)]
-        known = self.by_buffer.get(buffer)
-        if known is not None:
-            ranges = [_join(r, k, d) for r, k, d in zip(ranges, known, shape, strict=True)]
+        old_ranges = self.by_buffer.get(buffer)
+        if old_ranges is not None:
+            ranges = [_join(r, k, d) for r, k, d in zip(ranges, old_ranges, shape, strict=True)]
         self.by_buffer[buffer] = ranges
 
     def _range(self, index: ir.Expr, extent: ir.Expr, whole: bool) -> ir.Range:
@@ -175,8 +175,8 @@ def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     body = structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
     out = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
-    own = [str(b.name) for block in collect(body, s_tir.SBlock) for b in block.alloc_buffers]
-    return out.with_attr(SCRATCH, own) if is_lowered and own else out
+    scratch = [str(b.name) for block in collect(body, s_tir.SBlock) for b in block.alloc_buffers]
+    return out.with_attr(SCRATCH, scratch) if is_lowered and scratch else out
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.DeclareRegions")

@@ -39,9 +39,9 @@ class ColumnLoop:
     def of(cls, loop: tirx.For) -> ColumnLoop | None:
         """Match an annotated loop over tiles; return None if its lanes do not cover every column once."""
         inner = vector_loops(loop.body)
-        found = match(loop)
-        if found is not None:
-            return cls(loop, *found, tuple(f.loop_var for f in inner))
+        tile_and_width = match(loop)
+        if tile_and_width is not None:
+            return cls(loop, *tile_and_width, tuple(f.loop_var for f in inner))
         sizes = {int(f.extent) if isinstance(f.extent, tirx.IntImm) else 0 for f in inner}
         if len(sizes) != 1 or 0 in sizes or not isinstance(loop.extent, tirx.IntImm):
             return None
@@ -64,8 +64,8 @@ class ColumnLoop:
 
     def dimension(self, indices: list[ir.Expr]) -> int | None:
         """Return the dimension whose subscript is the column; None unless exactly one is."""
-        found = [d for d, index in enumerate(indices) if self.is_column(index)]
-        return found[0] if len(found) == 1 else None
+        dimensions = [d for d, index in enumerate(indices) if self.is_column(index)]
+        return dimensions[0] if len(dimensions) == 1 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +82,15 @@ class Columns:
     def of(cls, rows: tirx.For) -> Columns | None:
         """Collect the column loops of `rows`; return None if none is annotated or columns depend on each other."""
         marked = [f for f in collect(rows.body, tirx.For) if PANEL in f.annotations]
-        tiled = [one for f in marked if (one := ColumnLoop.of(f)) is not None]
+        tiled = [column for f in marked if (column := ColumnLoop.of(f)) is not None]
         if not tiled or len(tiled) < len(marked) or not all(same(t.width, tiled[0].width) for t in tiled):
             return None
         panel, width = int(marked[0].annotations[PANEL]), tiled[0].width
         loops = [*tiled, *_plain(rows, marked, width)]
         if any(int(f.annotations[PANEL]) != panel for f in marked) or any(panel % t.tile for t in loops):
             return None
-        found = cls(rows, panel, width, loops)
-        return found if found._falls_apart() else None
+        columns = cls(rows, panel, width, loops)
+        return columns if columns._falls_apart() else None
 
     def accesses(self) -> Iterator[tuple[ColumnLoop, Var, list[ir.Expr], bool]]:
         """Yield each column loop with the accesses below it: buffer, subscripts, and whether it is a store."""
@@ -100,10 +100,10 @@ class Columns:
 
     def _falls_apart(self) -> bool:
         """Return whether the columns of the results are independent; set the column dimension of each result."""
-        own = {a.buffer for a in collect(self.rows.body, tirx.AllocBuffer)}
-        kept = {a.buffer for c in self.loops for a in collect(c.loop.body, tirx.AllocBuffer)}
-        stores = [s for s in collect(self.rows.body, tirx.BufferStore) if s.buffer not in own]
-        below = [(c, b, i) for c, b, i, is_store in self.accesses() if is_store and b not in own]
+        row_arrays = {a.buffer for a in collect(self.rows.body, tirx.AllocBuffer)}
+        step_arrays = {a.buffer for c in self.loops for a in collect(c.loop.body, tirx.AllocBuffer)}
+        stores = [s for s in collect(self.rows.body, tirx.BufferStore) if s.buffer not in row_arrays]
+        below = [(c, b, i) for c, b, i, is_store in self.accesses() if is_store and b not in row_arrays]
         if len(below) != len(stores):
             return False
         for column, buffer, indices in below:
@@ -111,17 +111,19 @@ class Columns:
             if dimension is None or self.results.setdefault(buffer, dimension) != dimension:
                 return False
         reads = [(c, b, i) for c, b, i, is_store in self.accesses() if not is_store and b in self.results]
-        every = [x for x in collect(self.rows.body, ir.TensorLoad) if x.source in self.results]
-        apart = len(reads) == len(every) and all(c.dimension(i) == self.results[b] for c, b, i in reads)
+        all_reads = [x for x in collect(self.rows.body, ir.TensorLoad) if x.source in self.results]
+        is_independent = len(reads) == len(all_reads) and all(c.dimension(i) == self.results[b] for c, b, i in reads)
         # An array of the row that a column loop stores to could carry values to the next step.
-        return apart and not any(b in own and b not in kept for _, b, _, is_store in self.accesses() if is_store)
+        return is_independent and not any(
+            b in row_arrays and b not in step_arrays for _, b, _, is_store in self.accesses() if is_store
+        )
 
 
 def _plain(rows: tirx.For, marked: list[tirx.For], width: ir.Expr) -> list[ColumnLoop]:
     """Return the plain loops over all columns that are not inside an annotated loop."""
     inside = [f for loop in marked for f in collect(loop.body, tirx.For)]
-    others = [f for f in collect(rows.body, tirx.For) if f not in inside and f not in marked]
-    return [ColumnLoop(f, 1, f.extent, ()) for f in others if same(f.extent, width)]
+    plain = [f for f in collect(rows.body, tirx.For) if f not in inside and f not in marked]
+    return [ColumnLoop(f, 1, f.extent, ()) for f in plain if same(f.extent, width)]
 
 
 # Register blocking: keep a row that several sums share in registers.
@@ -179,9 +181,9 @@ class Shared:
         if str(dot.store.buffer.ty.dtype) in HALVES:
             return None
         terms = factors(dot.term)
-        same = [f for f in terms if not mentions(f, [outer.loop_var])]
-        other = [f for f in terms if mentions(f, [outer.loop_var])]
-        return cls(outer, dot, product(same), product(other), size) if same and other else None
+        invariant = [f for f in terms if not mentions(f, [outer.loop_var])]
+        varying = [f for f in terms if mentions(f, [outer.loop_var])]
+        return cls(outer, dot, product(invariant), product(varying), size) if invariant and varying else None
 
     def before(self, part: ir.Expr) -> ir.Expr:
         """Return the value that the sum over a part is added to."""
@@ -207,11 +209,11 @@ def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int) -> tir
         fresh = Var("g", member.ty)
         return unrolled(fresh, group, renewed(substitute(body, {member: fresh})))
 
-    here = [member * width + lane]
-    clear = vectorized(lane, lanes, tirx.BufferStore(acc, const(0, dtype), here))
-    held = tirx.BufferLoad(row, [block * width + lane])
-    term = held * of(shared.gathered, part * size + block * width + lane)
-    add = tirx.BufferStore(acc, tirx.BufferLoad(acc, here) + term, here)
+    acc_index = [member * width + lane]
+    clear = vectorized(lane, lanes, tirx.BufferStore(acc, const(0, dtype), acc_index))
+    shared_element = tirx.BufferLoad(row, [block * width + lane])
+    term = shared_element * of(shared.gathered, part * size + block * width + lane)
+    add = tirx.BufferStore(acc, tirx.BufferLoad(acc, acc_index) + term, acc_index)
     sums = unrolled(block, shared.size // lanes, vectorized(lane, lanes, renewed(add)))
     again, inside = Var("k_again", k.ty), [of(f) for f in dot.factors]
 
@@ -222,8 +224,8 @@ def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int) -> tir
 
     checks, value = scaled(inside, total, member, group, unfactored)
     finish = tirx.BufferStore(dot.store.buffer, of(shared.before(part)) + value, [of(i) for i in dot.store.indices])
-    found = _fetches(shared, part, of) if asks(shared.outer, PREFETCH) else []
-    fetches = [each(seq(*found))] if found else []
+    prefetches = _fetches(shared, part, of) if asks(shared.outer, PREFETCH) else []
+    fetches = [each(seq(*prefetches))] if prefetches else []
     alloc = [tirx.AllocBuffer(acc), tirx.AllocBuffer(total)]
     joined = totals(acc, total, group, lanes)
     return seq(*alloc, *fetches, each(seq(renewed(clear), sums)), joined, *checks, each(finish))
@@ -232,13 +234,13 @@ def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int) -> tir
 def _fetches(shared: Shared, part: Var, of: Any) -> list[tirx.Stmt]:
     """Emit prefetches of all cache lines of the rows that are gathered at the prefetch distance."""
     k = shared.dot.loop.loop_var
-    found = []
+    prefetches = []
     for load in gathers(shared.gathered, shared.outer.loop_var):
-        further = ahead(load, shared.outer)
+        indices = ahead(load, shared.outer)
         for start in line_starts(load, shared.size):
             at = part * const(shared.size, str(k.ty.dtype)) + const(start, str(k.ty.dtype))
-            found.append(fetch(load, [of(i, at) for i in further]))
-    return found
+            prefetches.append(fetch(load, [of(i, at) for i in indices]))
+    return prefetches
 
 
 def hold(outer: tirx.For) -> tirx.Stmt | None:
@@ -249,24 +251,24 @@ def hold(outer: tirx.For) -> tirx.Stmt | None:
     dot, var = shared.dot, outer.loop_var
     k, extent = dot.loop.loop_var, dot.loop.extent
     index, steps = str(k.ty.dtype), str(var.ty.dtype)
-    size, lanes, none = const(shared.size, index), const(dot.lanes, index), const(0, index)
+    size, lanes, zero_index = const(shared.size, index), const(dot.lanes, index), const(0, index)
     part, block, lane = Var("part", k.ty), Var("k_0", k.ty), Var("k_1", k.ty)
     row = tirx.decl_buffer([shared.size], str(dot.store.buffer.ty.dtype), name="row", scope="local", layout=None)
     element = block * lanes + lane
     loaded = tirx.BufferStore(row, substitute(shared.row, {k: part * size + element}), [element])
     load = unrolled(block, shared.size // dot.lanes, vectorized(lane, dot.lanes, loaded))
-    several, single = Var(f"{var.name}_0", var.ty), Var(str(var.name), var.ty)
+    group_step, single_step = Var(f"{var.name}_0", var.ty), Var(str(var.name), var.ty)
     zero, group = const(0, steps), const(GROUP, steps)
     full = tirx.floordiv(outer.extent, group)
-    main = _sums(shared, row, part, several * group, GROUP)
-    last = _sums(shared, row, part, full * group + single, 1)
-    groups = serial(several, full, main, without(outer, PREFETCH))
-    others = serial(single, tirx.floormod(outer.extent, group), renewed(last))
+    main = _sums(shared, row, part, group_step * group, GROUP)
+    last = _sums(shared, row, part, full * group + single_step, 1)
+    groups = serial(group_step, full, main, without(outer, PREFETCH))
+    singles = serial(single_step, tirx.floormod(outer.extent, group), renewed(last))
     count = tirx.floordiv(extent, size)
-    parts = serial(part, count, seq(tirx.AllocBuffer(row), load, groups, others))
-    rest = _rest(shared, count, tirx.floormod(extent, size))
-    is_left = tirx.any(tirx.floormod(extent, size) > none, extent < size)
-    return seq(tirx.IfThenElse(outer.extent > zero, parts, None), tirx.IfThenElse(is_left, rest, None))
+    parts = serial(part, count, seq(tirx.AllocBuffer(row), load, groups, singles))
+    remainder = _rest(shared, count, tirx.floormod(extent, size))
+    has_remainder = tirx.any(tirx.floormod(extent, size) > zero_index, extent < size)
+    return seq(tirx.IfThenElse(outer.extent > zero, parts, None), tirx.IfThenElse(has_remainder, remainder, None))
 
 
 def _rest(shared: Shared, count: ir.Expr, left: ir.Expr) -> tirx.Stmt:

@@ -69,9 +69,9 @@ class Rows:
     listed: ir.TensorLoad | None = None
     fibers: tuple[Var, ...] = ()
 
-    def same_as(self, other: Rows) -> bool:
+    def same_as(self, rows: Rows) -> bool:
         """Return whether both are the same rows of the same loop."""
-        return self.size == other.size and same(self.listed, other.listed)
+        return self.size == rows.size and same(self.listed, rows.listed)
 
 
 def _fibers(index: ir.Expr, loop: tirx.For, pointers: set[str]) -> tuple[Var, ...] | None:
@@ -114,12 +114,12 @@ def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str], pointers: set[
     size = analyzer.simplify(substitute(index, {step: step + one}) - index)
     if not isinstance(size, tirx.IntImm) or int(size) < 1:
         return None
-    rest = substitute(index, {step: const(0, str(step.ty.dtype))})
+    offset = substitute(index, {step: const(0, str(step.ty.dtype))})
     for lane in collect(loop.body, tirx.For):
         if isinstance(lane.extent, tirx.IntImm) and int(lane.extent) > 0:
             analyzer.bind(lane.loop_var, ir.Range.from_min_extent(lane.min, lane.extent))
-    dtype = str(rest.ty.dtype)
-    if not analyzer.can_prove(rest >= const(0, dtype)) or not analyzer.can_prove(rest < cast(size, dtype)):
+    dtype = str(offset.ty.dtype)
+    if not analyzer.can_prove(offset >= const(0, dtype)) or not analyzer.can_prove(offset < cast(size, dtype)):
         return None
     return Rows(int(size), listed)
 
@@ -136,16 +136,16 @@ def _advances(position: ir.Expr, loop: tirx.For) -> bool:
 def _accesses(loop: tirx.For) -> tuple[Touched, set[Var]]:
     """Return the subscripts of all accesses to arrays from outside the loop, and the written arrays."""
     inside = {a.buffer for a in collect(loop.body, tirx.AllocBuffer)}
-    found: Touched = {}
+    accesses: Touched = {}
     written = set()
     for store in collect(loop.body, tirx.BufferStore):
         if store.buffer not in inside:
-            found.setdefault(store.buffer, []).append(list(store.indices))
+            accesses.setdefault(store.buffer, []).append(list(store.indices))
             written.add(store.buffer)
     for load in collect(loop.body, ir.TensorLoad):
         if load.source not in inside:
-            found.setdefault(load.source, []).append(list(load.indices))
-    return found, written
+            accesses.setdefault(load.source, []).append(list(load.indices))
+    return accesses, written
 
 
 class Run:
@@ -177,17 +177,17 @@ class Run:
 
     def _rows(self, steps: list[tuple[tirx.For, Touched]], shared: set[Var]) -> list[Rows] | None:
         """Return for each loop the rows common to all its accesses to shared arrays; None if they differ."""
-        found: list[Rows | None] = [None] * len(steps)
+        common: list[Rows | None] = [None] * len(steps)
         for buffer in shared:
             rows = self._rows_in(buffer, steps)
             if rows is None:
                 return None
-            for n, (old, new) in enumerate(zip(found, rows, strict=True)):
+            for n, (old, new) in enumerate(zip(common, rows, strict=True)):
                 if old is not None and new is not None and not new.same_as(old):
                     return None
-                found[n] = old or new
-        known = [rows for rows in found if rows is not None]
-        return known if len(known) == len(found) else None
+                common[n] = old or new
+        resolved = [rows for rows in common if rows is not None]
+        return resolved if len(resolved) == len(common) else None
 
     def _rows_in(self, buffer: Var, steps: list[tuple[tirx.For, Touched]]) -> list[Rows | None] | None:
         """Return each loop's rows in one dimension of `buffer`, or None if no dimension fits.
@@ -204,13 +204,13 @@ class Run:
 
     def _rows_at(self, loop: tirx.For, subscripts: list[ir.Expr]) -> Rows | None:
         """Return the rows that all subscripts in a loop denote; None if they differ."""
-        found: Rows | None = None
+        common: Rows | None = None
         for index in subscripts:
             rows = _rows_of(index, loop, self.ascending, self.pointers)
-            if rows is None or (found is not None and not (rows.same_as(found) and rows.fibers == found.fibers)):
+            if rows is None or (common is not None and not (rows.same_as(common) and rows.fibers == common.fibers)):
                 return None
-            found = rows
-        return found
+            common = rows
+        return common
 
     # ------------------------------------------------------------------ the loop over all of them
 

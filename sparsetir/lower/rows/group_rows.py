@@ -54,17 +54,19 @@ class Copy:
     def loops(self, notes: Mapping[str, Any]) -> tirx.Stmt:
         """Emit the loops of the copy; `notes` are the annotations of the outermost loop."""
         shape = list(self.source.ty.shape)
-        others = [d for d in range(len(shape)) if d != self.dimension]
-        is_transposed = self.dimension < others[-1]
-        steps = [shape[d] for d in others]
+        other_dims = [d for d in range(len(shape)) if d != self.dimension]
+        is_transposed = self.dimension < other_dims[-1]
+        steps = [shape[d] for d in other_dims]
         if is_transposed:
             dtype = str(steps[-1].ty.dtype)
             steps[-1] = tirx.floordiv(steps[-1] + const(TRANSPOSE_LINE - 1, dtype), const(TRANSPOSE_LINE, dtype))
-        named = [counted(f"x_{n}", extent) for n, extent in enumerate(steps)]
-        place: list[ir.Expr] = list(named)
-        body = self._lines(place, shape[others[-1]]) if is_transposed else self._columns(lambda make: make(place))
+        loop_vars = [counted(f"x_{n}", extent) for n, extent in enumerate(steps)]
+        indices: list[ir.Expr] = list(loop_vars)
+        body = (
+            self._lines(indices, shape[other_dims[-1]]) if is_transposed else self._columns(lambda make: make(indices))
+        )
         for n in reversed(range(len(steps))):
-            body = serial(named[n], steps[n], body, {} if n else notes)
+            body = serial(loop_vars[n], steps[n], body, {} if n else notes)
         return body
 
     def _lines(self, place: list[ir.Expr], extent: ir.Expr) -> tirx.Stmt:
@@ -91,8 +93,8 @@ class Copy:
 
         y_0 = counted("y_0", self.count)
         full = serial(y_0, tirx.floordiv(self.count, lanes), block(y_0 * lanes, lanes, VECTORIZED))
-        rest = tirx.floormod(self.count, lanes)
-        return seq(full, block(self.count - rest, rest, SERIAL))
+        remainder = tirx.floormod(self.count, lanes)
+        return seq(full, block(self.count - remainder, remainder, SERIAL))
 
     def _move(self, place: list[ir.Expr], column: ir.Expr) -> tirx.Stmt:
         """Emit the copy of one element."""
@@ -173,28 +175,31 @@ def group(rows: tirx.For, columns: Columns, results: dict[Var, int], first: ir.E
     least = min(int(DataType(str(b.ty.dtype)).bits) for b in results)
     size = const(LINE * 8 // least, dtype)
     row = counted("row", rows.extent)
-    left = rows.extent - index * size
-    held = {b: _scratch(b, int(size), columns.panel) for b in results}
+    remaining = rows.extent - index * size
+    buffers = {b: _scratch(b, int(size), columns.panel) for b in results}
 
     def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
-        if store.buffer not in held:
+        if store.buffer not in buffers:
             return mutator.default_mutate(store)
         column = sym.Analyzer().simplify(store.indices[results[store.buffer]] - first)
-        return tirx.BufferStore(held[store.buffer], mutator.mutate(store.value), [row, column])
+        return tirx.BufferStore(buffers[store.buffer], mutator.mutate(store.value), [row, column])
 
     body = structural_mutate(rows.body, [(tirx.BufferStore, on_store)])
     body = substitute(body, {index: index * size + row})
-    inner = serial(row, tirx.min(size, left), body)
-    targets = {s.buffer: s for s in collect(rows.body, tirx.BufferStore) if s.buffer in held}
+    inner = serial(row, tirx.min(size, remaining), body)
+    targets = {s.buffer: s for s in collect(rows.body, tirx.BufferStore) if s.buffer in buffers}
 
     def written(width: ir.Expr, kind: Any) -> tirx.Stmt:
         return seq(
-            *(_unload(targets[b], held[b], d, (index * size, width, kind), (first, count)) for b, d in results.items())
+            *(
+                _unload(targets[b], buffers[b], d, (index * size, width, kind), (first, count))
+                for b, d in results.items()
+            )
         )
 
-    ends = tirx.IfThenElse(size <= left, written(size, VECTORIZED), written(left, SERIAL))
+    ends = tirx.IfThenElse(size <= remaining, written(size, VECTORIZED), written(remaining, SERIAL))
     steps = tirx.floordiv(rows.extent + (size - const(1, dtype)), size)
-    return with_(rows, extent=steps, body=seq(*alloc(*held.values()), inner, ends))
+    return with_(rows, extent=steps, body=seq(*alloc(*buffers.values()), inner, ends))
 
 
 def _scratch(buffer: Var, rows: int, columns: int) -> Var:
@@ -202,14 +207,14 @@ def _scratch(buffer: Var, rows: int, columns: int) -> Var:
     return tirx.decl_buffer(shape, dtype, name=f"{buffer.name}_rows", scope="local", layout=None)
 
 
-def _unload(store: tirx.BufferStore, held: Var, dimension: int, rows: Any, columns: Any) -> tirx.Stmt:
+def _unload(store: tirx.BufferStore, buffer: Var, dimension: int, rows: Any, columns: Any) -> tirx.Stmt:
     """Store the staged results of some rows and columns along the rows."""
     (start, width, kind), (first, count) = rows, columns
     y = counted("y", count)
     row = counted("row", width)
     indices = list(store.indices)
     indices[dimension], indices[-1] = first + y, start + row
-    move = tirx.BufferStore(store.buffer, tirx.BufferLoad(held, [row, y]), indices)
+    move = tirx.BufferStore(store.buffer, tirx.BufferLoad(buffer, [row, y]), indices)
     return serial(y, count, loop(kind, row, width, move))
 
 

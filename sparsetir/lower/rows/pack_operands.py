@@ -55,16 +55,16 @@ def _is_start(x: ir.Expr, column: ColumnLoop) -> bool:
 
 def packed_operands(columns: Columns) -> dict[Var, int]:
     """Return the operands to pack, with the dimension of their columns."""
-    found: dict[Var, int] = {}
+    dimensions: dict[Var, int] = {}
     inside = {a.buffer for a in collect(columns.rows.body, tirx.AllocBuffer)}
     for column, buffer, indices, is_store in columns.accesses():
         dimension = column.dimension(indices)
         if is_store or dimension is None or buffer in inside or buffer in columns.results or len(indices) < 2:
             continue
-        others = [i for d, i in enumerate(indices) if d != dimension]
-        if dimension < len(indices) - 1 or any(collect(i, ir.TensorLoad) for i in others):
-            found.setdefault(buffer, dimension)
-    return found
+        other_indices = [i for d, i in enumerate(indices) if d != dimension]
+        if dimension < len(indices) - 1 or any(collect(i, ir.TensorLoad) for i in other_indices):
+            dimensions.setdefault(buffer, dimension)
+    return dimensions
 
 
 class Panel:
@@ -83,14 +83,14 @@ class Panel:
 
     def _scratch(self, buffer: Var, dimension: int) -> Var:
         """Declare the scratch buffer of an operand: its other dimensions and a panel of columns."""
-        others = [s for d, s in enumerate(buffer.ty.shape) if d != dimension]
-        shape = [*others, tirx.min(self.size, self.columns.width)]
+        other_extents = [s for d, s in enumerate(buffer.ty.shape) if d != dimension]
+        shape = [*other_extents, tirx.min(self.size, self.columns.width)]
         return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=f"{buffer.name}_panel", layout=None)
 
     def loop(self) -> tirx.Stmt:
         """Emit the loop over panels around the copies and the row loop."""
-        kept = {k: v for k, v in self.columns.rows.annotations.items() if k in (CHUNKS, PARALLEL_MARK)}
-        copies = [Copy(b, self.scratch[b], d, self.first, self.count).loops(kept) for b, d in self.operands.items()]
+        notes = {k: v for k, v in self.columns.rows.annotations.items() if k in (CHUNKS, PARALLEL_MARK)}
+        copies = [Copy(b, self.scratch[b], d, self.first, self.count).loops(notes) for b, d in self.operands.items()]
         rows = self._rows()
         if self.results:
             rows = group(rows, self.columns, self.results, self.first, self.count)
@@ -121,8 +121,8 @@ class Panel:
             dimension = self.operands.get(x.source)
             if dimension is None or column.dimension(indices) != dimension:
                 return tirx.BufferLoad(x.source, [mutator.mutate(i) for i in indices])
-            others = [mutator.mutate(i) for d, i in enumerate(indices) if d != dimension]
-            return tirx.BufferLoad(self.scratch[x.source], [*others, indices[dimension]])
+            other_indices = [mutator.mutate(i) for d, i in enumerate(indices) if d != dimension]
+            return tirx.BufferLoad(self.scratch[x.source], [*other_indices, indices[dimension]])
 
         def on_check(x: tirx.LT, mutator: Any) -> ir.Expr:
             return tirx.LT(x.a, self.count) if column.is_column(x.a) else mutator.default_mutate(x)

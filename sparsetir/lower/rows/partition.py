@@ -86,9 +86,9 @@ class Result:
         """Remove the row from the subscripts of an element."""
         return [index for n, index in enumerate(indices) if n != self.at]
 
-    def with_row(self, row: ir.Expr, others: list[ir.Expr]) -> list[ir.Expr]:
+    def with_row(self, row: ir.Expr, other_indices: list[ir.Expr]) -> list[ir.Expr]:
         """Insert the row into the subscripts of the other dimensions."""
-        return [*others[: self.at], row, *others[self.at :]]
+        return [*other_indices[: self.at], row, *other_indices[self.at :]]
 
 
 class RowParts:
@@ -117,21 +117,21 @@ class RowParts:
 
     def _ragged(self, pointers: set[str]) -> tuple[list[tirx.For], Var]:
         """Return the outermost loops over the entries of the row, and its row pointers."""
-        found: list[tirx.For] = []
+        loops: list[tirx.For] = []
         arrays: list[Var] = []
 
         def on_for(node: tirx.For, mutator: Any) -> Any:
             array = self._pointer(node.extent, pointers)
             if array is None:
                 return mutator.default_mutate(node)
-            found.append(node)
+            loops.append(node)
             arrays.append(array)
             return node
 
         structural_mutate(self.loop.body, [(tirx.For, on_for)])
-        if not found or any(not array.same_as(arrays[0]) for array in arrays):
+        if not loops or any(not array.same_as(arrays[0]) for array in arrays):
             raise Unfit("the entries of a row are not those between two row pointers")
-        return found, arrays[0]
+        return loops, arrays[0]
 
     def _pointer(self, extent: ir.Expr, pointers: set[str]) -> Var | None:
         """Return `indptr` if an extent is ``indptr[row + 1] - indptr[row]``, else None."""
@@ -151,16 +151,16 @@ class RowParts:
 
     def _reduced(self) -> dict[Var, type]:
         """Return the arrays that the entries are reduced into, with their combiners."""
-        found: dict[Var, type] = {}
+        combiners: dict[Var, type] = {}
         private = {a.buffer for f in self.ragged for a in collect(f.body, tirx.AllocBuffer)}
         for store in self.within:
             if store.buffer in private or self._is_at_entry(store):
                 continue
             combiner = _update(store)
-            if combiner is None or found.get(store.buffer, combiner) is not combiner:
+            if combiner is None or combiners.get(store.buffer, combiner) is not combiner:
                 raise Unfit(f"{store.buffer.name} is no sum, maximum or minimum of terms")
-            found[store.buffer] = combiner
-        return found
+            combiners[store.buffer] = combiner
+        return combiners
 
     def _is_at_entry(self, store: tirx.BufferStore) -> bool:
         """Return whether a store sets an element at the entry's position, and all accesses of the array are there."""
@@ -196,10 +196,10 @@ class RowParts:
             if store.buffer not in self.reduced and store.buffer not in self.inside:
                 raise Unfit(f"{store.buffer.name} is written once a row")
         for buffer in self.reduced:
-            known = sum(s.buffer.same_as(buffer) for s in self.within)
-            known += sum(s.value.source.same_as(buffer) for s in self.copied)
-            known += sum(isinstance(s.value, ir.TensorLoad) and s.value.source.same_as(buffer) for s in self._taken())
-            if len(_loads(self.loop.body, buffer)) != known:
+            counted = sum(s.buffer.same_as(buffer) for s in self.within)
+            counted += sum(s.value.source.same_as(buffer) for s in self.copied)
+            counted += sum(isinstance(s.value, ir.TensorLoad) and s.value.source.same_as(buffer) for s in self._taken())
+            if len(_loads(self.loop.body, buffer)) != counted:
                 raise Unfit(f"{buffer.name} is used before the row ends")
 
     def _taken(self) -> list[tirx.BufferStore]:
@@ -257,14 +257,14 @@ class RowParts:
             indices = [mutator.mutate(i) for i in store.indices]
             if store.buffer not in results:
                 return tirx.BufferStore(store.buffer, value, indices)
-            others = results[store.buffer].without_row(indices)
-            return tirx.BufferStore(carries[store.buffer], value, [chunk, *others])
+            other_indices = results[store.buffer].without_row(indices)
+            return tirx.BufferStore(carries[store.buffer], value, [chunk, *other_indices])
 
         def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
             if load.source not in results:
                 return mutator.default_mutate(load)
-            others = results[load.source].without_row([mutator.mutate(i) for i in load.indices])
-            return tirx.BufferLoad(carries[load.source], [chunk, *others])
+            other_indices = results[load.source].without_row([mutator.mutate(i) for i in load.indices])
+            return tirx.BufferLoad(carries[load.source], [chunk, *other_indices])
 
         return structural_mutate(body, [(tirx.BufferStore, on_store), (ir.TensorLoad, on_load)])
 
@@ -369,11 +369,11 @@ def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], 
     Loops along a row of a result do not count as fixed steps.
     """
     row, wide = loop.loop_var, "int64"
-    work, each = work_before(loop, pointers), _steps_each(loop)
+    work, steps_per_entry = work_before(loop, pointers), _steps_each(loop)
 
     def before(step: ir.Expr) -> ir.Expr:
         ragged = cast(step, wide) if work is None else cast(_at(work, row, step, loop.extent), wide)
-        return cast(step, wide) + ragged * each
+        return cast(step, wide) + ragged * steps_per_entry
 
     return before
 
@@ -382,11 +382,11 @@ def _steps_each(loop: tirx.For) -> ir.Expr:
     """Return the product of the extents below `loop` that are equal in every row, except along a row of a result."""
     along = [f for f in collect(loop.body, tirx.For) if _is_along(f, loop)]
     inner = [f.loop_var for f in collect(loop.body, tirx.For)] + [b.var for b in collect(loop.body, tirx.Bind)]
-    each: ir.Expr = const(1, "int64")
+    product: ir.Expr = const(1, "int64")
     for f in collect(loop.body, tirx.For):
         if f not in along and not mentions(f.extent, [loop.loop_var, *inner]) and not collect(f.extent, ir.TensorLoad):
-            each = each * cast(f.extent, "int64")
-    return each
+            product = product * cast(f.extent, "int64")
+    return product
 
 
 def _is_along(inner: tirx.For, loop: tirx.For) -> bool:
@@ -527,10 +527,10 @@ class Chunks:
         step = Var(str(old.name), old.ty)
         row = get(self.first) + step
         part = self.rows.part(row, get(self.start), self._pointer(row + const(1, self.dtype)))
-        kept = without(loop, CHUNKS, CARRY, PARALLEL_MARK, SWEEP)
+        notes = without(loop, CHUNKS, CARRY, PARALLEL_MARK, SWEEP)
         count = get(self.last) - get(self.first)
         body = seq(self._seek(row), part)
-        return serial(step, count, body, kept)
+        return serial(step, count, body, notes)
 
     def tail(self, chunk: Var) -> list[tirx.Stmt]:
         """Emit the reduction of the entries of the row that ends in a later chunk to the carry."""
@@ -572,8 +572,8 @@ def refusal(loop: tirx.For, pointers: set[str]) -> str | None:
         return "the loop is not shared out"
     try:
         RowParts(loop, pointers)
-    except Unfit as found:
-        return str(found)
+    except Unfit as error:
+        return str(error)
     return None
 
 

@@ -228,15 +228,15 @@ class _Values:
         stores, loads = collect(func.body, tirx.BufferStore), collect(func.body, ir.TensorLoad)
         roots = [index for node in (*stores, *loads) for index in node.indices]
         roots += [loop.extent for loop in collect(func.body, tirx.For)]
-        named = {node.var: node.value for node in self.bindings}
-        seen: set[Any] = set()
+        bound_values = {node.var: node.value for node in self.bindings}
+        visited: set[Any] = set()
         while roots:
             root = roots.pop()
             yield from (load.source for load in collect(root, ir.TensorLoad))
             for var in collect(root, Var):
-                if var in named and var not in seen:
-                    seen.add(var)
-                    roots.append(named[var])
+                if var in bound_values and var not in visited:
+                    visited.add(var)
+                    roots.append(bound_values[var])
 
     def _spread(self, func: tirx.PrimFunc) -> None:
         """Add the local arrays and variables that depend on values, up to a fixed point."""
@@ -251,18 +251,18 @@ class _Values:
 
     def reach(self, expr: Any) -> bool:
         """Return whether an expression depends on values, other than in subscripts."""
-        found = [False]
+        is_reached = [False]
 
         def on_load(load: Any, _mutator: Any) -> Any:
-            found[0] = found[0] or load.source in self.held
+            is_reached[0] = is_reached[0] or load.source in self.held
             return load
 
         def on_var(var: Any, _mutator: Any) -> Any:
-            found[0] = found[0] or var in self.held
+            is_reached[0] = is_reached[0] or var in self.held
             return var
 
         structural_mutate(expr, [(ir.TensorLoad, on_load), (Var, on_var)])
-        return found[0]
+        return is_reached[0]
 
 
 # Index widening: compute the sum of a base and an offset of fewer than 32 bits in 64 bits; only the offset varies along
@@ -332,20 +332,20 @@ def WidenIndices(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 
 def _loads(condition: ir.Expr) -> list[ir.TensorLoad]:
     """Return the loads that may be out of bounds: all but those of a constant element."""
-    found = collect(condition, ir.TensorLoad)
-    return [x for x in found if not all(isinstance(i, tirx.IntImm) for i in x.indices)]
+    loads = collect(condition, ir.TensorLoad)
+    return [x for x in loads if not all(isinstance(i, tirx.IntImm) for i in x.indices)]
 
 
 def levels(condition: ir.Expr) -> list[ir.Expr]:
     """Group a condition into tests to nest: each may be evaluated once those before it hold."""
     groups: list[list[ir.Expr]] = []
-    known: list[ir.TensorLoad] = []
+    tested_loads: list[ir.TensorLoad] = []
     for part in _bounds_first(conjuncts(condition)):
-        fresh = [x for x in _loads(part) if not any(same(x, y) for y in known)]
-        if fresh or not groups:
+        new_loads = [x for x in _loads(part) if not any(same(x, y) for y in tested_loads)]
+        if new_loads or not groups:
             groups.append([])
         groups[-1].append(part)
-        known += fresh
+        tested_loads += new_loads
     return [conjunction(group) for group in groups]
 
 
@@ -353,17 +353,17 @@ def _bounds_first(parts: list[ir.Expr]) -> list[ir.Expr]:
     """Reorder conditions: the bounds of a variable come before loads whose subscripts depend on it."""
     ordered: list[ir.Expr] = []
     for part in parts:
-        first = next((k for k, other in enumerate(ordered) if _relies_on(other, part)), len(ordered))
-        if any(_relies_on(part, other) for other in ordered[first:]):
+        first = next((k for k, earlier in enumerate(ordered) if _relies_on(earlier, part)), len(ordered))
+        if any(_relies_on(part, earlier) for earlier in ordered[first:]):
             first = len(ordered)
         ordered.insert(first, part)
     return ordered
 
 
-def _relies_on(part: ir.Expr, other: ir.Expr) -> bool:
-    """Return whether `part` loads at a position that depends on a variable that `other` compares."""
+def _relies_on(part: ir.Expr, comparison: ir.Expr) -> bool:
+    """Return whether `part` loads at a position that depends on a variable that `comparison` compares."""
     loaded = [v for load in _loads(part) for i in load.indices for v in collect(i, ir.Var)]
-    bare = tvm_ffi.structural_map(other, (ir.TensorLoad, lambda load: tirx.const(0, str(load.ty.dtype))))
+    bare = tvm_ffi.structural_map(comparison, (ir.TensorLoad, lambda load: tirx.const(0, str(load.ty.dtype))))
     return bool(loaded) and mentions(bare, loaded)
 
 
@@ -390,7 +390,7 @@ def _on_call(node: Call, mutator: Any) -> Call:
 
 
 def _apart(value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
-    """Invert an inner choice, since TVM merges two with the same alternative and tests both conditions at once."""
+    """Invert an inner choice: TVM merges two choices with the same alternative and tests both conditions at once."""
     if not dialect.is_if_then_else(value) or not same(value.args[2], otherwise) or not _loads(value.args[0]):
         return value
     return tirx.if_then_else(tirx.Not(value.args[0]), otherwise, value.args[1])

@@ -72,29 +72,29 @@ def rounded(value: ir.Expr, lanes: str) -> ir.Expr:
     return tirx.reinterpret(f"{KIND}{lanes}", tirx.Let(bits, tirx.reinterpret(f"uint32{lanes}", value), half))
 
 
-def converted(value: ir.Expr, wanted: str) -> ir.Expr:
+def converted(value: ir.Expr, dtype: str) -> ir.Expr:
     """Convert an expression to another dtype of one lane.
 
     Both branches of a choice are converted: TVM's LLVM code generator cannot select between bfloat16 values.
     """
-    given, lanes = _kind(value)
-    if given == wanted or KIND not in (given, wanted):
-        return tirx.Cast(f"{wanted}{lanes}", value)
-    if given == KIND and dialect.is_if_then_else(value):
+    source_dtype, lanes = _kind(value)
+    if source_dtype == dtype or KIND not in (source_dtype, dtype):
+        return tirx.Cast(f"{dtype}{lanes}", value)
+    if source_dtype == KIND and dialect.is_if_then_else(value):
         condition, first, second = value.args
-        return tirx.if_then_else(condition, converted(first, wanted), converted(second, wanted))
-    if given == KIND and isinstance(value, tirx.FloatImm):
-        return tirx.const(float(value.value), wanted)
-    if wanted == KIND:
-        return rounded(value if given == "float32" else tirx.Cast(f"float32{lanes}", value), lanes)
+        return tirx.if_then_else(condition, converted(first, dtype), converted(second, dtype))
+    if source_dtype == KIND and isinstance(value, tirx.FloatImm):
+        return tirx.const(float(value.value), dtype)
+    if dtype == KIND:
+        return rounded(value if source_dtype == "float32" else tirx.Cast(f"float32{lanes}", value), lanes)
     wide = convert_to_float32(value, lanes)
-    return wide if wanted == "float32" else tirx.Cast(f"{wanted}{lanes}", wide)
+    return wide if dtype == "float32" else tirx.Cast(f"{dtype}{lanes}", wide)
 
 
 def _scratch(body: tirx.Stmt) -> dict[Var, Var]:
     """Map each bfloat16 array that statements allocate to the array of its bits."""
-    own = [a.buffer for a in collect(body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) == KIND]
-    return {b: _as_bits(b) for b in own}
+    arrays = [a.buffer for a in collect(body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) == KIND]
+    return {b: _as_bits(b) for b in arrays}
 
 
 def _as_bits(buffer: Var) -> Var:
@@ -102,12 +102,12 @@ def _as_bits(buffer: Var) -> Var:
     return tirx.decl_buffer(buffer.ty.shape, STORED, name=str(buffer.name), scope=scope, layout=None)
 
 
-def _reinterpreted(value: ir.Expr, wanted: str) -> ir.Expr:
+def _reinterpreted(value: ir.Expr, dtype: str) -> ir.Expr:
     """Reinterpret the bits of a number as another 16-bit dtype."""
-    given, lanes = _kind(value)
-    if dialect.function_of(value) == "reinterpret" and _kind(value.args[0])[0] == wanted:
+    source_dtype, lanes = _kind(value)
+    if dialect.function_of(value) == "reinterpret" and _kind(value.args[0])[0] == dtype:
         return value.args[0]
-    return value if given == wanted else tirx.reinterpret(f"{wanted}{lanes}", value)
+    return value if source_dtype == dtype else tirx.reinterpret(f"{dtype}{lanes}", value)
 
 
 class _Bits:
@@ -310,11 +310,11 @@ class _Promoter:
 
     def update(self, node: tirx.BufferStore) -> ir.Expr:
         """Return the float32 sum that a store rounds, with the stored element read from the float32 array."""
-        held = tirx.BufferLoad(self.local[node.buffer], node.indices)
+        wide_element = tirx.BufferLoad(self.local[node.buffer], node.indices)
 
         def on_cast(cast: tirx.Cast, mutator: Any) -> ir.Expr:
-            is_own = str(cast.ty.dtype) == "float32" and is_element(cast.value, node)
-            return held if is_own else mutator.default_mutate(cast)
+            is_stored_element = str(cast.ty.dtype) == "float32" and is_element(cast.value, node)
+            return wide_element if is_stored_element else mutator.default_mutate(cast)
 
         return self.rewrite(structural_mutate(node.value.value, [(tirx.Cast, on_cast)]))
 
@@ -323,12 +323,12 @@ class _Promoter:
         return tirx.AllocBuffer(self.local.get(node.buffer, node.buffer))
 
 
-def widened(expr: ir.Expr, held: dict[Var, Var] | None = None) -> ir.Expr:
+def widened(expr: ir.Expr, wide_arrays: dict[Var, Var] | None = None) -> ir.Expr:
     """Compute a 16-bit floating-point expression in float32; return others unchanged.
 
-    Elements of arrays that are keys of `held` are read from the float32 arrays that these map to.
+    Elements of arrays that are keys of `wide_arrays` are read from the float32 arrays that these map to.
     """
-    return _Promoter(held or {}).wide(expr) if _is_half(expr) else expr
+    return _Promoter(wide_arrays or {}).wide(expr) if _is_half(expr) else expr
 
 
 class _Sums:
@@ -382,8 +382,8 @@ class _Sums:
 
     def _is_rest(self, store: tirx.BufferStore) -> bool:
         """Return whether a store writes a running sum in registers that was initialized from the same array."""
-        held = {load.source for load in collect(store.value, ir.TensorLoad)} & self.running
-        return any((store.buffer, x) in self.begun for x in held)
+        registers = {load.source for load in collect(store.value, ir.TensorLoad)} & self.running
+        return any((store.buffer, x) in self.begun for x in registers)
 
 
 def _rounds_wide(value: ir.Expr) -> bool:
@@ -413,8 +413,8 @@ def _sums(func: tirx.PrimFunc) -> list[Var]:
     sums.look(func.body)
     lent = _lent(func) if sums.found else set()
     parts = [part for part, whole in sums.parts.items() if whole in sums.found and part not in sums.found]
-    own = {a.buffer for a in collect(func.body, tirx.AllocBuffer)}
-    return [b for b in [*sums.found, *(p for p in parts if p in own)] if b not in lent]
+    allocated = {a.buffer for a in collect(func.body, tirx.AllocBuffer)}
+    return [b for b in [*sums.found, *(p for p in parts if p in allocated)] if b not in lent]
 
 
 def _copy(source: Var, target: Var) -> tirx.Stmt:
@@ -439,9 +439,9 @@ def PromoteHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     if not any(str(s.buffer.ty.dtype) in HALVES for s in collect(func.body, tirx.BufferStore)):
         return func
     summed = _sums(func)
-    own = [a.buffer for a in collect(func.body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) in HALVES]
-    local = {b: _wide(b, str(b.name)) for b in own if str(b.ty.storage_scope) == "local" or b in summed}
-    copied = {b: _wide(b, f"{b.name}_wide") for b in summed if b not in own}
+    allocated = [a.buffer for a in collect(func.body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) in HALVES]
+    local = {b: _wide(b, str(b.name)) for b in allocated if str(b.ty.storage_scope) == "local" or b in summed}
+    copied = {b: _wide(b, f"{b.name}_wide") for b in summed if b not in allocated}
     promoter = _Promoter(local | copied)
     callbacks = [
         (tirx.BufferStore, promoter.store),

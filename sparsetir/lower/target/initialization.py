@@ -90,8 +90,8 @@ class InitPlan:
         buffer = self.program.buffers.get(store.buffer)
         if buffer is None or axis not in buffer.axes:
             return False
-        own = buffer.axes.index(axis)
-        return all(i.same_as(var) if n == own else not mentions(i, [var]) for n, i in enumerate(store.indices))
+        dimension = buffer.axes.index(axis)
+        return all(i.same_as(var) if n == dimension else not mentions(i, [var]) for n, i in enumerate(store.indices))
 
     def _once(self, entry: Entry) -> bool:
         """Return whether different steps of the entry initialise different elements."""
@@ -158,11 +158,11 @@ class InitPlan:
         """Return whether every reduction is in the innermost block and no spatial axis descends from a reduced one."""
         group: list[Entry] = []
         for entry in self.iteration.entries:
-            held = {a for e in group for a in e.axes}
+            group_axes = {a for e in group for a in e.axes}
             hosts = [a for _, host in entry.heads if host is not None for a in (host, *host.ancestors)]
             above = [*(a for axis, _ in entry.heads for a in axis.ancestors), *hosts]
             ragged = bool(hosts or entry.merge) or entry.axes[0].is_ragged
-            if ragged and any(a in held for a in above):
+            if ragged and any(a in group_axes for a in above):
                 if any("R" in e.kinds for e in group):
                     return False
                 group = []
@@ -216,20 +216,22 @@ def _refuse_mixed(realize: s_tir.SBlockRealize, reduced: Pairs, spatial: Pairs, 
             raise ScheduleError(f"{message}: an empty row would not be initialised; fuse loops of one kind")
 
 
-def _guards(realize: s_tir.SBlockRealize, spatial: Pairs, inner: list[tirx.For], kept: list[tirx.For]) -> list[ir.Expr]:
+def _guards(
+    realize: s_tir.SBlockRealize, spatial: Pairs, inner: list[tirx.For], copied_loops: list[tirx.For]
+) -> list[ir.Expr]:
     """Return the parts of a block's guard that bound its spatial variables by their domains."""
-    gone = [loop.loop_var for loop in inner if loop not in kept]
+    removed_vars = [loop.loop_var for loop in inner if loop not in copied_loops]
     parts = conjuncts(realize.predicate)
-    guards = [part for part in parts if not mentions(part, gone)]
-    mixed = [part for part in parts if mentions(part, gone)]
+    guards = [part for part in parts if not mentions(part, removed_vars)]
+    mixed = [part for part in parts if mentions(part, removed_vars)]
     analyzer = sym.Analyzer()
-    for loop in kept:
+    for loop in copied_loops:
         analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
     for iv, value in spatial:
-        own = [loop.loop_var for loop in kept if mentions(value, [loop.loop_var])]
-        inside = value < iv.dom.min + iv.dom.extent
-        if any(mentions(part, own) for part in mixed) and not analyzer.can_prove(inside):
-            guards.append(inside)
+        loop_vars = [loop.loop_var for loop in copied_loops if mentions(value, [loop.loop_var])]
+        bound = value < iv.dom.min + iv.dom.extent
+        if any(mentions(part, loop_vars) for part in mixed) and not analyzer.can_prove(bound):
+            guards.append(bound)
     return guards
 
 
@@ -247,9 +249,9 @@ def _initial_block(realize: s_tir.SBlockRealize, spatial: Pairs, guards: list[ir
 def initial_nest(realize: s_tir.SBlockRealize, inner: list[tirx.For]) -> tirx.Stmt:
     """Return the initialisation of a block below copies of those `inner` loops that its spatial variables depend on."""
     spatial = [(iv, v) for iv, v in _pairs(realize) if int(iv.iter_type) != REDUCE]
-    kept = [loop for loop in inner if any(mentions(v, [loop.loop_var]) for _, v in spatial)]
-    nest: tirx.Stmt = _initial_block(realize, spatial, _guards(realize, spatial, inner, kept))
-    for loop in reversed(kept):
+    copied_loops = [loop for loop in inner if any(mentions(v, [loop.loop_var]) for _, v in spatial)]
+    nest: tirx.Stmt = _initial_block(realize, spatial, _guards(realize, spatial, inner, copied_loops))
+    for loop in reversed(copied_loops):
         var = Var(f"{loop.loop_var.name}_init", loop.loop_var.ty)
         nest = with_(loop, var=var, body=substitute(nest, {loop.loop_var: var}), notes={})
     return nest

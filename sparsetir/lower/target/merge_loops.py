@@ -68,7 +68,7 @@ class Member(NamedTuple):
 def members_of(call: Call) -> list[Member]:
     """Return the members in a call of `find_union`."""
     args = list(call.args[2:])
-    return [Member(own, count, int(kind)) for own, count, kind in zip(*(args[n::3] for n in range(3)), strict=True)]
+    return [Member(coord, count, int(kind)) for coord, count, kind in zip(*(args[n::3] for n in range(3)), strict=True)]
 
 
 @dataclass
@@ -85,10 +85,10 @@ class Walk:
 
     def __post_init__(self) -> None:
         dtype = str(self.call.ty.dtype)
-        named = lambda name: cell(f"{name}_{self.number}", dtype)  # noqa: E731
-        self.step, self.coord = named("step"), named("coord")
-        self.passed = [named(f"passed_{k}") for k in range(len(self.members))]
-        self.slots = [named(f"held_{k}") for k in range(len(self.members))]
+        new_cell = lambda name: cell(f"{name}_{self.number}", dtype)  # noqa: E731
+        self.step, self.coord = new_cell("step"), new_cell("coord")
+        self.passed = [new_cell(f"passed_{k}") for k in range(len(self.members))]
+        self.slots = [new_cell(f"held_{k}") for k in range(len(self.members))]
 
     @property
     def members(self) -> list[Member]:
@@ -119,19 +119,28 @@ def emit_walk(walk: Walk) -> tirx.Stmt:
 def _side_by_side(walk: Walk) -> tirx.Stmt:
     """Advance the cursors to the step of the call, from the start if they are past it."""
     dtype, step = str(walk.step.ty.dtype), walk.call.args[1]
-    zero, one, none = const(0, dtype), const(1, dtype), const(-1, dtype)
+    zero, one, absent = const(0, dtype), const(1, dtype), const(-1, dtype)
     cursors = list(zip(walk.passed, walk.slots, walk.members, strict=True))
     heads = [Var(f"head_{k}", ir.PrimType(dtype)) for k in range(len(cursors))]
     coord = Var("coord", ir.PrimType(dtype))
-    moved = [put(at, get(at) + tirx.Cast(dtype, get(slot) >= zero)) for at, slot, _ in cursors]
-    found, held = [], []
+    advances = [put(at, get(at) + tirx.Cast(dtype, get(slot) >= zero)) for at, slot, _ in cursors]
+    head_binds, slot_updates = [], []
     for head, (at, slot, member) in zip(heads, cursors, strict=True):
-        more = get(at) < member.count
-        found.append(tirx.Bind(head, tirx.if_then_else(more, member.coordinate(get(at)), tirx.max_value(dtype))))
-        held.append(put(slot, tirx.Select(tirx.And(more, head.equal(coord)), get(at), none)))
-    some = disjunction([get(at) < member.count for at, _, member in cursors])
-    told = put(walk.coord, tirx.Select(some, coord, none))
-    ahead = seq(*moved, *found, tirx.Bind(coord, smallest(heads)), *held, told, put(walk.step, get(walk.step) + one))
+        has_entry = get(at) < member.count
+        head_binds.append(
+            tirx.Bind(head, tirx.if_then_else(has_entry, member.coordinate(get(at)), tirx.max_value(dtype)))
+        )
+        slot_updates.append(put(slot, tirx.Select(tirx.And(has_entry, head.equal(coord)), get(at), absent)))
+    has_more = disjunction([get(at) < member.count for at, _, member in cursors])
+    coord_update = put(walk.coord, tirx.Select(has_more, coord, absent))
+    ahead = seq(
+        *advances,
+        *head_binds,
+        tirx.Bind(coord, smallest(heads)),
+        *slot_updates,
+        coord_update,
+        put(walk.step, get(walk.step) + one),
+    )
     again = tirx.IfThenElse(step < get(walk.step), seq(*walk.start()), None)
     return seq(again, tirx.While(get(walk.step) < step, ahead))
 
@@ -142,14 +151,14 @@ def _in_turn(walk: Walk) -> list[tirx.Stmt]:
     The first entry of a coordinate is joined with the first ones of all members; a repeated entry is a step alone.
     """
     dtype, step = str(walk.step.ty.dtype), walk.call.args[1]
-    zero, none = const(0, dtype), const(-1, dtype)
+    zero, absent = const(0, dtype), const(-1, dtype)
     first, turn, at = cell("first", dtype), cell("turn", dtype), cell("at", dtype)
-    out = [*alloc(first, turn, at), put(first, zero), put(turn, none), put(walk.coord, none)]
+    out = [*alloc(first, turn, at), put(first, zero), put(turn, absent), put(walk.coord, absent)]
     for k, (member, slot) in enumerate(zip(walk.members, walk.slots, strict=True)):
         local = step - get(first)
-        mine = seq(put(turn, const(k, dtype)), put(slot, local), put(walk.coord, member.coordinate(local)))
-        is_mine = tirx.And(get(first) <= step, local < member.count)
-        out += [put(slot, none), tirx.IfThenElse(is_mine, mine, None), put(first, get(first) + member.count)]
+        take_turn = seq(put(turn, const(k, dtype)), put(slot, local), put(walk.coord, member.coordinate(local)))
+        is_turn = tirx.And(get(first) <= step, local < member.count)
+        out += [put(slot, absent), tirx.IfThenElse(is_turn, take_turn, None), put(first, get(first) + member.count)]
     alone = cell("alone", dtype)
     out += [*alloc(alone), put(alone, zero)]
     for k, (member, slot) in enumerate(zip(walk.members, walk.slots, strict=True)):
@@ -159,13 +168,13 @@ def _in_turn(walk: Walk) -> list[tirx.Stmt]:
     drop = cell("drop", dtype)
     out += [*alloc(drop), put(drop, zero)]
     for k, (member, slot) in enumerate(zip(walk.members, walk.slots, strict=True)):
-        wanted = tirx.And(tirx.And(get(turn) >= zero, get(turn) != const(k, dtype)), get(alone).equal(zero))
+        needs_search = tirx.And(tirx.And(get(turn) >= zero, get(turn) != const(k, dtype)), get(alone).equal(zero))
         passed = tirx.IfThenElse(
             tirx.And(get(at) >= zero, const(k, dtype) < get(turn)), put(drop, const(1, dtype)), None
         )
         look = seq(*_first_of(member, get(walk.coord), at), put(slot, get(at)), passed)
-        out.append(tirx.IfThenElse(wanted, look, None))
-    return [*out, tirx.IfThenElse(get(drop) > zero, put(walk.coord, none), None)]
+        out.append(tirx.IfThenElse(needs_search, look, None))
+    return [*out, tirx.IfThenElse(get(drop) > zero, put(walk.coord, absent), None)]
 
 
 def _first_of(member: Member, coord: ir.Expr, at: Var) -> list[tirx.Stmt]:
@@ -178,11 +187,11 @@ def _first_of(member: Member, coord: ir.Expr, at: Var) -> list[tirx.Stmt]:
         hit = tirx.IfThenElse(member.coordinate(get(lo)).equal(coord), put(at, get(lo)), None)
         start = [*alloc(lo, hi), put(at, const(-1, dtype)), put(lo, zero), put(hi, member.count)]
         return [*start, narrow, tirx.IfThenElse(get(lo) < member.count, hit, None)]
-    here = cell("here", dtype)
-    found = tirx.IfThenElse(member.coordinate(get(here)).equal(coord), put(at, get(here)), None)
-    going = tirx.And(get(here) < member.count, get(at) < zero)
-    loop = tirx.While(going, seq(found, put(here, get(here) + one)))
-    return [*alloc(here), put(at, const(-1, dtype)), put(here, zero), loop]
+    position = cell("here", dtype)
+    test_entry = tirx.IfThenElse(member.coordinate(get(position)).equal(coord), put(at, get(position)), None)
+    is_searching = tirx.And(get(position) < member.count, get(at) < zero)
+    loop = tirx.While(is_searching, seq(test_entry, put(position, get(position) + one)))
+    return [*alloc(position), put(at, const(-1, dtype)), put(position, zero), loop]
 
 
 # Intersection: a loop over a sorted axis that searches another sorted axis becomes one loop that merges both.
@@ -266,24 +275,24 @@ def _along_both(node: tirx.For, call: Call) -> tirx.Stmt:
     heads = [Var(f"head_{k}", ir.PrimType(str(coord.ty.dtype))) for k in range(2)]
     start = [*alloc(*at), *(put(a, const(0, t)) for a, t in zip(at, types, strict=True))]
     start += [tirx.Bind(n, e) for n, e in zip(counts, (node.extent, count), strict=True)]
-    own = substitute(coord, {node.loop_var: places[0]})
-    other = cast(tirx.BufferLoad(first.source, [first.indices[0] + places[1]]), str(coord.ty.dtype))
-    now = [tirx.Bind(p, get(a)) for p, a in zip(places, at, strict=True)]
-    now += [tirx.Bind(h, e) for h, e in zip(heads, (own, other), strict=True)]
+    loop_coord = substitute(coord, {node.loop_var: places[0]})
+    searched_coord = cast(tirx.BufferLoad(first.source, [first.indices[0] + places[1]]), str(coord.ty.dtype))
+    binds = [tirx.Bind(p, get(a)) for p, a in zip(places, at, strict=True)]
+    binds += [tirx.Bind(h, e) for h, e in zip(heads, (loop_coord, searched_coord), strict=True)]
     moves = (heads[0] <= heads[1], heads[1] < heads[0])
-    then = [put(a, p + tirx.Cast(t, m)) for a, p, m, t in zip(at, places, moves, types, strict=True)]
-    step = seq(*now, _where_equal(node, call, places, heads), *then)
-    left = [get(a) < n for a, n in zip(at, counts, strict=True)]
-    return renewed(seq(*start, tirx.While(tirx.And(*left), step)))
+    advances = [put(a, p + tirx.Cast(t, m)) for a, p, m, t in zip(at, places, moves, types, strict=True)]
+    step = seq(*binds, _where_equal(node, call, places, heads), *advances)
+    in_range = [get(a) < n for a, n in zip(at, counts, strict=True)]
+    return renewed(seq(*start, tirx.While(tirx.And(*in_range), step)))
 
 
 def _where_equal(node: tirx.For, call: Call, places: list[Var], heads: list[Var]) -> tirx.Stmt:
     """Return the body of a step, guarded by equality of both coordinates."""
     on_call = lambda c, m: places[1] if same(c, call) else m.default_mutate(c)  # noqa: E731
-    others = [c for c in conjuncts(node.body.condition) if not _is_found(c, call)]
-    body = node.body.then_case if not others else tirx.IfThenElse(conjunction(others), node.body.then_case, None)
-    found = structural_mutate(body, [(Call, on_call)])
-    return tirx.IfThenElse(heads[0].equal(heads[1]), substitute(found, {node.loop_var: places[0]}), None)
+    remaining = [c for c in conjuncts(node.body.condition) if not _is_found(c, call)]
+    body = node.body.then_case if not remaining else tirx.IfThenElse(conjunction(remaining), node.body.then_case, None)
+    merged_body = structural_mutate(body, [(Call, on_call)])
+    return tirx.IfThenElse(heads[0].equal(heads[1]), substitute(merged_body, {node.loop_var: places[0]}), None)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WalkIntersections")
@@ -344,21 +353,21 @@ class _Step:
     chosen: list[tirx.Stmt] = field(default_factory=list)
     inside: list[Var] = field(default_factory=list)
 
-    def either(self, here: ir.Expr, value: ir.Expr, other: ir.Expr) -> ir.Expr:
+    def either(self, condition: ir.Expr, value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
         """Select one of two values without a branch: LLVM branches on a choice between floats, not on a subscript."""
         dtype = str(value.ty.dtype)
-        if not dtype.startswith("float") or mentions([value, other], self.inside):
-            return tirx.Select(here, value, other)
+        if not dtype.startswith("float") or mentions([value, otherwise], self.inside):
+            return tirx.Select(condition, value, otherwise)
         pair = tirx.decl_buffer((2,), dtype, name="either", scope="local", layout=None)
-        stores = [tirx.BufferStore(pair, x, [const(n)]) for n, x in enumerate((other, value))]
+        stores = [tirx.BufferStore(pair, x, [const(n)]) for n, x in enumerate((otherwise, value))]
         self.chosen.extend([*alloc(pair), *stores])
-        return tirx.BufferLoad(pair, [tirx.Cast("int32", here)])
+        return tirx.BufferLoad(pair, [tirx.Cast("int32", condition)])
 
     def absent(self, value: ir.Expr) -> ir.Expr:
         """Return the value of an element that is not stored, opaque to TVM's constant folding."""
-        before, held = opaque(value)
+        before, opaque_value = opaque(value)
         self.chosen.extend(before)
-        return held
+        return opaque_value
 
 
 def walk_unions(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -417,20 +426,20 @@ def _phases(node: tirx.For, call: Call) -> tirx.Stmt:
 
 def _with_named_searches(members: list[Member]) -> tuple[list[Member], list[tirx.Stmt]]:
     """Hoist the searches for the members' fibers; return the members and the statements that bind the results."""
-    named: list[tuple[Call, Var]] = []
+    searches: list[tuple[Call, Var]] = []
 
     def on_call(c: Call, mutator: Any) -> ir.Expr:
         if not dialect.is_call(c, *dialect.FIND):
             return mutator.default_mutate(c)
-        known = next((v for k, v in named if same(k, c)), None)
-        if known is None:
-            known = Var("found", c.ty)
-            named.append((c, known))
-        return known
+        result = next((v for k, v in searches if same(k, c)), None)
+        if result is None:
+            result = Var("found", c.ty)
+            searches.append((c, result))
+        return result
 
-    without = lambda x: structural_mutate(x, [(Call, on_call)])  # noqa: E731
-    out = [Member(without(m.own), without(m.count), m.kind) for m in members]
-    return out, [tirx.Bind(v, c) for c, v in named]
+    hoist = lambda x: structural_mutate(x, [(Call, on_call)])  # noqa: E731
+    out = [Member(hoist(m.own), hoist(m.count), m.kind) for m in members]
+    return out, [tirx.Bind(v, c) for c, v in searches]
 
 
 def _together(node: tirx.For, call: Call, members: list[Member], at: list[Var]) -> tirx.Stmt:
@@ -495,8 +504,8 @@ def _is_absent(here: ir.Expr) -> bool:
 
 def _defined(body: tirx.Stmt) -> list[Var]:
     """Return the variables and arrays that a body defines."""
-    own = [b.var for b in collect(body, tirx.Bind)] + [f.loop_var for f in collect(body, tirx.For)]
-    return own + [a.buffer for a in collect(body, tirx.AllocBuffer)] + [x.var for x in collect(body, tirx.Let)]
+    variables = [b.var for b in collect(body, tirx.Bind)] + [f.loop_var for f in collect(body, tirx.For)]
+    return variables + [a.buffer for a in collect(body, tirx.AllocBuffer)] + [x.var for x in collect(body, tirx.Let)]
 
 
 def _asked(test: ir.Expr, call: Call) -> int | None:
@@ -509,19 +518,19 @@ def _asked(test: ir.Expr, call: Call) -> int | None:
 
 def _chosen(step: _Step, k: int, value: ir.Expr, choice: Call, mutator: Any) -> ir.Expr:
     """Return a choice by whether member `k` has the coordinate; `value` is the result where it does."""
-    here, other = step.here[k], choice.args[2]
+    here, otherwise = step.here[k], choice.args[2]
     if isinstance(here, tirx.IntImm):
-        return mutator.mutate(value if int(here) else other)
+        return mutator.mutate(value if int(here) else otherwise)
     place = step.places[k]
-    if not (_may_be_read(value, place) and _may_be_read(other, place)):
-        return tirx.if_then_else(here, mutator.mutate(value), mutator.mutate(other))
-    return step.either(here, value, other)
+    if not (_may_be_read(value, place) and _may_be_read(otherwise, place)):
+        return tirx.if_then_else(here, mutator.mutate(value), mutator.mutate(otherwise))
+    return step.either(here, value, otherwise)
 
 
-def _select(here: ir.Expr, value: ir.Expr, other: ir.Expr) -> ir.Expr:
-    if isinstance(here, tirx.IntImm):
-        return value if int(here) else other
-    return tirx.Select(here, value, other)
+def _select(condition: ir.Expr, value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
+    if isinstance(condition, tirx.IntImm):
+        return value if int(condition) else otherwise
+    return tirx.Select(condition, value, otherwise)
 
 
 def _at_place(value: ir.Expr, call: Call, k: int, place: Var) -> ir.Expr:

@@ -43,7 +43,7 @@ def _loops(node: Any) -> dict[Var, ir.Range]:
 def _outer_loops(body: tirx.Stmt) -> dict[Var, list[tirx.For]]:
     """Return the loops around each allocation: their variables are fixed during its lifetime."""
     stack: list[tirx.For] = []
-    found: dict[Var, list[tirx.For]] = {}
+    loops_around: dict[Var, list[tirx.For]] = {}
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         stack.append(node)
@@ -53,11 +53,11 @@ def _outer_loops(body: tirx.Stmt) -> dict[Var, list[tirx.For]]:
 
     def on_alloc(node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
         if _is_local(node.buffer) or stack:
-            found[node.buffer] = list(stack)
+            loops_around[node.buffer] = list(stack)
         return node
 
     structural_mutate(body, [(tirx.For, on_for), (tirx.AllocBuffer, on_alloc)])
-    return found
+    return loops_around
 
 
 def _is_local(buffer: Var) -> bool:
@@ -116,24 +116,24 @@ def _bounded(buffer: Var, local: _Local) -> bool:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BoundLocals")
 def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Shrink arrays inside loops to their use; raise `LoweringError` where a local one has no fixed size."""
-    found = _outer_loops(func.body)
-    if not found:
+    loops_around = _outer_loops(func.body)
+    if not loops_around:
         return func
     ranges = _loops(func)
-    every = {old: _Local(old, func, outer, ranges) for old, outer in found.items()}
-    local = {old: known for old, known in every.items() if _bounded(old, known)}
-    fresh = {old: known.shrunk(old) for old, known in local.items()}
+    uses = {old: _Local(old, func, outer, ranges) for old, outer in loops_around.items()}
+    local = {old: use for old, use in uses.items() if _bounded(old, use)}
+    shrunk = {old: use.shrunk(old) for old, use in local.items()}
 
     def place(buffer: Var, indices: Any, mutator: Any) -> tuple[Var, list[ir.Expr]]:
-        moved = [mutator.mutate(i) for i in indices]
+        new_indices = [mutator.mutate(i) for i in indices]
         if buffer not in local:
-            return buffer, moved
+            return buffer, new_indices
         # A start may itself be read from an array that is replaced.
-        return fresh[buffer], local[buffer].shifted(moved, [mutator.mutate(b) for b in local[buffer].bases])
+        return shrunk[buffer], local[buffer].shifted(new_indices, [mutator.mutate(b) for b in local[buffer].bases])
 
     def on_alloc(node: tirx.AllocBuffer, mutator: Any) -> tirx.Stmt:
-        known = fresh.get(node.buffer)
-        return tirx.AllocBuffer(known) if known is not None else mutator.default_mutate(node)
+        use = shrunk.get(node.buffer)
+        return tirx.AllocBuffer(use) if use is not None else mutator.default_mutate(node)
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
         return tirx.BufferLoad(*place(node.source, node.indices, mutator))
@@ -163,8 +163,8 @@ def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
 
 
 def _scratch(func: tirx.PrimFunc) -> list[Var]:
-    held = [b for block in collect(func.body, s_tir.SBlock) for b in block.alloc_buffers]
-    return held + [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
+    buffers = [b for block in collect(func.body, s_tir.SBlock) for b in block.alloc_buffers]
+    return buffers + [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
 
 
 def has_unknown_scratch(func: tirx.PrimFunc) -> bool:
@@ -181,8 +181,8 @@ class CompactScratch:
         out = ir.IRModule(dict(mod.functions.items()))
         for gv, func in mod.functions.items():
             if isinstance(func, tirx.PrimFunc) and not has_unknown_scratch(func):
-                alone = s_tir.transform.CompactBufferAllocation()(ir.IRModule({gv.name_hint: func}))
-                out[gv] = alone[gv.name_hint]
+                compacted = s_tir.transform.CompactBufferAllocation()(ir.IRModule({gv.name_hint: func}))
+                out[gv] = compacted[gv.name_hint]
         return out
 
 
@@ -239,13 +239,13 @@ class _Hoister:
     def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
         outer, self.waiting, self.depth = self.waiting, [], self.depth + 1
         inner = mutator.default_mutate(node)
-        found, self.waiting, self.depth = self.waiting, outer, self.depth - 1
+        inner_allocations, self.waiting, self.depth = self.waiting, outer, self.depth - 1
         bound: list[Var] = [node.loop_var, *(b.var for b in collect(inner.body, tirx.Bind))]
-        stays: list[tirx.Stmt] = []
-        for allocation in found:
+        unhoisted: list[tirx.Stmt] = []
+        for allocation in inner_allocations:
             fixed = node.kind in APART or any(mentions(d, bound) for d in allocation.buffer.ty.shape)
-            (stays if fixed else self.waiting).append(allocation)
-        return with_(inner, body=seq(*stays, inner.body))
+            (unhoisted if fixed else self.waiting).append(allocation)
+        return with_(inner, body=seq(*unhoisted, inner.body))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.HoistScratch")
@@ -295,17 +295,17 @@ def _on_stack(buffer: Var) -> Var:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteToStack")
 def PromoteToStack(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Allocate every small local array of a function on the stack."""
-    moved: dict[Var, Var] = {}
+    stack_arrays: dict[Var, Var] = {}
 
     def on_alloc(node: tirx.AllocBuffer) -> None:
         size = bytes_of(node.buffer)
         if str(node.buffer.ty.storage_scope) == "local" and size is not None and size < MOST_BYTES:
-            moved[node.buffer] = _on_stack(node.buffer)
+            stack_arrays[node.buffer] = _on_stack(node.buffer)
 
     structural_walk(func.body, (tirx.AllocBuffer, on_alloc))
-    if not moved:
+    if not stack_arrays:
         return func
-    body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _: moved.get(v, v)))
+    body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _: stack_arrays.get(v, v)))
     return with_body(func, body)
 
 
@@ -366,8 +366,8 @@ class _Parts:
         first = index.base if is_vector else index
         last = first + (index.lanes - const(1, "int32")) * index.stride if is_vector else first
         width = const(self.width, str(first.ty.dtype))
-        number, other = (self.analyzer.simplify(tirx.floordiv(end, width)) for end in (first, last))
-        if not isinstance(number, tirx.IntImm) or not same(number, other):
+        number, last_number = (self.analyzer.simplify(tirx.floordiv(end, width)) for end in (first, last))
+        if not isinstance(number, tirx.IntImm) or not same(number, last_number):
             self.fits = False
             return self.buffer, list(indices)
         inside = self.analyzer.simplify(first - number * width)
@@ -424,8 +424,8 @@ def ReplaceAggregates(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx
         out: list[tirx.Stmt] = [mutator.mutate(s) for s in node.seq]
         for stmt in [s for s in out if _is_large(s)]:
             at = next(n for n, s in enumerate(out) if s.same_as(stmt))
-            found = split(stmt.buffer, out[at + 1 :])
-            out = out if found is None else [*out[:at], *found]
+            replaced = split(stmt.buffer, out[at + 1 :])
+            out = out if replaced is None else [*out[:at], *replaced]
         return seq(*out)
 
     body = structural_mutate(func.body, [(tirx.SeqStmt, on_seq)])

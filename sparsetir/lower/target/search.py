@@ -92,8 +92,10 @@ class Frame:
     @cached_property
     def defined(self) -> list[Var]:
         """The variables and arrays that the statement defines."""
-        own = [b.var for b in collect(self.node, tirx.Bind)] + [a.buffer for a in collect(self.node, tirx.AllocBuffer)]
-        return [*own, self.node.loop_var] if isinstance(self.node, tirx.For) else own
+        variables = [b.var for b in collect(self.node, tirx.Bind)] + [
+            a.buffer for a in collect(self.node, tirx.AllocBuffer)
+        ]
+        return [*variables, self.node.loop_var] if isinstance(self.node, tirx.For) else variables
 
     @cached_property
     def written(self) -> set[Var]:
@@ -156,11 +158,11 @@ def _walk(search: Search, value: Callable[[ir.Expr], ir.Expr], finger: Var) -> l
     clamp = put(finger, tirx.min(at, count))
     passed = tirx.IfThenElse(value(at - one) >= coord, put(finger, zero), None)
     back = tirx.IfThenElse(at > zero, passed, None)
-    more = cell("more", dtype)
-    ahead = tirx.IfThenElse(value(at) < coord, put(finger, at + one), put(more, zero))
-    step = tirx.IfThenElse(at < count, ahead, put(more, zero))
-    loop = tirx.While(get(more) > zero, step)
-    return [clamp, back, *alloc(more), put(more, one), loop, _hit(search, value, at)]
+    continues = cell("more", dtype)
+    ahead = tirx.IfThenElse(value(at) < coord, put(finger, at + one), put(continues, zero))
+    step = tirx.IfThenElse(at < count, ahead, put(continues, zero))
+    loop = tirx.While(get(continues) > zero, step)
+    return [clamp, back, *alloc(continues), put(continues, one), loop, _hit(search, value, at)]
 
 
 def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
@@ -171,13 +173,13 @@ def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
     start = lambda r: tirx.BufferLoad(first.source, [first.indices[0] + r])  # noqa: E731
     lo, hi = cell("lo", dtype), cell("hi", dtype)
     narrow = binary_search(lambda mid: start(mid + one) <= pos, lo, hi)
-    fresh = [*alloc(lo, hi), put(lo, const(0, dtype)), put(hi, count), narrow]
+    full_search = [*alloc(lo, hi), put(lo, const(0, dtype)), put(hi, count), narrow]
     if finger is None:
-        return [*fresh, put(search.cell, get(lo))]
+        return [*full_search, put(search.cell, get(lo))]
     at = get(finger)
     is_beside = tirx.Or(pos < start(at), start(at + one) <= pos)
-    again = tirx.IfThenElse(is_beside, seq(*fresh, put(finger, get(lo))), None)
-    return [again, put(search.cell, at)]
+    search_again = tirx.IfThenElse(is_beside, seq(*full_search, put(finger, get(lo))), None)
+    return [search_again, put(search.cell, at)]
 
 
 class FindLowerer:
@@ -195,16 +197,16 @@ class FindLowerer:
 
     def expr(self, node: Any, conditions: list[ir.Expr] | None = None) -> Any:
         """Replace the searches of `node` by the cells of their results."""
-        given = conditions or []
+        outer_conditions = conditions or []
 
         def on_call(call: Call, mutator: Any) -> Any:
             if dialect.is_call(call, *dialect.FIND):
-                args = [self.expr(a, given) for a in call.args]
-                return self.place(Call(call.op, args, ret_ty=call.ty), given)
+                args = [self.expr(a, outer_conditions) for a in call.args]
+                return self.place(Call(call.op, args, ret_ty=call.ty), outer_conditions)
             if dialect.is_if_then_else(call):
-                test = self.expr(call.args[0], given)
-                yes = self.expr(call.args[1], [*given, test])
-                no = self.expr(call.args[2], [*given, tirx.Not(test)])
+                test = self.expr(call.args[0], outer_conditions)
+                yes = self.expr(call.args[1], [*outer_conditions, test])
+                no = self.expr(call.args[2], [*outer_conditions, tirx.Not(test)])
                 return tirx.if_then_else(test, yes, no)
             return mutator.default_mutate(call)
 
@@ -213,14 +215,14 @@ class FindLowerer:
     def place(self, call: Call, conditions: list[ir.Expr]) -> ir.Expr:
         """Place a search before the outermost statement that allows it and return its result."""
         _refuse_scanned(call, conditions)
-        level, held = self._outermost(call, conditions)
+        level, guards = self._outermost(call, conditions)
         if dialect.is_call(call, "find_union"):
-            return self._walk(call, level, held).result(int(call.args[0]))
+            return self._walk(call, level, guards).result(int(call.args[0]))
         for frame in self._in_force(level, call):
-            for known in frame.searches:
-                if same(known.call, call) and _weaker(known.conditions, held):
-                    return known.result
-        search = Search(call, held, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
+            for earlier in frame.searches:
+                if same(earlier.call, call) and _weaker(earlier.conditions, guards):
+                    return earlier.result
+        search = Search(call, guards, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
         self.level_of[search.cell] = level
         self.frames[level].placed.append(search)
         return search.result
@@ -231,24 +233,24 @@ class FindLowerer:
         loaded = [b for x in inputs for b in _loaded(x)]
         floor = self._level(loaded)
         level = len(self.frames) - 1
-        held = list(conditions)
+        guards = list(conditions)
         while level > floor and _may_leave(self.frames[level - 1], inputs, loaded):
             level -= 1
             extent = self.frames[level].extent
             if extent is not None:
-                runs = extent > const(0, str(extent.ty.dtype))
-                held.append(runs)
-                inputs, loaded = [*inputs, runs], [*loaded, *_loaded(runs)]
-                floor = max(floor, self._level(_loaded(runs)))
-        return level, held
+                has_steps = extent > const(0, str(extent.ty.dtype))
+                guards.append(has_steps)
+                inputs, loaded = [*inputs, has_steps], [*loaded, *_loaded(has_steps)]
+                floor = max(floor, self._level(_loaded(has_steps)))
+        return level, guards
 
-    def _walk(self, call: Call, level: int, held: list[ir.Expr]) -> Walk:
+    def _walk(self, call: Call, level: int, guards: list[ir.Expr]) -> Walk:
         """Return the merge of a union; its cursors start where its fibers are known, outside of the step loop."""
         for frame in self._in_force(level, call):
             for walk in frame.walks:
-                if all_same(walk.call.args[1:], call.args[1:]) and _weaker(walk.conditions, held):
+                if all_same(walk.call.args[1:], call.args[1:]) and _weaker(walk.conditions, guards):
                     return walk
-        walk = Walk(call, held, len(self.level_of))
+        walk = Walk(call, guards, len(self.level_of))
         self.level_of |= dict.fromkeys(walk.cells, level)
         self.frames[level].placed.append(walk)
         fibers = Call(call.op, [call.args[0], const(0, str(call.ty.dtype)), *call.args[2:]], ret_ty=call.ty)
@@ -331,9 +333,9 @@ def _may_leave(frame: Frame, inputs: list[Any], loaded: list[Var]) -> bool:
 
 def _refuse_scanned(call: Call, conditions: list[ir.Expr]) -> None:
     """Raise for a search that depends on the slot that an enclosing scan tests."""
-    own = list(call.args[1:] if dialect.is_call(call, "find_rule") else call.args)
-    own = [call.args[1], *call.args[3::3]] if dialect.is_call(call, "find_union") else own
-    if any(dialect.is_call(c, "arg") for x in [*own, *conditions] for c in collect(x, Call)):
+    inputs = list(call.args[1:] if dialect.is_call(call, "find_rule") else call.args)
+    inputs = [call.args[1], *call.args[3::3]] if dialect.is_call(call, "find_union") else inputs
+    if any(dialect.is_call(c, "arg") for x in [*inputs, *conditions] for c in collect(x, Call)):
         raise LoweringError("a search for every slot of another search is not supported: iterate the axis, or sort it")
 
 
@@ -347,9 +349,9 @@ def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:
 
 
 def _loaded(node: Any) -> list[Var]:
-    found: list[Var] = []
-    structural_walk(node, (ir.TensorLoad, lambda x: found.append(x.source)))
-    return found
+    arrays: list[Var] = []
+    structural_walk(node, (ir.TensorLoad, lambda x: arrays.append(x.source)))
+    return arrays
 
 
 def _has_while(body: tirx.Stmt) -> bool:
@@ -407,14 +409,18 @@ class Hoister:
     def replace(self, body: tirx.Stmt) -> tirx.Stmt:
         """Replace searches of `body` by loads from buffers, where they may be precomputed."""
         stored = [s.buffer for s in collect(body, tirx.BufferStore)]
-        named = [b.var for b in collect(body, tirx.Bind)]
+        bound_vars = [b.var for b in collect(body, tirx.Bind)]
 
         def on_call(call: Call, mutator: Any) -> Any:
             if dialect.is_if_then_else(call):
                 test = mutator.mutate(call.args[0])
                 return tirx.if_then_else(test, *(self._below_condition(mutator, x) for x in call.args[1:]))
             inner = mutator.default_mutate(call)
-            if not dialect.is_call(inner, "find", "find_rule") or self._reads(inner, stored) or mentions(inner, named):
+            if (
+                not dialect.is_call(inner, "find", "find_rule")
+                or self._reads(inner, stored)
+                or mentions(inner, bound_vars)
+            ):
                 return inner
             return self._hoisted(inner)
 
@@ -449,8 +455,8 @@ class Hoister:
         return any(load.source.same_as(b) for load in collect(call, ir.TensorLoad) for b in stored)
 
     def _hoisted(self, call: Call) -> ir.Expr:
-        for known, result in self.found:
-            if same(known, call):
+        for earlier_call, result in self.found:
+            if same(earlier_call, call):
                 return result
         entries = None if self.conditional else self._needed(call)
         if entries is None:
@@ -461,16 +467,16 @@ class Hoister:
 
     def _needed(self, call: Call) -> list[Entry] | None:
         """Return the entries the search depends on, and those above them; None if it cannot be hoisted."""
-        wanted: set[int] = set()
+        needed: set[int] = set()
         for n, entry in reversed(list(enumerate(self.iteration.entries))):
-            below = any(a.parent in entry.axes for m in wanted for a in self.iteration.entries[m].axes)
+            below = any(a.parent in entry.axes for m in needed for a in self.iteration.entries[m].axes)
             if below or mentions(call, _slots(self.scope, entry)) or self._is_at_attached(call, entry):
-                wanted.add(n)
-        wanted |= self._placed_with(wanted)
-        entries = [self.iteration.entries[n] for n in sorted(wanted)]
+                needed.add(n)
+        needed |= self._placed_with(needed)
+        entries = [self.iteration.entries[n] for n in sorted(needed)]
         inside = {a for e in entries for a in e.axes}
-        others = [entry for n, entry in enumerate(self.iteration.entries) if n not in wanted]
-        if any(e.attached_to is not None for e in entries) or any(self._is_untraceable(e) for e in others):
+        unneeded = [entry for n, entry in enumerate(self.iteration.entries) if n not in needed]
+        if any(e.attached_to is not None for e in entries) or any(self._is_untraceable(e) for e in unneeded):
             return None
         return entries if all(p in inside for a in inside for p in a.ancestors) else None
 
@@ -487,14 +493,14 @@ class Hoister:
         placed = zip(entry.vars, entry.axes, strict=True)
         return any(a.rule is not None and not mentions(self.scope.by_var[v].coord, slots) for v, a in placed)
 
-    def _placed_with(self, wanted: set[int]) -> set[int]:
+    def _placed_with(self, entries: set[int]) -> set[int]:
         """Return the singletons next to or below these entries: they have no loop, but operands may use them."""
-        found: set[int] = set()
+        singletons: set[int] = set()
         for n, entry in enumerate(self.iteration.entries):
-            held = {None, *(a for m in wanted | found for a in self.iteration.entries[m].axes)}
-            if entry.axes[0].kind == "singleton" and entry.attached_to is None and entry.axes[0].parent in held:
-                found.add(n)
-        return found
+            parents = {None, *(a for m in entries | singletons for a in self.iteration.entries[m].axes)}
+            if entry.axes[0].kind == "singleton" and entry.attached_to is None and entry.axes[0].parent in parents:
+                singletons.add(n)
+        return singletons
 
     def _emit(self, call: Call, entries: list[Entry]) -> ir.Expr:
         """Add the nest that fills a new buffer and return the element that replaces the search."""
