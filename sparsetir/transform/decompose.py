@@ -58,23 +58,23 @@ class Pieces:
         self.own_init, self.shared_init = self._split_init()
 
     def statement(self) -> tirx.Stmt:
-        """All of them, the common initialisation first."""
-        own = self._is_own
+        """Return the sequence of all iterations, the shared initialisation first."""
+        is_own = self._is_own
         parts = [p for p in (self.it.block.init, self.it.block.body) if p is not None]
         clean = set(self.structure.padded)
         fault = self.order.fault() or (self._zero_fault() if self.structure.is_dense else "")
         if fault:
             raise self._refusal(fault)
-        linear = Linear(set(self.views), own, local=set(self.it.block.alloc_buffers))
+        linear = Linear(set(self.views), is_own, local=set(self.it.block.alloc_buffers))
         if not linear.holds(*self.own_init, self.it.block.body):
             self.structure.keep_repeated()
-        neutral = is_neutral(self.it.block.body, set(self.views), clean, own)
+        neutral = is_neutral(self.it.block.body, set(self.views), clean, is_own)
         for view in self.views:
             if any(s.buffer.same_as(view) for p in parts for s in collect(p, tirx.BufferStore)):
-                self.structure.set_clean(view, neutral and still_clean(parts, view, clean, own))
+                self.structure.set_clean(view, neutral and still_clean(parts, view, clean, is_own))
         initialising = self._initialising() if self._inits_rows() else []
         first = [] if initialising or not self.shared_init else self._init_iterations()
-        pieces = [self._piece(made, neutral, made in initialising) for made in self.structure.made]
+        pieces = [self._piece(piece, neutral, piece in initialising) for piece in self.structure.made]
         return seq(*first, *pieces)
 
     def _refusal(self, fault: str) -> VerifyError:
@@ -82,7 +82,7 @@ class Pieces:
         return VerifyError(message, self.it.name)
 
     def _zero_fault(self) -> str:
-        """Why points where a dense buffer holds zero may not be left out; empty if they may."""
+        """Return why points where a dense buffer holds zero may not be omitted; empty if they may."""
         name, body = self.structure.name, self.it.block.body
         if any(s.buffer in self.views for part in (self.it.block.init, body) for s in _stores(part)):
             return f"stores to {name}, of which only entries that are not zero are kept"
@@ -93,52 +93,54 @@ class Pieces:
     # ------------------------------------------------------------------ initialisation
 
     def _split_init(self) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
-        """Initial stores to the rewritten buffers, and all others."""
+        """Return the initial stores to the rewritten buffers, and all others."""
         init = self.it.block.init
         stmts = [] if init is None else list(init.seq) if isinstance(init, tirx.SeqStmt) else [init]
-        own = [s for s in stmts if isinstance(s, tirx.BufferStore) and s.buffer in self.views]
-        shared = [s for s in stmts if s not in own]
-        if any(s.buffer in self.views for part in shared for s in collect(part, tirx.BufferStore)):
+        own_stores = [s for s in stmts if isinstance(s, tirx.BufferStore) and s.buffer in self.views]
+        shared_inits = [s for s in stmts if s not in own_stores]
+        if any(s.buffer in self.views for part in shared_inits for s in collect(part, tirx.BufferStore)):
             raise self._refusal("has an initialisation that is not a list of stores")
-        return own, shared
+        return own_stores, shared_inits
 
     def _initialising(self) -> list[Made]:
         """Return the pieces that initialise their results: all if each has rows of its own, or the first for all."""
-        made = self.structure.made
-        if all(each.rule.partitions_rows and self._rows_first(each) for each in made):
-            return made
-        return made[:1] if made[0].rule.meets_rows and self._rows_first(made[0]) else []
+        pieces = self.structure.made
+        if all(piece.rule.partitions_rows and self._rows_first(piece) for piece in pieces):
+            return pieces
+        return pieces[:1] if pieces[0].rule.meets_rows and self._rows_first(pieces[0]) else []
 
     def _inits_rows(self) -> bool:
-        """Return whether each row can initialise what it reduces to, at the points that are stored.
+        """Return whether each row can initialise the elements that it reduces to, at its stored points.
 
         That reaches all that ``T.init`` sets if there is a point for every coordinate of the other axes that it names,
         stored or not: only dense ones have it. And nothing is set too late if no other row touches it.
         """
         if not self.shared_init or self.own_init:
             return False
-        row, *others = self.old_vars
-        if any(self.kinds[v] == "S" for v in others) or self.kinds[row] != "S":
+        row, *other_vars = self.old_vars
+        if any(self.kinds[v] == "S" for v in other_vars) or self.kinds[row] != "S":
             return False
-        each = zip(self.it.axes, self.it.vars, strict=True)
-        beside = [(a, v) for a, v in each if v not in self.old_vars and self.kinds[v] == "S"]
-        if any(a.kind != "dense_fixed" or not mentions(self.shared_init, [v]) for a, v in beside):
+        pairs = zip(self.it.axes, self.it.vars, strict=True)
+        spatial = [(a, v) for a, v in pairs if v not in self.old_vars and self.kinds[v] == "S"]
+        if any(a.kind != "dense_fixed" or not mentions(self.shared_init, [v]) for a, v in spatial):
             return False
         return self.order.keeps_apart(self.shared_init, row)
 
-    def _rows_first(self, made: Made) -> bool:
-        """Return whether the points of every axis that stays are there without those of an axis that is summed over."""
-        letter = dict(zip(made.spliced.axes, self._letters(made), strict=True))
-        below = [(a, up) for a in letter if letter[a] == "S" for up in a.ancestors if letter.get(up) == "R"]
-        return all(a.repeats_below(up) for a, up in below)
+    def _rows_first(self, piece: Made) -> bool:
+        """Return whether the points of every spatial axis exist independently of those of a reduced axis."""
+        letter = dict(zip(piece.spliced.axes, self._letters(piece), strict=True))
+        below = [
+            (a, ancestor) for a in letter if letter[a] == "S" for ancestor in a.ancestors if letter.get(ancestor) == "R"
+        ]
+        return all(a.repeats_below(ancestor) for a, ancestor in below)
 
-    def _letters(self, made: Made) -> list[str]:
-        """S or R for each axis of the piece: what the dimension is that it stands for."""
-        dimension = {name: d for d, group in made.rule.axis_map.items() for name in group}
-        return [self.kinds[self.old_vars[dimension[a.name]]] for a in made.rule.buffer.axes]
+    def _letters(self, piece: Made) -> list[str]:
+        """Return S or R for each axis of the piece: the kind of the dimension that it represents."""
+        dimension = {name: d for d, group in piece.rule.axis_map.items() for name in group}
+        return [self.kinds[self.old_vars[dimension[a.name]]] for a in piece.rule.buffer.axes]
 
     def _init_iterations(self) -> list[tirx.Stmt]:
-        """Iterations over every spatial coordinate that the shared initial stores use.
+        """Return iterations over every spatial coordinate that the shared initial stores use.
 
         A store to a structure that repeats coordinates visits its slots: a search reaches one slot of several.
         """
@@ -148,7 +150,7 @@ class Pieces:
         return first + [self._init_iteration(stmt, axes) for stmt, axes in repeating.items() if axes]
 
     def _init_iteration(self, init: tirx.Stmt, visited: set[Axis]) -> tirx.Stmt:
-        """An iteration of initial stores: the stored slots of the visited axes, all coordinates of the others."""
+        """Return an iteration of initial stores: over stored slots of visited axes, all coordinates of the others."""
         used = [(a, v) for a, v in zip(self.it.axes, self.it.vars, strict=True) if mentions(init, [v])]
         used = [(a, v) for a, v in used if self.kinds[v] == "S"]
         if not used:
@@ -165,12 +167,20 @@ class Pieces:
             buffer = self.structure.program.buffers.get(store.buffer)
             if buffer is None:
                 continue
-            some = [a for a in buffer.axes if not a.unique]
-            needed = {up for a in some for up in (a, *a.ancestors)}
-            own = {a for a, i in zip(buffer.axes, store.indices, strict=True) if axis_of.get(i) is a} if some else set()
-            if not needed <= own - set(self.structure.axes) or (some and not isinstance(stmt, tirx.BufferStore)):
-                names = f"{buffer.name} over axis {some[0].name}"
-                raise self._refusal(f"initialises {names}, which repeats coordinates, elsewhere than where it stands")
+            repeating = [a for a in buffer.axes if not a.unique]
+            needed = {ancestor for a in repeating for ancestor in (a, *a.ancestors)}
+            subscripted = (
+                {a for a, i in zip(buffer.axes, store.indices, strict=True) if axis_of.get(i) is a}
+                if repeating
+                else set()
+            )
+            if not needed <= subscripted - set(self.structure.axes) or (
+                repeating and not isinstance(stmt, tirx.BufferStore)
+            ):
+                names = f"{buffer.name} over axis {repeating[0].name}"
+                raise self._refusal(
+                    f"initialises {names}, which repeats coordinates, at other coordinates than its own"
+                )
             repeated |= needed
         return repeated
 
@@ -181,51 +191,51 @@ class Pieces:
         axes = self.views[buffer].axes
         return all(indices[axes.index(a)].same_as(v) for a, v in zip(self.structure.axes, self.old_vars, strict=True))
 
-    def _piece(self, made: Made, neutral: bool, initialises: bool) -> tirx.Stmt:
-        new_vars = [Var(str(a.name).lower(), ir.PrimType(a.idtype)) for a in made.spliced.axes]
-        olds = made.rule.old_coords(new_vars)
+    def _piece(self, piece: Made, neutral: bool, initialises: bool) -> tirx.Stmt:
+        new_vars = [Var(str(a.name).lower(), ir.PrimType(a.idtype)) for a in piece.spliced.axes]
+        olds = piece.rule.old_coords(new_vars)
         mapping: dict[Var, ir.Expr] = {v: cast(e, str(v.ty.dtype)) for v, e in zip(self.old_vars, olds, strict=True)}
-        others = [(a, v) for a, v in zip(self.it.axes, self.it.vars, strict=True) if a not in self.structure.axes]
-        fresh = {v: Var(str(v.name), v.ty) for _, v in others}
+        other_pairs = [(a, v) for a, v in zip(self.it.axes, self.it.vars, strict=True) if a not in self.structure.axes]
+        fresh = {v: Var(str(v.name), v.ty) for _, v in other_pairs}
         mapping.update(fresh)
-        body = renewed(self._rewritten(self.it.block.body, made, new_vars, mapping))
-        inside = self._inside(made, mapping)
+        body = renewed(self._rewritten(self.it.block.body, piece, new_vars, mapping))
+        inside = self._inside(piece, mapping)
         body = tirx.IfThenElse(conjunction(inside), body, None) if inside else body
-        is_masked = made.rule.fills and not neutral
-        if made.rule.fills and neutral and multiplies(self.it.block.body, set(self.views)):
+        is_masked = piece.rule.fills and not neutral
+        if piece.rule.fills and neutral and multiplies(self.it.block.body, set(self.views)):
             is_masked = not self.structure.finite
             if not is_masked:
                 self.structure.multiply_zeros()
         if is_masked:
-            mask = self.structure.mask(made)
+            mask = self.structure.mask(piece)
             valid = tirx.NE(tirx.BufferLoad(mask.view, list(new_vars)), const(0, MASK_DTYPE))
             body = tirx.IfThenElse(valid, body, None)
         stmts = [*self.own_init, *(self.shared_init if initialises else [])]
-        init = self._rewritten(seq(*stmts), made, new_vars, mapping) if stmts else None
+        init = self._rewritten(seq(*stmts), piece, new_vars, mapping) if stmts else None
         notes = notes_of(self.it)
         if initialises:
             notes[INIT] = STORED
-        if made.rule.independent and self._rows_are_apart(made):
+        if piece.rule.independent and self._rows_are_apart(piece):
             notes[INDEPENDENT] = 1
-        if made.rule.sweep is not None:
-            notes[SWEEP] = made.rule.sweep
-        entries = self._entries(made, new_vars, fresh)
-        name, allocated = f"{self.it.name}_{made.rule.name}", list(self.it.block.alloc_buffers)
+        if piece.rule.sweep is not None:
+            notes[SWEEP] = piece.rule.sweep
+        entries = self._entries(piece, new_vars, fresh)
+        name, allocated = f"{self.it.name}_{piece.rule.name}", list(self.it.block.alloc_buffers)
         return make_iteration(name, entries, body, init=init, notes=notes, allocated=allocated)
 
-    def _inside(self, made: Made, mapping: dict[Var, ir.Expr]) -> list[ir.Expr]:
-        """Bounds of the coordinates that subscript an ordinary array, where a piece may leave them."""
-        known = {b.view for b in self.structure.program.buffers.values()}
-        touched = [i for b, indices, _ in accesses(self.it.block) if b not in known for i in indices]
-        found: list[ir.Expr] = []
+    def _inside(self, piece: Made, mapping: dict[Var, ir.Expr]) -> list[ir.Expr]:
+        """Return the bounds of coordinates that subscript an ordinary array, where a piece may exceed them."""
+        views = {b.view for b in self.structure.program.buffers.values()}
+        subscripts = [i for b, indices, _ in accesses(self.it.block) if b not in views for i in indices]
+        bounds: list[ir.Expr] = []
         for var, axis in zip(self.old_vars, self.structure.axes, strict=True):
             coord = mapping[var]
-            stands = [new for new in made.spliced.axes if new.name.lower() == str(getattr(coord, "name", ""))]
-            may_leave = not stands or stands[0].may_be_absent
-            if may_leave and mentions(touched, [var]):
+            same_axes = [new for new in piece.spliced.axes if new.name.lower() == str(getattr(coord, "name", ""))]
+            may_leave = not same_axes or same_axes[0].may_be_absent
+            if may_leave and mentions(subscripts, [var]):
                 dtype = str(coord.ty.dtype)
-                found += [coord >= const(0, dtype), coord < cast(axis.length, dtype)]
-        return found
+                bounds += [coord >= const(0, dtype), coord < cast(axis.length, dtype)]
+        return bounds
 
     def _rows_are_apart(self, made: Made) -> bool:
         """Return whether every store of the iteration is at its own row or its own slot."""
@@ -236,11 +246,11 @@ class Pieces:
             for s in stores
         )
 
-    def _entries(self, made: Made, new_vars: list[Var], fresh: dict[Var, Var]) -> list[Entry]:
-        """Return the new axes where the first of the old ones stood, and the other axes as they were."""
-        letters = self._letters(made)
-        each = zip(made.spliced.axes, new_vars, letters, strict=True)
-        pieces = _parents_first([Entry((a,), (v,), k) for a, v, k in each])
+    def _entries(self, piece: Made, new_vars: list[Var], fresh: dict[Var, Var]) -> list[Entry]:
+        """Return the new axes at the place of the first old one, and the other axes unchanged."""
+        letters = self._letters(piece)
+        triples = zip(piece.spliced.axes, new_vars, letters, strict=True)
+        pieces = _parents_first([Entry((a,), (v,), k) for a, v, k in triples])
         out: list[Entry] = []
         for axis, var in zip(self.it.axes, self.it.vars, strict=True):
             if axis not in self.structure.axes:
@@ -250,29 +260,31 @@ class Pieces:
                 pieces = []
         return out
 
-    def _rewritten(self, node: Any, made: Made, new_vars: list[Var], mapping: dict[Var, ir.Expr]) -> Any:
-        """`node` in terms of one piece."""
+    def _rewritten(self, node: Any, piece: Made, new_vars: list[Var], mapping: dict[Var, ir.Expr]) -> Any:
+        """Rewrite `node` in terms of one piece."""
 
         def place(buffer: Var, indices: Any, mutator: Any) -> list[ir.Expr]:
             if not self._is_own(buffer, indices):
                 name = self.views[buffer].name
-                raise self._refusal(f"reads {name} elsewhere than where it stands, which is a search in every piece")
+                raise self._refusal(f"reads {name} at other coordinates than its own, which is a search in every piece")
             axes = self.views[buffer].axes
             first = min(axes.index(a) for a in self.structure.axes)
-            rest = [(n, mutator.mutate(i)) for n, (a, i) in enumerate(zip(axes, indices, strict=True))
+            others = [(n, mutator.mutate(i)) for n, (a, i) in enumerate(zip(axes, indices, strict=True))
                     if a not in self.structure.axes]  # fmt: skip
-            return [*(i for n, i in rest if n < first), *new_vars, *(i for n, i in rest if n > first)]
+            return [*(i for n, i in others if n < first), *new_vars, *(i for n, i in others if n > first)]
 
         def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
             if load.source not in self.views:
                 return mutator.default_mutate(load)
-            return tirx.BufferLoad(made.buffers[load.source].view, place(load.source, load.indices, mutator))
+            return tirx.BufferLoad(piece.buffers[load.source].view, place(load.source, load.indices, mutator))
 
         def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
             if store.buffer not in self.views:
                 return mutator.default_mutate(store)
             value = mutator.mutate(store.value)
-            return tirx.BufferStore(made.buffers[store.buffer].view, value, place(store.buffer, store.indices, mutator))
+            return tirx.BufferStore(
+                piece.buffers[store.buffer].view, value, place(store.buffer, store.indices, mutator)
+            )
 
         on_var = lambda v, _mutator: mapping.get(v, v)  # noqa: E731
         callbacks = [(ir.TensorLoad, on_load), (tirx.BufferStore, on_store), (Var, on_var)]
@@ -284,13 +296,13 @@ def _stores(part: tirx.Stmt | None) -> list[tirx.BufferStore]:
 
 
 def _parents_first(entries: list[Entry]) -> list[Entry]:
-    """The same axes, each behind those it hangs from, otherwise in order."""
+    """Return the entries in order, each after the entries of its ancestors."""
     out: list[Entry] = []
-    left = list(entries)
-    while left:
-        waiting = {a for e in left for a in e.axes}
-        ready = next(e for e in left if not set(e.axes[0].ancestors) & waiting)
-        left.remove(ready)
+    remaining = list(entries)
+    while remaining:
+        remaining_axes = {a for e in remaining for a in e.axes}
+        ready = next(e for e in remaining if not set(e.axes[0].ancestors) & remaining_axes)
+        remaining.remove(ready)
         out.append(ready)
     return out
 
@@ -351,7 +363,7 @@ class Group:
 
 
 class Rewriter:
-    """Rewrites one structure of one program."""
+    """Rewriter of one structure of a program."""
 
     def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, finite: bool = True) -> None:
         self.program = program
@@ -373,43 +385,43 @@ class Rewriter:
             return self.iteration(iteration) if iteration is not None else node
 
         body = structural_mutate(self.program.func.body, [(tirx.SeqStmt, on_seq), (s_tir.SBlockRealize, on_realize)])
-        lost = [v for v in dropped if mentions(body, [v])]
-        if lost:
-            fault = f"{lost[0].name} is used outside of an iteration over its axes"
+        remaining = [v for v in dropped if mentions(body, [v])]
+        if remaining:
+            fault = f"{remaining[0].name} is used outside of an iteration over its axes"
             raise VerifyError(f"cannot decompose {self.structure.name}: {fault}, which is a search in every piece")
-        fresh = [s for made in self.structure.made for s in (*made.statements, *made.mask_statements)]
+        fresh = [s for piece in self.structure.made for s in (*piece.statements, *piece.mask_statements)]
         body = with_declarations(body, fresh)
         return without_unused(self.program.func, body, self._params())
 
     def _statements(self, stmt: tirx.Stmt, dropped: set[Var], mutator: Any) -> list[tirx.Stmt]:
-        """A statement of the old program in the new one; a buffer's declaration becomes those of its pieces."""
+        """Rewrite a statement; the declaration of a buffer becomes those of its pieces."""
         if not declares(stmt, dropped):
             return [mutator.mutate(stmt)]
         bound = stmt.value.args[0] if isinstance(stmt, tirx.Evaluate) else None
-        return [] if bound is None else [s for made in self.structure.made for s in made.declarations[bound]]
+        return [] if bound is None else [s for piece in self.structure.made for s in piece.declarations[bound]]
 
     def _params(self) -> list[Var]:
         out: list[Var] = list(self.program.func.params)
-        for made in self.structure.made:
-            out += [b.storage for b in made.buffers.values() if not b.allocated]
-            out += list(made.spliced.params.values())
-            out += [made.mask.storage] if made.mask is not None else []
+        for piece in self.structure.made:
+            out += [b.storage for b in piece.buffers.values() if not b.allocated]
+            out += list(piece.spliced.params.values())
+            out += [piece.mask.storage] if piece.mask is not None else []
         return out
 
     def record(self, func: tirx.PrimFunc) -> Group:
-        """Return what the caller needs to know to fill the new parameters."""
-        held = {str(p.name) for p in func.params}
+        """Return the parameters and buffers of the pieces, which the caller needs to fill the new parameters."""
+        param_names = {str(p.name) for p in func.params}
         pieces = []
-        for made in self.structure.made:
-            params = {name: str(var.name) for name, var in made.spliced.params.items() if str(var.name) in held}
+        for piece in self.structure.made:
+            params = {name: str(var.name) for name, var in piece.spliced.params.items() if str(var.name) in param_names}
             values = {
                 str(self.program.buffers[view].storage.name): str(b.storage.name)
-                for view, b in made.buffers.items()
-                if str(b.storage.name) in held
+                for view, b in piece.buffers.items()
+                if str(b.storage.name) in param_names
             }
-            mask = None if made.mask is None else str(made.mask.storage.name)
-            buffers = {self.program.buffers[view].name: b.name for view, b in made.buffers.items()}
-            pieces.append(Piece(made.rule, params, values, buffers, mask))
+            mask = None if piece.mask is None else str(piece.mask.storage.name)
+            buffers = {self.program.buffers[view].name: b.name for view, b in piece.buffers.items()}
+            pieces.append(Piece(piece.rule, params, values, buffers, mask))
         names, axes = tuple(b.name for b in self.structure.group), self.structure.axes
         adds_up = self.structure.adds_up or all(a.unique for a in axes)
         return Group(self.structure.name, names, axes, tuple(pieces), self.structure.multiplies_zeros, adds_up)
@@ -417,11 +429,11 @@ class Rewriter:
     # ------------------------------------------------------------------ one iteration
 
     def iteration(self, it: SpIter) -> tirx.Stmt:
-        """An iteration of the old program as the new program has it."""
+        """Rewrite one iteration for the pieces."""
         views = {b.view for b in self.structure.group}
-        touched = {b for b, _, _ in accesses(it.block)} & views
+        accessed = {b for b, _, _ in accesses(it.block)} & views
         walked = [a for a in self.structure.axes if a in it.listed and a.kind != "dense_fixed"]
-        if not touched and not walked:
+        if not accessed and not walked:
             return it.node
         for entry in (e for e in it.entries if e.merge or e.axes[-1].is_assembled):
             fault = f"walks {label(entry)}, whose members have no order over several pieces"
@@ -436,7 +448,7 @@ class Rewriter:
         return Pieces(self.structure, it).statement()
 
     def _check_others(self, it: SpIter) -> None:
-        """No other axis of the iteration may hang from one that is replaced."""
+        """Raise if an axis of the iteration descends from a replaced one or is attached to one."""
         attached = [e for e in it.entries if e.attached_to in self.structure.axes]
         if attached:
             fault = f"attaches {attached[0].axes[0].name} to an axis of it"
@@ -472,7 +484,7 @@ class Decomposition:
 
     @property
     def multiplies_zeros(self) -> bool:
-        """Whether zeros that the formats store are multiplied: an infinity or a NaN reaches results that do not use it.
+        """Whether padding zeros are multiplied: an infinity or a NaN then reaches results that do not use it.
 
         Examples
         --------
@@ -488,20 +500,20 @@ class Decomposition:
         return _again, (self.original, self.formats, self.finite)
 
     def with_formats(self, formats: Any) -> dict[str, Any]:
-        """Return the formats of the original's buffers when more are given, some for pieces by their buffers' names."""
+        """Add `formats` to those of the original's buffers; a key may be the buffer name of a piece."""
         if not isinstance(formats, Mapping):
             raise VerifyError("say which buffer of the decomposed program to decompose: {'A_rest': format}")
         pieces = {n: (g.name, p.rule.name) for g in self.groups for p in g.pieces for n in p.buffers.values()}
-        found = dict(self.formats)
+        merged = dict(self.formats)
         for name, format in formats.items():
             if name in pieces:
                 buffer, piece = pieces[name]
-                found[buffer] = self._nested(buffer, piece, format)
-            elif name in found:
+                merged[buffer] = self._nested(buffer, piece, format)
+            elif name in merged:
                 raise VerifyError(f"{name} is decomposed already; its pieces are {', '.join(pieces)}", name)
             else:
-                found[name] = format
-        return found
+                merged[name] = format
+        return merged
 
     def _nested(self, buffer: str, piece: str, format: Any) -> Any:
         from sparsetir.formats.partitioned import Nested
@@ -513,7 +525,7 @@ class Decomposition:
 
 
 def _resolved(format: Any, axes: Sequence[Axis]) -> Any:
-    """A format that knows how many dimensions it stores and how wide its indices are."""
+    """Resolve the number of dimensions and the index width of a format."""
     if not hasattr(format, "resolve"):
         return format
     wide = any(axis.idtype == "int64" for axis in axes)
@@ -521,13 +533,13 @@ def _resolved(format: Any, axes: Sequence[Axis]) -> Any:
 
 
 def _rules(format: Any, name: str) -> list[FormatRewriteRule]:
-    """The rules of a format, or those that are given; of a bare list it is not known that each has rows of its own."""
-    found = [format] if isinstance(format, FormatRewriteRule) else getattr(format, "rules", format)
-    if not isinstance(found, (list, tuple)) or not all(isinstance(r, FormatRewriteRule) for r in found):
+    """Return the rules of a format or a list; a bare list does not promise that each rule has its own rows."""
+    rules = [format] if isinstance(format, FormatRewriteRule) else getattr(format, "rules", format)
+    if not isinstance(rules, (list, tuple)) or not all(isinstance(r, FormatRewriteRule) for r in rules):
         hint = f"formats.make({format!r}, ...)" if isinstance(format, str) else "one of sparsetir.formats"
         raise VerifyError(f"{name} must have a format or a list of rules, found {format!r}; try {hint}", name)
-    is_bare = found is format and len(found) > 1
-    return [replace(rule, partitions_rows=False) if is_bare else rule for rule in found]
+    is_bare = rules is format and len(rules) > 1
+    return [replace(rule, partitions_rows=False) if is_bare else rule for rule in rules]
 
 
 def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, finite: bool | None = None) -> Decomposition:
@@ -549,7 +561,7 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, finite: boo
     Returns
     -------
     Decomposition
-        ``sparsetir.build`` makes a kernel of it that is called like the original.
+        ``sparsetir.build`` compiles it to a kernel with the signature of the original.
 
     Raises
     ------
@@ -572,27 +584,27 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, finite: boo
         finite = func.finite if finite is None else finite
         return decompose_format(func.original, func.with_formats(formats), finite=finite)
     current, groups = func, []
-    wanted = dict(formats) if isinstance(formats, Mapping) else {_first_sparse(func): formats}
-    for name, format in wanted.items():
+    resolved = dict(formats) if isinstance(formats, Mapping) else {_first_sparse(func): formats}
+    for name, format in resolved.items():
         program = decode(current)
-        wanted[name] = format = _resolved(format, program.buffer(name).axes)
+        resolved[name] = format = _resolved(format, program.buffer(name).axes)
         rewriter = Rewriter(program, name, _rules(format, name), finite=finite is not False)
         with own_errors():
             current = rewriter.function()
         groups.append(rewriter.record(current))
-    return Decomposition(func, current, wanted, tuple(groups), finite is not False)
+    return Decomposition(func, current, resolved, tuple(groups), finite is not False)
 
 
 def _again(func: Any, formats: Mapping[str, Any], finite: bool) -> Decomposition:
-    """A decomposition out of what pickle kept: formulas of formats have no names."""
+    """Rebuild a decomposition from its pickled state: the formulas of formats have no names."""
     return decompose_format(func, formats, finite=finite)
 
 
 def _first_sparse(func: tirx.PrimFunc) -> str:
-    found = [b.name for b in decode(func).buffers.values() if not b.is_dense and not b.allocated]
-    if not found:
+    names = [b.name for b in decode(func).buffers.values() if not b.is_dense and not b.allocated]
+    if not names:
         raise VerifyError("the program has no sparse buffer to decompose")
-    return found[0]
+    return names[0]
 
 
 __all__ = ["Decomposition", "Group", "Piece", "Pieces", "decompose_format"]

@@ -69,16 +69,16 @@ def find_entry(iteration: SpIter, ref: Ref) -> Entry:
     if not names or not all(isinstance(name, str) for name in names):
         raise ScheduleError(f"axis: expected the name of an axis or names of fused axes, got {ref!r}. Pass strings.")
     exact = [e for e in iteration.entries if [label(e)] == names]
-    found = exact or [e for e in iteration.entries if [a.name for a in e.axes] == names]
-    if len(found) == 1:
-        return found[0]
+    matches = exact or [e for e in iteration.entries if [a.name for a in e.axes] == names]
+    if len(matches) == 1:
+        return matches[0]
     listed = ", ".join(label(e) for e in iteration.entries)
-    wanted = ref if isinstance(ref, str) else f"T.fuse({', '.join(names)})"
-    if found:
-        raise ScheduleError(f"{wanted} is ambiguous in sp_iter {iteration.name!r}, which lists {listed}")
+    requested = ref if isinstance(ref, str) else f"T.fuse({', '.join(names)})"
+    if matches:
+        raise ScheduleError(f"{requested} is ambiguous in sp_iter {iteration.name!r}, which lists {listed}")
     member = [e for e in iteration.entries if e.is_fused and names[0] in [a.name for a in e.axes]]
     hint = f"; name {label(member[0])} as a whole" if member else ""
-    raise ScheduleError(f"sp_iter {iteration.name!r} has no entry {wanted}; it lists {listed}{hint}")
+    raise ScheduleError(f"sp_iter {iteration.name!r} has no entry {requested}; it lists {listed}{hint}")
 
 
 def single_entry(iteration: SpIter, ref: Ref, purpose: str) -> Entry:
@@ -91,7 +91,7 @@ def single_entry(iteration: SpIter, ref: Ref, purpose: str) -> Entry:
 
 
 def check_count(value: Any, what: str) -> int:
-    """`value` as an int if it is one and positive."""
+    """Return `value` as an int; raise unless it is a positive integer."""
     value = as_whole(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ScheduleError(f"{what} must be a positive integer, found {value!r}")
@@ -106,7 +106,7 @@ def is_constant(expr: ir.Expr | None) -> bool:
 
 
 def ceil_div(value: ir.Expr, factor: int) -> ir.Expr:
-    """`value` over `factor`, rounded up."""
+    """Return `value` divided by `factor`, rounded up."""
     dtype = str(value.ty.dtype)
     if is_constant(value):
         return const(-(-int(value) // factor), dtype)
@@ -119,12 +119,12 @@ def divides(factor: int, extent: ir.Expr) -> bool:
 
 
 def new_var(name: str, axis: Axis) -> Var:
-    """A variable that iterates `axis`."""
+    """Create a variable that iterates `axis`."""
     return Var(name, ir.PrimType(axis.idtype))
 
 
 def sequence(*stmts: tirx.Stmt) -> tirx.Stmt:
-    """One statement out of several, without sequences inside sequences."""
+    """Join statements to one, without nested sequences."""
     flat = list(flattened(stmts))
     return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
 
@@ -189,14 +189,14 @@ def visits_stored(iteration: SpIter) -> bool:
 
 
 def without_promise(notes: dict[str, Any]) -> dict[str, Any]:
-    """Annotations without the promise about the steps of the outermost loop."""
+    """Remove the promise of independent outermost steps from annotations."""
     return {k: v for k, v in notes.items() if k != INDEPENDENT}
 
 
 def rebuilt(
     iteration: SpIter, entries: Sequence[Entry], body: Any = None, init: Any = None, *, promise: bool | None = None
 ) -> s_tir.SBlockRealize:
-    """`iteration` with other entries, and with another body and initialisation if given.
+    """Rebuild `iteration` with other entries, and with another body and initialisation if given.
 
     The promise of independent steps stays if the outermost loop does, or as `promise` says.
     """
@@ -204,8 +204,8 @@ def rebuilt(
     body, init = block.body if body is None else body, block.init if init is None else init
     holds = entries[0] is iteration.entries[0] if promise is None else promise
     notes = notes_of(iteration) if holds else without_promise(notes_of(iteration))
-    kept = list(block.alloc_buffers)
-    return make_iteration(iteration.name, entries, body, init=init, notes=notes, allocated=kept)
+    buffers = list(block.alloc_buffers)
+    return make_iteration(iteration.name, entries, body, init=init, notes=notes, allocated=buffers)
 
 
 # ---------------------------------------------------------------------------------------------- editing
@@ -226,25 +226,25 @@ class Editor:
     # ------------------------------------------------------------------ what there is
 
     def place(self, name: str, *, merged: bool = False) -> Place:
-        """Return the iteration called `name`, and the iterations around it.
+        """Return the iteration called `name` with its enclosing iterations.
 
-        Unless `merged`, neither it nor what is inside it walks several axes as one, or an axis that it computes.
+        Unless `merged`, raise if it or an iteration inside it merges axes or computes an axis.
         """
         if not isinstance(name, str):
             fault = f"iteration: expected the name of an sp_iter, got {type(name).__name__}."
             raise ScheduleError(f"{fault} Pass a string.")
-        found = [p for p in self.facts.places if p.iteration.name == name]
-        if len(found) == 1:
-            inside = [] if merged else [found[0], *self.nested(found[0].iteration)]
+        matches = [p for p in self.facts.places if p.iteration.name == name]
+        if len(matches) == 1:
+            inside = [] if merged else [matches[0], *self.nested(matches[0].iteration)]
             for entry in (e for p in inside for e in p.iteration.entries if e.merge or e.axes[-1].is_assembled):
-                what = "computes an axis" if not entry.merge else f"walks {MERGED[entry.merge]} of axes"
-                message = f"sp_iter {name!r} {what}, {label(entry)}: this primitive changes loops of stored axes"
+                reason = "computes an axis" if not entry.merge else f"walks {MERGED[entry.merge]} of axes"
+                message = f"sp_iter {name!r} {reason}, {label(entry)}: this primitive changes loops of stored axes"
                 raise ScheduleError(f"{message}; annotate and set_search change such an iteration")
-            return found[0]
-        known = ", ".join(repr(p.iteration.name) for p in self.facts.places) or "none"
-        if found:
-            raise ScheduleError(f"{len(found)} sparse iterations are called {name!r}; give them different names")
-        raise ScheduleError(f"no sparse iteration is called {name!r}; there are: {known}")
+            return matches[0]
+        listed_names = ", ".join(repr(p.iteration.name) for p in self.facts.places) or "none"
+        if matches:
+            raise ScheduleError(f"{len(matches)} sparse iterations are called {name!r}; give them different names")
+        raise ScheduleError(f"no sparse iteration is called {name!r}; there are: {listed_names}")
 
     def iteration(self, name: str, *, merged: bool = False) -> SpIter:
         """Return the iteration called `name`; `merged` as for `place`."""
@@ -256,15 +256,15 @@ class Editor:
 
     def declaration(self, axis: Axis) -> Call:
         """Return the call that declares `axis`."""
-        found: list[Call] = []
-        on_bind = lambda b: found.append(b.value) if b.var.same_as(axis.var) else None  # noqa: E731
+        calls: list[Call] = []
+        on_bind = lambda b: calls.append(b.value) if b.var.same_as(axis.var) else None  # noqa: E731
         structural_walk(self.func.body, (tirx.Bind, on_bind))
-        return found[0]
+        return calls[0]
 
     # ------------------------------------------------------------------ what is added
 
     def fresh(self, base: str) -> str:
-        """A name nothing else in the function has."""
+        """Return an unused name."""
         name, k = base, 0
         while name in self.names:
             k += 1
@@ -273,20 +273,20 @@ class Editor:
         return name
 
     def axis(self, name: str, kind: str, operands: list[Any], *, after: Axis) -> Axis:
-        """A new axis, declared right after another one; its counting type is the one of `after`."""
+        """Declare a new axis right after another one, with the index dtype of `after`."""
         var = Var(self.fresh(name), ir.PrimType(after.idtype))
         value = dialect.call(kind, operands, after.idtype)
-        made = decode_axis(var, value, self.program.axes)
-        self.program.axes[var] = made
+        axis = decode_axis(var, value, self.program.axes)
+        self.program.axes[var] = axis
         self._after.setdefault(after.var, []).append(tirx.Bind(var, value))
-        return made
+        return axis
 
     def dense(self, name: str, length: ir.Expr, *, after: Axis) -> Axis:
-        """A new dense_fixed axis."""
+        """Declare a new dense_fixed axis."""
         return self.axis(name, "dense_fixed", [length], after=after)
 
     def declared(self, storage: Var, name: str, axes: Sequence[Axis], default: ir.Expr) -> tuple[Var, list[tirx.Stmt]]:
-        """A new sparse buffer over a storage, and the statements that declare it."""
+        """Return a new sparse buffer over a storage, and the statements that declare it."""
         dtype = str(storage.ty.dtype)
         shape, align = [a.length for a in axes], max(1, tvm_ffi.dtype(dtype).bits // 8)
         view = tirx.decl_buffer(shape, dtype, name=self.fresh(name), layout=None, data_alignment=align)
@@ -295,20 +295,20 @@ class Editor:
         return view, [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
 
     def view(self, buffer: SparseBuffer, name: str, axes: Sequence[Axis]) -> Var:
-        """Another view of the storage of `buffer`, over other axes with the same positions.
+        """Return another view of the storage of `buffer`, over other axes with the same positions.
 
-        It stands before the view it is made of: the last one declared over an array is the one callers name.
+        It is declared before `buffer`'s view, because callers name the last view declared over an array.
         """
         view, stmts = self.declared(buffer.storage, name, axes, buffer.default)
         self._before.setdefault(buffer.view, []).extend(stmts)
         return view
 
     def declare_after(self, axis: Axis, *stmts: tirx.Stmt) -> None:
-        """Put statements after the declaration of `axis` and of what else was put there."""
+        """Insert statements after the declaration of `axis` and earlier insertions."""
         self._after.setdefault(axis.var, []).extend(stmts)
 
     def swap(self, node: tirx.Stmt, *stmts: tirx.Stmt) -> None:
-        """Put `stmts`, perhaps none, in the place of `node`."""
+        """Replace `node` by `stmts`, which may be empty."""
         self._swaps.append((node, list(stmts)))
 
     # ------------------------------------------------------------------ the edit
@@ -339,10 +339,10 @@ class Editor:
 
 
 def _names(func: tirx.PrimFunc) -> set[str]:
-    found: set[str] = set()
-    on_block = lambda b: found.add(str(b.name_hint))  # noqa: E731
-    structural_walk(func, [(Var, lambda v: found.add(str(v.name))), (s_tir.SBlock, on_block)])
-    return found
+    names: set[str] = set()
+    on_block = lambda b: names.add(str(b.name_hint))  # noqa: E731
+    structural_walk(func, [(Var, lambda v: names.add(str(v.name))), (s_tir.SBlock, on_block)])
+    return names
 
 
 # ---------------------------------------------------------------------------------------------- axes of an iteration
@@ -381,7 +381,7 @@ def _hanging(entries: Sequence[Entry], old: Axis) -> list[Entry]:
 
 
 def rehost_nested(body: Any, old: Axis, new: Axis, program: Any) -> Any:
-    """`body` with the same done to the iterations in it."""
+    """Replace `old` by `new` as host and parent in the iterations nested in `body`."""
 
     def on_coord(call: Call, mutator: Any) -> ir.Expr:
         if not dialect.is_call(call, "coord"):
@@ -403,18 +403,18 @@ def _is(attach: Call, host: Axis) -> bool:
 
 
 def fiber_vars(place: Place, axis: Axis) -> dict[Axis, Var]:
-    """Return the variables of the coordinates of an iterated axis and its ancestors, whatever axes they iterate."""
+    """Return the variables of the coordinates of an iterated axis and its ancestors, whichever axes they iterate."""
     entries = [e for it in (*place.outer, place.iteration) for e in it.entries]
     entry = next(e for e in reversed(entries) if axis in e.axes)
     chain = (*axis.ancestors, axis)
-    found = {a: v for a, v in zip(entry.axes, entry.vars, strict=True) if a in chain}
+    variables = {a: v for a, v in zip(entry.axes, entry.vars, strict=True) if a in chain}
     if entry.is_fused or axis.parent is None:
-        return found
+        return variables
     if entry.attached_to is None:
-        return fiber_vars(place, axis.parent) | found
+        return fiber_vars(place, axis.parent) | variables
     host = fiber_vars(place, entry.attached_to)[entry.attached_to]
     above = {} if axis.parent.parent is None else fiber_vars(place, axis.parent.parent)
-    return {**above, axis.parent: host, **found}
+    return {**above, axis.parent: host, **variables}
 
 
 def is_declaration(stmt: tirx.Stmt) -> bool:
@@ -429,26 +429,26 @@ def is_declaration(stmt: tirx.Stmt) -> bool:
 # Run a body only where a condition holds.
 
 
-def guarded_init(condition: ir.Expr, init: tirx.Stmt | None, moved: Sequence[Var]) -> tirx.Stmt | None:
-    """`init` where `condition` holds, if the condition's variables `moved` matter to it."""
-    if init is None or not mentions(init, moved):
+def guarded_init(condition: ir.Expr, init: tirx.Stmt | None, condition_vars: Sequence[Var]) -> tirx.Stmt | None:
+    """Guard `init` by `condition` if it mentions the variables `condition_vars` of the condition."""
+    if init is None or not mentions(init, condition_vars):
         return init
     return tirx.IfThenElse(condition, init, None)
 
 
 def below(coord: ir.Expr, length: ir.Expr) -> ir.Expr:
-    """Whether a coordinate that is not negative lies inside its axis."""
+    """Return the condition that a non-negative coordinate lies inside its axis."""
     return coord < cast(length, str(coord.ty.dtype))
 
 
-def guarded(condition: ir.Expr, body: tirx.Stmt, moved: Sequence[Var]) -> tirx.Stmt:
-    """`body` where `condition` holds.
+def guarded(condition: ir.Expr, body: tirx.Stmt, condition_vars: Sequence[Var]) -> tirx.Stmt:
+    """Guard `body` by `condition`.
 
     A sum stays a single store, the form that TVM's primitives take for a reduction, if its element does not depend
-    on the variables `moved` that the condition is about.
+    on the variables `condition_vars` that the condition is about.
     """
     update = Update.of(body)
-    if update is None or mentions(update.indices, moved):
+    if update is None or mentions(update.indices, condition_vars):
         return tirx.IfThenElse(condition, body, None)
     term = tirx.if_then_else(condition, update.term, tirx.const(0, str(update.term.ty.dtype)))
     return tirx.BufferStore(update.store.buffer, update.own + term, update.indices)

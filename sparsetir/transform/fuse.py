@@ -55,14 +55,14 @@ def sparse_fuse(func: tirx.PrimFunc, iteration: str, axes: Sequence[Ref]) -> Edi
         The entries are not neighbours, not a chain from a root, attached, or their rows are given by a formula.
     """
     editor = Editor(func)
-    found = editor.iteration(iteration)
-    entries = find_entries(found, axes)
-    first = _first_of_neighbours(found, entries)
+    sp_iter = editor.iteration(iteration)
+    entries = find_entries(sp_iter, axes)
+    first = _first_of_neighbours(sp_iter, entries)
     members = tuple(a for e in entries for a in e.axes)
-    _check_chain(found, entries, members)
+    _check_chain(sp_iter, entries, members)
     fused = Entry(members, tuple(v for e in entries for v in e.vars), "".join(e.kinds for e in entries))
     last = first + len(entries)
-    editor.swap(found.node, rebuilt(found, [*found.entries[:first], fused, *found.entries[last:]]))
+    editor.swap(sp_iter.node, rebuilt(sp_iter, [*sp_iter.entries[:first], fused, *sp_iter.entries[last:]]))
     return editor.finish()
 
 
@@ -144,11 +144,11 @@ def fuse_iterations(
     legal = next((n for n, fault in faults.items() if not fault), None)
     if legal is None:
         raise ScheduleError(list(faults.values())[-1])
-    made = _fused(editor, _parts(editor, left, right, shared[:legal]), shared[:legal], name)
-    editor.swap(left.node, *between, made)
+    fused = _fused(editor, _parts(editor, left, right, shared[:legal]), shared[:legal], name)
+    editor.swap(left.node, *between, fused)
     for stmt in (*between, right.node):
         editor.swap(stmt)
-    return editor.finish(str(made.block.name_hint))
+    return editor.finish(str(fused.block.name_hint))
 
 
 def _parts(editor: Editor, left: SpIter, right: SpIter, shared: Sequence[Entry]) -> list[_Part]:
@@ -157,40 +157,40 @@ def _parts(editor: Editor, left: SpIter, right: SpIter, shared: Sequence[Entry])
 
 
 def _fault(editor: Editor, left: SpIter, right: SpIter, shared: Sequence[Entry]) -> str:
-    """Why these entries cannot be shared; empty if they can."""
+    """Return why these entries cannot be shared; empty if they can."""
     parts = _parts(editor, left, right, shared)
     axes = {v: a for e in shared for v, a in zip(e.vars, e.axes, strict=True)}
-    found = (
+    faults = (
         *(f for p in parts for f in p.init_faults(shared)),
         *_order_faults(editor, parts, axes),
         *_note_faults(parts),
     )
-    return next(iter(found), "")
+    return next(iter(faults), "")
 
 
 # ---------------------------------------------------------------------------------------------- neighbours
 
 
 def _between(editor: Editor, left: SpIter, right: SpIter) -> list[tirx.Stmt]:
-    """What stands between two iterations and may as well stand before both: declarations, and what needs neither."""
-    wanted = f"sp_iter {left.name!r} and sp_iter {right.name!r}"
+    """Return the statements between two iterations that may run before both: those independent of the first."""
+    subjects = f"sp_iter {left.name!r} and sp_iter {right.name!r}"
     sequences: list[tirx.SeqStmt] = []
     structural_walk(editor.func.body, (tirx.SeqStmt, sequences.append))
-    for found in sequences:
-        at = [[n for n, s in enumerate(found.seq) if s.same_as(it.node)] for it in (left, right)]
+    for candidate in sequences:
+        at = [[n for n, s in enumerate(candidate.seq) if s.same_as(it.node)] for it in (left, right)]
         if not at[0] or not at[1]:
             continue
-        between = list(found.seq)[at[0][0] + 1 : at[1][0]]
+        between = list(candidate.seq)[at[0][0] + 1 : at[1][0]]
         if at[0][0] >= at[1][0]:
-            raise ScheduleError(f"{wanted} are not in this order; name the one that runs first first")
-        others = [s for s in between if not is_declaration(s) and _meets(editor, left, s)]
-        if others:
-            what = getattr(getattr(others[0], "block", None), "name_hint", None)
-            found_there = f"sp_iter {str(what)!r}" if what else "another statement"
-            fault = f"{found_there} stands between them and uses what {left.name!r} does"
-            raise ScheduleError(f"{wanted} are not neighbours: {fault}")
+            raise ScheduleError(f"{subjects} are not in this order; name the one that runs first first")
+        blocking = [s for s in between if not is_declaration(s) and _meets(editor, left, s)]
+        if blocking:
+            what = getattr(getattr(blocking[0], "block", None), "name_hint", None)
+            blocker = f"sp_iter {str(what)!r}" if what else "another statement"
+            fault = f"{blocker} stands between them and uses what {left.name!r} does"
+            raise ScheduleError(f"{subjects} are not neighbours: {fault}")
         return between
-    raise ScheduleError(f"{wanted} do not stand in the same block, one after the other")
+    raise ScheduleError(f"{subjects} do not stand in the same block, one after the other")
 
 
 def _meets(editor: Editor, left: SpIter, stmt: tirx.Stmt) -> bool:
@@ -225,17 +225,17 @@ def _shared(editor: Editor, left: SpIter, right: SpIter, depth: int | None) -> l
         if not _is_alike(editor, a, b, right):
             break
         alike.append(a)
-    wanted = len(alike) if depth is None else check_count(depth, "the depth")
-    if not alike or wanted > len(alike):
+    length = len(alike) if depth is None else check_count(depth, "the depth")
+    if not alike or length > len(alike):
         lists = " and ".join(f"[{', '.join(map(label, it.entries))}] {it.kinds!r}" for it in (left, right))
-        shown = f"the first {wanted} entries" if depth is not None else "their first entry"
+        shown = f"the first {length} entries" if depth is not None else "their first entry"
         raise ScheduleError(f"sp_iter {left.name!r} and {right.name!r} differ in {shown} or its letters: {lists}")
-    return alike[:wanted]
+    return alike[:length]
 
 
 def _renamed(right: SpIter, shared: Sequence[Entry]) -> dict[Var, Any]:
-    own = right.entries[: len(shared)]
-    return {w: v for a, b in zip(shared, own, strict=True) for v, w in zip(a.vars, b.vars, strict=True)}
+    entries = right.entries[: len(shared)]
+    return {w: v for a, b in zip(shared, entries, strict=True) for v, w in zip(a.vars, b.vars, strict=True)}
 
 
 # ---------------------------------------------------------------------------------------------- parts
@@ -262,7 +262,7 @@ class _Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left of the list."""
+        """Whether no entries remain besides the shared ones."""
         return not self.rest
 
     def nest(self) -> tirx.Stmt:
@@ -283,7 +283,7 @@ class _Part:
         return footprint(self.editor.facts, self.init if self.is_whole else None)
 
     def init_faults(self, shared: Sequence[Entry]) -> Iterator[str]:
-        """Where an initialisation inside would run too often, or not at every coordinate."""
+        """Yield the reasons why an initialisation inside would run too often, or not at every coordinate."""
         if self.init is None or self.is_whole:
             return
         name = self.iteration.name
@@ -303,9 +303,9 @@ class _Part:
         if buffer is None or entry.attached_to is not None or any(a not in buffer.axes for a in entry.axes):
             return False
         return all(
-            i.same_as(v) if own is axis else not mentions(i, [v])
+            i.same_as(v) if buffer_axis is axis else not mentions(i, [v])
             for v, axis in zip(entry.vars, entry.axes, strict=True)
-            for own, i in zip(buffer.axes, indices, strict=True)
+            for buffer_axis, i in zip(buffer.axes, indices, strict=True)
         )
 
 

@@ -41,16 +41,16 @@ class EntryOrder:
         self.body = self._without_own_scratch(footprint(facts, it.block.body))
         self.init = self._without_own_scratch(footprint(facts, it.block.init))
 
-    def _without_own_scratch(self, found: Footprint) -> Footprint:
-        own = set(self.it.block.alloc_buffers)
-        return replace(found, touches=[t for t in found.touches if t.storage not in own])
+    def _without_own_scratch(self, accesses: Footprint) -> Footprint:
+        scratch = set(self.it.block.alloc_buffers)
+        return replace(accesses, touches=[t for t in accesses.touches if t.storage not in scratch])
 
     def fault(self) -> str:
-        """Why the body may not visit the entries in another order; empty if it may."""
+        """Return why the body may not visit the entries in another order; empty if it may."""
         return self._fault(self.body)
 
     def init_fault(self) -> str:
-        """The same for the initialisation."""
+        """Return why the initialisation may not visit the entries in another order; empty if it may."""
         return self._fault(self.init)
 
     def _fault(self, part: Footprint) -> str:
@@ -112,7 +112,7 @@ class Absent:
     # ------------------------------------------------------------------ statements
 
     def fault(self, node: tirx.Stmt) -> str:
-        """Return what a statement does there; empty if nothing."""
+        """Return the effect of a statement at an absent coordinate; empty if it has none."""
         if isinstance(node, tirx.BufferStore):
             return self._store(node)
         if isinstance(node, tirx.Bind):
@@ -126,9 +126,9 @@ class Absent:
         if isinstance(node, tirx.SeqStmt):
             return self._first(node.seq)
         self.depth += 1
-        found = self._compound(node)
+        fault = self._compound(node)
         self.depth -= 1
-        return found
+        return fault
 
     def _compound(self, node: tirx.Stmt) -> str:
         if isinstance(node, tirx.IfThenElse):
@@ -155,7 +155,7 @@ class Absent:
         return f"where nothing is stored its body would still change {node.buffer.name}"
 
     def _keep(self, cell: Var, value: ir.Expr) -> None:
-        """Remember the value of a local variable that is set once."""
+        """Record the value of a local variable that is set once."""
         sets = [s for s in collect(self.place.iteration.block.body, tirx.BufferStore) if s.buffer.same_as(cell)]
         if self.depth == 0 and len(sets) == 1 and len(cell.ty.shape) == 1 and _is(cell.ty.shape[0], 1):
             self.values[cell] = value
@@ -163,8 +163,8 @@ class Absent:
     def _branch(self, node: tirx.IfThenElse) -> str:
         condition = number_of(self.value(node.condition))
         parts = [node.then_case, node.else_case]
-        taken = parts if condition is None else parts[:1] if condition else parts[1:]
-        return self._first(taken)
+        branches = parts if condition is None else parts[:1] if condition else parts[1:]
+        return self._first(branches)
 
     def _block(self, node: s_tir.SBlockRealize) -> str:
         if node.block.init is not None:
@@ -175,7 +175,7 @@ class Absent:
     # ------------------------------------------------------------------ expressions
 
     def value(self, expr: ir.Expr) -> ir.Expr:
-        """An expression with the default of what is absent, simplified as far as that decides it."""
+        """Evaluate an expression with the default values of absent elements, as far as they determine it."""
         if isinstance(expr, ir.TensorLoad):
             return self._load(expr)
         if isinstance(expr, Var):
@@ -249,10 +249,10 @@ def _div(expr: ir.Expr, a: ir.Expr, b: ir.Expr) -> ir.Expr:
 def _extreme(expr: ir.Expr, a: ir.Expr, b: ir.Expr) -> ir.Expr:
     is_max, dtype = isinstance(expr, tirx.Max), str(expr.ty.dtype)
     end = number_of(tirx.min_value(dtype) if is_max else tirx.max_value(dtype))
-    for value, other in ((a, b), (b, a)):
+    for value, alternative in ((a, b), (b, a)):
         number = number_of(value)
         if number is not None and end is not None and (number <= end if is_max else number >= end):
-            return other
+            return alternative
     return a if same(a, b) else type(expr)(a, b)
 
 
@@ -263,10 +263,10 @@ def _compare(expr: ir.Expr, a: ir.Expr, b: ir.Expr) -> ir.Expr:
 
 def _logic(expr: ir.Expr, a: ir.Expr, b: ir.Expr) -> ir.Expr:
     deciding = isinstance(expr, tirx.Or)
-    for value, other in ((a, b), (b, a)):
+    for value, alternative in ((a, b), (b, a)):
         number = number_of(value)
         if number is not None:
-            return _typed(deciding, expr) if bool(number) is deciding else other
+            return _typed(deciding, expr) if bool(number) is deciding else alternative
     return expr
 
 
@@ -298,16 +298,16 @@ _FOLD: dict[type, Callable[[Any, Any, Any], ir.Expr]] = {
 IsOwn = Callable[[Var, Any], bool]
 
 
-def is_zero(expr: ir.Expr, clean: Set[Var], own: IsOwn) -> bool:
+def is_zero(expr: ir.Expr, clean: Set[Var], is_own: IsOwn) -> bool:
     """Return whether `expr` is zero where every own element of the buffers `clean` is zero.
 
     A product with a zero counts as zero: as in every library of block formats, infinity times padding is not kept out.
     """
-    zero = lambda e: is_zero(e, clean, own)  # noqa: E731
+    zero = lambda e: is_zero(e, clean, is_own)  # noqa: E731
     if isinstance(expr, (tirx.FloatImm, tirx.IntImm)):
         return float(expr.value) == 0
     if isinstance(expr, ir.TensorLoad):
-        return expr.source in clean and own(expr.source, expr.indices)
+        return expr.source in clean and is_own(expr.source, expr.indices)
     if isinstance(expr, tirx.Mul):
         return zero(expr.a) or zero(expr.b)
     if isinstance(expr, (tirx.Add, tirx.Sub, tirx.Max, tirx.Min)):
@@ -323,13 +323,13 @@ def is_zero(expr: ir.Expr, clean: Set[Var], own: IsOwn) -> bool:
     return False
 
 
-def adds_nothing(store: tirx.BufferStore, clean: Set[Var], own: IsOwn) -> bool:
+def adds_nothing(store: tirx.BufferStore, clean: Set[Var], is_own: IsOwn) -> bool:
     """Return whether a store only adds a term that is zero: ``X[i] = X[i] + 0``."""
     update = Update.of(store, (tirx.Add, tirx.Sub), either=True)
-    return update is not None and is_zero(update.term, clean, own)
+    return update is not None and is_zero(update.term, clean, is_own)
 
 
-def is_neutral(body: tirx.Stmt, rewritten: Set[Var], clean: Set[Var], own: IsOwn) -> bool:
+def is_neutral(body: tirx.Stmt, rewritten: Set[Var], clean: Set[Var], is_own: IsOwn) -> bool:
     """Return whether running `body` on a slot that is no entry changes no other buffer.
 
     Parameters
@@ -339,11 +339,11 @@ def is_neutral(body: tirx.Stmt, rewritten: Set[Var], clean: Set[Var], own: IsOwn
         Buffers over the padded axes: stores to their padding are allowed.
     clean : set of Var
         Those whose padding is known to be zero.
-    own : callable
-        Whether a subscript list means the iteration's own slot.
+    is_own : callable
+        Return whether a subscript list denotes the iteration's own slot.
     """
     stores = collect(body, tirx.BufferStore)
-    return all(s.buffer in rewritten or adds_nothing(s, clean, own) for s in stores)
+    return all(s.buffer in rewritten or adds_nothing(s, clean, is_own) for s in stores)
 
 
 def multiplies(body: tirx.Stmt, rewritten: Set[Var]) -> bool:
@@ -351,16 +351,16 @@ def multiplies(body: tirx.Stmt, rewritten: Set[Var]) -> bool:
     terms = [s.value for s in collect(body, tirx.BufferStore) if s.buffer not in rewritten]
     targets = {s.buffer for s in collect(body, tirx.BufferStore)}
     loads = [load for term in terms for load in collect(term, ir.TensorLoad)]
-    others = [load for load in loads if load.source not in rewritten and load.source not in targets]
-    return any(str(load.ty.dtype).startswith(("float", "bfloat")) for load in others)
+    outside_loads = [load for load in loads if load.source not in rewritten and load.source not in targets]
+    return any(str(load.ty.dtype).startswith(("float", "bfloat")) for load in outside_loads)
 
 
-def still_clean(parts: list[tirx.Stmt], buffer: Var, clean: Set[Var], own: IsOwn) -> bool:
+def still_clean(parts: list[tirx.Stmt], buffer: Var, clean: Set[Var], is_own: IsOwn) -> bool:
     """Return whether the padding of `buffer` is zero after `parts` ran on it."""
     stores = [s for part in parts for s in collect(part, tirx.BufferStore) if s.buffer.same_as(buffer)]
-    starts_clean = buffer in clean or any(is_zero(s.value, set(), own) for s in stores)
-    known = set(clean) | {buffer} if starts_clean else set(clean)
-    return starts_clean and all(is_zero(s.value, known, own) for s in stores)
+    starts_clean = buffer in clean or any(is_zero(s.value, set(), is_own) for s in stores)
+    zero_padded = set(clean) | {buffer} if starts_clean else set(clean)
+    return starts_clean and all(is_zero(s.value, zero_padded, is_own) for s in stores)
 
 
 # Whether a program computes the same when entries with the same coordinates are added up beforehand.
@@ -439,19 +439,19 @@ class Linear:
         return degrees <= {1} if operator == "+" else operator in _IDEMPOTENT and degrees <= {0}
 
     def _keep(self, node: tirx.BufferStore) -> bool:
-        """Remember what a local buffer holds; it must always be of one kind."""
+        """Record the degree of a local buffer; all its stores must have the same."""
         if _is_zero(node.value):
             return True
         update = update_of(node)
         terms = update[1] if update is not None and update[0] == "+" else [node.value]
-        found = {self.degree(t) for t in terms if not _is_zero(t)}
-        degree = found.pop() if len(found) == 1 else None
+        degrees = {self.degree(t) for t in terms if not _is_zero(t)}
+        degree = degrees.pop() if len(degrees) == 1 else None
         return degree is not None and self.degrees.setdefault(node.buffer, degree) == degree
 
     # ------------------------------------------------------------------ expressions
 
     def degree(self, expr: ir.Expr) -> int | None:
-        """0 if `expr` does not depend on the values, 1 if it is linear in them, None for anything else."""
+        """Return 0 if `expr` does not depend on the values, 1 if it is linear in them, None otherwise."""
         if isinstance(expr, ir.TensorLoad):
             return self._load(expr)
         if not self._depends(expr):
@@ -471,8 +471,8 @@ class Linear:
 
     def _agreed(self, a: ir.Expr, b: ir.Expr) -> int | None:
         """Return the degree of a sum or of a choice."""
-        found = {self.degree(x) for x in (a, b) if not _is_zero(x)}
-        return found.pop() if len(found) == 1 else None
+        degrees = {self.degree(x) for x in (a, b) if not _is_zero(x)}
+        return degrees.pop() if len(degrees) == 1 else None
 
     def _chosen(self, condition: ir.Expr, yes: ir.Expr, no: ir.Expr) -> int | None:
         return self._agreed(yes, no) if self.degree(condition) == 0 else None

@@ -43,12 +43,12 @@ from sparsetir.transform.legality import Absent, EntryOrder, number_of
 
 
 def annotate(func: tirx.PrimFunc, iteration: str, key: str, value: Any) -> Edit:
-    """Note something at an iteration; every block that it becomes at stage II carries the note.
+    """Set an annotation of an iteration; every block that it becomes at stage II carries it.
 
     args:
         iteration: name of a sparse iteration
-        key: of the note; "search" is set by `set_search`
-        value: a string, a number, or a list or dict of them; None takes the note away
+        key: of the annotation; "search" is set by `set_search`
+        value: a string, a number, or a list or dict of them; None removes the annotation
 
     rewrite:
         with T.sp_iter([I, J], "SR", "spmv") as [i, j]:
@@ -86,14 +86,16 @@ def _check_value(value: Any) -> None:
 
 def _noted(func: tirx.PrimFunc, iteration: str, key: str, value: Any) -> Edit:
     editor = Editor(func)
-    found = editor.iteration(iteration, merged=True)
-    notes = {k: v for k, v in notes_of(found).items() if k != key}
+    sp_iter = editor.iteration(iteration, merged=True)
+    notes = {k: v for k, v in notes_of(sp_iter).items() if k != key}
     if value is not None:
         notes[key] = value
-    block = found.block
-    kept = list(block.alloc_buffers)
-    made = make_iteration(found.name, found.entries, block.body, init=block.init, notes=notes, allocated=kept)
-    editor.swap(found.node, made)
+    block = sp_iter.block
+    buffers = list(block.alloc_buffers)
+    annotated = make_iteration(
+        sp_iter.name, sp_iter.entries, block.body, init=block.init, notes=notes, allocated=buffers
+    )
+    editor.swap(sp_iter.node, annotated)
     return editor.finish()
 
 
@@ -141,10 +143,10 @@ def _check_merge(editor: Editor, iteration: SpIter) -> None:
 
 
 def pad(func: tirx.PrimFunc, iteration: str, axis: Ref, multiple: int) -> Edit:
-    """Iterate a dense axis up to the next multiple of a number, and do nothing beyond its length.
+    """Iterate a dense axis up to the next multiple of a number, without effect beyond its length.
 
-    The loop at stage II then splits by `multiple` without a remainder, so that its tiles are full; the guard is the
-    only thing that knows the length. Buffers keep their shapes and nothing beyond them is read or written. A sum
+    The loop at stage II then splits by `multiple` without a remainder, so that its tiles are full; only
+    the guard uses the length. Buffers keep their shapes and nothing beyond them is read or written. A sum
     over the axis stays a single store, as TVM's tiling and tensor primitives want it.
     An axis that hangs from the padded one is attached to it: beyond the length it has no coordinates.
 
@@ -174,25 +176,25 @@ def pad(func: tirx.PrimFunc, iteration: str, axis: Ref, multiple: int) -> Edit:
     multiple = check_count(multiple, "the multiple to pad to")
     editor = Editor(func)
     place = editor.place(iteration)
-    found = place.iteration
-    entry = single_entry(found, axis, "pad")
+    sp_iter = place.iteration
+    entry = single_entry(sp_iter, axis, "pad")
     old, var = entry.axes[0], entry.vars[0]
     if old.kind != "dense_fixed":
         raise ScheduleError(f"cannot pad {label(entry)}, which is {old.kind}: only a dense_fixed axis has one length")
     if divides(multiple, old.length):
         raise ScheduleError(f"cannot pad {old.name}: its length {old.length} is a multiple of {multiple} already")
-    nested = editor.nested(found)
+    nested = editor.nested(sp_iter)
     refuse_repeated(old, nested, "pad")
     refuse_grandparent(old, [place, *nested], "pad")
     length = ceil_div(cast(old.length, old.idtype), multiple) * const(multiple, old.idtype)
     new = editor.dense(f"{old.name}_pad", length, after=old)
-    entries = [replace(e, axes=(new,)) if e is entry else e for e in rehost(found.entries, old, new)]
+    entries = [replace(e, axes=(new,)) if e is entry else e for e in rehost(sp_iter.entries, old, new)]
     inside = below(var, old.length)
-    init = guarded_init(inside, found.block.init, [var])
-    body = rehost_nested(found.block.body, old, new, editor.program)
-    if not _is_covered(found, old):
+    init = guarded_init(inside, sp_iter.block.init, [var])
+    body = rehost_nested(sp_iter.block.body, old, new, editor.program)
+    if not _is_covered(sp_iter, old):
         body = guarded(inside, body, [var])
-    editor.swap(found.node, rebuilt(found, entries, body, init, promise=True))
+    editor.swap(sp_iter.node, rebuilt(sp_iter, entries, body, init, promise=True))
     return editor.finish(label(replace(entry, axes=(new,))))
 
 
@@ -205,7 +207,7 @@ def _is_covered(iteration: SpIter, axis: object) -> bool:
 
 
 def sparse_reorder(func: tirx.PrimFunc, iteration: str, order: Sequence[Ref]) -> Edit:
-    """List the axes of an iteration in another order; the first is the outermost loop.
+    """Reorder the axes of an iteration; the first is the outermost loop.
 
     A fused entry moves as a whole. A parent stays before its children, a host before what is attached to it. The
     order of a reduction is free, as that of updates ``X[s] = X[s] + term``; other results may not depend on it.
@@ -228,11 +230,11 @@ def sparse_reorder(func: tirx.PrimFunc, iteration: str, order: Sequence[Ref]) ->
     """
     editor = Editor(func)
     place = editor.place(iteration)
-    found = place.iteration
-    entries = _permutation(found, order)
+    sp_iter = place.iteration
+    entries = _permutation(sp_iter, order)
     _check_parents(entries, place)
-    _check_results(editor, found, entries)
-    editor.swap(found.node, rebuilt(found, entries))
+    _check_results(editor, sp_iter, entries)
+    editor.swap(sp_iter.node, rebuilt(sp_iter, entries))
     return editor.finish()
 
 
@@ -323,23 +325,23 @@ def to_dense(func: tirx.PrimFunc, iteration: str, axis: Ref, *, guard: bool = Fa
     """
     editor = Editor(func)
     place = editor.place(iteration)
-    found = place.iteration
-    entry = single_entry(found, axis, "densify")
+    sp_iter = place.iteration
+    entry = single_entry(sp_iter, axis, "densify")
     old = entry.axes[0]
     if old.kind == "dense_fixed":
         raise ScheduleError(f"{old.name} is a dense_fixed axis: all its coordinates are iterated already")
     if not old.unique:
         raise ScheduleError(f"cannot densify {old.name}: it repeats coordinates, and each stored one counts")
-    nested = editor.nested(found)
+    nested = editor.nested(sp_iter)
     refuse_repeated(old, nested, "densify")
     refuse_grandparent(old, [place, *nested], "densify")
-    _refuse_order(editor, found, entry)
+    _refuse_order(editor, sp_iter, entry)
     body, init = _guarded(editor, place, entry) if guard else _checked(editor, place, entry)
     new = editor.dense(f"{old.name}_all", old.length, after=old)
-    moved = rehost(found.entries, old, new)
-    entries = [replace(e, axes=(new,), attached_to=None) if e is entry else e for e in moved]
+    rehosted = rehost(sp_iter.entries, old, new)
+    entries = [replace(e, axes=(new,), attached_to=None) if e is entry else e for e in rehosted]
     body = rehost_nested(body, old, new, editor.program)
-    editor.swap(found.node, rebuilt(found, entries, body, init, promise=False))
+    editor.swap(sp_iter.node, rebuilt(sp_iter, entries, body, init, promise=False))
     return editor.finish(label(replace(entry, axes=(new,), attached_to=None)))
 
 
@@ -415,12 +417,12 @@ def _hazard(editor: Editor, place: Place, node: tirx.Stmt) -> str:
 
 
 def _is_stored(editor: Editor, place: Place, entry: Entry) -> ir.Expr:
-    """Whether the coordinate is stored: the index array, seen as a buffer over its own axis, is -1 elsewhere."""
+    """Return the test for a stored coordinate: the index array, viewed as a buffer over its axis, is -1 elsewhere."""
     axis = entry.axes[0]
     if axis.indices is None:
         raise ScheduleError(f"axis {axis.name} has no index array to test")
     chain, dtype = (*axis.ancestors, axis), str(axis.indices.ty.dtype)
-    seen, declared = editor.declared(axis.indices, f"{axis.name}_stored", chain, const(-1, dtype))
+    stored_view, declared = editor.declared(axis.indices, f"{axis.name}_stored", chain, const(-1, dtype))
     editor.declare_after(axis, *declared)
-    at = fiber_vars(place, axis)
-    return tirx.BufferLoad(seen, [at[a] for a in chain]) >= const(0, dtype)
+    variables = fiber_vars(place, axis)
+    return tirx.BufferLoad(stored_view, [variables[a] for a in chain]) >= const(0, dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stage-I schedule: primitives that change a program and not its meaning, and the trace of what was done."""
+"""The stage-I schedule: primitives that change a program but not its meaning, and their trace."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Schedule(Scheduled):
         return script(self.func)
 
     def lower(self) -> s_tir.Schedule:
-        """A stock schedule of the program at stage II: loops over positions."""
+        """Lower the program to a stock TVM schedule at stage II: loops over positions."""
         mod = to_stage_2(self.mod[self._name])
         sch = s_tir.Schedule(mod)
         sch.work_on(next(iter(mod.functions)).name_hint)
@@ -67,13 +67,13 @@ class Schedule(Scheduled):
     # ------------------------------------------------------------------ steps
 
     def _do(self, primitive: str, *arguments: Any, **options: Any) -> Any:
-        given = {k: plain(v) for k, v in options.items() if v is not None and v is not False}
-        return self.take(Step(primitive, plain(arguments), given))
+        set_options = {k: plain(v) for k, v in options.items() if v is not None and v is not False}
+        return self.take(Step(primitive, plain(arguments), set_options))
 
     # ------------------------------------------------------------------ names
 
     def get_sp_iter(self, name: str) -> str:
-        """Return the name of an iteration, once it is known that there is one.
+        """Return the name of an iteration after checking that it exists.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Schedule(Scheduled):
     # ------------------------------------------------------------------ primitives
 
     def sparse_reorder(self, iteration: str, order: Sequence[Any]) -> None:
-        """List the axes of an iteration in another order; see `sparsetir.transform.primitives.sparse_reorder`."""
+        """Reorder the axes of an iteration; see `sparsetir.transform.primitives.sparse_reorder`."""
         self._do("sparse_reorder", iteration, order)
 
     def sparse_fuse(self, iteration: str, axes: Sequence[Any]) -> None:
@@ -110,7 +110,7 @@ class Schedule(Scheduled):
         return self._do("split_init", iteration)
 
     def annotate(self, iteration: str, key: str, value: Any) -> None:
-        """Note something at an iteration; see `sparsetir.transform.primitives.annotate`."""
+        """Set an annotation of an iteration; see `sparsetir.transform.primitives.annotate`."""
         self.take(Step("annotate", [iteration, key, plain(value)]))
 
     def set_search(self, iteration: str, strategy: str) -> None:

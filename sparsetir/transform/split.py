@@ -90,10 +90,10 @@ def sparse_split(func: tirx.PrimFunc, iteration: str, axis: Ref, factor: int) ->
     editor = Editor(func)
     place = editor.place(iteration)
     entry = single_entry(place.iteration, axis, "split")
-    found = entry.axes[0]
-    if found.kind == "singleton":
-        raise ScheduleError(f"cannot split {found.name}: a singleton axis has one slot below each position")
-    if found.kind == "dense_fixed" and not dependents(found, [place, *editor.nested(place.iteration)]):
+    split_axis = entry.axes[0]
+    if split_axis.kind == "singleton":
+        raise ScheduleError(f"cannot split {split_axis.name}: a singleton axis has one slot below each position")
+    if split_axis.kind == "dense_fixed" and not dependents(split_axis, [place, *editor.nested(place.iteration)]):
         return _split_dense(editor, place, entry, factor)
     return split_slots(editor, place, entry, factor)
 
@@ -133,7 +133,7 @@ def split_entries(entries: Sequence[Entry], old: Entry, new: Sequence[Entry]) ->
 
 
 def position_of(axis: Axis, coords: Sequence[ir.Expr]) -> ir.Expr | None:
-    """Position of the point `coords` of an axis and its ancestors; None where only a search could tell."""
+    """Return the position of the point `coords` of an axis and its ancestors; None if only a search finds it."""
     if axis.kind == "dense_fixed":
         return coords[-1]
     above = const(0, axis.idtype) if axis.parent is None else position_of(axis.parent, coords[:-1])
@@ -175,16 +175,16 @@ class Slots:
     # ------------------------------------------------------------------ axes
 
     def _above(self) -> ir.Expr:
-        """Position of the parent as a formula."""
+        """Return the position of the parent as a formula."""
         axis = self.axis
         if axis.parent is None:
             return const(0, axis.idtype)
-        found = position_of(axis.parent, self.args)
-        if found is None:
+        position = position_of(axis.parent, self.args)
+        if position is None:
             sparse = next(a for a in (axis.parent, *reversed(axis.ancestors)) if not a.is_dense)
             message = f"a formula of coordinates cannot tell its position below the sparse axis {sparse.name}"
             raise ScheduleError(f"cannot split {axis.name}: {message}")
-        return cast(found, axis.idtype)
+        return cast(position, axis.idtype)
 
     def _groups(self) -> tuple[Axis, Axis]:
         """Return the axis of the groups and the axis of the slots in a group."""
@@ -198,8 +198,8 @@ class Slots:
             outer = self._ragged_groups(above, begin, extent)
         group = _arg(len(self.args), dtype)
         first = group * size
-        rest = size if divides(factor, extent) else tirx.min(size, extent - first)
-        operands = [outer.var, size, cast(axis.count, dtype), rest, begin + first]
+        group_size = size if divides(factor, extent) else tirx.min(size, extent - first)
+        operands = [outer.var, size, cast(axis.count, dtype), group_size, begin + first]
         return outer, self.editor.axis(f"{axis.name}_i", "dense_implicit", operands, after=axis)
 
     def _ragged_groups(self, above: ir.Expr, begin: ir.Expr, extent: ir.Expr) -> Axis:
@@ -215,7 +215,7 @@ class Slots:
         return self.editor.axis(f"{axis.name}_o", "dense_implicit", operands, after=axis)
 
     def _coordinates(self) -> Axis:
-        """A singleton with the coordinate of each slot."""
+        """Declare a singleton axis with the coordinate of each slot."""
         axis = self.axis
         where: Any = axis.indices if axis.indices is not None else self._coordinate_rule()
         operands = [self.inner.var, axis.length, where, int(axis.sorted), int(axis.unique)]
@@ -232,29 +232,29 @@ class Slots:
         return slot if self.axis.rule is None else substitute_args(self.axis.rule, [*self.args, slot, position])
 
     def redeclare(self, axis: Axis) -> Axis:
-        """`axis`, which lies below the split one, below the new ones."""
+        """Declare `axis`, a descendant of the split one, below the new axes."""
         if axis is self.axis:
             return self.at or self.inner
         if axis not in self.below:
             parent = self.redeclare(axis.parent)  # type: ignore[arg-type]
-            kind, (_, *rest) = axis.kind, list(self.editor.declaration(axis).args)
-            operands = [parent.var, *(self._shifted(operand) for operand in rest)]
+            kind, (_, *operand_tail) = axis.kind, list(self.editor.declaration(axis).args)
+            operands = [parent.var, *(self._shifted(operand) for operand in operand_tail)]
             self.below[axis] = self.editor.axis(f"{axis.name}_s", kind, operands, after=axis)
         return self.below[axis]
 
     def _shifted(self, operand: Any) -> Any:
-        """A formula of ancestors' coordinates, its arguments renumbered."""
+        """Renumber the arguments of a formula of ancestors' coordinates."""
         if tirx.is_buffer_var(operand):
             return operand
-        own, extra = len(self.args), 1 if self.at is None else 2
+        split_arg, extra = len(self.args), 1 if self.at is None else 2
 
         def renumber(call: Call, mutator: Any) -> ir.Expr:
             if not dialect.is_call(call, "arg"):
                 return mutator.default_mutate(call)
             k, dtype = int(call.args[0]), str(call.ty.dtype)
-            if k == own and self.at is None:
+            if k == split_arg and self.at is None:
                 return self._slot(dtype)
-            return _arg(k + extra if k >= own else k, dtype)
+            return _arg(k + extra if k >= split_arg else k, dtype)
 
         return structural_mutate(operand, [(Call, renumber)])
 
@@ -271,11 +271,11 @@ class Slots:
         accesses: dict[Var, list[Access]] = {}
         for access in (*stores(block), *loads(block)):
             accesses.setdefault(access.buffer, []).append(access)
-        for view, found in accesses.items():
+        for view, view_accesses in accesses.items():
             buffer = self.editor.program.buffers.get(view)
             if buffer is None or self.axis not in buffer.axes:
                 continue
-            if all(self.is_direct(buffer, a.indices) for a in found):
+            if all(self.is_direct(buffer, a.indices) for a in view_accesses):
                 axes = [b for a in buffer.axes for b in self._new_axes(a)]
                 self.views[view] = self.editor.view(buffer, f"{buffer.name}_split", axes)
             else:
@@ -321,15 +321,17 @@ class Slots:
         return self.at or axis if axis is self.axis else self.below.get(axis, axis)
 
     def rewrite(self, node: Any) -> Any:
-        """A body or an initialisation in terms of the new axes, but for the old coordinate."""
+        """Rewrite a body or an initialisation in terms of the new axes, except for the old coordinate."""
         callbacks = [(ir.TensorLoad, self._load), (tirx.BufferStore, self._store), (Call, self._coord)]
         return structural_mutate(node, callbacks)
 
     def _indices(self, view: Var, indices: Sequence[ir.Expr], mutator: Any) -> list[ir.Expr]:
         buffer = self.editor.program.buffers[view]
-        own = [*self.vars, *([] if self.at is None else [self.var])]
-        found = [own if a is self.axis else [mutator.mutate(i)] for a, i in zip(buffer.axes, indices, strict=True)]
-        return [index for group in found for index in group]
+        slot_vars = [*self.vars, *([] if self.at is None else [self.var])]
+        groups = [
+            slot_vars if a is self.axis else [mutator.mutate(i)] for a, i in zip(buffer.axes, indices, strict=True)
+        ]
+        return [index for group in groups for index in group]
 
     def _load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
         if node.source not in self.views:
@@ -378,7 +380,7 @@ def split_slots(editor: Editor, place: Place, entry: Entry, factor: int) -> Edit
 
 
 def _computed(slots: Slots, node: Any, *, guard: bool) -> Any:
-    """`node` with the old coordinate computed; an initialisation walks all coordinates, so it needs a guard."""
+    """Compute the old coordinate in `node`; an initialisation visits all coordinates, so it needs a guard."""
     if node is None or not mentions(node, [slots.var]):
         return node
     dtype = slots.axis.idtype

@@ -64,39 +64,39 @@ def split_init(func: tirx.PrimFunc, iteration: str) -> Edit:
         by search into a structure that repeats coordinates, all of which it must reach.
     """
     editor = Editor(func)
-    found = editor.iteration(iteration)
-    init = found.block.init
+    sp_iter = editor.iteration(iteration)
+    init = sp_iter.block.init
     if init is None:
         raise ScheduleError(f"sp_iter {iteration!r} has no initialisation")
-    if found.block.alloc_buffers:
+    if sp_iter.block.alloc_buffers:
         raise ScheduleError(f"cannot split_init: sp_iter {iteration!r} has scratch memory of its own")
-    walk = _Walk(editor, found)
-    entries, renamed = walk.stored_entries() if visits_stored(found) else walk.entries()
+    walk = _Walk(editor, sp_iter)
+    entries, renamed = walk.stored_entries() if visits_stored(sp_iter) else walk.entries()
     name = editor.fresh(f"{iteration}_init")
-    made = make_iteration(name, entries, substitute(init, renamed))
-    block = found.block
-    notes = {k: v for k, v in notes_of(found).items() if k != INIT}
-    rest = make_iteration(iteration, found.entries, block.body, notes=notes)
-    editor.swap(found.node, made, rest)
+    init_iteration = make_iteration(name, entries, substitute(init, renamed))
+    block = sp_iter.block
+    notes = {k: v for k, v in notes_of(sp_iter).items() if k != INIT}
+    remaining = make_iteration(iteration, sp_iter.entries, block.body, notes=notes)
+    editor.swap(sp_iter.node, init_iteration, remaining)
     return editor.finish(name)
 
 
 @dataclass(frozen=True, eq=False)
 class _Walk:
-    """Which axes the initialisation walks."""
+    """Choice of the axes that the initialisation iterates."""
 
     editor: Editor
     iteration: SpIter
 
     def entries(self) -> tuple[list[Entry], dict[Var, Any]]:
         """Return the new iteration's entries, and its variables in place of the old ones."""
-        kept: set[Axis] = {a for it in self.editor.place(self.iteration.name).outer for a in it.axes}
+        kept_axes: set[Axis] = {a for it in self.editor.place(self.iteration.name).outer for a in it.axes}
         out: list[Entry] = []
         renamed: dict[Var, Any] = {}
         for entry in self.iteration.entries:
-            if self._keeps(entry, kept):
+            if self._keeps(entry, kept_axes):
                 new = [Entry(entry.axes, tuple(new_var(v.name, a) for v, a in _pairs(entry)), entry.kinds)]
-                kept.update(entry.axes)
+                kept_axes.update(entry.axes)
                 old = list(entry.vars)
             else:
                 pairs = zip(_pairs(entry), entry.kinds, strict=True)
@@ -110,7 +110,7 @@ class _Walk:
         return out, renamed
 
     def stored_entries(self) -> tuple[list[Entry], dict[Var, Any]]:
-        """The same where only stored points are initialised: the spatial axes as they are."""
+        """Return the entries and variables if only stored points are initialised: the spatial axes unchanged."""
         out: list[Entry] = []
         for entry in self.iteration.entries:
             if set(entry.kinds) == {"S"}:
@@ -133,7 +133,7 @@ class _Walk:
             dense = self.editor.dense(f"{axis.name}_dense", axis.length, after=axis)
         return Entry((dense,), (new_var(var.name, dense),), "S")
 
-    def _keeps(self, entry: Entry, kept: set[Axis]) -> bool:
+    def _keeps(self, entry: Entry, kept_axes: set[Axis]) -> bool:
         """Return whether the stored positions of an entry are all that its initialisation reaches."""
         if set(entry.kinds) != {"S"} or entry.attached_to is not None:
             return False
@@ -142,18 +142,18 @@ class _Walk:
         if entry.axes[0].kind == "dense_fixed" and not entry.is_fused:
             return True
         parent = entry.axes[0].parent
-        if parent is not None and parent not in kept:
+        if parent is not None and parent not in kept_axes:
             return False
-        touched = stores(self.iteration.block.init)
-        return all(self._is_own(s.buffer, s.indices, v, a) for s in touched for v, a in _pairs(entry))
+        init_stores = stores(self.iteration.block.init)
+        return all(self._is_own(s.buffer, s.indices, v, a) for s in init_stores for v, a in _pairs(entry))
 
     def _is_own(self, view: Var, indices: Sequence[ir.Expr], var: Var, axis: Axis) -> bool:
         """Return whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
         buffer = self.editor.program.buffers.get(view)
         if buffer is None or axis not in buffer.axes:
             return False
-        own = buffer.axes.index(axis)
-        return all(i.same_as(var) if n == own else not mentions(i, [var]) for n, i in enumerate(indices))
+        dimension = buffer.axes.index(axis)
+        return all(i.same_as(var) if n == dimension else not mentions(i, [var]) for n, i in enumerate(indices))
 
     def _check_duplicates(self, entries: Sequence[Entry]) -> None:
         """Refuse where a store by search reaches one duplicate of several."""
@@ -204,16 +204,16 @@ def split_iteration(func: tirx.PrimFunc, iteration: str, *, at: int | None = Non
         The body has one statement, or the statements cannot be told apart.
     """
     editor = Editor(func)
-    found = editor.iteration(iteration)
-    if found.block.alloc_buffers or any(map(_is_structure, statements(found.block.body))):
+    sp_iter = editor.iteration(iteration)
+    if sp_iter.block.alloc_buffers or any(map(_is_structure, statements(sp_iter.block.body))):
         raise ScheduleError(f"cannot split sp_iter {iteration!r}: it declares buffers or axes of its own")
-    body = _Body(editor, found)
+    body = _Body(editor, sp_iter)
     parts = body.parts(at)
-    inits = _placed(editor, found, parts)
+    inits = _placed(editor, sp_iter, parts)
     editor.names.discard(iteration)
     names = [editor.fresh(f"{iteration}_{n}") for n in range(len(parts))]
-    made = [_part(found, *p, first=not n) for n, p in enumerate(zip(names, parts, inits, strict=True))]
-    editor.swap(found.node, *made)
+    iterations = [_part(sp_iter, *p, first=not n) for n, p in enumerate(zip(names, parts, inits, strict=True))]
+    editor.swap(sp_iter.node, *iterations)
     return editor.finish(names)
 
 
@@ -243,10 +243,10 @@ class _Body:
         """Return the name that a statement declares or gives its value; None for an action."""
         if isinstance(stmt, tirx.Bind):
             return stmt.var
-        named = isinstance(stmt, tirx.AllocBuffer) or (
+        is_named = isinstance(stmt, tirx.AllocBuffer) or (
             isinstance(stmt, tirx.BufferStore) and self.cells.get(stmt.buffer, False)
         )
-        return stmt.buffer if named else None
+        return stmt.buffer if is_named else None
 
     def parts(self, at: int | None) -> list[list[tirx.Stmt]]:
         """Return the statements of each new iteration."""
@@ -255,8 +255,8 @@ class _Body:
             raise ScheduleError(f"sp_iter {name!r} has one statement; there is nothing to split")
         at = as_whole(at)
         if at is not None and (isinstance(at, bool) or not isinstance(at, int) or not 0 < at < count):
-            wanted = f"cut before statement 1 to {count - 1}" if count > 2 else "cut before statement 1"
-            raise ScheduleError(f"sp_iter {name!r} has {count} statements: {wanted}, not {at!r}")
+            valid_cuts = f"cut before statement 1 to {count - 1}" if count > 2 else "cut before statement 1"
+            raise ScheduleError(f"sp_iter {name!r} has {count} statements: {valid_cuts}, not {at!r}")
         faults = {cut: self._fault(cut) for cut in (range(1, count) if at is None else [at])}
         cuts = [cut for cut, fault in faults.items() if not fault]
         if not cuts:
@@ -265,7 +265,7 @@ class _Body:
         return [self._range(a, b) for a, b in itertools.pairwise(ends)]
 
     def _fault(self, cut: int) -> str:
-        """Why the statements before and from `cut` on cannot be told apart; empty if they can."""
+        """Return why the statements before and from `cut` on cannot be separated; empty if they can."""
         facts = self.editor.facts
         sides = [self._range(0, cut), self._range(cut, len(self.actions))]
         prints = [footprint(facts, *side) for side in sides]
@@ -283,26 +283,26 @@ class _Body:
 
     def _range(self, start: int, stop: int) -> list[tirx.Stmt]:
         """Return the statements of a range, and the names that they use."""
-        kept = set(self.actions[start:stop])
+        numbers = set(self.actions[start:stop])
         for n in reversed(range(len(self.whole))):
             name = self._named(self.whole[n])
-            if name is not None and any(mentions(self.whole[k], [name]) for k in kept if k > n):
-                kept.add(n)
-        return [self.whole[n] for n in sorted(kept)]
+            if name is not None and any(mentions(self.whole[k], [name]) for k in numbers if k > n):
+                numbers.add(n)
+        return [self.whole[n] for n in sorted(numbers)]
 
 
 def _placed(editor: Editor, iteration: SpIter, parts: Sequence[Sequence[tirx.Stmt]]) -> list[list[tirx.Stmt]]:
-    """Return the initial stores of each part: where what they set is first touched, if nothing before minds."""
+    """Assign each initial store to the first part that accesses its target, if no earlier part conflicts."""
     prints = [footprint(editor.facts, *part) for part in parts]
     out: list[list[tirx.Stmt]] = [[] for _ in parts]
-    moved: list[Footprint] = []
+    assigned: list[Footprint] = []
     for stmt in statements(iteration.block.init):
-        own = footprint(editor.facts, stmt)
-        first = next((n for n, p in enumerate(prints) if own.stored & p.touched), 0)
-        minds = any(_meet(own, p) for p in (*prints[:first], *moved))
-        target = 0 if minds or not isinstance(stmt, tirx.BufferStore) else first
+        accesses = footprint(editor.facts, stmt)
+        first = next((n for n, p in enumerate(prints) if accesses.stored & p.touched), 0)
+        must_precede = any(_meet(accesses, p) for p in (*prints[:first], *assigned))
+        target = 0 if must_precede or not isinstance(stmt, tirx.BufferStore) else first
         out[target].append(stmt)
-        moved.append(own)
+        assigned.append(accesses)
     return out
 
 
@@ -311,19 +311,21 @@ def _meet(a: Footprint, b: Footprint) -> bool:
 
 
 def _part(iteration: SpIter, name: str, body: Sequence[tirx.Stmt], init: Sequence[tirx.Stmt], *, first: bool) -> Any:
-    """One new iteration, with variables of its own unless it is the first."""
+    """Build one new iteration; all but the first get fresh variables."""
     entries: list[Entry] = list(iteration.entries)
     renamed: dict[Var, Any] = {}
     if not first:
         entries = [replace(e, vars=tuple(map(new_var, [v.name for v in e.vars], e.axes))) for e in entries]
         renamed = dict(zip(iteration.vars, (v for e in entries for v in e.vars), strict=True))
-        own = [s.var for s in body if isinstance(s, tirx.Bind)]
-        own += [s.buffer for s in body if isinstance(s, tirx.AllocBuffer)]
-        renamed |= {v: Var(str(v.name), v.ty) for v in own}
-    made = [_renamed(s, renamed) for s in (*body, *init)]
-    inits = made[len(body) :]
-    kept = sequence(*inits) if inits else None
-    return make_iteration(name, entries, sequence(*made[: len(body)]), init=kept, notes=notes_of(iteration))
+        locals = [s.var for s in body if isinstance(s, tirx.Bind)]
+        locals += [s.buffer for s in body if isinstance(s, tirx.AllocBuffer)]
+        renamed |= {v: Var(str(v.name), v.ty) for v in locals}
+    renamed_stmts = [_renamed(s, renamed) for s in (*body, *init)]
+    inits = renamed_stmts[len(body) :]
+    init_stmt = sequence(*inits) if inits else None
+    return make_iteration(
+        name, entries, sequence(*renamed_stmts[: len(body)]), init=init_stmt, notes=notes_of(iteration)
+    )
 
 
 def _renamed(stmt: tirx.Stmt, renamed: dict[Var, Any]) -> tirx.Stmt:

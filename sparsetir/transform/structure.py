@@ -24,7 +24,7 @@ from sparsetir.ir.visitor import structural_mutate, structural_walk
 
 
 def replaced_vars(node: Any, mapping: Mapping[Var, Any]) -> Any:
-    """`node` with expressions in place of variables."""
+    """Replace variables of `node` by expressions."""
     return structural_mutate(node, [(Var, lambda v, _mutator: mapping.get(v, v))])
 
 
@@ -37,7 +37,7 @@ def declares(stmt: tirx.Stmt, dropped: set[Var]) -> bool:
 
 
 def with_declarations(body: tirx.Stmt, statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """`statements` at the start of the root block."""
+    """Insert `statements` at the start of the root block."""
     root = body.block
     old = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     block = s_tir.SBlock(
@@ -49,8 +49,8 @@ def with_declarations(body: tirx.Stmt, statements: Sequence[tirx.Stmt]) -> tirx.
 def without_unused(func: tirx.PrimFunc, body: tirx.Stmt, params: Sequence[Var]) -> tirx.PrimFunc:
     """Return the function without the axes and parameters that nothing uses any more; ordinary parameters stay."""
     body = _without_unused_axes(body)
-    kept = _used(body, params)
-    return tirx.PrimFunc([p for p in params if p in kept], body, func.ret_type, func.attrs)
+    used = _used(body, params)
+    return tirx.PrimFunc([p for p in params if p in used], body, func.ret_type, func.attrs)
 
 
 def _without_unused_axes(body: tirx.Stmt) -> tirx.Stmt:
@@ -74,11 +74,11 @@ def _without_bindings(body: tirx.Stmt, dead: list[Var]) -> tirx.Stmt:
 
 
 def _used(body: tirx.Stmt, params: Sequence[Var]) -> set[Var]:
-    """Parameters that occur in the body or in the shape of one that does."""
+    """Return the parameters that occur in the body or in the shape of one that does."""
     used: set[Var] = set()
     structural_walk(body, (Var, used.add))
-    known = [p for p in params if p in used]
-    for param in known:
+    used_params = [p for p in params if p in used]
+    for param in used_params:
         if tirx.is_buffer_var(param):
             for extent in param.ty.shape:
                 structural_walk(extent, (Var, used.add))
@@ -86,10 +86,10 @@ def _used(body: tirx.Stmt, params: Sequence[Var]) -> set[Var]:
 
 
 def names_of(func: tirx.PrimFunc) -> set[str]:
-    """Every name in the function."""
-    found: set[str] = set()
-    structural_walk(func, (Var, lambda v: found.add(str(v.name))))
-    return found | {str(p.name) for p in func.params}
+    """Return every name in the function."""
+    names: set[str] = set()
+    structural_walk(func, (Var, lambda v: names.add(str(v.name))))
+    return names | {str(p.name) for p in func.params}
 
 
 # Copy a format's description into a program: axes, arrays and sizes of its own, under new names.
@@ -112,12 +112,12 @@ class Spliced:
 
 
 def copy_size(param: Var, rename: Rename) -> Var:
-    """A scalar parameter under a new name."""
+    """Copy a scalar parameter under a new name."""
     return Var(rename(str(param.name)), param.ty)
 
 
 def copy_array(param: Var, rename: Rename, mapping: dict[Var, ir.Expr]) -> Var:
-    """An array parameter under a new name, its shape in terms of `mapping`."""
+    """Copy an array parameter under a new name, with its shape in terms of `mapping`."""
     ty = param.ty
     shape = [substitute(extent, mapping) for extent in ty.shape]
     alignment = int(ty.data_alignment)
@@ -125,18 +125,18 @@ def copy_array(param: Var, rename: Rename, mapping: dict[Var, ir.Expr]) -> Var:
 
 
 def shared_lengths(rule: FormatRewriteRule, old: Sequence[Axis]) -> dict[Var, ir.Expr]:
-    """Sizes of the description that are lengths of the old axes: those of axes with the same coordinates."""
+    """Return the sizes of the description that are lengths of old axes with the same coordinates."""
     probes = [Var(axis.name, axis.var.ty) for axis in rule.buffer.axes]
-    found: dict[Var, ir.Expr] = {}
+    lengths: dict[Var, ir.Expr] = {}
     for coord, before in zip(rule.old_coords(probes), old, strict=True):
         for probe, axis in zip(probes, rule.buffer.axes, strict=True):
             if probe.same_as(coord) and isinstance(axis.length, Var):
-                found[axis.length] = cast(before.length, str(axis.length.ty.dtype))
-    return found
+                lengths[axis.length] = cast(before.length, str(axis.length.ty.dtype))
+    return lengths
 
 
 def splice(rule: FormatRewriteRule, old: Sequence[Axis], rename: Rename) -> Spliced:
-    """Fresh axes, arrays and sizes for one piece.
+    """Create the axes, arrays and sizes of one piece.
 
     Parameters
     ----------
@@ -167,10 +167,10 @@ def splice(rule: FormatRewriteRule, old: Sequence[Axis], rename: Rename) -> Spli
 
 
 def _binding(rule: FormatRewriteRule, var: Var) -> ir.Expr:
-    found: list[ir.Expr] = []
-    on_bind = lambda b: found.append(b.value) if b.var.same_as(var) else None  # noqa: E731
+    values: list[ir.Expr] = []
+    on_bind = lambda b: values.append(b.value) if b.var.same_as(var) else None  # noqa: E731
     structural_walk(rule.description, (tirx.Bind, on_bind))
-    return found[0]
+    return values[0]
 
 
 def declare_buffer(view: Var, storage: Var, default: ir.Expr, axes: tuple[Axis, ...]) -> list[tirx.Stmt]:
@@ -180,7 +180,7 @@ def declare_buffer(view: Var, storage: Var, default: ir.Expr, axes: tuple[Axis, 
 
 
 def make_buffer(old: SparseBuffer, axes: tuple[Axis, ...], rename: Rename) -> tuple[SparseBuffer, list[tirx.Stmt]]:
-    """A buffer like `old` over other axes, and its declaration."""
+    """Create a buffer like `old` over other axes, and its declaration."""
     size = old.view.ty.data_alignment
     shape = SparseBuffer(old.view, old.view, axes, old.default).storage_shape
     options = {"layout": None, "data_alignment": int(size)}
@@ -200,7 +200,7 @@ MASK_DTYPE = "int8"
 
 @dataclass
 class Made:
-    """A piece while the program is rewritten."""
+    """Piece of a format during the rewriting of a program."""
 
     spliced: Spliced
     buffers: dict[Var, SparseBuffer]
@@ -247,15 +247,15 @@ class Structure:
     # ------------------------------------------------------------------ what iterations say of it
 
     def keep_repeated(self) -> None:
-        """Entries with the same coordinates are not added up: an iteration computes something else of their sum."""
+        """Record that an iteration needs entries with the same coordinates separately."""
         self.adds_up = False
 
     def multiply_zeros(self) -> None:
-        """An iteration multiplies zeros between the entries."""
+        """Record that an iteration multiplies zeros between the entries."""
         self.multiplies_zeros = True
 
     def set_clean(self, view: Var, is_clean: bool) -> None:
-        """Whether slots between the entries hold zero after an iteration that stores to a buffer."""
+        """Record whether slots between the entries hold zero after an iteration that stores to a buffer."""
         (self.padded.add if is_clean else self.padded.discard)(view)
 
     # ------------------------------------------------------------------ what is rewritten
@@ -264,44 +264,44 @@ class Structure:
         """Return the buffers over all of the structure's axes; one over dense axes alone is stored sparse by itself."""
         if self.is_dense:
             return [self.program.buffer(self.name)]
-        wanted, found = set(self.axes), []
+        axes, buffers = set(self.axes), []
         for buffer in self.program.buffers.values():
-            held = wanted & set(buffer.axes)
-            if held == wanted:
-                found.append(buffer)
-            elif sparse := [a.name for a in buffer.axes if a in held and a.kind != "dense_fixed"]:
+            shared_axes = axes & set(buffer.axes)
+            if shared_axes == axes:
+                buffers.append(buffer)
+            elif sparse := [a.name for a in buffer.axes if a in shared_axes and a.kind != "dense_fixed"]:
                 message = f"{buffer.name} has axis {sparse[0]} of {self.name} but not all its axes"
                 raise VerifyError(f"{message}: decompose a buffer over all of them", buffer.name)
-        return found
+        return buffers
 
     def _check(self) -> None:
         if not self.rules:
             raise VerifyError(f"the format of {self.name} has no rules", self.name)
         for rule in self.rules:
             if rule.order != len(self.axes):
-                found = f"rule {rule.name!r} is for {rule.order} dimensions"
-                raise VerifyError(f"{found}, {self.name} has {len(self.axes)}", self.name)
+                mismatch = f"rule {rule.name!r} is for {rule.order} dimensions"
+                raise VerifyError(f"{mismatch}, {self.name} has {len(self.axes)}", self.name)
         repeated = {r.name for r in self.rules if sum(r.name == o.name for o in self.rules) > 1}
         if repeated:
             raise VerifyError(f"two rules for {self.name} are called {min(repeated)!r}", self.name)
 
     def rename(self, suffix: str, name: str) -> str:
-        """A free name for something of a piece."""
-        wanted = f"{name}_{suffix}"
-        for candidate in (wanted, f"{wanted}_{self.name}", *(f"{wanted}_{n}" for n in range(len(self.names) + 1))):
+        """Return an unused name for an object of a piece."""
+        stem = f"{name}_{suffix}"
+        for candidate in (stem, f"{stem}_{self.name}", *(f"{stem}_{n}" for n in range(len(self.names) + 1))):
             if candidate not in self.names:
                 self.names.add(candidate)
                 return candidate
-        return wanted
+        return stem
 
     def _make(self, rule: FormatRewriteRule) -> Made:
         rename = lambda name: self.rename(rule.name, name)  # noqa: E731
         spliced = splice(rule, self.axes, rename)
-        made = Made(spliced, {}, statements=list(spliced.statements))
+        piece = Made(spliced, {}, statements=list(spliced.statements))
         for buffer in self.group:
             axes = self._axes_of(buffer, spliced)
-            made.buffers[buffer.view], made.declarations[buffer.view] = make_buffer(buffer, axes, rename)
-        return made
+            piece.buffers[buffer.view], piece.declarations[buffer.view] = make_buffer(buffer, axes, rename)
+        return piece
 
     def _axes_of(self, buffer: SparseBuffer, spliced: Spliced) -> tuple[Axis, ...]:
         """Return the buffer's axes with the structure's replaced, all at the place of the first."""
@@ -310,19 +310,19 @@ class Structure:
         after = [a for a in buffer.axes[first:] if a not in self.axes]
         return (*before, *spliced.axes, *after)
 
-    def mask(self, made: Made) -> SparseBuffer:
+    def mask(self, piece: Made) -> SparseBuffer:
         """Return the buffer that is 1 at the entries of a piece."""
-        if made.mask is None:
-            rename = lambda name: self.rename(made.rule.name, name)  # noqa: E731
+        if piece.mask is None:
+            rename = lambda name: self.rename(piece.rule.name, name)  # noqa: E731
             like = tirx.decl_buffer([const(1)], MASK_DTYPE, name="valid", layout=None, data_alignment=1)
             zero = const(0, MASK_DTYPE)
-            made.mask, made.mask_statements = make_buffer(
-                SparseBuffer(like, like, (), zero), tuple(made.spliced.axes), rename
+            piece.mask, piece.mask_statements = make_buffer(
+                SparseBuffer(like, like, (), zero), tuple(piece.spliced.axes), rename
             )
-        return made.mask
+        return piece.mask
 
     def dense(self, axis: Axis) -> Axis:
-        """`axis`, or a new dense one of its length."""
+        """Return `axis`, or a new dense axis of its length."""
         if axis.kind == "dense_fixed":
             return axis
         name = self.rename("dense", axis.name)
@@ -333,13 +333,13 @@ class Structure:
 
 
 def _stored_in_loops(program: Program) -> set[Var]:
-    """Buffers that a loop around an iteration stores to: what it reads first may come from the round before."""
+    """Return the buffers that a loop around an iteration stores to: earlier rounds may have set their values."""
     loops = collect(program.func.body, tirx.For)
     return {store.buffer for loop in loops for store in collect(loop, tirx.BufferStore)}
 
 
 def _made_here(program: Program) -> set[Var]:
-    """Buffers that hold nothing before the program runs."""
+    """Return the buffers that have no values before the program runs."""
     outputs = analyse(program).outputs
     return {b.view for b in program.buffers.values() if b.allocated or str(b.storage.name) in outputs}
 

@@ -36,8 +36,8 @@ def decompose(func: Any, formats: Mapping[str, Any]) -> Edit:
     """
     from sparsetir.transform.decompose import decompose_format
 
-    found = decompose_format(func, dict(formats))
-    return Edit(found.func, found)
+    decomposition = decompose_format(func, dict(formats))
+    return Edit(decomposition.func, decomposition)
 
 
 PRIMITIVES: dict[str, Callable[..., Edit]] = {
@@ -77,14 +77,14 @@ class Step:
     options: dict[str, Any] = field(default_factory=dict)
 
     def run(self, func: Any) -> Edit:
-        """Apply the step, and verify what it made."""
-        made = PRIMITIVES[self.primitive](func, *self.arguments, **self.options)
-        verify(made.func)
-        return made
+        """Apply the step and verify the new function."""
+        edit = PRIMITIVES[self.primitive](func, *self.arguments, **self.options)
+        verify(edit.func)
+        return edit
 
     def __str__(self) -> str:
-        given = [_shown(a) for a in self.arguments] + [f"{k}={_shown(v)}" for k, v in self.options.items()]
-        return f"sch.{self.primitive}({', '.join(given)})"
+        texts = [_shown(a) for a in self.arguments] + [f"{k}={_shown(v)}" for k, v in self.options.items()]
+        return f"sch.{self.primitive}({', '.join(texts)})"
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ class Trace:
             raise ScheduleError(f"expected a trace as to_json writes it, found: {error}") from None
         for step in steps:
             if step.primitive not in PRIMITIVES:
-                known = ", ".join(PRIMITIVES)
-                raise ScheduleError(f"there is no primitive {step.primitive!r}; there are {known}")
+                names = ", ".join(PRIMITIVES)
+                raise ScheduleError(f"there is no primitive {step.primitive!r}; there are {names}")
         try:
             return cls(tuple(Step(s.primitive, _decoded(s.arguments), _decoded(s.options)) for s in steps))
         except SparseTIRError:
@@ -198,12 +198,12 @@ class Scheduled:
 
     def __init__(self, func: tirx.PrimFunc | ir.IRModule) -> None:
         self._mod = as_module(func)
-        found = [gv for gv, f in self._mod.functions.items() if isinstance(f, tirx.PrimFunc)]
-        if len(found) != 1:
-            names = ", ".join(gv.name_hint for gv in found)
-            raise ScheduleError(f"a schedule is of one PrimFunc, found {len(found)} ({names}); pass mod['name']")
-        self._name = found[0]
-        self.func: tirx.PrimFunc = func if isinstance(func, tirx.PrimFunc) else self._mod[found[0]]
+        functions = [gv for gv, f in self._mod.functions.items() if isinstance(f, tirx.PrimFunc)]
+        if len(functions) != 1:
+            names = ", ".join(gv.name_hint for gv in functions)
+            raise ScheduleError(f"a schedule is of one PrimFunc, found {len(functions)} ({names}); pass mod['name']")
+        self._name = functions[0]
+        self.func: tirx.PrimFunc = func if isinstance(func, tirx.PrimFunc) else self._mod[functions[0]]
         self.trace = Trace()
         self._decomposed: tuple[Any, int] | None = None  # a Decomposition, and how many steps led to it
 
@@ -216,10 +216,10 @@ class Scheduled:
         return ir.IRModule(functions, attrs=self._mod.attrs)
 
     def copy(self: Own) -> Own:
-        """A schedule at the same point that goes its own way."""
-        made = type(self)(self._mod)
-        made.func, made.trace, made._decomposed = self.func, self.trace, self._decomposed
-        return made
+        """Copy the schedule; later steps of either do not affect the other."""
+        copy = type(self)(self._mod)
+        copy.func, copy.trace, copy._decomposed = self.func, self.trace, self._decomposed
+        return copy
 
     @property
     def decomposition(self) -> Any:
@@ -233,32 +233,32 @@ class Scheduled:
         return replace(self._decomposed[0], func=self.func)
 
     def take(self, step: Step) -> Any:
-        """Apply one step and add it to the trace; returns what its primitive tells."""
+        """Apply one step, add it to the trace and return the result of its primitive."""
         is_decomposing = step.primitive == "decompose"
-        made = step.run(self._to_decompose() if is_decomposing else self.func)
-        self.func = made.func
+        edit = step.run(self._to_decompose() if is_decomposing else self.func)
+        self.func = edit.func
         self.trace = Trace((*self.trace.steps, step))
         if is_decomposing:
-            self._decomposed = (made.result, len(self.trace))
-        return made.result
+            self._decomposed = (edit.result, len(self.trace))
+        return edit.result
 
     def _to_decompose(self) -> Any:
         """Return the program, or the decomposition it is: its pieces can be decomposed again."""
         if self._decomposed is None:
             return self.func
-        found, count = self._decomposed
+        decomposition, count = self._decomposed
         if count != len(self.trace):
             raise ScheduleError(
                 "this program was decomposed and changed since; decompose its pieces before other steps"
             )
-        return found
+        return decomposition
 
 
 # ---------------------------------------------------------------------------------------------- values
 
 
 def plain(value: Any) -> Any:
-    """An argument as it is kept: tuples as lists, mappings as dicts."""
+    """Convert an argument to its stored form: tuples to lists, mappings to dicts."""
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -269,7 +269,7 @@ def _is_format(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value as Python."""
+    """Format a value as Python."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, list):
@@ -277,8 +277,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{_shown(k)}: {_shown(v)}' for k, v in value.items())}}}"
     if _is_format(value):
-        chosen = "".join(f", {k}={_shown(plain(v))}" for k, v in value.parameters.items())
-        return f'sparsetir.formats.make("{value.name}"{chosen})'
+        parameters = "".join(f", {k}={_shown(plain(v))}" for k, v in value.parameters.items())
+        return f'sparsetir.formats.make("{value.name}"{parameters})'
     return repr(value)
 
 
