@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -697,11 +698,22 @@ def run_info(_args: argparse.Namespace) -> int:
     folder = cache_folder()
     kept = len(list(folder.glob("*.so"))) if folder and folder.exists() else 0
     rows.append(("kernel cache", f"{folder}, {kept} kernels" if folder else "switched off"))
+    sizes = [f"{name} {cache.size}" for name, cache in sorted(process_caches().items())]
+    rows.append(("process caches", ", ".join(sizes)))
     rows += [(f"{c.name} cache", f"{c.size >> 10} KiB{bandwidth(c.size // 2)}") for c in levels()]
     rows.append(("memory", f"256 MiB copied{bandwidth(256 << 20)}"))
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
     return DONE
+
+
+def process_caches() -> dict[str, Any]:
+    """Return the bounded caches of a process by their names, which the modules with public functions make."""
+    from sparsetir.utils.caches import CACHES
+
+    for module in ("codegen.cache", "einsum.products", "lazy.run"):
+        importlib.import_module(f"sparsetir.{module}")
+    return CACHES
 
 
 def bandwidth(size: int) -> str:

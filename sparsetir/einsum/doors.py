@@ -33,10 +33,10 @@ class Door(NamedTuple):
 doors = shared_cache("front doors", 256)
 
 
-def classify(operands: Sequence[Any], *, extents: bool = True) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
+def classify(operands: Sequence[Any]) -> tuple[tuple[Any, ...], Sequence[Any]] | None:
     """Return the kinds of operands and what a kernel takes for them; None for operands that need conversion.
 
-    A kind is class, dtype, dtype of the indices, and the order or, with `extents`, which dimensions have extent 1.
+    A kind is class, dtype, dtype of the indices, and the order or, where dimensions have extent 1, which ones do.
     """
     kinds: list[Any] = []
     raw = operands
@@ -65,7 +65,7 @@ def classify(operands: Sequence[Any], *, extents: bool = True) -> tuple[tuple[An
             kinds += torch_kind
         else:
             return None
-        kinds.append(tuple(map(_IS_ONE, shape)) if extents and 1 in shape else len(shape))
+        kinds.append(tuple(map(_IS_ONE, shape)) if 1 in shape else len(shape))
     return tuple(kinds), raw
 
 
@@ -87,7 +87,7 @@ def _pointers(layout: Any) -> str | None:
 
 def product_door(A: Any, B: Any) -> Any:
     """Return the product of a sparse and a dense operand by the kernel of an earlier call, or None."""
-    classified = classify((A, B), extents=False)
+    classified = classify((A, B))
     door = None if classified is None else doors.get(classified[0])
     if door is None:
         return None

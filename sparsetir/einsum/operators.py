@@ -92,13 +92,11 @@ def _check_product(left: Any, right: Any) -> None:
 def _dense_product(text: str, left: Any, right: Any) -> Any:
     """Multiply a sparse and a dense operand, and keep the kernel for `product_door`."""
     product = einsum(text, left, right, result="dense")
-    kinds = classify((left, right), extents=False)
-    # Where a dimension has extent 1 the kernel may broadcast it, which other operands of these kinds must not be.
-    if kinds is not None and 1 not in (*left.shape, *right.shape):
-        expression = classify((left, right))
-        door = None if expression is None else doors.get((text, "sum", "mul", int, 0, "dense", expression[0]))
+    classified = classify((left, right))
+    if classified is not None:
+        door = doors.get((text, "sum", "mul", int, 0, "dense", classified[0]))
         if door is not None:
-            doors[kinds[0]] = door
+            doors[classified[0]] = door
     return product
 
 

@@ -25,6 +25,7 @@ from sparsetir.sparse_output.fast_paths import ROWS, function_for, limits
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.sparse_output.result import Pattern, as_object, least_of, top_of
 from sparsetir.sparse_output.workspace import KEPT_BYTES, Work, passed, popped, tensor
+from sparsetir.utils.caches import remember, shared_cache
 from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype, real_number
 from sparsetir.utils.memory import check_memory
 
@@ -526,7 +527,7 @@ def _added_at_once(A: Any, B: Any, alpha: Any, beta: Any) -> Any:
 
 
 # Kernels of earlier calls, by the operation and by the dtypes of values and indices.
-_MADE: dict[tuple[Hashable, Any, Any], AssembledKernel] = {}
+_MADE = shared_cache("products", 256)
 
 
 def _made_before(what: Hashable, A: Any, B: Any) -> AssembledKernel | None:
@@ -692,7 +693,7 @@ def _like_torch(result: Any, first: Any) -> Any:
     return {"csc": result.to_sparse_csc, "coo": result.to_sparse_coo}[layout]() if layout in ("csc", "coo") else result
 
 
-@cache
+@remember("kernels of products", 256)
 def _kernel(program: str, dtype: str, idtype: str, options: Options, **facts: Any) -> AssembledKernel:
     return assembled_kernel(getattr(ops, program)(dtype, idtype=idtype, **facts), None, options)
 

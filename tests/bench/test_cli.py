@@ -310,7 +310,17 @@ def test_scripts_that_are_wrong(text: str, said: str, program: Path, capsys: pyt
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
-    for part in ("sparsetir", "apache-tvm", "target", "threads", "kernel cache", "memory", "GB/s"):
+    for part in (
+        "sparsetir",
+        "apache-tvm",
+        "target",
+        "threads",
+        "kernel cache",
+        "process caches",
+        "front doors 256",
+        "memory",
+        "GB/s",
+    ):
         assert part in shown
 
 

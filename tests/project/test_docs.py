@@ -252,5 +252,5 @@ def test_overhead_prints_a_line_for_each_goal(capsys: pytest.CaptureFixture[str]
     assert overhead.main(["--runs", "1", "--rounds", "1"]) == 0
     printed = capsys.readouterr().out
     goals = [line for line in printed.splitlines() if re.search(r" (yes|no)$", line)]
-    assert len(goals) == 8
+    assert len(goals) == 14
     assert "from the disk cache" in printed

@@ -383,6 +383,8 @@ def test_warm_calls_enter_few_functions() -> None:
         "matmul(A.T, x)": (lambda: sparsetir.matmul(T, x), 21),
         "matmul(x, A)": (lambda: sparsetir.matmul(x, A), 21),
         "matmul(A, dense)": (lambda: sparsetir.matmul(A, B), 21),
+        "matmul(A, column)": (lambda: sparsetir.matmul(A, x[:, None]), 21),
+        "SparseTensor @ column": (lambda: S @ x[:, None], 23),
         "matmul(A, torch)": (lambda: sparsetir.matmul(A, X), 23),
         "einsum": (lambda: sparsetir.einsum("ij,j->i", A, x), 21),
         "einsum of torch": (lambda: sparsetir.einsum("ij,jk->ik", A, X), 23),
