@@ -197,7 +197,7 @@ class Interface:
         return [p.description for _, p in self.arrays]
 
     def header(self, stem: str) -> str:
-        """The header for users."""
+        """Return the header for users."""
         guard = re.sub(r"\W", "_", f"SPARSETIR_{stem}_H", flags=re.ASCII).upper()
         lines = [*(f"  {line}" for line in self.described), *([""] if self.notes else []), *self.notes]
         described = "\n".join(f" * {line}".rstrip() for line in lines).replace("*/", "* /")
@@ -230,11 +230,11 @@ extern "C" {{
 """
 
     def exports(self) -> str:
-        """The linker's list of what is visible: everything else could collide with a TVM in the same process."""
+        """Return the linker's list of what is visible: everything else could collide with a TVM in the same process."""
         return f"{{ global: {' '.join(f'{name};' for name in self.prototypes)} local: *; }};\n"
 
     def source(self) -> str:
-        """The C file: the runtime, then the functions."""
+        """Return the C file: the runtime, then the functions."""
         return f"""\
 #define _GNU_SOURCE
 #define MAX_DIM {max([self.least_rank, *(len(p.shape or ()) for p in self.given)])}
@@ -285,7 +285,7 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
         ]
 
     def _narrow_extents(self) -> list[tuple[str, list[ir.Expr]]]:
-        """The extents of buffers whose product must fit 32 bits, of buffers with several."""
+        """Return the extents of buffers whose product must fit 32 bits, of buffers with several."""
         extents = getattr(self.kernel.signature, "narrow_extents", {})
         computed = self.computed
         return [(name, several) for name, several in extents.items() if len(several) > 1 and name not in computed]
@@ -310,7 +310,7 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
         return ", ".join(self._passed(at, p, self.places) for at, p in enumerate(self.given)) or "{0}"
 
     def called(self) -> list[str]:
-        """The end of the function, after the checks of its arguments."""
+        """Return the end of the function, after the checks of its arguments."""
         return [
             f"TVMFFIAny values[] = {{{self.passed}}}, result = {{0}};",
             f"return rt_machine_code(NULL, values, {len(self.given)}, &result);",
@@ -344,12 +344,12 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
 
 
 def machine_code(name: str, function: str) -> str:
-    """The declaration of a compiled function under a name of its own."""
+    """Return the declaration of a compiled function under a name of its own."""
     return f'extern int {name}(void *, const TVMFFIAny *, int32_t, TVMFFIAny *) __asm__("__tvm_ffi_{function}");\n'
 
 
 def _wrapped(prototype: str) -> str:
-    """A prototype on lines of at most 120 characters."""
+    """Return a prototype on lines of at most 120 characters."""
     return "\n".join(textwrap.wrap(prototype, 120, subsequent_indent=" " * 9, break_long_words=False))
 
 

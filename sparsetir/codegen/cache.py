@@ -99,7 +99,7 @@ def _fault(folder: Path) -> str:
 
 
 def _is_private(group: int) -> bool:
-    """Whether a group is that of the user alone, which many systems make for each."""
+    """Return whether a group is that of the user alone, which many systems make for each."""
     try:
         import grp
         import pwd
@@ -229,7 +229,7 @@ class Compiled:
         return lowered(to_stage_2(self.func), self.schedule, self.target)
 
     def stage(self, stage: int) -> tirx.PrimFunc:
-        """The function at stage 2 or 3."""
+        """Return the function at stage 2 or 3."""
         return self.stages[stage][self.name]
 
     def of(self, func: tirx.PrimFunc) -> Compiled:
@@ -280,7 +280,7 @@ def _not_loaded(*_args: Any) -> None:
 
 
 def searched_arrays(func: tirx.PrimFunc) -> set[str]:
-    """Names of the index arrays in which a lowered function looks coordinates up."""
+    """Return the names of the index arrays in which a lowered function looks coordinates up."""
     found: set[str] = set()
 
     def on_call(call: ir.Call) -> None:
@@ -313,7 +313,7 @@ def versions() -> str:
 
 
 def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
-    """A name for the machine code of a program, target and schedule, which may be a scheduled module."""
+    """Return a name for the machine code of a program, target and schedule, which may be a scheduled module."""
     loops = schedule.mod if isinstance(schedule, s_tir.Schedule) else schedule
     text = loops.script() if isinstance(loops, ir.IRModule) else repr(schedule)
     parts = [tvm.ir.save_json(func), str(target), text, str(get_num_threads()), versions()]
@@ -424,7 +424,7 @@ def _load_quietly(compiled: Compiled, path: Path) -> bool:
 
 
 def variant(compiled: Compiled, **changes: int) -> Callable[..., Any]:
-    """The function of the same program with other choices, compiled when first asked for.
+    """Return the function of the same program with other choices, compiled when first asked for.
 
     Itself if its schedule was chosen, or where the other choices are refused: nobody asked for them.
     """

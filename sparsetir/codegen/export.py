@@ -135,7 +135,7 @@ def _check_target(target: Any) -> None:
 
 
 def _optimised(target: Any) -> Any:
-    """A target for which LLVM optimises: elsewhere it keeps references to functions that are never called."""
+    """Return a target for which LLVM optimises: elsewhere it keeps references to functions that are never called."""
     config = dict(target.export())
     return target if config.pop("opt-level", 1) else tvm.target.Target(config)
 
@@ -155,7 +155,7 @@ def _write_object(kernel: Exportable, path: Path) -> None:
 
 
 def _compiler() -> list[str]:
-    """The command of the C compiler."""
+    """Return the command of the C compiler."""
     if not sys.platform.startswith("linux"):
         raise SparseTIRError(f"export writes ELF libraries: it needs Linux, found {sys.platform}")
     wanted = shlex.split(os.environ.get("CC", ""))

@@ -23,12 +23,12 @@ from sparsetir.lower.target.scratch import has_unknown_scratch
 
 
 def to_stage_2(func: Any) -> ir.IRModule:
-    """A program or module as nested blocks over positions."""
+    """Return a program or module as nested blocks over positions."""
     return _verified(run(TO_STAGE_2, as_module(func)), 2)
 
 
 def to_stage_3(mod: ir.IRModule) -> ir.IRModule:
-    """A stage-II module, scheduled or not, as loops over flat arrays."""
+    """Return a stage-II module, scheduled or not, as loops over flat arrays."""
     return _verified(run(TO_STAGE_3, _verified(run(SCHEDULED, mod), 2)), 3)
 
 
@@ -71,7 +71,7 @@ def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
 
 
 def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModule:
-    """The stage-II module after a schedule: choices of the sketches, a stock schedule, or a function of one."""
+    """Return the stage-II module after a schedule: choices of the sketches, a stock schedule, or a function of one."""
     from sparsetir import schedules
 
     names = [gv.name_hint for gv in mod.functions]
@@ -90,7 +90,7 @@ def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModul
 
 
 def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir.IRModule]:
-    """The stage-II module after a schedule and its loops: the sketches never keep a program from having some."""
+    """Return the stage-II module after a schedule and its loops: the sketches never keep a program from having some."""
     from sparsetir import schedules
 
     try:
@@ -139,7 +139,7 @@ def machine_code(third: ir.IRModule, target: Any) -> Any:
 
 
 def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
-    """The settings for a stage-III module: the current ones, but TVM must not let several arrays share memory.
+    """Return the settings for a stage-III module: the current ones, but TVM must not let several arrays share memory.
 
     LLVM keeps a tile in registers only if narrower tiles for the last columns do not lie in the same array. Nor must
     TVM shrink an array to the place that a search finds: it would ask for the place before the search. Arrays whose
@@ -179,7 +179,7 @@ def _functions(mod: ir.IRModule) -> list[tirx.PrimFunc]:
 
 
 def _has_found_scratch(third: ir.IRModule) -> bool:
-    """Whether a local array is subscripted by what another one holds."""
+    """Return whether a local array is subscripted by what another one holds."""
     functions = _functions(third)
     local = {a.buffer for f in functions for a in collect(f.body, tirx.AllocBuffer)}
     for func in functions:

@@ -20,7 +20,7 @@ REASSOCIATE = "fast-math-reassoc"
 
 @cache
 def native_target() -> Any:
-    """The LLVM target of this machine, from the flags that its operating system reports (`host_cpu`).
+    """Return the LLVM target of this machine, from the flags that its operating system reports (`host_cpu`).
 
     AMD's vector gathers are slower than as many loads, which LLVM 22 does not know (llvm/llvm-project, issue 91370 and
     pull request 198850): it is told to prefer loads.
@@ -109,7 +109,7 @@ def may_reassociate(func: tirx.PrimFunc) -> bool:
 
 
 def makes_tangents(func: tirx.PrimFunc) -> bool:
-    """Whether LLVM may see a tangent: that of a vector is wrong where sums may be taken in another order.
+    """Return whether LLVM may see a tangent: that of a vector is wrong where sums may be taken in another order.
 
     It makes one of a sine that is divided by a cosine, too.
     """

@@ -164,7 +164,7 @@ def axis_name(dimension: int) -> str:
 def describe(
     name: str, idtype: str, *, arrays: str, sizes: str, axes: str, buffer: str, table: str = ""
 ) -> tirx.PrimFunc:
-    """The description of a piece.
+    """Return the description of a piece.
 
     Parameters
     ----------

@@ -109,7 +109,7 @@ def _custom(levels: list[tuple[str, int]], transpose: list[int] | None = None) -
 
 
 def _written(values: Array) -> tuple[str, Array]:
-    """Name of the dtype in a descriptor, and the values as the specification stores them."""
+    """Return the name of the dtype in a descriptor, and the values as the specification stores them."""
     if values.dtype == np.bool_:
         return "bint8", values.view(np.uint8)
     if values.dtype.kind == "c":
@@ -124,7 +124,7 @@ def _written(values: Array) -> tuple[str, Array]:
 
 
 def decode(descriptor: dict[str, Any], arrays: dict[str, Any]) -> tuple[Any, str | Format | None]:
-    """A sparse argument out of a descriptor and its arrays, and the format it had.
+    """Return a sparse argument out of a descriptor and its arrays, and the format it had.
 
     Raises
     ------
@@ -223,7 +223,7 @@ class _Reader:
         return found - found.dtype.type(self.base) if self.base else found
 
     def values(self, count: int) -> Array:
-        """The stored values in their own dtype."""
+        """Return the stored values in their own dtype."""
         found, dtype = self.array("values").reshape(-1), str(self.types["values"])
         if dtype.startswith("iso["):
             found, dtype = np.repeat(found[:1], count), dtype[4:-1]

@@ -105,7 +105,7 @@ class BSR(Layout):
         return Packed(arrays, sizes, count, slots=slots, size=grid.entries.nnz)
 
     def _index(self, mb: int, rows: Array, held: Array) -> tuple[dict[str, Array], dict[str, int]]:
-        """The index arrays of the rows of blocks, of which `rows` hold `held` blocks each; and their sizes."""
+        """Return the index arrays of the rows of blocks, of which `rows` hold `held` blocks each; and their sizes."""
         if self.rows_are_compressed:
             indptr = np.array([0, len(rows)])
             return self.arrays(indptr_o=indptr, indices_o=rows, indptr=begins(held)), {"rows": len(rows)}

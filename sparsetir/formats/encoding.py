@@ -80,7 +80,7 @@ class LevelText:
     properties: tuple[str, ...] = ()
 
     def text(self, names: Sequence[str]) -> str:
-        """The level with these names of dimensions."""
+        """Return the level with these names of dimensions."""
         subject = names[self.dim]
         if self.part == "minus":
             subject = f"{subject} - {names[self.other]}"
@@ -143,7 +143,7 @@ class Encoding:
 
 
 def parse(text: str) -> Encoding:
-    """The encoding that a text says, MLIR's or the part after ``map =`` alone.
+    """Return the encoding that a text says, MLIR's or the part after ``map =`` alone.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def parse(text: str) -> Encoding:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas outside of brackets."""
+    """Return the parts between commas outside of brackets."""
     parts, depth = [""], 0
     for c in text:
         depth += (c in "([") - (c in ")]")
@@ -246,7 +246,7 @@ def _options(text: str, order: int, levels: tuple[LevelText, ...]) -> Encoding:
 
 
 def _checked(made: Encoding, text: str) -> Encoding:
-    """The encoding, once each dimension is stored in full and once."""
+    """Return the encoding, once each dimension is stored in full and once."""
     for dim in range(made.order):
         parts = [(level.part, level.block) for level in made.levels if level.dim == dim]
         plain = [part for part, _ in parts if part in ("", "minus")]
@@ -276,7 +276,7 @@ SPECIAL = (CSR, CSC, DCSR, COO, CSF, BSR, DBSR, NM, DIA)
 
 
 def format(text: str | Format) -> Format:
-    """The format that a text says.
+    """Return the format that a text says.
 
     Parameters
     ----------
@@ -319,7 +319,7 @@ def format(text: str | Format) -> Format:
 
 
 def encoding_of(format: Format) -> Encoding:
-    """The encoding of a format.
+    """Return the encoding of a format.
 
     Raises
     ------
@@ -336,7 +336,7 @@ def encoding_of(format: Format) -> Encoding:
 
 
 def _levels_of(format: Format) -> list[LevelText] | None:
-    """The levels of the formats that have names."""
+    """Return the levels of the formats that have names."""
     dense, packed = "dense", "compressed"
     if isinstance(format, (BSR, DBSR)):
         r, c = format.block
@@ -364,7 +364,7 @@ def _levels_of(format: Format) -> list[LevelText] | None:
 
 
 def _bare(encoding: Encoding) -> tuple[LevelText, ...]:
-    """The levels without what only says how the arrays lie in memory."""
+    """Return the levels without what only says how the arrays lie in memory."""
     return tuple(
         LevelText(v.dim, v.kind, v.part, v.block, v.other, v.ratio, tuple(p for p in v.properties if p != "soa"))
         for v in encoding.levels
@@ -372,7 +372,7 @@ def _bare(encoding: Encoding) -> tuple[LevelText, ...]:
 
 
 def _known(encoding: Encoding) -> Format | None:
-    """The named format with these levels."""
+    """Return the named format with these levels."""
     levels, order = _bare(encoding), encoding.order
     blocks = [v.block for v in levels if v.part == "floordiv"]
     tries: list[Callable[[], Format]] = [CSR, CSC, DCSR, DIA] if order == 2 else []
@@ -520,7 +520,7 @@ class Encoded(Format):
         return any(level.part for level in self.encoding.levels)
 
     def _is_cut(self, size: str) -> bool:
-        """Whether a size is that of a dimension of which blocks have their own."""
+        """Return whether a size is that of a dimension of which blocks have their own."""
         cut = {v.dim for v in self.encoding.levels if v.part}
         return size in {f"n_{axis_name(d).lower()}" for d in cut}
 
@@ -602,7 +602,7 @@ def _extent(level: LevelText, extent: int) -> int:
 
 
 def parse_format(text: str) -> Format:
-    """The format that prints as `text`.
+    """Return the format that prints as `text`.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ def spread(begin: Array, starts: Array, dtype: str | np.dtype[Any]) -> Array:
 
 
 def index_dtype(size: int) -> np.dtype[Any]:
-    """The narrower dtype that numbers `size` things."""
+    """Return the narrower dtype that numbers `size` things."""
     return np.dtype(np.int32 if size <= np.iinfo(np.int32).max else np.int64)
 
 
@@ -97,7 +97,7 @@ def changes(arrays: Sequence[Array]) -> Array:
 
 
 def are_sorted(coords: Sequence[Array], *, strict: bool = False) -> bool:
-    """Whether coordinate tuples are in lexicographic order, without repetition if `strict`."""
+    """Return whether coordinate tuples are in lexicographic order, without repetition if `strict`."""
     if len(coords) == 1:
         return first_disorder(coords[0], None, strict=strict) is None
     for begin in range(0, len(coords[0]), CHUNK):
@@ -113,7 +113,7 @@ def are_sorted(coords: Sequence[Array], *, strict: bool = False) -> bool:
 
 
 def sorting_order(coords: Sequence[Array], extents: Sequence[int]) -> Array | None:
-    """The stable permutation that sorts coordinate tuples, None if they are sorted.
+    """Return the stable permutation that sorts coordinate tuples, None if they are sorted.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def sorting_order(coords: Sequence[Array], extents: Sequence[int]) -> Array | No
 
 
 def stable_argsort(key: Array, extent: int) -> Array:
-    """The stable permutation that sorts numbers of ``[0, extent)``."""
+    """Return the stable permutation that sorts numbers of ``[0, extent)``."""
     if key.size < 1 << 12 or extent > 4 * key.size:
         return np.argsort(key, kind="stable").astype(index_dtype(key.size))
     # one row turned into columns: scipy transposes by counting
@@ -144,7 +144,7 @@ def stable_argsort(key: Array, extent: int) -> Array:
 
 
 def transpose(indptr: Array, indices: Array, data: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
-    """A matrix by its columns instead of by its rows, each column sorted, in linear time.
+    """Return a matrix by its columns instead of by its rows, each column sorted, in linear time.
 
     Returns
     -------
@@ -277,7 +277,7 @@ class Packed:
         return self._entries is None and self._slots is None and self.size == self.count
 
     def values(self, values: Array) -> Array:
-        """The piece's flat values, from those of the tensor's entries; padding is zero."""
+        """Return the piece's flat values, from those of the tensor's entries; padding is zero."""
         held = values if self.entries is None else take(values, self.entries)
         if self.slots is None and len(held) == self.count:
             return np.ascontiguousarray(held)
@@ -326,7 +326,7 @@ class Format:
         raise NotImplementedError
 
     def pack(self, entries: Entries) -> list[Packed]:
-        """The pieces of a tensor, one for each rule in the same order; a piece may hold nothing."""
+        """Return the pieces of a tensor, one for each rule in the same order; a piece may hold nothing."""
         raise NotImplementedError
 
     def estimate(self, pattern: Any) -> Estimate:
@@ -350,7 +350,7 @@ class Format:
         return [(piece, piece.values(values)) for piece in pieces]
 
     def borrow(self, source: Any, slots: Callable[[], Array]) -> list[tuple[Packed, Array]] | None:
-        """The arrays of an `interop` source as they are if its layout is this format's, else None.
+        """Return the arrays of an `interop` source as they are if its layout is this format's, else None.
 
         ``slots()`` says which of the source's values each entry is; what `fill` is given in place of this.
         """
@@ -451,7 +451,7 @@ def register(name: str) -> Callable[[Maker], Maker]:
 
 
 def make(name: str, **parameters: Any) -> Format:
-    """The format called `name`.
+    """Return the format called `name`.
 
     Parameters
     ----------

@@ -195,7 +195,7 @@ def by_block(p: MatrixPattern) -> Iterator[Format]:
 
 
 def by_group(p: MatrixPattern) -> Iterator[Format]:
-    """The most nonzeros among four neighbours in a row."""
+    """Yield the most nonzeros among four neighbours in a row."""
     most = p.blocks[1, 4].most
     if most < 4:
         yield NM(most, 4)
@@ -259,7 +259,7 @@ def of_tensor(p: Pattern) -> Iterator[Format]:
 
 
 def proposed(p: Pattern) -> Iterator[Format]:
-    """The formats that the rules propose."""
+    """Yield the formats that the rules propose."""
     if not isinstance(p, MatrixPattern):
         yield from of_tensor(p)
     elif max(p.shape) > HYPERSPARSE * p.nnz + WIDE**2:
@@ -293,7 +293,7 @@ class Considered:
 
 
 def considered(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Considered]:
-    """The formats that the rules propose for a pattern, and what speaks against some of them.
+    """Return the formats that the rules propose for a pattern, and what speaks against some of them.
 
     Parameters
     ----------
@@ -312,7 +312,7 @@ def considered(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Considere
 
 
 def candidates(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Format]:
-    """The formats that may suit a pattern.
+    """Return the formats that may suit a pattern.
 
     Parameters
     ----------
@@ -337,7 +337,7 @@ def candidates(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Format]:
 
 
 def promising(pattern: Pattern, *, most: float = MOST_VALUES, feat: int = 1) -> list[Format]:
-    """The formats that suit a pattern and have loops of their own, the likeliest first.
+    """Return the formats that suit a pattern and have loops of their own, the likeliest first.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ class Conversion:
 def suited(
     program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]], *, calls: float = math.inf
 ) -> Conversion | None:
-    """The format for the only sparse operand of a program.
+    """Return the format for the only sparse operand of a program.
 
     Parameters
     ----------
@@ -410,7 +410,7 @@ def suited(
 
 
 def suited_to_sums(entries: Entries, itemsize: int, calls: float) -> Conversion | None:
-    """The format for sums of a row's entries, each of `itemsize` bytes."""
+    """Return the format for sums of a row's entries, each of `itemsize` bytes."""
     indptr, indices = entries.indptr, entries.last
     sizes = indices.size, indices.itemsize, itemsize
     fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
@@ -439,7 +439,7 @@ def _in_slices(entries: Entries, itemsize: int, calls: float) -> Iterator[tuple[
 
 
 def most_dense(weight: Any) -> float:
-    """The density up to which a product with a weight, a csr array, is assumed to be faster than a dense one."""
+    """Return the density up to which a product with a weight, a csr array, is assumed to be faster than a dense one."""
     is_blocked = block_fill(weight.indptr, weight.indices, 4, 4) >= BLOCK_FILL
     return BLOCKED if is_blocked else SCATTERED
 

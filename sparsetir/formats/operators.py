@@ -70,7 +70,7 @@ class Operators:
     __hash__ = object.__hash__
 
     def __iter__(self) -> Iterator[Any]:
-        """The rows."""
+        """Yield the rows."""
         return (self[n] for n in range(self.shape[0]))  # type: ignore[attr-defined]
 
     def __neg__(self) -> Any:
@@ -93,27 +93,27 @@ class Operators:
         return self.transpose()
 
     def transpose(self, *axes: int) -> Any:
-        """The tensor with its dimensions in another order, by default reversed."""
+        """Return the tensor with its dimensions in another order, by default reversed."""
         return functions().transpose(self, axes)
 
     def astype(self, dtype: Any) -> Any:
-        """The same entries in another dtype, as numpy converts them."""
+        """Return the same entries in another dtype, as numpy converts them."""
         return functions().astype(self, dtype)
 
     def copy(self) -> Any:
-        """The same tensor with values of its own; index arrays, which nothing changes, are shared."""
+        """Return the same tensor with values of its own; index arrays, which nothing changes, are shared."""
         return functions().mapped(np.copy, self)
 
     def diagonal(self) -> Any:
-        """The elements (0, 0), (1, 1), ... of a matrix, as a dense array."""
+        """Return the elements (0, 0), (1, 1), ... of a matrix, as a dense array."""
         return functions().diagonal(self)
 
     def trace(self) -> Any:
-        """The sum of the diagonal of a matrix."""
+        """Return the sum of the diagonal of a matrix."""
         return self.diagonal().sum()
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> Any:
-        """The sum over some dimensions, or all, as a dense array or a number.
+        """Return the sum over some dimensions, or all, as a dense array or a number.
 
         Examples
         --------
@@ -125,15 +125,15 @@ class Operators:
         return functions().total(self, axis)
 
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Any:
-        """The mean over some dimensions, or all; of integers in float64."""
+        """Return the mean over some dimensions, or all; of integers in float64."""
         return functions().mean(self, axis)
 
     def max(self, axis: int | tuple[int, ...] | None = None) -> Any:
-        """The largest element over some dimensions, or all; zeros that are not stored count."""
+        """Return the largest element over some dimensions, or all; zeros that are not stored count."""
         return functions().extreme(self, axis, "max")
 
     def min(self, axis: int | tuple[int, ...] | None = None) -> Any:
-        """The smallest element over some dimensions, or all; zeros that are not stored count."""
+        """Return the smallest element over some dimensions, or all; zeros that are not stored count."""
         return functions().extreme(self, axis, "min")
 
 
@@ -144,7 +144,7 @@ SIDE = 64  # cells of the drawing's longer side
 
 
 def html(tensor: Any) -> str:
-    """The tensor as HTML.
+    """Return the tensor as HTML.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def cells(tensor: Any) -> np.ndarray:
 
 
 def spy(tensor: Any) -> str:
-    """A drawing of where the entries lie, darker where there are more."""
+    """Return a drawing of where the entries lie, darker where there are more."""
     counts = cells(tensor)
     m, n = counts.shape
     top = np.log1p(counts.max(initial=0)) or 1.0

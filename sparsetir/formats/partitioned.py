@@ -84,7 +84,7 @@ class Nested(Format):
         return found
 
     def _again(self, entries: Entries, packed: Packed, name: str) -> list[Packed]:
-        """The entries of one piece in its own format."""
+        """Return the entries of one piece in its own format."""
         held = np.arange(entries.nnz)[: packed.size] if packed.entries is None else np.sort(packed.entries)
         part = Entries(entries.shape, [take(c, held) for c in entries.coords])
         return [_renumbered(inner, held) for inner in self.inner[name].pack(part)]
@@ -120,7 +120,7 @@ def _below(outer: FormatRewriteRule, inner: FormatRewriteRule, is_whole: bool) -
 
 
 def _renumbered(packed: Packed, held: Array) -> Packed:
-    """The entries of a piece's piece, numbered in the whole tensor."""
+    """Return the entries of a piece's piece, numbered in the whole tensor."""
     entries = held if packed.entries is None else take(held, packed.entries)
     return Packed(packed.arrays, packed.sizes, packed.count, entries, packed.slots, size=packed.size)
 
@@ -169,7 +169,7 @@ class Partition(Format):
         return found
 
     def stored(self, given: str | Format) -> Format:
-        """The format that a user gave for a part, by itself or by its name."""
+        """Return the format that a user gave for a part, by itself or by its name."""
         found = make(given) if isinstance(given, str) else given
         if not isinstance(found, Format):
             raise ArgumentTypeError(f"a part of {self.name} takes a format or the name of one, found {given!r}")
@@ -177,7 +177,7 @@ class Partition(Format):
 
 
 def within(piece: Packed, index: Array) -> Packed:
-    """A piece of a part as one of the whole, of which the part holds the entries `index`."""
+    """Return a piece of a part as one of the whole, of which the part holds the entries `index`."""
     held = index[: piece.size] if piece.entries is None else take(index, piece.entries)
     return Packed(piece.arrays, piece.sizes, piece.count, held, piece.slots)
 
@@ -351,7 +351,7 @@ class RowRange(Layout):
         return self.ranged(entries, 0, entries.shape[0])
 
     def ranged(self, entries: Entries, begin: int, end: int) -> Packed:
-        """The rows from `begin` on and before `end`."""
+        """Return the rows from `begin` on and before `end`."""
         (m, n), indptr = entries.shape, entries.indptr[begin : end + 1]
         first, last = int(indptr[0]), int(indptr[-1])
         nnz = self.check_count(last - first)
@@ -419,7 +419,7 @@ class RowList(Layout):
     def _laid_out(
         self, entries: Entries, rows: Array, lengths: Array, begin: Array, count: int
     ) -> tuple[dict[str, Array], Array | None, Array]:
-        """The arrays, the entries and their slots, of which those of a row begin at `begin`."""
+        """Return the arrays, the entries and their slots, of which those of a row begin at `begin`."""
         runs = begins(lengths)
         slots = spread(begin, runs, index_dtype(count).name)
         index = None

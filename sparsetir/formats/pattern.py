@@ -191,7 +191,7 @@ def _number(value: float) -> str:
 
 
 def _bin(k: int) -> str:
-    """The least that the k-th bin of a histogram counts."""
+    """Return the least that the k-th bin of a histogram counts."""
     return f"{2**k // 2}+" if k > 1 else f"{k}"
 
 

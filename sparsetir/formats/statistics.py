@@ -143,14 +143,14 @@ class Degrees:
 
 
 def median(values: Array, times: Array) -> float:
-    """The median of ascending values with multiplicities."""
+    """Return the median of ascending values with multiplicities."""
     ends = np.cumsum(times)
     middle = [int(ends[-1] - 1) // 2, int(ends[-1]) // 2]
     return float(values[np.searchsorted(ends, middle, side="right")].mean())
 
 
 def gini(values: Array, times: Array) -> float:
-    """The Gini coefficient of ascending values with multiplicities; 0 where their sum is."""
+    """Return the Gini coefficient of ascending values with multiplicities; 0 where their sum is."""
     total, count = float(values @ times), float(times.sum())
     if not total:
         return 0.0
@@ -224,7 +224,7 @@ class Lines:
         return self.by_row.tocsc().T
 
     def label(self, lines: Array) -> Array:
-        """The numbers that rows or columns have in the matrix."""
+        """Return the numbers that rows or columns have in the matrix."""
         return lines if self.labels is None else self.labels[lines]
 
     # ------------------------------------------------------------------ rows and columns
@@ -328,7 +328,7 @@ class Lines:
         return len(counts), len(full), float(full.sum()) / self.nnz if self.nnz else 0.0
 
     def _diagonal_counts(self) -> Array:
-        """Entries on each diagonal that is not empty."""
+        """Return entries on each diagonal that is not empty."""
         if self.labels is not None:
             offsets = np.sort(np.concatenate([np.zeros(0, np.int64), *self._offsets()]))
             return np.diff(np.append(np.flatnonzero(changes([offsets])), self.nnz))
@@ -347,7 +347,7 @@ class Lines:
     # ------------------------------------------------------------------ blocks
 
     def blocks(self, r: int, c: int) -> BlockFill:
-        """The blocks of `r` rows and `c` columns."""
+        """Return the blocks of `r` rows and `c` columns."""
         count, most, dense = 0, 0, 0
         columns, extent = self._block_columns(c)
         keys, width = (self.by_row.indices, c) if columns is None else (columns[self.by_row.indices], 1)
@@ -365,7 +365,7 @@ class Lines:
         return np.append(indptr[np.flatnonzero(changes([self.labels // r]))], indptr[-1])
 
     def _block_columns(self, c: int) -> tuple[Array | None, int]:
-        """The column of blocks of each column (None: by division), and how many there are."""
+        """Return the column of blocks of each column (None: by division), and how many there are."""
         if self.labels is None:
             return None, -(-self.shape[1] // c)
         columns = np.cumsum(changes([self.labels // c])) - 1
@@ -373,7 +373,7 @@ class Lines:
 
 
 def total(numbers: Array) -> int:
-    """The sum of 64-bit numbers that are not negative, which may be greater than they can be."""
+    """Return the sum of 64-bit numbers that are not negative, which may be greater than they can be."""
     return (int((numbers >> 32).sum()) << 32) + int((numbers & 0xFFFFFFFF).sum())
 
 

@@ -99,7 +99,7 @@ SHARED = ("bsr", "coo", "csc", "csr")
 
 
 def to_scipy(tensor: SparseTensor, format: str | None, *, copy: bool) -> Any:
-    """The tensor as a scipy.sparse array."""
+    """Return the tensor as a scipy.sparse array."""
     if format is not None and (not isinstance(format, str) or format not in SCIPY):
         raise ArgumentError(f"scipy has the formats {', '.join(SCIPY)}, found {format!r}")
     if tensor.ndim != 2:
@@ -146,7 +146,7 @@ def _same_layout(tensor: SparseTensor, copy: bool) -> Any:
 
 
 def to_torch(tensor: SparseTensor) -> Any:
-    """The tensor as a torch sparse tensor."""
+    """Return the tensor as a torch sparse tensor."""
     torch = importlib.import_module("torch")
     if tensor.ndim != 2 or tensor.format.name == "coo":
         coords = np.stack([c.astype(np.int64) for c in tensor.coords])
@@ -451,7 +451,7 @@ class SparseTensor(Operators):
         return compressed_of(kind, piece.arrays["indptr"], piece.arrays["indices"], piece.values, self.shape)
 
     def as_source(self) -> Source:
-        """The entries in order, as `interop` opens an argument; a matrix by rows."""
+        """Return the entries in order, as `interop` opens an argument; a matrix by rows."""
         rebuild = lambda values, _: self.with_values(values)  # noqa: E731
         if self.ndim == 2 and not is_hypersparse(self.shape[:1], self.nnz):
             return Compressed(self.shape, self.values, rebuild, self.entries.indptr, self.entries.last, 0)
@@ -484,7 +484,7 @@ class SparseTensor(Operators):
     # ------------------------------------------------------------------ other values, other formats
 
     def with_values(self, values: Array | Sequence[Array]) -> SparseTensor:
-        """The same structure with other values.
+        """Return the same structure with other values.
 
         Parameters
         ----------
@@ -506,7 +506,7 @@ class SparseTensor(Operators):
         return self._with_entry_values(self._entry_values(flat))
 
     def convert(self, format: str | Format, *, idtype: str | None = None, **parameters: Any) -> SparseTensor:
-        """The same tensor in another format; `restore` still makes what the first one was made of.
+        """Return the same tensor in another format; `restore` still makes what the first one was made of.
 
         Parameters
         ----------
@@ -526,7 +526,7 @@ class SparseTensor(Operators):
         return SparseTensor.from_any, (self.restore(), self.format)
 
     def restore(self, values: Sequence[Array] | Array | None = None) -> Any:
-        """An object of the class of the argument, with the argument's entries in the argument's order.
+        """Return an object of the class of the argument, with the argument's entries in the argument's order.
 
         Parameters
         ----------
@@ -559,17 +559,17 @@ class SparseTensor(Operators):
     # ------------------------------------------------------------------ made into other things
 
     def to_coo(self) -> CooTensor:
-        """A `CooTensor` with the entries in order."""
+        """Return a `CooTensor` with the entries in order."""
         return CooTensor(np.stack([index_array(c, self.idtype) for c in self.coords]), self.values, self.shape)
 
     def to_dense(self) -> Array:
-        """An ndarray of the same shape."""
+        """Return an ndarray of the same shape."""
         dense = np.zeros(self.shape, self.dtype)
         dense[self.coords] = self.values
         return dense
 
     def to_scipy(self, format: str | None = None, *, copy: bool = True) -> Any:
-        """A scipy.sparse array.
+        """Return a scipy.sparse array.
 
         Parameters
         ----------
@@ -583,7 +583,7 @@ class SparseTensor(Operators):
         return to_scipy(self, "coo" if listed and format is None else format, copy=copy)
 
     def to_torch(self) -> Any:
-        """A torch sparse tensor: csr, csc, bsr or coo as `to_scipy` chooses. Shares no memory with this one."""
+        """Return a torch sparse tensor: csr, csc, bsr or coo as `to_scipy` chooses. Shares no memory with this one."""
         return to_torch(self)
 
     def __binsparse_descriptor__(self) -> dict[str, Any]:
@@ -591,7 +591,7 @@ class SparseTensor(Operators):
         return binsparse.encode(self)[0]
 
     def __binsparse__(self) -> dict[str, Array]:
-        """The arrays by the names of the Binsparse specification; they are the tensor's own."""
+        """Return the arrays by the names of the Binsparse specification; they are the tensor's own."""
         return binsparse.encode(self)[1]
 
     # ------------------------------------------------------------------ entries and pieces

@@ -168,7 +168,7 @@ def _own_axes(description: tirx.PrimFunc) -> dict[int, list[str]]:
 
 
 def _solve(sizes: dict[str, int], known: Sequence[tuple[Any, int]]) -> dict[str, int]:
-    """Sizes that expressions with known values tell."""
+    """Return sizes that expressions with known values tell."""
     before = -1
     while before != len(sizes):
         before = len(sizes)

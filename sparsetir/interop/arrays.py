@@ -94,7 +94,7 @@ HALVES = ("float16", "bfloat16")
 
 
 def is_half(value: Any) -> bool:
-    """Whether a scipy object holds floats of 16 bits, which scipy itself neither converts nor multiplies."""
+    """Return whether a scipy object holds floats of 16 bits, which scipy itself neither converts nor multiplies."""
     return value.dtype.name in HALVES
 
 
@@ -111,7 +111,7 @@ def _empty_sorted(kind: Any) -> Any:
 
 
 def compressed_of(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
-    """A scipy object of rows or columns around its arrays, without scipy's checks."""
+    """Return a scipy object of rows or columns around its arrays, without scipy's checks."""
     made = kind.__new__(kind)  # a constructor takes longer than the sum of two small matrices
     made.__dict__.update(_empty(kind).__dict__)
     made._shape = tuple(map(int, shape))
@@ -120,7 +120,7 @@ def compressed_of(kind: Any, indptr: Array, indices: Array, values: Array, shape
 
 
 def sorted_rows(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
-    """A scipy object of compressed rows, each of which is sorted and has every coordinate once."""
+    """Return a scipy object of compressed rows, each of which is sorted and has every coordinate once."""
     made = kind.__new__(kind)
     made.__dict__.update(_empty_sorted(kind).__dict__)
     made._shape = tuple(map(int, shape))
@@ -129,14 +129,14 @@ def sorted_rows(kind: Any, indptr: Array, indices: Array, values: Array, shape: 
 
 
 def coordinates_of(coords: Sequence[Array], values: Array, shape: Sequence[int]) -> sp.coo_array:
-    """A scipy list of coordinates around its arrays, without scipy's checks."""
+    """Return a scipy list of coordinates around its arrays, without scipy's checks."""
     made = sp.coo_array(tuple(shape), dtype=np.int8)
     made.coords, made.data = tuple(coords), values
     return made
 
 
 def in_format(value: Any, format: str, block: tuple[int, int] | None = None) -> Any:
-    """A scipy object whose entries have coordinates of their own, in another of scipy's formats.
+    """Return a scipy object whose entries have coordinates of their own, in another of scipy's formats.
 
     Lists of lists and dictionaries hold no floats of 16 bits: those come in rows.
     """
@@ -149,7 +149,7 @@ def in_format(value: Any, format: str, block: tuple[int, int] | None = None) -> 
 
 
 def transposed(value: Any, order: Sequence[int]) -> Any:
-    """A scipy object with its dimensions in another order.
+    """Return a scipy object with its dimensions in another order.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def recast(value: Any, dtype: Any) -> Any:
 def aligned_contiguous(
     x: Any, dtype: str | None = None, *, name: str = "the argument", option: str = "dtype"
 ) -> tuple[Array, bool]:
-    """A dense argument as a C-contiguous, aligned numpy array in native byte order.
+    """Return a dense argument as a C-contiguous, aligned numpy array in native byte order.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def aligned_contiguous(
 
 
 def writable_alias(array: Array) -> Array:
-    """The memory of a read-only array as a writable one: DLPack refuses to hand out read-only arrays.
+    """Return the memory of a read-only array as a writable one: DLPack refuses to hand out read-only arrays.
 
     Only for consumers that do not write.
     """
@@ -274,7 +274,7 @@ def as_numpy(x: Any, name: str) -> tuple[Array, bool]:
 
 
 def _from_protocol(x: Any, name: str) -> Array:
-    """An array of an object that numpy knows how to ask for one."""
+    """Return an array of an object that numpy knows how to ask for one."""
     found = f"{name} must be an array, found {type(x).__name__}"
     if isinstance(x, (str, PathLike)):
         raise ArgumentTypeError(f"{found}: pass sparsetir.read(path) for a file")

@@ -49,7 +49,7 @@ def _sorting_order(coords: Sequence[Array], extents: Sequence[int]) -> Array | N
 
 
 def _unsorted(array: Array, order: Array) -> Array:
-    """The array that indexing with `order` made into `array`."""
+    """Return the array that indexing with `order` made into `array`."""
     result = np.empty_like(array)
     result[order] = array
     return result
@@ -84,7 +84,7 @@ class Builder:
     widths: dict[int, int] = field(default_factory=dict)
 
     def tree(self, chain: Sequence[int], coords: Sequence[Array], keep: bool) -> tuple[Array, int]:
-        """Position of every entry in the last axis of `chain`, and the number of positions there are.
+        """Return the position of every entry in the last axis of `chain`, and the number of positions there are.
 
         Parameters
         ----------

@@ -167,7 +167,7 @@ def check_distinct(indices: Array, length: int, where: str) -> None:
 
 
 def is_sound(level: Level, indptr: Array, indices: Array, *, parent_count: int, length: int, need_sorted: bool) -> bool:
-    """Whether `check_level` would take the arrays of a ``sparse_variable`` axis, in less time for small ones."""
+    """Return whether `check_level` would take the arrays of a ``sparse_variable`` axis, in less time for small ones."""
     size = indices.size
     if indptr.shape != (parent_count + 1,) or indptr[0] != 0 or indptr[-1] != size:
         return False
@@ -244,7 +244,7 @@ def _check_sorted(level: Level, indices: Array, starts: Array | int, length: int
 
 
 def first_outside(indices: Array, length: int) -> int | None:
-    """Position of the first index not in ``[0, length)``."""
+    """Return the position of the first index not in ``[0, length)``."""
     if indices.size == 0:
         return None
     if indices.dtype.kind == "i":
@@ -258,14 +258,14 @@ def first_outside(indices: Array, length: int) -> int | None:
 
 
 def are_ascending(indices: Array, indptr: Array) -> bool:
-    """Whether the coordinates of each row ascend, each once."""
+    """Return whether the coordinates of each row ascend, each once."""
     return first_disorder(indices, indptr, strict=True) is None
 
 
 def first_disorder(
     array: Array, starts: Array | int | None, *, strict: bool, padding_from: int | None = None
 ) -> int | None:
-    """First position whose element is less than the one before it in the same fiber, or equal to it if `strict`.
+    """Return first position whose element is less than the one before it in the same fiber, or equal to it if `strict`.
 
     `starts` are the positions at which fibers begin, or the size of all fibers, or None for a single fiber.
     Elements outside ``[0, padding_from)`` may repeat.

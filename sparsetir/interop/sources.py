@@ -26,7 +26,7 @@ HAVE_GRADIENTS = "sparsetir.torch.Graph has operators with gradients"
 
 
 def to_torch(array: Array) -> Any:
-    """A torch tensor that shares the array's memory; bfloat16 included."""
+    """Return a torch tensor that shares the array's memory; bfloat16 included."""
     torch = sys.modules.get("torch") or importlib.import_module("torch")
     if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -43,7 +43,7 @@ def is_torch(value: Any) -> bool:
 
 @cache
 def _is_of_torch(kind: Any) -> bool:
-    """Whether a class is one of torch's own, or of tensors that somebody derived from torch's."""
+    """Return whether a class is one of torch's own, or of tensors that somebody derived from torch's."""
     is_own = kind.__module__.partition(".")[0] == "torch"
     return is_own or any((base.__module__, base.__name__) == ("torch", "Tensor") for base in kind.__mro__)
 
@@ -210,19 +210,19 @@ class CooTensor:
 
     @classmethod
     def from_dense(cls, array: Any) -> CooTensor:
-        """The entries of `array` that are not zero, in row-major order."""
+        """Return the entries of `array` that are not zero, in row-major order."""
         array = np.asarray(array)
         coords = np.nonzero(array)
         return cls(np.stack(coords), array[coords], array.shape)
 
     def to_dense(self) -> Array:
-        """The tensor as an ndarray."""
+        """Return the tensor as an ndarray."""
         dense = np.zeros(self.shape, self.values.dtype)
         np.add.at(dense, tuple(self.coords), self.values)
         return dense
 
     def with_values(self, values: Array) -> CooTensor:
-        """The same coordinates with other values."""
+        """Return the same coordinates with other values."""
         return replace(self, values=values)
 
     @property
@@ -256,14 +256,14 @@ def _listed_values(value: Any) -> Array | None:
 
 
 def holds_own_values(value: Any) -> bool:
-    """Whether the values of the opened object are its own array, so that what is written there is seen."""
+    """Return whether the values of the opened object are its own array, so that what is written there is seen."""
     if sp.issparse(value):
         return value.format not in ("dia", "dok", "lil")
     return not hasattr(value, "as_source")
 
 
 def whole_sizes(shape: Any, name: str) -> tuple[int, ...]:
-    """A shape of integers as one of Python's; refuse sizes that a cast would change."""
+    """Return a shape of integers as one of Python's; refuse sizes that a cast would change."""
     if not isinstance(shape, (Sequence, Iterator, np.ndarray)) or getattr(shape, "ndim", 1) != 1:
         raise ArgumentTypeError(f"{name} must be integers, found {type(shape).__name__}; pass a tuple")
     sizes = tuple(as_whole(n) for n in shape)

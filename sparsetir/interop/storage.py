@@ -217,7 +217,7 @@ def _borrow_coordinates(
 
 
 def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> Stored:
-    """The argument's entries placed in newly built arrays."""
+    """Return the argument's entries placed in newly built arrays."""
     builder = Builder(levels, fit.shape, name)
     coords, trees = fit.coords(source), tree_indices(levels)
     keep = len(trees) == 1 and not all(level.unique for level in levels)

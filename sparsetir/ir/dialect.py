@@ -85,7 +85,7 @@ def union_member(axis: Any) -> int:
 
 
 def is_call(expr: Any, *names: str) -> bool:
-    """Whether `expr` calls one of the dialect's operators `names` (any of them if none is given)."""
+    """Return whether `expr` calls one of the dialect's operators `names` (any of them if none is given)."""
     if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return False
     full = expr.op.name
@@ -93,17 +93,17 @@ def is_call(expr: Any, *names: str) -> bool:
 
 
 def name_of(expr: Call) -> str:
-    """The operator's name without the ``sparsetir.`` prefix."""
+    """Return the operator's name without the ``sparsetir.`` prefix."""
     return str(expr.op.name)[len("sparsetir.") :]
 
 
 def is_if_then_else(expr: Any) -> bool:
-    """Whether `expr` is ``T.if_then_else``, which evaluates one of its values."""
+    """Return whether `expr` is ``T.if_then_else``, which evaluates one of its values."""
     return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name == "prim.if_then_else"
 
 
 def function_of(expr: Any) -> str:
-    """The name of TVM's function that `expr` calls, without its prefix; empty for anything else."""
+    """Return the name of TVM's function that `expr` calls, without its prefix; empty for anything else."""
     if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return ""
     prefix, _, name = expr.op.name.partition(".")

@@ -51,7 +51,7 @@ _QUOTIENTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.LShift, tir
 
 
 def results_over(axis: Axis, program: Program) -> list[Var]:
-    """The buffers that lie over `axis`."""
+    """Return the buffers that lie over `axis`."""
     return [view for view, buffer in program.buffers.items() if axis in buffer.axes]
 
 
@@ -67,7 +67,7 @@ def operand_coordinates(iteration: SpIter, var: Var, axis: Axis, program: Progra
 
 
 def leaves(coordinates: Coordinates | None) -> Iterator[Stored]:
-    """The accesses that coordinates are combined of."""
+    """Yield the accesses that coordinates are combined of."""
     if isinstance(coordinates, Stored):
         yield coordinates
     elif coordinates is not None:
@@ -249,12 +249,12 @@ class _Order:
 
 
 def _has_points(axis: Axis) -> bool:
-    """Whether an axis has a coordinate whatever the sizes: without one, nothing is initialised."""
+    """Return whether an axis has a coordinate whatever the sizes: without one, nothing is initialised."""
     return isinstance(axis.length, tirx.IntImm) and int(axis.length) > 0
 
 
 def _initialises(used: Axis, own: Axis) -> bool:
-    """Whether the coordinates of `used` reach every position of `own`; equal coordinates are found once."""
+    """Return whether the coordinates of `used` reach every position of `own`; equal coordinates are found once."""
     reached = used is own or own.unique
     return reached and not _has_gaps(own) and same(used.length, own.length)
 
@@ -265,7 +265,7 @@ def _has_gaps(axis: Axis) -> bool:
 
 
 def _walks(used: Axis, own: Axis) -> bool:
-    """Whether iterating `used` reaches every position of `own`."""
+    """Return whether iterating `used` reaches every position of `own`."""
     if used is own:
         return not _has_gaps(used)
     dense = used.kind == own.kind == "dense_fixed"

@@ -36,7 +36,7 @@ Key: TypeAlias = "tuple[int, ...]"  # the position above a chain of assembled ax
 
 
 def both(parts: Sequence[Meetings]) -> Meetings:
-    """The coordinates that all parts hold; of repeated entries every combination."""
+    """Return the coordinates that all parts hold; of repeated entries every combination."""
     shared = set.intersection(*(set(p) for p in parts))
     return {c: _distinct(_joined(way) for way in itertools.product(*(p[c] for p in parts))) for c in shared}
 
@@ -51,7 +51,7 @@ def either(parts: Sequence[Meetings]) -> Meetings:
 
 
 def _joined(encounters: Iterable[Encounter]) -> Encounter | None:
-    """All of them at once; None if one fiber would have two entries."""
+    """Return all of them at once; None if one fiber would have two entries."""
     out: Encounter = {}
     for encounter in encounters:
         if any(out.get(fiber, point) is not point for fiber, point in encounter.items()):
@@ -61,7 +61,7 @@ def _joined(encounters: Iterable[Encounter]) -> Encounter | None:
 
 
 def _distinct(encounters: Iterable[Encounter | None]) -> list[Encounter]:
-    """Those that are no part of another."""
+    """Return those that are no part of another."""
     told = [e for e in encounters if e is not None]
     kept: list[Encounter] = []
     for n, e in enumerate(told):
@@ -87,7 +87,7 @@ class AssembledTree:
 
     @classmethod
     def of(cls, buffer: SparseBuffer) -> AssembledTree | None:
-        """The assembled tree of a buffer, if it has one."""
+        """Return the assembled tree of a buffer, if it has one."""
         for n, tree in enumerate(buffer.trees):
             if tree[-1].is_assembled:
                 given = tuple(a for a in tree if not a.is_assembled)
@@ -145,7 +145,7 @@ class Assembly:
         return self._held(buffer, place.key)
 
     def load(self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr]) -> Any:
-        """An element of a result, its default where nothing is stored."""
+        """Return an element of a result, its default where nothing is stored."""
         place = self.place(buffer, subscripts)
         if place is None or place.key not in self.keys.get(self.trees[buffer.view].chain[-1], {}):
             return self._default(buffer)
@@ -181,7 +181,7 @@ class Assembly:
     # ------------------------------------------------------------------ arrays
 
     def values(self, buffer: SparseBuffer) -> np.ndarray:
-        """The values of a result in the order of its axes."""
+        """Return the values of a result in the order of its axes."""
         tree = self.trees[buffer.view]
         held = [self._held(buffer, key) for key in self._ordered(tree.chain[-1])]
         empty = self._shape(buffer)
@@ -200,13 +200,13 @@ class Assembly:
         return out
 
     def _ordered(self, axis: Axis) -> list[Key]:
-        """The stored coordinates row by row, those of a row in their order, or in that of storing."""
+        """Return the stored coordinates row by row, those of a row in their order, or in that of storing."""
         rows = self._rows(axis)
         in_row = (lambda key: key[-1]) if axis.sorted else (lambda _: 0)
         return sorted(self.keys.get(axis, {}), key=lambda key: (rows[key[:-1]], in_row(key)))
 
     def _rows(self, axis: Axis) -> dict[Key, int]:
-        """The number of the row that stored coordinates are in."""
+        """Return the number of the row that stored coordinates are in."""
         if axis.parent is not None and axis.parent.is_assembled:
             return {key: n for n, key in enumerate(self._ordered(axis.parent))}
         return {key[:1]: key[0] for key in self.keys.get(axis, {})}
@@ -327,7 +327,7 @@ class _Machine:
     # --- storage: which slots there are, and where a coordinate is ---
 
     def fiber(self, axis: Axis, parent: _Point | None) -> tuple[int, int]:
-        """First position and number of slots of the fiber of `axis` below `parent`."""
+        """Return first position and number of slots of the fiber of `axis` below `parent`."""
         above = 0 if parent is None else parent.position
         if axis.indptr is not None:
             indptr = self.memory[axis.indptr]
@@ -343,7 +343,7 @@ class _Machine:
         return 0, int(self.eval(axis.length))
 
     def rule(self, rule: ir.Expr | None, args: Sequence[int]) -> int:
-        """Value of a formula of an axis at `args`."""
+        """Return the value of a formula of an axis at `args`."""
         outer, self.rule_args = self.rule_args, args
         value = int(self.eval(rule))
         self.rule_args = outer
@@ -355,7 +355,7 @@ class _Machine:
         return slot if axis.indices is None else int(self.memory[axis.indices][position])
 
     def slots(self, axis: Axis, parent: _Point | None, first: int, slots: Iterable[int]) -> Iterator[_Point]:
-        """The points at `slots` of the fiber that starts at `first`, without padding."""
+        """Yield the points at `slots` of the fiber that starts at `first`, without padding."""
         above, coords = (0, ()) if parent is None else (parent.position, parent.coords)
         length = int(self.eval(axis.length))
         for slot in slots:
@@ -364,24 +364,24 @@ class _Machine:
                 yield _Point(axis, above, first + slot, (*coords, coordinate))
 
     def stored(self, axis: Axis, parent: _Point | None) -> Iterator[_Point]:
-        """Every stored slot below `parent`, in order."""
+        """Yield every stored slot below `parent`, in order."""
         first, count = self.fiber(axis, parent)
         return self.slots(axis, parent, first, range(count))
 
     def no_slot(self, axis: Axis, parent: _Point | None) -> _Point:
-        """A point of the fiber below `parent` that may not exist: nothing may depend on which it is."""
+        """Return a point of the fiber below `parent` that may not exist: nothing may depend on which it is."""
         above, coords = (0, ()) if parent is None else (parent.position, parent.coords)
         return _Point(axis, above, self.fiber(axis, parent)[0], (*coords, 0))
 
     def find(self, axis: Axis, parent: _Point | None, coordinate: int) -> Iterator[_Point]:
-        """Every slot below `parent` that holds `coordinate`: none if it is absent, several if duplicated."""
+        """Yield every slot below `parent` that holds `coordinate`: none if it is absent, several if duplicated."""
         if axis.is_dense:
             first, count = self.fiber(axis, parent)
             return self.slots(axis, parent, first, [coordinate] if coordinate in range(count) else [])
         return (point for point in self.stored(axis, parent) if point.coords[-1] == coordinate)
 
     def candidates(self, axis: Axis, parent: _Point | None, subscript: ir.Expr) -> Iterator[_Point]:
-        """The slots `subscript` may mean: its own slot if it iterates this very fiber, else by search."""
+        """Yield the slots `subscript` may mean: its own slot if it iterates this very fiber, else by search."""
         held = self.points.get(subscript, {}) if isinstance(subscript, Var) else {}
         fiber = axis, 0 if parent is None else parent.position
         if fiber in held:
@@ -391,7 +391,7 @@ class _Machine:
     def chains(
         self, axes: Sequence[Axis], subscripts: Mapping[Axis, ir.Expr], found: tuple[_Point, ...] = ()
     ) -> Iterator[tuple[_Point, ...]]:
-        """Every way to follow `subscripts` down `axes`, each axis listed right after its parent."""
+        """Yield every way to follow `subscripts` down `axes`, each axis listed right after its parent."""
         if not axes:
             yield found
             return
@@ -400,7 +400,7 @@ class _Machine:
             yield from self.chains(axes[1:], subscripts, (*found, point))
 
     def places(self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr]) -> Iterator[tuple[int, ...]]:
-        """The storage elements at these coordinates, first match first; none if they are absent."""
+        """Yield the storage elements at these coordinates, first match first; none if they are absent."""
         axes = [axis for tree in buffer.trees for axis in tree]
         for points in self.chains(axes, dict(zip(buffer.axes, subscripts, strict=True))):
             position = {point.axis: point.position for point in points}
@@ -581,7 +581,7 @@ class _Machine:
         self.current = enclosing
 
     def encounters(self, it: SpIter, item: _Item, any_slot: Collection[Axis]) -> Iterator[tuple[int, Encounter]]:
-        """The coordinates of an item in order, and what holds each."""
+        """Yield the coordinates of an item in order, and what holds each."""
         axis = item.axis
         if item.entry is not None or axis.is_assembled:
             yield from self.meetings(it, item)
@@ -591,7 +591,7 @@ class _Machine:
                 yield point.coords[-1], {(axis, point.above): point}
 
     def meetings(self, it: SpIter, item: _Item) -> Iterator[tuple[int, Encounter]]:
-        """The coordinates that several axes hold, in ascending order; which fibers do not hold one is told."""
+        """Yield the coordinates that several axes hold, in ascending order; which fibers do not hold one is told."""
         fibers: _Fibers = {}
         if item.entry is None:
             wanted = operand_coordinates(it, item.var, item.axis, self.program)
@@ -615,7 +615,7 @@ class _Machine:
                 yield coordinate, missing | encounter
 
     def member(self, axis: Axis, parents: Sequence[_Point | None], fibers: _Fibers) -> Meetings:
-        """The entries of an axis below `parents`, by coordinate; their fibers are added to `fibers`."""
+        """Return the entries of an axis below `parents`, by coordinate; their fibers are added to `fibers`."""
         met: Meetings = {}
         for parent in parents:
             fiber = axis, 0 if parent is None else parent.position
@@ -626,7 +626,7 @@ class _Machine:
         return met
 
     def operands(self, wanted: Coordinates, var: Var, fibers: _Fibers) -> Meetings:
-        """The coordinates that the accesses of an expression hold together."""
+        """Return the coordinates that the accesses of an expression hold together."""
         if not isinstance(wanted, Stored):
             combine = both if isinstance(wanted, Both) else either
             return combine([self.operands(part, var, fibers) for part in wanted.parts])
@@ -650,13 +650,13 @@ class _Machine:
         return found
 
     def iterated(self, expr: ir.Expr) -> list[Var]:
-        """The iteration variables in an expression."""
+        """Return the iteration variables in an expression."""
         found: dict[Var, None] = {}
         structural_walk(expr, (Var, lambda v: found.setdefault(v)))
         return [v for it in self.program.iterations for v in it.vars if v in found]
 
     def parents(self, axis: Axis, attached_to: Axis | None) -> Sequence[_Point | None]:
-        """The point whose fiber of `axis` is iterated; none if an attached coordinate is absent."""
+        """Return the point whose fiber of `axis` is iterated; none if an attached coordinate is absent."""
         if axis.parent is None:
             return [None]
         if attached_to is None or attached_to is axis.parent:
@@ -676,7 +676,7 @@ class _Machine:
     # --- expressions ---
 
     def eval(self, node: Any) -> Any:
-        """Value of an expression, a numpy scalar of its dtype."""
+        """Return the value of an expression, a numpy scalar of its dtype."""
         if (binary := _BINARY.get(type(node))) is not None:
             return binary(self.eval(node.a), self.eval(node.b))
         handler = _EXPRESSIONS.get(type(node))
@@ -720,7 +720,7 @@ class _Machine:
 
 
 def _items(entry: Entry) -> list[_Item]:
-    """The variables of an entry."""
+    """Return the variables of an entry."""
     if entry.merge:
         return [_Item(entry.domains[0], entry.vars[0], entry.kinds, entry=entry)]
     each = zip(entry.axes, entry.vars, entry.kinds, strict=True)
@@ -774,7 +774,7 @@ _EXPRESSIONS: dict[type, Callable[[_Machine, Any], Any]] = {
 
 
 def _unknowns(machine: _Machine, expr: ir.Expr) -> list[Var]:
-    """The variables of `expr` that have no value yet."""
+    """Return the variables of `expr` that have no value yet."""
     found: dict[Var, None] = {}
     structural_walk(expr, [(Var, lambda v: found.setdefault(v))])
     return [v for v in found if v not in machine.values]

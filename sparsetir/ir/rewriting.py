@@ -24,14 +24,14 @@ def substitute(node: Any, mapping: dict[Var, Any]) -> Any:
 
 
 def mentions(node: Any, variables: Sequence[Var]) -> bool:
-    """Whether any of `variables` occurs in `node`."""
+    """Return whether any of `variables` occurs in `node`."""
     wanted, hit = set(variables), []
     structural_walk(node, (Var, lambda v: hit.append(v) if v in wanted else None))
     return bool(hit)
 
 
 def collect(node: Any, kind: type) -> list[Any]:
-    """Every node of type `kind` below `node`, outermost first."""
+    """Return every node of type `kind` below `node`, outermost first."""
     found: list[Any] = []
     structural_walk(node, (kind, found.append), order="pre")
     return found
@@ -50,7 +50,7 @@ def all_same(a: Sequence[ir.Expr], b: Sequence[ir.Expr]) -> bool:
 
 
 def without_zeros(index: ir.Expr) -> ir.Expr:
-    """A subscript without terms that cancel out, by which TVM would divide where it flattens buffers."""
+    """Return a subscript without terms that cancel out, by which TVM would divide where it flattens buffers."""
     if isinstance(index, (Var, tirx.IntImm)):
         return index
     plain = sym.Analyzer().simplify(index)
@@ -58,19 +58,19 @@ def without_zeros(index: ir.Expr) -> ir.Expr:
 
 
 def moves_by_one(index: ir.Expr, var: Var) -> bool:
-    """Whether a subscript moves by one with `var`."""
+    """Return whether a subscript moves by one with `var`."""
     gap = sym.Analyzer().simplify(substitute(index, {var: var + const(1, str(var.ty.dtype))}) - index)
     return isinstance(gap, tirx.IntImm) and int(gap) == 1
 
 
 def is_along(load: ir.TensorLoad, var: Var) -> bool:
-    """Whether a load moves by one element with `var`."""
+    """Return whether a load moves by one element with `var`."""
     *others, last = load.indices
     return not mentions(others, [var]) and moves_by_one(last, var)
 
 
 def inside(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
-    """A subscript kept inside a dimension of at least one element."""
+    """Return a subscript kept inside a dimension of at least one element."""
     dtype = str(index.ty.dtype)
     return tirx.max(tirx.min(index, cast(extent, dtype) - const(1, dtype)), const(0, dtype))
 
@@ -81,12 +81,12 @@ def factors(expr: ir.Expr) -> list[ir.Expr]:
 
 
 def product(parts: Sequence[ir.Expr]) -> ir.Expr:
-    """The product of `parts`, from the left."""
+    """Return the product of `parts`, from the left."""
     return math.prod(parts[1:], start=parts[0])
 
 
 def conjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
-    """All of `conditions`."""
+    """Return all of `conditions`."""
     out = conditions[0]
     for condition in conditions[1:]:
         out = tirx.And(out, condition)
@@ -102,7 +102,7 @@ def disjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
 
 
 def smallest(values: Sequence[ir.Expr]) -> ir.Expr:
-    """The least of `values`."""
+    """Return the least of `values`."""
     out = values[0]
     for value in values[1:]:
         out = tirx.min(out, value)
@@ -110,14 +110,14 @@ def smallest(values: Sequence[ir.Expr]) -> ir.Expr:
 
 
 def conjuncts(condition: ir.Expr) -> list[ir.Expr]:
-    """The conditions that `condition` is made of; none for a condition that always holds."""
+    """Return the conditions that `condition` is made of; none for a condition that always holds."""
     if isinstance(condition, tirx.And):
         return [*conjuncts(condition.a), *conjuncts(condition.b)]
     return [] if isinstance(condition, tirx.IntImm) and int(condition) else [condition]
 
 
 def renewed(node: Any) -> Any:
-    """A copy of `node` with variables and arrays of its own: a function must not define one twice."""
+    """Return a copy of `node` with variables and arrays of its own: a function must not define one twice."""
     defined: list[Var] = []
     callbacks = [
         (tirx.For, lambda f: defined.append(f.loop_var)),
@@ -136,7 +136,7 @@ def seq(*stmts: tirx.Stmt) -> tirx.Stmt:
 
 
 def cell(name: str, dtype: str) -> Var:
-    """A thread-local array of one element."""
+    """Return a thread-local array of one element."""
     return tirx.decl_buffer((1,), dtype, name=name, scope="local", layout=None)
 
 
@@ -156,7 +156,7 @@ def alloc(*cells: Var) -> list[tirx.Stmt]:
 
 
 def folded(node: Any) -> list[ir.Expr]:
-    """The parts of a node that TVM computes otherwise where a factor or a divisor is a constant zero.
+    """Return the parts of a node that TVM computes otherwise where a factor or a divisor is a constant zero.
 
     It makes zero of ``NaN * 0``, and stops at a division by zero.
     """
@@ -165,6 +165,6 @@ def folded(node: Any) -> list[ir.Expr]:
 
 
 def opaque(value: ir.Expr) -> tuple[list[tirx.Stmt], ir.Expr]:
-    """A number that is no constant to TVM, though to LLVM, and the statements that make it."""
+    """Return a number that is no constant to TVM, though to LLVM, and the statements that make it."""
     held = tirx.decl_buffer((1,), str(value.ty.dtype), name="absent", scope="local", layout=None)
     return [*alloc(held), tirx.BufferStore(held, value, [const(0)])], tirx.BufferLoad(held, [const(0)])

@@ -198,12 +198,12 @@ def _computed(buffer: SparseBuffer) -> list[Axis]:
 
 
 def _entries(place: Place) -> list[Entry]:
-    """The entries in force, outermost first."""
+    """Return the entries in force, outermost first."""
     return [e for it in (*place.outer, place.iteration) for e in it.entries]
 
 
 def _own(place: Place, facts: Facts, accesses: list[Access]) -> list[Access]:
-    """The accesses of an iteration that stand in no iteration within it."""
+    """Return the accesses of an iteration that stand in no iteration within it."""
     inner = [p.iteration.block for p in facts.places if place.iteration in p.outer]
     nodes = {a.node for block in inner for a in (*stores(block), *loads(block))}
     return [a for a in accesses if a.node not in nodes]
@@ -222,7 +222,7 @@ def merges_fit(facts: Facts) -> Iterator[Problem]:
 
 
 def _split_fault(entry: Entry, place: Place) -> str:
-    """Whether entries of one coordinate have children: a union would visit those apart."""
+    """Return whether entries of one coordinate have children: a union would visit those apart."""
     listed = {a for e in _entries(place) for a in e.axes}
     for axis in (a for a in entry.axes if not a.unique and entry.merge == "union"):
         below = next((a for a in listed if a.parent is axis), None)
@@ -314,7 +314,7 @@ def _row_fault(access: Access, buffer: SparseBuffer, place: Place) -> str:
 
 
 def _is_below(axes: Sequence[Axis], others: Sequence[Axis]) -> bool:
-    """Whether one of some axes depends on one of the others."""
+    """Return whether one of some axes depends on one of the others."""
     return any(other in axis.ancestors for axis in axes for other in others)
 
 
@@ -418,7 +418,7 @@ class Facts:
         return found
 
     def storage(self, buffer: Var) -> Var:
-        """The buffer that holds the values of `buffer`."""
+        """Return the buffer that holds the values of `buffer`."""
         return self.storages.get(buffer, buffer)
 
 
@@ -439,7 +439,7 @@ Rule = Callable[[Any], Iterator[Problem]]
 
 
 def stores(node: Any) -> list[Access]:
-    """Every store below `node`."""
+    """Return every store below `node`."""
     found: list[Access] = []
     on_store = lambda s: found.append(Access(s.buffer, list(s.indices), s))  # noqa: E731
     structural_walk(node, (tirx.BufferStore, on_store), order="pre")
@@ -447,7 +447,7 @@ def stores(node: Any) -> list[Access]:
 
 
 def loads(node: Any) -> list[Access]:
-    """Every load below `node`."""
+    """Return every load below `node`."""
     found: list[Access] = []
     on_load = lambda x: found.append(Access(x.source, list(x.indices), x))  # noqa: E731
     structural_walk(node, (ir.TensorLoad, on_load), order="pre")
@@ -460,14 +460,14 @@ def _parts(block: s_tir.SBlock) -> list[tirx.Stmt]:
 
 
 def _uses(node: Any, variables: Sequence[Var]) -> list[Var]:
-    """Those of `variables` that occur in `node`."""
+    """Return those of `variables` that occur in `node`."""
     found: dict[Var, None] = {}
     structural_walk(node, (Var, lambda v: found.setdefault(v) if v in variables else None))
     return list(found)
 
 
 def _places(func: tirx.PrimFunc, program: Program) -> list[Place]:
-    """The sparse iterations of a function in the order of its text."""
+    """Return the sparse iterations of a function in the order of its text."""
     known = {it.node: it for it in program.iterations}
     outer: list[SpIter] = []
     found: list[Place] = []
@@ -534,7 +534,7 @@ def values_have_a_known_dtype(facts: Facts) -> Iterator[Problem]:
 
 
 def chain_fault(axes: Sequence[Axis]) -> str:
-    """Why `axes` cannot be a buffer's axes; empty if they can.
+    """Return why `axes` cannot be a buffer's axes; empty if they can.
 
     The axes of one tree must run from the root to a node without a gap or a fork.
     """
@@ -603,7 +603,7 @@ def axes_come_once(facts: Facts) -> Iterator[Problem]:
 
 
 def _unattached(entry: Entry) -> list[Axis]:
-    """The members of a union or an intersection that are walked below their own parents."""
+    """Return the members of a union or an intersection that are walked below their own parents."""
     return [a for a, host in zip(entry.axes, entry.hosts, strict=False) if host is None]
 
 
@@ -660,7 +660,7 @@ def fused_axes_are_chains(facts: Facts) -> Iterator[Problem]:
 
 
 def fuse_fault(axes: Sequence[Axis]) -> str:
-    """Why `axes` cannot be iterated as one loop; empty if they can."""
+    """Return why `axes` cannot be iterated as one loop; empty if they can."""
     for above, below in itertools.pairwise(axes):
         if below.parent is not above:
             return f"T.fuse takes a parent followed by its child: {above.name} is not the parent of {below.name}"
@@ -670,7 +670,7 @@ def fuse_fault(axes: Sequence[Axis]) -> str:
 
 
 def merge_fault(name: str, axes: Sequence[Axis]) -> str:
-    """Why `axes` cannot be walked together by ``T.union`` or ``T.intersect``; empty if they can."""
+    """Return why `axes` cannot be walked together by ``T.union`` or ``T.intersect``; empty if they can."""
     if len(axes) < 2:
         return f"T.{name} takes two axes or more, found {len(axes)}; list a single axis by itself"
     for axis in axes:
@@ -690,7 +690,7 @@ def merge_fault(name: str, axes: Sequence[Axis]) -> str:
 
 
 def _same_length(a: ir.Expr, b: ir.Expr) -> bool:
-    """Whether two lengths are one, whatever their index types."""
+    """Return whether two lengths are one, whatever their index types."""
     wide = [cast(x, "int64") for x in (_uncast(a), _uncast(b))]
     return bool(sym.Analyzer().can_prove_equal(*wide))
 
@@ -818,7 +818,7 @@ def structure_is_read_only(facts: Facts) -> Iterator[Problem]:
 
 
 def searched_axes(place: Place, facts: Facts) -> Iterator[tuple[Axis, Access]]:
-    """The axes whose coordinates the body must look up, and where."""
+    """Yield the axes whose coordinates the body must look up, and where."""
     variables = place.variables
     block = place.iteration.block
     for access in [*stores(block), *loads(block)]:

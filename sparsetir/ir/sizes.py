@@ -69,20 +69,20 @@ def _scope() -> dict[str, Any]:
 
 
 def evaluator(exprs: Sequence[ir.Expr]) -> Callable[[dict[str, int]], tuple[int, ...]]:
-    """A function from sizes by name to the values of `exprs`."""
+    """Return a function from sizes by name to the values of `exprs`."""
     text = ", ".join(code(e) for e in exprs)
     return compiled(f"({text}{',' if exprs else ''})")
 
 
 @lru_cache(maxsize=1024)
 def compiled(text: str) -> Callable[[dict[str, int]], Any]:
-    """A function of sizes by name that was written as `code` does."""
+    """Return a function of sizes by name that was written as `code` does."""
     found: Callable[[dict[str, int]], Any] = eval(f"lambda s: {text}", _scope())
     return found
 
 
 def formula(expr: ir.Expr, sizes: dict[str, int]) -> Callable[..., Any]:
-    """A numpy function of an axis rule's arguments, at given sizes."""
+    """Return a numpy function of an axis rule's arguments, at given sizes."""
     import numpy as np
 
     scope = {**_scope(), "low": np.minimum, "high": np.maximum, "s": sizes}
@@ -111,7 +111,7 @@ class Size:
         return self.at(sizes) if all(n in sizes for n in self.symbols) else None
 
     def solve(self, value: int, sizes: dict[str, int]) -> tuple[str, int] | None:
-        """The one unknown symbol and what it must be for the size to be `value`; None if there is no such."""
+        """Return the one unknown symbol and what it must be for the size to be `value`; None if there is no such."""
         unknown = [n for n in self.symbols if n not in sizes]
         if len(unknown) != 1:
             return None
@@ -124,7 +124,7 @@ class Size:
 
 
 def symbols(expr: ir.Expr) -> list[str]:
-    """Names of the symbols of an expression."""
+    """Return the names of the symbols of an expression."""
 
     found: list[str] = []
     structural_walk(expr, (Var, lambda v: found.append(str(v.name))))
@@ -135,7 +135,7 @@ def symbols(expr: ir.Expr) -> list[str]:
 
 
 def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
-    """A program with some of its sizes fixed; they are no parameters any more.
+    """Return a program with some of its sizes fixed; they are no parameters any more.
 
     Raises
     ------

@@ -50,7 +50,7 @@ class Usage:
 
     @classmethod
     def of(cls, program: Program) -> Usage:
-        """The usage of a program's parameters."""
+        """Return the usage of a program's parameters."""
         return cls(gathers(program), row_pointers(program), ragged_sums(program), dense_sums(program))
 
 
@@ -58,7 +58,7 @@ class Usage:
 
 
 def gathers(program: Program) -> list[Gather]:
-    """Every gather of a program's iterations."""
+    """Return every gather of a program's iterations."""
     found: dict[Gather, None] = {}
     for iteration in program.iterations:
         pairs = zip(iteration.vars, iteration.axes, strict=True)
@@ -71,7 +71,7 @@ def gathers(program: Program) -> list[Gather]:
 
 
 def dense_accesses(program: Program, iteration: SpIter) -> Iterator[tuple[str, list[Any]]]:
-    """The dense parameters that an iteration reads or writes, with the subscripts."""
+    """Yield the dense parameters that an iteration reads or writes, with the subscripts."""
     for view, subscripts, _ in accesses(iteration.block):
         buffer = program.buffers.get(view)
         if isinstance(buffer, SparseBuffer) and buffer.is_dense and not buffer.allocated:
@@ -79,7 +79,7 @@ def dense_accesses(program: Program, iteration: SpIter) -> Iterator[tuple[str, l
 
 
 def known(gathers: Sequence[Gather], arrays: Arrays) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """The index array, the operand and the number of its rows, for gathers of something."""
+    """Yield the index array, the operand and the number of its rows, for gathers of something."""
     for gather in gathers:
         indices, operand = arrays.get(gather.indices), arrays.get(gather.operand)
         if indices is not None and operand is not None and operand.size and indices.size:
@@ -87,7 +87,7 @@ def known(gathers: Sequence[Gather], arrays: Arrays) -> Iterator[tuple[np.ndarra
 
 
 def row_pointers(program: Program) -> list[str]:
-    """Parameters that say where the rows of a loop over dense rows begin."""
+    """Return parameters that say where the rows of a loop over dense rows begin."""
     found: dict[str, None] = {}
     for iteration in program.iterations:
         for axis in iteration.axes:
@@ -97,7 +97,7 @@ def row_pointers(program: Program) -> list[str]:
 
 
 def ragged_sums(program: Program) -> list[str]:
-    """The parameters with the row lengths of every iteration that ends in a sum along a ragged row."""
+    """Return the parameters with the row lengths of every iteration that ends in a sum along a ragged row."""
     found: dict[str, None] = {}
     for iteration in program.iterations:
         last = iteration.axes[-1] if iteration.axes else None
@@ -152,7 +152,7 @@ def _is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
 
 
 def dense_sums(program: Program) -> list[tuple[str, int]]:
-    """The dense operands of every iteration that ends in a sum along a dense axis, and their dimension of it."""
+    """Return the dense operands of every iteration that ends in a sum along a dense axis, and their dimension of it."""
     found: dict[tuple[str, int], None] = {}
     for iteration in program.iterations:
         last = iteration.axes[-1] if iteration.axes else None
@@ -169,13 +169,13 @@ def dense_sums(program: Program) -> list[tuple[str, int]]:
 
 
 def mean_length(pointers: Sequence[str], arrays: Arrays) -> float:
-    """Entries of a row on average, the least of several arrays; 0 if there is none."""
+    """Return entries of a row on average, the least of several arrays; 0 if there is none."""
     lengths = [indptr[-1] / max(len(indptr) - 1, 1) for name in pointers if (indptr := arrays.get(name)) is not None]
     return float(min(lengths, default=0.0))
 
 
 def share_of_new(indices: np.ndarray, window: int) -> float:
-    """The mean share of different numbers in a few windows of an index array.
+    """Return the mean share of different numbers in a few windows of an index array.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def has_longer_row(indptr: np.ndarray, length: int) -> bool:
 
 
 def some_lengths(indptr: np.ndarray) -> np.ndarray:
-    """The lengths of the rows in a few windows, a window a line.
+    """Return the lengths of the rows in a few windows, a window a line.
 
     Examples
     --------
@@ -228,7 +228,7 @@ def some_lengths(indptr: np.ndarray) -> np.ndarray:
 
 
 def share_of_changes(lengths: np.ndarray) -> float:
-    """The share of rows that are not as long as the row before, of neighbouring rows along the last dimension.
+    """Return the share of rows that are not as long as the row before, of neighbouring rows along the last dimension.
 
     Examples
     --------

@@ -62,7 +62,7 @@ def programs_are_well_formed(facts: Facts) -> Iterator[Problem]:
 
 
 def _with_counts(facts: Facts) -> tirx.PrimFunc:
-    """The function with the sizes that it computes as parameters, where no array has them."""
+    """Return the function with the sizes that it computes as parameters, where no array has them."""
     computed = [a.count for a in facts.program.axes.values() if a.is_assembled]
     if not computed:
         return facts.func

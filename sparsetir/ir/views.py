@@ -28,7 +28,7 @@ SWEEP = "sweep"  # neighbours of one sweep go over the rows together, a few at a
 
 
 def const(value: int, dtype: str = "int32") -> ir.Expr:
-    """An integer constant."""
+    """Return an integer constant."""
     return tirx.const(value, dtype)
 
 
@@ -38,7 +38,7 @@ def cast(expr: ir.Expr, dtype: str) -> ir.Expr:
 
 
 def load(buffer: Var, index: ir.Expr) -> ir.Expr:
-    """Element `index` of a 1-D buffer."""
+    """Return the element `index` of a 1-D buffer."""
     return tirx.BufferLoad(buffer, [index])
 
 
@@ -130,7 +130,7 @@ class Axis:
         return self.ancestors[0] if self.parent is not None else self
 
     def begin(self, parent_pos: ir.Expr, coords: Sequence[ir.Expr]) -> ir.Expr:
-        """First position of the fiber below position `parent_pos` (ancestors at `coords`)."""
+        """Return the first position of the fiber below position `parent_pos` (ancestors at `coords`)."""
         if self.indptr is not None:
             return cast(load(self.indptr, parent_pos), self.idtype)
         if self.offset_rule is not None:
@@ -142,7 +142,7 @@ class Axis:
         return const(0, self.idtype)
 
     def extent(self, parent_pos: ir.Expr, coords: Sequence[ir.Expr]) -> ir.Expr:
-        """Number of slots of that fiber."""
+        """Return the number of slots of that fiber."""
         if self.indptr is not None:
             bounds = load(self.indptr, parent_pos + 1) - load(self.indptr, parent_pos)
             return cast(bounds, self.idtype)
@@ -151,7 +151,7 @@ class Axis:
         return cast(self.length if self.width is None else self.width, self.idtype)
 
     def position(self, parent_pos: ir.Expr, slot: ir.Expr, coords: Sequence[ir.Expr]) -> ir.Expr:
-        """Position of `slot` in that fiber."""
+        """Return the position of `slot` in that fiber."""
         if self.kind == "dense_fixed":
             return slot
         if self.kind == "singleton":
@@ -299,7 +299,7 @@ class Program:
         return {str(p.name): p for p in self.func.params}
 
     def buffer(self, name: str) -> SparseBuffer:
-        """The sparse buffer called `name`."""
+        """Return the sparse buffer called `name`."""
         found = [b for b in self.buffers.values() if b.name == name]
         if not found:
             known = ", ".join(b.name for b in self.buffers.values())
@@ -307,7 +307,7 @@ class Program:
         return found[0]
 
     def iteration(self, name: str) -> SpIter:
-        """The sparse iteration called `name`."""
+        """Return the sparse iteration called `name`."""
         found = [it for it in self.iterations if it.name == name]
         if not found:
             known = ", ".join(it.name for it in self.iterations)
@@ -316,7 +316,7 @@ class Program:
 
 
 def decode_axis(var: Var, value: Call, axes: dict[Var, Axis]) -> Axis:
-    """The axis that ``var = value`` declares, its parent looked up in `axes`."""
+    """Return the axis that ``var = value`` declares, its parent looked up in `axes`."""
     kind, args = dialect.name_of(value), list(value.args)
     if kind == "dense_fixed":
         return Axis(var, kind, length=args[0], count=args[0])
@@ -343,7 +343,7 @@ def decode_axis(var: Var, value: Call, axes: dict[Var, Axis]) -> Axis:
 
 
 def decode_entries(block: s_tir.SBlock, values: Sequence[Call], axes: dict[Var, Axis]) -> tuple[Entry, ...]:
-    """The items of an iteration's axis list, from its iteration variables' bindings."""
+    """Return the items of an iteration's axis list, from its iteration variables' bindings."""
     kinds = str(block.annotations[SPARSE_ITER])
     entries: list[Entry] = []
     n = 0
@@ -369,19 +369,19 @@ def decode_entries(block: s_tir.SBlock, values: Sequence[Call], axes: dict[Var, 
 
 
 def _attached(target: ir.Expr, axes: dict[Var, Axis]) -> tuple[Axis, Axis | None]:
-    """An axis of a list, and the axis that it is attached to."""
+    """Return an axis of a list, and the axis that it is attached to."""
     if dialect.is_call(target, "attach"):
         return axes[target.args[0]], axes[target.args[1]]
     return axes[target], None
 
 
 def merge_domain(members: Sequence[Axis]) -> Axis:
-    """The first of the members with the widest index type: the variable counts as it does."""
+    """Return the first of the members with the widest index type: the variable counts as it does."""
     return next((a for a in members if a.idtype == "int64"), members[0])
 
 
 def label(entry: Entry) -> str:
-    """An entry as it stands in the script's list."""
+    """Return an entry as it stands in the script's list."""
     hosts = entry.hosts or (entry.attached_to,) * len(entry.axes)
     pairs = zip(entry.axes, hosts, strict=True)
     names = ", ".join(a.name if host is None else f"T.attach({a.name}, {host.name})" for a, host in pairs)
@@ -390,7 +390,7 @@ def label(entry: Entry) -> str:
 
 
 def is_sp_iter(realize: s_tir.SBlockRealize) -> bool:
-    """Whether the block is a sparse iteration that has not been lowered."""
+    """Return whether the block is a sparse iteration that has not been lowered."""
     return SPARSE_ITER in realize.block.annotations
 
 
@@ -442,7 +442,7 @@ def decode(func: tirx.PrimFunc) -> Program:
 
 
 def accesses(node: Any) -> Iterator[tuple[Var, list[ir.Expr], bool]]:
-    """Every buffer access below `node` as (buffer, subscripts, is_store)."""
+    """Yield every buffer access below `node` as (buffer, subscripts, is_store)."""
     found: list[tuple[Var, list[ir.Expr], bool]] = []
     callbacks = [
         (tirx.BufferStore, lambda s: found.append((s.buffer, list(s.indices), True))),

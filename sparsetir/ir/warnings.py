@@ -38,7 +38,7 @@ def _doubts(iteration: SpIter) -> Iterator[str]:
 
 
 def _is_permuted(a: Access, b: Access) -> bool:
-    """Whether both have the same variables as subscripts, in another order."""
+    """Return whether both have the same variables as subscripts, in another order."""
     if not all(isinstance(index, Var) for index in (*a.indices, *b.indices)):
         return False
     return a.indices != b.indices and sorted(map(str, a.indices)) == sorted(map(str, b.indices))
@@ -73,7 +73,7 @@ def warn_of_other_meanings(program: Program, *, stacklevel: int = 3) -> None:
 
 
 def _layouts(program: Program) -> Iterator[str]:
-    """Buffers whose axes of one tree are not listed side by side, where upstream makes a dimension of each."""
+    """Yield buffers whose axes of one tree are not listed side by side, where upstream makes a dimension of each."""
     for buffer in program.buffers.values():
         split = [a for a in buffer.axes if a.kind in ("sparse_fixed", "singleton") and _is_apart(a, buffer)]
         if split and not buffer.allocated:
@@ -88,7 +88,7 @@ def _layouts(program: Program) -> Iterator[str]:
 
 
 def _is_apart(axis: Axis, buffer: SparseBuffer) -> bool:
-    """Whether an axis of another tree stands between an axis and its parent."""
+    """Return whether an axis of another tree stands between an axis and its parent."""
     if axis.parent is None:
         return False
     between = buffer.axes[buffer.axes.index(axis.parent) + 1 : buffer.axes.index(axis)]
@@ -127,7 +127,7 @@ def _reaching_beyond(it: SpIter, program: Program) -> Iterator[tuple[Var, Axis]]
 
 
 def _unread_before(buffer: Var, before: list[SpIter]) -> SpIter | None:
-    """The last iteration that stores to a buffer, if nothing reads the result before the next one does."""
+    """Return the last iteration that stores to a buffer, if nothing reads the result before the next one does."""
     for it in reversed(before):
         stores = collect(it.block.body, tirx.BufferStore)
         own = [s for s in stores if s.buffer.same_as(buffer)]

@@ -92,7 +92,7 @@ def function_scope() -> Iterator[None]:
 
 
 def view_axes(buffer: Any) -> tuple[Axis, ...] | None:
-    """The axes of a sparse buffer of the function being parsed; None for an ordinary buffer."""
+    """Return the axes of a sparse buffer of the function being parsed; None for an ordinary buffer."""
     return _scopes.functions[-1].views.get(buffer) if isinstance(buffer, Var) else None
 
 
@@ -163,7 +163,7 @@ def _declare(name: str, args: list[Any], idtype: str) -> Var:
 
 
 def _auxiliary(array: Any, shape: list[ir.Expr], idtype: str, role: str) -> Var:
-    """The buffer behind an auxiliary array given as a handle or as a buffer."""
+    """Return the buffer behind an auxiliary array given as a handle or as a buffer."""
     if tirx.is_buffer_var(array):
         found = str(array.ty.dtype)
         if found not in INDEX_DTYPES:
@@ -195,7 +195,7 @@ def _shown(value: Any) -> str:
 
 
 def _known_size(array: Any) -> ir.Expr | None:
-    """The number of elements of an array that is a buffer or has become one."""
+    """Return the number of elements of an array that is a buffer or has become one."""
     buffer = array if tirx.is_buffer_var(array) else _scopes.functions[-1].matched.get(array)
     return None if buffer is None else buffer.ty.shape[0]
 
@@ -207,7 +207,7 @@ def itemsize(dtype: str) -> int:
 
 
 def _implicit_count(idtype: str, hint: str) -> Var:
-    """A size the caller's array decides."""
+    """Return a size the caller's array decides."""
     var = Var(hint, ir.PrimType(idtype))
     return var
 
@@ -225,7 +225,7 @@ def _rule(function: Callable[..., Any], arity: int, idtype: str, role: str) -> i
 
 
 def _is_formula(indices: Any) -> bool:
-    """Whether a callable stands for an index array."""
+    """Return whether a callable stands for an index array."""
     return callable(indices) and not isinstance(indices, ir.Expr)
 
 
@@ -235,7 +235,7 @@ def _arity(axis: Axis | None) -> int:
 
 
 def dense_fixed(length: Any, idtype: str = "int32") -> Var:
-    """An axis of `length` consecutive coordinates."""
+    """Return an axis of `length` consecutive coordinates."""
     idtype = _check_idtype(idtype)
     return _declare("dense_fixed", [cast(_size(length, idtype), idtype)], idtype)
 
@@ -249,7 +249,7 @@ def dense_variable(
     extent: Callable[..., Any] | None = None,
     offset: Callable[..., Any] | None = None,
 ) -> Var:
-    """A ragged axis: each parent position has its own number of consecutive coordinates.
+    """Return a ragged axis: each parent position has its own number of consecutive coordinates.
 
     `shape` is ``length`` or ``(length, nnz)``. Instead of `indptr`, `extent` and `offset` may give the number
     of slots and the first position of a fiber as functions of the ancestors' coordinates.
@@ -291,7 +291,7 @@ def sparse_fixed(
     unique: bool = True,
     full: bool = False,
 ) -> Var:
-    """An axis with the same number of stored coordinates below every parent position (ELL).
+    """Return an axis with the same number of stored coordinates below every parent position (ELL).
 
     `shape` is ``length`` or ``(length, nnz_cols)``. `indices` is an array, or a callable of the ancestors' coordinates,
     the slot and, if it takes one more, the position; a coordinate outside ``[0, length)`` marks an absent slot. `full`
@@ -316,12 +316,12 @@ def sparse_fixed(
 
 
 def times(count: ir.Expr, width: ir.Expr) -> ir.Expr:
-    """The product, as short as it can be written."""
+    """Return the product, as short as it can be written."""
     return width if isinstance(count, tirx.IntImm) and int(count) == 1 else count * width
 
 
 def _implicit_width(indices: Any, above: ir.Expr, idtype: str) -> ir.Expr:
-    """The slots of each fiber, as the number of all indices says."""
+    """Return the slots of each fiber, as the number of all indices says."""
     total = _known_size(indices)
     if total is None:
         total = _implicit_count(idtype, f"{getattr(indices, 'name', 'indices')}_count")
@@ -341,7 +341,7 @@ def sparse_variable(
     unique: bool = True,
     full: bool = False,
 ) -> Var:
-    """A compressed axis: each parent position has its own stored coordinates (CSR).
+    """Return a compressed axis: each parent position has its own stored coordinates (CSR).
 
     `shape` is ``length`` or ``(length, nnz)``, `arrays` is ``(indptr, indices)``. `indices` may be a callable of the
     ancestors' coordinates, the slot and, if it takes one more, the position; a coordinate outside ``[0, length)`` marks
@@ -379,7 +379,7 @@ def singleton(
     unique: bool = True,
     full: bool = False,
 ) -> Var:
-    """An axis with exactly one coordinate per parent position: the inner levels of COO.
+    """Return an axis with exactly one coordinate per parent position: the inner levels of COO.
 
     `indices` and `full` are those of `sparse_fixed`.
     """
@@ -398,7 +398,7 @@ def singleton(
 
 
 def sparse_assembled(parent: Any, length: Any, idtype: str = "int32", sorted: bool = True) -> Var:
-    """A compressed axis whose coordinates the program computes: its indptr and indices are results.
+    """Return a compressed axis whose coordinates the program computes: its indptr and indices are results.
 
     Only results lie over it. In the list of an `sp_iter` its variable runs over the coordinates that the body stores.
     """
@@ -538,7 +538,7 @@ def alloc_sparse_buffer(
     scope: str = "global",
     default_value: Any = None,
 ) -> Var:
-    """A scratch buffer over `axes`, alive during the call."""
+    """Return a scratch buffer over `axes`, alive during the call."""
     dtype = _check_dtype(dtype)
     decoded = _buffer_axes(axes)
     computed = next((a for a in decoded if a.is_assembled), None)
@@ -580,7 +580,7 @@ def _is_axes(shape: Any) -> bool:
 
 
 def stored(value: Any) -> Any:
-    """A value that a program stores, once it is one."""
+    """Return a value that a program stores, once it is one."""
     if value is None:
         raise VerifyError("the value stored is None; a function that is called here must return an expression")
     if not isinstance(value, Var):
@@ -679,12 +679,12 @@ def sp_iter_attr(attrs: dict[str, Any]) -> None:
 
 
 def _raw(value: Any) -> Any:
-    """An operand as TVM's printer writes it: strings stand for string constants."""
+    """Return an operand as TVM's printer writes it: strings stand for string constants."""
     return ir.StringImm(value) if isinstance(value, str) else value
 
 
 def _raw_axis(kind: str, *args: Any) -> Var:
-    """An axis from its operator's own arguments."""
+    """Return an axis from its operator's own arguments."""
     operands = [_raw(a) for a in args]
     length = operands[0] if kind == "dense_fixed" else operands[1]
     return _declare(kind, operands, str(length.ty.dtype) if isinstance(length, ir.Expr) else "int32")

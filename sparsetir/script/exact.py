@@ -84,7 +84,7 @@ def build_exactly(operator: Callable[[Any, Any], Any], kind: type, left: Any, ri
 
 
 def _divisor(value: Any) -> ir.Expr:
-    """A divisor; a constant zero as the cast of another type's, because TVM cannot print a division by zero."""
+    """Return a divisor; a constant zero as the cast of another type's, because TVM cannot print a division by zero."""
     if not isinstance(value, tirx.FloatImm) or value.value != 0:
         return value
     dtype = str(value.ty.dtype)
@@ -92,7 +92,7 @@ def _divisor(value: Any) -> ir.Expr:
 
 
 def _dtype(value: Any) -> str:
-    """The dtype of a number, or the name of a Python type; empty for what is no scalar."""
+    """Return the dtype of a number, or the name of a Python type; empty for what is no scalar."""
     if not isinstance(value, ir.Expr):
         return type(value).__name__
     return str(getattr(value.ty, "dtype", "")) if isinstance(value.ty, ir.PrimType) else ""

@@ -92,13 +92,13 @@ def called(node: Any) -> str:
 
 
 def is_number(node: ast.expr) -> bool:
-    """Whether it is a literal number, with a sign or without."""
+    """Return whether it is a literal number, with a sign or without."""
     inner = node.operand if isinstance(node, ast.UnaryOp) else node
     return isinstance(inner, ast.Constant) and not isinstance(inner.value, str)
 
 
 def plain(node: ast.expr, dtype: str) -> ast.expr:
-    """An expression without the conversion to `dtype` that the dialect adds by itself."""
+    """Return an expression without the conversion to `dtype` that the dialect adds by itself."""
     if not isinstance(node, ast.Call):
         return node
     function = called(node)
@@ -108,7 +108,7 @@ def plain(node: ast.expr, dtype: str) -> ast.expr:
 
 
 def names(*nodes: ast.AST) -> Iterator[ast.Name]:
-    """Every name below `nodes`, in any order, in a third of the time that `ast.walk` takes."""
+    """Yield every name below `nodes`, in any order, in a third of the time that `ast.walk` takes."""
     left: list[Any] = list(nodes)
     while left:
         node = left.pop()
@@ -128,7 +128,7 @@ def names_in(*nodes: ast.AST) -> Counter[str]:
 
 
 def target_of(statement: ast.stmt) -> str:
-    """The name that a plain assignment gives a value to; empty for other statements."""
+    """Return the name that a plain assignment gives a value to; empty for other statements."""
     if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
         return statement.targets[0].id
     return ""
@@ -152,7 +152,7 @@ class TextSource(Source):
     """A text as TVM's parser wants it, in any thread."""
 
     def as_ast(self) -> Any:
-        """The text's tree."""
+        """Return the text's tree."""
         with ONE_AT_A_TIME:
             return super().as_ast()
 
@@ -176,7 +176,7 @@ class FunctionSource(TextSource):
 
 
 def lines_of(function: Callable[..., Any]) -> list[str]:
-    """All lines of the file, the cell or the statement that `function` stands in.
+    """Return all lines of the file, the cell or the statement that `function` stands in.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def lines_of(function: Callable[..., Any]) -> list[str]:
 
 
 def _is_text_of(text: str, code: CodeType) -> bool:
-    """Whether the text compiles to `code` at the same line."""
+    """Return whether the text compiles to `code` at the same line."""
     try:
         whole = compile(text, code.co_filename, "exec", flags=code.co_flags & FUTURES, dont_inherit=True)
     except (SyntaxError, ValueError):
@@ -211,7 +211,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _command_line() -> Iterator[str]:
-    """The program of ``python -c``."""
+    """Yield the program of ``python -c``."""
     for argument in sys.orig_argv[1:]:
         yield textwrap.dedent(argument)
         if argument.startswith("-"):
@@ -296,7 +296,7 @@ def _parse(source: TextSource, annotations: dict[str, Any], names: dict[str, Any
 
 
 def frames_above(frame: FrameType | None) -> list[inspect.FrameInfo]:
-    """A frame and those above it as TVM's parser wants them: of the third it reads the line.
+    """Return a frame and those above it as TVM's parser wants them: of the third it reads the line.
 
     `inspect.stack` reads a line of each, which takes longer than parsing where there are many.
     """
@@ -355,7 +355,7 @@ prim_func.dispatch_token = TOKEN  # type: ignore[attr-defined]
 
 
 def _quote(source: Any, span: Any) -> str:
-    """The first line of `span`, quoted as TVM's diagnostics do."""
+    """Return the first line of `span`, quoted as TVM's diagnostics do."""
     lines = source.full_source.splitlines()
     if span is None or not 0 < span.line <= len(lines):
         return ""
@@ -384,7 +384,7 @@ def _force_s_tir(node: doc.FunctionDef) -> None:
 
 
 def _is_raw_axis(statement: doc.stmt) -> bool:
-    """Whether it is ``I: T.let[T.int32] = T.sp.dense_fixed(m)``, as TVM's own printer shows an axis."""
+    """Return whether it is ``I: T.let[T.int32] = T.sp.dense_fixed(m)``, as TVM's own printer shows an axis."""
     if not isinstance(statement, doc.AnnAssign) or not isinstance(statement.value, doc.Call):
         return False
     called = statement.value.func
@@ -405,7 +405,7 @@ def _read_raw_axes(node: doc.FunctionDef) -> None:
 
 
 def _below(node: Any) -> Iterator[Any]:
-    """The node and everything below it."""
+    """Yield the node and everything below it."""
     yield node
     for name in getattr(type(node), "_FIELDS", []):
         value = getattr(node, name)
@@ -448,7 +448,7 @@ def _check_stores(self: Any, node: doc.FunctionDef) -> None:
 
 
 def _parsed_function(name: str) -> Any:
-    """The function that has just been parsed, alone or into a module."""
+    """Return the function that has just been parsed, alone or into a module."""
     frames = IRBuilder.current().frames
     if not frames:
         return IRBuilder.current().get()

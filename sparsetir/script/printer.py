@@ -130,7 +130,7 @@ def _restore_names(node: ast.FunctionDef, body: Body) -> None:
 
 
 def _functions(tree: Any) -> list[ast.FunctionDef]:
-    """The functions of a text, and those of its module's class, in order."""
+    """Return the functions of a text, and those of its module's class, in order."""
     inside = [_functions(node) if isinstance(node, ast.ClassDef) else [node] for node in tree.body]
     return [node for nodes in inside for node in nodes if isinstance(node, ast.FunctionDef)]
 
@@ -150,7 +150,7 @@ def _drop_unused_type_variables(tree: ast.Module) -> None:
 
 
 def _layout(tree: ast.Module) -> str:
-    """The tree as text: double quotes, signatures folded to the line width."""
+    """Return the tree as text: double quotes, signatures folded to the line width."""
     lines = _double_quotes(ast.unparse(tree)).strip().splitlines()
     signatures = iter(_functions(tree))
     out: list[str] = []
@@ -165,7 +165,7 @@ def _layout(tree: ast.Module) -> str:
 
 
 def _folded(line: str, node: ast.FunctionDef) -> Iterator[str]:
-    """A signature over several lines, filled to the width."""
+    """Yield a signature over several lines, filled to the width."""
     indent = " " * (len(line) - len(line.lstrip()))
     returns = "" if node.returns is None else f" -> {_double_quotes(ast.unparse(node.returns))}"
     yield f"{indent}def {node.name}("
@@ -189,7 +189,7 @@ def _double_quotes(text: str) -> str:
 
 
 def is_program(value: Any) -> bool:
-    """Whether it is a function of stage I, or a module that holds one."""
+    """Return whether it is a function of stage I, or a module that holds one."""
     if isinstance(value, ir.IRModule):
         return any(is_program(func) for func in value.functions.values())
     return isinstance(value, tirx.PrimFunc) and bool(decode(value).axes)

@@ -108,7 +108,7 @@ class Signature:
         return same_type(param, shape, dtype)
 
     def _roles(self, param: Var) -> Iterator[tuple[list[ir.Expr], str]]:
-        """The shape and type that each axis over `param` would give it."""
+        """Yield the shape and type that each axis over `param` would give it."""
         for axis in self.body.program.axes.values():
             above = const(1) if axis.parent is None else axis.parent.count
             if axis.indptr is not None and axis.indptr.same_as(param):
@@ -119,7 +119,7 @@ class Signature:
     # ------------------------------------------------------------------ sizes
 
     def _free_sizes(self) -> list[Var]:
-        """The sizes that are no parameters."""
+        """Return the sizes that are no parameters."""
         found: dict[Var, None] = {}
         for param in self.arrays:
             for var in _variables(param):
@@ -128,7 +128,7 @@ class Signature:
         return list(found)
 
     def _is_hidden(self, var: Var) -> bool:
-        """Whether the program can do without a name for the size `var`."""
+        """Return whether the program can do without a name for the size `var`."""
         if var in self.body.computed:
             return not self.names[self.body.computed[var]] and not any(var in _variables(p) for p in self.buffers)
         here = [s for s in self.body.sizes if s.var.same_as(var)]
@@ -166,7 +166,7 @@ def _uncast(expr: ir.Expr, dtype: str) -> ir.Expr:
 
 
 def _variables(param: Var) -> list[Var]:
-    """The variables in the shape of an array parameter."""
+    """Return the variables in the shape of an array parameter."""
     found: dict[Var, None] = {}
     for extent in param.ty.shape:
         structural_walk(extent, (Var, lambda v: found.setdefault(v)))
@@ -194,7 +194,7 @@ def _unquoted(extent: ast.expr) -> ast.expr:
 
 
 def _has_text(extent: ast.expr) -> bool:
-    """Whether it holds a string, which TVM would take for a size unless the whole is quoted."""
+    """Return whether it holds a string, which TVM would take for a size unless the whole is quoted."""
     return any(isinstance(n, ast.Constant) and isinstance(n.value, str) for n in ast.walk(extent))
 
 
@@ -250,7 +250,7 @@ class Size:
 
 
 def told_width(axis: Axis) -> Var | None:
-    """The number of all indices, of which the width of an axis is a part for each fiber."""
+    """Return the number of all indices, of which the width of an axis is a part for each fiber."""
     width = axis.width
     if axis.indices is None or not isinstance(width, tirx.FloorDiv) or not isinstance(width.b, tirx.Max):
         return None
@@ -279,7 +279,7 @@ class Body:
         self._buffers = iter(self.program.buffers.values())
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements of one block, rewritten."""
+        """Return the statements of one block, rewritten."""
         out: list[ast.stmt] = []
         self._open.append(out)
         for statement in statements:
@@ -398,7 +398,7 @@ class Body:
         )
 
     def _is_scratch(self, statement: ast.stmt, storage: str, buffer: SparseBuffer) -> bool:
-        """Whether `statement` allocates just what ``T.alloc_sparse_buffer`` would."""
+        """Return whether `statement` allocates just what ``T.alloc_sparse_buffer`` would."""
         if parser.target_of(statement) != storage or not parser.called(statement.value).startswith("alloc_"):  # type: ignore[attr-defined]
             return False
         scope = buffer.storage.ty.storage_scope
@@ -409,7 +409,7 @@ class Body:
     # ------------------------------------------------------------------ iterations
 
     def _iteration(self, statement: Any) -> ast.stmt | None:
-        """An sp_iter for its raw block; None if it is none, or not one that the dialect would make."""
+        """Return an sp_iter for its raw block; None if it is none, or not one that the dialect would make."""
         if not isinstance(statement, ast.With) or parser.called(statement.items[0].context_expr) != "sblock":
             return None
         block = _RawBlock(statement)
@@ -434,7 +434,7 @@ def _is_bind(statement: ast.stmt) -> bool:
 
 
 def _opens_frame(statement: ast.stmt) -> bool:
-    """Whether what follows `statement` stands inside it, as after ``T.decl_buffer``."""
+    """Return whether what follows `statement` stands inside it, as after ``T.decl_buffer``."""
     called = parser.called(getattr(statement, "value", None))
     if isinstance(statement, ast.Expr):
         return called not in ("func_attr", "evaluate")
@@ -469,7 +469,7 @@ def _flagged(made: ast.Call, axis: Axis) -> ast.Call:
 
 
 def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
-    """The callable whose k-th parameter is ``T.sp.arg(dtype, k)`` in `rule`."""
+    """Return the callable whose k-th parameter is ``T.sp.arg(dtype, k)`` in `rule`."""
     taken = set(parser.names_in(rule))
     parameters: list[str] = []
     for name in (str(w).lower() for w in wanted):
@@ -509,7 +509,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def same_type(buffer: Var, shape: list[ir.Expr], dtype: str) -> bool:
-    """Whether the dialect would declare `buffer` like this."""
+    """Return whether the dialect would declare `buffer` like this."""
     align = builder.itemsize(dtype)
     return _equal(tirx.decl_buffer(shape, dtype, data_alignment=align, layout=None).ty, buffer.ty)
 
@@ -529,7 +529,7 @@ class _RawBlock:
             self.body.pop(0)
 
     def _head(self, statement: Any) -> bool:
-        """Whether `statement` belongs to the block's head; if so it is read."""
+        """Return whether `statement` belongs to the block's head; if so it is read."""
         value: Any = getattr(statement, "value", None)
         called = parser.called(value)
         if called in ("axis.spatial", "axis.reduce") and parser.called(value.args[1]) == "sp.coord":
@@ -552,7 +552,7 @@ class _RawBlock:
             self.notes.values.append(value)
 
     def entries(self, lengths: dict[str, str]) -> list[ast.expr]:
-        """The items of the sp_iter's list; empty if the dialect would not make this block."""
+        """Return the items of the sp_iter's list; empty if the dialect would not make this block."""
         letters = "".join("S" if called == "axis.spatial" else "R" for called, _, _ in self.domains)
         if not self.kinds or self.kinds != letters or self.regions:
             return []
@@ -562,7 +562,7 @@ class _RawBlock:
         return [_entry(head) for head in heads] if self._in_order() else []
 
     def _in_order(self) -> bool:
-        """Whether the members of every fused entry follow each other."""
+        """Return whether the members of every fused entry follow each other."""
         expected: list[tuple[str, int]] = []
         for _, _, coord in self.domains:
             if _number(coord) == 0:
@@ -577,7 +577,7 @@ def _number(coord: ast.Call) -> int:
 
 
 def _members(coord: ast.Call) -> list[str]:
-    """The axes whose coordinate ``T.sp.coord(item, member)`` is: one, or all that are walked together."""
+    """Return the axes whose coordinate ``T.sp.coord(item, member)`` is: one, or all that are walked together."""
     items = [coord.args[0]]
     if parser.called(items[0]) == "sp.fuse":
         items = [items[0].args[_number(coord)]]  # type: ignore[attr-defined]

@@ -182,7 +182,7 @@ REFUSED = {
     "stencil": "iteration stencil does not iterate axis J",
     "union_add": "iteration union_add does not iterate axis J",
     "bool_mask": "iteration choose does not iterate axis J",
-    "symmetrise": "iteration symmetrise reads A elsewhere than where it stands, which is a search in every piece",
+    "symmetrise": "iteration symmetrise reads A at other coordinates than its own, which is a search in every piece",
     "sparse_softmax_nested": "iteration rows does not iterate axis J",
     "attach_compressed": "iteration spgemm attaches BK",
     "masked_dense": "the program has no sparse buffer to decompose",
