@@ -80,7 +80,7 @@ def call(name: str, args: list[Any], dtype: str = "int32") -> Call:
 
 
 def union_member(axis: Any) -> int:
-    """What `find_union` knows of a member: 1 for sorted, 2 for unique, 4 for coordinates out of range."""
+    """Encode the properties of a union's member: 1 for sorted, 2 for unique, 4 for coordinates out of range."""
     return int(axis.sorted) + 2 * int(axis.unique) + 4 * int(axis.may_be_absent)
 
 

@@ -121,14 +121,16 @@ class _Reader:
         buffer = self.program.buffers.get(node.source)
         if buffer is None or node.source in self.results:
             return None
-        own = zip(buffer.axes, node.indices, strict=True)
-        found = [Stored(node.source, tuple(node.indices), a) for a, i in own if self.var.same_as(i) and not a.is_dense]
-        return _combined(Both, list(found))
+        pairs = zip(buffer.axes, node.indices, strict=True)
+        coordinates = [
+            Stored(node.source, tuple(node.indices), a) for a, i in pairs if self.var.same_as(i) and not a.is_dense
+        ]
+        return _combined(Both, list(coordinates))
 
 
 def _combined(kind: type[Both] | type[Either], parts: Sequence[Coordinates | None]) -> Coordinates | None:
-    told = [p for p in parts if p is not None]
-    return told[0] if len(told) == 1 else kind(tuple(told)) if told else None
+    present = [p for p in parts if p is not None]
+    return present[0] if len(present) == 1 else kind(tuple(present)) if present else None
 
 
 # Which parameters a stage-I program reads and writes, and in which order.
@@ -169,7 +171,7 @@ class _Order:
         return str((view.storage if view is not None else buffer).name)
 
     def expr(self, node: Any) -> None:
-        """Note what an expression reads."""
+        """Record the reads of an expression."""
 
         def on_load(load: ir.TensorLoad) -> None:
             name = self._name(load.source)
@@ -179,7 +181,7 @@ class _Order:
         structural_walk(node, (ir.TensorLoad, on_load))
 
     def stmt(self, node: Any) -> None:
-        """Note what a statement reads, then what it writes."""
+        """Record the reads of a statement, then its writes."""
         if isinstance(node, tirx.SeqStmt):
             for child in node.seq:
                 self.stmt(child)
@@ -200,7 +202,7 @@ class _Order:
             self.expr(node.value)
 
     def _maybe(self, body: Any) -> None:
-        """A body that may not run."""
+        """Visit a body that may not run."""
         certain, self.certain = self.certain, False
         if body is not None:
             self.stmt(body)
@@ -225,7 +227,7 @@ class _Order:
         inner(node.block.body)
 
     def _cover(self, iteration: SpIter) -> None:
-        """Note the buffers that the iteration sets everywhere."""
+        """Record the buffers that the iteration sets everywhere."""
         for part, is_init in ((iteration.block.init, True), (iteration.block.body, False)):
             store = part if isinstance(part, tirx.BufferStore) else None
             if store is not None and self._covers(iteration, store, is_init):
@@ -241,10 +243,12 @@ class _Order:
         used = [axis_of[i] for i in store.indices]
         pairs = list(zip(used, buffer.axes, strict=True))
         if is_init and str(iteration.block.annotations.get(INIT, "")) != STORED:
-            others = [a for a, k in zip(iteration.axes, iteration.kinds, strict=True) if k == "S" and a not in used]
-            return all(_has_points(a) for a in others) and all(_initialises(u, own) for u, own in pairs)
+            unused = [a for a, k in zip(iteration.axes, iteration.kinds, strict=True) if k == "S" and a not in used]
+            return all(_has_points(a) for a in unused) and all(_initialises(u, stored_axis) for u, stored_axis in pairs)
         return (
-            "R" not in iteration.kinds and len(iteration.vars) == len(used) and all(_walks(u, own) for u, own in pairs)
+            "R" not in iteration.kinds
+            and len(iteration.vars) == len(used)
+            and all(_walks(u, stored_axis) for u, stored_axis in pairs)
         )
 
 
@@ -253,10 +257,10 @@ def _has_points(axis: Axis) -> bool:
     return isinstance(axis.length, tirx.IntImm) and int(axis.length) > 0
 
 
-def _initialises(used: Axis, own: Axis) -> bool:
-    """Return whether the coordinates of `used` reach every position of `own`; equal coordinates are found once."""
-    reached = used is own or own.unique
-    return reached and not _has_gaps(own) and same(used.length, own.length)
+def _initialises(used: Axis, stored_axis: Axis) -> bool:
+    """Return whether the coordinates of `used` reach every position of `stored_axis`; equal coordinates are found once."""
+    reached = used is stored_axis or stored_axis.unique
+    return reached and not _has_gaps(stored_axis) and same(used.length, stored_axis.length)
 
 
 def _has_gaps(axis: Axis) -> bool:
@@ -264,16 +268,16 @@ def _has_gaps(axis: Axis) -> bool:
     return axis.may_be_absent or axis.kind == "dense_implicit"
 
 
-def _walks(used: Axis, own: Axis) -> bool:
-    """Return whether iterating `used` reaches every position of `own`."""
-    if used is own:
+def _walks(used: Axis, stored_axis: Axis) -> bool:
+    """Return whether iterating `used` reaches every position of `stored_axis`."""
+    if used is stored_axis:
         return not _has_gaps(used)
-    dense = used.kind == own.kind == "dense_fixed"
-    return dense and same(used.length, own.length)
+    dense = used.kind == stored_axis.kind == "dense_fixed"
+    return dense and same(used.length, stored_axis.length)
 
 
 def analyse(program: Program, covered: Collection[str] = ()) -> Effects:
-    """Reads and writes of a stage-I program's parameters; outputs in `covered` are known to be written everywhere."""
+    """Return the reads and writes of a program's parameters; outputs in `covered` are taken as written everywhere."""
     order = _Order(program)
     order.stmt(program.func.body)
     names = {str(p.name) for p in program.func.params}

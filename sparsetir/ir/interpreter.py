@@ -43,11 +43,13 @@ def both(parts: Sequence[Meetings]) -> Meetings:
 
 def either(parts: Sequence[Meetings]) -> Meetings:
     """The coordinates that one of the parts holds: the first entries of all together, then each repeated one alone."""
-    met: Meetings = {}
+    meetings: Meetings = {}
     for c in set().union(*parts):
-        held = [p[c] for p in parts if c in p]
-        met[c] = _distinct([_joined(e[0] for e in held), *(again for e in held for again in e[1:])])
-    return met
+        parts_with_c = [p[c] for p in parts if c in p]
+        meetings[c] = _distinct(
+            [_joined(e[0] for e in parts_with_c), *(again for e in parts_with_c for again in e[1:])]
+        )
+    return meetings
 
 
 def _joined(encounters: Iterable[Encounter]) -> Encounter | None:
@@ -62,12 +64,12 @@ def _joined(encounters: Iterable[Encounter]) -> Encounter | None:
 
 def _distinct(encounters: Iterable[Encounter | None]) -> list[Encounter]:
     """Return those that are no part of another."""
-    told = [e for e in encounters if e is not None]
-    kept: list[Encounter] = []
-    for n, e in enumerate(told):
-        if not any(_within(e, o) and (len(e) < len(o) or k < n) for k, o in enumerate(told) if k != n):
-            kept.append(e)
-    return kept
+    present = [e for e in encounters if e is not None]
+    maximal: list[Encounter] = []
+    for n, e in enumerate(present):
+        if not any(_within(e, o) and (len(e) < len(o) or k < n) for k, o in enumerate(present) if k != n):
+            maximal.append(e)
+    return maximal
 
 
 def _within(a: Encounter, b: Encounter) -> bool:
@@ -90,8 +92,8 @@ class AssembledTree:
         """Return the assembled tree of a buffer, if it has one."""
         for n, tree in enumerate(buffer.trees):
             if tree[-1].is_assembled:
-                given = tuple(a for a in tree if not a.is_assembled)
-                return cls(given, tree[len(given) :], n)
+                input_axes = tuple(a for a in tree if not a.is_assembled)
+                return cls(input_axes, tree[len(input_axes) :], n)
         return None
 
 
@@ -122,14 +124,14 @@ class Assembly:
         """Where these coordinates are; None if a result cannot have them."""
         tree, machine = self.trees[buffer.view], self.machine
         at = dict(zip(buffer.axes, subscripts, strict=True))
-        others = [axis for other in self._others(buffer) for axis in other]
+        other_axes = [axis for other_tree in self._others(buffer) for axis in other_tree]
         coords = [int(machine.eval(at[axis])) for axis in tree.chain]
         if not all(0 <= c < int(machine.eval(a.length)) for c, a in zip(coords, tree.chain, strict=True)):
             return None
-        for points in machine.chains([*tree.given, *others], at):
+        for points in machine.chains([*tree.given, *other_axes], at):
             position = {point.axis: point.position for point in points}
             above = position[tree.given[-1]] if tree.given else 0
-            return Place((above, *coords), tuple(position[other[-1]] for other in self._others(buffer)))
+            return Place((above, *coords), tuple(position[other_tree[-1]] for other_tree in self._others(buffer)))
         return None
 
     def add(self, buffer: SparseBuffer, place: Place) -> list[Axis]:
@@ -152,19 +154,19 @@ class Assembly:
         return self.element(buffer, place)[place.rest]
 
     def _held(self, buffer: SparseBuffer, key: Key) -> np.ndarray:
-        held = self.elements.setdefault(buffer.view, {})
-        if key not in held:
-            held[key] = np.full(self._shape(buffer), self._first(buffer))
-        return held[key]
+        by_key = self.elements.setdefault(buffer.view, {})
+        if key not in by_key:
+            by_key[key] = np.full(self._shape(buffer), self._first(buffer))
+        return by_key[key]
 
     def _first(self, buffer: SparseBuffer) -> Any:
-        """What an element is before a statement sets it: one number that ``T.init`` of some iteration names."""
+        """Return the initial value of an element: the number that the ``T.init`` of an iteration stores."""
         stores: list[tirx.BufferStore] = []
         for it in self.machine.program.iterations:
             if it.block.init is not None:
                 structural_walk(it.block.init, (tirx.BufferStore, stores.append))
-        mine = [s.value for s in stores if s.buffer.same_as(buffer.view)]
-        numbers = [value for value in mine if isinstance(value, (tirx.IntImm, tirx.FloatImm))]
+        initial_values = [s.value for s in stores if s.buffer.same_as(buffer.view)]
+        numbers = [value for value in initial_values if isinstance(value, (tirx.IntImm, tirx.FloatImm))]
         if not numbers:
             return self._default(buffer)
         return np.asarray(numbers[0].value).astype(np.dtype(buffer.dtype))[()]
@@ -183,10 +185,10 @@ class Assembly:
     def values(self, buffer: SparseBuffer) -> np.ndarray:
         """Return the values of a result in the order of its axes."""
         tree = self.trees[buffer.view]
-        held = [self._held(buffer, key) for key in self._ordered(tree.chain[-1])]
+        elements = [self._held(buffer, key) for key in self._ordered(tree.chain[-1])]
         empty = self._shape(buffer)
         empty.insert(tree.which, 0)
-        return np.stack(held, axis=tree.which) if held else np.zeros(empty, np.dtype(buffer.dtype))
+        return np.stack(elements, axis=tree.which) if elements else np.zeros(empty, np.dtype(buffer.dtype))
 
     def structure(self) -> dict[str, np.ndarray]:
         """``indptr`` and ``indices`` of every assembled axis, by its name."""
@@ -382,10 +384,10 @@ class _Machine:
 
     def candidates(self, axis: Axis, parent: _Point | None, subscript: ir.Expr) -> Iterator[_Point]:
         """Yield the slots `subscript` may mean: its own slot if it iterates this very fiber, else by search."""
-        held = self.points.get(subscript, {}) if isinstance(subscript, Var) else {}
+        current_points = self.points.get(subscript, {}) if isinstance(subscript, Var) else {}
         fiber = axis, 0 if parent is None else parent.position
-        if fiber in held:
-            return iter([p for p in (held[fiber],) if p.position != _ABSENT])
+        if fiber in current_points:
+            return iter([p for p in (current_points[fiber],) if p.position != _ABSENT])
         return self.find(axis, parent, int(self.eval(subscript)))
 
     def chains(
@@ -572,9 +574,9 @@ class _Machine:
             self.execute(it.block, what)
             return
         item, enclosing = items[0], dict(self.current)
-        for coordinate, met in self.encounters(it, item, any_slot):
-            self.points[item.var] = met
-            self.current |= {axis: point for (axis, _), point in met.items()}
+        for coordinate, encounter in self.encounters(it, item, any_slot):
+            self.points[item.var] = encounter
+            self.current |= {axis: point for (axis, _), point in encounter.items()}
             self.values[item.var] = _as(coordinate, item.var.ty.dtype)
             self.walk(it, items[1:], what, any_slot)
         self.points.pop(item.var, None)
@@ -594,66 +596,68 @@ class _Machine:
         """Yield the coordinates that several axes hold, in ascending order; which fibers do not hold one is told."""
         fibers: _Fibers = {}
         if item.entry is None:
-            wanted = operand_coordinates(it, item.var, item.axis, self.program)
-            if wanted is None:
+            coordinates = operand_coordinates(it, item.var, item.axis, self.program)
+            if coordinates is None:
                 raise VerifyError(f"no operand stores coordinates of axis {item.axis.name}", item.axis.name)
-            met = self.operands(wanted, item.var, fibers)
+            by_coordinate = self.operands(coordinates, item.var, fibers)
         else:
             hosted = zip(item.entry.axes, item.entry.hosts, strict=True)
             parts = [self.member(axis, self.parents(axis, host), fibers) for axis, host in hosted]
-            met = either(parts) if item.entry.merge == "union" else both(parts)
-        for coordinate in sorted(met):
+            by_coordinate = either(parts) if item.entry.merge == "union" else both(parts)
+        for coordinate in sorted(by_coordinate):
             missing = {f: _Point(f[0], f[1], _ABSENT, (*above, coordinate)) for f, (above, _) in fibers.items()}
             if item.entry is None:
                 above = None if item.axis.parent is None else self.current.get(item.axis.parent)
                 coords = (coordinate,) if above is None else (*above.coords, coordinate)
                 missing[item.axis, _ABSENT] = _Point(item.axis, _ABSENT, _ABSENT, coords)
             elif item.entry.merge == "union":
-                gone = [a for a in item.entry.axes if a not in [f[0] for f in fibers]]
-                missing |= {(a, _ABSENT): _Point(a, _ABSENT, _ABSENT, (coordinate,)) for a in gone}
-            for encounter in met[coordinate]:
+                absent_axes = [a for a in item.entry.axes if a not in [f[0] for f in fibers]]
+                missing |= {(a, _ABSENT): _Point(a, _ABSENT, _ABSENT, (coordinate,)) for a in absent_axes}
+            for encounter in by_coordinate[coordinate]:
                 yield coordinate, missing | encounter
 
     def member(self, axis: Axis, parents: Sequence[_Point | None], fibers: _Fibers) -> Meetings:
         """Return the entries of an axis below `parents`, by coordinate; their fibers are added to `fibers`."""
-        met: Meetings = {}
+        by_coordinate: Meetings = {}
         for parent in parents:
             fiber = axis, 0 if parent is None else parent.position
             if fiber not in fibers:
                 fibers[fiber] = () if parent is None else parent.coords, list(self.stored(axis, parent))
             for point in fibers[fiber][1]:
-                met.setdefault(point.coords[-1], []).append({fiber: point})
-        return met
+                by_coordinate.setdefault(point.coords[-1], []).append({fiber: point})
+        return by_coordinate
 
-    def operands(self, wanted: Coordinates, var: Var, fibers: _Fibers) -> Meetings:
+    def operands(self, coordinates: Coordinates, var: Var, fibers: _Fibers) -> Meetings:
         """Return the coordinates that the accesses of an expression hold together."""
-        if not isinstance(wanted, Stored):
-            combine = both if isinstance(wanted, Both) else either
-            return combine([self.operands(part, var, fibers) for part in wanted.parts])
-        buffer = self.program.buffers[wanted.buffer]
-        subscripts = dict(zip(buffer.axes, wanted.indices, strict=True))
-        tree = next(t for t in buffer.trees if wanted.axis in t)
-        above = [a for a in tree if a in wanted.axis.ancestors]
+        if not isinstance(coordinates, Stored):
+            combine = both if isinstance(coordinates, Both) else either
+            return combine([self.operands(part, var, fibers) for part in coordinates.parts])
+        buffer = self.program.buffers[coordinates.buffer]
+        subscripts = dict(zip(buffer.axes, coordinates.indices, strict=True))
+        tree = next(t for t in buffer.trees if coordinates.axis in t)
+        above = [a for a in tree if a in coordinates.axis.ancestors]
         parents = [None] if not above else [chain[-1] for chain in self.chains(above, subscripts)]
-        met = self.member(wanted.axis, parents, fibers)
-        held = {c: [w for w in ways if self.leads_on(w, var, buffer, subscripts)] for c, ways in met.items()}
-        return {c: ways for c, ways in held.items() if ways}
+        by_coordinate = self.member(coordinates.axis, parents, fibers)
+        leading = {
+            c: [w for w in ways if self.leads_on(w, var, buffer, subscripts)] for c, ways in by_coordinate.items()
+        }
+        return {c: ways for c, ways in leading.items() if ways}
 
     def leads_on(self, way: Encounter, var: Var, buffer: SparseBuffer, subscripts: Mapping[Axis, ir.Expr]) -> bool:
         """Whether a buffer holds anything at this coordinate of `var` and at those of the variables around it."""
         self.points[var] = way
         self.values[var] = _as(next(iter(way.values())).coords[-1], var.ty.dtype)
-        known = {a for a, s in subscripts.items() if all(v in self.points for v in self.iterated(s))}
-        heads = [list(itertools.takewhile(known.__contains__, tree)) for tree in buffer.trees]
-        found = all(any(True for _ in self.chains(head, subscripts)) for head in heads)
+        bound_axes = {a for a, s in subscripts.items() if all(v in self.points for v in self.iterated(s))}
+        heads = [list(itertools.takewhile(bound_axes.__contains__, tree)) for tree in buffer.trees]
+        is_stored = all(any(True for _ in self.chains(head, subscripts)) for head in heads)
         self.points.pop(var)
-        return found
+        return is_stored
 
     def iterated(self, expr: ir.Expr) -> list[Var]:
         """Return the iteration variables in an expression."""
-        found: dict[Var, None] = {}
-        structural_walk(expr, (Var, lambda v: found.setdefault(v)))
-        return [v for it in self.program.iterations for v in it.vars if v in found]
+        variables: dict[Var, None] = {}
+        structural_walk(expr, (Var, lambda v: variables.setdefault(v)))
+        return [v for it in self.program.iterations for v in it.vars if v in variables]
 
     def parents(self, axis: Axis, attached_to: Axis | None) -> Sequence[_Point | None]:
         """Return the point whose fiber of `axis` is iterated; none if an attached coordinate is absent."""
@@ -723,8 +727,8 @@ def _items(entry: Entry) -> list[_Item]:
     """Return the variables of an entry."""
     if entry.merge:
         return [_Item(entry.domains[0], entry.vars[0], entry.kinds, entry=entry)]
-    each = zip(entry.axes, entry.vars, entry.kinds, strict=True)
-    return [_Item(axis, var, kind, entry.attached_to) for axis, var, kind in each]
+    triples = zip(entry.axes, entry.vars, entry.kinds, strict=True)
+    return [_Item(axis, var, kind, entry.attached_to) for axis, var, kind in triples]
 
 
 def _split_init(init: Any, results: Collection[Var]) -> tuple[Any, list[tirx.BufferStore]]:
@@ -736,9 +740,9 @@ def _split_init(init: Any, results: Collection[Var]) -> tuple[Any, list[tirx.Buf
 
 
 def _occurs(var: Var, node: Any) -> bool:
-    found: set[Var] = set()
-    structural_walk(node, (Var, found.add))
-    return var in found
+    variables: set[Var] = set()
+    structural_walk(node, (Var, variables.add))
+    return var in variables
 
 
 _STATEMENTS: dict[type, Callable[[_Machine, Any], None]] = {
@@ -775,9 +779,9 @@ _EXPRESSIONS: dict[type, Callable[[_Machine, Any], Any]] = {
 
 def _unknowns(machine: _Machine, expr: ir.Expr) -> list[Var]:
     """Return the variables of `expr` that have no value yet."""
-    found: dict[Var, None] = {}
-    structural_walk(expr, [(Var, lambda v: found.setdefault(v))])
-    return [v for v in found if v not in machine.values]
+    variables: dict[Var, None] = {}
+    structural_walk(expr, [(Var, lambda v: variables.setdefault(v))])
+    return [v for v in variables if v not in machine.values]
 
 
 def _solve(machine: _Machine, dim: ir.Expr, size: int) -> bool:
@@ -801,18 +805,18 @@ def _infer_sizes(machine: _Machine, buffers: Sequence[Var], args: Mapping[str, A
     """Values of the scalar parameters and symbolic sizes, from `args` and the shapes of its arrays."""
     sizes = {v for b in buffers for dim in b.ty.shape for v in _unknowns(machine, dim)}
     scalars = sizes | {p for p in machine.program.func.params if not tirx.is_buffer_var(p)}
-    known = {str(v.name) for v in [*scalars, *buffers]}
-    if wrong := sorted(set(args) - known):
-        raise ArgumentTypeError(f"no parameter is called {wrong[0]!r}; there are: {', '.join(sorted(known))}")
+    names = {str(v.name) for v in [*scalars, *buffers]}
+    if wrong := sorted(set(args) - names):
+        raise ArgumentTypeError(f"no parameter is called {wrong[0]!r}; there are: {', '.join(sorted(names))}")
     machine.values.update({v: _as(args[v.name], v.ty.dtype) for v in scalars if v.name in args})
-    given = [(b.ty.shape, np.shape(args[b.name])) for b in buffers if b.name in args]
-    pairs = [p for dims, shape in given if len(dims) == len(shape) for p in zip(dims, shape, strict=True)]
+    shapes = [(b.ty.shape, np.shape(args[b.name])) for b in buffers if b.name in args]
+    pairs = [p for dims, shape in shapes if len(dims) == len(shape) for p in zip(dims, shape, strict=True)]
     while any([_solve(machine, dim, size) for dim, size in pairs]):
         pass
 
 
 def _fill(machine: _Machine, buffer: Var, args: Mapping[str, Any]) -> None:
-    """Put a copy of the caller's array, or zeros, in memory."""
+    """Store a copy of the caller's array, or zeros, in memory."""
     if buffer in machine.assembly.storages:
         if buffer.name in args:
             raise ArgumentError(f"{buffer.name} is a result whose size the program computes; leave it out")
@@ -866,8 +870,8 @@ def interpret(func: tirx.PrimFunc, args: Mapping[str, Any]) -> dict[str, np.ndar
         for buffer in buffers:
             _fill(machine, buffer, args)
         machine.run(func.body)
-        made = machine.assembly.storages
-        machine.memory |= {storage: machine.assembly.values(buffer) for storage, buffer in made.items()}
+        storages = machine.assembly.storages
+        machine.memory |= {storage: machine.assembly.values(buffer) for storage, buffer in storages.items()}
         return {str(b.name): machine.memory[b] for b in buffers} | machine.assembly.structure()
 
 

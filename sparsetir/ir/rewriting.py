@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few walks that several passes share."""
+"""Tree walks that several passes share."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def substitute(node: Any, mapping: dict[Var, Any]) -> Any:
 
 def mentions(node: Any, variables: Sequence[Var]) -> bool:
     """Return whether any of `variables` occurs in `node`."""
-    wanted, hit = set(variables), []
-    structural_walk(node, (Var, lambda v: hit.append(v) if v in wanted else None))
-    return bool(hit)
+    sought, hits = set(variables), []
+    structural_walk(node, (Var, lambda v: hits.append(v) if v in sought else None))
+    return bool(hits)
 
 
 def collect(node: Any, kind: type) -> list[Any]:
     """Return every node of type `kind` below `node`, outermost first."""
-    found: list[Any] = []
-    structural_walk(node, (kind, found.append), order="pre")
-    return found
+    nodes: list[Any] = []
+    structural_walk(node, (kind, nodes.append), order="pre")
+    return nodes
 
 
 def same(a: ir.Expr | None, b: ir.Expr | None) -> bool:
@@ -65,8 +65,8 @@ def moves_by_one(index: ir.Expr, var: Var) -> bool:
 
 def is_along(load: ir.TensorLoad, var: Var) -> bool:
     """Return whether a load moves by one element with `var`."""
-    *others, last = load.indices
-    return not mentions(others, [var]) and moves_by_one(last, var)
+    *leading, last = load.indices
+    return not mentions(leading, [var]) and moves_by_one(last, var)
 
 
 def inside(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
@@ -76,7 +76,7 @@ def inside(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
 
 
 def factors(expr: ir.Expr) -> list[ir.Expr]:
-    """What a product is made of, in order."""
+    """Return the factors of a product, in order."""
     return [*factors(expr.a), *factors(expr.b)] if isinstance(expr, tirx.Mul) else [expr]
 
 
@@ -131,7 +131,7 @@ def renewed(node: Any) -> Any:
 
 
 def seq(*stmts: tirx.Stmt) -> tirx.Stmt:
-    """One statement out of several."""
+    """Join statements to one."""
     return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
 
 
@@ -141,7 +141,7 @@ def cell(name: str, dtype: str) -> Var:
 
 
 def get(buffer: Var) -> ir.Expr:
-    """What a cell holds."""
+    """Return the value of a cell."""
     return tirx.BufferLoad(buffer, [const(0)])
 
 
@@ -166,5 +166,5 @@ def folded(node: Any) -> list[ir.Expr]:
 
 def opaque(value: ir.Expr) -> tuple[list[tirx.Stmt], ir.Expr]:
     """Return a number that is no constant to TVM, though to LLVM, and the statements that make it."""
-    held = tirx.decl_buffer((1,), str(value.ty.dtype), name="absent", scope="local", layout=None)
-    return [*alloc(held), tirx.BufferStore(held, value, [const(0)])], tirx.BufferLoad(held, [const(0)])
+    cell = tirx.decl_buffer((1,), str(value.ty.dtype), name="absent", scope="local", layout=None)
+    return [*alloc(cell), tirx.BufferStore(cell, value, [const(0)])], tirx.BufferLoad(cell, [const(0)])

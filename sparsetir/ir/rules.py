@@ -77,9 +77,9 @@ def functions_take_floats(facts: Facts) -> Iterator[Problem]:
         dtypes = FUNCTIONS.get(name)
         if dtypes is None or str(call.args[0].ty.dtype) in dtypes:
             return ""
-        found = f"found {call.args[0]} of {call.args[0].ty.dtype}"
+        operand = f"found {call.args[0]} of {call.args[0].ty.dtype}"
         usual = "float32" if "float32" in dtypes else dtypes[-1]
-        return f"T.{name} takes {', '.join(dtypes)}, {found}; convert it first, as by T.{usual}(...)"
+        return f"T.{name} takes {', '.join(dtypes)}, {operand}; convert it first, as by T.{usual}(...)"
 
     yield from _faults(facts, {Call: fault})
 
@@ -90,8 +90,8 @@ def bools_are_logic(facts: Facts) -> Iterator[Problem]:
     def fault(expr: Any) -> str:
         if str(expr.ty.dtype) != "bool":
             return ""
-        found = f"expected + (or), * (and), T.max, T.min or a comparison of bools, found {expr.a} {{}} {expr.b}"
-        return f"{found.format(NOT_OF_BOOLS[type(expr)])}; convert them first, as by T.int32(...)"
+        message = f"expected + (or), * (and), T.max, T.min or a comparison of bools, found {expr.a} {{}} {expr.b}"
+        return f"{message.format(NOT_OF_BOOLS[type(expr)])}; convert them first, as by T.int32(...)"
 
     yield from _faults(facts, dict.fromkeys(NOT_OF_BOOLS, fault))
 
@@ -110,10 +110,10 @@ def conditions_are_bools(facts: Facts) -> Iterator[Problem]:
 def nothing_is_returned(facts: Facts) -> Iterator[Problem]:
     """Results are buffers."""
     message = "a program returns nothing: its results are the buffers that it stores to; leave the return out"
-    found: list[Problem] = []
-    on_return = lambda node: found.append(Problem(message, span=getattr(node, "span", None)))  # noqa: E731
+    problems: list[Problem] = []
+    on_return = lambda node: problems.append(Problem(message, span=getattr(node, "span", None)))  # noqa: E731
     structural_walk(facts.func.body, [(tirx.Return, on_return)])
-    yield from found
+    yield from problems
 
 
 def axes_are_not_numbers(facts: Facts) -> Iterator[Problem]:
@@ -222,7 +222,7 @@ def merges_fit(facts: Facts) -> Iterator[Problem]:
 
 
 def _split_fault(entry: Entry, place: Place) -> str:
-    """Return whether entries of one coordinate have children: a union would visit those apart."""
+    """Return the fault of a union over repeated coordinates with children; empty if there is none."""
     listed = {a for e in _entries(place) for a in e.axes}
     for axis in (a for a in entry.axes if not a.unique and entry.merge == "union"):
         below = next((a for a in listed if a.parent is axis), None)
@@ -256,17 +256,17 @@ def assembled_axes_are_results(facts: Facts) -> Iterator[Problem]:
 def results_are_read_where_stored(facts: Facts) -> Iterator[Problem]:
     """A result over an assembled axis is read by the statement that stores the same element."""
     for place in facts.places:
-        own = _own(place, facts, stores(place.iteration.block))
-        kept = [(a.buffer, a.indices) for a in own]
+        own_stores = _own(place, facts, stores(place.iteration.block))
+        stored_elements = [(a.buffer, a.indices) for a in own_stores]
         for access in _own(place, facts, loads(place.iteration.block)):
             buffer = facts.program.buffers.get(access.buffer)
             if buffer is None or not _computed(buffer):
                 continue
-            if access.buffer not in {b for b, _ in kept}:
+            if access.buffer not in {b for b, _ in stored_elements}:
                 message = f"{access.name} is read before its pattern is known: it lies over {_computed(buffer)[0].name}"
                 how = "which another program reads as an operand once this one has run"
                 yield _entry_problem(place, f"{message}, {how}", access.node)
-            elif not any(access.buffer.same_as(b) and _same(access.indices, i) for b, i in kept):
+            elif not any(access.buffer.same_as(b) and _same(access.indices, i) for b, i in stored_elements):
                 message = f"{access.name} is read at another element than the one that is stored"
                 yield _entry_problem(place, f"{message}: its pattern is being computed", access.node)
 
@@ -304,8 +304,8 @@ def _row_fault(access: Access, buffer: SparseBuffer, place: Place) -> str:
             message = f"{buffer.name} is stored row by row along {axis.name}, but {late[0].name} is iterated before"
             message = f"{message} {index.name}"
             if _is_below(axes[index], axes[late[0]]):
-                other = f"declare operands that are stored along {index.name} first, as csc in place of csr"
-                return f"{message}, whose axis lies below; {other}, or store the result untransposed"
+                advice = f"declare operands that are stored along {index.name} first, as csc in place of csr"
+                return f"{message}, whose axis lies below; {advice}, or store the result untransposed"
             return f"{message}; list the axis of {index.name} first"
     summed = next((v for v in used if kinds[v] == "R"), None)
     if summed is not None:
@@ -315,13 +315,13 @@ def _row_fault(access: Access, buffer: SparseBuffer, place: Place) -> str:
 
 def _is_below(axes: Sequence[Axis], others: Sequence[Axis]) -> bool:
     """Return whether one of some axes depends on one of the others."""
-    return any(other in axis.ancestors for axis in axes for other in others)
+    return any(ancestor in axis.ancestors for axis in axes for ancestor in others)
 
 
 def _variables(expr: ir.Expr) -> list[Var]:
-    found: dict[Var, None] = {}
-    structural_walk(expr, (Var, lambda v: found.setdefault(v)))
-    return list(found)
+    variables: dict[Var, None] = {}
+    structural_walk(expr, (Var, lambda v: variables.setdefault(v)))
+    return list(variables)
 
 
 def assembled_entries_have_operands(facts: Facts) -> Iterator[Problem]:
@@ -339,13 +339,15 @@ def _entry_fault(entry: Entry, place: Place, facts: Facts) -> str:
         fault = f"{label(entry)} walks positions that are stored, but those of {axis.name} are computed"
         return f"{fault}; list {axis.name}"
     var, body = entry.vars[0], place.iteration.block.body
-    mine = [b for b in facts.program.buffers.values() if axis in b.axes]
-    kept = [a for a in stores(body) for b in mine if a.buffer.same_as(b.view)]
-    if not any(var.same_as(a.indices[b.axes.index(axis)]) for a in kept for b in mine if a.buffer.same_as(b.view)):
-        results = " or ".join(f"{b.name}[{', '.join(a.name.lower() for a in b.axes)}]" for b in mine)
+    over_axis = [b for b in facts.program.buffers.values() if axis in b.axes]
+    result_stores = [a for a in stores(body) for b in over_axis if a.buffer.same_as(b.view)]
+    if not any(
+        var.same_as(a.indices[b.axes.index(axis)]) for a in result_stores for b in over_axis if a.buffer.same_as(b.view)
+    ):
+        results = " or ".join(f"{b.name}[{', '.join(a.name.lower() for a in b.axes)}]" for b in over_axis)
         return f"{axis.name} is listed, but nothing is stored at {var.name}; store {results or 'a result over it'}"
-    wanted = operand_coordinates(place.iteration, var, axis, facts.program)
-    if wanted is None:
+    coordinates = operand_coordinates(place.iteration, var, axis, facts.program)
+    if coordinates is None:
         fault = f"no operand says which coordinates {var.name} of {axis.name} has: none stores coordinates along it"
         cell = next((a.name for a in stores(body) if a.buffer not in facts.program.buffers), None)
         if cell is not None:
@@ -353,7 +355,7 @@ def _entry_fault(entry: Entry, place: Place, facts: Facts) -> str:
         return f"{fault}; subscript a sparse axis by {var.name}, or list the axis that {var.name} runs over"
     order = [v for e in _entries(place) for v in e.vars]
     later = order[order.index(var) :]
-    for leaf in leaves(wanted):
+    for leaf in leaves(coordinates):
         buffer = facts.program.buffers[leaf.buffer]
         above = [i for a, i in zip(buffer.axes, leaf.indices, strict=True) if a in leaf.axis.ancestors]
         needed = next((v for i in above for v in _variables(i) if v in later), None)
@@ -408,14 +410,14 @@ class Facts:
     @cached_property
     def storages(self) -> dict[Var, Var]:
         """The buffer behind every declared view."""
-        found: dict[Var, Var] = {}
+        storage_of: dict[Var, Var] = {}
 
         def on_decl(node: tirx.DeclBuffer) -> None:
             if isinstance(node.data, Call) and node.data.args and tirx.is_buffer_var(node.data.args[0]):
-                found[node.buffer] = found.get(node.data.args[0], node.data.args[0])
+                storage_of[node.buffer] = storage_of.get(node.data.args[0], node.data.args[0])
 
         structural_walk(self.func.body, (tirx.DeclBuffer, on_decl))
-        return found
+        return storage_of
 
     def storage(self, buffer: Var) -> Var:
         """Return the buffer that holds the values of `buffer`."""
@@ -440,50 +442,50 @@ Rule = Callable[[Any], Iterator[Problem]]
 
 def stores(node: Any) -> list[Access]:
     """Return every store below `node`."""
-    found: list[Access] = []
-    on_store = lambda s: found.append(Access(s.buffer, list(s.indices), s))  # noqa: E731
+    accesses: list[Access] = []
+    on_store = lambda s: accesses.append(Access(s.buffer, list(s.indices), s))  # noqa: E731
     structural_walk(node, (tirx.BufferStore, on_store), order="pre")
-    return found
+    return accesses
 
 
 def loads(node: Any) -> list[Access]:
     """Return every load below `node`."""
-    found: list[Access] = []
-    on_load = lambda x: found.append(Access(x.source, list(x.indices), x))  # noqa: E731
+    accesses: list[Access] = []
+    on_load = lambda x: accesses.append(Access(x.source, list(x.indices), x))  # noqa: E731
     structural_walk(node, (ir.TensorLoad, on_load), order="pre")
-    return found
+    return accesses
 
 
 def _parts(block: s_tir.SBlock) -> list[tirx.Stmt]:
-    """What a block runs, in order."""
+    """Return the statements of a block, in order."""
     return [block.body] if block.init is None else [block.init, block.body]
 
 
 def _uses(node: Any, variables: Sequence[Var]) -> list[Var]:
     """Return those of `variables` that occur in `node`."""
-    found: dict[Var, None] = {}
-    structural_walk(node, (Var, lambda v: found.setdefault(v) if v in variables else None))
-    return list(found)
+    used: dict[Var, None] = {}
+    structural_walk(node, (Var, lambda v: used.setdefault(v) if v in variables else None))
+    return list(used)
 
 
 def _places(func: tirx.PrimFunc, program: Program) -> list[Place]:
     """Return the sparse iterations of a function in the order of its text."""
-    known = {it.node: it for it in program.iterations}
+    iterations = {it.node: it for it in program.iterations}
     outer: list[SpIter] = []
-    found: list[Place] = []
+    places: list[Place] = []
 
     def on_realize(node: s_tir.SBlockRealize, visitor: Any) -> None:
-        iteration = known.get(node)
+        iteration = iterations.get(node)
         if iteration is None:
             visitor.default_visit(node)
             return
-        found.append(Place(iteration, tuple(outer)))
+        places.append(Place(iteration, tuple(outer)))
         outer.append(iteration)
         visitor.visit(node.block.body)
         outer.pop()
 
     tvm_ffi.structural_visit(func.body, (s_tir.SBlockRealize, on_realize))
-    return found
+    return places
 
 
 def facts_of(func: tirx.PrimFunc) -> Facts:
@@ -542,8 +544,8 @@ def chain_fault(axes: Sequence[Axis]) -> str:
         if list(axes).count(axis) > 1:
             return f"axis {axis.name} appears twice in one buffer; a second dimension needs an axis of its own"
         if axis.parent is not None and axis.parent not in axes:
-            found = ", ".join(a.name for a in axes)
-            return f"a buffer over axis {axis.name} must also have its parent {axis.parent.name}, found ({found})"
+            axis_names = ", ".join(a.name for a in axes)
+            return f"a buffer over axis {axis.name} must also have its parent {axis.parent.name}, found ({axis_names})"
     for axis in axes:
         children = [a.name for a in axes if a.parent is axis]
         if len(children) > 1:
@@ -588,9 +590,9 @@ def letters_fit(facts: Facts) -> Iterator[Problem]:
     """One letter S or R for each iteration variable."""
     for place in facts.places:
         iteration, kinds = place.iteration, str(place.iteration.block.annotations[SPARSE_ITER])
-        found = ["R" if iv.iter_type == REDUCE else "S" for iv in iteration.block.iter_vars]
-        if kinds != "".join(found):
-            yield _at(iteration, f"expected one letter S or R for each variable, {''.join(found)!r}; found {kinds!r}")
+        letters = ["R" if iv.iter_type == REDUCE else "S" for iv in iteration.block.iter_vars]
+        if kinds != "".join(letters):
+            yield _at(iteration, f"expected one letter S or R for each variable, {''.join(letters)!r}; found {kinds!r}")
 
 
 def axes_come_once(facts: Facts) -> Iterator[Problem]:
@@ -610,13 +612,13 @@ def _unattached(entry: Entry) -> list[Axis]:
 def parents_come_first(facts: Facts) -> Iterator[Problem]:
     """An axis is iterated below its parent, an attached axis below its host."""
     for place in facts.places:
-        seen = {a for it in place.outer for a in it.listed}
+        iterated = {a for it in place.outer for a in it.listed}
         for entry in place.iteration.entries:
             for axis, host in entry.heads:
-                message = _order_fault(axis, host, seen, place.iteration)
+                message = _order_fault(axis, host, iterated, place.iteration)
                 if message:
                     yield _at(place.iteration, message)
-            seen.update(entry.axes)
+            iterated.update(entry.axes)
 
 
 def _order_fault(axis: Axis, host: Axis | None, seen: set[Axis], iteration: SpIter) -> str:
@@ -684,8 +686,8 @@ def merge_fault(name: str, axes: Sequence[Axis]) -> str:
     first = axes[0]
     for axis in axes[1:]:
         if not _same_length(first.length, axis.length):
-            found = f"{first.name} has {first.length}, {axis.name} has {axis.length}"
-            return f"the axes of T.{name} must have one length, found that {found}; declare both with the same size"
+            lengths = f"{first.name} has {first.length}, {axis.name} has {axis.length}"
+            return f"the axes of T.{name} must have one length, found that {lengths}; declare both with the same size"
     return ""
 
 
@@ -704,9 +706,9 @@ def variables_have_their_axis_dtype(facts: Facts) -> Iterator[Problem]:
     for place in facts.places:
         for entry in place.iteration.entries:
             for var, axis in zip(entry.vars, entry.domains, strict=True):
-                found = str(var.ty.dtype)
-                if found != axis.idtype:
-                    message = f"variable {var.name} must be {axis.idtype} like its axis {axis.name}, found {found}"
+                dtype = str(var.ty.dtype)
+                if dtype != axis.idtype:
+                    message = f"variable {var.name} must be {axis.idtype} like its axis {axis.name}, found {dtype}"
                     yield _at(place.iteration, message)
 
 
@@ -727,13 +729,13 @@ def variables_stay_inside(facts: Facts) -> Iterator[Problem]:
             problems.append(_at(owner[var], message, statement[0]))
 
     def on_realize(node: s_tir.SBlockRealize, visitor: Any) -> None:
-        own = [iv.var for iv in node.block.iter_vars]
+        block_vars = [iv.var for iv in node.block.iter_vars]
         for value in node.iter_values:
             visitor.visit(value)
-        active.extend(own)
+        active.extend(block_vars)
         for part in _parts(node.block):
             visitor.visit(part)
-        del active[len(active) - len(own) :]
+        del active[len(active) - len(block_vars) :]
 
     callbacks = [(s_tir.SBlockRealize, on_realize), (tirx.BufferStore, on_store), (Var, on_var)]
     tvm_ffi.structural_visit(facts.func.body, callbacks)
@@ -748,9 +750,9 @@ def subscripts_fit(facts: Facts) -> Iterator[Problem]:
     for access in [*stores(facts.func.body), *loads(facts.func.body)]:
         buffer = facts.program.buffers.get(access.buffer)
         rank = len(access.buffer.ty.shape) if buffer is None else len(buffer.axes)
-        found = len(access.indices)
-        if found != rank:
-            message = f"expected {rank} subscripts for buffer {access.name}, one for each axis, found {found}"
+        count = len(access.indices)
+        if count != rank:
+            message = f"expected {rank} subscripts for buffer {access.name}, one for each axis, found {count}"
             yield Problem(message, access.name, access.node.span)
         for index in access.indices:
             if buffer is not None and not _is_index(str(index.ty.dtype)):
@@ -775,7 +777,7 @@ def init_is_spatial(facts: Facts) -> Iterator[Problem]:
 
 def sums_start_somewhere(facts: Facts) -> Iterator[Problem]:
     """A reduction into a scratch buffer starts from a value that something has stored."""
-    held = set(facts.func.params)
+    initialised = set(facts.func.params)
     nodes = {p.iteration.node: p.iteration for p in facts.places}
     reducing: list[SpIter] = []
     problems: list[Problem] = []
@@ -783,10 +785,10 @@ def sums_start_somewhere(facts: Facts) -> Iterator[Problem]:
     def on_store(node: tirx.BufferStore, _visitor: Any) -> None:
         storage = facts.storage(node.buffer)
         read = [facts.storage(a.buffer) for a in loads(node.value)]
-        if reducing and storage in read and storage not in held:
+        if reducing and storage in read and storage not in initialised:
             message = f"scratch buffer {node.buffer.name} is updated before anything is stored in it; use T.init"
             problems.append(_at(reducing[-1], message, node))
-        held.add(storage)
+        initialised.add(storage)
 
     def on_realize(node: s_tir.SBlockRealize, visitor: Any) -> None:
         iteration = nodes.get(node)

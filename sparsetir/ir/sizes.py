@@ -53,8 +53,8 @@ def code(expr: ir.Expr, args: str = "a") -> str:
         parts = [expr.condition, expr.true_value, expr.false_value] if isinstance(expr, tirx.Select) else expr.args
         return "where({}, {}, {})".format(*(code(p, args) for p in parts))
     if isinstance(expr, ir.TensorLoad):
-        found = f"a formula reads {expr.source.name}, which has no value before the call"
-        raise LoweringError(f"{found}: pass the arrays of its axis by name")
+        fault = f"a formula reads {expr.source.name}, which has no value before the call"
+        raise LoweringError(f"{fault}: pass the arrays of its axis by name")
     pattern = _BINARY.get(type(expr))
     if pattern is None:
         raise LoweringError(f"a size may use + - * // % min max and comparisons, found {expr} ({type(expr).__name__})")
@@ -77,8 +77,8 @@ def evaluator(exprs: Sequence[ir.Expr]) -> Callable[[dict[str, int]], tuple[int,
 @lru_cache(maxsize=1024)
 def compiled(text: str) -> Callable[[dict[str, int]], Any]:
     """Return a function of sizes by name that was written as `code` does."""
-    found: Callable[[dict[str, int]], Any] = eval(f"lambda s: {text}", _scope())
-    return found
+    function: Callable[[dict[str, int]], Any] = eval(f"lambda s: {text}", _scope())
+    return function
 
 
 def formula(expr: ir.Expr, sizes: dict[str, int]) -> Callable[..., Any]:
@@ -126,9 +126,9 @@ class Size:
 def symbols(expr: ir.Expr) -> list[str]:
     """Return the names of the symbols of an expression."""
 
-    found: list[str] = []
-    structural_walk(expr, (Var, lambda v: found.append(str(v.name))))
-    return list(dict.fromkeys(found))
+    names: list[str] = []
+    structural_walk(expr, (Var, lambda v: names.append(str(v.name))))
+    return list(dict.fromkeys(names))
 
 
 # Programs for given sizes.
@@ -148,14 +148,14 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
     >>> [str(p.name) for p in with_sizes(sparsetir.ops.spmm(), {"feat": 64}).params][-3:]
     ['m', 'n', 'nnz']
     """
-    known = {str(p.name): p for p in func.params if not tirx.is_buffer_var(p)}
+    parameters = {str(p.name): p for p in func.params if not tirx.is_buffer_var(p)}
     values = {name: as_whole(value) for name, value in sizes.items()}
     for name, value in values.items():
-        if name not in known:
-            raise ArgumentError(f"no size is called {name!r}; there are: {', '.join(known)}")
+        if name not in parameters:
+            raise ArgumentError(f"no size is called {name!r}; there are: {', '.join(parameters)}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ArgumentError(f"{name} must be a whole number from 0 on, found {value!r}")
-    return func.specialize({known[name]: value for name, value in values.items()}) if values else func
+    return func.specialize({parameters[name]: value for name, value in values.items()}) if values else func
 
 
 # Offsets of 32 bits.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program uses its arrays, and what a few thousand of their elements are like: inputs of the heuristics."""
+"""Usage of a program's arrays and samples of their elements: inputs of the heuristics."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ class Usage:
 
 def gathers(program: Program) -> list[Gather]:
     """Return every gather of a program's iterations."""
-    found: dict[Gather, None] = {}
+    unique: dict[Gather, None] = {}
     for iteration in program.iterations:
         pairs = zip(iteration.vars, iteration.axes, strict=True)
         listed = {v: str(a.indices.name) for v, a in pairs if a.indices is not None}
         for storage, subscripts in dense_accesses(program, iteration):
             for d, subscript in enumerate(subscripts):
                 if subscript in listed:
-                    found[Gather(listed[subscript], storage, d)] = None
-    return list(found)
+                    unique[Gather(listed[subscript], storage, d)] = None
+    return list(unique)
 
 
 def dense_accesses(program: Program, iteration: SpIter) -> Iterator[tuple[str, list[Any]]]:
@@ -88,22 +88,22 @@ def known(gathers: Sequence[Gather], arrays: Arrays) -> Iterator[tuple[np.ndarra
 
 def row_pointers(program: Program) -> list[str]:
     """Return parameters that say where the rows of a loop over dense rows begin."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for iteration in program.iterations:
         for axis in iteration.axes:
             if axis.indptr is not None and axis.parent is not None and axis.parent.kind == "dense_fixed":
-                found[str(axis.indptr.name)] = None
-    return list(found)
+                names[str(axis.indptr.name)] = None
+    return list(names)
 
 
 def ragged_sums(program: Program) -> list[str]:
     """Return the parameters with the row lengths of every iteration that ends in a sum along a ragged row."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for iteration in program.iterations:
         last = iteration.axes[-1] if iteration.axes else None
         if last is not None and last.indptr is not None and iteration.kinds[-1] == "R":
-            found[str(last.indptr.name)] = None
-    return list(found)
+            names[str(last.indptr.name)] = None
+    return list(names)
 
 
 def order_free_axes(program: Program) -> set[Axis]:
@@ -153,7 +153,7 @@ def _is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
 
 def dense_sums(program: Program) -> list[tuple[str, int]]:
     """Return the dense operands of every iteration that ends in a sum along a dense axis, and their dimension of it."""
-    found: dict[tuple[str, int], None] = {}
+    operands: dict[tuple[str, int], None] = {}
     for iteration in program.iterations:
         last = iteration.axes[-1] if iteration.axes else None
         if last is None or last.indptr is not None or last.indices is not None or iteration.kinds[-1] != "R":
@@ -161,8 +161,8 @@ def dense_sums(program: Program) -> list[tuple[str, int]]:
         for storage, subscripts in dense_accesses(program, iteration):
             for d, subscript in enumerate(subscripts):
                 if iteration.vars[-1].same_as(subscript):
-                    found[storage, d] = None
-    return list(found)
+                    operands[storage, d] = None
+    return list(operands)
 
 
 # ------------------------------------------------------------------ arrays

@@ -26,7 +26,7 @@ from sparsetir.ir.visitor import structural_mutate, structural_walk
 
 
 def _complaint(func: tirx.PrimFunc) -> str:
-    """What TVM's own check says, in one line; empty if it passes."""
+    """Return the message of TVM's own check in one line; empty if it passes."""
     try:
         s_tir.analysis.verify_well_formed(func)
     except Exception as error:  # TVM raises several classes
@@ -67,8 +67,8 @@ def _with_counts(facts: Facts) -> tirx.PrimFunc:
     if not computed:
         return facts.func
     arrays = [p for p in facts.func.params if tirx.is_buffer_var(p)]
-    told = {extent for array in arrays for extent in array.ty.shape if isinstance(extent, Var)}
-    params = [*facts.func.params, *(c for c in computed if c not in told)]
+    array_sizes = {extent for array in arrays for extent in array.ty.shape if isinstance(extent, Var)}
+    params = [*facts.func.params, *(c for c in computed if c not in array_sizes)]
     return tirx.PrimFunc(params, facts.func.body, facts.func.ret_type, facts.func.attrs)
 
 
@@ -76,16 +76,16 @@ def _with_counts(facts: Facts) -> tirx.PrimFunc:
 
 
 def _calls(func: tirx.PrimFunc) -> list[Call]:
-    found: list[Call] = []
-    on_call = lambda c: found.append(c) if dialect.is_call(c) else None  # noqa: E731
+    calls: list[Call] = []
+    on_call = lambda c: calls.append(c) if dialect.is_call(c) else None  # noqa: E731
     structural_walk(func.body, (Call, on_call), order="pre")
-    return found
+    return calls
 
 
 def _blocks(func: tirx.PrimFunc) -> list[s_tir.SBlockRealize]:
-    found: list[s_tir.SBlockRealize] = []
-    structural_walk(func.body, (s_tir.SBlockRealize, found.append), order="pre")
-    return found
+    blocks: list[s_tir.SBlockRealize] = []
+    structural_walk(func.body, (s_tir.SBlockRealize, blocks.append), order="pre")
+    return blocks
 
 
 def iterations_are_lowered(func: tirx.PrimFunc) -> Iterator[Problem]:
@@ -151,9 +151,9 @@ def blocks_are_gone(func: tirx.PrimFunc) -> Iterator[Problem]:
 def buffers_are_flat(func: tirx.PrimFunc) -> Iterator[Problem]:
     """Every buffer is subscripted by one number."""
     for access in [*stores(func.body), *loads(func.body)]:
-        found = len(access.indices)
-        if found != 1:
-            message = f"buffer {access.name} must be one-dimensional in stage III, found {found} subscripts"
+        rank = len(access.indices)
+        if rank != 1:
+            message = f"buffer {access.name} must be one-dimensional in stage III, found {rank} subscripts"
             yield Problem(message, access.name, access.node.span)
 
 

@@ -33,7 +33,7 @@ def const(value: int, dtype: str = "int32") -> ir.Expr:
 
 
 def cast(expr: ir.Expr, dtype: str) -> ir.Expr:
-    """`expr` as `dtype`; unchanged when it already is."""
+    """Convert `expr` to `dtype`; return it unchanged if it has that dtype."""
     return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)
 
 
@@ -276,8 +276,8 @@ class SpIter:
     @property
     def walk(self) -> str:
         """How an intersection finds the coordinates of its first member in the others: side by side unless told."""
-        told = str(self.block.annotations.get(SEARCH, "merge"))
-        return "merge" if told == "merge" else "inline"
+        search = str(self.block.annotations.get(SEARCH, "merge"))
+        return "merge" if search == "merge" else "inline"
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,19 +300,19 @@ class Program:
 
     def buffer(self, name: str) -> SparseBuffer:
         """Return the sparse buffer called `name`."""
-        found = [b for b in self.buffers.values() if b.name == name]
-        if not found:
-            known = ", ".join(b.name for b in self.buffers.values())
-            raise VerifyError(f"no sparse buffer is called {name!r}; there are: {known}", name)
-        return found[0]
+        matches = [b for b in self.buffers.values() if b.name == name]
+        if not matches:
+            names = ", ".join(b.name for b in self.buffers.values())
+            raise VerifyError(f"no sparse buffer is called {name!r}; there are: {names}", name)
+        return matches[0]
 
     def iteration(self, name: str) -> SpIter:
         """Return the sparse iteration called `name`."""
-        found = [it for it in self.iterations if it.name == name]
-        if not found:
-            known = ", ".join(it.name for it in self.iterations)
-            raise VerifyError(f"no sparse iteration is called {name!r}; there are: {known}", name)
-        return found[0]
+        matches = [it for it in self.iterations if it.name == name]
+        if not matches:
+            names = ", ".join(it.name for it in self.iterations)
+            raise VerifyError(f"no sparse iteration is called {name!r}; there are: {names}", name)
+        return matches[0]
 
 
 def decode_axis(var: Var, value: Call, axes: dict[Var, Axis]) -> Axis:
@@ -422,9 +422,9 @@ def decode(func: tirx.PrimFunc) -> Program:
     def on_evaluate(node: tirx.Evaluate) -> None:
         if dialect.is_call(node.value, "bind_axes"):
             view, default, *axes = node.value.args
-            held = storage.get(view, view)
+            array = storage.get(view, view)
             tree = tuple(program.axes[a] for a in axes)
-            program.buffers[view] = SparseBuffer(view, held, tree, default, held not in params)
+            program.buffers[view] = SparseBuffer(view, array, tree, default, array not in params)
 
     def on_realize(node: s_tir.SBlockRealize) -> None:
         if is_sp_iter(node):
@@ -443,10 +443,10 @@ def decode(func: tirx.PrimFunc) -> Program:
 
 def accesses(node: Any) -> Iterator[tuple[Var, list[ir.Expr], bool]]:
     """Yield every buffer access below `node` as (buffer, subscripts, is_store)."""
-    found: list[tuple[Var, list[ir.Expr], bool]] = []
+    buffer_accesses: list[tuple[Var, list[ir.Expr], bool]] = []
     callbacks = [
-        (tirx.BufferStore, lambda s: found.append((s.buffer, list(s.indices), True))),
-        (ir.TensorLoad, lambda x: found.append((x.source, list(x.indices), False))),
+        (tirx.BufferStore, lambda s: buffer_accesses.append((s.buffer, list(s.indices), True))),
+        (ir.TensorLoad, lambda x: buffer_accesses.append((x.source, list(x.indices), False))),
     ]
     structural_walk(node, callbacks)
-    yield from found
+    yield from buffer_accesses

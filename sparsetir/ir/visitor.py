@@ -35,8 +35,8 @@ def structural_mutate(root: Any, callbacks: Entry | Sequence[Entry]) -> Any:
 def _by_index(callbacks: Entry | Sequence[Entry]) -> Iterator[tuple[int, Callable[..., Any]]]:
     entries = [callbacks] if isinstance(callbacks, tuple) else callbacks
     for classes, callback in entries:
-        for each in classes if isinstance(classes, tuple) else (classes,):
-            yield _index(each), callback
+        for node_class in classes if isinstance(classes, tuple) else (classes,):
+            yield _index(node_class), callback
 
 
 @cache

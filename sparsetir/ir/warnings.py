@@ -14,7 +14,7 @@ from sparsetir.ir.rewriting import collect, mentions
 from sparsetir.ir.rules import Access, loads, stores
 from sparsetir.ir.views import INIT, STORED, Axis, Program, SparseBuffer, SpIter
 
-# Warnings of programs that are legal and hardly meant.
+# Warnings of programs that are legal but probably mistakes.
 
 
 def warn_of_doubtful(program: Program, *, stacklevel: int = 3) -> None:
@@ -49,10 +49,10 @@ def _lost(update: Access, iteration: SpIter) -> Iterator[Var]:
     value = update.node.value
     if not any(load.buffer.same_as(update.buffer) for load in loads(value)):
         return
-    placed = [a for v, a in zip(iteration.vars, iteration.axes, strict=True) if mentions(update.indices, [v])]
-    known = {*placed, *(above for axis in placed for above in axis.ancestors)}
+    target_axes = [a for v, a in zip(iteration.vars, iteration.axes, strict=True) if mentions(update.indices, [v])]
+    covered_axes = {*target_axes, *(ancestor for axis in target_axes for ancestor in axis.ancestors)}
     for var, axis, kind in zip(iteration.vars, iteration.axes, iteration.kinds, strict=True):
-        if kind == "S" and axis not in known and mentions(value, [var]):
+        if kind == "S" and axis not in covered_axes and mentions(value, [var]):
             yield var
 
 
@@ -130,11 +130,11 @@ def _unread_before(buffer: Var, before: list[SpIter]) -> SpIter | None:
     """Return the last iteration that stores to a buffer, if nothing reads the result before the next one does."""
     for it in reversed(before):
         stores = collect(it.block.body, tirx.BufferStore)
-        own = [s for s in stores if s.buffer.same_as(buffer)]
-        others = [s.value for s in stores if not s.buffer.same_as(buffer)]
-        if any(load.source.same_as(buffer) for load in collect(others, ir.TensorLoad)):
+        own_stores = [s for s in stores if s.buffer.same_as(buffer)]
+        other_values = [s.value for s in stores if not s.buffer.same_as(buffer)]
+        if any(load.source.same_as(buffer) for load in collect(other_values, ir.TensorLoad)):
             return None
-        if own:
+        if own_stores:
             return it
     return None
 

@@ -13,9 +13,9 @@ from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, r
 FORMATS = ("csr", "csc", "coo", "bsr", "dcsr", "ell")
 
 
-def _only(format: str, known: tuple[str, ...], name: str) -> None:
-    if format not in known:
-        raise ArgumentError(f"{name} is written for the formats {', '.join(known)}, found {format!r}")
+def _only(format: str, supported: tuple[str, ...], name: str) -> None:
+    if format not in supported:
+        raise ArgumentError(f"{name} is written for the formats {', '.join(supported)}, found {format!r}")
 
 
 @once

@@ -25,7 +25,7 @@ def once(make: Callable[P, tirx.PrimFunc]) -> Callable[P, tirx.PrimFunc]:
     ArgumentError
         `make` would be given another dtype than those of the dialect.
     """
-    signature, made = inspect.signature(make), functools.lru_cache(maxsize=128, typed=True)(make)
+    signature, cached_make = inspect.signature(make), functools.lru_cache(maxsize=128, typed=True)(make)
 
     @functools.wraps(make)
     def program(*args: P.args, **kwargs: P.kwargs) -> tirx.PrimFunc:
@@ -36,7 +36,7 @@ def once(make: Callable[P, tirx.PrimFunc]) -> Callable[P, tirx.PrimFunc]:
             if not isinstance(bound.arguments[argument], Hashable):
                 fault = f"{argument}: expected {signature.parameters[argument].annotation}, got {type(value).__name__}."
                 raise ArgumentTypeError(f"{fault} See help(sparsetir.ops.{make.__name__}).")
-        return made(*bound.args, **bound.kwargs)
+        return cached_make(*bound.args, **bound.kwargs)
 
     return program
 
