@@ -121,9 +121,9 @@ class FormatRewriteRule:
         """The new buffer."""
         program = self.program
         if len(program.buffers) != 1 or program.iterations:
-            found = f"{len(program.buffers)} sparse buffers and {len(program.iterations)} iterations"
+            counts = f"{len(program.buffers)} sparse buffers and {len(program.iterations)} iterations"
             message = f"the description of rule {self.name!r} must declare one sparse buffer and no iteration"
-            raise VerifyError(f"{message}, found {found}", self.name)
+            raise VerifyError(f"{message}, found {counts}", self.name)
         return next(iter(program.buffers.values()))
 
     @property
@@ -205,11 +205,13 @@ def describe(
     ['I', 'J']
     """
     tables = [line.strip().partition(" ") for line in table.strip().splitlines()]
-    held = {name.partition(":")[0]: (name.partition(":")[2] or idtype, extent) for name, _, extent in tables}
-    handles = ["a", *arrays.split(), *(f"{name}_data" for name in held)]
+    dtype_and_extent = {
+        name.partition(":")[0]: (name.partition(":")[2] or idtype, extent) for name, _, extent in tables
+    }
+    handles = ["a", *arrays.split(), *(f"{name}_data" for name in dtype_and_extent)]
     params = [f"{p}: T.handle" for p in handles] + [f"{p}: T.{idtype}" for p in sizes.split()]
     lines = [_declaration(line.strip(), idtype) for line in axes.strip().splitlines()]
-    lines = [*(_table(name, *what) for name, what in held.items()), *lines]
+    lines = [*(_table(name, *what) for name, what in dtype_and_extent.items()), *lines]
     body = "\n".join(f"    {line}" for line in [*lines, f"A = T.match_sparse_buffer(a, ({buffer},))"])
     return parse(f"@T.prim_func\ndef {name}({', '.join(params)}):\n{body}\n")
 

@@ -56,8 +56,8 @@ def encode(tensor: SparseTensor) -> tuple[dict[str, Any], dict[str, Array]]:
     writers = {"csr": _csr, "csc": _csr, "dcsr": _dcsr, "coo": _coo, "csf": _csf}
     write = writers.get(tensor.format.name)
     if write is None:
-        known = ", ".join(writers)
-        raise ArgumentError(f"Binsparse has no words for {tensor.format!r}: convert it to one of {known}")
+        names = ", ".join(writers)
+        raise ArgumentError(f"Binsparse has no words for {tensor.format!r}: convert it to one of {names}")
     format, arrays = write(tensor)
     dtype, values = _written(tensor.pieces[0].values)
     inner = {
@@ -78,7 +78,7 @@ def _csr(tensor: SparseTensor) -> tuple[Any, dict[str, Array]]:
 def _dcsr(tensor: SparseTensor) -> tuple[Any, dict[str, Array]]:
     arrays = tensor.pieces[0].arrays
     names = {"indices_0": "indices_i", "pointers_to_1": "indptr_j", "indices_1": "indices_j"}
-    return "DCSR", {name: arrays[own] for name, own in names.items()}
+    return "DCSR", {name: arrays[own_name] for name, own_name in names.items()}
 
 
 def _coo(tensor: SparseTensor) -> tuple[Any, dict[str, Array]]:
@@ -143,13 +143,13 @@ def decode(descriptor: dict[str, Any], arrays: dict[str, Any]) -> tuple[Any, str
     levels, order = _levels(inner)
     coords = reader.coords(levels, [reader.shape[d] for d in order])
     values = reader.values(len(coords[0]))
-    placed = tuple(coords[order.index(d)] for d in range(len(order)))
-    placed, values = _mirrored(placed, values, inner.get("structure"))
+    ordered_coords = tuple(coords[order.index(d)] for d in range(len(order)))
+    ordered_coords, values = _mirrored(ordered_coords, values, inner.get("structure"))
     if inner["format"] in ("CSR", "CSC") and not inner.get("structure"):
         make = sp.csr_array if inner["format"] == "CSR" else sp.csc_array
         indptr, indices = reader.index("pointers_to_1"), reader.index("indices_1")
         return make((values, indices, indptr), shape=reader.shape), OWN[inner["format"]]
-    return CooTensor(np.stack(placed), values, reader.shape), _own_format(inner["format"], levels, order)
+    return CooTensor(np.stack(ordered_coords), values, reader.shape), _own_format(inner["format"], levels, order)
 
 
 def _levels(inner: dict[str, Any]) -> tuple[list[tuple[str, int]], list[int]]:
@@ -187,17 +187,23 @@ def _own_format(format: Any, levels: list[tuple[str, int]], order: list[int]) ->
 
 
 def _mirrored(coords: tuple[Array, ...], values: Array, structure: str | None) -> tuple[tuple[Array, ...], Array]:
-    """Both triangles of a matrix of which one was stored."""
+    """Return both triangles of a matrix of which one is stored."""
     if not structure:
         return coords, values
     kind = structure.removesuffix("_lower").removesuffix("_upper")
     if kind not in ("symmetric", "hermitian", "skew_symmetric") or len(coords) != 2:
         raise ArgumentError(f"expected a symmetric, hermitian or skew_symmetric matrix, found structure {structure!r}")
-    away = coords[0] != coords[1]
-    other = values[away]
-    other = -other if kind == "skew_symmetric" else np.conj(other) if kind == "hermitian" else other
+    off_diagonal = coords[0] != coords[1]
+    mirrored_values = values[off_diagonal]
+    mirrored_values = (
+        -mirrored_values
+        if kind == "skew_symmetric"
+        else np.conj(mirrored_values)
+        if kind == "hermitian"
+        else mirrored_values
+    )
     i, j = coords
-    return (np.append(i, j[away]), np.append(j, i[away])), np.append(values, other)
+    return (np.append(i, j[off_diagonal]), np.append(j, i[off_diagonal])), np.append(values, mirrored_values)
 
 
 class _Reader:
@@ -216,37 +222,37 @@ class _Reader:
         return aligned_contiguous(self.arrays[name], name=name)[0]
 
     def index(self, name: str) -> Array:
-        """Pointers or indices counted from 0, signed."""
-        found = self.array(name)
-        if found.dtype.kind == "u":
-            found = found.astype(np.int64)
-        return found - found.dtype.type(self.base) if self.base else found
+        """Return pointers or indices counted from 0, as signed integers."""
+        indices = self.array(name)
+        if indices.dtype.kind == "u":
+            indices = indices.astype(np.int64)
+        return indices - indices.dtype.type(self.base) if self.base else indices
 
     def values(self, count: int) -> Array:
         """Return the stored values in their own dtype."""
-        found, dtype = self.array("values").reshape(-1), str(self.types["values"])
+        stored, dtype = self.array("values").reshape(-1), str(self.types["values"])
         if dtype.startswith("iso["):
-            found, dtype = np.repeat(found[:1], count), dtype[4:-1]
+            stored, dtype = np.repeat(stored[:1], count), dtype[4:-1]
         if dtype.startswith("complex["):
-            found = found.view(np.result_type(found, np.complex64))
+            stored = stored.view(np.result_type(stored, np.complex64))
         if dtype == "bint8":
-            found = found.astype(np.bool_)
-        if len(found) != count:
-            raise ArgumentError(f"expected {count} values, found {len(found)}")
-        return found
+            stored = stored.astype(np.bool_)
+        if len(stored) != count:
+            raise ArgumentError(f"expected {count} values, found {len(stored)}")
+        return stored
 
     def coords(self, levels: list[tuple[str, int]], extents: list[int]) -> list[Array]:
-        """Coordinates of every stored value, level by level."""
-        found: list[Array] = []
+        """Return the coordinates of every stored value, level by level."""
+        levels_coords: list[Array] = []
         count = 1
         for kind, rank in levels:
-            depth = len(found)
+            depth = len(levels_coords)
             inside = extents[depth : depth + rank]
             step = self._dense if kind == "dense" else self._sparse
             repeats, new = step(depth, count, inside)
-            found = [np.repeat(c, repeats) for c in found] + new
-            count = len(found[0])
-        return found
+            levels_coords = [np.repeat(c, repeats) for c in levels_coords] + new
+            count = len(levels_coords[0])
+        return levels_coords
 
     def _dense(self, depth: int, count: int, extents: list[int]) -> tuple[Any, list[Array]]:
         inside = np.indices(extents).reshape(len(extents), -1)

@@ -96,28 +96,28 @@ class BSR(Layout):
         return [(piece, out)]
 
     def _piece(self, grid: _Grid) -> Packed:
-        found, held = grid.blocks()
-        count = self.check_count(len(found) * grid.r * grid.c)
-        arrays, sizes = self._index(grid.shape[0], grid.rows, held)
-        arrays |= self.arrays(indices=found)
-        sizes = {"mb": grid.shape[0], "nb": grid.shape[1], **sizes, "nnzb": len(found)}
+        columns, counts = grid.blocks()
+        count = self.check_count(len(columns) * grid.r * grid.c)
+        arrays, sizes = self._index(grid.shape[0], grid.rows, counts)
+        arrays |= self.arrays(indices=columns)
+        sizes = {"mb": grid.shape[0], "nb": grid.shape[1], **sizes, "nnzb": len(columns)}
         slots = partial(grid.all_slots, index_dtype(count))
         return Packed(arrays, sizes, count, slots=slots, size=grid.entries.nnz)
 
-    def _index(self, mb: int, rows: Array, held: Array) -> tuple[dict[str, Array], dict[str, int]]:
-        """Return the index arrays of the rows of blocks, of which `rows` hold `held` blocks each; and their sizes."""
+    def _index(self, mb: int, rows: Array, row_counts: Array) -> tuple[dict[str, Array], dict[str, int]]:
+        """Return the index arrays and sizes for rows of blocks: each of `rows` holds `row_counts` blocks."""
         if self.rows_are_compressed:
             indptr = np.array([0, len(rows)])
-            return self.arrays(indptr_o=indptr, indices_o=rows, indptr=begins(held)), {"rows": len(rows)}
+            return self.arrays(indptr_o=indptr, indices_o=rows, indptr=begins(row_counts)), {"rows": len(rows)}
         check_memory(8 * mb, f"pointers to {mb} rows of blocks")
         counts = np.zeros(mb, np.int64)
-        counts[rows] = held
+        counts[rows] = row_counts
         return self.arrays(indptr=begins(counts)), {}
 
     def estimate(self, pattern: Any) -> Estimate:
         r, c = self.block
-        found = pattern.blocks.get(self.block)
-        return Estimate(UNKNOWN * pattern.nnz if found is None else found.count * r * c, per_index=r * c)
+        block_fill = pattern.blocks.get(self.block)
+        return Estimate(UNKNOWN * pattern.nnz if block_fill is None else block_fill.count * r * c, per_index=r * c)
 
     def borrow(self, source: Any, slots: Callable[[], Array]) -> list[tuple[Packed, Array]] | None:
         is_rows = isinstance(source, Compressed) and source.major == 0
@@ -176,9 +176,9 @@ class _Grid:
         """Where in the blocks' values the entries lie, a range of entries at a time."""
         total = 0
         for batch in self._batches():
-            slots, found = batch.numbered()
+            slots, block_count = batch.numbered()
             slots += total
-            total += found
+            total += block_count
             slots *= self.r * self.c
             first, last = self._heads[batch.first], self._heads[batch.last]
             in_block = self._occupied[first:last] % self.r * self.c
@@ -206,11 +206,11 @@ def number_blocks(starts: Array, keys: Array, extent: int) -> tuple[Array, Array
 
     Returns
     -------
-    found : ndarray
+    distinct : ndarray
         The distinct keys, run after run.
     numbers : ndarray
-        Where in `found` each of `keys` is.
-    held : ndarray
+        Where in `distinct` each of `keys` is.
+    run_counts : ndarray
         How many there are in each run.
     """
     numbers, total, batches = np.empty(len(keys), index_dtype(len(keys))), 0, []
@@ -219,8 +219,8 @@ def number_blocks(starts: Array, keys: Array, extent: int) -> tuple[Array, Array
         numbers[batch.part] = inside + total
         total += count
         batches.append(batch.distinct())
-    found, held = _joined(batches, keys.dtype)
-    return found, numbers, held
+    distinct, run_counts = _joined(batches, keys.dtype)
+    return distinct, numbers, run_counts
 
 
 def count_blocks(starts: Array, keys: Array, extent: int) -> Array:
@@ -241,11 +241,11 @@ class Batch:
     def distinct(self) -> tuple[Array, Array]:
         """Return the distinct keys of the runs, and the number of distinct keys of each run."""
         ordered = np.sort(self.keys)
-        run, found = np.divmod(ordered[changes([ordered])], max(self.extent, 1))
-        return found, np.bincount(run, minlength=self.last - self.first)
+        run, keys = np.divmod(ordered[changes([ordered])], max(self.extent, 1))
+        return keys, np.bincount(run, minlength=self.last - self.first)
 
     def numbered(self) -> tuple[Array, int]:
-        """Where among the distinct keys each key is, and how many there are."""
+        """Return the index of each key among the distinct keys, and their number."""
         order = np.argsort(self.keys, kind="stable")
         new = changes([self.keys[order]])
         numbers = np.empty(len(order), np.int64)
@@ -254,7 +254,7 @@ class Batch:
 
 
 def key_batches(starts: Array, keys: Array, extent: int, width: int = 1) -> Iterator[Batch]:
-    """Some runs of ``keys // width`` at a time: sorting is fastest in cache."""
+    """Yield some runs of ``keys // width`` at a time: sorting is fastest in cache."""
     first, starts = 0, starts.astype(np.int64, copy=False)
     while first < len(starts) - 1:
         last = int(np.searchsorted(starts, starts[first] + BATCH, side="right")) - 1
@@ -266,13 +266,13 @@ def key_batches(starts: Array, keys: Array, extent: int, width: int = 1) -> Iter
         first = last
 
 
-def _joined(found: Iterable[tuple[Array, Array]], dtype: np.dtype[Any]) -> tuple[Array, Array]:
+def _joined(batches: Iterable[tuple[Array, Array]], dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Concatenate the keys and the counts of all batches."""
-    keys, held = [np.zeros(0, dtype)], [np.zeros(0, np.int64)]
-    for some, counts in found:
-        keys.append(some.astype(dtype, copy=False))
-        held.append(counts)
-    return np.concatenate(keys), np.concatenate(held)
+    keys, all_counts = [np.zeros(0, dtype)], [np.zeros(0, np.int64)]
+    for batch_keys, counts in batches:
+        keys.append(batch_keys.astype(dtype, copy=False))
+        all_counts.append(counts)
+    return np.concatenate(keys), np.concatenate(all_counts)
 
 
 __all__ = ["BSR", "DBSR", "Batch", "count_blocks", "key_batches", "number_blocks"]

@@ -58,7 +58,7 @@ class Layout(Format):
         raise NotImplementedError
 
     def arrays(self, **arrays: Array) -> dict[str, Array]:
-        """Index arrays in the index type."""
+        """Convert index arrays to the index type."""
         return {name: index_array(array, self.index_type) for name, array in arrays.items()}
 
 
@@ -245,13 +245,13 @@ class ELL(Layout):
         return Estimate(pattern.shape[0] * (self.width or max(pattern.rows.max, 1)))
 
     def _width(self, entries: Entries) -> int:
-        held = np.diff(entries.indptr)
-        longest = int(held.max(initial=0))
+        lengths = np.diff(entries.indptr)
+        longest = int(lengths.max(initial=0))
         if self.width is None:
             return max(longest, 1)
         if longest > self.width:
-            found = f"row {int(held.argmax())} holds {longest} entries but {self!r} has {self.width} slots in a row"
-            raise StructureError(f"{found}: raise the width, leave it out, or cut the matrix into several pieces")
+            fault = f"row {int(lengths.argmax())} holds {longest} entries but {self!r} has {self.width} slots in a row"
+            raise StructureError(f"{fault}: raise the width, leave it out, or cut the matrix into several pieces")
         return self.width
 
 

@@ -43,7 +43,7 @@ def compressed_rows(value: Any, name: str = "a matrix") -> Any:
 
 
 def _torch_rows(value: Any, name: str) -> Any:
-    """torch makes rows neither of blocks nor of lists whose entries are dense."""
+    """Convert a torch tensor to rows; torch itself converts neither blocks nor lists with dense entries."""
     layout = str(value.layout).removeprefix("torch.sparse_")
     if layout == "csr":
         return value
@@ -81,10 +81,10 @@ def _of_class(tensor: SparseTensor, value: Any) -> Any:
     if not sp.issparse(value):
         return tensor.to_coo()
     if value.format == "bsr":
-        made = in_format(tensor.to_scipy("csr"), "bsr", value.blocksize)
+        converted = in_format(tensor.to_scipy("csr"), "bsr", value.blocksize)
     else:
-        made = tensor.to_scipy(value.format if value.format in ("csr", "csc") else "coo")
-    return made if isinstance(value, sp.sparray) else MATRICES[made.format](made)
+        converted = tensor.to_scipy(value.format if value.format in ("csr", "csc") else "coo")
+    return converted if isinstance(value, sp.sparray) else MATRICES[converted.format](converted)
 
 
 __all__ = ["add_duplicates", "compressed_rows"]

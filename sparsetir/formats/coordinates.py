@@ -162,14 +162,14 @@ class CSF(Layout):
         above: Array = np.zeros(1, np.int64)  # where the fibers of the level above begin in the list of entries
         for depth, d in enumerate(self._order()):
             new |= changes([coords[depth]])
-            starts, held = above, coords[depth]
+            starts, level_coords = above, coords[depth]
             if depth < len(coords) - 1:
                 heads = np.flatnonzero(new)
-                starts, held, above = np.searchsorted(heads, above), held[heads], heads
+                starts, level_coords, above = np.searchsorted(heads, above), level_coords[heads], heads
             a = axis_name(d).lower()
-            arrays[f"indptr_{a}"] = index_array(np.append(starts, len(held)), self.index_type)
-            arrays[f"indices_{a}"] = index_array(held, self.index_type)
-            counts.append(len(held))
+            arrays[f"indptr_{a}"] = index_array(np.append(starts, len(level_coords)), self.index_type)
+            arrays[f"indices_{a}"] = index_array(level_coords, self.index_type)
+            counts.append(len(level_coords))
         return arrays, counts
 
     def _order(self) -> tuple[int, ...]:

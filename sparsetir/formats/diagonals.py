@@ -67,12 +67,12 @@ class DIA(Layout):
     def packed(self, entries: Entries) -> Packed:
         m, n = entries.shape
         check_memory(8 * (m + n), f"numbers of {m + n} diagonals")
-        taken = np.zeros(max(m + n - 1, 0), np.bool_)
+        is_used = np.zeros(max(m + n - 1, 0), np.bool_)
         for _, _, number in numbered(entries):
-            taken[number] = True
-        offsets = np.flatnonzero(taken) - (m - 1)
+            is_used[number] = True
+        offsets = np.flatnonzero(is_used) - (m - 1)
         count = self.check_count(m * len(offsets))
-        rank, slots = np.cumsum(taken) - 1, np.empty(entries.nnz, index_dtype(count))
+        rank, slots = np.cumsum(is_used) - 1, np.empty(entries.nnz, index_dtype(count))
         for part, rows, number in numbered(entries):
             slots[part] = rows * len(offsets) + rank[number]
         return Packed(self.arrays(offsets=offsets), {"m": m, "n": n, "nd": len(offsets)}, count, slots=slots)
@@ -192,35 +192,35 @@ class SliceDiagonals(Layout):
         )
 
     def packed(self, entries: Entries) -> Packed:
-        found, mask = self.dense_enough(entries, 0.0)
+        piece, mask = self.dense_enough(entries, 0.0)
         if not mask.all():
             raise StructureError(f"a diagonal of {self.C} rows reaches out of the matrix: take hdia")
-        return found
+        return piece
 
     def dense_enough(self, entries: Entries, density: float) -> tuple[Packed, Array]:
-        """The diagonals inside the matrix of which that fraction is there, and which entries lie on them, as a mask."""
+        """Return the diagonals inside the matrix that are `density` full, and a mask of the entries on them."""
         (m, n), indptr, size = entries.shape, entries.indptr, int(self.C)
-        held, firsts, total = np.zeros(-(-m // size), np.int64), [np.zeros(0, np.int64)], 0
+        slice_counts, firsts, total = np.zeros(-(-m // size), np.int64), [np.zeros(0, np.int64)], 0
         mask, slots = np.empty(entries.nnz, np.bool_), [np.zeros(0, index_dtype(entries.nnz * size))]
         for begin, end in row_chunks(indptr, size):
             part = slice(indptr[begin], indptr[end])
             lane = np.repeat(np.arange(end - begin) % size, np.diff(indptr[begin : end + 1]))
             starts = np.append(indptr[begin:end:size], indptr[end]) - indptr[begin]
             # Counted from what the last row of a slice would need for column 0.
-            found, numbers, counts = number_blocks(starts, entries.last[part] - lane + (size - 1), n + size - 1)
-            first = found - (size - 1)
-            kept = (first >= 0) & (first + size <= n)
-            kept &= np.bincount(numbers, minlength=len(found)) >= density * size
-            mask[part] = kept[numbers]
-            number = (np.cumsum(kept) - 1 + total)[numbers[mask[part]]]
+            keys, numbers, counts = number_blocks(starts, entries.last[part] - lane + (size - 1), n + size - 1)
+            first = keys - (size - 1)
+            is_full = (first >= 0) & (first + size <= n)
+            is_full &= np.bincount(numbers, minlength=len(keys)) >= density * size
+            mask[part] = is_full[numbers]
+            number = (np.cumsum(is_full) - 1 + total)[numbers[mask[part]]]
             slots.append((number * size + lane[mask[part]]).astype(slots[0].dtype, copy=False))
-            slices = np.repeat(np.arange(len(counts)), counts)[kept]
-            held[begin // size : begin // size + len(counts)] = np.bincount(slices, minlength=len(counts))
-            firsts.append(first[kept])
+            slices = np.repeat(np.arange(len(counts)), counts)[is_full]
+            slice_counts[begin // size : begin // size + len(counts)] = np.bincount(slices, minlength=len(counts))
+            firsts.append(first[is_full])
             total += len(firsts[-1])
         count = self.check_count(total * size, indices=total)
-        arrays = self.arrays(slice_ptr=begins(held), first=np.concatenate(firsts))
-        sizes = {"m": m, "n": n, "slices": len(held), "total": total}
+        arrays = self.arrays(slice_ptr=begins(slice_counts), first=np.concatenate(firsts))
+        sizes = {"m": m, "n": n, "slices": len(slice_counts), "total": total}
         index = None if mask.all() else np.flatnonzero(mask)
         return Packed(arrays, sizes, count, index, np.concatenate(slots)), mask
 
@@ -235,9 +235,9 @@ def slice_diagonals(entries: Entries, size: int, density: float) -> tuple[float,
         slices = np.arange(-(-entries.shape[0] // size), dtype=np.uint32) * np.uint32(MIX) >> np.uint32(16)
         rows = np.repeat(slices % np.uint32(step) == 0, size)[: entries.shape[0]]
         entries, _ = subset(entries, np.repeat(rows, np.diff(entries.indptr)))
-    found, mask = SliceDiagonals(size).dense_enough(entries, density)
-    held = int(np.count_nonzero(mask))
-    return held / max(entries.nnz, 1), held / max(found.count, 1)
+    piece, mask = SliceDiagonals(size).dense_enough(entries, density)
+    entry_count = int(np.count_nonzero(mask))
+    return entry_count / max(entries.nnz, 1), entry_count / max(piece.count, 1)
 
 
 def numbered(entries: Entries) -> Iterator[tuple[slice, Array, Array]]:

@@ -138,12 +138,12 @@ class Encoding:
         levels = ", ".join(level.text(names) for level in self.levels)
         options: dict[str, float] = {"posWidth": self.pos_width, "crdWidth": self.crd_width}
         options |= {"explicitVal": self.explicit or 0, "implicitVal": self.implicit or 0}
-        held = "".join(f", {name} = {value:g}" for name, value in options.items() if value)
-        return f"({', '.join(names)}) -> ({levels}){held}"
+        option_text = "".join(f", {name} = {value:g}" for name, value in options.items() if value)
+        return f"({', '.join(names)}) -> ({levels}){option_text}"
 
 
 def parse(text: str) -> Encoding:
-    """Return the encoding that a text says, MLIR's or the part after ``map =`` alone.
+    """Parse an encoding, MLIR's or the part after ``map =`` alone.
 
     Parameters
     ----------
@@ -161,18 +161,18 @@ def parse(text: str) -> Encoding:
     body = re.sub(r"^\s*map\s*=", "", wide.group(1)) if wide else text
     match = MAP.match(body)
     if match is None:
-        found = text if len(text) < 200 else f"{text[:200]} ..."
+        quoted = text if len(text) < 200 else f"{text[:200]} ..."
         raise ArgumentError(
-            f"expected an encoding such as '(i, j) -> (i : dense, j : compressed)', or MLIR's; found {found!r}"
+            f"expected an encoding such as '(i, j) -> (i : dense, j : compressed)', or MLIR's; found {quoted!r}"
         )
     names = [name.strip() for name in match.group(1).split(",")]
     for name in names:
         if not NAME.match(name) or names.count(name) > 1:
             raise ArgumentError(f"dimensions have different names, found {name!r} in {text!r}")
     levels = tuple(_level(part, names) for part in _split(match.group(2)))
-    own = tuple(names) if names != [f"d{d}" for d in range(len(names))] else ()
-    made = replace(_options(match.group(3), len(names), levels), names=own)
-    return _checked(made, text)
+    own_names = tuple(names) if names != [f"d{d}" for d in range(len(names))] else ()
+    encoding = replace(_options(match.group(3), len(names), levels), names=own_names)
+    return _checked(encoding, text)
 
 
 def _split(text: str) -> list[str]:
@@ -194,8 +194,8 @@ def _level(text: str, names: Sequence[str]) -> LevelText:
     subject, kind, ratio, properties = (group.strip() if group else "" for group in match.groups())
     if kind not in KINDS:
         raise ArgumentError(f"a level is one of {', '.join(KINDS)}; found {kind!r} in {text.strip()!r}")
-    given = [p.strip() for p in properties.strip("()").split(",") if p.strip()]
-    unknown = [p for p in given if p not in PROPERTIES]
+    names_given = [p.strip() for p in properties.strip("()").split(",") if p.strip()]
+    unknown = [p for p in names_given if p not in PROPERTIES]
     if unknown:
         raise ArgumentError(f"properties of a level are {', '.join(PROPERTIES)}; found {unknown[0]!r}")
     numbers = [n.strip() for n in ratio.strip("[]").split(",") if n.strip()]
@@ -203,13 +203,13 @@ def _level(text: str, names: Sequence[str]) -> LevelText:
         raise ArgumentError(
             f"a structured level says how many are kept of how many, as structured[2, 4]; found {text!r}"
         )
-    made = _subject(subject, names)
-    held = tuple(p for p in PROPERTIES if p in given)
-    return replace(made, kind=kind, ratio=tuple(int(n) for n in numbers), properties=held)
+    level = _subject(subject, names)
+    ordered_properties = tuple(p for p in PROPERTIES if p in names_given)
+    return replace(level, kind=kind, ratio=tuple(int(n) for n in numbers), properties=ordered_properties)
 
 
 def _subject(text: str, names: Sequence[str]) -> LevelText:
-    """What a level has the coordinates of."""
+    """Parse the dimension or the part of a dimension whose coordinates a level has."""
     if text in names:
         return LevelText(names.index(text), "")
     diagonal, block = DIAGONAL.match(text), BLOCK.match(text)
@@ -226,43 +226,43 @@ def _subject(text: str, names: Sequence[str]) -> LevelText:
 
 
 def _options(text: str, order: int, levels: tuple[LevelText, ...]) -> Encoding:
-    held: dict[str, int] = {}
+    options: dict[str, int] = {}
     for part in (p.strip() for p in text.split(",") if p.strip()):
         match = OPTION.match(part)
         if match is None or match.group(1) not in ("posWidth", "crdWidth", "explicitVal", "implicitVal"):
             raise ArgumentError(f"options are posWidth, crdWidth, explicitVal and implicitVal; found {part!r}")
-        held[match.group(1)] = int(match.group(2))
+        options[match.group(1)] = int(match.group(2))
     for name in ("posWidth", "crdWidth"):
-        if held.get(name, 0) not in WIDTHS:
-            raise ArgumentError(f"{name} is one of {', '.join(map(str, WIDTHS))}, found {held[name]}")
+        if options.get(name, 0) not in WIDTHS:
+            raise ArgumentError(f"{name} is one of {', '.join(map(str, WIDTHS))}, found {options[name]}")
     return Encoding(
         order,
         levels,
-        held.get("posWidth", 0),
-        held.get("crdWidth", 0),
-        held.get("implicitVal"),
-        held.get("explicitVal"),
+        options.get("posWidth", 0),
+        options.get("crdWidth", 0),
+        options.get("implicitVal"),
+        options.get("explicitVal"),
     )
 
 
-def _checked(made: Encoding, text: str) -> Encoding:
+def _checked(encoding: Encoding, text: str) -> Encoding:
     """Return the encoding, once each dimension is stored in full and once."""
-    for dim in range(made.order):
-        parts = [(level.part, level.block) for level in made.levels if level.dim == dim]
+    for dim in range(encoding.order):
+        parts = [(level.part, level.block) for level in encoding.levels if level.dim == dim]
         plain = [part for part, _ in parts if part in ("", "minus")]
-        if len(plain) == len(parts) == 1 and (plain != ["minus"] or _has_other(made, dim)):
+        if len(plain) == len(parts) == 1 and (plain != ["minus"] or _has_other(encoding, dim)):
             continue
         sizes = {block for _, block in parts}
         if sorted(part for part, _ in parts) == ["floordiv", "mod"] and len(sizes) == 1:
             continue
-        name = (made.names or [f"d{d}" for d in range(made.order)])[dim]
+        name = (encoding.names or [f"d{d}" for d in range(encoding.order)])[dim]
         _refuse(f"{text!r} stores dimension {name} not exactly once: name it in one level, or in two as blocks")
-    return made
+    return encoding
 
 
-def _has_other(made: Encoding, dim: int) -> bool:
-    level = next(level for level in made.levels if level.dim == dim)
-    return level.other != dim and any(o.dim == level.other and o.part == "" for o in made.levels)
+def _has_other(encoding: Encoding, dim: int) -> bool:
+    level = next(level for level in encoding.levels if level.dim == dim)
+    return level.other != dim and any(o.dim == level.other and o.part == "" for o in encoding.levels)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -276,7 +276,7 @@ SPECIAL = (CSR, CSC, DCSR, COO, CSF, BSR, DBSR, NM, DIA)
 
 
 def format(text: str | Format) -> Format:
-    """Return the format that a text says.
+    """Return the format that a text denotes.
 
     Parameters
     ----------
@@ -312,9 +312,9 @@ def format(text: str | Format) -> Format:
     encoding = parse(text)
     idtype = _idtype(encoding)
     _check_values(encoding)
-    known = _known(encoding)
-    if known is not None:
-        return known.with_idtype(idtype) if idtype else known
+    named = _known(encoding)
+    if named is not None:
+        return named.with_idtype(idtype) if idtype else named
     return Encoded(text=text)
 
 
@@ -359,8 +359,8 @@ def _levels_of(format: Format) -> list[LevelText] | None:
         CSC: [(1, dense), (0, packed)],
         DCSR: [(0, packed), (1, packed)],
     }
-    known = table.get(type(format))
-    return None if known is None else [LevelText(d, kind) for d, kind in known]
+    levels = table.get(type(format))
+    return None if levels is None else [LevelText(d, kind) for d, kind in levels]
 
 
 def _bare(encoding: Encoding) -> tuple[LevelText, ...]:
@@ -384,17 +384,17 @@ def _known(encoding: Encoding) -> Format | None:
         tries.append(lambda: NM(*levels[-1].ratio))
     for constructor in tries:
         try:
-            found = constructor()
+            candidate = constructor()
         except ArgumentError:  # not with these numbers
             continue
-        own = _levels_of(found)
-        if own is not None and _bare(Encoding(order, tuple(own))) == levels:
-            return found
+        levels_of_candidate = _levels_of(candidate)
+        if levels_of_candidate is not None and _bare(Encoding(order, tuple(levels_of_candidate))) == levels:
+            return candidate
     return None
 
 
 def _idtype(encoding: Encoding) -> str | None:
-    """The index type that has room for both widths: index arrays of one format are all of 32 bits or all of 64."""
+    """Return the index type that represents both widths: index arrays of one format are all of 32 bits or all of 64."""
     widest = max(encoding.pos_width, encoding.crd_width)
     return None if not widest else "int64" if widest > 32 else "int32"
 
@@ -580,7 +580,7 @@ class Encoded(Format):
         return [Packed(arrays, sizes, self.check_count(count), entries=by, slots=at, size=entries.nnz)]
 
     def _heads(self, level: LevelText, at: Array, c: Array) -> Array:
-        """Which entries are the first of their position."""
+        """Return which entries are the first of their position."""
         if "nonunique" in level.properties:
             return np.ones(len(c), np.bool_)
         return changes([at, c])

@@ -27,7 +27,7 @@ CHUNK = 1 << 18  # elements moved at a time: numpy widens a 32-bit index to 64 b
 
 
 def take(values: Array, index: Array) -> Array:
-    """``values[index]`` for flat arrays."""
+    """Return ``values[index]`` for flat arrays."""
     out = np.empty(len(index), values.dtype)
     for begin in range(0, len(index), CHUNK):
         part = slice(begin, begin + CHUNK)
@@ -36,7 +36,7 @@ def take(values: Array, index: Array) -> Array:
 
 
 def put(out: Array, index: Array | slice, values: Array) -> None:
-    """``out[index] = values`` for flat arrays."""
+    """Set ``out[index] = values`` for flat arrays."""
     if isinstance(index, slice):
         out[index] = values
         return
@@ -46,14 +46,14 @@ def put(out: Array, index: Array | slice, values: Array) -> None:
 
 
 def begins(counts: Array) -> Array:
-    """Where each of several runs begins, and where the last one ends."""
+    """Return the begin of each of several runs, and the end of the last one."""
     out = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=out[1:])
     return out
 
 
 def index_array(array: Array, idtype: str) -> Array:
-    """`array` in the index type, the same object if it is already that."""
+    """Convert `array` to the index type; return the same object if it has that type."""
     return np.require(array, idtype, ["C", "A"])
 
 
@@ -83,12 +83,12 @@ def index_dtype(size: int) -> np.dtype[Any]:
 
 
 def counting(size: int) -> Array:
-    """0, 1, 2 ... in 32 bits where they suffice."""
+    """Return 0, 1, 2 ... in 32 bits where they suffice."""
     return np.arange(size, dtype=index_dtype(size))
 
 
 def changes(arrays: Sequence[Array]) -> Array:
-    """Where an element of sorted tuples differs from the one before."""
+    """Return where an element of sorted tuples differs from the one before."""
     first = np.zeros(len(arrays[0]), np.bool_)
     first[:1] = True
     for array in arrays:
@@ -190,7 +190,7 @@ class Entries:
 
     @classmethod
     def of_rows(cls, shape: tuple[int, ...], indptr: Array, columns: Array) -> Entries:
-        """The entries of a matrix by where its rows begin; the rows' numbers are written out only where needed."""
+        """Make entries from the row pointers and columns of a matrix; row numbers are only computed on demand."""
         return cls(shape, (columns,), indptr)
 
     @cached_property
@@ -278,25 +278,25 @@ class Packed:
 
     def values(self, values: Array) -> Array:
         """Return the piece's flat values, from those of the tensor's entries; padding is zero."""
-        held = values if self.entries is None else take(values, self.entries)
-        if self.slots is None and len(held) == self.count:
-            return np.ascontiguousarray(held)
+        piece_values = values if self.entries is None else take(values, self.entries)
+        if self.slots is None and len(piece_values) == self.count:
+            return np.ascontiguousarray(piece_values)
         out = np.zeros(self.count, values.dtype)
-        put(out, slice(len(held)) if self.slots is None else self.slots, held)
+        put(out, slice(len(piece_values)) if self.slots is None else self.slots, piece_values)
         return out
 
     def gather(self, stored: Array, out: Array) -> None:
-        """The reverse of `values`: put the piece's values to their entries in `out`."""
+        """Scatter the piece's values to their entries in `out`: the reverse of `values`."""
         flat = stored.reshape(-1)
-        held = flat[: self.size] if self.slots is None else take(flat, self.slots)
-        put(out, slice(None) if self.entries is None else self.entries, held)
+        piece_values = flat[: self.size] if self.slots is None else take(flat, self.slots)
+        put(out, slice(None) if self.entries is None else self.entries, piece_values)
 
     @property
     def size(self) -> int:
         """Number of entries held."""
         if self._size is None:
-            held = self.entries if self.slots is None else self.slots
-            self._size = self.count if held is None else len(held)
+            index = self.entries if self.slots is None else self.slots
+            self._size = self.count if index is None else len(index)
         return self._size
 
 
@@ -314,11 +314,11 @@ class Format:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What was chosen, by name: `make` takes it back."""
-        found: dict[str, Any] = {}
+        """The parameters by name, as `make` takes them."""
+        chosen: dict[str, Any] = {}
         if is_dataclass(self):
-            found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: as_whole(value) for name, value in found.items() if name != "idtype" or value is not None}
+            chosen = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: as_whole(value) for name, value in chosen.items() if name != "idtype" or value is not None}
 
     @property
     def rules(self) -> Sequence[FormatRewriteRule]:
@@ -330,7 +330,7 @@ class Format:
         raise NotImplementedError
 
     def estimate(self, pattern: Any) -> Estimate:
-        """What it would store for a tensor with a `Pattern`, a `MatrixPattern` where it is for matrices only."""
+        """Estimate the storage of a tensor with a `Pattern` (a `MatrixPattern` for formats of matrices only)."""
         return Estimate(pattern.nnz)
 
     @property
@@ -344,7 +344,7 @@ class Format:
         return 1
 
     def fill(self, entries: Entries, values: Array) -> list[tuple[Packed, Array]]:
-        """`pack`, and the flat values of each piece; a format that lays both out in one go overrides it."""
+        """Return `pack` with the flat values of each piece; a format may override it to compute both at once."""
         pieces = self.pack(entries)
         check_values(sum(piece.count for piece in pieces), values.dtype)
         return [(piece, piece.values(values)) for piece in pieces]
@@ -357,21 +357,21 @@ class Format:
         return None
 
     def resolve(self, ndim: int, idtype: str) -> Format:
-        """This format with everything chosen that a tensor of `ndim` dimensions decides."""
+        """Return this format with all parameters set that a tensor of `ndim` dimensions determines."""
         if self.dimensions not in (None, ndim):
             expected = f"{self.name} stores tensors of {self.dimensions} dimensions"
             raise ArgumentError(f"{expected}, found one of {ndim}: take csf, coo, or a tree of your own")
         return self if self.idtype is not None else self.with_idtype(idtype)
 
     def with_idtype(self, idtype: str) -> Format:
-        """This format with index arrays of another type."""
+        """Return this format with index arrays of another type."""
         check_idtype(idtype)
         if is_dataclass(self):
             return replace(self, idtype=idtype)
-        chosen = copy.copy(self)
-        vars(chosen).pop("rules", None)  # may be cached
-        vars(chosen)["idtype"] = idtype
-        return chosen
+        copied = copy.copy(self)
+        vars(copied).pop("rules", None)  # may be cached
+        vars(copied)["idtype"] = idtype
+        return copied
 
     @property
     def index_type(self) -> str:
@@ -379,7 +379,7 @@ class Format:
         return self.idtype or "int32"
 
     def check_count(self, count: int, *, indices: int = 0) -> int:
-        """`count` as an int, once the index type can represent it and the values fit into memory.
+        """Return `count` as an int; raise unless the index type can represent it and the values fit into memory.
 
         Parameters
         ----------
@@ -397,9 +397,9 @@ class Format:
         """
         nbytes = count + indices * np.dtype(self.index_type).itemsize
         if self.index_type == "int32" and count >= INT32_END:
-            found = f"{self!r} would store {count} values, more than int32 indices can count"
+            fault = f"{self!r} would store {count} values, more than int32 indices can count"
             remedy = "leave idtype out or pass idtype='int64'" if fits(nbytes) else "take one that stores less"
-            raise CapacityError(f"{found}: {remedy}")
+            raise CapacityError(f"{fault}: {remedy}")
         check_memory(nbytes, f"{count} values")
         return int(count)
 

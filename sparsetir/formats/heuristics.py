@@ -36,7 +36,7 @@ REST = 1.3  # how many times longer an entry takes that is on none of them, as i
 
 
 def block_gain(size: int, fill: float) -> float:
-    """How many times faster rows together should be: one load serves them all, but zeros are multiplied too.
+    """Return the expected speedup of rows together: one load serves them all, but zeros are multiplied too.
 
     A row alone loads a vector for each multiplication, and both take as long.
 
@@ -49,13 +49,13 @@ def block_gain(size: int, fill: float) -> float:
 
 
 def group_gain(entries: Entries, rows: int) -> float:
-    """How many times faster rows in groups of so many should be, of which some are as they were."""
+    """Return the expected speedup of rows in groups of `rows`; rows outside of groups count as unchanged."""
     share, fill = grouped_share(entries, rows, RowGroups.padding)
     return 1 / (1 - share + share / block_gain(rows, fill)) if share else 1.0
 
 
 def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: int) -> float:
-    """How many times faster sums over blocks should be than over rows, for `nnz` entries of `index` and `value` bytes.
+    """Return the speedup of sums over blocks relative to rows, for `nnz` entries of `index` and `value` bytes.
 
     Where they come from memory, not more than there is less to read.
 
@@ -70,7 +70,7 @@ def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: in
 
 
 def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -> float:
-    """How many times faster sums over diagonals of slices should be than over rows.
+    """Return the expected speedup of sums over diagonals of slices relative to rows.
 
     `index` and `value` are bytes of an entry. `share` of the entries lie on diagonals that are `fill` full. For data in
     memory, as for `sum_gain`, at most by as much as there is less to read.
@@ -80,9 +80,9 @@ def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -
     >>> diagonal_gain(1.0, 0.5, 1000, 4, 4), diagonal_gain(1.0, 1.0, 10**9, 4, 4)
     (1.75, 2.0)
     """
-    held = share / fill if fill else 0.0
-    gain = 1 / (held / SUMMED_ON_DIAGONALS + REST * (1 - share))
-    in_rows, on_diagonals = index + value, held * value + (1 - share) * (index + value)
+    slots_per_entry = share / fill if fill else 0.0
+    gain = 1 / (slots_per_entry / SUMMED_ON_DIAGONALS + REST * (1 - share))
+    in_rows, on_diagonals = index + value, slots_per_entry * value + (1 - share) * (index + value)
     return gain if nnz * in_rows <= last_cache() else min(gain, in_rows / on_diagonals)
 
 
@@ -182,14 +182,14 @@ def by_length(p: MatrixPattern) -> Iterator[Format]:
 
 def by_block(p: MatrixPattern) -> Iterator[Format]:
     """Dense blocks, those that are full enough with the rest apart, and blocks that are one column wide."""
-    for (r, c), found in p.blocks.items():
+    for (r, c), fill in p.blocks.items():
         if c in (1, r):
             yield BSR(r, c)
         if r != c:
             continue
         if p.rows.empty >= EMPTY * p.rows.count:
             yield DBSR(r, c)
-        if WORTHWHILE <= found.share < 1:
+        if WORTHWHILE <= fill.share < 1:
             yield Blocks(r, c)
     yield SRBCRS(8, 8)
 
@@ -252,10 +252,10 @@ def of_tensor(p: Pattern) -> Iterator[Format]:
     """
     yield COO(p.ndim)
     for root in range(p.ndim):
-        rest = [d for d in range(p.ndim) if d != root]
-        yield CSF((root, *rest))
-        if sorted(rest, key=lambda d: p.shape[d]) != rest:
-            yield CSF((root, *sorted(rest, key=lambda d: p.shape[d])))
+        other_dims = [d for d in range(p.ndim) if d != root]
+        yield CSF((root, *other_dims))
+        if sorted(other_dims, key=lambda d: p.shape[d]) != other_dims:
+            yield CSF((root, *sorted(other_dims, key=lambda d: p.shape[d])))
 
 
 def proposed(p: Pattern) -> Iterator[Format]:
@@ -302,13 +302,13 @@ def considered(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Considere
     most : float
         Most values that a format may store for each entry.
     """
-    found = []
+    formats = []
     for format in proposed(pattern):
-        each = format.estimate(pattern).at_most / max(pattern.nnz, 1)
-        shown = f"{each:.3g}" if each < 100 else f"{each:,.0f}"
-        objection = f"it would store up to {shown} values for each entry, more than {most:g}"
-        found.append(Considered(format, each, objection if each > most else None))
-    return found
+        values_per_entry = format.estimate(pattern).at_most / max(pattern.nnz, 1)
+        shown_values = f"{values_per_entry:.3g}" if values_per_entry < 100 else f"{values_per_entry:,.0f}"
+        objection = f"it would store up to {shown_values} values for each entry, more than {most:g}"
+        formats.append(Considered(format, values_per_entry, objection if values_per_entry > most else None))
+    return formats
 
 
 def candidates(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Format]:
@@ -333,11 +333,11 @@ def candidates(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Format]:
     >>> candidates(tridiagonal)[-3:]
     [dia(), band(lower=1, upper=1), hdia(C=16, rest='sell', density=0.5)]
     """
-    return [found.format for found in considered(pattern, most=most) if found.objection is None]
+    return [option.format for option in considered(pattern, most=most) if option.objection is None]
 
 
 def promising(pattern: Pattern, *, most: float = MOST_VALUES, feat: int = 1) -> list[Format]:
-    """Return the formats that suit a pattern and have loops of their own, the likeliest first.
+    """Return the formats that suit a pattern and have specialised loops, the likeliest first.
 
     Parameters
     ----------
@@ -347,20 +347,20 @@ def promising(pattern: Pattern, *, most: float = MOST_VALUES, feat: int = 1) -> 
     feat : int
         Length of the dense rows, 1 for vectors: see `dense_rows`.
     """
-    found = [c for c in considered(pattern, most=most) if c.objection is None]
+    options = [c for c in considered(pattern, most=most) if c.objection is None]
     if not isinstance(pattern, MatrixPattern):
-        return [c.format for c in found]
-    kept = [c for c in found if not isinstance(c.format, LEFT_OUT)]
+        return [c.format for c in options]
+    suitable = [c for c in options if not isinstance(c.format, LEFT_OUT)]
     if feat > 1 or ENTRY * pattern.nnz <= last_cache():
-        kept = [c for c in kept if not isinstance(c.format, NARROW)]
+        suitable = [c for c in suitable if not isinstance(c.format, NARROW)]
     if feat > 1:
-        kept = [c for c in kept if not isinstance(c.format, VECTORS)]
-    turn = {id(c): isinstance(c.format, LATE) - isinstance(c.format, EARLY) for c in kept}
-    return [c.format for c in sorted(kept, key=lambda c: (turn[id(c)], c.values))]
+        suitable = [c for c in suitable if not isinstance(c.format, VECTORS)]
+    turn = {id(c): isinstance(c.format, LATE) - isinstance(c.format, EARLY) for c in suitable}
+    return [c.format for c in sorted(suitable, key=lambda c: (turn[id(c)], c.values))]
 
 
 def dense_rows(shapes: Iterable[tuple[int, ...]]) -> int:
-    """How long the rows of the dense arguments are, at most; 1 where all are vectors."""
+    """Return the greatest row length of the dense arguments; 1 if all are vectors."""
     return max((shape[-1] for shape in shapes if len(shape) > 1), default=1)
 
 
@@ -415,23 +415,23 @@ def suited_to_sums(entries: Entries, itemsize: int, calls: float) -> Conversion 
     sizes = indices.size, indices.itemsize, itemsize
     fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
     best, shape = max((sum_gain(size, fill, *sizes), size) for size, fill in fills.items())
-    found = [(best, Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS))]
+    gains = [(best, Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS))]
     if indices.size >= MANY:
-        found += _in_slices(entries, itemsize, calls)
-    gain, conversion = max(found, key=lambda each: each[0])
+        gains += _in_slices(entries, itemsize, calls)
+    gain, conversion = max(gains, key=lambda pair: pair[0])
     return conversion if gain >= LEAST_GAIN else None
 
 
 def _in_slices(entries: Entries, itemsize: int, calls: float) -> Iterator[tuple[float, Conversion]]:
-    """Formats of slices of rows and how many times faster sums over them should be, for many entries."""
+    """Yield formats of slices of rows and the expected speedup of sums over them, for many entries."""
     (m, n), indptr, indices = entries.shape, entries.indptr, entries.last
     window, (wide, narrow) = NEAR, slice_fills(indptr, WIDTHS, NEAR)
     far = slice_fills(indptr, WIDTHS, FAR) if MUCH_FULLER * narrow < 1 else (wide, narrow)
     if far[1] > MUCH_FULLER * narrow:
         window, (wide, narrow) = FAR, far
     if narrow >= HALF_FULL and CONVERSION / SAVED_ON_DIAGONALS <= calls:
-        found = slice_diagonals(entries, *HACK)
-        gain = diagonal_gain(*found, indices.size, indices.itemsize, itemsize)
+        share_and_fill = slice_diagonals(entries, *HACK)
+        gain = diagonal_gain(*share_and_fill, indices.size, indices.itemsize, itemsize)
         yield gain, Conversion(HDIA(HACK[0]), CONVERSION / SAVED_ON_DIAGONALS)
     if indices.size <= (SHORT if 2 * n * itemsize <= private_cache() else FAR_SHORT) * m:
         rows = WIDTHS[0] if wide >= AS_FULL * narrow else WIDTHS[1]

@@ -141,10 +141,10 @@ class Blocks(DensePart):
 
     def estimate(self, pattern: Any) -> Estimate:
         r, c = self.block
-        found, nnz = pattern.blocks.get(self.block), pattern.nnz
-        if found is None:
+        block_fill, nnz = pattern.blocks.get(self.block), pattern.nnz
+        if block_fill is None:
             return Estimate(nnz, most=2 * nnz, pieces=2, per_index=r * c)
-        values = nnz * (1 - found.share + found.share / max(found.fill, FULL))
+        values = nnz * (1 - block_fill.share + block_fill.share / max(block_fill.fill, FULL))
         return Estimate(values, most=2 * nnz, pieces=2, per_index=r * c)
 
     @property
@@ -277,9 +277,9 @@ class HDIA(DensePart):
 
     def pack(self, entries: Entries) -> list[Packed]:
         main, mask = self.main.dense_enough(entries, self.density)
-        left, index = subset(entries, ~mask)
-        others = self.parts[1][1].pack(left)
-        return [main, *(others if index is None else (within(piece, index) for piece in others))]
+        remaining, index = subset(entries, ~mask)
+        rest_pieces = self.parts[1][1].pack(remaining)
+        return [main, *(rest_pieces if index is None else (within(piece, index) for piece in rest_pieces))]
 
 
 @register("ell_rest")
@@ -481,11 +481,11 @@ class WholeColumns(Layout):
     def packed(self, entries: Entries) -> Packed:
         m, n = entries.shape
         check_memory(8 * n, f"numbers of {n} columns")
-        taken = np.zeros(n, np.bool_)
-        taken[entries.last] = True
-        columns = np.flatnonzero(taken)
+        is_used = np.zeros(n, np.bool_)
+        is_used[entries.last] = True
+        columns = np.flatnonzero(is_used)
         count = self.check_count(m * len(columns))
-        rank, slots = np.cumsum(taken) - 1, np.empty(entries.nnz, index_dtype(count))
+        rank, slots = np.cumsum(is_used) - 1, np.empty(entries.nnz, index_dtype(count))
         for part, rows in row_numbers(entries.indptr):
             slots[part] = rows * len(columns) + rank[entries.last[part]]
         return Packed(self.arrays(columns=columns), {"m": m, "n": n, "nc": len(columns)}, count, slots=slots)

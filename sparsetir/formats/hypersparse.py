@@ -115,9 +115,9 @@ def _short(term: str, value: Any, coords: Any, numbers: dict[str, np.ndarray]) -
     if coords is None:
         for dim, letter in enumerate(term):
             if letter in numbers:
-                taken = numbers[letter]
-                index = value.new_tensor(taken).long() if is_torch(value) else taken
-                value = value.index_select(dim, index) if is_torch(value) else np.take(value, taken, axis=dim)
+                coordinates = numbers[letter]
+                index = value.new_tensor(coordinates).long() if is_torch(value) else coordinates
+                value = value.index_select(dim, index) if is_torch(value) else np.take(value, coordinates, axis=dim)
         return value
     shape = tuple(len(numbers[c]) if c in numbers else int(n) for c, n in zip(term, value.shape, strict=True))
     near = [np.searchsorted(numbers[c], at) if c in numbers else at for c, at in zip(term, coords, strict=True)]
@@ -144,9 +144,9 @@ def _like(value: Any, coords: Sequence[np.ndarray], shape: tuple[int, ...]) -> A
         return SparseTensor.from_coo(np.stack(coords), values, shape)
     if not sp.issparse(value):
         return CooTensor(np.stack(coords), values, shape)
-    made = coordinates_of(coords, values, shape)
+    listed = coordinates_of(coords, values, shape)
     outer = shape[1 if value.format == "csc" else 0]
-    return made if outer >= MIN_HYPERSPARSE or value.format == "coo" else in_format(made, value.format)
+    return listed if outer >= MIN_HYPERSPARSE or value.format == "coo" else in_format(listed, value.format)
 
 
 __all__ = ["Renumbered", "has_hypersparse", "renumber"]

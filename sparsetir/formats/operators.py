@@ -25,17 +25,17 @@ def functions() -> ModuleType:
 
 
 def _operator(name: str, *, swapped: bool = False) -> Callable[[Any, Any], Any]:
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: Any, operand: Any) -> Any:
         function = getattr(functions(), name)
-        return function(other, self) if swapped else function(self, other)
+        return function(operand, self) if swapped else function(self, operand)
 
     operator.__name__ = operator.__qualname__ = name
     return operator
 
 
 def _comparison(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
-    def comparison(self: Any, other: Any) -> Any:
-        return functions().compare(ufunc, self, other)
+    def comparison(self: Any, operand: Any) -> Any:
+        return functions().compare(ufunc, self, operand)
 
     return comparison
 
@@ -80,11 +80,11 @@ class Operators:
         return functions().mapped(np.abs, self)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """Refused: a dense array of all elements is asked for with `to_dense`."""
+        """Refuse the conversion: `to_dense` makes a dense array of all elements."""
         raise ArgumentTypeError("numpy would make this sparse tensor dense: call to_dense() where that is meant")
 
     def _repr_html_(self) -> str:
-        """For notebooks: what it is, and where its entries lie."""
+        """Return the description and the drawing for notebooks."""
         return html(self)
 
     @property
@@ -93,15 +93,15 @@ class Operators:
         return self.transpose()
 
     def transpose(self, *axes: int) -> Any:
-        """Return the tensor with its dimensions in another order, by default reversed."""
+        """Permute the dimensions of the tensor, by default in reversed order."""
         return functions().transpose(self, axes)
 
     def astype(self, dtype: Any) -> Any:
-        """Return the same entries in another dtype, as numpy converts them."""
+        """Convert the values to another dtype, as numpy does."""
         return functions().astype(self, dtype)
 
     def copy(self) -> Any:
-        """Return the same tensor with values of its own; index arrays, which nothing changes, are shared."""
+        """Copy the tensor and its values; immutable index arrays are shared."""
         return functions().mapped(np.copy, self)
 
     def diagonal(self) -> Any:
@@ -164,7 +164,7 @@ def html(tensor: Any) -> str:
 
 
 def cells(tensor: Any) -> np.ndarray:
-    """How many entries fall into each cell of a grid over the last two dimensions."""
+    """Count the entries in each cell of a grid over the last two dimensions."""
     rows, columns = (1, *tensor.shape)[-2:]
     coords = tensor.coords
     i = coords[-2] if tensor.ndim > 1 else np.zeros(tensor.nnz, np.int64)

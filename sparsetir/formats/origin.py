@@ -107,8 +107,8 @@ class Origin:
     def give_back(self, values: Array, *, copy: bool) -> Any:
         """Return an object of the source's class with a value for each entry; what was added up leaves zeros."""
         if self.heads is not None:
-            held, values = values, np.zeros(self.source.values.size, values.dtype)
-            put(values, self.heads, held)
+            entry_values, values = values, np.zeros(self.source.values.size, values.dtype)
+            put(values, self.heads, entry_values)
         return self.source.rebuild(values.reshape(self.source.values.shape), copy)
 
     @property
@@ -134,7 +134,7 @@ def _is_dense_enough(source: Compressed) -> bool:
 
 
 def _reorder_fibers(source: Compressed, is_ordered: bool) -> tuple[Entries, Array, Array | None]:
-    """By transposing, which sorts in linear time: a CSC matrix once, a CSR matrix with rows in disorder twice."""
+    """Sort by transposing in linear time: a CSC matrix once, a CSR matrix with unsorted rows twice."""
     indptr, indices, order = source.indptr, source.indices, counting(len(source.indices))
     extents = (source.shape[source.major], source.shape[1 - source.major])
     for _ in range(2 - source.major):
@@ -146,8 +146,8 @@ def _reorder_fibers(source: Compressed, is_ordered: bool) -> tuple[Entries, Arra
     first[indptr[:-1][np.diff(indptr) > 0]] = True
     if first.all():
         return Entries.of_rows(source.shape, indptr, indices), order, None
-    kept = np.concatenate([[0], np.cumsum(first)]).astype(indptr.dtype)
-    return Entries.of_rows(source.shape, kept[indptr], indices[first]), order, first
+    kept_before = np.concatenate([[0], np.cumsum(first)]).astype(indptr.dtype)
+    return Entries.of_rows(source.shape, kept_before[indptr], indices[first]), order, first
 
 
 def _reorder_blocks(source: Compressed, is_ordered: bool) -> tuple[Entries, Array | None, Array | None]:
@@ -240,7 +240,7 @@ def open_dense(value: Any) -> Origin:
 
 
 def _with_signed_indices(source: Coordinates, dtype: np.dtype[Any] | None) -> Coordinates:
-    """Coordinates of a dtype; by default int32 or int64, for differences of unsigned numbers are never negative."""
+    """Convert coordinates to a dtype; by default int32 or int64, since unsigned differences are never negative."""
     if dtype is None:
         if all(i.dtype.name in ("int32", "int64") for i in source.indices):
             return source

@@ -40,13 +40,13 @@ def choose(mask: Array, indptr: Array) -> tuple[Array, Array]:
     starts, done = np.empty_like(indptr), 0
     for first in range(0, len(mask), CHUNK):
         part = mask[first : first + CHUNK]
-        found = np.flatnonzero(part)
-        np.add(found, first, out=index[done : done + len(found)], casting="same_kind")
+        selected = np.flatnonzero(part)
+        np.add(selected, first, out=index[done : done + len(selected)], casting="same_kind")
         low, high = np.searchsorted(indptr, np.array([first, first + len(part)], indptr.dtype))
         before = np.cumsum(part, dtype=indptr.dtype)
         before += indptr.dtype.type(done) - part
         starts[low:high] = before[indptr[low:high] - first]
-        done += len(found)
+        done += len(selected)
     starts[np.searchsorted(indptr, indptr.dtype.type(len(mask))) :] = done
     return index, starts
 
@@ -72,7 +72,7 @@ def strided(begin: Array, starts: Array, step: int, count: int) -> Array:
 
 
 def padded(count: int, absent: int, idtype: str, slots: Array, columns: Array, entries: Array | None = None) -> Array:
-    """`count` indices that are `absent` but at `slots`, which hold the columns (of these entries)."""
+    """Return `count` indices that are `absent` except at `slots`, which hold the columns (of these entries)."""
     out = np.full(count, absent, idtype)
     for begin in range(0, len(slots), CHUNK):
         part = slice(begin, begin + CHUNK)

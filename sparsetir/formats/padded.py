@@ -114,9 +114,9 @@ class SELL(Layout):
         order = longest_first(lengths, self.sigma)
         slices = -(-m // self.C)
         check_memory(8 * slices * self.C, f"numbers of {slices * self.C} rows")
-        held = np.zeros(slices * self.C, np.int64)
-        held[:m] = lengths[order]
-        widths = held.reshape(slices, self.C).max(axis=1)
+        padded_lengths = np.zeros(slices * self.C, np.int64)
+        padded_lengths[:m] = lengths[order]
+        widths = padded_lengths.reshape(slices, self.C).max(axis=1)
         starts = begins(widths)
         total = int(starts[-1])
         count = self.check_count(total * self.C, indices=total * self.C)
@@ -277,8 +277,8 @@ class SRBCRS(Layout):
         return FormatRewriteRule("sr_bcrs", description, axis_map, inverse=coords, fills=True)
 
     def estimate(self, pattern: Any) -> Estimate:
-        found = pattern.blocks.get((self.t, 1))
-        vectors = pattern.nnz if found is None else found.count
+        block_fill = pattern.blocks.get((self.t, 1))
+        vectors = pattern.nnz if block_fill is None else block_fill.count
         tiles = min(-(-pattern.shape[0] // self.t), vectors)
         return Estimate(self.t * (vectors + (self.g - 1) * tiles), per_index=self.t)
 
@@ -289,17 +289,17 @@ class SRBCRS(Layout):
     def packed(self, entries: Entries) -> Packed:
         n, indptr = entries.shape[1], entries.indptr
         tiles = np.append(indptr[: -1 : self.t], indptr[-1])
-        columns, vector, held = number_blocks(tiles, entries.last, n)
-        groups = -(-held // self.g)
+        columns, vector, tile_counts = number_blocks(tiles, entries.last, n)
+        groups = -(-tile_counts // self.g)
         starts = begins(groups)
         total = int(starts[-1])
         count = self.check_count(total * self.g * self.t, indices=total * self.g)
-        place = spread(starts[:-1] * self.g, begins(held), index_dtype(count).name)
+        place = spread(starts[:-1] * self.g, begins(tile_counts), index_dtype(count).name)
         slots = vector if vector.dtype == place.dtype else np.empty(entries.nnz, place.dtype)
         for part, rows in row_numbers(indptr):
             slots[part] = place[vector[part]] * self.t + rows % self.t
         arrays = self.arrays(indptr=starts, indices=padded(total * self.g, n, self.index_type, place, columns))
-        sizes = {"n": n, "tiles": len(held), "most": int(groups.max(initial=0)), "total": total}
+        sizes = {"n": n, "tiles": len(tile_counts), "most": int(groups.max(initial=0)), "total": total}
         return Packed(arrays, sizes, count, slots=slots)
 
 
@@ -375,10 +375,10 @@ class NM(Layout):
         for begin, end in row_chunks(entries.indptr):
             starts = entries.indptr[begin : end + 1]
             part = slice(starts[0], starts[-1])
-            held = entries.last[part]
-            group = np.repeat(np.arange(begin, end), np.diff(starts)) * groups + held // self.m
+            columns_held = entries.last[part]
+            group = np.repeat(np.arange(begin, end), np.diff(starts)) * groups + columns_held // self.m
             slot = group * self.n + self._rank(group, groups)
-            indices[slot] = held % self.m
+            indices[slot] = columns_held % self.m
             slots[part] = slot
         return Packed({"indices": indices}, {"m": rows, "groups": groups}, count, slots=slots)
 
@@ -390,9 +390,9 @@ class NM(Layout):
             most = int(sizes.argmax())
             row, number = divmod(int(group[starts[most]]), groups)
             columns = f"columns {number * self.m} to {number * self.m + self.m - 1}"
-            found = f"row {row} holds {sizes[most]} entries in group {number}, {columns}"
+            fault = f"row {row} holds {sizes[most]} entries in group {number}, {columns}"
             remedy = f"prune it or store it as nm({sizes[most]}, {self.m})"
-            raise StructureError(f"{found}, expected at most {self.n}: {remedy}")
+            raise StructureError(f"{fault}, expected at most {self.n}: {remedy}")
         return np.arange(len(group)) - np.repeat(starts[:-1], sizes)
 
 
@@ -531,8 +531,8 @@ class NarrowSELL(SELL):
             at = int(wide.argmax()) * self.C
             rows = laid.order[at : at + self.C]
             low, high = rows[ends[0][rows].argmin()], rows[ends[1][rows].argmax()]
-            found = f"a slice holds column {ends[0][low]} in row {low} and column {ends[1][high]} in row {high}"
-            raise _too_wide(self, found, FARTHEST - 1, "sell")
+            fault = f"a slice holds column {ends[0][low]} in row {low} and column {ends[1][high]} in row {high}"
+            raise _too_wide(self, fault, FARTHEST - 1, "sell")
         base = np.empty(len(laid.order), np.int64)
         base[laid.order] = np.repeat(first, self.C)[: len(base)]
         arrays = self.arrays(slice_ptr=laid.starts, rows=laid.rows, first=first)
@@ -568,14 +568,16 @@ def offsets(entries: Entries, base: Array) -> Array:
 
 
 def _check_sums(format: Format, n: int) -> None:
-    """The first column and any offset must have a sum, though it may be that of a row and another's offset."""
+    """Raise unless the index type can represent the sum of any column and any offset."""
     if format.index_type == "int32" and n + FARTHEST >= INT32_END:
-        found = f"{format!r} would add up to {FARTHEST} to {n} columns, more than int32 indices can count"
-        raise CapacityError(f"{found}: leave idtype out or pass idtype='int64'")
+        fault = f"{format!r} would add up to {FARTHEST} to {n} columns, more than int32 indices can count"
+        raise CapacityError(f"{fault}: leave idtype out or pass idtype='int64'")
 
 
-def _too_wide(format: Format, found: str, most: int, other: str) -> StructureError:
-    return StructureError(f"{found}, but {format!r} reaches {most} columns from the first one: store it as {other}")
+def _too_wide(format: Format, fault: str, most: int, alternative: str) -> StructureError:
+    return StructureError(
+        f"{fault}, but {format!r} reaches {most} columns from the first one: store it as {alternative}"
+    )
 
 
 __all__ = [

@@ -57,13 +57,13 @@ class Nested(Format):
 
     def __init__(self, base: Format, inner: Mapping[str, Format]) -> None:
         self.base, self.idtype, self.dimensions = base, base.idtype, base.dimensions
-        known = {rule.name: rule for rule in base.rules}
+        rules = {rule.name: rule for rule in base.rules}
         for piece in inner:
-            if piece not in known:
-                raise ArgumentError(f"{base!r} has no piece {piece!r}; there are {', '.join(known)}")
-            if known[piece].fills or not has_own_coordinates(known[piece]):
+            if piece not in rules:
+                raise ArgumentError(f"{base!r} has no piece {piece!r}; there are {', '.join(rules)}")
+            if rules[piece].fills or not has_own_coordinates(rules[piece]):
                 raise ArgumentError(f"piece {piece!r} of {base!r} has coordinates of its own: it is stored as it is")
-        self.inner = {n: f.resolve(known[n].order, base.index_type) for n, f in inner.items()}
+        self.inner = {n: f.resolve(rules[n].order, base.index_type) for n, f in inner.items()}
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -71,23 +71,25 @@ class Nested(Format):
 
     @cached_property
     def rules(self) -> Sequence[FormatRewriteRule]:
-        found: list[FormatRewriteRule] = []
+        new_rules: list[FormatRewriteRule] = []
         for rule in self.base.rules:
             below = self.inner[rule.name].rules if rule.name in self.inner else None
-            found += [rule] if below is None else [_below(rule, inner, len(self.base.rules) == 1) for inner in below]
-        return tuple(found)
+            new_rules += (
+                [rule] if below is None else [_below(rule, inner, len(self.base.rules) == 1) for inner in below]
+            )
+        return tuple(new_rules)
 
     def pack(self, entries: Entries) -> list[Packed]:
-        found: list[Packed] = []
+        pieces: list[Packed] = []
         for rule, packed in zip(self.base.rules, self.base.pack(entries), strict=True):
-            found += self._again(entries, packed, rule.name) if rule.name in self.inner else [packed]
-        return found
+            pieces += self._again(entries, packed, rule.name) if rule.name in self.inner else [packed]
+        return pieces
 
     def _again(self, entries: Entries, packed: Packed, name: str) -> list[Packed]:
         """Return the entries of one piece in its own format."""
-        held = np.arange(entries.nnz)[: packed.size] if packed.entries is None else np.sort(packed.entries)
-        part = Entries(entries.shape, [take(c, held) for c in entries.coords])
-        return [_renumbered(inner, held) for inner in self.inner[name].pack(part)]
+        index = np.arange(entries.nnz)[: packed.size] if packed.entries is None else np.sort(packed.entries)
+        part = Entries(entries.shape, [take(c, index) for c in entries.coords])
+        return [_renumbered(inner, index) for inner in self.inner[name].pack(part)]
 
 
 def has_own_coordinates(rule: FormatRewriteRule) -> bool:
@@ -96,10 +98,10 @@ def has_own_coordinates(rule: FormatRewriteRule) -> bool:
     if rule.inverse is None:
         return True
     try:
-        found = list(rule.inverse(*(_Probe(n) for n in probes)))
+        coords = list(rule.inverse(*(_Probe(n) for n in probes)))
     except TypeError:
         return False
-    return all(isinstance(coord, _Probe) for coord in found)
+    return all(isinstance(coord, _Probe) for coord in coords)
 
 
 class _Probe:
@@ -119,9 +121,9 @@ def _below(outer: FormatRewriteRule, inner: FormatRewriteRule, is_whole: bool) -
     return replace(inner, name=name, partitions_rows=alone, meets_rows=False, sweep=sweep)
 
 
-def _renumbered(packed: Packed, held: Array) -> Packed:
+def _renumbered(packed: Packed, numbers: Array) -> Packed:
     """Return the entries of a piece's piece, numbered in the whole tensor."""
-    entries = held if packed.entries is None else take(held, packed.entries)
+    entries = numbers if packed.entries is None else take(numbers, packed.entries)
     return Packed(packed.arrays, packed.sizes, packed.count, entries, packed.slots, size=packed.size)
 
 
@@ -149,7 +151,7 @@ class Partition(Format):
         raise NotImplementedError
 
     def share(self, entries: Entries) -> Iterator[Array]:
-        """Which entries each part gets, as a mask; every entry belongs to one part."""
+        """Yield a mask of the entries of each part; every entry belongs to one part."""
         raise NotImplementedError
 
     @cached_property
@@ -162,24 +164,24 @@ class Partition(Format):
         return replace(rule, name=f"{part}_{rule.name}", partitions_rows=keeps, meets_rows=False, sweep=sweep)
 
     def pack(self, entries: Entries) -> list[Packed]:
-        found: list[Packed] = []
+        pieces: list[Packed] = []
         for (_, stored), mask in zip(self.parts, self.share(entries), strict=True):
-            chosen, index = subset(entries, mask)
-            found += stored.pack(chosen) if index is None else (within(p, index) for p in stored.pack(chosen))
-        return found
+            part, index = subset(entries, mask)
+            pieces += stored.pack(part) if index is None else (within(p, index) for p in stored.pack(part))
+        return pieces
 
     def stored(self, given: str | Format) -> Format:
         """Return the format that a user gave for a part, by itself or by its name."""
-        found = make(given) if isinstance(given, str) else given
-        if not isinstance(found, Format):
+        format = make(given) if isinstance(given, str) else given
+        if not isinstance(format, Format):
             raise ArgumentTypeError(f"a part of {self.name} takes a format or the name of one, found {given!r}")
-        return found.resolve(2, self.index_type)
+        return format.resolve(2, self.index_type)
 
 
 def within(piece: Packed, index: Array) -> Packed:
     """Return a piece of a part as one of the whole, of which the part holds the entries `index`."""
-    held = index[: piece.size] if piece.entries is None else take(index, piece.entries)
-    return Packed(piece.arrays, piece.sizes, piece.count, held, piece.slots)
+    numbers = index[: piece.size] if piece.entries is None else take(index, piece.entries)
+    return Packed(piece.arrays, piece.sizes, piece.count, numbers, piece.slots)
 
 
 @register("columns")
@@ -226,8 +228,8 @@ class Columns(Partition):
 
     @cached_property
     def parts(self) -> Sequence[tuple[str, Format]]:
-        each = self.stored(self.each)
-        return tuple((f"c{k}", each) for k in range(self.c))
+        part_format = self.stored(self.each)
+        return tuple((f"c{k}", part_format) for k in range(self.c))
 
     def estimate(self, pattern: Any) -> Estimate:
         return Estimate(pattern.nnz, pieces=int(self.c))
@@ -295,8 +297,8 @@ class Rows(Partition):
 
     @cached_property
     def parts(self) -> Sequence[tuple[str, Format]]:
-        each = RowRange(idtype=self.index_type) if self._has_own_rows else self.stored(self.each)
-        return tuple((f"r{k}", each) for k in range(self.p))
+        part_format = RowRange(idtype=self.index_type) if self._has_own_rows else self.stored(self.each)
+        return tuple((f"r{k}", part_format) for k in range(self.p))
 
     def estimate(self, pattern: Any) -> Estimate:
         return Estimate(pattern.nnz, pieces=int(self.p))
@@ -357,8 +359,8 @@ class RowRange(Layout):
         nnz = self.check_count(last - first)
         arrays = self.arrays(indptr=indptr - indptr[0], indices=entries.last[first:last])
         sizes = {"m": m, "n": n, "begin": begin, "mp": end - begin, "nnz": nnz}
-        held = lambda: np.arange(first, last, dtype=index_dtype(entries.nnz))  # noqa: E731
-        return Packed(arrays, sizes, nnz, held, size=nnz)
+        entry_numbers = lambda: np.arange(first, last, dtype=index_dtype(entries.nnz))  # noqa: E731
+        return Packed(arrays, sizes, nnz, entry_numbers, size=nnz)
 
 
 # Rows shared out by their length to pieces of constant width: ELL without the padding to the longest row.
@@ -369,16 +371,16 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
 def check_widths(name: str, widths: Sequence[int]) -> tuple[int, ...]:
-    """`widths` as a tuple; `ArgumentError` unless they are whole numbers from 1 on in ascending order."""
+    """Return `widths` as a tuple; raise `ArgumentError` unless they are ascending positive integers."""
     if not isinstance(widths, Sequence):
         fault = f"widths of {name}: expected a sequence of numbers, got {type(widths).__name__}."
         raise ArgumentTypeError(f"{fault} Pass a tuple.")
-    found = tuple(widths)
-    for width in found:
+    checked = tuple(widths)
+    for width in checked:
         check_positive(name, widths=width)
-    if not found or any(a >= b for a, b in pairwise(found)):
-        raise ArgumentError(f"widths of {name} must be one or more numbers in ascending order, found {found}")
-    return tuple(int(width) for width in found)
+    if not checked or any(a >= b for a, b in pairwise(checked)):
+        raise ArgumentError(f"widths of {name} must be one or more numbers in ascending order, found {checked}")
+    return tuple(int(width) for width in checked)
 
 
 @dataclass(frozen=True, repr=False)
@@ -522,11 +524,11 @@ class Buckets(Format):
     def pack(self, entries: Entries) -> list[Packed]:
         lengths = lengths_of(entries)
         bucket = np.searchsorted([0, *self.widths[:-1]], lengths) - (not self.empty)
-        found = []
+        pieces = []
         for number, layout in enumerate(self.layouts):
             rows = np.flatnonzero(bucket == number)
-            found.append(layout.listed(entries, rows, lengths[rows]))
-        return found
+            pieces.append(layout.listed(entries, rows, lengths[rows]))
+        return pieces
 
 
 @register("hyb")
@@ -575,8 +577,8 @@ class Hyb(Partition):
 
     @cached_property
     def parts(self) -> Sequence[tuple[str, Format]]:
-        each = Buckets(self.widths, self.c == 1, idtype=self.index_type)
-        return tuple((f"c{k}", each) for k in range(self.c))
+        part_format = Buckets(self.widths, self.c == 1, idtype=self.index_type)
+        return tuple((f"c{k}", part_format) for k in range(self.c))
 
     def estimate(self, pattern: Any) -> Estimate:
         return Estimate(ROUNDED * pattern.nnz, most=2 * pattern.nnz, pieces=self.c * _widths(pattern))
@@ -590,7 +592,7 @@ class Hyb(Partition):
 
 
 def _widths(pattern: Any) -> int:
-    """Different powers of two that row lengths are rounded up to, at most as many as buckets have."""
+    """Count the powers of two that row lengths are rounded up to, at most as many as there are buckets."""
     return min(max(sum(map(bool, pattern.rows.histogram[1:])), 1), len(WIDTHS))
 
 

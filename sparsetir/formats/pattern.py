@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pattern`: what the structure of a sparse tensor is like, in numbers."""
+"""`pattern`: statistics of the structure of a sparse tensor."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Pattern:
         return self.nnz / cells if cells else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return {**asdict(self), "density": self.density}
 
     def __repr__(self) -> str:
@@ -151,14 +151,14 @@ class MatrixPattern(Pattern):
     group_fill: float
 
     def as_dict(self) -> dict[str, Any]:
-        return {**super().as_dict(), "blocks": [asdict(found) for found in self.blocks.values()]}
+        return {**super().as_dict(), "blocks": [asdict(fill) for fill in self.blocks.values()]}
 
     def _lines(self) -> Iterator[str]:
         yield f"{self._head()}, fingerprint {self.fingerprint}"
         yield from self._degrees()
         yield _row("blocks", [f"{r}x{c}" for r, c in self.blocks])
-        yield _row("fill", [f"{found.fill:.0%}" for found in self.blocks.values()])
-        yield _row("half full", [f"{found.share:.0%}" for found in self.blocks.values()])
+        yield _row("fill", [f"{block_fill.fill:.0%}" for block_fill in self.blocks.values()])
+        yield _row("half full", [f"{block_fill.share:.0%}" for block_fill in self.blocks.values()])
         full = f"{self.full_diagonals:,} half full with {self.diagonal_share:.0%} of the nonzeros"
         yield f"diagonals: {self.diagonals:,} hold something, {full}"
         share, fill = self.slice_diagonal_share, self.slice_diagonal_fill
@@ -174,8 +174,8 @@ class MatrixPattern(Pattern):
     def _degrees(self) -> Iterator[str]:
         names = ("empty", "min", "median", "mean", "max", "std", "cv", "gini")
         yield _row("nonzeros of", names)
-        for title, held in (("rows", self.rows), ("columns", self.columns)):
-            yield _row(title, [_number(getattr(held, name)) for name in names])
+        for title, degrees in (("rows", self.rows), ("columns", self.columns)):
+            yield _row(title, [_number(getattr(degrees, name)) for name in names])
         both = list(zip_longest(self.rows.histogram, self.columns.histogram, fillvalue=0))
         yield _row("length", [_bin(k) for k in range(len(both))])
         yield _row("rows", [_number(rows) for rows, _ in both])

@@ -73,7 +73,7 @@ class Grouped(Layout):
         )
 
     def packed(self, entries: Entries) -> Packed:
-        """Neighbours together; rows behind the last whole group must be empty."""
+        """Group neighbours; rows behind the last whole group must be empty."""
         rows = np.arange(entries.shape[0] // self.r * self.r)
         return self.listed(entries, rows)
 
@@ -82,12 +82,12 @@ class Grouped(Layout):
         lengths = lengths_of(entries)[rows]
         runs, dtype = begins(lengths), index_dtype(entries.nnz)
         index = spread(entries.indptr[rows], runs, dtype)
-        columns, number, held = number_blocks(runs[:: self.r], take(entries.last, index), entries.shape[1])
+        columns, number, group_counts = number_blocks(runs[:: self.r], take(entries.last, index), entries.shape[1])
         count = self.check_count(len(columns) * self.r, indices=len(columns))
         slots = number.astype(index_dtype(count), copy=False) * self.r
         slots += np.repeat(np.arange(len(rows), dtype=slots.dtype) % self.r, lengths)
-        arrays = self.arrays(indptr=begins(held), indices=columns, rows=rows)
-        sizes = {"m": entries.shape[0], "n": entries.shape[1], "groups": len(held), "total": len(columns)}
+        arrays = self.arrays(indptr=begins(group_counts), indices=columns, rows=rows)
+        sizes = {"m": entries.shape[0], "n": entries.shape[1], "groups": len(group_counts), "total": len(columns)}
         return Packed(arrays, sizes, count, index, slots)
 
 
@@ -186,13 +186,13 @@ class RowGroups(Split):
     def pack(self, entries: Entries) -> list[Packed]:
         groups = groups_of(entries, int(self.r), self.padding)
         (_, main), (_, rest) = self.parts
-        left, index = subset(entries, ~self._held(entries, groups))
+        remaining, index = subset(entries, ~self._held(entries, groups))
         if isinstance(rest, OtherRows):
-            others = [rest.listed(left, _without(groups, entries.shape[0]))]
+            rest_pieces = [rest.listed(remaining, _without(groups, entries.shape[0]))]
         else:
-            others = rest.pack(left)
+            rest_pieces = rest.pack(remaining)
         grouped = Grouped(int(self.r), idtype=main.index_type).listed(entries, groups.reshape(-1))
-        return [grouped, *(others if index is None else (within(piece, index) for piece in others))]
+        return [grouped, *(rest_pieces if index is None else (within(piece, index) for piece in rest_pieces))]
 
     def _held(self, entries: Entries, groups: Array) -> Array:
         """Return the mask of the entries in the rows of groups."""
@@ -230,20 +230,20 @@ def groups_of(entries: Entries, r: int, padding: float) -> Array:
     ndarray of int
         ``(groups, r)``, ordered by the first row of each; all rows hold something.
     """
-    left = np.flatnonzero(np.diff(entries.indptr))
-    found = [np.zeros((0, r), left.dtype)]
+    remaining = np.flatnonzero(np.diff(entries.indptr))
+    group_arrays = [np.zeros((0, r), remaining.dtype)]
     for orders in range(1 + SIGNATURES):
         if orders == 0:
-            offered = left[: len(left) // r * r].reshape(-1, r)
+            offered = remaining[: len(remaining) // r * r].reshape(-1, r)
         else:
-            offered = _in_runs(*_by_signature(entries, left, orders), r)
-        used, held = _columns(entries, offered)
-        fits = used * r <= (1 + padding) * held
-        found.append(offered[fits])
-        taken = np.zeros(entries.shape[0], np.bool_)
-        taken[offered[fits]] = True
-        left = left[~taken[left]]
-    groups = np.concatenate(found)
+            offered = _in_runs(*_by_signature(entries, remaining, orders), r)
+        used, entry_counts = _columns(entries, offered)
+        fits = used * r <= (1 + padding) * entry_counts
+        group_arrays.append(offered[fits])
+        is_grouped = np.zeros(entries.shape[0], np.bool_)
+        is_grouped[offered[fits]] = True
+        remaining = remaining[~is_grouped[remaining]]
+    groups = np.concatenate(group_arrays)
     return groups[np.argsort(groups[:, 0], kind="stable")]
 
 
@@ -257,8 +257,8 @@ def grouped_share(entries: Entries, r: int, padding: float) -> tuple[float, floa
         keep = np.zeros(entries.shape[0], np.bool_)
         keep[rows] = signatures(entries, rows, 1) % np.uint32(step) == 0
         entries, _ = subset(entries, np.repeat(keep, lengths_of(entries)))
-    used, held = _columns(entries, groups_of(entries, r, padding))
-    return float(held.sum()) / max(entries.nnz, 1), float(held.sum()) / max(int(used.sum()) * r, 1)
+    used, entry_counts = _columns(entries, groups_of(entries, r, padding))
+    return float(entry_counts.sum()) / max(entries.nnz, 1), float(entry_counts.sum()) / max(int(used.sum()) * r, 1)
 
 
 def _by_signature(entries: Entries, rows: Array, seed: int) -> tuple[Array, Array]:
@@ -276,7 +276,7 @@ def _by_signature(entries: Entries, rows: Array, seed: int) -> tuple[Array, Arra
 
 
 def _in_runs(rows: Array, keys: Array, r: int) -> Array:
-    """Each `r` rows of one key in turn; the last few of a run are left out."""
+    """Return each `r` rows of one key in turn; omit the last few of a run."""
     heads = np.flatnonzero(changes([keys]))
     counts = np.diff(np.append(heads, len(rows)))
     whole = np.repeat(counts // r * r, counts)

@@ -21,7 +21,7 @@ SAMPLED, WINDOWS = 1 << 16, 16  # entries that are looked at, and in how many pl
 
 
 def block_sizes(starts: Array, keys: Array, extent: int, width: int = 1) -> Iterator[Array]:
-    """How many entries each block holds that holds some: a few rows of blocks at a time.
+    """Yield the numbers of entries of nonempty blocks, a few rows of blocks at a time.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def block_sizes(starts: Array, keys: Array, extent: int, width: int = 1) -> Iter
 
 
 def block_fill(indptr: Array, indices: Array, r: int, c: int) -> float:
-    """How full blocks of `r` rows and `c` columns are, in a sample of the rows.
+    """Return the fill of nonempty blocks of `r` rows and `c` columns, in a sample of the rows.
 
     Examples
     --------
@@ -47,19 +47,19 @@ def block_fill(indptr: Array, indices: Array, r: int, c: int) -> float:
     1.0
     """
     rows = len(indptr) - 1
-    each = max(1, rows * SAMPLED // max(indices.size, 1) // (WINDOWS * r)) * r
-    held = blocks = 0
-    for start in np.unique(np.linspace(0, max(rows - each, 0), WINDOWS).astype(np.int64) // r * r):
-        bounds = indptr[start : start + each + 1]
+    sampled_rows = max(1, rows * SAMPLED // max(indices.size, 1) // (WINDOWS * r)) * r
+    entry_count = blocks = 0
+    for start in np.unique(np.linspace(0, max(rows - sampled_rows, 0), WINDOWS).astype(np.int64) // r * r):
+        bounds = indptr[start : start + sampled_rows + 1]
         columns = indices[bounds[0] : bounds[-1]]
-        held += columns.size
+        entry_count += columns.size
         starts = np.append(bounds[:-1:r], bounds[-1]) - bounds[0]
         blocks += sum(map(len, block_sizes(starts, columns, int(columns.max(initial=0)) // c + 1, c)))
-    return held / (blocks * r * c) if blocks else 0.0
+    return entry_count / (blocks * r * c) if blocks else 0.0
 
 
 def slice_fills(indptr: Array, heights: Sequence[int], window: int) -> list[float]:
-    """How full slices of so many rows are that are sorted by length within windows, for each height.
+    """Return the fill of slices of rows that are sorted by length within windows, for each height.
 
     Examples
     --------
@@ -117,20 +117,20 @@ class Degrees:
     histogram: tuple[int, ...]
 
     @classmethod
-    def of(cls, held: Array, count: int) -> Degrees:
-        """Of `count` rows, those that hold something have `held` entries each."""
+    def of(cls, counts: Array, count: int) -> Degrees:
+        """Compute the statistics of `count` rows from the nonzero numbers of entries of rows."""
         if not count:
             return cls(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
-        table = np.bincount(held)
+        table = np.bincount(counts)
         degrees = np.flatnonzero(table)
         times = table[degrees]
-        if len(held) < count:
-            degrees, times = np.append(0, degrees), np.append(count - len(held), times)
+        if len(counts) < count:
+            degrees, times = np.append(0, degrees), np.append(count - len(counts), times)
         mean = float(degrees @ times) / count
         std = float(np.sqrt(np.square(degrees - mean) @ times / count))
         return cls(
             count,
-            count - len(held),
+            count - len(counts),
             int(degrees[0]),
             int(degrees[-1]),
             mean,
@@ -160,7 +160,7 @@ def gini(values: Array, times: Array) -> float:
 
 
 def histogram(values: Array, times: Array) -> tuple[int, ...]:
-    """How often values are 0, 1, 2 to 3, 4 to 7 and so on."""
+    """Count the values 0, 1, 2 to 3, 4 to 7 and so on."""
     powers = np.frexp(values.astype(np.float64))[1]
     return tuple(np.bincount(powers, weights=times).astype(np.int64).tolist())
 
@@ -213,10 +213,10 @@ class Lines:
         if self.labels is None:
             return sp.csr_array((ones, columns, self.entries.indptr), shape=self.shape)
         (rows, starts), extent = self.entries.occupied, len(self.labels)
-        held = np.zeros(extent, np.int64)
-        held[np.searchsorted(self.labels, rows)] = np.diff(starts)
+        row_counts = np.zeros(extent, np.int64)
+        row_counts[np.searchsorted(self.labels, rows)] = np.diff(starts)
         place = np.searchsorted(self.labels, columns)
-        return sp.csr_array((ones, place, begins(held)), shape=(extent, extent))
+        return sp.csr_array((ones, place, begins(row_counts)), shape=(extent, extent))
 
     @cached_property
     def by_column(self) -> sp.csr_array:
@@ -248,10 +248,10 @@ class Lines:
         return self._spans(self.by_column)
 
     def _spans(self, lines: sp.csr_array) -> tuple[Array, Array, Array]:
-        held = np.flatnonzero(np.diff(lines.indptr))
-        first, last = lines.indices[lines.indptr[held]], lines.indices[lines.indptr[held + 1] - 1]
-        held, first, last = (self.label(a).astype(np.int64) for a in (held, first, last))
-        return held, first, last
+        nonempty = np.flatnonzero(np.diff(lines.indptr))
+        first, last = lines.indices[lines.indptr[nonempty]], lines.indices[lines.indptr[nonempty + 1] - 1]
+        nonempty, first, last = (self.label(a).astype(np.int64) for a in (nonempty, first, last))
+        return nonempty, first, last
 
     @property
     def bandwidth(self) -> tuple[int, int]:
@@ -261,8 +261,8 @@ class Lines:
 
     @property
     def profile(self) -> tuple[int, int]:
-        """Slots below the diagonal from each row's first entry on, and above it from each column's first entry on."""
-        lower, upper = (total(np.maximum(held - first, 0)) for held, first, _ in (self.row_spans, self.column_spans))
+        """Count the slots below the diagonal from each row's first entry, and above it from each column's."""
+        lower, upper = (total(np.maximum(lines - first, 0)) for lines, first, _ in (self.row_spans, self.column_spans))
         return lower, upper
 
     @property
@@ -272,7 +272,7 @@ class Lines:
         return total(last) + len(last)
 
     def reach(self, window: int) -> int:
-        """How far the last column of a window of rows lies behind its first one, at most."""
+        """Return the greatest distance between the first and the last column of a window of rows."""
         rows, first, last = self.row_spans
         if not len(rows):
             return 0
@@ -280,13 +280,13 @@ class Lines:
         return int((np.maximum.reduceat(last, starts) - np.minimum.reduceat(first, starts)).max())
 
     def sliced(self, rows: int, window: int) -> int:
-        """Slots of slices of rows, each as wide as its longest row, but no less than one; see `SELL`."""
+        """Count the slots of slices of rows, each as wide as its longest row but at least one; see `SELL`."""
         lengths = np.diff(self.by_row.indptr).astype(np.int64)
-        held = np.flatnonzero(lengths)
-        windows, lengths = self.label(held) // window, lengths[held]
+        nonempty = np.flatnonzero(lengths)
+        windows, lengths = self.label(nonempty) // window, lengths[nonempty]
         order = np.lexsort((-lengths, windows))
         starts = np.flatnonzero(changes([windows[order]]))
-        place = np.arange(len(held)) - np.repeat(starts, np.diff(np.append(starts, len(held))))
+        place = np.arange(len(nonempty)) - np.repeat(starts, np.diff(np.append(starts, len(nonempty))))
         widths = lengths[order][place % rows == 0]
         return rows * int(widths.sum() + max(-(-self.shape[0] // rows) - len(widths), 0))
 
@@ -307,11 +307,11 @@ class Lines:
         return both / (self.nnz - diagonal) if self.nnz > diagonal else 1.0
 
     def imbalance(self, parts: int) -> float:
-        """How many times its share of the entries the largest of some ranges of equally many rows holds."""
+        """Return the share of the entries in the largest of `parts` equal ranges of rows, relative to an even share."""
         edges = np.array([k * self.shape[0] // parts for k in range(parts + 1)])
         place = edges if self.labels is None else np.searchsorted(self.labels, edges)
-        held = np.diff(self.by_row.indptr[place].astype(np.int64))
-        return float(held.max()) * parts / self.nnz if self.nnz else 1.0
+        counts = np.diff(self.by_row.indptr[place].astype(np.int64))
+        return float(counts.max()) * parts / self.nnz if self.nnz else 1.0
 
     # ------------------------------------------------------------------ diagonals
 
@@ -338,7 +338,7 @@ class Lines:
         return counts[counts > 0]
 
     def _offsets(self) -> Iterator[Array]:
-        """Column minus row of the entries, some at a time."""
+        """Yield column minus row of the entries, some at a time."""
         indptr, indices = self.by_row.indptr, self.by_row.indices
         for begin, end in batches(indptr, CHUNK):
             columns = self.label(indices[indptr[begin] : indptr[end]])
@@ -351,14 +351,14 @@ class Lines:
         count, most, dense = 0, 0, 0
         columns, extent = self._block_columns(c)
         keys, width = (self.by_row.indices, c) if columns is None else (columns[self.by_row.indices], 1)
-        for held in block_sizes(self._block_rows(r), keys, extent, width):
-            count, most = count + len(held), max(most, int(held.max(initial=0)))
-            dense += int(held[2 * held >= r * c].sum())
+        for sizes in block_sizes(self._block_rows(r), keys, extent, width):
+            count, most = count + len(sizes), max(most, int(sizes.max(initial=0)))
+            dense += int(sizes[2 * sizes >= r * c].sum())
         nnz = max(self.nnz, 1)
         return BlockFill(r, c, count, self.nnz / max(count * r * c, 1), most, dense / nnz)
 
     def _block_rows(self, r: int) -> Array:
-        """Where the entries of each row of blocks begin, and where they end."""
+        """Return the begin of the entries of each row of blocks, and the end of the last one."""
         indptr = self.by_row.indptr
         if self.labels is None:
             return np.append(indptr[:-1:r], indptr[-1])
@@ -373,28 +373,28 @@ class Lines:
 
 
 def total(numbers: Array) -> int:
-    """Return the sum of 64-bit numbers that are not negative, which may be greater than they can be."""
+    """Sum non-negative 64-bit numbers; the sum may exceed 64 bits."""
     return (int((numbers >> 32).sum()) << 32) + int((numbers & 0xFFFFFFFF).sum())
 
 
 def _degrees(lines: sp.csr_array, count: int) -> Degrees:
-    held = np.diff(lines.indptr)
-    return Degrees.of(held[held > 0], count)
+    lengths = np.diff(lines.indptr)
+    return Degrees.of(lengths[lengths > 0], count)
 
 
 def batches(starts: Array, size: int) -> Iterator[tuple[int, int]]:
-    """Ranges of runs that hold about `size` elements together."""
+    """Yield ranges of runs that hold about `size` elements together."""
     starts = starts.astype(np.int64, copy=False)
     cuts = np.searchsorted(starts, np.arange(0, int(starts[-1]), size), side="right") - 1
     yield from pairwise([*np.unique(cuts).tolist(), len(starts) - 1])
 
 
 def fibers(coords: Sequence[Array], shape: Sequence[int]) -> tuple[int, ...]:
-    """For each mode, how many different coordinates the entries have in the others: its fibers that are not empty."""
+    """Count the nonempty fibers of each mode: the distinct coordinates of the entries in the other modes."""
     counts = []
     for mode in range(len(shape)):
-        others = [d for d in range(len(shape)) if d != mode]
-        counts.append(_distinct([coords[d] for d in others], [shape[d] for d in others], len(coords[mode])))
+        other_modes = [d for d in range(len(shape)) if d != mode]
+        counts.append(_distinct([coords[d] for d in other_modes], [shape[d] for d in other_modes], len(coords[mode])))
     return tuple(counts)
 
 

@@ -87,7 +87,7 @@ class Piece:
 
 
 def amounts(nnz: int, padding: float, nbytes: int) -> str:
-    """How much is stored, in words."""
+    """Describe the stored amounts in words."""
     return f"{nnz} entries, {padding:.0%} padding, {readable(nbytes)}"
 
 
@@ -104,22 +104,22 @@ def to_scipy(tensor: SparseTensor, format: str | None, *, copy: bool) -> Any:
         raise ArgumentError(f"scipy has the formats {', '.join(SCIPY)}, found {format!r}")
     if tensor.ndim != 2:
         if format not in (None, "coo"):
-            found = f"scipy stores {format} as a matrix, the tensor has {tensor.ndim} dimensions"
-            raise ArgumentError(f"{found}: pass format='coo'")
+            fault = f"scipy stores {format} as a matrix, the tensor has {tensor.ndim} dimensions"
+            raise ArgumentError(f"{fault}: pass format='coo'")
         return _coordinates(tensor.coords, tensor.values, tensor.shape, copy)
-    own = tensor.format.name
-    if own in SHARED and format in (None, own) and not (own == "bsr" and _sticks_out(tensor)):
+    own_format = tensor.format.name
+    if own_format in SHARED and format in (None, own_format) and not (own_format == "bsr" and _sticks_out(tensor)):
         return _same_layout(tensor, copy)
-    if format == "bsr" and own == "bsr":
+    if format == "bsr" and own_format == "bsr":
         shape, block = tensor.shape, tensor.format.parameters
-        found = f"blocks of {block['r']} x {block['c']} do not divide {shape[0]} x {shape[1]}"
-        raise ArgumentError(f"scipy wants blocks that divide the shape, but {found}: leave format out")
+        fault = f"blocks of {block['r']} x {block['c']} do not divide {shape[0]} x {shape[1]}"
+        raise ArgumentError(f"scipy wants blocks that divide the shape, but {fault}: leave format out")
     if format in ("csc", "coo") and is_half(tensor):
         return _same_layout(tensor.convert(format), copy=False)
-    if format == "coo" and own == "dcsr":  # which may have too many rows for pointers
+    if format == "coo" and own_format == "dcsr":  # which may have too many rows for pointers
         return _coordinates(tensor.coords, tensor.values, tensor.shape, copy)
-    csr = tensor if own == "csr" else tensor.convert("csr")
-    return _same_layout(csr, copy and own == "csr").asformat(format or "csr")
+    csr = tensor if own_format == "csr" else tensor.convert("csr")
+    return _same_layout(csr, copy and own_format == "csr").asformat(format or "csr")
 
 
 def _coordinates(coords: Iterable[Any], values: Any, shape: tuple[int, ...], copy: bool) -> Any:
@@ -152,8 +152,8 @@ def to_torch(tensor: SparseTensor) -> Any:
         coords = np.stack([c.astype(np.int64) for c in tensor.coords])
         values = as_torch(tensor.values.copy())
         return torch.sparse_coo_tensor(as_torch(coords), values, tensor.shape, is_coalesced=True)
-    own = tensor.format.name
-    is_same = own in ("csr", "csc") or (own == "bsr" and not _sticks_out(tensor))
+    own_format = tensor.format.name
+    is_same = own_format in ("csr", "csc") or (own_format == "bsr" and not _sticks_out(tensor))
     tensor = tensor if is_same else tensor.convert("csr")
     piece, name = tensor.pieces[0], tensor.format.name
     values = piece.values
@@ -345,8 +345,8 @@ class SparseTensor(Operators):
         """
         if not isinstance(descriptor, dict):
             descriptor, arrays = descriptor.__binsparse_descriptor__(), descriptor.__binsparse__()
-        value, own = binsparse.decode(descriptor, arrays or {})
-        return cls.from_any(value, own if format is None else format, **options)
+        value, own_format = binsparse.decode(descriptor, arrays or {})
+        return cls.from_any(value, own_format if format is None else format, **options)
 
     @classmethod
     def _store(
@@ -357,18 +357,18 @@ class SparseTensor(Operators):
         parameters: dict[str, Any],
         before: SparseTensor | None = None,
     ) -> SparseTensor:
-        """Pack the entries of `origin`: with the values that they have in another tensor, if there is one."""
+        """Pack the entries of `origin`, with the values of the tensor `before` if there is one."""
         check_idtype(idtype)
         shape = origin.source.shape
         if format is None and len(shape) == 2 and is_hypersparse(shape[:1], origin.source.values.size):
             format = "dcsr"
         chosen = _named(format, len(shape), parameters)
         chosen = chosen.with_idtype(idtype) if idtype else chosen
-        fixed, own = chosen.idtype, origin.idtype if before is None else before.idtype
-        first = fixed or ("int64" if _is_large(*shape, origin.source.values.size) else own)
+        fixed, origin_idtype = chosen.idtype, origin.idtype if before is None else before.idtype
+        first = fixed or ("int64" if _is_large(*shape, origin.source.values.size) else origin_idtype)
         if fixed == "int32" and _is_large(*shape):
-            found = " x ".join(map(str, shape))
-            raise CapacityError(f"int32 indices cannot count the dimensions {found}: leave idtype out")
+            extents = " x ".join(map(str, shape))
+            raise CapacityError(f"int32 indices cannot count the dimensions {extents}: leave idtype out")
         values = None if before is None else before.values
         try:
             return cls._packed(origin, values, chosen, first)
@@ -379,13 +379,13 @@ class SparseTensor(Operators):
 
     @classmethod
     def _packed(cls, origin: Origin, values: Array | None, format: Format, idtype: str) -> SparseTensor:
-        given, format = format, format.resolve(len(origin.source.shape), idtype)
+        requested, format = format, format.resolve(len(origin.source.shape), idtype)
         filled = format.borrow(origin.source, origin.slots) if values is None and origin.is_ordered else None
         if filled is None:
             try:
                 filled = format.fill(origin.entries, origin.values() if values is None else values)
             except MemoryLimitError as error:
-                raise _does_not_fit(origin, given, error) from None
+                raise _does_not_fit(origin, requested, error) from None
         for packed, _ in filled:
             format.check_count(packed.count)
         pieces = zip(format.rules, filled, strict=True)
@@ -459,13 +459,13 @@ class SparseTensor(Operators):
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.shape))
-        held = amounts(self.nnz, self.padding, self.nbytes)
-        head = f"SparseTensor {shape} {self.dtype} as {self.format!r}: {held}"
+        stored_amounts = amounts(self.nnz, self.padding, self.nbytes)
+        head = f"SparseTensor {shape} {self.dtype} as {self.format!r}: {stored_amounts}"
         lines = [self.pieces[0].layout] if len(self.pieces) == 1 else map(repr, self.pieces)
         return "\n  ".join([head, *lines])
 
     def encoding(self) -> Encoding:
-        """How it is stored, as text: `str` of it is short, ``.mlir`` as MLIR writes it.
+        """Return the encoding of the format: `str` of it is short, ``.mlir`` as MLIR writes it.
 
         Raises
         ------
@@ -506,7 +506,7 @@ class SparseTensor(Operators):
         return self._with_entry_values(self._entry_values(flat))
 
     def convert(self, format: str | Format, *, idtype: str | None = None, **parameters: Any) -> SparseTensor:
-        """Return the same tensor in another format; `restore` still makes what the first one was made of.
+        """Convert the tensor to another format; `restore` still returns the class of the original argument.
 
         Parameters
         ----------
@@ -526,7 +526,7 @@ class SparseTensor(Operators):
         return SparseTensor.from_any, (self.restore(), self.format)
 
     def restore(self, values: Sequence[Array] | Array | None = None) -> Any:
-        """Return an object of the class of the argument, with the argument's entries in the argument's order.
+        """Return an object of the argument's class, with its entries in the argument's order.
 
         Parameters
         ----------
@@ -587,7 +587,7 @@ class SparseTensor(Operators):
         return to_torch(self)
 
     def __binsparse_descriptor__(self) -> dict[str, Any]:
-        """What `__binsparse__` returns, in the words of the Binsparse specification, version 0.1."""
+        """Return the descriptor of `__binsparse__` by the Binsparse specification, version 0.1."""
         return binsparse.encode(self)[0]
 
     def __binsparse__(self) -> dict[str, Array]:
@@ -638,8 +638,8 @@ def _named(format: str | Format | None, ndim: int, parameters: dict[str, Any]) -
 
 def _does_not_fit(origin: Origin, format: Format, error: MemoryLimitError) -> MemoryLimitError:
     shape, nnz = " x ".join(map(str, origin.source.shape)), origin.source.values.size
-    found = f"cannot store {shape} with {nnz} entries as {format!r}: {error}"
-    return MemoryLimitError(f"{found}; take a format that stores less besides the entries, such as dcsr or coo")
+    fault = f"cannot store {shape} with {nnz} entries as {format!r}: {error}"
+    return MemoryLimitError(f"{fault}; take a format that stores less besides the entries, such as dcsr or coo")
 
 
 def _is_large(*numbers: int) -> bool:

@@ -69,8 +69,8 @@ class Tree(Format):
         name: str | None = None,
     ) -> None:
         name = name or str(description.attrs["global_symbol"])
-        given = dict(axis_map) if axis_map is not None else _own_axes(description)
-        rule = FormatRewriteRule(name, description, given, inverse=inverse, forward=forward, fills=fills)
+        mapping = dict(axis_map) if axis_map is not None else _own_axes(description)
+        rule = FormatRewriteRule(name, description, mapping, inverse=inverse, forward=forward, fills=fills)
         self._rule, self.sizes = rule, dict(sizes or {})
 
     @property
@@ -91,7 +91,7 @@ class Tree(Format):
         return "int64" if wide else "int32"
 
     def with_idtype(self, idtype: str) -> Format:
-        """This format: the description has said the type of each axis."""
+        """Return this format: the description determines the type of each axis."""
         return self
 
     def pack(self, entries: Entries) -> list[Packed]:
@@ -109,8 +109,8 @@ class Tree(Format):
         count = math.prod(counts)
         self._check_slots(slots, count)
         arrays = _named_arrays(axes, builder)
-        found = [*_counted(axes, arrays, builder), *((n, c) for n, c in zip(self._shape(), counts, strict=True))]
-        sizes = self._complete(_solve(sizes, found))
+        known_sizes = [*_counted(axes, arrays, builder), *((n, c) for n, c in zip(self._shape(), counts, strict=True))]
+        sizes = self._complete(_solve(sizes, known_sizes))
         return [Packed(arrays, sizes, count, slots=slots)]
 
     def _shape(self) -> list[Any]:
@@ -120,34 +120,34 @@ class Tree(Format):
         """Return the coordinates of the entries in the buffer's axes."""
         old = [c.astype(np.int64, copy=False) for c in entries.coords]
         new = [np.broadcast_to(np.asarray(c), (entries.nnz,)) for c in self._rule.new_coords(old)]
-        back = [np.broadcast_to(np.asarray(c), (entries.nnz,)) for c in self._rule.old_coords(new)]
-        wrong = [a != b for a, b in zip(old, back, strict=True)]
-        bad = np.logical_or.reduce(wrong)
-        if bad.any():
-            where, found = (tuple(int(c[int(bad.argmax())]) for c in coords) for coords in (old, back))
-            raise ArgumentError(f"forward= and inverse= disagree: entry {where} comes back as {found}")
+        old_again = [np.broadcast_to(np.asarray(c), (entries.nnz,)) for c in self._rule.old_coords(new)]
+        wrong = [a != b for a, b in zip(old, old_again, strict=True)]
+        is_wrong = np.logical_or.reduce(wrong)
+        if is_wrong.any():
+            where, restored = (tuple(int(c[int(is_wrong.argmax())]) for c in coords) for coords in (old, old_again))
+            raise ArgumentError(f"forward= and inverse= disagree: entry {where} comes back as {restored}")
         return new
 
     def _lengths(self, entries: Entries, coords: list[Array]) -> tuple[int, ...]:
-        """Dense length of each axis: the last coordinates of the tensor show it where it is no constant."""
+        """Return the dense length of each axis, from the tensor's last coordinates where it is no constant."""
         corner = self._rule.new_coords([np.array([max(n - 1, 0)]) for n in entries.shape])
         lengths = []
         for axis, index, last in zip(self._rule.buffer.axes, coords, corner, strict=True):
-            known = symbolic.Size(axis.length).known(self.sizes)
+            length = symbolic.Size(axis.length).known(self.sizes)
             extent = entries.shape[self._dimension(axis)]
-            if known is None and self._rule.inverse is None:
-                known = extent
+            if length is None and self._rule.inverse is None:
+                length = extent
             end = int(np.max(last)) + 1 if extent else 0
-            lengths.append(max(end, int(index.max(initial=-1)) + 1) if known is None else known)
+            lengths.append(max(end, int(index.max(initial=-1)) + 1) if length is None else length)
         return tuple(lengths)
 
     def _dimension(self, axis: Axis) -> int:
         return next(d for d, group in self._rule.axis_map.items() if axis.name in group)
 
     def _check_slots(self, slots: Array, count: int) -> None:
-        taken = np.zeros(count, np.bool_)
-        taken[slots] = True
-        if np.count_nonzero(taken) != len(slots):
+        is_taken = np.zeros(count, np.bool_)
+        is_taken[slots] = True
+        if np.count_nonzero(is_taken) != len(slots):
             raise StructureError("two entries fall into the same slot: forward= must keep entries apart")
 
     def _complete(self, sizes: dict[str, int]) -> dict[str, int]:
@@ -167,16 +167,16 @@ def _own_axes(description: tirx.PrimFunc) -> dict[int, list[str]]:
     return {d: [axis.name] for b in buffers[:1] for d, axis in enumerate(b.axes)}
 
 
-def _solve(sizes: dict[str, int], known: Sequence[tuple[Any, int]]) -> dict[str, int]:
+def _solve(sizes: dict[str, int], equations: Sequence[tuple[Any, int]]) -> dict[str, int]:
     """Return sizes that expressions with known values tell."""
     before = -1
     while before != len(sizes):
         before = len(sizes)
-        for expr, value in known:
+        for expr, value in equations:
             size = symbolic.Size(expr)
-            found = size.solve(value, sizes)
-            if found is not None:
-                sizes[found[0]] = found[1]
+            solution = size.solve(value, sizes)
+            if solution is not None:
+                sizes[solution[0]] = solution[1]
             elif size.known(sizes) not in (None, value):
                 raise ArgumentError(f"{size.text} should be {size.known(sizes)} but the tensor needs {value}")
     return sizes
@@ -208,13 +208,13 @@ def _named_arrays(axes: Sequence[Axis], builder: Builder) -> dict[str, Array]:
 
 def _counted(axes: Sequence[Axis], arrays: dict[str, Array], builder: Builder) -> list[tuple[Any, int]]:
     """Return the widths and the numbers of positions of the levels that were built."""
-    found: list[tuple[Any, int]] = []
+    sizes: list[tuple[Any, int]] = []
     for d, axis in enumerate(axes):
         if axis.kind == "sparse_fixed" and d in builder.widths:
-            found.append((axis.width, builder.widths[d]))
+            sizes.append((axis.width, builder.widths[d]))
         if axis.indptr is not None:
-            found.append((axis.count, int(arrays[str(axis.indptr.name)][-1])))
-    return found
+            sizes.append((axis.count, int(arrays[str(axis.indptr.name)][-1])))
+    return sizes
 
 
 __all__ = ["Tree"]

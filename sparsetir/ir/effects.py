@@ -258,7 +258,7 @@ def _has_points(axis: Axis) -> bool:
 
 
 def _initialises(used: Axis, stored_axis: Axis) -> bool:
-    """Return whether the coordinates of `used` reach every position of `stored_axis`; equal coordinates are found once."""
+    """Return whether the coordinates of `used` reach every position of `stored_axis`; a search finds a repeat once."""
     reached = used is stored_axis or stored_axis.unique
     return reached and not _has_gaps(stored_axis) and same(used.length, stored_axis.length)
 
