@@ -88,13 +88,16 @@ def _pointers(layout: Any) -> str | None:
 def product_door(A: Any, B: Any) -> Any:
     """Return the product of a sparse and a dense operand by the kernel of an earlier call, or None."""
     classified = classify((A, B))
-    door = None if classified is None else doors.get(classified[0])
+    if classified is None:
+        return None
+    kinds, (left, right) = classified
+    door = doors.get(kinds)
     if door is None:
         return None
     kernel, (first, second) = door
     try:
-        return kernel(**{first: classified[1][0], second: classified[1][1]})
-    except SparseTIRError:
+        return kernel(**{first: left, second: right})
+    except SparseTIRError:  # the long way names the fault of operands that the kernel refuses
         return None
 
 

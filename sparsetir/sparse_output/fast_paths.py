@@ -379,7 +379,7 @@ class Operand:
 
     def take(self, value: Any, ready: list[Any], sizes: dict[str, int]) -> int:
         """Store the arrays of a matrix; return the number of its rows and entries, or -1 if it does not fit."""
-        shape = value.shape if type(value) in ROWS else ()
+        shape: tuple[int, ...] = value.shape if type(value) in ROWS else ()
         if len(shape) != 2:
             return -1
         rows, columns = shape

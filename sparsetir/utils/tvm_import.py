@@ -13,11 +13,14 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from sparsetir.utils.gc import uncollected
+
+Execute: TypeAlias = Callable[[ModuleType], None]
+Runner: TypeAlias = Callable[[Execute], Execute]
 
 
 class PostponeTorch:
@@ -38,7 +41,7 @@ class PostponeTorch:
         if name == "torch" and self.importing == threading.get_ident():
             self.is_postponed = True
             raise ModuleNotFoundError("TVM does without torch until something else imports it", name=name)
-        runners = {
+        runners: dict[str, Runner] = {
             "tvm": uncollected,
             "tvm_ffi": self._without_torch,
             "tvm.relax": self._without_torch,
@@ -50,7 +53,7 @@ class PostponeTorch:
         specs = (finder.find_spec(name, path, target) for finder in finders)
         return _with_runner(next((spec for spec in specs if spec is not None), None), runners[name])
 
-    def _without_torch(self, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def _without_torch(self, execute: Execute) -> Execute:
         """Hide torch from this thread while a module is executed."""
 
         def run(module: ModuleType) -> None:
@@ -62,7 +65,7 @@ class PostponeTorch:
 
         return run
 
-    def _with_completion(self, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def _with_completion(self, execute: Execute) -> Execute:
         """Complete `tvm_ffi` after torch has been executed."""
 
         def run(module: ModuleType) -> None:
@@ -74,10 +77,10 @@ class PostponeTorch:
         return run
 
 
-def _with_runner(spec: ModuleSpec | None, runner: Callable[..., Callable[[ModuleType], None]]) -> ModuleSpec | None:
-    """Wrap the function that executes a module."""
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module = runner(spec.loader.exec_module)  # type: ignore[method-assign]
+def _with_runner(spec: ModuleSpec | None, runner: Runner) -> ModuleSpec | None:
+    """Wrap the function that executes a module in a file; loaders of other kinds serve several modules."""
+    if spec is not None and isinstance(spec.loader, (SourceFileLoader, SourcelessFileLoader)):
+        vars(spec.loader)["exec_module"] = runner(spec.loader.exec_module)
     return spec
 
 
@@ -87,7 +90,7 @@ def complete_tvm_ffi(torch: ModuleType) -> None:
     from tvm_ffi import _convert, _optional_torch_c_dlpack, core, stream
 
     _convert.torch = torch
-    core._convert_torch_dtype_to_ffi_dtype = lambda dtype: tvm_ffi.dtype(str(dtype).removeprefix("torch."))
+    vars(core)["_convert_torch_dtype_to_ffi_dtype"] = lambda dtype: tvm_ffi.dtype(str(dtype).removeprefix("torch."))
     tvm_ffi.use_torch_stream = importlib.reload(stream).use_torch_stream
     importlib.reload(_optional_torch_c_dlpack)
 
