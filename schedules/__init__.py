@@ -36,16 +36,16 @@ SKETCHES = [
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
     """Return the names of the innermost blocks of a function, in program order."""
-    found: list[str] = []
+    names: list[str] = []
 
     def on_block(block: s_tir.SBlock) -> None:
         inner: list[Any] = []
         structural_walk(block.body, (s_tir.SBlock, inner.append))
         if not inner and block.iter_vars:
-            found.append(str(block.name_hint))
+            names.append(str(block.name_hint))
 
     structural_walk(func.body, (s_tir.SBlock, on_block))
-    return found
+    return names
 
 
 def _try(
@@ -82,8 +82,8 @@ def _share(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, 
 
 def _noted(func: tirx.PrimFunc) -> Choices | None:
     """Return the choices that a function's attributes define; None if they define none."""
-    found = func.attrs.get(CHOICES)
-    return None if found is None else Choices(**{str(name): int(value) for name, value in found.items()})
+    attribute = func.attrs.get(CHOICES)
+    return None if attribute is None else Choices(**{str(name): int(value) for name, value in attribute.items()})
 
 
 def schedule(
@@ -123,13 +123,15 @@ def _steps(mod: ir.IRModule, choices: Choices | None, registers: Registers, *, r
     for gv, func in mod.functions.items():
         if not isinstance(func, tirx.PrimFunc) or not from_dialect(func):
             continue
-        own, where = choices or _noted(func) or usual(func, registers), gv.name_hint
+        block_choices, where = choices or _noted(func) or usual(func, registers), gv.name_hint
         for name in independent_blocks(func):
-            share = partial(_share, func_name=where, name=name, choices=own, reorders=reorders)
+            share = partial(_share, func_name=where, name=name, choices=block_choices, reorders=reorders)
             steps.append((f"rows of {name}", [share]))
         for name in leaves(func):
-            one = partial(_try, func_name=where, name=name, choices=own, registers=registers, reorders=reorders)
-            steps.append((name, [partial(one, first=n) for n in range(len(SKETCHES))]))
+            attempt = partial(
+                _try, func_name=where, name=name, choices=block_choices, registers=registers, reorders=reorders
+            )
+            steps.append((name, [partial(attempt, first=n) for n in range(len(SKETCHES))]))
     return steps
 
 

@@ -51,13 +51,13 @@ def tile_block(
     store = store_of(node.body)
     if not reorders or store is None or not isinstance(store.value, tirx.Add):
         return False
-    own = sch.get_loops(block)[-len(node.iter_vars) :]
+    block_loops = sch.get_loops(block)[-len(node.iter_vars) :]
     kinds = [int(iv.iter_type) for iv in node.iter_vars]
-    ragged = [n for n, loop in enumerate(own) if collect(sch.get(loop).extent, ir.TensorLoad)]
-    if not ragged or kinds[ragged[-1]] != REDUCE or ragged[-1] == len(own) - 1:
+    ragged = [n for n, loop in enumerate(block_loops) if collect(sch.get(loop).extent, ir.TensorLoad)]
+    if not ragged or kinds[ragged[-1]] != REDUCE or ragged[-1] == len(block_loops) - 1:
         return False
-    below = range(ragged[-1] + 1, len(own))
-    extents = [sch.get(own[n]).extent for n in below]
+    below = range(ragged[-1] + 1, len(block_loops))
+    extents = [sch.get(block_loops[n]).extent for n in below]
     if not all(isinstance(extent, tirx.IntImm) for extent in extents):
         return False
     rows = [n for n in below if kinds[n] != REDUCE]
@@ -73,8 +73,8 @@ def tile_block(
     vectors = count // beside * -(-beside * bits // registers.bits)
     if not columns or vectors > registers.count - OTHERS:
         return False
-    sch.reorder(*(own[n] for n in [*rows, *columns]))
-    sch.annotate(own[columns[-1]], BLOCK, 1)
+    sch.reorder(*(block_loops[n] for n in [*rows, *columns]))
+    sch.annotate(block_loops[columns[-1]], BLOCK, 1)
     return True
 
 

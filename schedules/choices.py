@@ -39,10 +39,10 @@ class Choices:
 
     def __post_init__(self) -> None:
         for choice in DECLARED:
-            found = getattr(self, choice.name)
-            value = found if type(found) is int else as_whole(found)  # The fast path matters: searches make thousands.
+            raw = getattr(self, choice.name)
+            value = raw if type(raw) is int else as_whole(raw)  # The fast path matters: searches make thousands.
             if not isinstance(value, int):
-                raise ScheduleError(f"{choice.name} must be a whole number, found {found!r}")
+                raise ScheduleError(f"{choice.name} must be a whole number, found {raw!r}")
             if not choice.allows(value):
                 raise ScheduleError(f"{choice.name} must be {choice.expected}, found {value}")
             object.__setattr__(self, choice.name, value)
@@ -75,5 +75,5 @@ class Choices:
         >>> Choices.space(threads=2, feat=32)["tile"]
         (8, 16, 32)
         """
-        found = {choice.name: choice.worth_trying(threads=threads, feat=feat) for choice in DECLARED}
-        return {name: values for name, values in found.items() if values}
+        candidates = {choice.name: choice.worth_trying(threads=threads, feat=feat) for choice in DECLARED}
+        return {name: values for name, values in candidates.items() if values}

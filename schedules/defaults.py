@@ -251,8 +251,8 @@ def suitable_halves(
     do not pay either where other rows are gathered too, as in attention: these would use the same tile.
     """
     cache, row = private_cache(), 2 * HALF
-    held = ((name, arrays[name], d) for name, d in rows if name in arrays)
-    summed = {name for name, array, d in held if array.ndim > d and array.shape[d] * array.itemsize == row}
+    present = ((name, arrays[name], d) for name, d in rows if name in arrays)
+    summed = {name for name, array, d in present if array.ndim > d and array.shape[d] * array.itemsize == row}
     if mean_length(pointers, arrays) < MANY or not all(gather.operand in summed for gather in gathers):
         return {}
     for indices, operand, count in known(gathers, arrays):

@@ -53,11 +53,11 @@ def tile_map(
         return False
     loads = collect(store.value, ir.TensorLoad)
     moving = [x for x in loads if mentions(x, [along.var])]
-    own = [x for x in loads if x.source.same_as(store.buffer)]
+    result_loads = [x for x in loads if x.source.same_as(store.buffer)]
     place = tirx.BufferLoad(store.buffer, store.indices)
     if not all(is_along(x, along.var) for x in (place, *moving)):
         return False
-    if not all(all_same(list(x.indices), list(store.indices)) for x in own):
+    if not all(all_same(list(x.indices), list(store.indices)) for x in result_loads):
         return False
     sch.annotate(loop, MAP, registers.bits // int(DataType(str(store.buffer.ty.dtype)).bits))
     return True

@@ -56,12 +56,12 @@ def piecewise(mod: ir.IRModule, steps: list[tuple[str, list[Step]]], lowers: Low
     """
     lowers(mod)
     sch, dropped = s_tir.Schedule(mod), []
-    for name, ways in steps:
-        found, reasons = _first_that_lowers(sch, ways, lowers)
-        sch = found or sch
+    for name, alternatives in steps:
+        scheduled, reasons = _first_that_lowers(sch, alternatives, lowers)
+        sch = scheduled or sch
         if reasons:
             dropped.append(name)
-            _log.info("%s %s: %s", "another sketch for" if found else "no sketch for", name, reasons[0])
+            _log.info("%s %s: %s", "another sketch for" if scheduled else "no sketch for", name, reasons[0])
     return _noted(sch.mod, dropped)
 
 

@@ -63,29 +63,29 @@ def tile_panels(
     rewrite: see the module's before and after.
     """
     store = store_of(sch.get(block).body)
-    found = None if store is None or not _is_shared_out(sch, block) else _columns(sch, block, store)
-    if store is None or found is None:
+    column_and_loop = None if store is None or not _is_shared_out(sch, block) else _columns(sch, block, store)
+    if store is None or column_and_loop is None:
         return False
-    dimension, at = found
+    dimension, at = column_and_loop
     column = store.indices[dimension]
-    wanted = choices.panel
+    requested = choices.panel
     is_moved = dimension < len(store.indices) - 1 or _is_column_major(store, column, sch.get(block))
-    if not is_moved and not (wanted and _is_gathered(store, column)):
+    if not is_moved and not (requested and _is_gathered(store, column)):
         return False
-    if wanted and choices.tile > wanted:
-        choices = choices.changed(tile=wanted)  # a panel is no narrower than a tile
+    if requested and choices.tile > requested:
+        choices = choices.changed(tile=requested)  # a panel is no narrower than a tile
     outer = tile_loop(sch, block, at, choices, registers)
     if outer is None:
         return False
     tile = int(sch.get(sch.get_loops(block)[-1]).extent)
-    sch.annotate(outer, PANEL, max(wanted or UNTUNED, tile))
+    sch.annotate(outer, PANEL, max(requested or UNTUNED, tile))
     return True
 
 
 def _columns(sch: s_tir.Schedule, block: Any, store: tirx.BufferStore) -> tuple[int, int] | None:
     """Return the last subscript that is a single loop variable of the block, and the position of that loop."""
-    found = [(d, spatial_loop(sch, block, index)) for d, index in enumerate(store.indices)]
-    return next(((d, at) for d, at in reversed(found) if at is not None), None)
+    candidates = [(d, spatial_loop(sch, block, index)) for d, index in enumerate(store.indices)]
+    return next(((d, at) for d, at in reversed(candidates) if at is not None), None)
 
 
 def _is_shared_out(sch: s_tir.Schedule, block: Any) -> bool:
@@ -97,8 +97,8 @@ def _is_shared_out(sch: s_tir.Schedule, block: Any) -> bool:
 
 def _others(load: ir.TensorLoad, column: Any) -> list[Any]:
     """Return the subscripts of a load other than the column; empty if the column is not one."""
-    others = [i for i in load.indices if not i.same_as(column)]
-    return others if len(others) == len(load.indices) - 1 else []
+    subscripts = [i for i in load.indices if not i.same_as(column)]
+    return subscripts if len(subscripts) == len(load.indices) - 1 else []
 
 
 def _is_column_major(store: tirx.BufferStore, column: Any, block: s_tir.SBlock) -> bool:

@@ -44,17 +44,21 @@ class Registers:
 
         The number of registers of a row is a power of two.
         """
-        held = 1
-        while (rows + 1) * 2 * held + 1 <= self.count:
-            held *= 2
-        return held * self.bits // max(bits, 32)
+        registers_a_row = 1
+        while (rows + 1) * 2 * registers_a_row + 1 <= self.count:
+            registers_a_row *= 2
+        return registers_a_row * self.bits // max(bits, 32)
 
 
 @cache
 def _registers(target: Any) -> Registers:
-    for feature, found in (("avx512f", Registers(32, 512)), ("avx", Registers(16, 256)), ("neon", Registers(32, 128))):
+    for feature, registers in (
+        ("avx512f", Registers(32, 512)),
+        ("avx", Registers(16, 256)),
+        ("neon", Registers(32, 128)),
+    ):
         if codegen.target_has_features(feature, target):
-            return found
+            return registers
     return Registers(16, 128)
 
 

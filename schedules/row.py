@@ -108,10 +108,10 @@ def spatial_loop(sch: s_tir.Schedule, block: Any, index: Any) -> int | None:
     store = store_of(node.body)
     if store is None or (node.init is None and not _updates(store)):
         return None
-    own = [n for n, iv in enumerate(node.iter_vars) if iv.var.same_as(index) and int(iv.iter_type) == SPATIAL]
-    if not own or not any(int(iv.iter_type) == REDUCE for iv in node.iter_vars):
+    positions = [n for n, iv in enumerate(node.iter_vars) if iv.var.same_as(index) and int(iv.iter_type) == SPATIAL]
+    if not positions or not any(int(iv.iter_type) == REDUCE for iv in node.iter_vars):
         return None
-    return own[0] - len(node.iter_vars)
+    return positions[0] - len(node.iter_vars)
 
 
 def store_of(body: tirx.Stmt) -> tirx.BufferStore | None:
@@ -133,12 +133,12 @@ def _updates(store: tirx.BufferStore) -> bool:
     return bool(loads) and all(all_same(list(x.indices), list(store.indices)) for x in loads)
 
 
-def tile_of(extent: Any, wanted: int) -> int:
-    """Return `wanted`, or the largest power of two within a smaller constant extent."""
+def tile_of(extent: Any, requested: int) -> int:
+    """Return `requested`, or the largest power of two within a smaller constant extent."""
     if not isinstance(extent, tirx.IntImm):
-        return wanted
+        return requested
     tile = 1
-    while tile * 2 <= min(wanted, int(extent)):
+    while tile * 2 <= min(requested, int(extent)):
         tile *= 2
     return tile
 
@@ -159,31 +159,31 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, regist
     node = sch.get(block)
     loops = sch.get_loops(block)
     kinds = [int(iv.iter_type) for iv in node.iter_vars]
-    own = loops[len(loops) - len(kinds) :]
-    vector = own[at]
+    block_loops = loops[len(loops) - len(kinds) :]
+    vector = block_loops[at]
     if collect(sch.get(vector).extent, ir.TensorLoad):
         return None
-    spatial = [lp for lp, k in zip(own, kinds, strict=True) if k == SPATIAL and lp is not vector]
-    reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
+    spatial = [lp for lp, k in zip(block_loops, kinds, strict=True) if k == SPATIAL and lp is not vector]
+    reduced = [lp for lp, k in zip(block_loops, kinds, strict=True) if k == REDUCE]
     lane = node.iter_vars[at].var
-    shared = [lp for lp, iv in zip(own, node.iter_vars, strict=True) if _is_shared(node, lane, iv.var)]
+    shared = [lp for lp, iv in zip(block_loops, node.iter_vars, strict=True) if _is_shared(node, lane, iv.var)]
     bits = _width(node.body)
     if any(collect(sch.get(lp).extent, ir.TensorLoad) for lp in reduced):
         narrow = [lp for lp in spatial if _is_narrow(sch.get(lp), sch.get(vector), registers.bits // bits)]
         shared += narrow if not _has_gathered_factor(node, lane) else []
     rows = [lp for lp in spatial if lp in shared and _is_short(sch.get(lp)) and CHUNKS not in sch.get(lp).annotations]
-    others = [lp for lp in spatial if lp not in rows]
+    outer_rows = [lp for lp in spatial if lp not in rows]
     is_long = tile_of(sch.get(vector).extent, choices.tile) * bits >= PAIR * registers.bits
     groups, rows = _grouped(sch, rows, registers.most_rows(PAIR if is_long else 1))
-    held = math.prod(int(sch.get(lp).extent) for lp in rows)
+    shared_rows = math.prod(int(sch.get(lp).extent) for lp in rows)
     # Without rows to share registers, the tile is limited by the stack only.
-    room = registers.lanes(held, bits=bits) if rows else MOST_BYTES * 8 // max(bits, 32) // 2
-    wanted = min(choices.tile, room)
-    tile = tile_of(sch.get(vector).extent, wanted)
+    max_tile = registers.lanes(shared_rows, bits=bits) if rows else MOST_BYTES * 8 // max(bits, 32) // 2
+    requested = min(choices.tile, max_tile)
+    tile = tile_of(sch.get(vector).extent, requested)
     if tile < 2:
         return None
     outer, lanes = sch.split(vector, [None, tile])
-    sch.reorder(*others, *groups, outer, *reduced, *rows, lanes)
+    sch.reorder(*outer_rows, *groups, outer, *reduced, *rows, lanes)
     is_fresh = node.init is not None and not keeps_old(node.init)
     if not rows and is_fresh and isinstance(node.body, tirx.BufferStore):
         _hold_result(sch, block, outer)
@@ -202,9 +202,9 @@ def _hold_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
 
 
 def _cache_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
-    kept = sch.cache_write(block, 0, "local")
-    sch.reverse_compute_at(kept, outer)
-    sch.vectorize(sch.get_loops(kept)[-1])
+    cached = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(cached, outer)
+    sch.vectorize(sch.get_loops(cached)[-1])
 
 
 def _is_short(loop: tirx.For) -> bool:
@@ -218,7 +218,7 @@ def _is_narrow(loop: tirx.For, vector: tirx.For, lanes: int) -> bool:
     Computed together they share one ragged loop over entries. Where entries are few, most of the time is spent on the
     exits of such loops, which the processor mispredicts.
     """
-    if not all(isinstance(each.extent, tirx.IntImm) for each in (loop, vector)):
+    if not all(isinstance(nested.extent, tirx.IntImm) for nested in (loop, vector)):
         return False
     return int(loop.extent) * int(vector.extent) <= HEADS * lanes
 
@@ -242,16 +242,16 @@ def _is_shared(block: s_tir.SBlock, lane: Any, row: Any) -> bool:
 
 def _grouped(sch: s_tir.Schedule, rows: list[Any], room: int) -> tuple[list[Any], list[Any]]:
     """Split row loops into loops over groups and loops over the rows of a group, at most `room` for the registers."""
-    groups, kept = [], []
+    groups, group_rows = [], []
     for loop in rows:
         extent = int(sch.get(loop).extent)
         size = max(n for n in range(1, max(min(extent, room), 1) + 1) if extent % n == 0)
         if size < extent:
             group, loop = sch.split(loop, [None, size])
             groups.append(group)
-        kept.append(loop)
+        group_rows.append(loop)
         room //= size
-    return groups, kept
+    return groups, group_rows
 
 
 def _annotate_steps(sch: s_tir.Schedule, loop: Any, choices: Choices) -> None:
@@ -278,8 +278,8 @@ def share_block(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices
         return
     block = sch.get_sblock(name, func_name=func_name)
     node = sch.get(block)
-    own = [str(iv.var.name) for iv in node.iter_vars].index(str(node.annotations[PARALLEL_MARK]))
-    loop = sch.get_loops(block)[own - len(node.iter_vars)]  # nothing is split yet
+    dimension = [str(iv.var.name) for iv in node.iter_vars].index(str(node.annotations[PARALLEL_MARK]))
+    loop = sch.get_loops(block)[dimension - len(node.iter_vars)]  # nothing is split yet
     sch.annotate(loop, CHUNKS, choices.chunks)
     split_rows(sch, loop, choices, reorders=reorders)
     if SWEEP in node.annotations:

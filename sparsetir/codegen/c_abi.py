@@ -91,10 +91,10 @@ class Parameter:
 
     @property
     def description(self) -> str:
-        """What the header says of an array."""
+        """Describe an array for the header."""
         use = "read and written" if self.read and self.written else "written" if self.written else "read"
-        other = f" ({self.shown})" if self.shown != self.name else ""
-        return f"{self.name}{other}: {self.dtype}[{', '.join(map(str, self.shape or ()))}], {use}"
+        original_name = f" ({self.shown})" if self.shown != self.name else ""
+        return f"{self.name}{original_name}: {self.dtype}[{', '.join(map(str, self.shape or ()))}], {use}"
 
 
 class Interface:
@@ -138,17 +138,17 @@ class Interface:
         return Parameter(identifier(symbol, self.taken), symbol, dtype, tuple(var.ty.shape), shown, read, written)
 
     def _implied_sizes(self) -> list[Var]:
-        """Symbols of shapes that are no parameters."""
-        found: dict[str, Var] = {}
+        """Return the symbols of shapes that are no parameters."""
+        symbols: dict[str, Var] = {}
 
         def note(var: Var) -> None:
-            found.setdefault(str(var.name), var)
+            symbols.setdefault(str(var.name), var)
 
         for parameter in self.given:
             for extent in parameter.shape or ():
                 structural_walk(extent, (Var, note))
-        known = {p.symbol for p in self.given}
-        return [var for name, var in found.items() if name not in known]
+        passed = {p.symbol for p in self.given}
+        return [var for name, var in symbols.items() if name not in passed]
 
     @cached_property
     def arrays(self) -> list[tuple[int, Parameter]]:
@@ -156,19 +156,19 @@ class Interface:
         return [(at, p) for at, p in enumerate(self.given) if p.shape is not None]
 
     def _filled(self) -> list[tuple[str, Any]]:
-        """Index arrays, and the length of the axis that their entries lie on."""
+        """Return the index arrays and the lengths of the axes of their entries."""
         symbols = {p.symbol for p in self.parameters}
         axes = [a for a in self.kernel.signature.program.axes.values() if a.indices is not None and not a.may_be_absent]
         stored = [(str(a.indices.name), a.length) for a in axes if str(a.indices.name) in self.places]
         return [(name, n) for name, n in stored if isinstance(n, Var) and str(n.name) in symbols]
 
     def _offsets(self) -> list[tuple[str, Any]]:
-        """Row pointers, and the number of entries they end at."""
-        found = {}
+        """Return the row pointers and the number of entries that they end at."""
+        lengths = {}
         for axis in self.kernel.signature.program.axes.values():
             if axis.indptr is not None:
-                found[str(axis.indptr.name)] = axis.indices.ty.shape[0] if axis.indices is not None else axis.count
-        return list(found.items())
+                lengths[str(axis.indptr.name)] = axis.indices.ty.shape[0] if axis.indices is not None else axis.count
+        return list(lengths.items())
 
     # ------------------------------------------------------------------ texts
 
@@ -249,11 +249,11 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
 {self._function()}"""
 
     def definitions(self) -> str:
-        """What stands before the function."""
+        """Return the text before the function."""
         return machine_code("rt_machine_code", self.kernel.name)
 
     def _function(self) -> str:
-        """The function itself. Its parameters are p0, p1, ..., r0, ...: no user's name can collide with those above."""
+        """Return the text of the function; its parameters p0, p1, ..., r0, ... differ from all names of users."""
         renamed = [p.declaration.removesuffix(p.name) + f"p{at}" for at, p in enumerate(self.parameters)]
         renamed += [f"{kind} r{at}" for at, (kind, _) in enumerate(self.outputs)]
         place = self.places
@@ -329,7 +329,7 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
         return f"rt_pass_{'real' if 'float' in parameter.dtype else 'integer'}(p{at})"
 
     def size_of(self, expr: ir.Expr) -> str:
-        """C text of a size."""
+        """Return a size as C text."""
         if isinstance(expr, tirx.IntImm):
             return f"INT64_C({int(expr)})"
         if isinstance(expr, tirx.Cast):
@@ -360,20 +360,20 @@ def _scalar(var: Var, taken: set[str]) -> Parameter:
 
 
 def plain(name: str, dtype: str) -> str:
-    """`dtype` if C has it."""
+    """Return `dtype`; raise if C does not have it."""
     if dtype not in TYPES:
         raise LoweringError(f"{name} is {dtype}, which has no plain C type: exported kernels take {', '.join(TYPES)}")
     return dtype
 
 
 def identifier(name: str, taken: set[str]) -> str:
-    """`name` as a C identifier that is in nobody's way; it is added to `taken`."""
-    found = re.sub(r"\W", "_", name, flags=re.ASCII)
-    found = f"_{found}" if not found or found[0].isdigit() else found
-    while found in RESERVED or found in taken or re.fullmatch(r"u?int\w*_t", found):
-        found += "_"
-    taken.add(found)
-    return found
+    """Convert `name` to an unused C identifier and add it to `taken`."""
+    candidate = re.sub(r"\W", "_", name, flags=re.ASCII)
+    candidate = f"_{candidate}" if not candidate or candidate[0].isdigit() else candidate
+    while candidate in RESERVED or candidate in taken or re.fullmatch(r"u?int\w*_t", candidate):
+        candidate += "_"
+    taken.add(candidate)
+    return candidate
 
 
 __all__ = ["TYPES", "Exportable", "Interface", "Parameter", "identifier", "machine_code", "plain"]

@@ -67,12 +67,12 @@ def cache_folder() -> Path | None:
 
 
 def _named_folder() -> Path | None:
-    named = os.environ.get(CACHE_VARIABLE)
-    if named in ("", "0", "off"):
+    setting = os.environ.get(CACHE_VARIABLE)
+    if setting in ("", "0", "off"):
         return None
     try:
-        if named is not None:
-            return Path(named).expanduser().absolute()
+        if setting is not None:
+            return Path(setting).expanduser().absolute()
         # An empty or relative XDG_CACHE_HOME counts as none.
         base = Path(os.environ.get("XDG_CACHE_HOME", ""))
         return (base if base.is_absolute() else Path.home() / ".cache") / "sparsetir"
@@ -81,20 +81,20 @@ def _named_folder() -> Path | None:
 
 
 def _fault(folder: Path) -> str:
-    """Why a folder is not safe to load code from, empty if it is; of one that is not there, the one it would be in."""
+    """Return why loading code from a folder is unsafe, empty if it is safe; of a missing folder, check its parent."""
     missing = not folder.exists()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    found = folder.stat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
         return f"{folder} is no folder"
     if not hasattr(os, "getuid"):
         return ""
-    if found.st_uid not in (os.getuid(), 0):
+    if status.st_uid not in (os.getuid(), 0):
         return f"{folder} belongs to another user"
-    others = stat.S_IWOTH if _is_private(found.st_gid) else stat.S_IWOTH | stat.S_IWGRP
-    # Where the sticky bit is set, as in /tmp, nobody else can replace what is made there.
-    is_open = bool(found.st_mode & others) and not (missing and found.st_mode & stat.S_ISVTX)
+    group_bits = stat.S_IWOTH if _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+    # Where the sticky bit is set, as in /tmp, other users cannot replace the files made there.
+    is_open = bool(status.st_mode & group_bits) and not (missing and status.st_mode & stat.S_ISVTX)
     return f"other users may write to {folder}" if is_open else ""
 
 
@@ -104,18 +104,18 @@ def _is_private(group: int) -> bool:
         import grp
         import pwd
 
-        found = grp.getgrgid(group)
+        entry = grp.getgrgid(group)
         user = pwd.getpwuid(os.getuid()).pw_name
     except (ImportError, KeyError):
         return False
-    return found.gr_name == user and not set(found.gr_mem) - {user}
+    return entry.gr_name == user and not set(entry.gr_mem) - {user}
 
 
 # ---------------------------------------------------------------------------------------------- files
 
 
 def digest(library: Path) -> str:
-    """What tells a damaged library from the one that was written."""
+    """Return the hash that identifies an undamaged library."""
     return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
@@ -133,8 +133,8 @@ def write(library: Any, path: Path, facts: dict[str, Any]) -> None:
         whole, beside = Path(folder) / path.name, Path(folder) / "facts.json"
         library.export_library(str(whole), workspace_dir=folder)
         beside.write_text(json.dumps({**facts, "digest": digest(whole)}))
-        for each in (whole, beside):
-            _sync(each)
+        for file in (whole, beside):
+            _sync(file)
         beside.replace(path.with_suffix(".json"))
         whole.replace(path)
 
@@ -233,7 +233,7 @@ class Compiled:
         return self.stages[stage][self.name]
 
     def of(self, func: tirx.PrimFunc) -> Compiled:
-        """Another program under the same schedule, not compiled yet."""
+        """Return the machine code object of another program under the same schedule, not compiled yet."""
         if isinstance(self.schedule, s_tir.Schedule):
             raise ScheduleError("this kernel has a schedule of its own blocks: show it without sizes")
         return Compiled(func, self.target, self.schedule)
@@ -245,7 +245,7 @@ class Compiled:
         self.function = self.library[self.name]
 
     def load(self, path: Path, facts: dict[str, Any]) -> None:
-        """Take the machine code from a library on disk.
+        """Load the machine code from a library on disk.
 
         Raises
         ------
@@ -257,7 +257,7 @@ class Compiled:
         self.searched = set(facts["searched"])
 
     def read_library(self, path: Path, facts: dict[str, Any]) -> None:
-        """Open a library, once it is the one that was written."""
+        """Open a library after comparing its digest."""
         if digest(path) != facts["digest"]:
             raise ValueError(f"{path} is damaged")
         self.library = tvm.runtime.load_module(str(path))
@@ -267,7 +267,7 @@ class Compiled:
         write(self.library, path, {"searched": sorted(self.searched)})
 
     def source(self, kind: str) -> str:
-        """LLVM IR (``"ll"``) or assembly (``"asm"``)."""
+        """Return LLVM IR (``"ll"``) or assembly (``"asm"``)."""
         if kind not in ("ll", "asm"):
             raise VerifyError(f"source is 'll' or 'asm', found {kind!r}; script(stage=3) shows the loops")
         if not hasattr(self.library, "mod"):
@@ -281,16 +281,16 @@ def _not_loaded(*_args: Any) -> None:
 
 def searched_arrays(func: tirx.PrimFunc) -> set[str]:
     """Return the names of the index arrays in which a lowered function looks coordinates up."""
-    found: set[str] = set()
+    names: set[str] = set()
 
     def on_call(call: ir.Call) -> None:
         if dialect.is_call(call, "find"):
-            found.add(str(call.args[0].source.name))
+            names.add(str(call.args[0].source.name))
         for part in call.args[2:] if dialect.is_call(call, "find_union") else []:
-            structural_walk(part, (ir.TensorLoad, lambda x: found.add(str(x.source.name))))
+            structural_walk(part, (ir.TensorLoad, lambda x: names.add(str(x.source.name))))
 
     structural_walk(func, (ir.Call, on_call))
-    return found
+    return names
 
 
 # Programs are compiled once: machine code is kept in the process and on disk, keyed by content.
@@ -313,7 +313,7 @@ def versions() -> str:
 
 
 def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
-    """Return a name for the machine code of a program, target and schedule, which may be a scheduled module."""
+    """Return a key for the machine code of a program, target and schedule, which may be a scheduled module."""
     loops = schedule.mod if isinstance(schedule, s_tir.Schedule) else schedule
     text = loops.script() if isinstance(loops, ir.IRModule) else repr(schedule)
     parts = [tvm.ir.save_json(func), str(target), text, str(get_num_threads()), versions()]
@@ -321,7 +321,7 @@ def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
 
 
 def write_cache(*, seconds: float | None = None) -> None:
-    """Put the kernels compiled so far on disk. It happens by itself when the process ends, for `EXIT_SECONDS`.
+    """Write the kernels compiled so far to disk; done for `EXIT_SECONDS` when the process ends.
 
     Not in the background: LLVM does not allow a second thread during a compilation.
 
@@ -339,7 +339,7 @@ def write_cache(*, seconds: float | None = None) -> None:
 
 
 def write_one(compiled: Compiled) -> None:
-    """Put one kernel on disk now, if it waits for that."""
+    """Write one pending kernel to disk now."""
     for entry in [entry for entry in _pending if entry[0] is compiled]:
         _pending.remove(entry)
         with contextlib.suppress(Exception):
@@ -353,19 +353,19 @@ def _limit_pending() -> None:
 
 
 def waiting() -> int:
-    """How many kernels are to be written to the disk."""
+    """Return the number of kernels to be written to disk."""
     return len(_pending)
 
 
 def forget() -> None:
-    """Start anew, as another process does: nothing is compiled, and nothing waits; what is on disk stays."""
+    """Clear the in-memory cache and the pending writes; the disk cache is kept."""
     _kernels.clear()
     _pending.clear()
 
 
 @contextlib.contextmanager
 def separate() -> Iterator[None]:
-    """Kernels compiled inside are not found outside, nor the other way round, but for those on disk."""
+    """Isolate the in-memory cache: kernels compiled inside are not found outside, nor the reverse."""
     kernels, pending = _kernels.items(), list(_pending)
     forget()
     try:
@@ -426,7 +426,7 @@ def _load_quietly(compiled: Compiled, path: Path) -> bool:
 def variant(compiled: Compiled, **changes: int) -> Callable[..., Any]:
     """Return the function of the same program with other choices, compiled when first asked for.
 
-    Itself if its schedule was chosen, or where the other choices are refused: nobody asked for them.
+    Return the function itself if its schedule was chosen by the user, or if the other choices are refused.
     """
     if compiled.schedule is not None:
         return compiled.function

@@ -126,7 +126,7 @@ def export(kernel: Exportable, path: Path, header: Path | None = None, *, interf
 
 
 def _check_target(target: Any) -> None:
-    """Only machine code of this kind of machine can be linked here."""
+    """Raise unless the target is of this machine's architecture: other code cannot be linked here."""
     here = dict(tvm.target.Target.from_device(tvm.cpu()).export())["mtriple"]
     there = dict(target.export()).get("mtriple", here)
     if str(there).split("-")[0] != str(here).split("-")[0]:
@@ -158,11 +158,11 @@ def _compiler() -> list[str]:
     """Return the command of the C compiler."""
     if not sys.platform.startswith("linux"):
         raise SparseTIRError(f"export writes ELF libraries: it needs Linux, found {sys.platform}")
-    wanted = shlex.split(os.environ.get("CC", ""))
-    for command in [wanted] if wanted else [[name] for name in COMPILERS]:
+    configured = shlex.split(os.environ.get("CC", ""))
+    for command in [configured] if configured else [[name] for name in COMPILERS]:
         if shutil.which(command[0]):
             return command
-    missing = f"CC = {' '.join(wanted)} is not there" if wanted else f"found none of {', '.join(COMPILERS)}"
+    missing = f"CC = {' '.join(configured)} is not there" if configured else f"found none of {', '.join(COMPILERS)}"
     raise SparseTIRError(f"export needs a C compiler, {missing}: install one (such as the package gcc) or set CC")
 
 

@@ -23,12 +23,12 @@ from sparsetir.lower.target.scratch import has_unknown_scratch
 
 
 def to_stage_2(func: Any) -> ir.IRModule:
-    """Return a program or module as nested blocks over positions."""
+    """Lower a program or module to nested blocks over positions."""
     return _verified(run(TO_STAGE_2, as_module(func)), 2)
 
 
 def to_stage_3(mod: ir.IRModule) -> ir.IRModule:
-    """Return a stage-II module, scheduled or not, as loops over flat arrays."""
+    """Lower a stage-II module, scheduled or not, to loops over flat arrays."""
     return _verified(run(TO_STAGE_3, _verified(run(SCHEDULED, mod), 2)), 3)
 
 
@@ -71,7 +71,7 @@ def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
 
 
 def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModule:
-    """Return the stage-II module after a schedule: choices of the sketches, a stock schedule, or a function of one."""
+    """Apply a schedule to a stage-II module: choices of the sketches, a stock schedule, or a function of one."""
     from sparsetir import schedules
 
     names = [gv.name_hint for gv in mod.functions]
@@ -90,7 +90,7 @@ def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModul
 
 
 def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir.IRModule]:
-    """Return the stage-II module after a schedule and its loops: the sketches never keep a program from having some."""
+    """Return the stage-II module after a schedule, and its loops; fall back to legal choices if sketches fail."""
     from sparsetir import schedules
 
     try:
@@ -105,29 +105,29 @@ def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir
 
 
 def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:
-    """The scheduled module, once its parameters are laid out as those of the program: callers pass them as they are."""
+    """Return the scheduled module; raise unless its parameters have the layouts that callers pass."""
     for gv, func in after.functions.items():
         old = next((f for v, f in before.functions.items() if v.name_hint == gv.name_hint), None)
         for was, now in zip(getattr(old, "params", []), getattr(func, "params", []), strict=False):
             if _layout(was) != _layout(now):
-                found = f"the schedule changes parameter {was.name} from {_layout(was)} to {_layout(now)}"
-                raise ScheduleError(f"{found}, but callers pass it as the program declares it: transform a copy of it")
+                fault = f"the schedule changes parameter {was.name} from {_layout(was)} to {_layout(now)}"
+                raise ScheduleError(f"{fault}, but callers pass it as the program declares it: transform a copy of it")
     return after
 
 
 def _layout(param: Any) -> str:
-    """Shape and type of a parameter."""
+    """Return the shape and type of a parameter as text."""
     if not tirx.is_buffer_var(param):
         return str(param.ty)
     return f"({', '.join(str(extent) for extent in param.ty.shape)}) {param.ty.dtype}"
 
 
 def _renamed(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
-    """The module of a schedule, its function called as in the program: a schedule of a PrimFunc calls it main."""
-    held = [gv.name_hint for gv in mod.functions]
-    if len(held) != 1 or len(names) != 1 or held == names:
+    """Rename the function of a schedule to its name in the program: a schedule of a PrimFunc calls it main."""
+    function_names = [gv.name_hint for gv in mod.functions]
+    if len(function_names) != 1 or len(names) != 1 or function_names == names:
         return mod
-    return ir.IRModule({names[0]: mod[held[0]].with_attr("global_symbol", names[0])})
+    return ir.IRModule({names[0]: mod[function_names[0]].with_attr("global_symbol", names[0])})
 
 
 def machine_code(third: ir.IRModule, target: Any) -> Any:
@@ -139,7 +139,7 @@ def machine_code(third: ir.IRModule, target: Any) -> Any:
 
 
 def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
-    """Return the settings for a stage-III module: the current ones, but TVM must not let several arrays share memory.
+    """Return the pass settings of a stage-III module: the current ones, without storage shared by several arrays.
 
     LLVM keeps a tile in registers only if narrower tiles for the last columns do not lie in the same array. Nor must
     TVM shrink an array to the place that a search finds: it would ask for the place before the search. Arrays whose
@@ -179,7 +179,7 @@ def _functions(mod: ir.IRModule) -> list[tirx.PrimFunc]:
 
 
 def _has_found_scratch(third: ir.IRModule) -> bool:
-    """Return whether a local array is subscripted by what another one holds."""
+    """Return whether a local array is subscripted by an element of another one."""
     functions = _functions(third)
     local = {a.buffer for f in functions for a in collect(f.body, tirx.AllocBuffer)}
     for func in functions:
@@ -225,14 +225,14 @@ def _offset_checks(name: str, first: tirx.PrimFunc, third: tirx.PrimFunc) -> Ite
 
 
 def pipeline() -> tuple[Any, Any, Any]:
-    """The passes named ``tir_pipeline="sparsetir"``: ``tvm.compile`` and ``relax.build`` take stage-I functions."""
+    """Return the passes of ``tir_pipeline="sparsetir"``: ``tvm.compile`` and ``relax.build`` take stage-I functions."""
     stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
     def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
         second = to_stage_2(mod)
-        ours = any(map(from_dialect, second.functions.values()))
-        if not ours:
+        has_programs = any(map(from_dialect, second.functions.values()))
+        if not has_programs:
             return stock(second)
         third = lowered(second, None, tvm.target.Target.current(allow_none=True))[3]
         third = assert_offsets(mod, third)

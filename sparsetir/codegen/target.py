@@ -53,14 +53,14 @@ def describe_target() -> list[tuple[str, str]]:
 
 
 def make_target(target: Any, func: tirx.PrimFunc) -> Any:
-    """`target` (None: this machine) with the floating-point freedom the program allows."""
-    chosen = native_target() if target is None else _parsed_target(target)
-    if str(chosen.kind.name) != "llvm":
-        raise ArgumentError(f"kernels are compiled for CPUs: expected an llvm target, found {chosen.kind.name!r}")
-    _check_machine(chosen)
+    """Add the floating-point freedom that the program allows to `target` (None: this machine)."""
+    llvm_target = native_target() if target is None else _parsed_target(target)
+    if str(llvm_target.kind.name) != "llvm":
+        raise ArgumentError(f"kernels are compiled for CPUs: expected an llvm target, found {llvm_target.kind.name!r}")
+    _check_machine(llvm_target)
     if not may_reassociate(func):
-        return chosen
-    config = dict(chosen.export())
+        return llvm_target
+    config = dict(llvm_target.export())
     config[REASSOCIATE] = True
     return tvm.target.Target(config)
 
@@ -76,10 +76,10 @@ def _parsed_target(target: Any) -> Any:
 
 def _check_machine(target: Any) -> None:
     """Raise for another machine's target: a kernel is called in this process."""
-    wanted, here = _architecture(target), _architecture(native_target())
-    if wanted and here and wanted != here:
-        found = f"the target is for {wanted}, this machine is {here}"
-        raise ArgumentError(f"{found}, and a kernel runs where it is built: build and export it on the other machine")
+    requested, native = _architecture(target), _architecture(native_target())
+    if requested and native and requested != native:
+        fault = f"the target is for {requested}, this machine is {native}"
+        raise ArgumentError(f"{fault}, and a kernel runs where it is built: build and export it on the other machine")
 
 
 def _architecture(target: Any) -> str:
@@ -87,7 +87,7 @@ def _architecture(target: Any) -> str:
 
 
 def may_reassociate(func: tirx.PrimFunc) -> bool:
-    """Whether every sum of the program is a reduction, whose order the dialect leaves open, or it says that it may."""
+    """Return whether every sum is a reduction, whose order the dialect leaves open, or the program permits it."""
     if makes_tangents(func):
         return False
     if func.attrs is not None and FREE_SUMS in func.attrs:
@@ -119,7 +119,7 @@ def makes_tangents(func: tirx.PrimFunc) -> bool:
 
 
 def _has_sum(term: Any) -> bool:
-    found: list[Any] = []
-    check = lambda x: found.append(x) if str(x.ty.dtype).startswith(("float", "bfloat")) else None  # noqa: E731
+    sums: list[Any] = []
+    check = lambda x: sums.append(x) if str(x.ty.dtype).startswith(("float", "bfloat")) else None  # noqa: E731
     structural_walk(term, [(tirx.Add, check), (tirx.Sub, check)])
-    return bool(found)
+    return bool(sums)

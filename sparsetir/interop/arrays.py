@@ -28,7 +28,7 @@ class Fit:
     blocks: tuple[int, ...] = ()
 
     def coords(self, source: Source) -> tuple[Array, ...]:
-        """Coordinates of the entries in the buffer's axes."""
+        """Return the coordinates of the entries in the buffer's axes."""
         coords = source.coords()
         if self.blocks:
             (i, j), (rows, cols) = coords, self.blocks
@@ -112,44 +112,44 @@ def _empty_sorted(kind: Any) -> Any:
 
 def compressed_of(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
     """Return a scipy object of rows or columns around its arrays, without scipy's checks."""
-    made = kind.__new__(kind)  # a constructor takes longer than the sum of two small matrices
-    made.__dict__.update(_empty(kind).__dict__)
-    made._shape = tuple(map(int, shape))
-    made.indptr, made.indices, made.data = indptr, indices, values
-    return made
+    container = kind.__new__(kind)  # a constructor takes longer than the sum of two small matrices
+    container.__dict__.update(_empty(kind).__dict__)
+    container._shape = tuple(map(int, shape))
+    container.indptr, container.indices, container.data = indptr, indices, values
+    return container
 
 
 def sorted_rows(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
     """Return a scipy object of compressed rows, each of which is sorted and has every coordinate once."""
-    made = kind.__new__(kind)
-    made.__dict__.update(_empty_sorted(kind).__dict__)
-    made._shape = tuple(map(int, shape))
-    made.indptr, made.indices, made.data = indptr, indices, values
-    return made
+    container = kind.__new__(kind)
+    container.__dict__.update(_empty_sorted(kind).__dict__)
+    container._shape = tuple(map(int, shape))
+    container.indptr, container.indices, container.data = indptr, indices, values
+    return container
 
 
 def coordinates_of(coords: Sequence[Array], values: Array, shape: Sequence[int]) -> sp.coo_array:
     """Return a scipy list of coordinates around its arrays, without scipy's checks."""
-    made = sp.coo_array(tuple(shape), dtype=np.int8)
-    made.coords, made.data = tuple(coords), values
-    return made
+    container = sp.coo_array(tuple(shape), dtype=np.int8)
+    container.coords, container.data = tuple(coords), values
+    return container
 
 
 def in_format(value: Any, format: str, block: tuple[int, int] | None = None) -> Any:
-    """Return a scipy object whose entries have coordinates of their own, in another of scipy's formats.
+    """Convert a scipy object with distinct coordinates to another of scipy's formats.
 
     Lists of lists and dictionaries hold no floats of 16 bits: those come in rows.
     """
     if is_half(value):
         return value if format in ("lil", "dok") else _by_words(value, lambda words: in_format(words, format, block))
-    made = value.asformat(format) if block is None else value.tobsr(blocksize=block)
+    converted = value.asformat(format) if block is None else value.tobsr(blocksize=block)
     if block is not None:
-        made.sort_indices()  # scipy stores blocks in the order of their first entries
-    return made
+        converted.sort_indices()  # scipy stores blocks in the order of their first entries
+    return converted
 
 
 def transposed(value: Any, order: Sequence[int]) -> Any:
-    """Return a scipy object with its dimensions in another order.
+    """Permute the dimensions of a scipy object.
 
     Raises
     ------
@@ -164,21 +164,21 @@ def transposed(value: Any, order: Sequence[int]) -> Any:
 
 
 def _by_words(value: Any, make: Callable[[Any], Any]) -> Any:
-    """What is made of a scipy object without reading its values, which are floats of 16 bits."""
+    """Apply `make` to a scipy object of 16-bit floats without reading its values."""
     words = copy.copy(value)
     words.data = value.data.view(np.uint16)
-    made = make(words)
-    made.data = made.data.view(value.dtype)
-    return made
+    converted = make(words)
+    converted.data = converted.data.view(value.dtype)
+    return converted
 
 
 def recast(value: Any, dtype: Any) -> Any:
-    """A scipy object with its values in another dtype; lists of lists and dictionaries hold no floats of 16 bits."""
+    """Convert the values of a scipy object to another dtype; lists of lists and dictionaries hold no 16-bit floats."""
     if np.dtype(dtype).name not in HALVES:
         return value.astype(dtype)
-    made = copy.copy(value if value.format not in ("lil", "dok") else value.tocsr())
-    made.data = made.data.astype(dtype)
-    return made
+    converted = copy.copy(value if value.format not in ("lil", "dok") else value.tocsr())
+    converted.data = converted.data.astype(dtype)
+    return converted
 
 
 # Dense arguments as numpy arrays.
@@ -187,7 +187,7 @@ def recast(value: Any, dtype: Any) -> Any:
 def aligned_contiguous(
     x: Any, dtype: str | None = None, *, name: str = "the argument", option: str = "dtype"
 ) -> tuple[Array, bool]:
-    """Return a dense argument as a C-contiguous, aligned numpy array in native byte order.
+    """Convert a dense argument to a C-contiguous, aligned numpy array in native byte order.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def aligned_contiguous(
 
 
 def writable_alias(array: Array) -> Array:
-    """Return the memory of a read-only array as a writable one: DLPack refuses to hand out read-only arrays.
+    """Return a writable view of a read-only array: DLPack refuses to export read-only arrays.
 
     Only for consumers that do not write.
     """
@@ -243,7 +243,7 @@ class _Alias:
 
 
 def as_numpy(x: Any, name: str) -> tuple[Array, bool]:
-    """Any array-like object as numpy, and whether that may have taken a copy.
+    """Convert an array-like object to numpy; return also whether that may have copied it.
 
     Raises
     ------
@@ -275,15 +275,15 @@ def as_numpy(x: Any, name: str) -> tuple[Array, bool]:
 
 def _from_protocol(x: Any, name: str) -> Array:
     """Return an array of an object that numpy knows how to ask for one."""
-    found = f"{name} must be an array, found {type(x).__name__}"
+    fault = f"{name} must be an array, found {type(x).__name__}"
     if isinstance(x, (str, PathLike)):
-        raise ArgumentTypeError(f"{found}: pass sparsetir.read(path) for a file")
+        raise ArgumentTypeError(f"{fault}: pass sparsetir.read(path) for a file")
     if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__"):
-        raise ArgumentTypeError(f"{found}: pass numpy.asarray of it with a dtype")
+        raise ArgumentTypeError(f"{fault}: pass numpy.asarray of it with a dtype")
     try:
         return np.asarray(x)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ArgumentTypeError(f"{found}, which numpy cannot read: {error}") from None
+        raise ArgumentTypeError(f"{fault}, which numpy cannot read: {error}") from None
 
 
 def _dlpack_to_numpy(x: Any, name: str) -> tuple[Array, bool]:

@@ -14,10 +14,10 @@ from sparsetir.interop.levels import Array, Level, check_capacity, first_disorde
 
 
 def scatter(slots: Array, values: Array, size: int) -> tuple[Array, Array | None]:
-    """`size` values with `values` added in at `slots`, and which of them met an earlier one."""
-    flat, taken = np.zeros(size, values.dtype.newbyteorder("=")), np.zeros(size, np.bool_)
-    taken[slots] = True
-    if np.count_nonzero(taken) == slots.size:
+    """Add `values` to `size` zeros at `slots`; return the array, and which values met an earlier one."""
+    flat, is_used = np.zeros(size, values.dtype.newbyteorder("=")), np.zeros(size, np.bool_)
+    is_used[slots] = True
+    if np.count_nonzero(is_used) == slots.size:
         flat[slots] = values
         return flat, None
     order = np.argsort(slots, kind="stable")
@@ -49,7 +49,7 @@ def _sorting_order(coords: Sequence[Array], extents: Sequence[int]) -> Array | N
 
 
 def _unsorted(array: Array, order: Array) -> Array:
-    """Return the array that indexing with `order` made into `array`."""
+    """Invert the indexing by `order` that produced `array`."""
     result = np.empty_like(array)
     result[order] = array
     return result
@@ -100,12 +100,12 @@ class Builder:
         order = _sorting_order(coords, [self.shape[d] for d in chain])
         coords = [(c if order is None else c[order]).astype(np.int64, copy=False) for c in coords]
         first = np.ones(len(coords[0]), np.bool_) if keep else _changes(coords)
-        placed, count = self.place(chain, [c[first] for c in coords])
-        placed = placed[np.cumsum(first) - 1]
-        return placed if order is None else _unsorted(placed, order), count
+        positions, count = self.place(chain, [c[first] for c in coords])
+        positions = positions[np.cumsum(first) - 1]
+        return positions if order is None else _unsorted(positions, order), count
 
     def place(self, chain: Sequence[int], coords: list[Array]) -> tuple[Array, int]:
-        """`tree` for tuples that are sorted and, unless kept, distinct."""
+        """Place tuples that are sorted and, unless kept, distinct, like `tree`."""
         position, count = np.zeros(len(coords[0]), np.int64), 1
         back = None
         for depth, d in enumerate(chain):
@@ -135,9 +135,9 @@ class Builder:
         self._require(coords[-1] < level.extent_rule(*above), d, coords)
         parent = () if level.parent is None else (np.arange(self.shape[level.parent]),)
         if level.parent is not None and self.levels[level.parent].kind != "dense_fixed":
-            found = f"its parent {self.levels[level.parent].name} is {self.levels[level.parent].kind}"
+            parent_kind = f"its parent {self.levels[level.parent].name} is {self.levels[level.parent].kind}"
             raise ArgumentError(
-                f"{self.name} cannot be converted for axis {level.name}, {found}: pass its arrays by name"
+                f"{self.name} cannot be converted for axis {level.name}, {parent_kind}: pass its arrays by name"
             )
         ends = np.asarray(level.offset_rule(*parent) + level.extent_rule(*parent))
         return level.offset_rule(*above) + coords[-1], int(ends.max(initial=0))
@@ -146,45 +146,45 @@ class Builder:
         if self.levels[d].rule is not None:
             axis = f"axis {self.levels[d].name}, whose indices are a formula"
             raise ArgumentError(f"{self.name} cannot be converted for {axis}: pass its arrays by name")
-        parents, held, node = self._nodes(position, coords[-1], self.levels[d].unique)
+        parents, coordinates, node = self._nodes(position, coords[-1], self.levels[d].unique)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(parents, minlength=count))])
         self.indptr[d] = narrow(indptr, self.levels[d], "indptr", self.name)
-        self.indices[d] = narrow(held, self.levels[d], "indices", self.name)
-        return node, len(held)
+        self.indices[d] = narrow(coordinates, self.levels[d], "indices", self.name)
+        return node, len(coordinates)
 
     def sparse_fixed(self, d: int, position: Array, count: int, coords: list[Array]) -> tuple[Array, int]:
         if self.levels[d].rule is not None:
             return self._by_rule(d, position, count, coords)
-        parents, held, node = self._nodes(position, coords[-1], self.levels[d].unique)
+        parents, coordinates, node = self._nodes(position, coords[-1], self.levels[d].unique)
         sizes = np.bincount(parents, minlength=count)
         width = self._width(d, sizes)
-        rank = np.arange(len(held)) - (np.cumsum(sizes) - sizes)[parents]
+        rank = np.arange(len(coordinates)) - (np.cumsum(sizes) - sizes)[parents]
         self.widths[d] = width
-        self._fill(d, count * width, parents * width + rank, held)
+        self._fill(d, count * width, parents * width + rank, coordinates)
         return (parents * width + rank)[node], count * width
 
     def singleton(self, d: int, position: Array, count: int, coords: list[Array]) -> tuple[Array, int]:
         if self.levels[d].rule is not None:
             return self._by_rule(d, position, count, coords)
-        parents, held, _ = self._nodes(position, coords[-1], True)
+        parents, coordinates, _ = self._nodes(position, coords[-1], True)
         bad = first_disorder(parents, None, strict=True)
         if bad is not None:
-            found = f"{held[bad - 1]} and {held[bad]} below the same position {parents[bad]}"
+            clash = f"{coordinates[bad - 1]} and {coordinates[bad]} below the same position {parents[bad]}"
             raise StructureError(
-                f"axis {self.levels[d].name} of {self.name} is a singleton but would hold coordinates {found}"
+                f"axis {self.levels[d].name} of {self.name} is a singleton but would hold coordinates {clash}"
             )
-        self._fill(d, count, parents, held)
+        self._fill(d, count, parents, coordinates)
         return position, count
 
     def _nodes(self, position: Array, index: Array, unique: bool) -> tuple[Array, Array, Array]:
-        """Parent position and coordinate of each stored position, and the stored position of each tuple."""
+        """Return the parent position and coordinate of each stored position, and the stored position of each tuple."""
         first = _changes([position, index]) if unique else np.ones(len(index), np.bool_)
         return position[first], index[first], np.cumsum(first) - 1
 
-    def _fill(self, d: int, count: int, slots: Array, held: Array) -> None:
-        """Indices that mark a slot absent, by the first coordinate out of range, unless it holds something."""
+    def _fill(self, d: int, count: int, slots: Array, coordinates: Array) -> None:
+        """Mark unused slots absent by the first coordinate out of range."""
         indices = np.full(count, self.shape[d], np.int64)
-        indices[slots] = held
+        indices[slots] = coordinates
         self.indices[d] = narrow(indices, self.levels[d], "indices", self.name)
 
     def _width(self, d: int, sizes: Array) -> int:
@@ -192,14 +192,14 @@ class Builder:
         if level.width is None:
             return max(longest, 1)
         if longest > level.width:
-            found = f"row {int(sizes.argmax())} of {self.name} holds {longest} entries"
+            fault = f"row {int(sizes.argmax())} of {self.name} holds {longest} entries"
             raise StructureError(
-                f"{found} but axis {level.name} has {level.width} slots per row: raise its width or leave it open"
+                f"{fault} but axis {level.name} has {level.width} slots per row: raise its width or leave it open"
             )
         return level.width
 
     def _by_rule(self, d: int, position: Array, count: int, coords: list[Array]) -> tuple[Array, int]:
-        """Slots found by trying each on all entries at once."""
+        """Find the slots by trying each on all entries at once."""
         level, width = self.levels[d], 1
         assert level.rule is not None
         if level.kind == "sparse_fixed":

@@ -86,7 +86,7 @@ def check_dtype(found: np.dtype[Any], expected: str, *, name: str, torch: bool =
 
 
 def narrow(array: Array, level: Level, what: str, name: str) -> Array:
-    """`array` in the axis' index type, the same object if it has that type already."""
+    """Convert `array` to the axis' index type; return the same object if it has that type."""
     if array.dtype != level.idtype:
         check_capacity(int(array.max(initial=0)), level, what, name)
     return np.require(array, level.idtype, ["C", "A"])
@@ -94,8 +94,8 @@ def narrow(array: Array, level: Level, what: str, name: str) -> Array:
 
 def check_capacity(top: int, level: Level, what: str, name: str) -> None:
     if top > np.iinfo(level.idtype).max:
-        found = f"{what} of axis {level.name} of {name} reaches {top}, which {level.idtype} cannot hold"
-        raise StructureError(f'{found}: declare the axis with idtype="int64"')
+        fault = f"{what} of axis {level.name} of {name} reaches {top}, which {level.idtype} cannot hold"
+        raise StructureError(f'{fault}: declare the axis with idtype="int64"')
 
 
 # Checks of index arrays.
@@ -159,11 +159,11 @@ def check_distinct(indices: Array, length: int, where: str) -> None:
     flat = indices.reshape(-1)
     if first_disorder(flat, None, strict=True, padding_from=length) is None:
         return
-    held = np.sort(flat[flat < length])
-    again = np.flatnonzero(held[1:] == held[:-1])
-    if again.size:
+    ordered = np.sort(flat[flat < length])
+    repeats = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if repeats.size:
         remedy = "leave one of them out, or declare the axis with unique=False"
-        raise StructureError(f"indices of {where} hold coordinate {held[again[0]]} twice: {remedy}")
+        raise StructureError(f"indices of {where} hold coordinate {ordered[repeats[0]]} twice: {remedy}")
 
 
 def is_sound(level: Level, indptr: Array, indices: Array, *, parent_count: int, length: int, need_sorted: bool) -> bool:
@@ -209,7 +209,7 @@ def _check_indptr(indptr: Array, parent_count: int, count: int | None, where: st
 
 
 def _check_count(level: Level, size: int, parent_count: int, where: str) -> int:
-    """Slots per fiber of an axis whose fibers are all as long, after a look at the number of indices."""
+    """Return the slots per fiber of an axis with fibers of equal length; raise for a wrong number of indices."""
     width = 1 if level.kind == "singleton" else level.width
     if width is None:
         width = size // max(parent_count, 1)
@@ -220,27 +220,27 @@ def _check_count(level: Level, size: int, parent_count: int, where: str) -> int:
 
 
 def _check_range(indices: Array, length: int, where: str, *, may_be_absent: bool) -> None:
-    bad = first_outside(indices, length + may_be_absent)
-    if bad is not None:
+    position = first_outside(indices, length + may_be_absent)
+    if position is not None:
         absent = f", or {length} where there is no entry" if may_be_absent else ""
-        found = f"indices of {where} hold {indices[bad]} at position {bad}"
-        raise StructureError(f"{found}, expected one of [0, {length}){absent}")
+        fault = f"indices of {where} hold {indices[position]} at position {position}"
+        raise StructureError(f"{fault}, expected one of [0, {length}){absent}")
 
 
 def _check_sorted(level: Level, indices: Array, starts: Array | int, length: int | None, where: str) -> None:
     padding_from = None if level.kind == "sparse_variable" else length
-    bad = first_disorder(indices, starts, strict=level.unique, padding_from=padding_from)
-    if bad is None:
+    position = first_disorder(indices, starts, strict=level.unique, padding_from=padding_from)
+    if position is None:
         return
-    row = bad // starts if isinstance(starts, int) else int(np.searchsorted(starts, bad, side="right")) - 1
-    if indices[bad] == indices[bad - 1]:
-        found = f"hold coordinate {indices[bad]} twice in row {row} (positions {bad - 1} and {bad})"
-        raise StructureError(f"indices of {where} {found}: add the entries up or declare the axis with unique=False")
-    found = f"are not sorted in row {row}: {indices[bad - 1]} is followed by {indices[bad]} at position {bad}"
+    row = position // starts if isinstance(starts, int) else int(np.searchsorted(starts, position, side="right")) - 1
+    if indices[position] == indices[position - 1]:
+        fault = f"hold coordinate {indices[position]} twice in row {row} (positions {position - 1} and {position})"
+        raise StructureError(f"indices of {where} {fault}: add the entries up or declare the axis with unique=False")
+    fault = f"are not sorted in row {row}: {indices[position - 1]} is followed by {indices[position]} at position {position}"
     remedy = "sort the row or declare the axis with sorted=False"
     if padding_from is not None:
         remedy += f"; padding at the end of a row must be {length}"
-    raise StructureError(f"indices of {where} {found}: {remedy}")
+    raise StructureError(f"indices of {where} {fault}: {remedy}")
 
 
 def first_outside(indices: Array, length: int) -> int | None:
@@ -258,7 +258,7 @@ def first_outside(indices: Array, length: int) -> int | None:
 
 
 def are_ascending(indices: Array, indptr: Array) -> bool:
-    """Return whether the coordinates of each row ascend, each once."""
+    """Return whether the coordinates of each row are strictly ascending."""
     return first_disorder(indices, indptr, strict=True) is None
 
 

@@ -88,7 +88,7 @@ class Source:
         return tuple(self.values.shape[1:])
 
     def coords(self) -> tuple[Array, ...]:
-        """Coordinates of every entry, one array per dimension."""
+        """Return the coordinates of every entry, one array per dimension."""
         raise NotImplementedError
 
     def check(self, name: str, is_sound: Validator = is_sound) -> None:
@@ -111,10 +111,10 @@ class Coordinates(Source):
                 raise StructureError(f"coordinates of {name} must be int32 or int64, found {index.dtype}")
             if is_one_fiber(UNORDERED, index, extent, is_sound):
                 continue
-            bad = first_outside(index, extent)
-            if bad is not None:
-                found = f"entry {bad} of {name} has coordinate {index[bad]} in dimension {dim}"
-                raise StructureError(f"{found}, expected one of [0, {extent})")
+            entry = first_outside(index, extent)
+            if entry is not None:
+                fault = f"entry {entry} of {name} has coordinate {index[entry]} in dimension {dim}"
+                raise StructureError(f"{fault}, expected one of [0, {extent})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,9 +201,9 @@ class CooTensor:
         object.__setattr__(self, "shape", whole_sizes(self.shape, "the shape of a CooTensor"))
         expected = (len(self.shape), self.values.size)
         if self.coords.shape != expected or self.values.ndim != 1:
-            found = f"coords of shape {self.coords.shape} and values of shape {self.values.shape}"
+            shapes = f"coords of shape {self.coords.shape} and values of shape {self.values.shape}"
             raise ArgumentError(
-                f"a CooTensor of shape {self.shape} needs coords [order, nnz], values [nnz]; found {found}"
+                f"a CooTensor of shape {self.shape} needs coords [order, nnz], values [nnz]; found {shapes}"
             )
         if self.coords.dtype.kind not in "iu":
             raise ArgumentTypeError(f"coords of a CooTensor must be integers, found {self.coords.dtype}")
@@ -216,7 +216,7 @@ class CooTensor:
         return cls(np.stack(coords), array[coords], array.shape)
 
     def to_dense(self) -> Array:
-        """Return the tensor as an ndarray."""
+        """Convert the tensor to an ndarray."""
         dense = np.zeros(self.shape, self.values.dtype)
         np.add.at(dense, tuple(self.coords), self.values)
         return dense
@@ -248,11 +248,11 @@ def is_sparse(value: Any) -> bool:
 
 
 def _listed_values(value: Any) -> Array | None:
-    """What an object with coords and shape says its values are, if not by a method."""
-    found = getattr(value, "values", None)
-    if not isinstance(found, np.ndarray):
-        found = getattr(value, "data", None)
-    return found if isinstance(found, np.ndarray) and isinstance(getattr(value, "shape", None), tuple) else None
+    """Return the values of an object with coords and shape, if they are an attribute."""
+    values = getattr(value, "values", None)
+    if not isinstance(values, np.ndarray):
+        values = getattr(value, "data", None)
+    return values if isinstance(values, np.ndarray) and isinstance(getattr(value, "shape", None), tuple) else None
 
 
 def holds_own_values(value: Any) -> bool:
@@ -297,9 +297,9 @@ def _check_lists(coords: Any, values: Array, order: int, name: str) -> None:
     """Raise unless there is a list of coordinates for each dimension, as long as that of the values."""
     shapes = [np.shape(c) for c in coords]
     if len(shapes) != order or any(shape != values.shape[:1] for shape in shapes):
-        found = f"coords of shapes {', '.join(map(str, shapes))} and values of shape {values.shape}"
+        fault = f"coords of shapes {', '.join(map(str, shapes))} and values of shape {values.shape}"
         raise StructureError(
-            f"{name} needs coords [order, nnz], values [nnz] and one extent per dimension, found {found}"
+            f"{name} needs coords [order, nnz], values [nnz] and one extent per dimension, found {fault}"
         )
 
 
@@ -333,7 +333,7 @@ def _open_scipy(value: Any, name: str) -> Source:
 
 
 def _listed(value: Any, name: str) -> Any:
-    """Lists of lists or a dictionary as scipy's list of coordinates."""
+    """Convert lists of lists or a dictionary to scipy's list of coordinates."""
     try:
         return value.tocoo()
     except (IndexError, TypeError, ValueError) as error:
@@ -403,12 +403,12 @@ def _check_rows(value: Any, name: str) -> None:
 
 
 def _signed(array: Any) -> Array:
-    """Index arrays of 64 bits without a sign, with which numpy does not count, as those with one."""
+    """Convert 64-bit unsigned index arrays, which numpy does not count with, to signed ones."""
     return array.astype(np.int64) if array.dtype == np.uint64 else array
 
 
 def _without_reserve(value: Any) -> Any:
-    """scipy lets data and indices be longer than the last indptr says."""
+    """Truncate data and indices to the last indptr: scipy allows them to be longer."""
     nnz = int(value.indptr[-1]) if len(value.indptr) else 0
     if not 0 <= nnz < min(len(value.data), len(value.indices)):
         return value
@@ -419,13 +419,13 @@ def _without_reserve(value: Any) -> Any:
 
 def _rebuild_scipy(value: Any) -> Callable[[Array, bool], Any]:
     kind: Any = type(value)
-    held = dict(vars(value))  # the user may give the original other arrays later
-    structure = {part: Copies(held[part]) for part in ("indptr", "indices", "offsets") if part in held}
-    coords = [Copies(c) for c in held.get("coords", ())]
+    attributes = dict(vars(value))  # the user may give the original other arrays later
+    structure = {part: Copies(attributes[part]) for part in ("indptr", "indices", "offsets") if part in attributes}
+    coords = [Copies(c) for c in attributes.get("coords", ())]
 
     def rebuild(values: Array, copy_structure: bool) -> Any:
         result: Any = kind.__new__(kind)
-        vars(result).update(held)
+        vars(result).update(attributes)
         result.data = values
         if not copy_structure:
             return result
@@ -446,16 +446,16 @@ def _open_dia(value: Any) -> Source:
     rows, cols = value.shape
     j = np.arange(value.data.shape[1])
     i = j - value.offsets[:, None]
-    held = (i >= 0) & (i < rows) & (j < cols)
+    is_inside = (i >= 0) & (i < rows) & (j < cols)
     rebuild_dia = _rebuild_scipy(value)
 
     def rebuild(values: Array, copy_structure: bool) -> Any:
-        data = np.zeros(held.shape, values.dtype)
-        data[held] = values
+        data = np.zeros(is_inside.shape, values.dtype)
+        data[is_inside] = values
         return rebuild_dia(data, copy_structure)
 
-    indices = (i[held], np.broadcast_to(j, held.shape)[held])
-    return Coordinates(value.shape, value.data[held], rebuild, indices)
+    indices = (i[is_inside], np.broadcast_to(j, is_inside.shape)[is_inside])
+    return Coordinates(value.shape, value.data[is_inside], rebuild, indices)
 
 
 def _open_torch(tensor: Any, name: str) -> Source:
@@ -500,7 +500,7 @@ def _open_torch_coo(tensor: Any, name: str) -> Source:
 
 
 def _with_inner(indices: Array, values: Array) -> tuple[Array, ...]:
-    """Coordinates of every number in a hybrid tensor, whose entries are dense blocks."""
+    """Return the coordinates of every number in a hybrid tensor, whose entries are dense blocks."""
     if values.ndim == 1:
         return tuple(indices)
     inner = np.indices(values.shape[1:]).reshape(values.ndim - 1, -1)

@@ -141,15 +141,15 @@ def restore(stored: Stored, values: Array, *, copy_structure: bool = True) -> An
 
 
 def entries(stored: Stored, values: Array) -> Array:
-    """New values, laid out like ``stored.values``, in the order and shape of the argument's own."""
+    """Return values laid out like ``stored.values`` in the order and shape of the argument's own."""
     if values.size != stored.values.size:
         raise ArgumentError(f"expected {stored.values.size} values, as many as were stored, found {values.size}")
-    found = values.reshape(-1)
+    entry_values = values.reshape(-1)
     if stored.slots is not None:
-        found = found[stored.slots]
+        entry_values = entry_values[stored.slots]
     if stored.repeats is not None:
-        found[stored.repeats] = 0
-    return found.reshape(stored.source.values.shape)
+        entry_values[stored.repeats] = 0
+    return entry_values.reshape(stored.source.values.shape)
 
 
 def with_values(value: Any, values: Array, *, name: str) -> Any:
@@ -199,9 +199,9 @@ def _borrow_compressed(
 def _borrow_coordinates(
     source: Coordinates, levels: Sequence[Level], fit: Fit, name: str, is_sound: Validator | None
 ) -> Stored | None:
-    chain, *others = tree_indices(levels)
+    chain, *other_trees = tree_indices(levels)
     kinds = ["sparse_variable"] + ["singleton"] * (len(levels) - 1)
-    if others or len(source.indices) != len(levels) or [levels[d].kind for d in chain] != kinds:
+    if other_trees or len(source.indices) != len(levels) or [levels[d].kind for d in chain] != kinds:
         return None
     if any(level.rule is not None for level in levels) or source.block:
         return None
@@ -217,7 +217,7 @@ def _borrow_coordinates(
 
 
 def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> Stored:
-    """Return the argument's entries placed in newly built arrays."""
+    """Place the argument's entries in newly built arrays."""
     builder = Builder(levels, fit.shape, name)
     coords, trees = fit.coords(source), tree_indices(levels)
     keep = len(trees) == 1 and not all(level.unique for level in levels)

@@ -32,8 +32,8 @@ MODULES = ("tvm.tirx.op", "tvm.ir.prim.op")
 def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *(value for key, value in kwargs.items() if key != "span")]
-        if any(value is None for value in given):
+        values = [*args, *(value for key, value in kwargs.items() if key != "span")]
+        if any(value is None for value in values):
             message = f"T.{name} takes numbers and expressions, found None"
             raise VerifyError(f"{message}; a function that is called here must return an expression")
         return function(*args, **kwargs)
@@ -42,9 +42,9 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
-    named = {name: getattr(_tirx, name) for name in _tirx.__all__}
-    of_values = [n for n, f in named.items() if getattr(f, "__module__", "") in MODULES]
-    return {name: _checked(name, named[name]) for name in (*of_values, "cast", "min", "max")}
+    by_name = {name: getattr(_tirx, name) for name in _tirx.__all__}
+    of_values = [n for n, f in by_name.items() if getattr(f, "__module__", "") in MODULES]
+    return {name: _checked(name, by_name[name]) for name in (*of_values, "cast", "min", "max")}
 
 
 FUNCTIONS = _functions()
@@ -83,7 +83,7 @@ _scopes = _Scopes()
 
 @contextlib.contextmanager
 def function_scope() -> Iterator[None]:
-    """Forget the axes of other functions while one is parsed."""
+    """Set aside the axes of other functions while one is parsed."""
     _scopes.functions.append(_Function())
     try:
         yield
@@ -145,7 +145,7 @@ def _axis_of(value: Any, role: str) -> Axis:
 
 
 def _parent_args(parent: Any) -> tuple[Axis | None, ir.Expr, ir.Expr]:
-    """(decoded parent, its operand, its number of positions)."""
+    """Return the decoded parent, its operand and its number of positions."""
     if parent is None:
         return None, dialect.call("root", []), const(1)
     axis = _axis_of(parent, "the parent")
@@ -165,12 +165,12 @@ def _declare(name: str, args: list[Any], idtype: str) -> Var:
 def _auxiliary(array: Any, shape: list[ir.Expr], idtype: str, role: str) -> Var:
     """Return the buffer behind an auxiliary array given as a handle or as a buffer."""
     if tirx.is_buffer_var(array):
-        found = str(array.ty.dtype)
-        if found not in INDEX_DTYPES:
-            raise VerifyError(f"{role} must be an int32 or int64 array, found {array.name} of {found}")
+        description = str(array.ty.dtype)
+        if description not in INDEX_DTYPES:
+            raise VerifyError(f"{role} must be an int32 or int64 array, found {array.name} of {description}")
         if len(array.ty.shape) != 1:
-            found = f"{array.name} with {len(array.ty.shape)} dimensions"
-            message = f"{role} must be one-dimensional, found {found}; declare and pass it flat"
+            description = f"{array.name} with {len(array.ty.shape)} dimensions"
+            message = f"{role} must be one-dimensional, found {description}; declare and pass it flat"
             raise VerifyError(message)
         return array
     if not _is_handle(array):
@@ -188,7 +188,7 @@ def _is_handle(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """How a message names what the user passed."""
+    """Describe a user's value for a message."""
     if not isinstance(value, Var):
         return repr(value)
     return f"{value.name}, which is {'an axis' if value in _scopes.functions[-1].axes else f'of type {value.ty}'}"
@@ -201,7 +201,7 @@ def _known_size(array: Any) -> ir.Expr | None:
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of an element."""
+    """Return the bytes of an element."""
     bits = "".join(c for c in dtype if c.isdigit())
     return max(1, int(bits) // 8) if bits else 1
 
@@ -213,14 +213,14 @@ def _implicit_count(idtype: str, hint: str) -> Var:
 
 
 def _rule(function: Callable[..., Any], arity: int, idtype: str, role: str) -> ir.Expr:
-    """The expression of a callable, with ``arg(k)`` for its k-th parameter; of indices the last may be the position."""
-    found = len(inspect.signature(function).parameters)
-    if found not in (arity, arity + (role == "indices")):
+    """Convert a callable to an expression with ``arg(k)`` for parameter k; of indices the last may be the position."""
+    count = len(inspect.signature(function).parameters)
+    if count not in (arity, arity + (role == "indices")):
         then = ", then the slot" if role == "indices" else ""
-        message = f"{role} must take {arity} arguments (the ancestors' coordinates{then}), it takes {found}"
+        message = f"{role} must take {arity} arguments (the ancestors' coordinates{then}), it takes {count}"
         more = f"; with the position at the end it would be {arity + 1}" if role == "indices" else ""
         raise VerifyError(message + more)
-    value = function(*(dialect.call("arg", [k], idtype) for k in range(found)))
+    value = function(*(dialect.call("arg", [k], idtype) for k in range(count)))
     return const(value, idtype) if isinstance(value, int) else cast(value, idtype)
 
 
@@ -230,7 +230,7 @@ def _is_formula(indices: Any) -> bool:
 
 
 def _arity(axis: Axis | None) -> int:
-    """What a formula for indices takes below `axis`: the ancestors' coordinates and the slot."""
+    """Return the arity of a formula for indices below `axis`: the ancestors' coordinates and the slot."""
     return 1 if axis is None else len(axis.ancestors) + 2
 
 
@@ -411,13 +411,13 @@ def sparse_assembled(parent: Any, length: Any, idtype: str = "int32", sorted: bo
 
 
 def _assembled_name() -> str:
-    """What the number of entries of a new assembled axis is called: no handle tells."""
+    """Return the name of the number of entries of a new assembled axis, which has no handle."""
     count = sum(axis.is_assembled for axis in _scopes.functions[-1].axes.values())
     return f"assembled_nnz_{count}" if count else "assembled_nnz"
 
 
 def attach(axis: Any, parent: Any) -> Call:
-    """In an sp_iter list: iterate `axis` below the coordinate of `parent` instead of below its own parent."""
+    """Iterate `axis` below the coordinate of `parent` instead of its own parent, in an sp_iter list."""
     base, at = _axis_of(axis, "the attached axis"), _axis_of(parent, "the axis attached to")
     if base.parent is None:
         raise VerifyError(f"axis {base.name} has no parent, there is nothing to re-attach", base.name)
@@ -425,7 +425,7 @@ def attach(axis: Any, parent: Any) -> Call:
 
 
 def fuse(*axes: Any) -> Call:
-    """In an sp_iter list: iterate the stored positions of a chain of axes as one loop."""
+    """Iterate the stored positions of a chain of axes as one loop, in an sp_iter list."""
     chain = [_axis_of(a, "a fused axis") for a in axes]
     if len(chain) < 2:
         raise VerifyError(f"T.fuse takes two axes or more, found {len(chain)}")
@@ -436,7 +436,7 @@ def fuse(*axes: Any) -> Call:
 
 
 def union(*members: Any) -> Call:
-    """In an sp_iter list: iterate every coordinate that one of the axes stores, with one variable.
+    """Iterate every coordinate that one of the axes stores with one variable, in an sp_iter list.
 
     A member is an axis, or ``T.attach(axis, other)``.
     """
@@ -444,7 +444,7 @@ def union(*members: Any) -> Call:
 
 
 def intersect(*members: Any) -> Call:
-    """In an sp_iter list: iterate the coordinates that all of the axes store, with one variable.
+    """Iterate the coordinates that all of the axes store with one variable, in an sp_iter list.
 
     A member is an axis, or ``T.attach(axis, other)``.
     """
@@ -460,7 +460,7 @@ def _merged(name: str, members: tuple[Any, ...]) -> Call:
 
 
 def member_axis(item: Any) -> Any:
-    """What an item of a list is without the axis that it is attached to."""
+    """Strip the axis that an item of a list is attached to."""
     return item.args[0] if dialect.is_call(item, "attach") else item
 
 
@@ -553,7 +553,7 @@ def alloc_sparse_buffer(
 
 
 def _match_buffer(param: Any, shape: Any = None, dtype: Any = "float32", *args: Any, **kwargs: Any) -> Var:
-    """T.match_buffer; with a tuple of axes it is `match_sparse_buffer`."""
+    """Call T.match_buffer, or `match_sparse_buffer` for a tuple of axes."""
     if _is_axes(shape):
         return match_sparse_buffer(param, shape, dtype, *args, **kwargs)
     buffer = T.match_buffer(param, shape, dtype, *args, **kwargs)
@@ -563,7 +563,7 @@ def _match_buffer(param: Any, shape: Any = None, dtype: Any = "float32", *args: 
 
 
 def _alloc_buffer(shape: Any, dtype: Any = "float32", *args: Any, **kwargs: Any) -> Any:
-    """T.alloc_buffer; with a tuple of axes it is `alloc_sparse_buffer`."""
+    """Call T.alloc_buffer, or `alloc_sparse_buffer` for a tuple of axes."""
     if _is_axes(shape):
         return alloc_sparse_buffer(shape, dtype, *args, **kwargs)
     return T.alloc_buffer(shape, dtype, *args, **kwargs)
@@ -580,7 +580,7 @@ def _is_axes(shape: Any) -> bool:
 
 
 def stored(value: Any) -> Any:
-    """Return a value that a program stores, once it is one."""
+    """Return a value that a program stores; raise unless it is a number."""
     if value is None:
         raise VerifyError("the value stored is None; a function that is called here must return an expression")
     if not isinstance(value, Var):
@@ -596,7 +596,7 @@ def stored(value: Any) -> Any:
 
 
 def _entries(axes: Any) -> list[tuple[Axis, Call]]:
-    """Each iteration variable's axis and binding, in list order."""
+    """Return each iteration variable's axis and binding, in list order."""
     if not isinstance(axes, (tuple, list)) or not axes:
         raise VerifyError("sp_iter takes a list of one axis or more")
     out: list[tuple[Axis, Call]] = []
@@ -625,13 +625,13 @@ def _check_kinds(kinds: Any, count: int) -> str:
 
 
 def _unique_name(name: str) -> str:
-    taken = _scopes.functions[-1].names
+    names = _scopes.functions[-1].names
     base = name or "sp_iter"
     candidate, k = (base, 0) if name else (f"{base}_0", 0)
-    while candidate in taken:
+    while candidate in names:
         k += 1
         candidate = f"{base}_{k}"
-    taken.add(candidate)
+    names.add(candidate)
     return candidate
 
 

@@ -167,16 +167,16 @@ UNKNOWN = re.compile(r"(?:module 'sparsetir\.script(?:\.parser)?'|type object 's
 
 
 def explain(diagnostic: str, names: Sequence[str]) -> str:
-    """TVM's diagnostic with its first line in the words of the dialect; `names` are what it has to offer."""
-    first, newline, rest = diagnostic.partition("\n")
+    """Translate the first line of TVM's diagnostic to the words of the dialect; `names` are those of its module."""
+    first, newline, remainder = diagnostic.partition("\n")
     message = first.removeprefix("error: ")
     for pattern, sentence in HINTS:
         if re.fullmatch(pattern, message):
-            return f"error: {re.sub(pattern, sentence, message)}{newline}{rest}"
+            return f"error: {re.sub(pattern, sentence, message)}{newline}{remainder}"
     unknown = UNKNOWN.fullmatch(message)
     if unknown is None:
         return diagnostic
-    return f"error: T has no name {unknown[1]}{_instead(unknown[1], names)}{newline}{rest}"
+    return f"error: T has no name {unknown[1]}{_instead(unknown[1], names)}{newline}{remainder}"
 
 
 def _instead(name: str, names: Sequence[str]) -> str:

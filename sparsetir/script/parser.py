@@ -82,7 +82,7 @@ def assign(target: str, value: ast.expr) -> ast.stmt:
 
 
 def called(node: Any) -> str:
-    """``sp.coord`` for a call of ``T.sp.coord``; empty for anything else."""
+    """Return ``sp.coord`` for a call of ``T.sp.coord``; empty for anything else."""
     parts: list[str] = []
     function: Any = node.func if isinstance(node, ast.Call) else None
     while isinstance(function, ast.Attribute):
@@ -92,7 +92,7 @@ def called(node: Any) -> str:
 
 
 def is_number(node: ast.expr) -> bool:
-    """Return whether it is a literal number, with a sign or without."""
+    """Return whether `node` is a literal number, signed or not."""
     inner = node.operand if isinstance(node, ast.UnaryOp) else node
     return isinstance(inner, ast.Constant) and not isinstance(inner.value, str)
 
@@ -109,21 +109,21 @@ def plain(node: ast.expr, dtype: str) -> ast.expr:
 
 def names(*nodes: ast.AST) -> Iterator[ast.Name]:
     """Yield every name below `nodes`, in any order, in a third of the time that `ast.walk` takes."""
-    left: list[Any] = list(nodes)
-    while left:
-        node = left.pop()
+    stack: list[Any] = list(nodes)
+    while stack:
+        node = stack.pop()
         if isinstance(node, ast.Name):
             yield node
             continue
         for part in vars(node).values():
             if isinstance(part, list):
-                left += [item for item in part if isinstance(item, ast.AST)]
+                stack += [item for item in part if isinstance(item, ast.AST)]
             elif isinstance(part, ast.AST):
-                left.append(part)
+                stack.append(part)
 
 
 def names_in(*nodes: ast.AST) -> Counter[str]:
-    """How often each name occurs below `nodes`."""
+    """Count the occurrences of each name below `nodes`."""
     return Counter(n.id for n in names(*nodes))
 
 
@@ -219,7 +219,7 @@ def _command_line() -> Iterator[str]:
 
 
 def _standard_input() -> Iterator[str]:
-    """What a file holds that the shell made standard input."""
+    """Yield the text of standard input if the shell redirected it from a file."""
     try:
         status = os.fstat(0)
         if stat.S_ISREG(status.st_mode):
@@ -285,28 +285,28 @@ def _parse(source: TextSource, annotations: dict[str, Any], names: dict[str, Any
     """
     parser = Parser(source, annotations)
     try:
-        with IRBuilder() as made:
+        with IRBuilder() as builder:
             try:
                 parser.parse(extra_vars=names)
             except ParserError as error:
                 parser.report_error(error.node, error.args[0])
-        return made.get()
+        return builder.get()
     except DiagnosticError as error:
         raise ScriptError(explain(str(error), __all__)) from None
 
 
 def frames_above(frame: FrameType | None) -> list[inspect.FrameInfo]:
-    """Return a frame and those above it as TVM's parser wants them: of the third it reads the line.
+    """Return a frame and those above it in the form of TVM's parser, which reads the line of the third.
 
     `inspect.stack` reads a line of each, which takes longer than parsing where there are many.
     """
-    found: list[inspect.FrameInfo] = []
+    frames: list[inspect.FrameInfo] = []
     while frame is not None:
-        lines = inspect.getframeinfo(frame, 1).code_context if len(found) == 2 else None
+        lines = inspect.getframeinfo(frame, 1).code_context if len(frames) == 2 else None
         code = frame.f_code
-        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, lines, 0))
+        frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, lines, 0))
         frame = frame.f_back
-    return found
+    return frames
 
 
 def prim_func(
@@ -384,12 +384,12 @@ def _force_s_tir(node: doc.FunctionDef) -> None:
 
 
 def _is_raw_axis(statement: doc.stmt) -> bool:
-    """Return whether it is ``I: T.let[T.int32] = T.sp.dense_fixed(m)``, as TVM's own printer shows an axis."""
+    """Return whether a statement is ``I: T.let[T.int32] = T.sp.dense_fixed(m)``, the form of TVM's printer."""
     if not isinstance(statement, doc.AnnAssign) or not isinstance(statement.value, doc.Call):
         return False
     called = statement.value.func
-    named = isinstance(called, doc.Attribute) and called.attr in AXIS_NAMES
-    return named and isinstance(called.value, doc.Attribute) and called.value.attr == "sp"
+    is_axis_name = isinstance(called, doc.Attribute) and called.attr in AXIS_NAMES
+    return is_axis_name and isinstance(called.value, doc.Attribute) and called.value.attr == "sp"
 
 
 def _read_raw_axes(node: doc.FunctionDef) -> None:
@@ -428,15 +428,15 @@ def _quote_casts(node: doc.FunctionDef) -> None:
 def _check_parameters(self: Any, node: doc.FunctionDef) -> None:
     """Refuse parameters that are annotated with a type of Python: TVM's message names no place."""
     for arg in node.args.args:
-        found = getattr(arg.annotation, "id", None)
-        if found in ("int", "float", "bool", "str"):
-            meant = {"int": "T.int32 or T.int64", "float": "T.float32"}.get(found, "T.handle or T.Buffer")
-            message = f"parameter {arg.arg} is annotated with {found}; write {arg.arg}: {meant}"
+        type_name = getattr(arg.annotation, "id", None)
+        if type_name in ("int", "float", "bool", "str"):
+            meant = {"int": "T.int32 or T.int64", "float": "T.float32"}.get(type_name, "T.handle or T.Buffer")
+            message = f"parameter {arg.arg} is annotated with {type_name}; write {arg.arg}: {meant}"
             self.report_error(arg.annotation, message)
 
 
 def _check_stores(self: Any, node: doc.FunctionDef) -> None:
-    """Let every value that is stored go through `stored`: TVM ends the process where it is None."""
+    """Pass every stored value through `stored`, because TVM ends the process for None."""
     self.var_table.add(STORED, _builder.stored)
     for statement in _below(node):
         targets = statement.targets if isinstance(statement, doc.Assign) else []

@@ -115,16 +115,18 @@ def _plain_decorator(node: ast.FunctionDef) -> None:
     """``@T.prim_func`` makes ``s_tir`` functions; only the others have to say it."""
     decorator: Any = node.decorator_list[-1]
     keywords = list(decorator.keywords) if isinstance(decorator, ast.Call) else []
-    kept = [k for k in keywords if k.arg != "s_tir"]
-    if len(kept) == len(keywords):
-        kept.append(ast.keyword("s_tir", ast.Constant(False)))
-    node.decorator_list[-1] = ast.Call(trees.member("prim_func"), [], kept) if kept else trees.member("prim_func")
+    keywords_left = [k for k in keywords if k.arg != "s_tir"]
+    if len(keywords_left) == len(keywords):
+        keywords_left.append(ast.keyword("s_tir", ast.Constant(False)))
+    node.decorator_list[-1] = (
+        ast.Call(trees.member("prim_func"), [], keywords_left) if keywords_left else trees.member("prim_func")
+    )
 
 
 def _restore_names(node: ast.FunctionDef, body: Body) -> None:
-    """Give axes back the names that TVM keeps for its own modules, such as I and R."""
-    taken = set(trees.names_in(node)) | {a.arg for a in node.args.args}
-    renamed = {name: axis.name for name, axis in body.axes.items() if name != axis.name and axis.name not in taken}
+    """Restore the names of axes that TVM reserves for its own modules, such as I and R."""
+    used = set(trees.names_in(node)) | {a.arg for a in node.args.args}
+    renamed = {name: axis.name for name, axis in body.axes.items() if name != axis.name and axis.name not in used}
     for child in trees.names(node) if renamed else ():
         child.id = renamed.get(child.id, child.id)
 
@@ -140,8 +142,8 @@ def _drop_unused_type_variables(tree: ast.Module) -> None:
     names = trees.names_in(tree)
 
     def is_unused(node: ast.stmt) -> bool:
-        made = isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar(")
-        return made and names[ast.unparse(node.targets[0])] == 1  # type: ignore[attr-defined]
+        is_declaration = isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar(")
+        return is_declaration and names[ast.unparse(node.targets[0])] == 1  # type: ignore[attr-defined]
 
     tree.body = [node for node in tree.body if not is_unused(node)]
 
@@ -189,7 +191,7 @@ def _double_quotes(text: str) -> str:
 
 
 def is_program(value: Any) -> bool:
-    """Return whether it is a function of stage I, or a module that holds one."""
+    """Return whether `value` is a function of stage I, or a module that contains one."""
     if isinstance(value, ir.IRModule):
         return any(is_program(func) for func in value.functions.values())
     return isinstance(value, tirx.PrimFunc) and bool(decode(value).axes)

@@ -29,7 +29,7 @@ STORE = re.compile(r"( *)(\w+)\[.*\] = .*")
 
 
 def outline(text: str) -> str:
-    """The loops and conditions of a script, and which arrays are stored to in them; of searches, that there is one.
+    """Return the loops and conditions of a script with the arrays that are stored in them, and its searches.
 
     Examples
     --------
@@ -120,24 +120,24 @@ class Signature:
 
     def _free_sizes(self) -> list[Var]:
         """Return the sizes that are no parameters."""
-        found: dict[Var, None] = {}
+        sizes: dict[Var, None] = {}
         for param in self.arrays:
             for var in _variables(param):
                 if var not in self.func.params:
-                    found.setdefault(var)
-        return list(found)
+                    sizes.setdefault(var)
+        return list(sizes)
 
     def _is_hidden(self, var: Var) -> bool:
         """Return whether the program can do without a name for the size `var`."""
         if var in self.body.computed:
             return not self.names[self.body.computed[var]] and not any(var in _variables(p) for p in self.buffers)
-        here = [s for s in self.body.sizes if s.var.same_as(var)]
-        arrays = {s.axis.indices if s.axis.indices is not None else s.call for s in here}
+        own_sizes = [s for s in self.body.sizes if s.var.same_as(var)]
+        arrays = {s.axis.indices if s.axis.indices is not None else s.call for s in own_sizes}
         if len(arrays) != 1 or any(var in _variables(p) for p in self.buffers):
             return False
-        count = here[0].call.args[1].elts[1]  # type: ignore[attr-defined]
+        count = own_sizes[0].call.args[1].elts[1]  # type: ignore[attr-defined]
         name = ast.unparse(count.left if isinstance(count, ast.BinOp) else count)
-        return self.names[name] == len(here)
+        return self.names[name] == len(own_sizes)
 
     def _name_one_more_size(self) -> bool:
         """Make a buffer of one parameter that a nameless size needs; False when none is left."""
@@ -152,25 +152,25 @@ class Signature:
 
 
 def _index_count(axis: Axis, above: ir.Expr) -> ir.Expr:
-    """How many elements the dialect expects in the index array of `axis`."""
+    """Return the number of elements that the dialect expects in the index array of `axis`."""
     if axis.kind == "sparse_fixed":
-        told = told_width(axis)
-        return builder.times(above, axis.width) if told is None else told
+        explicit = told_width(axis)
+        return builder.times(above, axis.width) if explicit is None else explicit
     return above if axis.kind == "singleton" else _uncast(axis.count, axis.idtype)
 
 
 def _uncast(expr: ir.Expr, dtype: str) -> ir.Expr:
-    """`expr` as it was before the dialect converted it to `dtype`."""
+    """Strip the conversion to `dtype` that the dialect added."""
     is_cast = isinstance(expr, tirx.Cast) and str(expr.ty.dtype) == dtype
     return expr.value if is_cast and not isinstance(expr.value, tirx.IntImm) else expr
 
 
 def _variables(param: Var) -> list[Var]:
     """Return the variables in the shape of an array parameter."""
-    found: dict[Var, None] = {}
+    variables: dict[Var, None] = {}
     for extent in param.ty.shape:
-        structural_walk(extent, (Var, lambda v: found.setdefault(v)))
-    return list(found)
+        structural_walk(extent, (Var, lambda v: variables.setdefault(v)))
+    return list(variables)
 
 
 def _defines(param: Var, var: Var) -> bool:
@@ -179,13 +179,13 @@ def _defines(param: Var, var: Var) -> bool:
 
 def _quote_new_names(node: ast.FunctionDef) -> None:
     """Quote a size in the signature where it is met first, as TVM's parser wants it."""
-    known = {"T"}
+    declared = {"T"}
     for arg in node.args.args:
         annotation: Any = arg.annotation
         if parser.called(annotation) == "Buffer":
             shape = annotation.args[0]
-            shape.elts = [_quoted(_unquoted(extent), known) for extent in shape.elts]
-        known.add(arg.arg)
+            shape.elts = [_quoted(_unquoted(extent), declared) for extent in shape.elts]
+        declared.add(arg.arg)
 
 
 def _unquoted(extent: ast.expr) -> ast.expr:
@@ -194,15 +194,15 @@ def _unquoted(extent: ast.expr) -> ast.expr:
 
 
 def _has_text(extent: ast.expr) -> bool:
-    """Return whether it holds a string, which TVM would take for a size unless the whole is quoted."""
+    """Return whether `extent` contains a string, which TVM would take for a size unless the whole is quoted."""
     return any(isinstance(n, ast.Constant) and isinstance(n.value, str) for n in ast.walk(extent))
 
 
-def _quoted(extent: ast.expr, known: set[str]) -> ast.expr:
+def _quoted(extent: ast.expr, declared: set[str]) -> ast.expr:
     names = set(parser.names_in(extent))
-    if names <= known and not _has_text(extent):
+    if names <= declared and not _has_text(extent):
         return extent
-    known |= names
+    declared |= names
     return ast.Constant(ast.unparse(extent))
 
 
@@ -291,7 +291,7 @@ class Body:
         return out or [ast.Pass()]
 
     def _mention(self, array: str) -> None:
-        """Note that the dialect's words name `array`; TVM matches no handle once a frame is open."""
+        """Record a use of `array` by the dialect's syntax; TVM matches no handle once a frame is open."""
         self.mentions[array] += 1
         if len(self._open) > 1 or any(_opens_frame(s) for s in self._open[0]):
             self.late.add(array)
@@ -315,17 +315,17 @@ class Body:
         args = [parser.plain(a, axis.idtype) for a in call.args]  # type: ignore[union-attr]
         self.axes[name] = axis
         self.lengths[name] = ast.unparse(call.args[0 if axis.kind == "dense_fixed" else 1])  # type: ignore[union-attr]
-        made = getattr(self, f"_{axis.kind}")(axis, args)
-        return parser.assign(name, made)
+        declaration = getattr(self, f"_{axis.kind}")(axis, args)
+        return parser.assign(name, declaration)
 
     def _dense_fixed(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
         idtype = [] if axis.idtype == "int32" else [ast.Constant(axis.idtype)]
         return parser.call("dense_fixed", args[0], *idtype)
 
     def _dense_variable(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        made = _axis_call("dense_variable", axis, args, self._array(args[3]))
-        self._size(axis, axis.count, made)
-        return made
+        declaration = _axis_call("dense_variable", axis, args, self._array(args[3]))
+        self._size(axis, axis.count, declaration)
+        return declaration
 
     def _dense_implicit(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
         names = [a.name for a in axis.ancestors]
@@ -334,27 +334,27 @@ class Body:
         return parser.call("dense_variable", _parent(args[0]), parser.tuple_of(args[1:3]), **rules, **idtype)
 
     def _sparse_fixed(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        made = _axis_call("sparse_fixed", axis, args, self._where(axis, args[3]))
+        declaration = _axis_call("sparse_fixed", axis, args, self._where(axis, args[3]))
         if axis.indices is not None:
-            self._size(axis, axis.width, made)
-        return _flagged(made, axis)
+            self._size(axis, axis.width, declaration)
+        return _flagged(declaration, axis)
 
     def _sparse_variable(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
         arrays = parser.tuple_of([self._array(args[3]), self._where(axis, args[4])])
-        made = _axis_call("sparse_variable", axis, args, arrays)
-        self._size(axis, axis.count, made)
-        return _flagged(made, axis)
+        declaration = _axis_call("sparse_variable", axis, args, arrays)
+        self._size(axis, axis.count, declaration)
+        return _flagged(declaration, axis)
 
     def _singleton(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        made = parser.call(
+        declaration = parser.call(
             "singleton", _parent(args[0]), args[1], self._where(axis, args[2]), ast.Constant(axis.idtype)
         )
-        return _flagged(made, axis)
+        return _flagged(declaration, axis)
 
     def _sparse_assembled(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        made = parser.call("sparse_assembled", _parent(args[0]), args[1], ast.Constant(axis.idtype))
+        declaration = parser.call("sparse_assembled", _parent(args[0]), args[1], ast.Constant(axis.idtype))
         self.computed[axis.count] = ast.unparse(args[2])
-        return _flagged(made, axis)
+        return _flagged(declaration, axis)
 
     def _array(self, node: ast.expr) -> ast.expr:
         self._mention(ast.unparse(node))
@@ -368,8 +368,8 @@ class Body:
         return _lambda(node, [*names, "p"] if takes_position else names)
 
     def _size(self, axis: Axis, count: ir.Expr | None, call: ast.Call) -> None:
-        told = told_width(axis) if axis.kind == "sparse_fixed" else None
-        count = count if told is None else told
+        explicit = told_width(axis) if axis.kind == "sparse_fixed" else None
+        count = count if explicit is None else explicit
         if isinstance(count, Var) and count not in self.func.params:
             self.sizes.append(Size(axis, count, call))
 
@@ -402,9 +402,11 @@ class Body:
         if parser.target_of(statement) != storage or not parser.called(statement.value).startswith("alloc_"):  # type: ignore[attr-defined]
             return False
         scope = buffer.storage.ty.storage_scope
-        wanted = tirx.decl_buffer(buffer.storage_shape, buffer.dtype, scope=scope, layout=None)
+        expected = tirx.decl_buffer(buffer.storage_shape, buffer.dtype, scope=scope, layout=None)
         keywords = {k.arg for k in statement.value.keywords}  # type: ignore[attr-defined]
-        return self.raw_names[storage] == 2 and keywords <= {"dtype", "scope"} and _equal(wanted.ty, buffer.storage.ty)
+        return (
+            self.raw_names[storage] == 2 and keywords <= {"dtype", "scope"} and _equal(expected.ty, buffer.storage.ty)
+        )
 
     # ------------------------------------------------------------------ iterations
 
@@ -459,23 +461,23 @@ def _axis_call(name: str, axis: Axis, args: list[ast.expr], arrays: ast.expr) ->
     return parser.call(name, _parent(args[0]), parser.tuple_of(args[1:3]), arrays, ast.Constant(axis.idtype))
 
 
-def _flagged(made: ast.Call, axis: Axis) -> ast.Call:
+def _flagged(declaration: ast.Call, axis: Axis) -> ast.Call:
     if axis.full:
-        made.keywords.append(ast.keyword("full", ast.Constant(True)))
+        declaration.keywords.append(ast.keyword("full", ast.Constant(True)))
     for flag in ("sorted", "unique"):
         if not getattr(axis, flag):
-            made.keywords.append(ast.keyword(flag, ast.Constant(False)))
-    return made
+            declaration.keywords.append(ast.keyword(flag, ast.Constant(False)))
+    return declaration
 
 
-def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
+def _lambda(rule: ast.expr, stems: list[str]) -> ast.expr:
     """Return the callable whose k-th parameter is ``T.sp.arg(dtype, k)`` in `rule`."""
-    taken = set(parser.names_in(rule))
+    used = set(parser.names_in(rule))
     parameters: list[str] = []
-    for name in (str(w).lower() for w in wanted):
-        while name in taken or keyword.iskeyword(name):
+    for name in (str(w).lower() for w in stems):
+        while name in used or keyword.iskeyword(name):
             name += "_"
-        taken.add(name)
+        used.add(name)
         parameters.append(name)
 
     class Fill(ast.NodeTransformer):
@@ -489,7 +491,7 @@ def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
 
 
 def _argument(node: ast.AST) -> int:
-    """k of ``T.sp.arg(dtype, k)``, -1 for anything else."""
+    """Return k of ``T.sp.arg(dtype, k)``, -1 for anything else."""
     return node.args[-1].value if parser.called(node) == "sp.arg" else -1  # type: ignore[attr-defined]
 
 
@@ -499,9 +501,9 @@ def _default(node: ast.expr, dtype: str) -> dict[str, ast.expr]:
 
 
 def _storage_name(declaration: ast.stmt) -> str:
-    """``a`` in ``A = a.view(...)`` and in ``A = T.decl_buffer(..., data=a.data)``."""
-    found = [n for n in ast.walk(declaration) if isinstance(n, ast.Attribute) and n.attr in ("view", "data")]
-    return ast.unparse(found[0].value)
+    """Return ``a`` for ``A = a.view(...)`` and for ``A = T.decl_buffer(..., data=a.data)``."""
+    attributes = [n for n in ast.walk(declaration) if isinstance(n, ast.Attribute) and n.attr in ("view", "data")]
+    return ast.unparse(attributes[0].value)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -529,7 +531,7 @@ class _RawBlock:
             self.body.pop(0)
 
     def _head(self, statement: Any) -> bool:
-        """Return whether `statement` belongs to the block's head; if so it is read."""
+        """Return whether `statement` belongs to the block's head, and read it if it does."""
         value: Any = getattr(statement, "value", None)
         called = parser.called(value)
         if called in ("axis.spatial", "axis.reduce") and parser.called(value.args[1]) == "sp.coord":
