@@ -229,14 +229,14 @@ def _check_range(indices: Array, length: int, where: str, *, may_be_absent: bool
 
 def _check_sorted(level: Level, indices: Array, starts: Array | int, length: int | None, where: str) -> None:
     padding_from = None if level.kind == "sparse_variable" else length
-    position = first_disorder(indices, starts, strict=level.unique, padding_from=padding_from)
-    if position is None:
+    at = first_disorder(indices, starts, strict=level.unique, padding_from=padding_from)
+    if at is None:
         return
-    row = position // starts if isinstance(starts, int) else int(np.searchsorted(starts, position, side="right")) - 1
-    if indices[position] == indices[position - 1]:
-        fault = f"hold coordinate {indices[position]} twice in row {row} (positions {position - 1} and {position})"
+    row = at // starts if isinstance(starts, int) else int(np.searchsorted(starts, at, side="right")) - 1
+    if indices[at] == indices[at - 1]:
+        fault = f"hold coordinate {indices[at]} twice in row {row} (positions {at - 1} and {at})"
         raise StructureError(f"indices of {where} {fault}: add the entries up or declare the axis with unique=False")
-    fault = f"are not sorted in row {row}: {indices[position - 1]} is followed by {indices[position]} at position {position}"
+    fault = f"are not sorted in row {row}: {indices[at - 1]} is followed by {indices[at]} at position {at}"
     remedy = "sort the row or declare the axis with sorted=False"
     if padding_from is not None:
         remedy += f"; padding at the end of a row must be {length}"
