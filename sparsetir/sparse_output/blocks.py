@@ -84,36 +84,36 @@ class Product:
         rewrite: ``C[i, j] = T.min(C[i, j], A[i, k] + B[k, j])`` becomes
         ``C[i, j, x, z] = T.min(C[i, j, x, z], A[i, k, x, y] + B[k, j, y, z])``.
         """
-        made = sparse_output.spgemm(self.dtype, idtype=self.idtype, block=block)
-        (block_iteration,) = decode(made).iterations
+        template = sparse_output.spgemm(self.dtype, idtype=self.idtype, block=block)
+        (block_iteration,) = decode(template).iterations
         body = block_iteration.block.body
         loads = {str(x.source.name): x for x in collect(body, ir.TensorLoad)}
-        named = {self.left.view: loads["A"], self.right.view: loads["B"], self.result.view: loads["C"]}
-        on_load = lambda x, _mutator: named[x.source]  # noqa: E731
+        operands = {self.left.view: loads["A"], self.right.view: loads["B"], self.result.view: loads["C"]}
+        on_load = lambda x, _mutator: operands[x.source]  # noqa: E731
         value = structural_mutate(self.value, [(ir.TensorLoad, on_load)])
 
         def on_store(node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
             stored = value if node.same_as(body) else self.initial
             return tirx.BufferStore(node.buffer, stored, list(node.indices))
 
-        mutated = structural_mutate(made.body, [(tirx.BufferStore, on_store)])
-        return tirx.PrimFunc(made.params, mutated, made.ret_type, made.attrs)
+        mutated = structural_mutate(template.body, [(tirx.BufferStore, on_store)])
+        return tirx.PrimFunc(template.params, mutated, template.ret_type, template.attrs)
 
 
 def _parts(program: Program, iteration: SpIter) -> tuple[SparseBuffer, SparseBuffer, SparseBuffer] | None:
-    """Return the matrices over (i, k), (k, j) and (i, j), or None."""
+    """Return the buffers over (i, k), (k, j) and (i, j), or None."""
     i, k, j = iteration.vars
     store = iteration.block.body
-    found: dict[int, SparseBuffer] = {}
-    wanted = ((i, k), (k, j), (i, j))
+    matrices: dict[int, SparseBuffer] = {}
+    positions = ((i, k), (k, j), (i, j))
     for load in [*collect(store.value, ir.TensorLoad), store]:
         source = load.buffer if load is store else load.source
-        places = [n for n, at in enumerate(wanted) if _are(load.indices, at)]
+        places = [n for n, at in enumerate(positions) if _are(load.indices, at)]
         if source not in program.buffers or not places:
             return None
-        if not found.setdefault(places[0], program.buffers[source]).view.same_as(source):
+        if not matrices.setdefault(places[0], program.buffers[source]).view.same_as(source):
             return None
-    return (found[0], found[1], found[2]) if len(found) == 3 else None
+    return (matrices[0], matrices[1], matrices[2]) if len(matrices) == 3 else None
 
 
 def _are(indices: Any, variables: tuple[Var, Var]) -> bool:
@@ -124,9 +124,9 @@ def _lie_so(left: SparseBuffer, right: SparseBuffer, result: SparseBuffer) -> bo
     """Return whether these are matrices in compressed rows of one dtype, the result with computed columns."""
     if len({left.dtype, right.dtype, result.dtype}) > 1 or any(len(b.axes) != 2 for b in (left, right, result)):
         return False
-    rows = all(b.axes[0].kind == "dense_fixed" and b.axes[0].parent is None for b in (left, right, result))
-    stored = all(_is_compressed(b.axes[1], b.axes[0]) for b in (left, right))
-    return rows and stored and result.axes[1].is_assembled and left.axes[0] is result.axes[0]
+    are_rows = all(b.axes[0].kind == "dense_fixed" and b.axes[0].parent is None for b in (left, right, result))
+    are_compressed = all(_is_compressed(b.axes[1], b.axes[0]) for b in (left, right))
+    return are_rows and are_compressed and result.axes[1].is_assembled and left.axes[0] is result.axes[0]
 
 
 def _is_compressed(axis: Axis, rows: Axis) -> bool:
@@ -162,18 +162,18 @@ class Blocks:
         numbered = sp.csr_array(rows.shape, dtype=np.int64)
         numbered.indptr, numbered.indices = rows.indptr, rows.indices
         numbered.data = np.arange(1, len(rows.indices) + 1)
-        made = numbered.tobsr(blocksize=block)
-        is_full = made.data.size == len(rows.indices) and bool(made.data.all())
+        blocks = numbered.tobsr(blocksize=block)
+        is_full = blocks.data.size == len(rows.indices) and bool(blocks.data.all())
         if not is_full:
             return None
-        return cls(made.indptr.astype(idtype), made.indices.astype(idtype), made.data.ravel() - 1)
+        return cls(blocks.indptr.astype(idtype), blocks.indices.astype(idtype), blocks.data.ravel() - 1)
 
 
 def shared_blocks(product: Product, args: Arguments) -> list[Block]:
     """Return the block sizes (r, q, s) of which both operands of a call consist, the largest first."""
     left, right = (_full_blocks(matrix_of(buffer, args)) for buffer in (product.left, product.right))
-    found = [(r, q, s) for r, q in left for other, s in right if q == other and r * q * s > 1]
-    return sorted(found, key=lambda block: (-math.prod(block), block))
+    sizes = [(r, q, s) for r, q in left for inner, s in right if q == inner and r * q * s > 1]
+    return sorted(sizes, key=lambda block: (-math.prod(block), block))
 
 
 def _full_blocks(rows: Any) -> list[tuple[int, int]]:
@@ -229,8 +229,8 @@ class BlockedKernel(AssembledKernel):
     def inner(self) -> AssembledKernel:
         """The kernel of the product of blocks."""
         func = self.product.over(self.sizes)
-        made = compile_cached(func, self.compiled.target, self.options, AssembledCompiled)
-        return AssembledKernel(cast("AssembledCompiled", made))
+        compiled = compile_cached(func, self.compiled.target, self.options, AssembledCompiled)
+        return AssembledKernel(cast("AssembledCompiled", compiled))
 
     def assemble(self, args: Arguments, top: int | None = None, above: Any = None) -> Pattern:
         """Compute pattern and values."""
@@ -241,13 +241,13 @@ class BlockedKernel(AssembledKernel):
         m, n = self._held_shape_of(args)
         p = int(Size(self.product.left.axes[1].length).at(args.sizes))
         inner = Arguments(sizes={"m": m // r, "p": p // q, "n": n // s})
-        for name, buffer, found, shape in (
+        for name, buffer, blocks, shape in (
             ("a", self.product.left, left, (r, q)),
             ("b", self.product.right, right, (q, s)),
         ):
-            values = args.arrays[str(buffer.storage.name)][found.taken].reshape(-1, *shape)
-            inner.arrays |= {name: values, f"indptr_{name}": found.indptr, f"indices_{name}": found.indices}
-            inner.sizes[f"nnz_{name}"] = len(found.indices)
+            values = args.arrays[str(buffer.storage.name)][blocks.taken].reshape(-1, *shape)
+            inner.arrays |= {name: values, f"indptr_{name}": blocks.indptr, f"indices_{name}": blocks.indices}
+            inner.sizes[f"nnz_{name}"] = len(blocks.indices)
         return entries(self.inner.assemble(inner), (r, s), (m, n))
 
     def _held_shape_of(self, args: Arguments) -> tuple[int, int]:
@@ -288,15 +288,15 @@ def entries(pattern: Pattern, block: tuple[int, int], shape: tuple[int, int]) ->
 
 
 def _by_rows(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> Any:
-    made = sp.bsr_array(shape, blocksize=values.shape[1:], dtype=values.dtype)
-    made.indptr, made.indices, made.data = indptr, indices, values
-    return made.tocsr()
+    matrix = sp.bsr_array(shape, blocksize=values.shape[1:], dtype=values.dtype)
+    matrix.indptr, matrix.indices, matrix.data = indptr, indices, values
+    return matrix.tocsr()
 
 
 def _restored(func: Any, target: str, options: Options) -> BlockedKernel:
     """Restore a kernel from its pickled state."""
-    made = compile_cached(func, tvm.target.Target(target), options.unblocked(), AssembledCompiled)
-    return BlockedKernel(cast("AssembledCompiled", made), options)
+    compiled = compile_cached(func, tvm.target.Target(target), options.unblocked(), AssembledCompiled)
+    return BlockedKernel(cast("AssembledCompiled", compiled), options)
 
 
 @uncollected

@@ -92,15 +92,15 @@ class AssembledInterface(Interface):
         key = " and ".join(a.name for a in axes)
         below = f"coordinates of {key}" + (", as one number in row-major order" if len(axes) > 1 else "")
         rows = 1 if self.rows is None else self.rows
-        found = [
+        entries = [
             (TYPES["int64"][0], self.indptr, f"int64[{rows} + 1], where the entries of each row begin"),
             (TYPES[self.assembly.key_dtype][0], self.indices, f"{self.assembly.key_dtype}[nnz], {below}"),
         ]
         for result, name in zip(results, self.values, strict=True):
             dtype = plain(name, result.dtype)
             shape = ", ".join(["nnz", *map(str, result.inner)])
-            found.append((TYPES[dtype][0], name, f"{dtype}[{shape}], values of {result.name}"))
-        return found
+            entries.append((TYPES[dtype][0], name, f"{dtype}[{shape}], values of {result.name}"))
+        return entries
 
     @property
     def outputs(self) -> list[tuple[str, str]]:
@@ -119,8 +119,8 @@ class AssembledInterface(Interface):
         }
 
     def definitions(self) -> str:
-        named = {f"code_{name}": f"{self.assembly.name}_{name}" for name in self.functions}
-        declared = "".join(machine_code(*pair) for pair in named.items())
+        symbols = {f"code_{name}": f"{self.assembly.name}_{name}" for name in self.functions}
+        declared = "".join(machine_code(*pair) for pair in symbols.items())
         free = f"void {self.name}_free(void *array) {{ free(array); }}\n"
         return f"{RUNTIME.read_text(encoding='utf-8')}\n{declared}\n{free}"
 
@@ -195,8 +195,8 @@ def _dtype(name: str) -> str:
 def _bits(result: Result) -> int:
     """Return the bits of an accumulator's initial element."""
     value = getattr(result.initial, "value", result.initial)
-    held = np.array(value, "uint8" if result.held_dtype == "bool" else result.held_dtype)
-    return int.from_bytes(held.tobytes(), "little")
+    element = np.array(value, "uint8" if result.held_dtype == "bool" else result.held_dtype)
+    return int.from_bytes(element.tobytes(), "little")
 
 
 __all__ = ["AssembledInterface"]

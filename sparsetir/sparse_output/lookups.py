@@ -72,32 +72,32 @@ class Walk:
         `stmt` is given the entry of the operand's row and that of the mask's.
         """
         dtype = str(self.loop.loop_var.ty.dtype)
-        lo, rest = cell("lo", dtype), cell("rest", dtype)
+        lo, span = cell("lo", dtype), cell("rest", dtype)
         step, key = (Var(n, ir.PrimType(LONG)) for n in ("step", "key"))
         half, entry = (Var(n, self.loop.loop_var.ty) for n in ("half", "entry"))
         key_at = lambda at: cast(substitute(self.key, {self.loop.loop_var: at}), LONG)  # noqa: E731
         narrow = seq(
-            tirx.Bind(half, get(rest) >> const(1, dtype)),
+            tirx.Bind(half, get(span) >> const(1, dtype)),
             put(lo, get(lo) + tirx.Select(key_at(get(lo) + half) <= key, half, const(0, dtype))),
-            put(rest, get(rest) - half),
+            put(span, get(span) - half),
         )
-        one = seq(
+        search = seq(
             tirx.Bind(key, coordinate(step)),
             put(lo, const(0, dtype)),
-            put(rest, self.loop.extent),
-            tirx.While(get(rest) > const(1, dtype), narrow),
+            put(span, self.loop.extent),
+            tirx.While(get(span) > const(1, dtype), narrow),
             tirx.Bind(entry, get(lo)),
             tirx.IfThenElse(key_at(entry).equal(key), stmt(entry, step), None),
         )
-        return seq(*alloc(lo, rest), serial(step, count, one))
+        return seq(*alloc(lo, span), serial(step, count, search))
 
 
 def walks_of(rows: Rows, assembly: Assembly) -> list[Walk]:
     """Return the masked program's loops over rows of one operand that only enter their coordinates."""
     plain = [a for a in assembly.source.axes.values() if a.kind == "sparse_variable" and a.rule is None]
     axes = {str(a.indices.name): a for a in plain if a.indices is not None}
-    found = [_walk(loop, rows, axes) for loop in collect(rows.body, tirx.For)]
-    walks = [w for w in found if w is not None]
+    loops = [_walk(loop, rows, axes) for loop in collect(rows.body, tirx.For)]
+    walks = [w for w in loops if w is not None]
     return [w for w in walks if w.axis is walks[0].axis]
 
 
@@ -154,9 +154,9 @@ class Lookups:
         """Create the parameters of a function."""
         count, words, above = (Var(name, ir.PrimType(LONG)) for name in ("looked_up", "look_words", "look_rows"))
         shapes = {"rows": [count], "marks": [count, words, long(2)], "numbers": [above]}
-        held = {n: tirx.decl_buffer(shape, LONG, name=f"look_{n}", layout=None) for n, shape in shapes.items()}
+        buffers = {n: tirx.decl_buffer(shape, LONG, name=f"look_{n}", layout=None) for n, shape in shapes.items()}
         searches, least = (Var(name, ir.PrimType(LONG)) for name in ("searches", "look_least"))
-        return cls(searches, least, count, words, above, **held)
+        return cls(searches, least, count, words, above, **buffers)
 
     @property
     def params(self) -> list[Var]:
@@ -173,20 +173,20 @@ class Lookups:
         begin, extent = cast(axis.begin(above, []), LONG), cast(axis.extent(above, []), LONG)
         bits = lambda at: [number, at, long(0)]  # noqa: E731
         before = lambda at: [number, at, long(1)]  # noqa: E731
-        held = tirx.BufferLoad(self.marks, bits(key >> long(6)))
+        bits_of_word = tirx.BufferLoad(self.marks, bits(key >> long(6)))
         ascends = tirx.if_then_else(key > get(last), get(is_sorted), long(0))
         entry = [
             tirx.Bind(key, cast(axis.coordinate(begin + step, step, []), LONG)),
             put(is_sorted, ascends),
             put(last, key),
-            tirx.BufferStore(self.marks, held | (long(1) << (key & long(63))), bits(key >> long(6))),
+            tirx.BufferStore(self.marks, bits_of_word | (long(1) << (key & long(63))), bits(key >> long(6))),
         ]
         count = [
             tirx.BufferStore(self.marks, get(total), before(word)),
             add(total, tirx.popcount(tirx.BufferLoad(self.marks, bits(word)))),
         ]
-        found = tirx.if_then_else(get(is_sorted) != long(0), number, long(-1))
-        one = seq(
+        bitmap_number = tirx.if_then_else(get(is_sorted) != long(0), number, long(-1))
+        build = seq(
             *alloc(last, is_sorted, total),
             tirx.Bind(row, tirx.BufferLoad(self.rows, [number])),
             put(last, long(-1)),
@@ -195,9 +195,9 @@ class Lookups:
             serial(clear, self.words, tirx.BufferStore(self.marks, long(0), bits(clear))),
             serial(step, extent, seq(*entry)),
             serial(word, self.words, seq(*count)),
-            tirx.BufferStore(self.numbers, found, [row]),
+            tirx.BufferStore(self.numbers, bitmap_number, [row]),
         )
-        return tirx.IfThenElse(self.count > long(0), parallel(number, self.count, one), None)
+        return tirx.IfThenElse(self.count > long(0), parallel(number, self.count, build), None)
 
     def over(
         self,
@@ -215,22 +215,22 @@ class Lookups:
         step, key, word, bit, before = (Var(n, ir.PrimType(LONG)) for n in ("step", "key", "word", "bit", "before"))
         entry = Var("entry", walk.loop.loop_var.ty)
         at = [get(number), key >> long(WORD.bit_length() - 1)]
-        # A coordinate that is not found is added up at some entry, in an element of `Stamped` that is never read.
+        # A missing coordinate is added up at some entry, in an element of `Stamped` that is never read.
         place = tirx.min(before + tirx.popcount(word & ((long(1) << bit) - long(1))), extent - long(1))
-        found = ((word >> bit) & long(1)) != long(0)
+        is_stored = ((word >> bit) & long(1)) != long(0)
         inner = [
             tirx.Bind(key, coordinate(step)),
             tirx.Bind(word, tirx.BufferLoad(self.marks, [*at, long(0)])),
             tirx.Bind(before, tirx.BufferLoad(self.marks, [*at, long(1)])),
             tirx.Bind(bit, key & long(WORD - 1)),
             tirx.Bind(entry, cast(place, str(entry.ty.dtype))),
-            stmt(entry, step, found),
+            stmt(entry, step, is_stored),
         ]
         is_long = tirx.And(extent >= self.least, extent > count * long(LOOK_WORK))
         ask = tirx.IfThenElse(is_long, put(number, tirx.BufferLoad(self.numbers, [cast(walk.row, LONG)])), None)
-        looked = serial(step, count, seq(*inner))
+        search = serial(step, count, seq(*inner))
         return seq(
-            *alloc(number), put(number, long(-1)), ask, tirx.IfThenElse(get(number) >= long(0), looked, otherwise)
+            *alloc(number), put(number, long(-1)), ask, tirx.IfThenElse(get(number) >= long(0), search, otherwise)
         )
 
 

@@ -85,7 +85,7 @@ def block_of(
     A block is also a fault if it might exceed the room before `limit`, as rows behind invalid ones can.
     """
     first, after = rows
-    wrong = cell("wrong", LONG)
+    faults = cell("wrong", LONG)
 
     def each_row(*, branches: bool) -> tirx.Stmt:
         row, step = Var("row", ir.PrimType(LONG)), Var("step", ir.PrimType(LONG))
@@ -96,12 +96,12 @@ def block_of(
     one_by_one = each_row(branches=False)
     if len(merge.members) == 2:
         one_by_one = _if_alike(merge, first, after, each_row(branches=True), one_by_one)
-    checks = [s for axis in merge.members for s in _checked(axis, first, after, wrong)]
+    checks = [s for axis in merge.members for s in _checked(axis, first, after, faults)]
     merged = _same_or(one_by_one, assembly, merge, out, rows, ends)
     has_room = tirx.And(get(out.pos) >= long(0), get(out.pos) + _most(merge, first, after) <= limit)
-    is_sound = get(wrong).equal(long(0))  # required before the room is checked
-    guarded = tirx.IfThenElse(is_sound, tirx.IfThenElse(has_room, merged, fault()), fault())
-    return seq(*alloc(wrong), put(wrong, long(0)), *checks, guarded)
+    is_sound = get(faults).equal(long(0))  # required before the room is checked
+    body = tirx.IfThenElse(is_sound, tirx.IfThenElse(has_room, merged, fault()), fault())
+    return seq(*alloc(faults), put(faults, long(0)), *checks, body)
 
 
 def _most(merge: Merge, first: ir.Expr, after: ir.Expr) -> ir.Expr:
@@ -111,7 +111,7 @@ def _most(merge: Merge, first: ir.Expr, after: ir.Expr) -> ir.Expr:
     return sum(counts[1:], start=counts[0]) if merge.how == "union" else reduce(tirx.min, counts) + long(1)
 
 
-def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, wrong: Var) -> list[tirx.Stmt]:
+def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, faults: Var) -> list[tirx.Stmt]:
     """Count faults of some rows: row pointers that decrease or lie outside, coordinates outside or unsorted."""
     assert axis.indptr is not None
     assert axis.indices is not None
@@ -127,16 +127,16 @@ def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, wrong: Var) -> list[tir
     descends = lambda place: cast(at(indices, place) <= at(indices, place - long(1)), LONG)  # noqa: E731
     begins = [tirx.Bind(low, cast(pointer(start), LONG)), tirx.Bind(high, cast(pointer(start + long(1)), LONG))]
     may_descend = tirx.And(low < high, low > begin)
-    usual = tirx.IfThenElse(may_descend, add(unsorted, long(0) - descends(low)), None)
+    check = tirx.IfThenElse(may_descend, add(unsorted, long(0) - descends(low)), None)
     near = tirx.max(tirx.min(low, end - long(1)), begin + long(1))
     sparse = add(unsorted, long(0) - (cast(may_descend, LONG) & descends(near)))  # empty rows are unpredictable
     each_begin = lambda stmt: serial(start, after - first, seq(*begins, stmt))  # noqa: E731
-    at_begins = tirx.IfThenElse(end - begin > after - first, each_begin(usual), renewed(each_begin(sparse)))
+    at_begins = tirx.IfThenElse(end - begin > after - first, each_begin(check), renewed(each_begin(sparse)))
     entries = seq(
         serial(inside, end - begin, put(outside, get(outside) | key | (last - key))),
         serial(sorting, end - begin - long(1), add(unsorted, descends(here + long(1)))),
         tirx.IfThenElse(get(unsorted) != long(0), at_begins, None),
-        add(wrong, tirx.Select(tirx.Or(get(outside) < const(0, kind), get(unsorted) != long(0)), long(1), long(0))),
+        add(faults, tirx.Select(tirx.Or(get(outside) < const(0, kind), get(unsorted) != long(0)), long(1), long(0))),
     )
     is_inside = conjunction([get(falls).equal(long(0)), begin >= long(0), end <= count])
     return [
@@ -145,12 +145,12 @@ def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, wrong: Var) -> list[tir
         tirx.Bind(begin, cast(pointer(long(0)), LONG)),
         tirx.Bind(end, cast(at(indptr, after), LONG)),
         serial(falling, after - first, add(falls, cast(pointer(falling + long(1)) < pointer(falling), LONG))),
-        tirx.IfThenElse(is_inside, entries, add(wrong, 1)),
+        tirx.IfThenElse(is_inside, entries, add(faults, 1)),
     ]
 
 
-def _if_alike(merge: Merge, first: ir.Expr, after: ir.Expr, alike: tirx.Stmt, others: tirx.Stmt) -> tirx.Stmt:
-    """Emit `alike` for rows most of which have the length of the row before, else `others`.
+def _if_alike(merge: Merge, first: ir.Expr, after: ir.Expr, similar: tirx.Stmt, different: tirx.Stmt) -> tirx.Stmt:
+    """Emit `similar` for rows most of which have the length of the row before, else `different`.
 
     Rows of a mesh or a table are such: they are likely to be merged in the same order, so branches are predictable.
     """
@@ -163,20 +163,20 @@ def _if_alike(merge: Merge, first: ir.Expr, after: ir.Expr, alike: tirx.Stmt, ot
 
     change = [cast(lengthens(axis), merge.idtype) for axis in merge.members]
     is_alike = cast((change[0] | change[1]).equal(const(0, merge.idtype)), LONG)
-    counted = serial(row, after - first - long(1), add(count, is_alike))
-    most = get(count) * long(4) > (after - first) * long(3)
-    return seq(*alloc(count), put(count, long(0)), counted, tirx.IfThenElse(most, alike, others))
+    count_alike = serial(row, after - first - long(1), add(count, is_alike))
+    are_alike = get(count) * long(4) > (after - first) * long(3)
+    return seq(*alloc(count), put(count, long(0)), count_alike, tirx.IfThenElse(are_alike, similar, different))
 
 
 def _same_or(
-    other: tirx.Stmt, assembly: Assembly, merge: Merge, out: Output, rows: tuple[ir.Expr, ir.Expr], ends: Var
+    general: tirx.Stmt, assembly: Assembly, merge: Merge, out: Output, rows: tuple[ir.Expr, ir.Expr], ends: Var
 ) -> tirx.Stmt:
-    """Emit rows entry by entry where all axes store the same coordinates; emit `other` elsewhere."""
+    """Emit rows entry by entry where all axes store the same coordinates; emit `general` elsewhere."""
     first, after = rows
     unknown = Var("row", ir.PrimType(LONG))
     entries = _side_by_side(assembly, merge, out, unknown, first, after)
     if mentions(entries, [unknown]) or len(merge.members) < 2:
-        return other
+        return general
     head, *tail = merge.members
     differs = cell("differs", merge.idtype)
     zero = const(0, merge.idtype)
@@ -187,24 +187,24 @@ def _same_or(
     bound = [tirx.Bind(begin[a], cast(pointer(a, first), LONG)) for a in merge.members]
     bound += [tirx.Bind(count[a], cast(pointer(a, after), LONG) - begin[a]) for a in merge.members]
     as_long = conjunction([count[a].equal(count[head]) for a in tail])
-    compared = [put(differs, zero)]
+    compare = [put(differs, zero)]
     for axis in tail:
         row, entry = Var("r", ir.PrimType(LONG)), Var("e", ir.PrimType(LONG))
         ahead = lambda a, place: pointer(a, place) - pointer(a, first)  # noqa: E731
         gap = ahead(head, first + row) ^ ahead(axis, first + row)
-        compared.append(serial(row, after - first, put(differs, get(differs) | gap)))
+        compare.append(serial(row, after - first, put(differs, get(differs) | gap)))
         pair = [cast(tirx.BufferLoad(a.indices, [begin[a] + entry]), merge.idtype) for a in (head, axis)]
         unequal = serial(entry, count[head], put(differs, get(differs) | (pair[0] ^ pair[1])))
-        compared.append(tirx.IfThenElse(get(differs).equal(zero), unequal, None))
+        compare.append(tirx.IfThenElse(get(differs).equal(zero), unequal, None))
     row = Var("r", ir.PrimType(LONG))
     end = get(out.pos) + cast(pointer(head, first + row + long(1)), LONG) - begin[head]
-    copied = [
+    copy = [
         serial(row, after - first, tirx.BufferStore(ends, end, [first + row])),
         entries,
         add(out.pos, count[head]),
     ]
-    is_same = tirx.IfThenElse(as_long, seq(*compared), put(differs, const(1, merge.idtype)))
-    return seq(*bound, *alloc(differs), is_same, tirx.IfThenElse(get(differs).equal(zero), seq(*copied), other))
+    is_same = tirx.IfThenElse(as_long, seq(*compare), put(differs, const(1, merge.idtype)))
+    return seq(*bound, *alloc(differs), is_same, tirx.IfThenElse(get(differs).equal(zero), seq(*copy), general))
 
 
 def _side_by_side(assembly: Assembly, merge: Merge, out: Output, row: Var, first: ir.Expr, after: ir.Expr) -> tirx.Stmt:
@@ -237,38 +237,38 @@ class _Emitter:
         value: ir.Expr = names[0]
         for name in names[1:]:
             value = tirx.min(value, name)
-        has = [name.equal(least) for name in names]
+        stores = [name.equal(least) for name in names]
         stmts: list[tirx.Stmt] = [tirx.Bind(n, c.coordinate) for n, c in zip(names, cursors, strict=True)]
         if len(names) == 2:
             x, y = (cast(name, "uint64") for name in names)
-            has = [x <= y, y <= x]
+            stores = [x <= y, y <= x]
             gap = Var("gap", ir.PrimType(LONG))
             stmts.append(tirx.Bind(gap, names[0] - names[1]))
             signs = [(gap - long(1)) >> long(63), tirx.bitwise_not(gap >> long(63))]
             self.masks = dict(zip(cursors, signs, strict=True))
-        stmts += [tirx.Bind(least, value), *self.entry(least, dict(zip(cursors, has, strict=True)))]
+        stmts += [tirx.Bind(least, value), *self.entry(least, dict(zip(cursors, stores, strict=True)))]
         self.masks = {}
         stmts += [add(self.out.pos, 1)]
-        stmts += [put(c.at, get(c.at) + cast(h, LONG)) for c, h in zip(cursors, has, strict=True)]
+        stmts += [put(c.at, get(c.at) + cast(h, LONG)) for c, h in zip(cursors, stores, strict=True)]
         return tirx.While(conjunction([c.is_inside for c in cursors]), seq(*stmts))
 
     def predicted(self) -> tirx.Stmt:
         """Emit a merge of two cursors with a branch for each of the three cases."""
-        first, other = self.cursors
+        first, second = self.cursors
         names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in self.cursors]
         is_union = self.merge.how == "union"
 
-        def case(key: Var, *moved: Cursor, writes: bool) -> tirx.Stmt:
-            there = dict.fromkeys(moved, const(True, "bool"))
-            entry = [*self.entry(key, there), add(self.out.pos, 1)] if writes else []
-            return seq(*entry, *(add(c.at, 1) for c in moved))
+        def case(key: Var, *cursors: Cursor, writes: bool) -> tirx.Stmt:
+            stores = dict.fromkeys(cursors, const(True, "bool"))
+            entry = [*self.entry(key, stores), add(self.out.pos, 1)] if writes else []
+            return seq(*entry, *(add(c.at, 1) for c in cursors))
 
-        one = tirx.IfThenElse(
-            names[0] < names[1], case(names[0], first, writes=is_union), case(names[1], other, writes=is_union)
+        single = tirx.IfThenElse(
+            names[0] < names[1], case(names[0], first, writes=is_union), case(names[1], second, writes=is_union)
         )
-        both = case(names[0], first, other, writes=True)
+        both = case(names[0], first, second, writes=True)
         steps = [tirx.Bind(n, c.coordinate) for n, c in zip(names, self.cursors, strict=True)]
-        cases = tirx.IfThenElse(names[0].equal(names[1]), both, one)
+        cases = tirx.IfThenElse(names[0].equal(names[1]), both, single)
         return tirx.While(conjunction([c.is_inside for c in self.cursors]), seq(*steps, cases))
 
     def rest(self) -> tirx.Stmt:
@@ -279,16 +279,16 @@ class _Emitter:
         value: ir.Expr = names[0]
         for name in names[1:]:
             value = tirx.min(value, name)
-        has = [name.equal(least) for name in names]
-        held = [tirx.if_then_else(c.is_inside, c.coordinate, past) for c in self.cursors]
-        stmts = [tirx.Bind(n, v) for n, v in zip(names, held, strict=True)]
-        entry = self.entry(least, dict(zip(self.cursors, has, strict=True)), guarded=True)
+        stores = [name.equal(least) for name in names]
+        coordinates = [tirx.if_then_else(c.is_inside, c.coordinate, past) for c in self.cursors]
+        stmts = [tirx.Bind(n, v) for n, v in zip(names, coordinates, strict=True)]
+        entry = self.entry(least, dict(zip(self.cursors, stores, strict=True)), guarded=True)
         stmts += [tirx.Bind(least, value), *entry, add(self.out.pos, 1)]
-        stmts += [put(c.at, get(c.at) + cast(h, LONG)) for c, h in zip(self.cursors, has, strict=True)]
-        some = self.cursors[0].is_inside
+        stmts += [put(c.at, get(c.at) + cast(h, LONG)) for c, h in zip(self.cursors, stores, strict=True)]
+        any_inside = self.cursors[0].is_inside
         for cursor in self.cursors[1:]:
-            some = tirx.Or(some, cursor.is_inside)
-        return tirx.While(some, seq(*stmts))
+            any_inside = tirx.Or(any_inside, cursor.is_inside)
+        return tirx.While(any_inside, seq(*stmts))
 
     def tail(self, cursor: Cursor) -> tirx.Stmt:
         """Emit the entries of one axis after those of all others."""
@@ -337,31 +337,34 @@ class _Emitter:
             stmts += [*self.pairs, tirx.BufferStore(self.out.values[number], value, place)]
         return stmts
 
-    def either(self, cursor: Cursor, there: ir.Expr, element: ir.Expr, other: ir.Expr) -> ir.Expr:
+    def either(self, cursor: Cursor, there: ir.Expr, element: ir.Expr, fallback: ir.Expr) -> ir.Expr:
         """Select one of two values without a branch: LLVM turns a select into a branch, but not arithmetic or a
         subscript."""
         dtype = str(element.ty.dtype)
         if isinstance(there, tirx.IntImm):
-            return tirx.Select(there, element, other)
+            return tirx.Select(there, element, fallback)
         bits = BITS.get(dtype, dtype)
-        if cursor in self.masks and bits.startswith(("int", "uint")) and _is_zero(other):
-            kept = tirx.reinterpret(bits, element) if bits != dtype else element
-            kept = kept & cast(self.masks[cursor], bits)
-            return tirx.reinterpret(dtype, kept) if bits != dtype else kept
+        if cursor in self.masks and bits.startswith(("int", "uint")) and _is_zero(fallback):
+            masked = tirx.reinterpret(bits, element) if bits != dtype else element
+            masked = masked & cast(self.masks[cursor], bits)
+            return tirx.reinterpret(dtype, masked) if bits != dtype else masked
         if not dtype.startswith("float"):
-            return tirx.Select(there, element, other)
+            return tirx.Select(there, element, fallback)
         pair = tirx.decl_buffer((2,), dtype, name="pair", scope="local", layout=None)
-        self.pairs += [*alloc(pair), *(tirx.BufferStore(pair, x, [const(n)]) for n, x in enumerate((other, element)))]
+        self.pairs += [
+            *alloc(pair),
+            *(tirx.BufferStore(pair, x, [const(n)]) for n, x in enumerate((fallback, element))),
+        ]
         return tirx.BufferLoad(pair, [cast(there, "int32")])
 
     def opaque(self, value: ir.Expr) -> ir.Expr:
         """Return a number that TVM does not fold as a constant."""
-        before, held = opaque(value)
+        before, number = opaque(value)
         self.pairs += before
-        return held
+        return number
 
     def value(
-        self, value: ir.Expr, key: Var, has: dict[Cursor, ir.Expr], *, guarded: bool, step: ir.Expr | None
+        self, value: ir.Expr, key: Var, stores: dict[Cursor, ir.Expr], *, guarded: bool, step: ir.Expr | None
     ) -> ir.Expr:
         """Return the stored value in terms of positions."""
         buffers = self.assembly.source.buffers
@@ -375,22 +378,22 @@ class _Emitter:
                 pairs = zip(indices, buffer.axes, strict=True)
                 return tirx.BufferLoad(buffer.storage, [cast(i, a.idtype) for i, a in pairs])
             cursor = of_axis[buffer.axes[1]]
-            there = has.get(cursor)
-            if there is None:
+            is_stored = stores.get(cursor)
+            if is_stored is None:
                 return self.opaque(buffer.default) if hides else buffer.default
             at = get(cursor.at) + (long(0) if step is None else step)
             element = tirx.BufferLoad(buffer.storage, [at])
             if guarded:
-                return tirx.if_then_else(there, element, buffer.default)
-            return self.either(cursor, there, element, buffer.default)
+                return tirx.if_then_else(is_stored, element, buffer.default)
+            return self.either(cursor, is_stored, element, buffer.default)
 
         def on_var(var: Var, _kind: int) -> ir.Expr:
             if var.same_as(self.merge.row):
                 return cast(self.row, str(var.ty.dtype))
             return cast(key, str(var.ty.dtype)) if var.same_as(self.merge.var) else var
 
-        found = structural_mutate(with_nan(value), [(ir.TensorLoad, on_load)])
-        return as_logic(tvm_ffi.structural_map(found, with_def_region_kind=(Var, on_var)))
+        positional = structural_mutate(with_nan(value), [(ir.TensorLoad, on_load)])
+        return as_logic(tvm_ffi.structural_map(positional, with_def_region_kind=(Var, on_var)))
 
 
 def _is_zero(value: ir.Expr) -> bool:

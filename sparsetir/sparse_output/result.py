@@ -99,12 +99,12 @@ def clustered(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarr
 
     Two rows share the least hash with a probability of the Jaccard similarity of their columns (Broder 1997).
     """
-    filled = np.diff(indptr) > 0
-    some = np.flatnonzero(filled)
-    if not len(some):
-        return np.arange(len(filled))
-    keys = [np.minimum.reduceat(_hashed(indices, n), indptr[some]) for n in range(HASHES)]
-    return np.concatenate([some[np.lexsort(keys[::-1])], np.flatnonzero(~filled)])
+    is_nonempty = np.diff(indptr) > 0
+    nonempty = np.flatnonzero(is_nonempty)
+    if not len(nonempty):
+        return np.arange(len(is_nonempty))
+    keys = [np.minimum.reduceat(_hashed(indices, n), indptr[nonempty]) for n in range(HASHES)]
+    return np.concatenate([nonempty[np.lexsort(keys[::-1])], np.flatnonzero(~is_nonempty)])
 
 
 def banded(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
@@ -154,11 +154,11 @@ class OfPatterns(Generic[Found]):
 
     def get(self, about: Hashable, arrays: tuple[np.ndarray, ...], find: Callable[[], Found]) -> Found:
         """Return the result for a pattern, computed by `find` if the pattern is new."""
-        known = next((k for k in self.known if k.is_of(about, arrays)), None)
-        if known is None:
-            known = Known(about, tuple(a.copy() for a in arrays), find())
-            self.known = [known, *self.known[: MOST_KEPT - 1]]  # one step: another thread sees either list
-        return known.found
+        entry = next((k for k in self.known if k.is_of(about, arrays)), None)
+        if entry is None:
+            entry = Known(about, tuple(a.copy() for a in arrays), find())
+            self.known = [entry, *self.known[: MOST_KEPT - 1]]  # one step: another thread sees either list
+        return entry.found
 
 
 # Results with a computed pattern, as objects of an operand's class.
@@ -210,10 +210,10 @@ def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True
     values = pattern.values[number]
     if interop.is_torch(model):
         return _torch(indptr, indices, values, pattern.shape, model)
-    made = _scipy(indptr, indices, values, pattern.shape, is_matrix=isinstance(model, sp.spmatrix))
-    if not sp.issparse(model) and interop.is_half(made):
-        return SparseTensor.from_any(made)  # scipy's objects show no floats of 16 bits
-    return interop.in_format(made, model.format) if sp.issparse(model) and model.format != "csr" else made
+    matrix = _scipy(indptr, indices, values, pattern.shape, is_matrix=isinstance(model, sp.spmatrix))
+    if not sp.issparse(model) and interop.is_half(matrix):
+        return SparseTensor.from_any(matrix)  # scipy's objects show no floats of 16 bits
+    return interop.in_format(matrix, model.format) if sp.issparse(model) and model.format != "csr" else matrix
 
 
 def _blocks(pattern: Pattern, number: int, model: Any, block: tuple[int, ...], *, is_last: bool) -> Any:
@@ -260,10 +260,10 @@ def _scipy(
 def _torch(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...], model: Any) -> Any:
     torch = importlib.import_module("torch")
     arrays = (interop.to_torch(a) for a in (indptr, indices, values))
-    made = torch.sparse_csr_tensor(*arrays, size=shape, check_invariants=False)
-    layouts = {torch.sparse_csc: made.to_sparse_csc, torch.sparse_coo: made.to_sparse_coo}
+    matrix = torch.sparse_csr_tensor(*arrays, size=shape, check_invariants=False)
+    layouts = {torch.sparse_csc: matrix.to_sparse_csc, torch.sparse_coo: matrix.to_sparse_coo}
     convert = layouts.get(model.layout)
-    return made if convert is None else convert()
+    return matrix if convert is None else convert()
 
 
 def _tensor(pattern: Pattern, number: int) -> Any:
@@ -284,10 +284,10 @@ def write_coordinates(coords: np.ndarray, keys: np.ndarray, shape: Sequence[int]
     """
     for begin in range(0, len(keys), BLOCK):
         block = slice(begin, begin + BLOCK)
-        left = keys[block]
+        remaining = keys[block]
         for d in range(len(shape) - 1, first, -1):
-            left, coords[d, block] = np.divmod(left, max(shape[d], 1))
-        coords[first, block] = left
+            remaining, coords[d, block] = np.divmod(remaining, max(shape[d], 1))
+        coords[first, block] = remaining
 
 
 __all__ = ["OfPatterns", "Pattern", "RowOrders", "as_object", "least_of", "rows_axis", "top_of", "write_coordinates"]

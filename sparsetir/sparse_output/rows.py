@@ -80,23 +80,23 @@ def alone_or_shared(chunk: Var, chunks: Var, body: tirx.Stmt) -> tirx.Stmt:
 NEAR, FAR = 12, 24  # prefetch distances in iterations: of a row, and of its row pointer
 
 
-def fetched(loop: tirx.For, made: tirx.For, is_operand: Callable[[Var], bool]) -> tirx.For:
-    """Add to `made`, a loop made of `loop`, prefetches of the operands' rows that later iterations gather."""
+def fetched(loop: tirx.For, lowered: tirx.For, is_operand: Callable[[Var], bool]) -> tirx.For:
+    """Add prefetches of the rows that later iterations gather to `lowered`, the new form of `loop`."""
     stmts = fetches(loop, is_operand)
-    return with_(made, body=seq(*stmts, made.body)) if stmts else made
+    return with_(lowered, body=seq(*stmts, lowered.body)) if stmts else lowered
 
 
 def fetches(loop: tirx.For, is_operand: Callable[[Var], bool], *, rows: bool = True) -> list[tirx.Stmt]:
     """Return prefetches of what later iterations of a loop gather; without `rows` only of the row pointers."""
     inner = [f.loop_var for f in collect(loop.body, tirx.For)]
-    found = [x for x in gathers(loop.body, loop.loop_var) if is_operand(x.source)] if inner else []
-    loads = {x.source: x for x in found if not any(collect(i, ir.Call) for i in x.indices)}  # searches are costly
-    ways = {x.source for load in loads.values() for i in load.indices for x in collect(i, ir.TensorLoad)}
+    loads_ahead = [x for x in gathers(loop.body, loop.loop_var) if is_operand(x.source)] if inner else []
+    loads = {x.source: x for x in loads_ahead if not any(collect(i, ir.Call) for i in x.indices)}  # searches are costly
+    pointers = {x.source for load in loads.values() for i in load.indices for x in collect(i, ir.TensorLoad)}
     stmts = []
     for source, load in loads.items():
-        if source not in ways and not rows:
+        if source not in pointers and not rows:
             continue
-        number = const(FAR if source in ways else NEAR, str(loop.loop_var.ty.dtype))
+        number = const(FAR if source in pointers else NEAR, str(loop.loop_var.ty.dtype))
         first = {var: const(0, str(var.ty.dtype)) for var in inner}
         stmts.append(fetch(load, [substitute(i, first) for i in steps_ahead(load, loop.loop_var, number)]))
     return stmts
@@ -228,18 +228,18 @@ def _scatter(store: tirx.BufferStore, assembly: Assembly, row: Var) -> Scatter:
 
 def _blocks(body: tirx.Stmt, scatters: tuple[Scatter, ...]) -> tuple[Blocked, ...]:
     """Return the outermost loops over blocks of coordinates."""
-    found: list[Blocked] = []
+    blocks: list[Blocked] = []
 
     def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
         block = _block(loop, scatters)
         if block is None:
             return mutator.default_mutate(loop)
-        found.append(block)
+        blocks.append(block)
         return loop
 
     if any(s.inner for s in scatters):
         structural_mutate(body, [(tirx.For, on_for)])
-    return tuple(found)
+    return tuple(blocks)
 
 
 def _block(loop: tirx.For, scatters: tuple[Scatter, ...]) -> Blocked | None:
@@ -312,8 +312,8 @@ def entered_by(
         return [serial(stmt.loop_var, stmt.extent, seq(*ahead(stmt), *entered_by(stmt.body, rows, count, ahead)))]
     if isinstance(stmt, tirx.IfThenElse):
         cases = [c for c in (stmt.then_case, stmt.else_case) if c is not None]
-        found = [entered_by(c, rows, count, ahead) for c in cases]
-        parts = [seq(*stmts) if stmts else tirx.Evaluate(const(0, OFFSET_DTYPE)) for stmts in found]
+        branches = [entered_by(c, rows, count, ahead) for c in cases]
+        parts = [seq(*stmts) if stmts else tirx.Evaluate(const(0, OFFSET_DTYPE)) for stmts in branches]
         return [tirx.IfThenElse(stmt.condition, parts[0], parts[1] if len(parts) > 1 else None)]
     raise LoweringError(f"a computed pattern is entered in loops and conditions, found {type(stmt).__name__}")
 

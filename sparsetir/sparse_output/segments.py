@@ -45,22 +45,22 @@ class Update:
 
     @classmethod
     def of(cls, scatter: Scatter) -> Update | None:
-        """Return a scatter in this form, or None if it is another statement."""
-        own = Var("own", ir.PrimType(scatter.result.dtype))
-        value = with_own(scatter, own)
+        """Return the parts of a scatter of this form, or None for another statement."""
+        element = Var("own", ir.PrimType(scatter.result.dtype))
+        value = with_own(scatter, element)
         if not isinstance(value, SUMS) or scatter.result.held_dtype != scatter.result.dtype:
             return None
-        own_first = value.a.same_as(own)
-        other = value.b if own_first else value.a
-        if not (own_first or value.b.same_as(own)) or mentions(other, [own]):
+        own_first = value.a.same_as(element)
+        addend = value.b if own_first else value.a
+        if not (own_first or value.b.same_as(element)) or mentions(addend, [element]):
             return None
-        parts = (other.a, other.b) if isinstance(other, tirx.Mul) else (other,)
+        parts = (addend.a, addend.b) if isinstance(addend, tirx.Mul) else (addend,)
         return cls(type(value), parts, own_first)
 
-    def on(self, own: ir.Expr, parts: Sequence[ir.Expr]) -> ir.Expr:
+    def on(self, element: ir.Expr, parts: Sequence[ir.Expr]) -> ir.Expr:
         """Return the sum of an element and the product of these parts."""
-        other = parts[0] if len(parts) == 1 else tirx.Mul(*parts)
-        return self.kind(own, other) if self.own_first else self.kind(other, own)
+        addend = parts[0] if len(parts) == 1 else tirx.Mul(*parts)
+        return self.kind(element, addend) if self.own_first else self.kind(addend, element)
 
 
 def update_of(rows: Rows) -> Update | None:
@@ -138,22 +138,22 @@ class Parts:
         stored.
         """
         step, segment = Var("s", ir.PrimType(LONG)), Var("segment", ir.PrimType(LONG))
-        total, held, is_cut = (cell(name, LONG) for name in ("total", "held", "is_cut"))
+        total, size, is_cut = (cell(name, LONG) for name in ("total", "held", "is_cut"))
         none = Var("s", ir.PrimType(LONG))
         clear = serial(none, self.count, self.set_place(chunk, none, long(0)))
-        begin = [put(held, self.place(chunk, step)), self.set_place(chunk, step, get(total)), add(total, get(held))]
+        begin = [put(size, self.place(chunk, step)), self.set_place(chunk, step, get(total)), add(total, get(size))]
         starts = serial(step, self.count, seq(*begin))
         first, after = Var("first", ir.PrimType(LONG)), Var("after", ir.PrimType(LONG))
         bound_to = [tirx.Bind(first, get(total)), tirx.Bind(after, self.place(chunk, segment))]
-        some = tirx.IfThenElse(after > first, one(segment, first, after), None)
-        each_one = serial(segment, self.count, seq(*bound_to, some, put(total, after)))
-        counted = seq(clear, count, starts, put(is_cut, cast(get(total) <= self.room, LONG)))
+        nonempty = tirx.IfThenElse(after > first, one(segment, first, after), None)
+        segments = serial(segment, self.count, seq(*bound_to, nonempty, put(total, after)))
+        check = seq(clear, count, starts, put(is_cut, cast(get(total) <= self.room, LONG)))
         return seq(
-            *alloc(total, held, is_cut),
+            *alloc(total, size, is_cut),
             put(total, long(0)),
             put(is_cut, cast(self.fits(bound), LONG)),
-            tirx.IfThenElse(get(is_cut) != long(0), counted, None),
-            tirx.IfThenElse(get(is_cut) != long(0), seq(keep, put(total, long(0)), each_one), whole),
+            tirx.IfThenElse(get(is_cut) != long(0), check, None),
+            tirx.IfThenElse(get(is_cut) != long(0), seq(keep, put(total, long(0)), segments), whole),
         )
 
 

@@ -51,11 +51,11 @@ class Selection:
         cells = alloc(self.kept, self.ties, self.node, self.child, self.taken)
         if self.out.values[0].ty.dtype != self.heap.ty.dtype:
             return [*cells, *self.in_heap()]
-        ways = seq(*self.in_heap())
+        select = seq(*self.in_heap())
         for lanes in reversed(VECTORS):
             best = Best(str(self.heap.ty.dtype), self.top, lanes)
-            ways = tirx.IfThenElse(self.top <= long(lanes), seq(*self.in_vector(best)), ways)
-        return [*cells, tirx.IfThenElse(get(self.out.count) > self.top, ways, seq(*self.high_enough()))]
+            select = tirx.IfThenElse(self.top <= long(lanes), seq(*self.in_vector(best)), select)
+        return [*cells, tirx.IfThenElse(get(self.out.count) > self.top, select, seq(*self.high_enough()))]
 
     def in_vector(self, best: Best) -> list[tirx.Stmt]:
         """Keep each value that is among the largest when it is reached, then those that still are at the end."""
@@ -70,21 +70,21 @@ class Selection:
             add(at, 1),
         )
         lanes = tirx.Ramp(const(0, "int32"), const(1, "int32"), LANES)
-        rest = tirx.Broadcast(cast(tirx.min(get(self.out.count) - get(at), long(LANES)), "int32"), LANES)
-        here = tirx.BufferLoad(self.out.values[0], [tirx.Ramp(get(self.out.pos) + get(at), long(1), LANES)])
-        larger = tirx.And(here > tirx.Broadcast(best.least, LANES), lanes < rest)
-        entry, other = Var("entry", ir.PrimType(LONG)), Var("value", ir.PrimType(best.dtype))
+        valid = tirx.Broadcast(cast(tirx.min(get(self.out.count) - get(at), long(LANES)), "int32"), LANES)
+        values = tirx.BufferLoad(self.out.values[0], [tirx.Ramp(get(self.out.pos) + get(at), long(1), LANES)])
+        larger = tirx.And(values > tirx.Broadcast(best.least, LANES), lanes < valid)
+        entry, candidate = Var("entry", ir.PrimType(LONG)), Var("value", ir.PrimType(best.dtype))
         lowest = tirx.call_llvm_pure_intrin("int32", "llvm.cttz", get(bits), const(True, "bool"))
-        one = seq(
+        visit = seq(
             tirx.Bind(entry, get(at) + cast(lowest, LONG)),
-            tirx.Bind(other, self.value(get(self.out.pos) + entry)),
+            tirx.Bind(candidate, self.value(get(self.out.pos) + entry)),
             *self.moved(entry),
-            add(self.kept, cast(other > best.least, LONG)),
-            best.enter(other),
+            add(self.kept, cast(candidate > best.least, LONG)),
+            best.enter(candidate),
             put(bits, get(bits) & (get(bits) - const(1, "int32"))),
         )
-        found = put(bits, cast(mask(larger), "int32"))
-        sixteen = seq(found, tirx.While(get(bits) != const(0, "int32"), one), add(at, LANES))
+        compare = put(bits, cast(mask(larger), "int32"))
+        sixteen = seq(compare, tirx.While(get(bits) != const(0, "int32"), visit), add(at, LANES))
         return [
             *alloc(best.held, bits),
             *best.begin(),
@@ -109,9 +109,9 @@ class Selection:
     def high_enough(self) -> list[tirx.Stmt]:
         """Keep the values that are not below the least value."""
         high = self.value(get(self.out.pos) + self.step) >= self.least
-        some = [put(self.kept, long(0)), serial(self.step, get(self.out.count), add(self.kept, cast(high, LONG)))]
-        less = tirx.IfThenElse(get(self.kept) < get(self.out.count), seq(*self.branching(high)), None)
-        return [*some, less]
+        count_high = [put(self.kept, long(0)), serial(self.step, get(self.out.count), add(self.kept, cast(high, LONG)))]
+        compact = tirx.IfThenElse(get(self.kept) < get(self.out.count), seq(*self.branching(high)), None)
+        return [*count_high, compact]
 
     def value(self, at: ir.Expr) -> ir.Expr:
         return cast(tirx.BufferLoad(self.out.values[0], [at]), str(self.heap.ty.dtype))
@@ -122,8 +122,8 @@ class Selection:
 
     def branchless(self, condition: ir.Expr, *also: tirx.Stmt) -> list[tirx.Stmt]:
         """Keep the entries for which an unpredictable condition holds: entries that are not kept are overwritten."""
-        taken = put(self.taken, cast(condition, LONG))
-        return self.pass_of(seq(taken, *also, *self.moved(self.step), add(self.kept, get(self.taken))))
+        decide = put(self.taken, cast(condition, LONG))
+        return self.pass_of(seq(decide, *also, *self.moved(self.step), add(self.kept, get(self.taken))))
 
     def moved(self, entry: ir.Expr) -> list[tirx.Stmt]:
         """Move an entry behind those that are kept."""
@@ -141,23 +141,23 @@ class Selection:
 
     def largest(self) -> list[tirx.Stmt]:
         """Find the least of the largest values in a heap; keep the values above it, and the first of its equals."""
-        root, here = self.held(long(0)), self.value(get(self.out.pos) + self.step)
-        rest = Var("step", ir.PrimType(LONG))
-        fill = serial(rest, self.top, self.filled(rest))
-        after = tirx.IfThenElse(tirx.And(self.step >= self.top, here > root), self.sunk(here), None)
-        found = serial(self.step, get(self.out.count), after)
+        root, value = self.held(long(0)), self.value(get(self.out.pos) + self.step)
+        heap_step = Var("step", ir.PrimType(LONG))
+        fill = serial(heap_step, self.top, self.filled(heap_step))
+        replace = tirx.IfThenElse(tirx.And(self.step >= self.top, value > root), self.sunk(value), None)
+        scan = serial(self.step, get(self.out.count), replace)
         # All values above the root are in the heap.
-        other = Var("node", ir.PrimType(LONG))
-        is_root = cast(self.held(other).equal(root), LONG)
-        ties = [put(self.ties, long(0)), serial(other, self.top, add(self.ties, is_root))]
-        is_tie = tirx.And(here.equal(root), get(self.ties) > long(0))
-        is_kept = tirx.Or(here > root, is_tie)
+        heap_node = Var("node", ir.PrimType(LONG))
+        is_root = cast(self.held(heap_node).equal(root), LONG)
+        ties = [put(self.ties, long(0)), serial(heap_node, self.top, add(self.ties, is_root))]
+        is_tie = tirx.And(value.equal(root), get(self.ties) > long(0))
+        is_kept = tirx.Or(value > root, is_tie)
         last = self.value(get(self.out.pos) + get(self.kept) - long(1))
         rare = self.branching(is_kept, tirx.IfThenElse(last.equal(root), add(self.ties, -1), None))
-        fewer = add(self.ties, tirx.Mul(long(-1), tirx.Mul(get(self.taken), cast(here.equal(root), LONG))))
+        fewer = add(self.ties, tirx.Mul(long(-1), tirx.Mul(get(self.taken), cast(value.equal(root), LONG))))
         often = self.branchless(is_kept, fewer)
         are_rare = get(self.out.count) > self.top * long(RARE)
-        return [fill, found, *ties, tirx.IfThenElse(are_rare, seq(*rare), seq(*often))]
+        return [fill, scan, *ties, tirx.IfThenElse(are_rare, seq(*rare), seq(*often))]
 
     def held(self, node: ir.Expr) -> ir.Expr:
         return tirx.BufferLoad(self.heap, [self.chunk, node])
@@ -183,10 +183,12 @@ class Selection:
 
     def lesser(self) -> tirx.Stmt:
         """Set the child to the lesser one of the node; not below the node where there is none."""
-        left, last = get(self.node) * long(2) + long(1), self.top - long(1)
-        first, second = tirx.min(left, last), tirx.min(left + long(1), last)
-        lower = tirx.IfThenElse(self.held(second) < self.held(first), put(self.child, second), put(self.child, first))
-        return tirx.IfThenElse(left <= last, lower, put(self.child, long(0)))
+        left_child, last = get(self.node) * long(2) + long(1), self.top - long(1)
+        left_at, right_at = tirx.min(left_child, last), tirx.min(left_child + long(1), last)
+        lower = tirx.IfThenElse(
+            self.held(right_at) < self.held(left_at), put(self.child, right_at), put(self.child, left_at)
+        )
+        return tirx.IfThenElse(left_child <= last, lower, put(self.child, long(0)))
 
 
 class Best:

@@ -65,15 +65,15 @@ def triangles(A: Any) -> int:
     4
     """
     graph = _rows(A)
-    found = _counted(graph)
-    return cast("int", _counted(_both_ways(graph)) if found is None else found)
+    count = _counted(graph)
+    return cast("int", _counted(_both_ways(graph)) if count is None else count)
 
 
 def _rows(A: Any) -> Any:
     """Convert the matrix to compressed rows."""
     if not (interop.is_sparse(A) or isinstance(A, SparseTensor)) or len(A.shape) != 2:
-        how = "pass a scipy matrix or a torch tensor with a sparse layout"
-        raise ArgumentTypeError(f"triangles takes a sparse matrix: {how}; found {type(A).__name__}")
+        advice = "pass a scipy matrix or a torch tensor with a sparse layout"
+        raise ArgumentTypeError(f"triangles takes a sparse matrix: {advice}; found {type(A).__name__}")
     if A.shape[0] != A.shape[1]:
         raise ArgumentError(f"triangles takes the square matrix of a graph, found shape {tuple(A.shape)}")
     if interop.is_torch(A):
@@ -102,9 +102,9 @@ def _counted(graph: Any) -> int | None:
         return 0
     stored = (np.ascontiguousarray(a).astype(idtype, copy=False) for a in (graph.indptr, graph.indices))
     rows = [interop.writable_alias(a) for a in stored]
-    facts = np.empty(2, np.int64)
-    _function("look", idtype.name)(*rows, facts, n, nnz)
-    state, work = facts.tolist()
+    flags = np.empty(2, np.int64)
+    _function("look", idtype.name)(*rows, flags, n, nnz)
+    state, work = flags.tolist()
     if state & UNSOUND:
         raise StructureError(f"the index arrays name rows or columns outside of the shape {tuple(graph.shape)}")
     if state & UNSORTED:
@@ -125,22 +125,22 @@ def _counted(graph: Any) -> int | None:
 
 
 def _rewritten(function: str, rows: list[np.ndarray], n: int) -> tuple[list[np.ndarray], int, int]:
-    """Rewrite rows with each edge in one direction; return them with the two facts that the function reports."""
+    """Rewrite rows with each edge in one direction; return them with the two numbers that the function reports."""
     idtype, nnz = rows[1].dtype, len(rows[1])
     begin, place, to = (np.empty(count, idtype) for count in (n + 1, n + 1, nnz))
-    facts = np.zeros(2, np.int64)
-    _function(function, idtype.name)(*rows, begin, place, to, facts, n, nnz)
-    is_whole, work = facts.tolist()
+    report = np.zeros(2, np.int64)
+    _function(function, idtype.name)(*rows, begin, place, to, report, n, nnz)
+    is_whole, work = report.tolist()
     return [begin, to], is_whole, work
 
 
 def _triangles(rows: list[np.ndarray], n: int, work: int, first: int, without: int) -> int:
     """Count the triangles of directed edges; each row's loop starts at entry `first` and is shorter by `without`."""
     chunks = get_num_threads() if work > SERIAL_WORK else 1
-    marks, found = np.zeros((chunks, -(-n // WORD)), np.int64), np.empty((chunks, BLOCK), np.int64)
+    marks, counts = np.zeros((chunks, -(-n // WORD)), np.int64), np.empty((chunks, BLOCK), np.int64)
     count = _function("count" if chunks > 1 else "count_alone", rows[1].dtype.name)
-    count(*rows, marks, found, n, len(rows[1]), chunks, first, without)
-    return int(found[0, 0] if chunks == 1 else found[:, 0].sum())
+    count(*rows, marks, counts, n, len(rows[1]), chunks, first, without)
+    return int(counts[0, 0] if chunks == 1 else counts[:, 0].sum())
 
 
 # ---------------------------------------------------------------------------------------------------- loops
@@ -150,8 +150,8 @@ class Loops(Compiled):
     """Machine code of hand-written loops."""
 
     def __init__(self, func: tirx.PrimFunc, target: Any, schedule: Any = None) -> None:
-        made = ir.IRModule({str(func.attrs["global_symbol"]): realign(func)})
-        super().__init__(func, target, schedule, {2: made, 3: made})
+        module = ir.IRModule({str(func.attrs["global_symbol"]): realign(func)})
+        super().__init__(func, target, schedule, {2: module, 3: module})
 
 
 @cache

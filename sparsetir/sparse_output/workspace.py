@@ -81,8 +81,8 @@ class Work:
 
     @cached_property
     def _params(self) -> list[Any]:
-        held = [self.width, *self.sizes, *self.arrays, *self.marks, *self.masks, *self.segments()]
-        return [tensor(a) for a in held]
+        values = [self.width, *self.sizes, *self.arrays, *self.marks, *self.masks, *self.segments()]
+        return [tensor(a) for a in values]
 
     @cached_property
     def values_params(self) -> list[Any]:
@@ -93,8 +93,8 @@ class Work:
         """Return the buffers for the products of long rows."""
         if not self.parts:
             return []
-        places, keys, *kept = self.parts
-        return [places.shape[1], keys.shape[1], places, keys, *(kept if values else ())]
+        places, keys, *products = self.parts
+        return [places.shape[1], keys.shape[1], places, keys, *(products if values else ())]
 
 
 @dataclass
@@ -127,13 +127,13 @@ class Stamps:
 
     def params_of(self, call: Call) -> list[Any]:
         """Return the arguments of the numeric function."""
-        looked = call.lookups.params if call.lookups is not None and call.lookups.is_some else []
-        return [*self._params, *looked]
+        lookups = call.lookups.params if call.lookups is not None and call.lookups.is_some else []
+        return [*self._params, *lookups]
 
     @cached_property
     def _params(self) -> list[Any]:
-        held = [self.seen.shape[1], self.places.shape[1], *self.arrays, self.seen, self.places]
-        return [tensor(a) for a in held]
+        values = [self.seen.shape[1], self.places.shape[1], *self.arrays, self.seen, self.places]
+        return [tensor(a) for a in values]
 
 
 @dataclass
@@ -164,9 +164,9 @@ class Lookups:
         return cls(searches, int(np.iinfo(np.int64).max), np.empty(0, np.int64), 0, 0)
 
     @classmethod
-    def of(cls, indptr: np.ndarray, indices: np.ndarray, width: int, spared: int) -> Lookups:
+    def of(cls, indptr: np.ndarray, indices: np.ndarray, width: int, saved_work: int) -> Lookups:
         """Choose bitmaps, bisection, or neither for an operand, from the work that lookups would save."""
-        words, least, share = -(-width // WORD), LONG_ROW, spared // LOOKUP_SHARE
+        words, least, share = -(-width // WORD), LONG_ROW, saved_work // LOOKUP_SHARE
         if share > words:
             length = np.diff(indptr)
             longest = int(length.max(initial=0))
@@ -252,7 +252,7 @@ def merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
     return np.array([0, *cuts, rows], np.int64)
 
 
-def merged_places(pointers: list[np.ndarray], ranges: np.ndarray, how: str) -> tuple[np.ndarray, int]:
+def merged_places(pointers: list[np.ndarray], ranges: np.ndarray, kind: str) -> tuple[np.ndarray, int]:
     """Return an upper bound of the position where each chunk begins, and the number of entries to allocate.
 
     A chunk of a union has at most as many entries as all operands together. A chunk of an intersection has at most as
@@ -260,8 +260,8 @@ def merged_places(pointers: list[np.ndarray], ranges: np.ndarray, how: str) -> t
     """
     if len(ranges) == 2:  # one chunk, where a call is short
         counts = [int(p[-1]) for p in pointers]
-        return np.zeros(1, np.int64), sum(counts) if how == "union" else min(counts) + 1
-    if how == "union":
+        return np.zeros(1, np.int64), sum(counts) if kind == "union" else min(counts) + 1
+    if kind == "union":
         places = sum((p[ranges] for p in pointers), start=np.zeros(len(ranges), np.int64))
     else:
         fewest = min(pointers, key=lambda p: int(p[-1]))
@@ -319,9 +319,9 @@ def closed(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
     step = max(1, STEP_BYTES * len(array) // max(array.nbytes, 1))
     for source, target, count in parts:
         for at in range(0, count if source != target else 0, step):
-            some = min(step, count - at)
-            moved(array, source + at, target + at, some)
-            forget(array, max(source + at, end), source + at + some)
+            size = min(step, count - at)
+            moved(array, source + at, target + at, size)
+            forget(array, max(source + at, end), source + at + size)
     array.resize((end, *array.shape[1:]), refcheck=False)
     return array
 
@@ -354,8 +354,8 @@ def passed(value: Any) -> Any:
 
 def tensor(value: Any) -> Any:
     """Convert an array to a TVM tensor once, so that calls need not; return a number as it is."""
-    held = passed(value)
-    return tvm_ffi.from_dlpack(held) if isinstance(held, np.ndarray) else held
+    argument = passed(value)
+    return tvm_ffi.from_dlpack(argument) if isinstance(argument, np.ndarray) else argument
 
 
 __all__ = [
