@@ -82,10 +82,10 @@ class Accumulators:
     ranked: int = RANKED
 
     def __post_init__(self) -> None:
-        for name, found, most in (("insertion", self.insertion, MOST_INSERTED), ("ranked", self.ranked, MOST_RANKED)):
-            whole = isinstance(found, int) and not isinstance(found, bool)
-            if not whole or not 0 <= found <= most:
-                raise ArgumentError(f"{name} is a number of entries from 0 to {most}; found {found!r}")
+        for name, number, most in (("insertion", self.insertion, MOST_INSERTED), ("ranked", self.ranked, MOST_RANKED)):
+            whole = isinstance(number, int) and not isinstance(number, bool)
+            if not whole or not 0 <= number <= most:
+                raise ArgumentError(f"{name} is a number of entries from 0 to {most}; found {number!r}")
         if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise ArgumentError(f"expected one of the kinds {', '.join(KINDS)}; found {self.kind!r}")
         if not isinstance(self.counted, bool):
@@ -307,20 +307,20 @@ class Insertion:
         return [*alloc(*local, self.at), put(self.out.count, long(0))]
 
     def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
-        at, count, held = self.at, self.out.count, self.held
-        before = tirx.BufferLoad(held, [tirx.max(self.base + get(at) - long(1), long(0))])
-        back = tirx.While(tirx.And(get(at) > long(0), before > key), put(at, get(at) - long(1)))
+        at, count, keys = self.at, self.out.count, self.held
+        before = tirx.BufferLoad(keys, [tirx.max(self.base + get(at) - long(1), long(0))])
+        search = tirx.While(tirx.And(get(at) > long(0), before > key), put(at, get(at) - long(1)))
         is_new = tirx.Or(get(at).equal(long(0)), before != key)
         step = Var("step", ir.PrimType(LONG))
         to = self.base + get(count) - step
-        rows = [(held, ()), *zip(self.out.values, self.out.blocks, strict=False)]
+        rows = [(keys, ()), *zip(self.out.values, self.out.blocks, strict=False)]
         shift = seq(*(each(block, copied(a, [to], a, [to - long(1)])) for a, block in rows))
         place = [self.base + get(at)]
         parts = zip(self.out.values, self.out.initial, self.out.blocks, strict=False)
         firsts = [each(block, stored(a, place, v)) for a, v, block in parts]
         moved = serial(step, get(count) - get(at), shift)
-        insert = seq(moved, tirx.BufferStore(held, key, place), *firsts, add(count, 1))
-        return [put(at, get(count)), back, tirx.IfThenElse(is_new, insert, put(at, get(at) - long(1)))]
+        insert = seq(moved, tirx.BufferStore(keys, key, place), *firsts, add(count, 1))
+        return [put(at, get(count)), search, tirx.IfThenElse(is_new, insert, put(at, get(at) - long(1)))]
 
     def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
         return self.out.values[result], [self.base + get(self.at)]
@@ -370,41 +370,44 @@ class Ranked:
 
     def finish(self) -> list[tirx.Stmt]:
         step, key = Var("entry", ir.PrimType(LONG)), Var("key", ir.PrimType(LONG))
-        held = [self.chunk, key]
+        place_of_key = [self.chunk, key]
         stmts = [tirx.Bind(key, cast(tirx.BufferLoad(self.listed, [step]), LONG))]
-        none = tirx.BufferStore(self.marks, const(0, "uint8"), held)
+        clear = tirx.BufferStore(self.marks, const(0, "uint8"), place_of_key)
         if self.out.counts_only:
-            return [serial(step, get(self.out.count), seq(*stmts, none))]
+            return [serial(step, get(self.out.count), seq(*stmts, clear))]
         assert self.out.keys is not None
         place = Var("place", ir.PrimType(LONG))
         stmts += [tirx.Bind(place, get(self.out.pos) + cast(tirx.BufferLoad(self.ranks, [step]), LONG))]
         stmts += [tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), [place])]
         parts = zip(self.arrays, self.out.values, self.out.initial, self.out.blocks, strict=True)
         for array, values, initial, block in parts:
-            stmts += [each(block, copied(values, [place], array, held)), each(block, stored(array, held, initial))]
-        return [self.ranked(), serial(step, get(self.out.count), seq(*stmts, none))]
+            stmts += [
+                each(block, copied(values, [place], array, place_of_key)),
+                each(block, stored(array, place_of_key, initial)),
+            ]
+        return [self.ranked(), serial(step, get(self.out.count), seq(*stmts, clear))]
 
     def ranked(self) -> tirx.Stmt:
         """Compute the rank of each coordinate: the number of smaller ones."""
-        part, other = Var("part", ir.PrimType(LONG)), Var("other", ir.PrimType(LONG))
+        part, compared = Var("part", ir.PrimType(LONG)), Var("other", ir.PrimType(LONG))
         lanes = tirx.Ramp(part * long(LANES), long(1), LANES)
-        mine, ranks = (
+        own_keys, ranks = (
             tirx.decl_buffer([LANES], self.dtype, name=name, scope="local", layout=None) for name in ("mine", "smaller")
         )
-        every = tirx.Ramp(long(0), long(1), LANES)
-        held = lambda array: tirx.BufferLoad(array, [every])  # noqa: E731
-        less = tirx.Broadcast(tirx.BufferLoad(self.listed, [other]), LANES) < held(mine)
-        more = held(ranks) + tirx.Broadcast(const(1, self.dtype), LANES)
-        count = tirx.BufferStore(ranks, tirx.Select(less, more, held(ranks)), [every])
-        one = [
-            *alloc(mine, ranks),
-            tirx.BufferStore(mine, tirx.BufferLoad(self.listed, [lanes]), [every]),
-            tirx.BufferStore(ranks, tirx.Broadcast(const(0, self.dtype), LANES), [every]),
-            serial(other, get(self.out.count), count),
-            tirx.BufferStore(self.ranks, held(ranks), [lanes]),
+        all_lanes = tirx.Ramp(long(0), long(1), LANES)
+        loaded = lambda array: tirx.BufferLoad(array, [all_lanes])  # noqa: E731
+        less = tirx.Broadcast(tirx.BufferLoad(self.listed, [compared]), LANES) < loaded(own_keys)
+        increment = loaded(ranks) + tirx.Broadcast(const(1, self.dtype), LANES)
+        count = tirx.BufferStore(ranks, tirx.Select(less, increment, loaded(ranks)), [all_lanes])
+        rank = [
+            *alloc(own_keys, ranks),
+            tirx.BufferStore(own_keys, tirx.BufferLoad(self.listed, [lanes]), [all_lanes]),
+            tirx.BufferStore(ranks, tirx.Broadcast(const(0, self.dtype), LANES), [all_lanes]),
+            serial(compared, get(self.out.count), count),
+            tirx.BufferStore(self.ranks, loaded(ranks), [lanes]),
         ]
         parts = tirx.floordiv(get(self.out.count) + long(LANES - 1), long(LANES))
-        return serial(part, parts, seq(*one))
+        return serial(part, parts, seq(*rank))
 
 
 @dataclass
@@ -443,10 +446,10 @@ class Marked:
         return self.arrays[result], [self.chunk, cast(key, LONG)]
 
     def finish(self) -> list[tirx.Stmt]:
-        blocks, marks, eight = cell("blocks", LONG), cell("marks", LONG), Var("s", ir.PrimType(LONG))
+        blocks, bits, eight = cell("blocks", LONG), cell("marks", LONG), Var("s", ir.PrimType(LONG))
         number = self.top.ty.shape[1] if self.blocks_count is None else self.blocks_count
         count = tirx.floordiv(number, long(BYTES))
-        return [*alloc(blocks, marks), serial(eight, count, self.blocks(eight, blocks, marks))]
+        return [*alloc(blocks, bits), serial(eight, count, self.blocks(eight, blocks, bits))]
 
     def blocks(self, eight: Var, blocks: Var, marks: Var) -> tirx.Stmt:
         """Write the entries of eight blocks."""
@@ -457,9 +460,9 @@ class Marked:
             entries = tirx.While(get(marks) != long(0), seq(*self._entry(block * long(WORD), marks)))
         inner = [tirx.Bind(block, eight * long(BYTES) + (lowest(get(blocks)) >> long(3)))]
         inner += [*self.taken(block, marks), entries, put(blocks, get(blocks) & (get(blocks) - long(1)))]
-        some = seq(self.clear(self.top, eight * long(BYTES), BYTES), tirx.While(get(blocks) != long(0), seq(*inner)))
+        visit = seq(self.clear(self.top, eight * long(BYTES), BYTES), tirx.While(get(blocks) != long(0), seq(*inner)))
         take = put(blocks, self.eight(self.top, eight * long(BYTES)))
-        return seq(take, tirx.IfThenElse(get(blocks) != long(0), some, None))
+        return seq(take, tirx.IfThenElse(get(blocks) != long(0), visit, None))
 
     def eight(self, array: Var, first: ir.Expr) -> ir.Expr:
         """Return eight bytes as a word."""
@@ -480,8 +483,11 @@ class Marked:
         stmts += [tirx.BufferStore(self.out.keys, cast(coordinate, str(self.out.keys.ty.dtype)), [place])]
         parts = zip(self.arrays, self.out.values, self.out.initial, self.out.blocks, strict=True)
         for array, values, initial, block in parts:
-            held = [self.chunk, key]
-            stmts += [each(block, copied(values, [place], array, held)), each(block, stored(array, held, initial))]
+            element = [self.chunk, key]
+            stmts += [
+                each(block, copied(values, [place], array, element)),
+                each(block, stored(array, element, initial)),
+            ]
         return [*stmts, add(self.out.count, self.out.counted(place)), put(marks, get(marks) & (get(marks) - long(1)))]
 
 
@@ -490,8 +496,8 @@ class Bits(Marked):
 
     def mark(self, key: ir.Expr) -> tirx.Stmt:
         place = [self.chunk, key >> long(6)]
-        held = tirx.BufferLoad(self.marks, place)
-        return tirx.BufferStore(self.marks, held | (long(1) << (key & long(63))), place)
+        word = tirx.BufferLoad(self.marks, place)
+        return tirx.BufferStore(self.marks, word | (long(1) << (key & long(63))), place)
 
     def taken(self, block: Var, marks: Var) -> list[tirx.Stmt]:
         place = [self.chunk, block]
@@ -518,11 +524,11 @@ class Tiered(Bits):
         one = seq(tirx.Bind(eight, group * long(WORD // BYTES) + part), self.blocks(eight, blocks, marks))
         drop = put(groups, get(groups) & (get(groups) - long(1)))
         inner = seq(first, serial(part, long(WORD // BYTES), one), drop)
-        some = seq(self.clear(self.high, step * long(BYTES), BYTES), tirx.While(get(groups) != long(0), inner))
+        nonzero = seq(self.clear(self.high, step * long(BYTES), BYTES), tirx.While(get(groups) != long(0), inner))
         take = put(groups, self.eight(self.high, step * long(BYTES)))
-        every = seq(take, tirx.IfThenElse(get(groups) != long(0), some, None))
+        visit = seq(take, tirx.IfThenElse(get(groups) != long(0), nonzero, None))
         count = tirx.floordiv(self.high.ty.shape[1], long(BYTES))
-        return [*alloc(groups, blocks, marks), serial(step, count, every)]
+        return [*alloc(groups, blocks, marks), serial(step, count, visit)]
 
 
 class Bytes(Marked):
@@ -533,8 +539,8 @@ class Bytes(Marked):
 
     def taken(self, block: Var, marks: Var) -> list[tirx.Stmt]:
         part = Var("e", ir.PrimType(LONG))
-        held = self.eight(self.marks, block * long(WORD) + part * long(BYTES))
-        bits = ((held * long(GATHER)) >> long(WORD - BYTES)) & long(255)
+        eight = self.eight(self.marks, block * long(WORD) + part * long(BYTES))
+        bits = ((eight * long(GATHER)) >> long(WORD - BYTES)) & long(255)
         packed = unrolled(part, WORD // BYTES, put(marks, get(marks) | (bits << (part * long(BYTES)))))
         return [put(marks, long(0)), packed, self.clear(self.marks, block * long(WORD), WORD)]
 
@@ -576,9 +582,9 @@ class Table:
     def found(self, key: ir.Expr) -> list[tirx.Stmt]:
         """Probe for the slot of a coordinate, or a free one."""
         spread = (key * long(SPREAD)) >> long(WORD // 2)
-        other = tirx.And(self.slot != long(0), self.slot != key + long(1))
+        is_other = tirx.And(self.slot != long(0), self.slot != key + long(1))
         following = put(self.at, (get(self.at) + long(1)) & get(self.mask))
-        return [put(self.at, (spread ^ key) & get(self.mask)), tirx.While(other, following)]
+        return [put(self.at, (spread ^ key) & get(self.mask)), tirx.While(is_other, following)]
 
     def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
         return self.arrays[result], [self.chunk, get(self.at)]
@@ -659,8 +665,8 @@ class Stamped:
 
     def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
         slot = Var("slot", ir.PrimType(LONG))
-        held = cast(tirx.BufferLoad(self.places, [self.chunk, cast(key, LONG)]), LONG)
-        return [tirx.Bind(slot, held), *self.enter_at(slot)]
+        place = cast(tirx.BufferLoad(self.places, [self.chunk, cast(key, LONG)]), LONG)
+        return [tirx.Bind(slot, place), *self.enter_at(slot)]
 
     def enter_at(self, slot: Var) -> list[tirx.Stmt]:
         """Enter a coordinate whose element's position is known."""
@@ -688,12 +694,12 @@ class Stamped:
         stmts: list[tirx.Stmt] = [tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), place)]
         for array, values, block in zip(self.arrays, self.out.values, self.out.blocks, strict=True):
             stmts.append(each(block, copied(values, place, array, [self.chunk, slot])))
-        seen = tirx.BufferLoad(self.seen, [self.chunk, slot])
+        is_entered = tirx.BufferLoad(self.seen, [self.chunk, slot])
         if self.whole:
             return [*stmts, add(self.out.count, 1)]
         if any(self.out.blocks):
-            return [tirx.IfThenElse(seen != const(0, "uint8"), seq(*stmts, add(self.out.count, 1)), None)]
-        return [*stmts, add(self.out.count, cast(seen, LONG))]
+            return [tirx.IfThenElse(is_entered != const(0, "uint8"), seq(*stmts, add(self.out.count, 1)), None)]
+        return [*stmts, add(self.out.count, cast(is_entered, LONG))]
 
     def cleared(self, slot: Var) -> list[tirx.Stmt]:
         """Reset an element to its initial value."""

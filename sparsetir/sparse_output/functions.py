@@ -113,9 +113,9 @@ class Functions:
                 makers["packed"] = self.packed
             makers |= {n: partial(at_once, self, is_shared=n == "shared") for n in ("small", "shared")}
         attrs = dict(self.rows.func.attrs)
-        made = {name: realign(make()) for name, make in makers.items() if name in names}
-        named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
-        return ir.IRModule({n: f.with_attrs({**attrs, "global_symbol": n}) for n, f in named.items()})
+        functions = {name: realign(make()) for name, make in makers.items() if name in names}
+        named_functions = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in functions.items()}
+        return ir.IRModule({n: f.with_attrs({**attrs, "global_symbol": n}) for n, f in named_functions.items()})
 
     def of_params(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite a function of the source program's arrays in terms of those of the lowered program."""
@@ -157,34 +157,34 @@ class Functions:
         """Compute the number of products of each row, repeats included, and an upper bound of its entries."""
         chunks = Var("chunks", ir.PrimType("int32"))
         work, bound = (array(name, LONG, self.rows.count) for name in ("work", "bound"))
-        looks_up, saved = size("looks_up"), [array("saved", LONG, chunks)] if self.looks_up else []
-        total, spared, row = cell("total", LONG), cell("spared", LONG), size("row")
-        cells = [total, spared] if saved else [total]
+        looks_up, saved_work = size("looks_up"), [array("saved", LONG, chunks)] if self.looks_up else []
+        total, saved_total, row = cell("total", LONG), cell("spared", LONG), size("row")
+        cells = [total, saved_total] if saved_work else [total]
         chunk, step = Var("chunk", ir.PrimType("int32")), size("step")
 
         def count(amount: ir.Expr | int, loop: tirx.For | None) -> list[tirx.Stmt]:
-            if not saved or loop is None or self.walk_of(loop) is None:
+            if not saved_work or loop is None or self.walk_of(loop) is None:
                 return [add(total, amount)]
             gain = tirx.max(amount - self.mask_row(row)[1] * long(LOOK_WORK), long(0))
             is_long = tirx.And(looks_up != long(0), amount >= long(LONG_ROW))
-            return [add(total, amount), tirx.IfThenElse(is_long, add(spared, gain), None)]
+            return [add(total, amount), tirx.IfThenElse(is_long, add(saved_total, gain), None)]
 
-        entered = [*(put(c, long(0)) for c in cells), *entered_by(self.rows.body, self.rows, count, self.fetched)]
+        counts = [*(put(c, long(0)) for c in cells), *entered_by(self.rows.body, self.rows, count, self.fetched)]
         most = tirx.min(get(total), self.width)
         for axis in () if self.options.complement else self.assembly.filters:
             stored = cast(axis.extent(cast(row, axis.idtype), []), LONG)
             most = stored if self.options.whole and self.is_stamped else tirx.min(most, stored)
-        cost = get(total) - get(spared) if saved else get(total)
+        cost = get(total) - get(saved_total) if saved_work else get(total)
         stores = [tirx.BufferStore(work, cost + long(ROW_WORK), [row]), tirx.BufferStore(bound, most, [row])]
-        stores += [tirx.BufferStore(a, tirx.BufferLoad(a, [chunk]) + get(spared), [chunk]) for a in saved]
-        body = seq(*alloc(*cells), *entered, *stores)
+        stores += [tirx.BufferStore(a, tirx.BufferLoad(a, [chunk]) + get(saved_total), [chunk]) for a in saved_work]
+        body = seq(*alloc(*cells), *counts, *stores)
         number, share = cast(self.rows.count, LONG), cast(chunks, LONG)
         first = number * cast(chunk, LONG) // share
         after = number * (cast(chunk, LONG) + long(1)) // share
         rows = serial(step, after - first, seq(tirx.Bind(row, first + step), self.at_row(row, body)))
-        start = [tirx.BufferStore(a, long(0), [chunk]) for a in saved]
-        looked = [looks_up, *saved] if saved else []
-        params = [*self.common, chunks, work, bound, *looked]
+        start = [tirx.BufferStore(a, long(0), [chunk]) for a in saved_work]
+        lookup_params = [looks_up, *saved_work] if saved_work else []
+        params = [*self.common, chunks, work, bound, *lookup_params]
         return tirx.PrimFunc(params, alone_or_shared(chunk, chunks, seq(*start, rows)))
 
     def symbolic(self) -> tirx.PrimFunc:
@@ -270,12 +270,12 @@ class Functions:
             def at(row: Var) -> list[tirx.Stmt]:
                 entry, key = size("entry"), size("key")
                 begin = tirx.BufferLoad(indptr, [row])
-                held = [chunk, key]
+                element = [chunk, key]
                 place = [begin + entry]
                 stmts: list[tirx.Stmt] = [tirx.Bind(key, cast(tirx.BufferLoad(keys, place), LONG))]
                 for result, source, target in zip(self.assembly.results, work.arrays, values, strict=True):
-                    stmts += [each(result.block, copied(target, place, source, held))]
-                    stmts += [each(result.block, stored(source, held, result.initial))]
+                    stmts += [each(result.block, copied(target, place, source, element))]
+                    stmts += [each(result.block, stored(source, element, result.initial))]
                 gather = serial(entry, tirx.BufferLoad(indptr, [row + long(1)]) - begin, seq(*stmts))
                 return [
                     *self.filtered(self.scattered(_Known(work.arrays, chunk), work, chunk), work, chunk, row),
@@ -296,8 +296,8 @@ class Functions:
         keys = [array(name, self.assembly.key_dtype, n) for name, n in (("keys", capacity), ("packed_keys", count))]
         pairs = [(keys[0], keys[1], ())]
         for r in self.assembly.results:
-            named = [(f"{r.name}_values", capacity), (f"{r.name}_packed", count)]
-            source, target = (array(name, r.dtype, n, *r.block) for name, n in named)
+            storage = [(f"{r.name}_values", capacity), (f"{r.name}_packed", count)]
+            source, target = (array(name, r.dtype, n, *r.block) for name, n in storage)
             pairs.append((source, target, r.block))
 
         def at(row: Var) -> list[tirx.Stmt]:
@@ -328,19 +328,19 @@ class Functions:
     def workspace(self, split: Split, *, values: bool) -> Workspace:
         """Return the accumulators of all chunks."""
         width, words, tops = size("width"), size("words"), size("tops")
-        held = self.arrays(split, width)
+        accumulators = self.arrays(split, width)
         bits, top = array("bits", LONG, split.chunks, words), array("top", "uint8", split.chunks, tops)
         highs = size("highs")
         high = array("high", "uint8", split.chunks, highs)
         marks = array("bytes", "uint8", split.chunks, words * long(WORD))
         mask_words = size("mask_words")
         allowed = [array(f"{a.name}_allowed", LONG, split.chunks, mask_words) for a in self.assembly.filters]
-        held = held if values else []
+        accumulators = accumulators if values else []
         return Workspace(
             width,
             words,
             tops,
-            held,
+            accumulators,
             bits,
             marks,
             top,
@@ -360,9 +360,9 @@ class Functions:
         count, room = size("segments"), size("parts")
         places = array("segment_places", LONG, split.chunks, count)
         keys = array("part_keys", self.assembly.key_dtype, split.chunks, room)
-        kept = enumerate(self.update.parts if values else ())
-        held = [array(f"part_{n}", str(part.ty.dtype), split.chunks, room) for n, part in kept]
-        return Parts(count, room, places, keys, held)
+        factors = enumerate(self.update.parts if values else ())
+        value_arrays = [array(f"part_{n}", str(part.ty.dtype), split.chunks, room) for n, part in factors]
+        return Parts(count, room, places, keys, value_arrays)
 
     def arrays(self, split: Split, width: Var) -> list[Var]:
         """Return the accumulators' elements of each result, for each chunk."""
@@ -371,9 +371,12 @@ class Functions:
     def stamps(self, split: Split, *, looks_up: bool = False) -> Stamps:
         """Return the buffers of all chunks for rows in the order of a mask."""
         width, columns = size("width"), size("columns")
-        held = self.arrays(split, width)
-        seen, places = array("seen", "uint8", split.chunks, width), array("places", "int32", split.chunks, columns)
-        return Stamps(width, columns, held, seen, places, Lookups.new() if looks_up else None)
+        accumulators = self.arrays(split, width)
+        entered_marks, places = (
+            array("seen", "uint8", split.chunks, width),
+            array("places", "int32", split.chunks, columns),
+        )
+        return Stamps(width, columns, accumulators, entered_marks, places, Lookups.new() if looks_up else None)
 
     def ways(
         self, out: Output, work: Workspace | Stamps, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
@@ -388,35 +391,37 @@ class Functions:
         def at(row: Var) -> list[tirx.Stmt]:
             if isinstance(work, Stamps):
                 return [self.under_mask(out, work, chunk, row), *done(row)]
-            entered = tirx.BufferLoad(split.bound, [row])
-            way = self.larger(out, work, chunk, row, entered)
+            products = tirx.BufferLoad(split.bound, [row])
+            emit_row = self.larger(out, work, chunk, row, products)
             if small:
                 short = self.collected(Insertion(out, small, self.assembly.key_dtype), row, work, chunk)
-                way = tirx.IfThenElse(entered <= long(most), short, way)
+                emit_row = tirx.IfThenElse(products <= long(most), short, emit_row)
             if ranked:
-                listed = Ranked(out, chunk, work.arrays, work.bytes, ranked, self.assembly.key_dtype)
-                way = tirx.IfThenElse(entered <= long(ranked), self.collected(listed, row, work, chunk), way)
-            return [way, *done(row)]
+                by_ranks = Ranked(out, chunk, work.arrays, work.bytes, ranked, self.assembly.key_dtype)
+                emit_row = tirx.IfThenElse(
+                    products <= long(ranked), self.collected(by_ranks, row, work, chunk), emit_row
+                )
+            return [emit_row, *done(row)]
 
         return at
 
-    def larger(self, out: Output, work: Workspace, chunk: Var, row: Var, entered: ir.Expr) -> tirx.Stmt:
+    def larger(self, out: Output, work: Workspace, chunk: Var, row: Var, products: ir.Expr) -> tirx.Stmt:
         """Emit a long row, accumulated in an array or a table."""
         kind = self.options.accumulators.kind
         if kind == "table":
-            return self.collected(Table(out, chunk, work.arrays, work.bits, entered), row, work, chunk)
+            return self.collected(Table(out, chunk, work.arrays, work.bits, products), row, work, chunk)
         bits = Bits(out, chunk, work.arrays, work.bits, work.top)
         marked = Bytes(out, chunk, work.arrays, work.bytes, work.top)
         sparse, dense = (self.collected(accumulator, row, work, chunk) for accumulator in (bits, marked))
-        usual = {"bits": sparse, "bytes": dense}.get(kind)
-        if usual is None:
-            usual = tirx.IfThenElse(entered < work.words * long(DENSE), sparse, dense)
+        default = {"bits": sparse, "bytes": dense}.get(kind)
+        if default is None:
+            default = tirx.IfThenElse(products < work.words * long(DENSE), sparse, dense)
         tiered = Tiered(out, chunk, work.arrays, work.bits, work.top, high=work.high)
-        is_sparse = entered * long(SPARSE) < work.tops
-        whole = tirx.IfThenElse(is_sparse, self.collected(tiered, row, work, chunk), usual)
+        is_sparse = products * long(SPARSE) < work.tops
+        whole = tirx.IfThenElse(is_sparse, self.collected(tiered, row, work, chunk), default)
         if work.parts is None:
             return whole
-        return self.in_segments(out, work, chunk, row, entered, whole)
+        return self.in_segments(out, work, chunk, row, products, whole)
 
     def in_segments(
         self, out: Output, work: Workspace, chunk: Var, row: Var, bound: ir.Expr, whole: tirx.Stmt
@@ -425,18 +430,18 @@ class Functions:
         update, parts = self.update, work.parts
         assert update is not None
         assert parts is not None
-        kept = update.parts if work.has_values else ()
+        factors = update.parts if work.has_values else ()
         count, keep = (
             seq(*self.filtered(self.each_entered(stmts, work, chunk), work, chunk, row))
             for stmts in (
                 lambda key: parts.counted(chunk, key),
-                lambda key: parts.kept(chunk, key, kept),
+                lambda key: parts.kept(chunk, key, factors),
             )
         )
 
         def one(segment: Var, first: Var, after: Var) -> tirx.Stmt:
             base, blocks = segment << long(SHIFT), tirx.min(long(1 << (SHIFT - 6)), work.tops)
-            ways = []
+            loops = []
             for kind, marks in ((Bits, work.bits), (Bytes, work.bytes)):
                 marked = kind(out, chunk, work.arrays, marks, work.top, base, blocks)
                 entry, key = size("entry"), size("key")
@@ -444,11 +449,11 @@ class Functions:
                 stmts = [tirx.Bind(key, cast(tirx.BufferLoad(parts.keys, place), LONG) & long((1 << SHIFT) - 1))]
                 stmts += marked.enter(key)
                 if work.has_values:
-                    held, at = marked.element(0, key)
+                    target, at = marked.element(0, key)
                     values = [tirx.BufferLoad(v, place) for v in parts.values]
-                    stmts.append(tirx.BufferStore(held, update.on(tirx.BufferLoad(held, at), values), at))
-                ways.append(seq(serial(entry, after - first, seq(*stmts)), *marked.finish()))
-            return tirx.IfThenElse(after - first < blocks * long(DENSE), *ways)
+                    stmts.append(tirx.BufferStore(target, update.on(tirx.BufferLoad(target, at), values), at))
+                loops.append(seq(serial(entry, after - first, seq(*stmts)), *marked.finish()))
+            return tirx.IfThenElse(after - first < blocks * long(DENSE), *loops)
 
         return seq(put(out.count, long(0)), parts.collected(chunk, bound, count, keep, one, whole))
 
@@ -473,9 +478,9 @@ class Functions:
         """Emit a row that is collected in the order of the mask's row and then written out."""
         coordinate, count = self.mask_row(row)
         stamped = Stamped(out, chunk, work.arrays, work.seen, work.places, count, coordinate, self.options.whole)
-        usual = lambda _loop, stmt: stmt  # noqa: E731
-        other = usual if work.lookups is None else partial(self.looked_up, stamped, work.lookups)
-        body = self.at_row(row, self.scattered(stamped, work, chunk, other))
+        unchanged = lambda _loop, stmt: stmt  # noqa: E731
+        rewrite = unchanged if work.lookups is None else partial(self.looked_up, stamped, work.lookups)
+        body = self.at_row(row, self.scattered(stamped, work, chunk, rewrite))
         return seq(*stamped.begin(), body, *stamped.finish())
 
     def mask_row(self, row: Var) -> tuple[Callable[[Var], ir.Expr], ir.Expr]:
@@ -486,11 +491,11 @@ class Functions:
         begin, count = cast(mask.begin(above, []), LONG), cast(mask.extent(above, []), LONG)
         return lambda step: cast(mask.coordinate(begin + step, step, []), LONG), count
 
-    def looked_up(self, stamped: Stamped, held: Lookups, loop: tirx.For, usual: tirx.Stmt) -> tirx.Stmt:
+    def looked_up(self, stamped: Stamped, row_lookups: Lookups, loop: tirx.For, default: tirx.Stmt) -> tirx.Stmt:
         """Emit a loop, or a search for the mask's coordinates in the operand's row where that takes less work."""
         walk = self.walk_of(loop)
         if walk is None:
-            return usual
+            return default
 
         def at(entry: Var, slot: ir.Expr) -> tirx.Stmt:
             place = size("slot")
@@ -504,10 +509,10 @@ class Functions:
             return at(entry, tirx.if_then_else(is_found, step + long(DUMPS), step & long(DUMPS - 1)))
 
         count, coordinate = stamped.count, stamped.coordinate
-        searched = walk.searched(count, coordinate, lambda entry, step: at(entry, step + long(DUMPS)))
-        is_long = tirx.And(held.searches != long(0), walk.extent >= tirx.max(count, long(1)) * long(LONG_ROW))
+        bisection = walk.searched(count, coordinate, lambda entry, step: at(entry, step + long(DUMPS)))
+        is_long = tirx.And(row_lookups.searches != long(0), walk.extent >= tirx.max(count, long(1)) * long(LONG_ROW))
         pays = tirx.And(is_long, walk.search_work(count) < walk.extent)
-        return held.over(walk, count, coordinate, found, tirx.IfThenElse(pays, searched, usual))
+        return row_lookups.over(walk, count, coordinate, found, tirx.IfThenElse(pays, bisection, default))
 
     def filtered(self, body: tirx.Stmt, work: Workspace, chunk: Var, row: Var) -> list[tirx.Stmt]:
         """Emit the body of a row between two loops over the entries of each filter, which set and clear its bits."""
@@ -526,23 +531,23 @@ class Functions:
 
     def passes(self, key: ir.Expr, work: Workspace | Stamps, chunk: Var) -> ir.Expr | None:
         """Return the condition that all filters store a coordinate, or that none does with `complement`."""
-        wide, found = cast(key, LONG), None
+        wide, condition = cast(key, LONG), None
         for bits in work.allowed:
             bit = (tirx.BufferLoad(bits, [chunk, wide >> long(6)]) >> (wide & long(63))) & long(1)
             is_there = bit.equal(long(0 if self.options.complement else 1))
-            found = is_there if found is None else tirx.And(found, is_there)
-        return found
+            condition = is_there if condition is None else tirx.And(condition, is_there)
+        return condition
 
     def scattered(
         self,
         accumulator: Accumulator,
         work: Workspace | Stamps,
         chunk: Var,
-        other: Callable[[tirx.For, tirx.Stmt], tirx.Stmt] = lambda _, usual: usual,
+        rewrite: Callable[[tirx.For, tirx.Stmt], tirx.Stmt] = lambda _, code: code,
     ) -> tirx.Stmt:
         """Emit the body of a row with every scatter into `accumulator`; without values, only coordinates are entered.
 
-        `other` may replace the code of a loop.
+        `rewrite` may replace the code of a loop.
         """
 
         blocks: list[Var] = []  # the coordinate of the block that the enclosing loop iterates over
@@ -550,8 +555,8 @@ class Functions:
         def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
             block = self.rows.block_of(loop)
             if block is None:
-                made = mutator.default_mutate(loop)
-                return other(loop, fetched(loop, made, self.is_operand) if work.fetches else made)
+                lowered = mutator.default_mutate(loop)
+                return rewrite(loop, fetched(loop, lowered, self.is_operand) if work.fetches else lowered)
             key = self.key()
             blocks.append(key)
             stmts = [*accumulator.enter(key), *([mutator.default_mutate(loop)] if work.has_values else [])]
@@ -578,13 +583,19 @@ class Functions:
         return Var("key", ir.PrimType(self.assembly.key_dtype))
 
     def entered(
-        self, key: Var, value: ir.Expr, stmts: list[tirx.Stmt], work: Workspace | Stamps, chunk: Var, *also: ir.Expr
+        self,
+        key: Var,
+        value: ir.Expr,
+        stmts: list[tirx.Stmt],
+        work: Workspace | Stamps,
+        chunk: Var,
+        *extra: ir.Expr,
     ) -> tirx.Stmt:
         """Emit statements for a coordinate that passes the filters."""
         passes = self.passes(key, work, chunk)
-        conditions = [*also, *([] if passes is None else [passes])]
-        guarded = tirx.IfThenElse(conjunction(conditions), seq(*stmts), None) if conditions else seq(*stmts)
-        return seq(tirx.Bind(key, value), guarded)
+        conditions = [*extra, *([] if passes is None else [passes])]
+        body = tirx.IfThenElse(conjunction(conditions), seq(*stmts), None) if conditions else seq(*stmts)
+        return seq(tirx.Bind(key, value), body)
 
     def at_row(self, row: Var, stmt: tirx.Stmt) -> tirx.Stmt:
         """Substitute a 64-bit row for the row loop's variable."""
@@ -593,7 +604,7 @@ class Functions:
     def chunks(
         self,
         split: Split,
-        way: Callable[[Var], Callable[[Var], list[tirx.Stmt]]],
+        row_emitter: Callable[[Var], Callable[[Var], list[tirx.Stmt]]],
         cells: Sequence[Var],
         start: Callable[[Var], list[tirx.Stmt]] = lambda _: [],
         before: Callable[[Var], list[tirx.Stmt]] = lambda _: [],
@@ -601,7 +612,7 @@ class Functions:
         """Emit the parallel loop over chunks around the loop over the rows of one."""
         chunk, step, row = Var("chunk", ir.PrimType("int32")), size("step"), size("row")
         first, after = (tirx.BufferLoad(split.ranges, [chunk + n]) for n in (0, 1))
-        inner = seq(tirx.Bind(row, split.row(first + step)), *before(row), *way(chunk)(row))
+        inner = seq(tirx.Bind(row, split.row(first + step)), *before(row), *row_emitter(chunk)(row))
         rows = serial(step, after - first, inner)
         return renewed(parallel(chunk, split.chunks, seq(*alloc(*cells), *start(chunk), rows)))
 
@@ -630,9 +641,9 @@ class Workspace:
     def params(self) -> list[Var]:
         """The parameters in the order of the functions' signatures."""
         sizes = [self.width] if self.has_values else []
-        marks = [self.bits] if self.is_table else [self.bits, self.bytes, self.top, self.high]
+        bitmaps = [self.bits] if self.is_table else [self.bits, self.bytes, self.top, self.high]
         parts = [] if self.parts is None else self.parts.params
-        return [*sizes, self.words, self.tops, self.highs, *self.arrays, *marks, *self.masks, *parts]
+        return [*sizes, self.words, self.tops, self.highs, *self.arrays, *bitmaps, *self.masks, *parts]
 
     @property
     def known_params(self) -> list[Var]:
@@ -662,8 +673,8 @@ class Stamps:
     @property
     def params(self) -> list[Var]:
         """The parameters in the order of the functions' signatures."""
-        looked = [] if self.lookups is None else self.lookups.params
-        return [self.width, self.columns, *self.arrays, self.seen, self.places, *looked]
+        lookup_params = [] if self.lookups is None else self.lookups.params
+        return [self.width, self.columns, *self.arrays, self.seen, self.places, *lookup_params]
 
 
 @dataclass
@@ -686,14 +697,14 @@ class _Known:
         return []
 
 
-def _update(scatter: Scatter, held: Var, place: list[ir.Expr]) -> tirx.Stmt:
+def _update(scatter: Scatter, accumulator: Var, place: list[ir.Expr]) -> tirx.Stmt:
     """Emit a scatter into an element of an accumulator; 16-bit floats are accumulated in 32 bits."""
     place, dtype = [*place, *scatter.inner], scatter.result.dtype
-    if str(held.ty.dtype) == dtype:
-        return tirx.BufferStore(held, with_own(scatter, tirx.BufferLoad(held, place)), place)
-    narrow = tirx.decl_buffer(held.ty.shape, dtype, name=str(held.name), layout=None)
+    if str(accumulator.ty.dtype) == dtype:
+        return tirx.BufferStore(accumulator, with_own(scatter, tirx.BufferLoad(accumulator, place)), place)
+    narrow = tirx.decl_buffer(accumulator.ty.shape, dtype, name=str(accumulator.name), layout=None)
     value = with_own(scatter, tirx.BufferLoad(narrow, place))
-    return tirx.BufferStore(held, widened(value, {narrow: held}), place)
+    return tirx.BufferStore(accumulator, widened(value, {narrow: accumulator}), place)
 
 
 # Machine code of a program with computed patterns: several functions in one library.
@@ -726,8 +737,8 @@ class AssembledCompiled(Compiled):
     @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
         """The modules of all functions by stage, including functions that are compiled on demand."""
-        made = self._module(FUNCTIONS)
-        return {2: made, 3: run(LATE, made)}
+        module = self._module(FUNCTIONS)
+        return {2: module, 3: run(LATE, module)}
 
     def stage(self, stage: int) -> Any:
         """Return the module of all functions at a stage."""
@@ -735,8 +746,8 @@ class AssembledCompiled(Compiled):
 
     def compile(self) -> None:
         """Lower and compile the functions of `held`."""
-        made = self._module(self.held)
-        self.library = machine_code(run(LATE, made), self.target)
+        module = self._module(self.held)
+        self.library = machine_code(run(LATE, module), self.target)
 
     def _module(self, names: tuple[str, ...]) -> ir.IRModule:
         with own_errors():
@@ -750,8 +761,8 @@ class AssembledCompiled(Compiled):
         """Return one of the compiled functions."""
         if self.library is None:
             raise VerifyError("this program is not compiled yet")
-        found: Callable[..., Any] = self.library[f"{self.name}_{name}"]
-        return found
+        function: Callable[..., Any] = self.library[f"{self.name}_{name}"]
+        return function
 
     def of(self, func: tirx.PrimFunc) -> Compiled:
         """Return another program with this target and schedule, not compiled yet."""

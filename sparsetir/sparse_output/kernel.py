@@ -183,13 +183,13 @@ class AssembledKernel(Saved):
         StructureError
             Index arrays that are not what the axes promise.
         """
-        chosen = self._chosen(arguments) if self.options.select else ()
+        selection = self._chosen(arguments) if self.options.select else ()
         if not unnamed:
-            found = self.merged_at_once(arguments) if self._merged_rows else self._often_small(arguments, *chosen)
-            if found is not None:
-                return found
+            result = self.merged_at_once(arguments) if self._merged_rows else self._often_small(arguments, *selection)
+            if result is not None:
+                return result
         args = self.prepare(unnamed, arguments)
-        return self.returned(args, self.assemble(args, *chosen), arguments)
+        return self.returned(args, self.assemble(args, *selection), arguments)
 
     def merged_at_once(self, arguments: Mapping[str, Any]) -> Any:
         """Compute the result for scipy's matrices in the program's storage; return None for others."""
@@ -246,8 +246,8 @@ class AssembledKernel(Saved):
             reason = "merges rows" if self.assembly.merge is not None else "has several results"
             raise LoweringError(f"{self.name} {reason}: the largest entries are those of one product")
         options = replace(self.options, select=True, limited=True)
-        made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
-        return AssembledKernel(cast("AssembledCompiled", made))
+        compiled = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
+        return AssembledKernel(cast("AssembledCompiled", compiled))
 
     def prepare(self, unnamed: tuple[Any, ...], arguments: dict[str, Any]) -> Arguments:
         """Return the arguments of a call, fully validated."""
@@ -257,12 +257,12 @@ class AssembledKernel(Saved):
         if bound is not None:
             return bound
         for result in self.assembly.results:
-            given = next((n for n in (result.name, result.storage) if n in arguments), None)
-            if given is not None:
-                raise ArgumentTypeError(f"the pattern of {given} is computed: leave it out and take the result")
-        unknown = next((name for name in arguments if not self.signature.knows(name)), None)
-        if unknown is not None:
-            raise self.unknown(unknown)
+            passed_name = next((n for n in (result.name, result.storage) if n in arguments), None)
+            if passed_name is not None:
+                raise ArgumentTypeError(f"the pattern of {passed_name} is computed: leave it out and take the result")
+        unknown_name = next((name for name in arguments if not self.signature.knows(name)), None)
+        if unknown_name is not None:
+            raise self.unknown(unknown_name)
         args = self.signature.gather(arguments)
         self.signature.check(args)
         self.signature.complete(args)
@@ -321,9 +321,9 @@ class AssembledKernel(Saved):
         **arguments
             As for a call.
         """
-        chosen = self._chosen(arguments) if self.options.select else ()
+        selection = self._chosen(arguments) if self.options.select else ()
         args = self.prepare((), arguments)
-        return measure(lambda: self.assemble(args, *chosen), seconds=seconds)
+        return measure(lambda: self.assemble(args, *selection), seconds=seconds)
 
     # ------------------------------------------------------------------ the pattern and its values
 
@@ -358,8 +358,8 @@ class AssembledKernel(Saved):
     @cached_property
     def tabled(self) -> AssembledKernel:
         """This program's kernel with hash tables."""
-        made = compile_cached(self.func, self.compiled.target, self.options.tabled(), AssembledCompiled)
-        return AssembledKernel(cast("AssembledCompiled", made))
+        compiled = compile_cached(self.func, self.compiled.target, self.options.tabled(), AssembledCompiled)
+        return AssembledKernel(cast("AssembledCompiled", compiled))
 
     def is_roomy(self, call: Call) -> bool:
         """Return whether the rows are written before their lengths are known."""
@@ -384,21 +384,21 @@ class AssembledKernel(Saved):
         cost, bound, lookups = self.counted(args, common, rows)
         order = None if self._orders is None else self._orders.of(args, bound, self._columns(args))
         ranges = shared_out(cost if order is None else cost[order])
-        entered = 0 if self._kept is None else int(cost.max(initial=ROW_WORK)) - ROW_WORK
+        most_products = 0 if self._kept is None else int(cost.max(initial=ROW_WORK)) - ROW_WORK
         self.keep_counts(cost)
         return Call(
-            common, args.sizes, rows, width, bound, ranges, initial, order=order, lookups=lookups, entered=entered
+            common, args.sizes, rows, width, bound, ranges, initial, order=order, lookups=lookups, entered=most_products
         )
 
     def counts(self, rows: int) -> np.ndarray:
         """Return a buffer of one number a row, reused from an earlier call so that the system need not clear pages."""
-        held = next(popped(self._counts), None)
-        return held if held is not None and len(held) == rows else np.empty(rows, np.int64)
+        buffer = next(popped(self._counts), None)
+        return buffer if buffer is not None and len(buffer) == rows else np.empty(rows, np.int64)
 
-    def keep_counts(self, held: np.ndarray) -> None:
+    def keep_counts(self, buffer: np.ndarray) -> None:
         """Keep an unreferenced buffer of `counts` for a later call."""
-        if held.nbytes * MOST_COUNTS <= KEPT_BYTES and len(self._counts) < MOST_COUNTS:
-            self._counts.append(held)
+        if buffer.nbytes * MOST_COUNTS <= KEPT_BYTES and len(self._counts) < MOST_COUNTS:
+            self._counts.append(buffer)
 
     def counted(self, args: Arguments, common: list[Any], rows: int) -> tuple[np.ndarray, np.ndarray, Lookups | None]:
         """Compute the work of each row, an upper bound of its coordinates, and the lookups of a mask's rows."""
@@ -410,24 +410,24 @@ class AssembledKernel(Saved):
             return cost, bound, None
         if not rows:
             return cost, bound, Lookups.none()
-        saved = np.empty(threads, np.int64)
-        self.run("bound", *common, threads, cost, bound, 1, saved)
-        spared = int(saved.sum())
-        if spared * MUCH <= int(cost.sum()):
+        saved_work = np.empty(threads, np.int64)
+        self.run("bound", *common, threads, cost, bound, 1, saved_work)
+        saved_total = int(saved_work.sum())
+        if saved_total * MUCH <= int(cost.sum()):
             return cost, bound, Lookups.none()
-        found = self.lookups(args, spared)
-        if not found.is_some:
-            self.run("bound", *common, threads, cost, bound, 0, saved)
-        return cost, bound, found
+        lookups = self.lookups(args, saved_total)
+        if not lookups.is_some:
+            self.run("bound", *common, threads, cost, bound, 0, saved_work)
+        return cost, bound, lookups
 
-    def lookups(self, args: Arguments, spared: int) -> Lookups:
+    def lookups(self, args: Arguments, saved_work: int) -> Lookups:
         """Choose the lookups of a mask's rows from the work that they would save."""
         walks = self.compiled.functions.walks
         if not walks or walks[0].axis.indptr is None:
             return Lookups.none()
         axis = walks[0].axis
         indptr, indices = (args.arrays[str(a.name)] for a in (axis.indptr, axis.indices) if a is not None)
-        return Lookups.of(indptr, indices, self._width(args.sizes), spared)
+        return Lookups.of(indptr, indices, self._width(args.sizes), saved_work)
 
     def _columns(self, args: Arguments) -> int:
         """Return the number of columns of the rows that an order compares."""
@@ -470,9 +470,9 @@ class AssembledKernel(Saved):
 
     def merged(self, call: Call) -> Pattern:
         """Merge the rows of each chunk from an upper bound of its position on, then close the gaps."""
-        how = cast("Merge", self.assembly.merge).how
+        kind = cast("Merge", self.assembly.merge).how
         indptr, faults = np.zeros(call.rows + 1, np.int64), np.zeros(call.chunks, np.int64)
-        first, total = merged_places(call.pointers, call.ranges, how)
+        first, total = merged_places(call.pointers, call.ranges, kind)
         keys, values = self.entries(total, call.sizes)
         if call.rows and total:
             name = "alone" if call.chunks == 1 else "numeric"
@@ -508,19 +508,19 @@ class AssembledKernel(Saved):
         if nbytes > KEPT_BYTES and written > MOST_ROOM:
             return [closed(array, parts) for array in room]
         if self._earlier is None or nbytes < LEAST_ROOM:
-            made = [np.empty((count, *a.shape[1:]), a.dtype) for a in room]
+            arrays = [np.empty((count, *a.shape[1:]), a.dtype) for a in room]
         elif count * MOST_WASTE >= len(room[0]) and nbytes <= MOST_ROOM:
             self._earlier.keep(tuple(room))
             return [without_gaps(array, parts)[:count] for array in room]
         else:
-            found = self._earlier.take(count)
-            made = [array[:count] for array in found]
-            self._earlier.keep(found)  # only once views exist, since another thread may take it
-        for source, target in zip(room, made, strict=True):
+            reused = self._earlier.take(count)
+            arrays = [array[:count] for array in reused]
+            self._earlier.keep(reused)  # only once views exist, since another thread may take it
+        for source, target in zip(room, arrays, strict=True):
             gather(source, parts, target)
         if nbytes <= HELD_BYTES:
             self._rooms.append(room)
-        return made
+        return arrays
 
     def parts(self, call: Call, indptr: np.ndarray, first: np.ndarray) -> list[tuple[int, int, int]]:
         """Return source, target and length of each chunk's entries, and correct the row pointers."""
@@ -622,9 +622,9 @@ class AssembledKernel(Saved):
             shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, tops, highs)]
         elements, parts = self.elements(call, shapes[0]), self.products_held(call)
         filters = [(call.chunks, words)] * len(self.assembly.filters)  # tables are no wider for a wider result
-        held = kept(self._spare, *(shape for shape, _ in elements), shapes[1], *filters, *(shape for shape, _ in parts))
-        if held is not None:
-            return held
+        work = kept(self._spare, *(shape for shape, _ in elements), shapes[1], *filters, *(shape for shape, _ in parts))
+        if work is not None:
+            return work
         arrays = [full(shape, dtype, v) for (shape, dtype), v in zip(elements, call.initial, strict=True)]
         allowed = [np.zeros(shape, np.int64) for shape in filters]
         bits = full(shapes[1], np.dtype(np.int64), 0)
@@ -638,8 +638,10 @@ class AssembledKernel(Saved):
         segments = -(-call.width >> SHIFT)
         room = min(call.entered, MOST_PARTS) if call.entered >= segments * LEAST_PARTS else 0
         shapes = [(call.chunks, max(n, 1)) for n in (segments, room)]
-        kept = [np.dtype(np.int64), self._key_dtype(), *self._kept]
-        return [(shape, dtype) for shape, dtype in zip([shapes[0], *[shapes[1]] * (len(kept) - 1)], kept, strict=True)]
+        dtypes = [np.dtype(np.int64), self._key_dtype(), *self._kept]
+        return [
+            (shape, dtype) for shape, dtype in zip([shapes[0], *[shapes[1]] * (len(dtypes) - 1)], dtypes, strict=True)
+        ]
 
     def stamps(self, call: Call) -> Stamps:
         """Return the buffers for rows in the order of a mask, for the chunks of a call."""
@@ -700,8 +702,8 @@ class AssembledKernel(Saved):
     def with_functions(self, *names: str, options: Options | None = None) -> AssembledCompiled:
         """Compile these functions."""
         options = replace(options or self.options, functions=names)
-        made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
-        return cast("AssembledCompiled", made)
+        compiled = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
+        return cast("AssembledCompiled", compiled)
 
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
         """Write a shared library and a C header that run without Python, as `Kernel.export` does.
@@ -751,10 +753,10 @@ class BoundAssembledKernel:
     """
 
     def __init__(self, kernel: AssembledKernel, arguments: dict[str, Any]) -> None:
-        known = (*kernel.signature.buffers, *kernel.signature.by_name, *(CHOSEN if kernel.options.select else ()))
-        wrong = next((name for name in arguments if name not in known), None)
-        if wrong is not None:
-            raise kernel.unknown(wrong)
+        names = (*kernel.signature.buffers, *kernel.signature.by_name, *(CHOSEN if kernel.options.select else ()))
+        unknown = next((name for name in arguments if name not in names), None)
+        if unknown is not None:
+            raise kernel.unknown(unknown)
         self.kernel, self.arguments = kernel, arguments
         self.order = {name: at for at, name in enumerate(kernel.signature.buffers)}
 
@@ -766,8 +768,8 @@ class BoundAssembledKernel:
         twice = next((name for name in arguments if name in self.arguments), None)
         if twice is not None:
             raise ArgumentTypeError(f"{twice} is fixed in this kernel: leave it out")
-        every = self.arguments | arguments  # the class of the result is that of the first one, fixed or not
-        return self.kernel(*unnamed, **dict(sorted(every.items(), key=lambda item: self.order.get(item[0], -1))))
+        merged = self.arguments | arguments  # the class of the result is that of the first one, fixed or not
+        return self.kernel(*unnamed, **dict(sorted(merged.items(), key=lambda item: self.order.get(item[0], -1))))
 
 
 def _flat(block: tuple[int, ...]) -> tuple[int, ...]:
@@ -777,8 +779,8 @@ def _flat(block: tuple[int, ...]) -> tuple[int, ...]:
 
 def _restored(func: Any, target: str, options: Options | None) -> AssembledKernel:
     """Restore a kernel from its pickled state."""
-    made = compile_cached(func, tvm.target.Target(target), options, AssembledCompiled)
-    return AssembledKernel(cast("AssembledCompiled", made))
+    compiled = compile_cached(func, tvm.target.Target(target), options, AssembledCompiled)
+    return AssembledKernel(cast("AssembledCompiled", compiled))
 
 
 __all__ = ["AssembledKernel"]

@@ -128,8 +128,8 @@ def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, faults: Var) -> list[ti
     begins = [tirx.Bind(low, cast(pointer(start), LONG)), tirx.Bind(high, cast(pointer(start + long(1)), LONG))]
     may_descend = tirx.And(low < high, low > begin)
     check = tirx.IfThenElse(may_descend, add(unsorted, long(0) - descends(low)), None)
-    near = tirx.max(tirx.min(low, end - long(1)), begin + long(1))
-    sparse = add(unsorted, long(0) - (cast(may_descend, LONG) & descends(near)))  # empty rows are unpredictable
+    nearest = tirx.max(tirx.min(low, end - long(1)), begin + long(1))
+    sparse = add(unsorted, long(0) - (cast(may_descend, LONG) & descends(nearest)))  # empty rows are unpredictable
     each_begin = lambda stmt: serial(start, after - first, seq(*begins, stmt))  # noqa: E731
     at_begins = tirx.IfThenElse(end - begin > after - first, each_begin(check), renewed(each_begin(sparse)))
     entries = seq(

@@ -46,25 +46,25 @@ def driving(iteration: SpIter, var: Var, axis: Axis, program: Program) -> ir.Exp
     LoweringError
         No operand has stored coordinates there, or sums and products of operands are nested.
     """
-    found = operand_coordinates(iteration, var, axis, program)
-    if found is None:
+    coordinates = operand_coordinates(iteration, var, axis, program)
+    if coordinates is None:
         message = f"no operand of iteration {iteration.name} stores coordinates {var.name}"
         raise LoweringError(f"{message}: list the axis that it runs over instead of the assembled one")
-    made = _set_of(found, iteration, program)
-    if made is None:
+    entries = _set_of(coordinates, iteration, program)
+    if entries is None:
         message = f"{var.name} of iteration {iteration.name} would run over unions and intersections at once"
         raise LoweringError(f"{message}: list one axis, T.union or T.intersect in place of {axis.name}")
-    return made.entry
+    return entries.entry
 
 
-def _set_of(found: Coordinates, iteration: SpIter, program: Program) -> _Set | None:
+def _set_of(coordinates: Coordinates, iteration: SpIter, program: Program) -> _Set | None:
     """Return the coordinates to iterate over; None if unions and intersections are nested."""
-    if isinstance(found, Stored):
-        return _Set((_placed(found, iteration, program),))
-    how = "intersect" if isinstance(found, Both) else "union"
-    first, *others = (_set_of(part, iteration, program) for part in found.parts)
-    for other in others:
-        first = None if first is None or other is None else _joined(how, first, other)
+    if isinstance(coordinates, Stored):
+        return _Set((_placed(coordinates, iteration, program),))
+    operation = "intersect" if isinstance(coordinates, Both) else "union"
+    first, *sets = (_set_of(part, iteration, program) for part in coordinates.parts)
+    for operand in sets:
+        first = None if first is None or operand is None else _joined(operation, first, operand)
     return first
 
 
@@ -78,21 +78,21 @@ def _placed(stored: Stored, iteration: SpIter, program: Program) -> ir.Expr:
         return axis.var
     index = stored.indices[buffer.axes.index(axis.parent)]
     pairs = [(a, v) for e in iteration.entries for a, v in zip(e.axes, e.vars, strict=False)]
-    found = next((a for a, v in pairs if isinstance(index, Var) and v.same_as(index)), None)
-    if found is None:
+    parent = next((a for a, v in pairs if isinstance(index, Var) and v.same_as(index)), None)
+    if parent is None:
         message = f"{buffer.name} is read at {index} of axis {axis.parent.name}"
         raise LoweringError(f"{message}: the rows that an assembled axis runs over are named by a variable")
-    is_own = found is axis.parent or found.is_assembled
-    return axis.var if is_own else dialect.call("attach", [axis.var, found.var], axis.idtype)
+    is_own = parent is axis.parent or parent.is_assembled
+    return axis.var if is_own else dialect.call("attach", [axis.var, parent.var], axis.idtype)
 
 
-def _joined(how: str, first: _Set, second: _Set) -> _Set | None:
+def _joined(operation: str, first: _Set, second: _Set) -> _Set | None:
     """Join two sets; return None if one of them is joined differently."""
     if len(first.members) == 1 == len(second.members) and same(first.members[0], second.members[0]):
         return first
-    if any(len(s.members) > 1 and s.how != how for s in (first, second)):
+    if any(len(s.members) > 1 and s.how != operation for s in (first, second)):
         return None
-    return _Set((*first.members, *second.members), how)
+    return _Set((*first.members, *second.members), operation)
 
 
 # Rewrite of a program with computed patterns.
@@ -164,8 +164,8 @@ class Merge:
     @property
     def idtype(self) -> str:
         """A dtype that holds the row pointers and coordinates of all axes."""
-        found = {str(a.ty.dtype) for m in self.members for a in (m.indptr, m.indices) if a is not None}
-        return found.pop() if len(found) == 1 else "int64"
+        dtypes = {str(a.ty.dtype) for m in self.members for a in (m.indptr, m.indices) if a is not None}
+        return dtypes.pop() if len(dtypes) == 1 else "int64"
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,32 +243,32 @@ def assemble(func: tirx.PrimFunc) -> Assembly:
     program = decode(func)
     axes = _chain(program)
     rows = axes[0].ancestors
-    held = [b for b in program.buffers.values() if any(a.is_assembled for a in b.axes)]
-    _check_stores(program, held)
-    results = tuple(_result(b, axes, rows, program) for b in held)
-    rewriter = _Rewriter(program, axes, rows, held)
-    made = rewriter.function()
-    return Assembly(program, made, axes, rows, results, tuple(rewriter.filters), rewriter.merge)
+    buffers = [b for b in program.buffers.values() if any(a.is_assembled for a in b.axes)]
+    _check_stores(program, buffers)
+    results = tuple(_result(b, axes, rows, program) for b in buffers)
+    rewriter = _Rewriter(program, axes, rows, buffers)
+    rewritten = rewriter.function()
+    return Assembly(program, rewritten, axes, rows, results, tuple(rewriter.filters), rewriter.merge)
 
 
-def _check_stores(program: Program, held: Sequence[SparseBuffer]) -> None:
+def _check_stores(program: Program, assembled: Sequence[SparseBuffer]) -> None:
     """Raise if anything else is stored: functions may visit a row more than once, and rows run in parallel."""
     inside = [x.buffer for x in collect(program.func.body, tirx.AllocBuffer)]  # variables of a body
-    known = [*inside, *(b.view for b in held)]
-    other = next((a for a in stores(program.func.body) if not any(a.buffer.same_as(b) for b in known)), None)
-    if other is not None:
-        names = ", ".join(str(b.name) for b in held)
-        message = f"a program that computes the pattern of {names} stores nothing else, found {other.name}"
+    allowed = [*inside, *(b.view for b in assembled)]
+    unexpected = next((a for a in stores(program.func.body) if not any(a.buffer.same_as(b) for b in allowed)), None)
+    if unexpected is not None:
+        names = ", ".join(str(b.name) for b in assembled)
+        message = f"a program that computes the pattern of {names} stores nothing else, found {unexpected.name}"
         raise LoweringError(f"{message}: write a program of its own for it")
 
 
 def _chain(program: Program) -> tuple[Axis, ...]:
     """Return the assembled axes; raise unless they form one chain."""
-    found = [a for a in program.axes.values() if a.is_assembled]
-    last = max(found, key=lambda a: len(a.ancestors))
+    assembled = [a for a in program.axes.values() if a.is_assembled]
+    last = max(assembled, key=lambda a: len(a.ancestors))
     chain = tuple(a for a in (*last.ancestors, last) if a.is_assembled)
-    if len(chain) != len(found):
-        names = ", ".join(a.name for a in found)
+    if len(chain) != len(assembled):
+        names = ", ".join(a.name for a in assembled)
         raise LoweringError(f"a program computes one pattern, found {names}: write a program for each")
     return chain
 
@@ -279,9 +279,9 @@ def _result(buffer: SparseBuffer, axes: tuple[Axis, ...], rows: tuple[Axis, ...]
     if buffer.axes[: len(above)] != above or any(a.kind != "dense_fixed" or a.parent is not None for a in inner):
         names = ", ".join(a.name for a in above)
         raise LoweringError(f"{buffer.name} must lie over the axes {names}, in that order, and dense ones behind them")
-    others = [a for a in rows[1:] if a.kind != "dense_fixed"]
-    if others:
-        raise LoweringError(f"the rows of {buffer.name} are one dense axis; found {others[0]!r}")
+    variable = [a for a in rows[1:] if a.kind != "dense_fixed"]
+    if variable:
+        raise LoweringError(f"the rows of {buffer.name} are one dense axis; found {variable[0]!r}")
     initial = cast(_initial(buffer, program), buffer.dtype)
     lengths, behind = tuple(a.length for a in axes), tuple(a.length for a in inner)
     return Result(buffer.name, str(buffer.storage.name), buffer.dtype, initial, lengths, behind)
@@ -290,7 +290,7 @@ def _result(buffer: SparseBuffer, axes: tuple[Axis, ...], rows: tuple[Axis, ...]
 def _initial(buffer: SparseBuffer, program: Program) -> ir.Expr:
     """Return the value to which ``T.init`` of some iteration sets a buffer's elements, by default the buffer's
     default."""
-    found: list[ir.Expr] = []
+    values: list[ir.Expr] = []
     for iteration in program.iterations:
         if iteration.block.init is None:
             continue
@@ -299,12 +299,12 @@ def _initial(buffer: SparseBuffer, program: Program) -> ir.Expr:
             if mentions(store.value, list(iteration.vars)) or collect(store.value, ir.TensorLoad):
                 message = f"{buffer.name} begins with {store.value}"
                 raise LoweringError(f"{message}: elements of a computed pattern begin with one number")
-            found.append(store.value)
-    other = next((v for v in found if not same(v, found[0])), None)
-    if other is not None:
-        message = f"{buffer.name} begins with {found[0]} in one iteration and with {other} in another"
+            values.append(store.value)
+    different = next((v for v in values if not same(v, values[0])), None)
+    if different is not None:
+        message = f"{buffer.name} begins with {values[0]} in one iteration and with {different} in another"
         raise LoweringError(f"{message}: an element begins with the same number in all of them")
-    return found[0] if found else buffer.default
+    return values[0] if values else buffer.default
 
 
 def _stand_in(buffer: SparseBuffer, axes: tuple[Axis, ...]) -> Var:
@@ -343,9 +343,9 @@ class _Rewriter:
             return tirx.Bind(node.var, dense[node.var]) if node.var in dense else mutator.default_mutate(node)
 
         def on_realize(node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:
-            found = next((it for it in program.iterations if it.node.same_as(node)), None)
+            iteration = next((it for it in program.iterations if it.node.same_as(node)), None)
             inner = mutator.default_mutate(node)
-            return inner if found is None else self.iteration(found, inner)
+            return inner if iteration is None else self.iteration(iteration, inner)
 
         body = structural_mutate(program.func.body, [(tirx.Bind, on_bind), (s_tir.SBlockRealize, on_realize)])
         params = [stand_ins.get(p, p) for p in program.func.params]
@@ -358,8 +358,8 @@ class _Rewriter:
             self.merge = self.merged(iteration, values)
         block, init = node.block, node.block.init
         if init is not None:
-            kept = [s for s in _statements(init) if not _sets(s, self.held)]
-            init = seq(*kept) if kept else None
+            remaining = [s for s in _statements(init) if not _sets(s, self.held)]
+            init = seq(*remaining) if remaining else None
         notes = block.annotations
         parts = [block.iter_vars, block.reads, block.writes, block.name_hint, block.body, init, block.alloc_buffers]
         return s_tir.SBlockRealize(values, node.predicate, s_tir.SBlock(*parts, block.match_buffers, notes))
@@ -389,13 +389,13 @@ class _Rewriter:
         above = {axis.parent for axis in self.program.axes.values()}
         row = [m for m in target.args if isinstance(m, Var) and self.program.axes[m].parent in self.rows]
         fixed = [m for m in row if self.program.axes[m] not in above and self.program.axes[m].unique]
-        others = [m for m in target.args if m not in fixed]
-        if not others or not fixed:
+        remaining = [m for m in target.args if m not in fixed]
+        if not remaining or not fixed:
             return target
         self.filters += [self.program.axes[m] for m in fixed]
-        if len(others) == 1:
-            return others[0]
-        return dialect.call("intersect", others, str(target.ty.dtype))
+        if len(remaining) == 1:
+            return remaining[0]
+        return dialect.call("intersect", remaining, str(target.ty.dtype))
 
     def merged(self, iteration: SpIter, values: list[Call]) -> Merge | None:
         """Return the iteration as a merge of rows, or None if it is not one."""
@@ -405,10 +405,10 @@ class _Rewriter:
         if not dialect.is_call(target, "union", "intersect") or not values[0].args[0].same_as(self.rows[0].var):
             return None
         row, var = (iv.var for iv in iteration.block.iter_vars)
-        found = list(dict.fromkeys(self.program.axes.get(m) for m in target.args))  # one may be listed twice
-        members = tuple(a for a in found if a is not None and _is_sorted_row(a, self.rows[0]))
+        axes = list(dict.fromkeys(self.program.axes.get(m) for m in target.args))  # one may be listed twice
+        members = tuple(a for a in axes if a is not None and _is_sorted_row(a, self.rows[0]))
         stores = tuple(_statements(iteration.block.body))
-        if len(members) != len(found) or not all(self.is_merged(s, row, var, members) for s in stores):
+        if len(members) != len(axes) or not all(self.is_merged(s, row, var, members) for s in stores):
             return None
         return Merge(dialect.name_of(target), members, row, var, stores)
 
@@ -448,8 +448,8 @@ def _statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
-def _sets(stmt: tirx.Stmt, held: list[SparseBuffer]) -> bool:
-    return isinstance(stmt, tirx.BufferStore) and any(stmt.buffer.same_as(b.view) for b in held)
+def _sets(stmt: tirx.Stmt, buffers: list[SparseBuffer]) -> bool:
+    return isinstance(stmt, tirx.BufferStore) and any(stmt.buffer.same_as(b.view) for b in buffers)
 
 
 __all__ = ["Assembly", "Merge", "Result", "assemble", "driving", "is_assembled"]

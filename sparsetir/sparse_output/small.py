@@ -51,8 +51,8 @@ class Leveled(Bits):
         self.is_narrow = len(self.top.ty.shape) == 1
 
     def begin(self) -> list[tirx.Stmt]:
-        held = [*alloc(self.top), put(self.top, long(0))] if self.is_narrow else []
-        return [*held, *super().begin()]
+        cells = [*alloc(self.top), put(self.top, long(0))] if self.is_narrow else []
+        return [*cells, *super().begin()]
 
     def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
         wide = cast(key, LONG)
@@ -66,9 +66,9 @@ class Leveled(Bits):
             return [*alloc(marks), self.words(self.top, marks, long(0)), self.fetched()]
         words, step = cell("words", LONG), Var("s", ir.PrimType(LONG))
         place = [self.chunk, step]
-        taken = [put(words, tirx.BufferLoad(self.top, place)), tirx.BufferStore(self.top, long(0), place)]
-        every = serial(step, self.top.ty.shape[1], seq(*taken, self.words(words, marks, step * long(WORD))))
-        return [*alloc(words, marks), every, self.fetched()]
+        take = [put(words, tirx.BufferLoad(self.top, place)), tirx.BufferStore(self.top, long(0), place)]
+        visit = serial(step, self.top.ty.shape[1], seq(*take, self.words(words, marks, step * long(WORD))))
+        return [*alloc(words, marks), visit, self.fetched()]
 
     def words(self, words: Var, marks: Var, first: ir.Expr) -> tirx.Stmt:
         """Write the coordinates of the bitmap's words whose bits are set in a cell.
@@ -77,22 +77,22 @@ class Leveled(Bits):
         overwritten.
         """
         block, number, at = (Var(name, ir.PrimType(LONG)) for name in ("block", "number", "at"))
-        base, left = block * long(WORD), cell("left", LONG)
-        few, some = ([s for n in part for s in self.coordinate(at + long(n), base, marks)] for part in AHEAD)
-        rest = seq(*self.coordinate(at + get(left), base, marks), add(left, 1))
-        one = [
+        base, first_left = block * long(WORD), cell("left", LONG)
+        first_two, next_four = ([s for n in part for s in self.coordinate(at + long(n), base, marks)] for part in AHEAD)
+        write_remaining = seq(*self.coordinate(at + get(first_left), base, marks), add(first_left, 1))
+        write_word = [
             tirx.Bind(block, first + lowest(get(words))),
             *self.taken(block, marks),
             tirx.Bind(number, tirx.popcount(get(marks))),
             tirx.Bind(at, get(self.out.pos) + get(self.out.count)),
-            *few,
-            tirx.IfThenElse(number > long(len(AHEAD[0])), seq(*some), None),
-            put(left, long(MOST_AHEAD)),
-            tirx.While(get(marks) != long(0), rest),
+            *first_two,
+            tirx.IfThenElse(number > long(len(AHEAD[0])), seq(*next_four), None),
+            put(first_left, long(MOST_AHEAD)),
+            tirx.While(get(marks) != long(0), write_remaining),
             add(self.out.count, number),
             put(words, get(words) & (get(words) - long(1))),
         ]
-        return seq(*alloc(left), tirx.While(get(words) != long(0), seq(*one)))
+        return seq(*alloc(first_left), tirx.While(get(words) != long(0), seq(*write_word)))
 
     def coordinate(self, place: ir.Expr, base: ir.Expr, marks: Var) -> list[tirx.Stmt]:
         """Write the coordinate of the lowest bit, or an arbitrary number if no bit is set."""
@@ -124,14 +124,14 @@ class Leveled(Bits):
 def unread(assembly: Assembly) -> set[str]:
     """Return the parameters with values that are not read, of operands that only filter."""
     read = [x.source for x in collect(assembly.func.body, ir.TensorLoad)]
-    held = [b for b in assembly.source.buffers.values() if b.axes[-1] in assembly.filters]
-    return {str(b.storage.name) for b in held if not any(x.same_as(b.view) for x in read)}
+    filters = [b for b in assembly.source.buffers.values() if b.axes[-1] in assembly.filters]
+    return {str(b.storage.name) for b in filters if not any(x.same_as(b.view) for x in read)}
 
 
 def operands(assembly: Assembly) -> list[Axis]:
     """Return the column axes of all operands."""
-    found = [b.axes[1] for b in assembly.source.buffers.values() if not any(a.is_assembled for a in b.axes)]
-    return list(dict.fromkeys(found))
+    axes = [b.axes[1] for b in assembly.source.buffers.values() if not any(a.is_assembled for a in b.axes)]
+    return list(dict.fromkeys(axes))
 
 
 def faults(axes: Sequence[Axis], fault: Var) -> list[tirx.Stmt]:
@@ -176,8 +176,8 @@ def _of_indices(axis: Axis, fault: Var) -> list[tirx.Stmt]:
         row, entry = (Var(name, ir.PrimType(LONG)) for name in ("r", "e"))
         begin, after = (cast(load(axis.indptr, row + long(n)), LONG) for n in (0, 1))
         pair = [load(axis.indices, begin + entry + long(n)) for n in (0, 1)]
-        wrong = cast(pair[0] >= pair[1] if axis.unique else pair[0] > pair[1], LONG)
-        inner = serial(entry, after - begin - long(1), put(fault, get(fault) | wrong))
+        is_descent = cast(pair[0] >= pair[1] if axis.unique else pair[0] > pair[1], LONG)
+        inner = serial(entry, after - begin - long(1), put(fault, get(fault) | is_descent))
         stmts.append(serial(row, cast(axis.parent.length, LONG), inner))
     return stmts
 
@@ -219,14 +219,14 @@ class _AtOnce:
         self.work, self.params = self.room()
 
     def func(self) -> tirx.PrimFunc:
-        every, fault = cell("every", LONG), cell("fault", LONG)
-        room = get(every) + cast(self.chunks, LONG) * long(ROWS_AHEAD) <= self.capacity
+        count, fault = cell("every", LONG), cell("fault", LONG)
+        room = get(count) + cast(self.chunks, LONG) * long(ROWS_AHEAD) <= self.capacity
         has_room = tirx.And(get(fault).equal(long(0)), room)
         body = seq(
-            *alloc(every, fault),
-            put(every, long(0)),
+            *alloc(count, fault),
+            put(count, long(0)),
             *faults(operands(self.functions.assembly), fault),
-            tirx.IfThenElse(get(fault).equal(long(0)), seq(*self.counted(every)), None),
+            tirx.IfThenElse(get(fault).equal(long(0)), seq(*self.counted(count)), None),
             self.end(long(0), long(1)),
             tirx.IfThenElse(has_room, seq(self.end(long(0), long(0)), *self.written()), None),
         )
@@ -236,32 +236,32 @@ class _AtOnce:
         arrays = [self.capacity, self.indptr, self.keys, *self.values]
         return tirx.PrimFunc([*read, *split, *arrays, *self.params, *extra], renewed(body))
 
-    def counted(self, every: Var) -> list[tirx.Stmt]:
+    def counted(self, products: Var) -> list[tirx.Stmt]:
         """Count the products of all rows; with several chunks, row pointers then hold the work before each row."""
         total, row, step, chunk = cell("total", LONG), size("row"), size("step"), Var("chunk", ir.PrimType("int32"))
-        count = seq(self.functions.at_row(row, self.entered(total)), add(every, get(total)))
+        count_row = seq(self.functions.at_row(row, self.entered(total)), add(products, get(total)))
         if not self.is_shared:
-            return [*alloc(total), serial(row, self.count, count)]
+            return [*alloc(total), serial(row, self.count, count_row)]
         first, after = (self.count * (cast(chunk, LONG) + long(n)) // cast(self.chunks, LONG) for n in (0, 1))
         work = cell("work", LONG)
-        one = seq(
+        count_in_chunk = seq(
             tirx.Bind(row, first + step),
             self.functions.at_row(row, self.entered(total)),
             add(work, get(total) + long(ROW_WORK)),
             self.end(row + long(1), get(work)),
         )
         put_work = tirx.BufferStore(self.ends, get(work), [chunk])
-        part = seq(*alloc(total, work), put(work, long(0)), serial(step, after - first, one), put_work)
+        part = seq(*alloc(total, work), put(work, long(0)), serial(step, after - first, count_in_chunk), put_work)
         place = first + step + long(1)
-        shift = serial(step, after - first, self.end(place, self.begin(place) + get(every)))
+        shift = serial(step, after - first, self.end(place, self.begin(place) + get(products)))
         shifted = seq(
-            tirx.IfThenElse(chunk > const(0, "int32"), shift, None), add(every, tirx.BufferLoad(self.ends, [chunk]))
+            tirx.IfThenElse(chunk > const(0, "int32"), shift, None), add(products, tirx.BufferLoad(self.ends, [chunk]))
         )
         rows = self.count * long(ROW_WORK)
         return [
             renewed(parallel(chunk, self.chunks, part)),
             renewed(serial(chunk, self.chunks, shifted)),
-            put(every, get(every) - rows),
+            put(products, get(products) - rows),
         ]
 
     def entered(self, total: Var) -> tirx.Stmt:
@@ -306,26 +306,26 @@ class _AtOnce:
         if self.functions.options.select:
             select = Selection(self.out, chunk, self.top, self.least, self.heap).stmts()
         pos = self.out.pos
-        done = [*select, add(pos, get(self.out.count)), self.end(row + long(1), get(pos))]
+        finish = [*select, add(pos, get(self.out.count)), self.end(row + long(1), get(pos))]
         if self.is_shared:  # the row pointer still holds the work up to the end of the row
             after = self.begin(row + long(1))
-            entered = [put(total, after - get(self.before) - long(ROW_WORK)), put(self.before, after)]
+            count_products = [put(total, after - get(self.before) - long(ROW_WORK)), put(self.before, after)]
         else:
-            entered = [self.functions.at_row(row, self.entered(total))]
-        return renewed(seq(*alloc(total), *entered, *self.row(chunk, row, get(total)), *done))
+            count_products = [self.functions.at_row(row, self.entered(total))]
+        return renewed(seq(*alloc(total), *count_products, *self.row(chunk, row, get(total)), *finish))
 
-    def row(self, chunk: Var, row: Var, entered: ir.Expr) -> list[tirx.Stmt]:
+    def row(self, chunk: Var, row: Var, products: ir.Expr) -> list[tirx.Stmt]:
         """Collect one row."""
         functions, work = self.functions, self.work
         if functions.is_stamped:
             return [functions.under_mask(self.out, work, chunk, row)]
         wide = Leveled(self.out, chunk, work.arrays, work.bits, work.top)
-        ways = [functions.collected(x, row, work, chunk) for x in (Leveled.of(wide), wide)]
-        whole = tirx.IfThenElse(functions.width <= long(NARROW), *ways)
+        variants = [functions.collected(x, row, work, chunk) for x in (Leveled.of(wide), wide)]
+        whole = tirx.IfThenElse(functions.width <= long(NARROW), *variants)
         if any(r.held_dtype != r.dtype for r in functions.assembly.results):
             return [whole]
         short = functions.collected(Insertion(self.out, FEW, functions.assembly.key_dtype), row, work, chunk)
-        return [tirx.IfThenElse(entered <= long(FEW), short, whole)]
+        return [tirx.IfThenElse(products <= long(FEW), short, whole)]
 
     def room(self) -> tuple[Any, list[Var]]:
         """Return the accumulators, and their parameters."""
@@ -350,7 +350,7 @@ class _AtOnce:
             tirx.Bind(middle, (get(low) + get(high)) >> long(1)),
             tirx.IfThenElse(is_before, put(low, middle + long(1)), put(high, middle)),
         )
-        found = seq(
+        bisect = seq(
             *alloc(low, high),
             put(low, tirx.BufferLoad(self.ranges, [step])),
             put(high, self.count),
@@ -362,7 +362,7 @@ class _AtOnce:
         )
         zero: Callable[[Var], tirx.Stmt] = lambda a: tirx.BufferStore(a, long(0), [const(0)])  # noqa: E731
         last = tirx.BufferStore(self.ranges, self.count, [self.chunks])
-        return [zero(self.ranges), zero(self.firsts), serial(step, share - long(1), found), last]
+        return [zero(self.ranges), zero(self.firsts), serial(step, share - long(1), bisect), last]
 
     def closed(self) -> list[tirx.Stmt]:
         """Set the row pointers to those of contiguous chunks."""

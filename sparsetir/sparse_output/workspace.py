@@ -127,8 +127,8 @@ class Stamps:
 
     def params_of(self, call: Call) -> list[Any]:
         """Return the arguments of the numeric function."""
-        lookups = call.lookups.params if call.lookups is not None and call.lookups.is_some else []
-        return [*self._params, *lookups]
+        lookup_params = call.lookups.params if call.lookups is not None and call.lookups.is_some else []
+        return [*self._params, *lookup_params]
 
     @cached_property
     def _params(self) -> list[Any]:
