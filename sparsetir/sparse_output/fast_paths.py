@@ -96,11 +96,13 @@ class Matrix:
             listed=listed,
         )
 
-    def implies(self, value: Any, other: Matrix, same: Any) -> bool:
-        """Return whether another buffer accepts `same` if this one accepts `value`: they share the index arrays."""
-        is_one = value.indptr is same.indptr and value.indices is same.indices and value.shape == same.shape
-        mine, its = self.level, other.level
-        return is_one and mine.sorted >= its.sorted and mine.unique >= its.unique
+    def implies(self, value: Any, other: Matrix, candidate: Any) -> bool:
+        """Return whether `other` accepts `candidate` if this buffer accepts `value`: they share the index arrays."""
+        is_one = (
+            value.indptr is candidate.indptr and value.indices is candidate.indices and value.shape == candidate.shape
+        )
+        own_level, other_level = self.level, other.level
+        return is_one and own_level.sorted >= other_level.sorted and own_level.unique >= other_level.unique
 
 
 def matrix(signature: Signature, buffer: SparseBuffer) -> Matrix | None:
@@ -130,8 +132,8 @@ class CompressedRows:
     """
 
     def __init__(self, signature: Signature) -> None:
-        found = {name: matrix(signature, buffer) for name, buffer in signature.buffers.items()}
-        self.matrices = {name: held for name, held in found.items() if held is not None}
+        matrices = {name: matrix(signature, buffer) for name, buffer in signature.buffers.items()}
+        self.matrices = {name: matrix_parts for name, matrix_parts in matrices.items() if matrix_parts is not None}
         self.arrays = [p.name for p in signature.params if p.is_array and p.name not in signature.made]
         self.numbers = {p.name: p for p in signature.params if not p.is_array}
 
@@ -140,14 +142,14 @@ class CompressedRows:
 
         The index arrays are not validated: compare them with those of a call that was bound.
         """
-        found: dict[str, np.ndarray] = {}
+        result: dict[str, np.ndarray] = {}
         for name, value in matrices.items():
-            held = self.matrices.get(name)
-            arrays = None if held is None else held.arrays(value)
-            if held is None or arrays is None:
+            matrix = self.matrices.get(name)
+            arrays = None if matrix is None else matrix.arrays(value)
+            if matrix is None or arrays is None:
                 return None
-            found.update(zip(held.names, arrays, strict=True))
-        return found
+            result.update(zip(matrix.names, arrays, strict=True))
+        return result
 
     def bind(self, arguments: Mapping[str, Any], listing: Mapping[str, str] | None = None) -> Arguments | None:
         """Return the arguments of a call; None if they are of another kind or invalid.
@@ -155,41 +157,41 @@ class CompressedRows:
         Of a matrix in `listing`, only the rows are read that the column indices of another matrix name.
         """
         args = Arguments()
-        taken: list[tuple[Matrix, Any]] = []
+        pairs: list[tuple[Matrix, Any]] = []
         for name, value in arguments.items():
-            held, number = self.matrices.get(name), self.numbers.get(name)
-            if held is not None:
-                if not held.take(args, value):
+            matrix, number = self.matrices.get(name), self.numbers.get(name)
+            if matrix is not None:
+                if not matrix.take(args, value):
                     return None
-                taken.append((held, value))
+                pairs.append((matrix, value))
             elif number is None or not is_number(value, number.dtype):
                 return None
             elif args.sizes.setdefault(name, value) != value:
                 return None
         is_whole = all(n in args.arrays for n in self.arrays) and all(n in args.sizes for n in self.numbers)
-        return args if is_whole and (not checks_are_on() or self.are_sound(taken, listing or {})) else None
+        return args if is_whole and (not checks_are_on() or self.are_sound(pairs, listing or {})) else None
 
-    def are_sound(self, taken: list[tuple[Matrix, Any]], listing: Mapping[str, str]) -> bool:
+    def are_sound(self, matched: list[tuple[Matrix, Any]], listing: Mapping[str, str]) -> bool:
         """Return whether matrices are what their buffers promise."""
         if not listing:
-            return are_sound(taken)
+            return are_sound(matched)
         later = [self.matrices[name] for name in listing]
-        if not are_sound([pair for pair in taken if not any(pair[0] is m for m in later)]):
+        if not are_sound([pair for pair in matched if not any(pair[0] is m for m in later)]):
             return False
-        values = {id(held): value for held, value in taken}
-        pairs = [(held, values[id(self.matrices[by])]) for held, by in zip(later, listing.values(), strict=True)]
-        return all(held.is_sound(values[id(held)], by.indices) for held, by in pairs)
+        values = {id(matrix): value for matrix, value in matched}
+        pairs = [(matrix, values[id(self.matrices[by])]) for matrix, by in zip(later, listing.values(), strict=True)]
+        return all(matrix.is_sound(values[id(matrix)], by.indices) for matrix, by in pairs)
 
 
-def are_sound(taken: list[tuple[Matrix, Any]]) -> bool:
+def are_sound(pairs: list[tuple[Matrix, Any]]) -> bool:
     """Return whether matrices are what their buffers promise; arrays that several of them share are validated once."""
-    looked: list[tuple[Matrix, Any]] = []
-    for held, value in sorted(taken, key=lambda pair: not pair[0].need_sorted):
-        if any(other.implies(same, held, value) for other, same in looked):
+    validated: list[tuple[Matrix, Any]] = []
+    for matrix, value in sorted(pairs, key=lambda pair: not pair[0].need_sorted):
+        if any(previous.implies(earlier, matrix, value) for previous, earlier in validated):
             continue
-        if not held.is_sound(value):
+        if not matrix.is_sound(value):
             return False
-        looked.append((held, value))
+        validated.append((matrix, value))
     return True
 
 
@@ -222,12 +224,12 @@ class MergedRows:
     """
 
     def __init__(
-        self, rows: CompressedRows, params: list[Any], members: tuple[Axis, ...], how: str, result: tuple[Any, Any]
+        self, rows: CompressedRows, params: list[Any], members: tuple[Axis, ...], kind: str, result: tuple[Any, Any]
     ) -> None:
         place = {p.name: n for n, p in enumerate(params)}
         self.matrices = [(name, m, [place[n] for n in m.names], m.sizes) for name, m in rows.matrices.items()]
         self.numbers = [(name, place[name], p.dtype) for name, p in rows.numbers.items()]
-        self.count, self.how, self.key = len(params), how, result[0]
+        self.count, self.how, self.key = len(params), kind, result[0]
         self.rooms = Rooms(result)
         self.empty = {n: tvm.runtime.empty((0,), p.dtype) for n, p in enumerate(params) if p.is_array}
         names = [str(a.indptr.name) for a in members if a.indptr is not None]
@@ -237,18 +239,18 @@ class MergedRows:
         self.given = len(self.matrices) + len(rows.numbers.keys() - inferred)
 
     @classmethod
-    def of(cls, rows: CompressedRows, params: list[Any], members: tuple[Axis, ...], *rest: Any) -> MergedRows | None:
+    def of(cls, rows: CompressedRows, params: list[Any], members: tuple[Axis, ...], *result: Any) -> MergedRows | None:
         """Return the calls of a program; None if it has other operands, or axes that several of them share."""
         names = [name for matrix in rows.matrices.values() for name in matrix.names]
         shapes = {matrix.sizes[:2] for matrix in rows.matrices.values()}
         is_plain = sorted(names) == sorted(p.name for p in params if p.is_array) and len(rows.matrices) == len(members)
-        return cls(rows, params, members, *rest) if is_plain and len(shapes) == 1 else None
+        return cls(rows, params, members, *result) if is_plain and len(shapes) == 1 else None
 
     def __call__(self, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]]) -> Any:
         """Compute the result with a named function; return None for invalid arguments, or ones that need conversion."""
         if not checks_are_on() or len(arguments) != self.given:
             return None
-        ready: list[Any] = [None] * self.count
+        params: list[Any] = [None] * self.count
         sizes: dict[str, int] = {}
         shape, model = None, None
         for name, matrix, places, symbols in self.matrices:
@@ -261,7 +263,7 @@ class MergedRows:
             if len(indptr) != shape[0] + 1 or indptr[0] != 0 or indptr[-1] != count:
                 return None
             for at, array in zip(places, arrays, strict=True):
-                ready[at] = array if len(array) else self.empty[at]
+                params[at] = array if len(array) else self.empty[at]
             sizes[symbols[2]] = count
             model = value if model is None else model
         assert shape is not None
@@ -270,13 +272,13 @@ class MergedRows:
             number: Any = sizes.get(name, arguments.get(name))
             if not is_number(number, dtype):
                 return None
-            ready[at] = number
-        return self.merged(ready, shape, model, function)
+            params[at] = number
+        return self.merged(params, shape, model, function)
 
-    def merged(self, ready: list[Any], shape: tuple[int, int], model: Any, function: Any) -> Any:
+    def merged(self, params: list[Any], shape: tuple[int, int], model: Any, function: Any) -> Any:
         """Compute the result for a list of arguments that fit."""
         rows = shape[0]
-        pointers = [ready[at] for at in self.pointers]
+        pointers = [params[at] for at in self.pointers]
         ranges = merged_ranges(pointers, rows)
         first, total = merged_places(pointers, ranges, self.how)
         room = self.rooms.take(total)
@@ -285,7 +287,7 @@ class MergedRows:
         if total and rows:
             faults = np.empty(len(first), np.int64)
             run = function("alone" if len(first) == 1 else "numeric")
-            run(*ready, len(first), ranges, indptr[1:], total, first, *room, faults)
+            run(*params, len(first), ranges, indptr[1:], total, first, *room, faults)
             if np.count_nonzero(faults):
                 return None
         keys, values = self.filled(room, close_gaps(indptr, ranges, first, room))
@@ -300,9 +302,9 @@ class MergedRows:
             for array in room:
                 array.resize(count, refcheck=False)
             return room
-        found = tuple([array[:count] for array in room])
+        views = tuple([array[:count] for array in room])
         self.rooms.keep(room)  # only once views exist, since another thread may take it
-        return found
+        return views
 
 
 def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, room: tuple[np.ndarray, ...]) -> int:
@@ -343,17 +345,17 @@ def limits() -> tuple[int, int]:
 
 def function_for(matrices: Sequence[Any]) -> str:
     """Return the name of the function for a small product, by the mean length of rows; "" for large products."""
-    (most, stored), total, rows, entered = limits(), 0, 1, 1
+    (most, stored), total, rows, products = limits(), 0, 1, 1
     for number, value in enumerate(matrices):
         if type(value) not in ROWS:
             return ""
         count = len(value.indices)
-        total, entered = total + count, entered * count
+        total, products = total + count, products * count
         if number:
             rows *= len(value.indptr) - 1
-    if total > stored or entered > most * rows:
+    if total > stored or products > most * rows:
         return ""
-    is_little = entered / max(rows, 1) + (len(matrices[0].indptr) - 1) / ROWS_FOR_ONE <= SHARED_WORK
+    is_little = products / max(rows, 1) + (len(matrices[0].indptr) - 1) / ROWS_FOR_ONE <= SHARED_WORK
     return "small" if is_little or get_num_threads() == 1 else "shared"
 
 
@@ -377,7 +379,7 @@ class Operand:
     places: tuple[int | None, ...]
     dtypes: tuple[np.dtype[Any], ...]
 
-    def take(self, value: Any, ready: list[Any], sizes: dict[str, int]) -> int:
+    def take(self, value: Any, params: list[Any], sizes: dict[str, int]) -> int:
         """Store the arrays of a matrix; return the number of its rows and entries, or -1 if it does not fit."""
         shape: tuple[int, ...] = value.shape if type(value) in ROWS else ()
         if len(shape) != 2:
@@ -392,7 +394,7 @@ class Operand:
                 return -1
             if not array.flags.carray:
                 return -1
-            ready[at] = array
+            params[at] = array
         for name, size in zip(self.sizes, (rows, columns, count), strict=True):
             if sizes.setdefault(name, size) != size:
                 return -1
@@ -411,13 +413,13 @@ class Room:
     heap: Any
     split: list[np.ndarray]
 
-    def copy_to(self, made: Sequence[np.ndarray]) -> None:
+    def copy_to(self, targets: Sequence[np.ndarray]) -> None:
         """Copy the written coordinates and values to arrays for so many."""
-        filled, count = 0, len(made[0])
+        filled, count = 0, len(targets[0])
         spans = zip(self.split[1].tolist(), self.split[2].tolist(), strict=True) if self.chunks > 1 else [(0, count)]
         for first, end in spans:
             after = min(filled + end - first, count)
-            for source, target in zip((self.keys, self.values), made, strict=True):
+            for source, target in zip((self.keys, self.values), targets, strict=True):
                 target[filled:after] = source[first : first + after - filled]
             filled = after
 
@@ -459,10 +461,10 @@ class SmallCalls:
         place = {p.name: at for at, p in enumerate(params)}
         operands = [Operand(name, m.sizes, (*map(place.get, m.names),), m.dtypes) for name, m in rows.matrices.items()]
         names = {n for m in rows.matrices.values() for n in m.names}
-        known = {n for m in rows.matrices.values() for n in m.sizes}
-        is_whole = all((p.name in names) if p.is_array else (p.name in known) for p in params)
+        inferred = {n for m in rows.matrices.values() for n in m.sizes}
+        is_whole = all((p.name in names) if p.is_array else (p.name in inferred) for p in params)
         shape = [Size(a.length).name for a in (*assembly.rows, *assembly.axes)]
-        is_matrix = len(shape) == 2 and len(assembly.axes) == 1 and all(name in known for name in shape)
+        is_matrix = len(shape) == 2 and len(assembly.axes) == 1 and all(name in inferred for name in shape)
         if not (is_usual and not options.whole and is_whole and is_matrix):
             return None
         return cls(assembly, options, signature, operands)
@@ -473,29 +475,29 @@ class SmallCalls:
         """Compute the result; return None for arguments that are invalid, too large or need conversion."""
         if not checks_are_on():
             return None
-        ready: list[Any] = [None] * self.count
+        params: list[Any] = [None] * self.count
         sizes: dict[str, int] = {}
         stored = 0
         for operand in self.operands:
-            found = operand.take(arguments.get(operand.name), ready, sizes)
-            if found < 0:
+            size = operand.take(arguments.get(operand.name), params, sizes)
+            if size < 0:
                 return None
-            stored += found
+            stored += size
         rows, columns = sizes[self.rows], sizes[self.columns]
         most, most_stored = limits()
         if stored > most_stored or columns > MOST_COLUMNS:
             return None
         for at, empty in self.empty.items():
-            if not len(ready[at]):
-                ready[at] = empty
+            if not len(params[at]):
+                params[at] = empty
         for at, name in self.numbers:
-            ready[at] = sizes[name]
+            params[at] = sizes[name]
         room = self.room(columns, most, max(1, min(get_num_threads(), rows)) if by == "shared" else 1)
         indptr, chunks = np.empty(rows + 1, self.key), [room.chunks, *room.split] if by == "shared" else []
         largest = self.chosen(room, *selected) if room.heap is not None else ()
-        function(by)(*ready, *chunks, len(room.keys), indptr, *room.passed, *largest)
-        keys, values = made = self.memory(0 if indptr.item(0) else indptr.item(rows))
-        room.copy_to(made)
+        function(by)(*params, *chunks, len(room.keys), indptr, *room.passed, *largest)
+        keys, values = result = self.memory(0 if indptr.item(0) else indptr.item(rows))
+        room.copy_to(result)
         if not self.spare:
             self.spare.append(room)  # of which nothing is read any more: another thread takes it
         if indptr.item(0):
@@ -515,10 +517,10 @@ class SmallCalls:
         keys, values = self.rooms.dtypes
         if count * self.rooms.item < LEAST_ROOM:
             return [np.empty(count, keys), np.empty(count, values)]
-        found = self.rooms.take(count)
-        made = [array[:count] for array in found]
-        self.rooms.keep(found)  # only once views exist, since another thread may take it
-        return made
+        buffer = self.rooms.take(count)
+        views = [array[:count] for array in buffer]
+        self.rooms.keep(buffer)  # only once views exist, since another thread may take it
+        return views
 
     def chosen(self, room: Room, top: int | None = None, least: Any = None) -> list[Any]:
         """Return the arguments of a selection of the largest entries."""
@@ -537,17 +539,17 @@ class SmallCalls:
         result = self.assembly.results[0]
         keys = buffers.empty((entries,), self.key)
         values = buffers.empty((entries,), numpy_dtype(result.dtype))
-        held, initial = np.dtype(numpy_dtype(result.held_dtype)), result.initial.value
+        element_dtype, initial = np.dtype(numpy_dtype(result.held_dtype)), result.initial.value
         words = columns // WORD
         tops = max(words // WORD, LINE)  # avoids false sharing of a cache line by two threads
         if self.is_stamped:
             shape = (chunks, columns + DUMPS)
             places = np.empty((chunks, columns), np.int32)
             places[:] = np.bitwise_and(np.arange(columns, dtype=np.int32), DUMPS - 1)
-            arrays = [full(shape, held, initial), full(shape, np.dtype(np.uint8), 0), places]
+            arrays = [full(shape, element_dtype, initial), full(shape, np.dtype(np.uint8), 0), places]
             work = [shape[1], columns, *map(tvm_ffi.from_dlpack, arrays)]
         else:
-            arrays = [full((chunks, columns), held, initial)]
+            arrays = [full((chunks, columns), element_dtype, initial)]
             arrays += [full((chunks, n), np.dtype(np.int64), 0) for n in (words, tops)]
             masks = [full((chunks, words), np.dtype(np.int64), 0) for _ in self.assembly.filters]
             work = [columns, words, tops, *map(tvm_ffi.from_dlpack, arrays)]

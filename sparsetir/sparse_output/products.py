@@ -49,17 +49,17 @@ class Refill:
         self.kernel = kernel
         values = {str(b.storage.name) for b in kernel.signature.buffers.values()}
         self.structure = {name: array.copy() for name, array in args.arrays.items() if name not in values}
-        held = Arguments(sizes=args.sizes, arrays={**args.arrays, **self.structure})
+        copies = Arguments(sizes=args.sizes, arrays={**args.arrays, **self.structure})
         self.pattern: Pattern = kernel.assemble(args)
         self.has_values = kernel.can_refill(args)
         if not self.has_values:
             return
-        call, results = kernel.begin(held), {r.storage for r in kernel.assembly.results}
+        call, results = kernel.begin(copies), {r.storage for r in kernel.assembly.results}
         params = [p for p in kernel.signature.params if p.name not in results]
         self.places = {p.name: (at, p.dtype) for at, p in enumerate(params) if p.name in values}
         # Every call brings its own values, so those of the first operands are not kept alive.
-        listed = zip(params, argument_list(kernel.signature, held, without=results), strict=True)
-        self.common = [None if p.name in self.places else tensor(a) for p, a in listed]
+        pairs = zip(params, argument_list(kernel.signature, copies, without=results), strict=True)
+        self.common = [None if p.name in self.places else tensor(a) for p, a in pairs]
         self.split = [tensor(a) for a in call.split[len(call.common) :]]
         self.entries = [len(self.pattern.keys), *map(tensor, (self.pattern.indptr, self.pattern.keys))]
         self.call = replace(call, common=[])
@@ -67,7 +67,7 @@ class Refill:
 
     def other(self, arrays: Mapping[str, np.ndarray]) -> str | None:
         """Return the name of the first index array that differs from the pattern's, or None."""
-        return next((name for name, held in self.structure.items() if not is_same(held, arrays[name])), None)
+        return next((name for name, stored in self.structure.items() if not is_same(stored, arrays[name])), None)
 
     def __call__(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Compute the values for operand arrays, given by the names of parameters."""
@@ -75,22 +75,22 @@ class Refill:
         values = kernel.entries(len(self.pattern.keys), call.sizes)[1]
         if not call.rows or not self.entries[0]:
             return values
-        ready = list(self.common)
+        operands = list(self.common)
         for name, (at, dtype) in self.places.items():
-            ready[at] = as_passed(arrays[name], dtype)
+            operands[at] = as_passed(arrays[name], dtype)
         work = next(popped(self._spare), None) or kernel.take(call)
         function = kernel.function("values")
-        function(*ready, *self.split, *self.entries, *map(passed, values), *work.values_params)
+        function(*operands, *self.split, *self.entries, *map(passed, values), *work.values_params)
         if work.nbytes <= KEPT_BYTES and not self._spare:
             self._spare.append(work)
         return values
 
 
-def is_same(held: np.ndarray, array: np.ndarray) -> bool:
+def is_same(stored: np.ndarray, array: np.ndarray) -> bool:
     """Return whether two arrays have the same dtype, shape and elements."""
-    if held.shape != array.shape or held.dtype != array.dtype:
+    if stored.shape != array.shape or stored.dtype != array.dtype:
         return False
-    return held.tobytes() == array.tobytes() if held.nbytes <= FEW_BYTES else np.array_equal(held, array)
+    return stored.tobytes() == array.tobytes() if stored.nbytes <= FEW_BYTES else np.array_equal(stored, array)
 
 
 # Products, sums and elementwise products of sparse matrices whose pattern is computed, in one call each.
@@ -113,8 +113,8 @@ def matmul(
         raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
     selects = top is not None or above is not None
     program = "spgemm" if mask is None else "masked_spgemm"
-    what = program, bool(complement), selects, above is not None
-    kernel = _made_before(what, A, B)
+    key = program, bool(complement), selects, above is not None
+    kernel = _made_before(key, A, B)
     if kernel is not None:
         selected = _selected(kernel, top, above) if selects else ()
         product = _small_product(kernel, {"A": A, "B": B}, mask, selected)
@@ -138,19 +138,19 @@ def matmul(
         short = renumber(("ik", "kj", "ij")[: len(operands)], operands)
         A, B, *masks = short.values
         choice: dict[str, Any] = {"complement": complement, "top": top, "above": above}
-        return short.restore(_matmul(what, A, B, masks[0] if masks else None, **choice), "ij")
+        return short.restore(_matmul(key, A, B, masks[0] if masks else None, **choice), "ij")
     product = None if selects else _by_columns(A, B, mask, complement=complement)
-    return _matmul(what, A, B, mask, complement=complement, top=top, above=above) if product is None else product
+    return _matmul(key, A, B, mask, complement=complement, top=top, above=above) if product is None else product
 
 
-def _matmul(what: Any, A: Any, B: Any, mask: Any, *, complement: bool, top: Any, above: Any) -> Any:
+def _matmul(key: Any, A: Any, B: Any, mask: Any, *, complement: bool, top: Any, above: Any) -> Any:
     """Multiply sparse matrices by rows."""
-    program, _, selects, _ = what
+    program, _, selects, _ = key
     operands = _Operands.of("matmul", A=A, B=B)
     _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
     options = Options(complement=bool(complement), select=selects, limited=above is not None)
     kernel = _kernel_of_product(program, operands, options, operands["A"], operands["B"])
-    operands.keep(kernel, what)
+    operands.keep(kernel, key)
     return operands.like_first(_product(kernel, dict(operands), mask, top, above))
 
 
@@ -216,11 +216,11 @@ def _transposed_rows(kind: Any, B: Any) -> Any:
     return interop.compressed_of(by_columns, *parts, (columns, rows)).tocsr()
 
 
-def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any, above: Any) -> Any:
+def _product(kernel: AssembledKernel, operands: dict[str, Any], mask: Any, top: Any, above: Any) -> Any:
     """Multiply operands that have the dtypes of the kernel."""
     selected = _selected(kernel, top, above)
-    product = _small_product(kernel, named, mask, selected)
-    return _large_product(kernel, named, mask, selected) if product is None else product
+    product = _small_product(kernel, operands, mask, selected)
+    return _large_product(kernel, operands, mask, selected) if product is None else product
 
 
 def _selected(kernel: AssembledKernel, top: Any, above: Any) -> tuple[Any, ...]:
@@ -344,22 +344,22 @@ class ProductPlan:
         ArgumentError
             An operand has another pattern or dtype.
         """
-        found = self._at_once(A, B)
-        if found is not None:
-            return found
+        result = self._at_once(A, B)
+        if result is not None:
+            return result
         operands = _Operands.of("a plan", A=A, B=B)
         if (operands.dtype, operands.idtype) != (self._dtype, self._idtype):
-            found = f"{operands.dtype} values and {operands.idtype} indices"
+            result = f"{operands.dtype} values and {operands.idtype} indices"
             expected = f"{self._dtype} values and {self._idtype} indices"
-            raise ArgumentError(f"this plan multiplies matrices with {expected}, found {found}: make another plan")
-        named = dict(operands)
-        args = self._kernel.prepare((), named)
+            raise ArgumentError(f"this plan multiplies matrices with {expected}, found {result}: make another plan")
+        by_name = dict(operands)
+        args = self._kernel.prepare((), by_name)
         other = self._refill.other(args.arrays)
         if other is not None:
             operand = "A" if other.endswith("_a") else "B"
             raise ArgumentError(f"{operand} has another pattern than the plan was made for: make another plan")
         values = self._refill(args.arrays) if self._refill.has_values else self._kernel.assemble(args).values
-        return operands.like_first(self._kernel.returned(args, self.pattern.refilled(values), named))
+        return operands.like_first(self._kernel.returned(args, self.pattern.refilled(values), by_name))
 
     def _at_once(self, A: Any, B: Any) -> Any:
         """Multiply scipy's matrices in the program's storage; return None for others or invalid ones."""
@@ -486,9 +486,9 @@ def _check_shapes(call: str, operands: _Operands) -> None:
 
 
 def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
-    found = _added_at_once(A, B, alpha, beta)
-    if found is not None:
-        return found
+    result = _added_at_once(A, B, alpha, beta)
+    if result is not None:
+        return result
     alpha, beta = (real_number(v, name, function) for v, name in ((alpha, "alpha"), (beta, "beta")))
     if _are_long(A, B):
         short = renumber(("ij", "ij"), [A, B])
@@ -530,8 +530,8 @@ def _added_at_once(A: Any, B: Any, alpha: Any, beta: Any) -> Any:
 _MADE = shared_cache("products", 256)
 
 
-def _made_before(what: Hashable, A: Any, B: Any) -> AssembledKernel | None:
-    """Return the kernel that an earlier call made for scipy's compressed rows with these dtypes, or None."""
+def _made_before(key: Hashable, A: Any, B: Any) -> AssembledKernel | None:
+    """Return the cached kernel for scipy's compressed rows with these dtypes, or None."""
     if type(A) not in ROWS or type(B) not in ROWS:
         return None
     try:
@@ -543,7 +543,7 @@ def _made_before(what: Hashable, A: Any, B: Any) -> AssembledKernel | None:
     if not is_alike or len(first) != 2 or len(second) != 2:
         return None
     is_counted = idtype.itemsize == 8 or max(*first, *second) <= LARGEST_INT32
-    return _MADE.get((what, dtype, idtype)) if is_counted else None
+    return _MADE.get((key, dtype, idtype)) if is_counted else None
 
 
 def _at_once(program: str, A: Any, B: Any, **numbers: Any) -> Any:
@@ -553,9 +553,9 @@ def _at_once(program: str, A: Any, B: Any, **numbers: Any) -> Any:
 
 
 def _elementwise(function: str, A: Any, B: Any) -> Any:
-    found = _at_once(function, A, B)
-    if found is not None:
-        return found
+    result = _at_once(function, A, B)
+    if result is not None:
+        return result
     if _are_long(A, B):
         short = renumber(("ij", "ij"), [A, B])
         return short.restore(_merged(function, *short.values), "ij")
@@ -591,22 +591,22 @@ class _Operands(dict[str, Any]):
     idtype: str
 
     @classmethod
-    def of(cls, function: str, *, numbers: tuple[Any, ...] = (), **given: Any) -> _Operands:
+    def of(cls, function: str, *, numbers: tuple[Any, ...] = (), **values: Any) -> _Operands:
         """Convert operands to the programs' storage; `numbers` take part in the common dtype."""
-        made = cls()
-        made.first, *_, made.last = given.values()
-        for name, value in given.items():
-            made[name] = _rows(value, name, function)
-        names = {_dtype_name(v) for v in made.values()}
+        operands = cls()
+        operands.first, *_, operands.last = values.values()
+        for name, value in values.items():
+            operands[name] = _rows(value, name, function)
+        names = {_dtype_name(v) for v in operands.values()}
         weak = [n for n in numbers if isinstance(n, float) and not (n.is_integer() and abs(n) < 2.0**63)]
-        made.dtype = names.pop() if len(names) == 1 and not weak else _common(names, weak)
-        if made.dtype not in VALUE_DTYPES:
-            raise _refused(function, made.dtype)
-        wide = any(_has_wide_indices(v) or max(v.shape) > LARGEST_INT32 for v in made.values())
-        made.idtype = "int64" if wide else "int32"
-        for name, value in made.items():
-            made[name] = _cast(value, made.dtype)
-        return made
+        operands.dtype = names.pop() if len(names) == 1 and not weak else _common(names, weak)
+        if operands.dtype not in VALUE_DTYPES:
+            raise _refused(function, operands.dtype)
+        wide = any(_has_wide_indices(v) or max(v.shape) > LARGEST_INT32 for v in operands.values())
+        operands.idtype = "int64" if wide else "int32"
+        for name, value in operands.items():
+            operands[name] = _cast(value, operands.dtype)
+        return operands
 
     def merged(self, program: str, **numbers: Any) -> Any:
         """Run a program on the operands, and keep its kernel for `_at_once`."""
@@ -614,10 +614,10 @@ class _Operands(dict[str, Any]):
         self.keep(kernel, program)
         return kernel(**self, **numbers)
 
-    def keep(self, kernel: AssembledKernel, what: Hashable) -> None:
+    def keep(self, kernel: AssembledKernel, key: Hashable) -> None:
         """Keep a kernel for calls with operands of these dtypes."""
         if self.dtype != "bfloat16":
-            _MADE[what, np.dtype(self.dtype), np.dtype(self.idtype)] = kernel
+            _MADE[key, np.dtype(self.dtype), np.dtype(self.idtype)] = kernel
 
     def like_first(self, result: Any) -> Any:
         """Convert a result to the class of the first operand."""
@@ -641,8 +641,8 @@ class _Operands(dict[str, Any]):
 def _rows(value: Any, name: str, function: str) -> Any:
     """Convert an operand to compressed rows."""
     if not (interop.is_sparse(value) or isinstance(value, SparseTensor)) or len(value.shape) != 2:
-        how = "pass a scipy matrix or a torch tensor with a sparse layout"
-        raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {how}; found {type(value).__name__}")
+        advice = "pass a scipy matrix or a torch tensor with a sparse layout"
+        raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {advice}; found {type(value).__name__}")
     if interop.is_torch(value):
         interop.check_detached(value, name, function)
     elif value.dtype == object:  # scipy cannot convert object arrays to rows
@@ -694,8 +694,8 @@ def _like_torch(result: Any, first: Any) -> Any:
 
 
 @remember("kernels of products", 256)
-def _kernel(program: str, dtype: str, idtype: str, options: Options, **facts: Any) -> AssembledKernel:
-    return assembled_kernel(getattr(ops, program)(dtype, idtype=idtype, **facts), None, options)
+def _kernel(program: str, dtype: str, idtype: str, options: Options, **axis_options: Any) -> AssembledKernel:
+    return assembled_kernel(getattr(ops, program)(dtype, idtype=idtype, **axis_options), None, options)
 
 
 __all__ = ["ProductPlan", "Refill", "add", "is_same", "matmul", "matmul_plan", "maximum", "multiply", "rap", "subtract"]
