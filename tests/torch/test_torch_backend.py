@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     from torch_geometric.nn import conv
     from torch_geometric.utils import softmax
 
+from sparsetir.codegen import cache  # noqa: E402
 from sparsetir.torch import Graph, SparseLinear, caches, patch_pyg, tracing  # noqa: E402
 from sparsetir.torch.fx_patterns import Messages  # noqa: E402
 
@@ -499,3 +500,27 @@ def test_much_work_has_a_structure_at_once(structures, monkeypatch):
         x, index = torch.randn(N, 500), torch.randint(0, N, (2, 2000), generator=torch.Generator().manual_seed(step))
         torch.testing.assert_close(call(x, index), sums(x, index), rtol=1e-4, atol=1e-3)
         assert len(structures) == 2 * (step + 1)  # one has a column for each edge
+
+
+def neighbours(x: Any, index: Any) -> Any:
+    return x.new_zeros(x.shape).index_add_(0, index[1], x[index[0]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dense", ["eager", "aot_eager"])
+def test_new_edges_compile_no_kernels(dense: str, structures: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs have symbolic sizes: new edges of another number build a structure, and run on the kernels there are."""
+    monkeypatch.setattr(caches, "MIN_USES", 0)
+    compilations: list[Any] = []
+    build = cache.Compiled.compile
+    monkeypatch.setattr(cache.Compiled, "compile", lambda self: compilations.append(self) or build(self))
+    call = compiled(neighbours, dense, dynamic=True)
+    shapes = []
+    for size in (20, 23, 29, 31):
+        x, index = torch.randn(size, F), torch.randint(0, size, (2, 4 * size))
+        same(passes(call, [x, index]), passes(neighbours, [x, index]))
+        shapes.append((len(compilations), len(structures)))
+        structures.clear()
+    warm = shapes[1:]
+    assert all(count == warm[0] for count in warm)
+    assert warm[0][1] == 1
