@@ -49,8 +49,9 @@ def compare(
     count = MIN_STEPS + WORK_OF_STEPS // (edges * features) if steps is None else steps
     for _ in range(count + 1):
         x, index = torch.randn(nodes, features), torch.randint(0, nodes, (2, edges))
-        for samples, context in zip(seconds, (nullcontext, patch_pyg), strict=True):
-            with context(), mock.patch.object(caches, "MIN_USES", 0):  # a structure for all edges
+        ways: list[Any] = [nullcontext(), patch_pyg()]
+        for samples, context in zip(seconds, ways, strict=True):
+            with context, mock.patch.object(caches, "MIN_USES", 0):  # a structure for all edges
                 own, start = index.clone(), time.process_time()
                 hidden = x
                 for layer in layers:

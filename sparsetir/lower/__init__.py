@@ -14,7 +14,7 @@ from sparsetir.lower.checks.cached_copies import CheckCaches, GuardCopies, Guard
 from sparsetir.lower.checks.step_order import CheckOrder, CheckParallel, MarkIndependent
 from sparsetir.lower.checks.structure import CheckForm, CheckLoops, CheckScratch, CheckWrites
 from sparsetir.lower.iterations.emit import EmitNest
-from sparsetir.lower.iterations.normalize import AlignParams, CompareNaN, HideZeros, NameScratch, ReplaceBools
+from sparsetir.lower.iterations.normalize import AlignParams, CompareNaN, NameScratch, ReplaceBools
 from sparsetir.lower.iterations.regions import DeclareRegions
 from sparsetir.lower.rows.block_registers import BlockRegisters
 from sparsetir.lower.rows.fuse_loops import FuseLoops
@@ -48,7 +48,6 @@ from sparsetir.lower.vector.vector_math import ReplaceMissing
 from sparsetir.lower.vector.vectorize import VectorizeDots, VectorizeMaps, VectorizeMasked
 
 TO_STAGE_2 = [
-    HideZeros,  # zeros as factors and divisors -> their bits, which TVM does not fold
     NameScratch,  # names of scratch as in the program
     ReplaceBools,  # sums and products of bools -> or and and
     CompareNaN,  # comparisons of floats that are false for NaN -> choices

@@ -3,7 +3,7 @@
 
 TVM's operators make ``0`` of ``x * 0.0`` and ``0.0 / x``, and refuse ``x / 0.0``. Scripts of the dialect are evaluated
 by `ExactEvaluator`, which builds these nodes as they are; scripts of other dialects keep TVM's evaluation. The pass
-`HideZeros` keeps later simplifications of TVM from folding them.
+`CompareNaN` keeps later simplifications of TVM from folding them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvm.script.parser.core.parser import Parser, ScriptMacro
 
 from sparsetir.ir.rewriting import substitute
 
-NODES: dict[type, type] = {doc.Add: tirx.Add, doc.Sub: tirx.Sub, doc.Mult: tirx.Mul, doc.Div: tirx.Div}
+NODES: dict[type, Any] = {doc.Add: tirx.Add, doc.Sub: tirx.Sub, doc.Mult: tirx.Mul, doc.Div: tirx.Div}
 PROBE = 3  # a factor that TVM does not fold
 
 
@@ -65,22 +65,25 @@ def _is_special(value: Any) -> bool:
     return isinstance(value, (int, float)) and (value == 0 or not math.isfinite(value))
 
 
-def build_exactly(operator: Callable[[Any, Any], Any], kind: type, left: Any, right: Any) -> ir.Expr | None:
+def build_exactly(operator: Callable[[Any, Any], Any], kind: Any, left: Any, right: Any) -> ir.Expr | None:
     """Build an operation on floats without folding; None for other types.
 
     TVM's own operator converts the types of two operands that it cannot fold, which are then replaced.
     """
     if any(_dtype(x) == "" for x in (left, right)):
         return None
-    probes = [Var("probe", x.ty) if isinstance(x, ir.Expr) else type(x)(PROBE) for x in (left, right)]
+    probes: list[Any] = [Var("probe", x.ty) if isinstance(x, ir.Expr) else type(x)(PROBE) for x in (left, right)]
     node: Any = operator(*probes)
     if not isinstance(node, kind) or "float" not in str(node.ty.dtype):
         return None
-    a, b = (
-        substitute(part, {probe: value}) if isinstance(probe, Var) else tirx.const(value, str(part.ty.dtype))
-        for part, probe, value in zip((node.a, node.b), probes, (left, right), strict=True)
-    )
+    parts = zip((node.a, node.b), probes, (left, right), strict=True)
+    a, b = (_replaced(part, probe, value) for part, probe, value in parts)
     return kind(a, _divisor(b) if kind is tirx.Div else b)
+
+
+def _replaced(part: Any, probe: Any, value: Any) -> ir.Expr:
+    """Replace a probe by an operand; a number takes the type that the operator gave the number in its place."""
+    return substitute(part, {probe: value}) if isinstance(probe, Var) else tirx.const(value, str(part.ty.dtype))
 
 
 def _divisor(value: Any) -> ir.Expr:

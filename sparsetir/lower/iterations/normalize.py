@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import ir, sym, tirx
 from tvm.ir import Var
@@ -188,11 +187,12 @@ def _uncast(value: Any) -> Any:
     return value.value if isinstance(value, tirx.Cast) else value
 
 
-def _hidden_zero(zero: tirx.FloatImm) -> ir.Expr:
+def _hidden_zero(zero: ir.Expr) -> ir.Expr:
     """Return a zero of the same sign in a form that TVM does not fold; LLVM does."""
-    bits = const(int(np.float32(zero.value).view("int32")), "int32")
-    value, dtype = tirx.reinterpret("float32", bits), str(zero.ty.dtype)
-    return value if dtype == "float32" else tirx.Cast(dtype, value)
+    # The bits of the negative zero: TVM takes a reinterpreted integer of zero for a pointer.
+    negative: Any = tirx.reinterpret("float32", const(-(2**31)))
+    is_negative = math.copysign(1, _uncast(zero).value) < 0
+    return cast(negative if is_negative else tirx.Mul(negative, tirx.const(-1, "float32")), str(zero.ty.dtype))
 
 
 def _multiplied(node: Any, mutator: Any) -> ir.Expr:
@@ -301,52 +301,4 @@ def as_logic(node: Any) -> Any:
     return structural_mutate(node, callbacks)
 
 
-# Zeros as factors and divisors, which TVM would fold.
-#
-# before::
-#
-#     y[i] = x[i] * T.float32(0.0)
-#
-# after::
-#
-#     y[i] = x[i] * (T.reinterpret("float32", -2147483648) * T.float32(-1.0))
-#
-# TVM's simplifications make zero of the product, which is wrong for infinities and NaN. LLVM reads the constant, and
-# folds nothing.
-
-
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.HideZeros")
-def HideZeros(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Replace zeros that floats are multiplied with, divided by or divide by their bits."""
-    if not decode(func).axes or not any(_is_zero(x) for x in collect(func.body, tirx.FloatImm)):
-        return func
-
-    def on_operation(node: Any, mutator: Any) -> ir.Expr:
-        new = mutator.default_mutate(node)
-        return type(node)(*map(_hidden, (new.a, new.b)), new.span) if any(map(_is_zero, (new.a, new.b))) else new
-
-    return with_body(func, structural_mutate(func.body, ((tirx.Mul, tirx.Div), on_operation)))
-
-
-def _is_zero(value: ir.Expr) -> bool:
-    return isinstance(_uncast(value), tirx.FloatImm) and _uncast(value).value == 0
-
-
-def _uncast(value: Any) -> Any:
-    """A constant without its cast: scripts have zeros as divisors so."""
-    return value.value if isinstance(value, tirx.Cast) else value
-
-
-def _hidden(value: Any) -> ir.Expr:
-    """The bits of a constant zero; 16-bit floats are converted from those of 32 bits."""
-    if not _is_zero(value):
-        return value
-    dtype, sign = str(value.ty.dtype), math.copysign(1, _uncast(value).value)
-    wide = "float64" if dtype == "float64" else "float32"
-    bits = wide.replace("float", "int")
-    # Those of the negative zero: TVM takes a reinterpreted integer of zero for a pointer.
-    zero: Any = tirx.reinterpret(wide, tirx.const(int(np.iinfo(bits).min), bits))
-    return cast(zero if sign < 0 else tirx.Mul(zero, tirx.const(-1, wide)), dtype)
-
-
-__all__ = ["CompareNaN", "HideZeros", "NameScratch", "ReplaceBools", "as_logic", "opposite", "with_nan"]
+__all__ = ["CompareNaN", "NameScratch", "ReplaceBools", "as_logic", "opposite", "with_nan"]
