@@ -336,3 +336,18 @@ def test_coordinates_are_validated_by_compiled_code(library: str, monkeypatch: p
     coords[1][5] = 20
     with pytest.raises(StructureError, match="entry 5 of A has coordinate 20 in dimension 1"):
         kernel(A=C, x=x)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_refused_call_writes_nothing_to_an_output_that_was_passed() -> None:
+    A, x, y = matrix(300, 200, 0.3), np.ones(200, "float32"), np.empty(300, "float32")
+    kernel = sparsetir.build(ops.spmv())
+    for _ in range(6):
+        kernel(A=A, x=x, y_data=y)
+        np.testing.assert_allclose(y, A @ x, rtol=1e-5)
+        y[:] = 7
+        before, A.indices[-1] = A.indices[-1], 200
+        with pytest.raises(StructureError, match="hold 200 at position"):
+            kernel(A=A, x=x, y_data=y)
+        A.indices[-1] = before
+        np.testing.assert_array_equal(y, 7)
