@@ -12,7 +12,7 @@ from tvm.runtime import DataType
 
 from sparsetir.ir.rewriting import all_same, collect, mentions
 from sparsetir.ir.views import SWEEP
-from sparsetir.lower.annotations import CARRY, CHUNKS, PARALLEL_MARK, PREFETCH, STREAM, UNROLL
+from sparsetir.lower.annotations import CARRY, CHUNKS, PARALLEL_MARK, PREFETCH, STREAM, UNROLL, VECTOR
 from sparsetir.lower.target.initialization import keeps_old
 from sparsetir.lower.target.scratch import MOST_BYTES
 from sparsetir.schedules.choice import Choice, is_power
@@ -143,6 +143,11 @@ def tile_of(extent: Any, requested: int) -> int:
     return tile
 
 
+def covering_tile(extent: Any, wanted: int) -> int:
+    """Return `wanted`, or the smallest power of two that covers a shorter constant extent."""
+    return min(wanted, 1 << (int(extent) - 1).bit_length()) if isinstance(extent, tirx.IntImm) else wanted
+
+
 def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True) -> bool:
     """Tile one reduction block; False (and no change) where the sketch does not fit.
 
@@ -179,7 +184,7 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, regist
     # Without rows to share registers, the tile is limited by the stack only.
     max_tile = registers.lanes(shared_rows, bits=bits) if rows else MOST_BYTES * 8 // max(bits, 32) // 2
     requested = min(choices.tile, max_tile)
-    tile = tile_of(sch.get(vector).extent, requested)
+    tile = covering_tile(sch.get(vector).extent, requested)
     if tile < 2:
         return None
     outer, lanes = sch.split(vector, [None, tile])
@@ -190,6 +195,7 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, regist
     for loop in rows:
         sch.unroll(loop)
     sch.vectorize(lanes)
+    sch.annotate(outer, VECTOR, registers.bits // max(bits, 32))
     _annotate_steps(sch, reduced[-1], choices)
     return outer
 

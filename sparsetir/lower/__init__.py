@@ -35,7 +35,6 @@ from sparsetir.lower.target.scratch import (
 from sparsetir.lower.target.search import LowerFind
 from sparsetir.lower.vector.loop_transforms import (
     InterchangeLoops,
-    PeelRemainders,
     UnrollRagged,
     UnswitchLoops,
     VersionLoops,
@@ -43,6 +42,7 @@ from sparsetir.lower.vector.loop_transforms import (
 from sparsetir.lower.vector.memory_hints import InsertPrefetch, StoreNontemporal
 from sparsetir.lower.vector.ragged_sums import SumBlocks, SumRagged
 from sparsetir.lower.vector.registers import FactorInvariants, PromoteRegisters
+from sparsetir.lower.vector.remainders import PeelRemainders
 from sparsetir.lower.vector.scalarize import ScalarizeGathers, ScalarizeLoops
 from sparsetir.lower.vector.vector_math import ReplaceMissing
 from sparsetir.lower.vector.vectorize import VectorizeDots, VectorizeMaps, VectorizeMasked
@@ -87,7 +87,7 @@ REWRITES = [
     VersionLoops,  # loop versioning: rows whose blocks are in bounds -> no bounds checks
     SumBlocks,  # annotated sums over blocks -> an accumulator for each element, in vectors
     InterchangeLoops,  # loop interchange: tiles of a row around all the sums of the row
-    PeelRemainders,  # remainder handling: bounds-checked vector tiles -> full tiles, narrower tiles, scalars
+    PeelRemainders,  # remainder handling: bounds-checked vector tiles -> full tiles, one pass over the columns left
     BlockRegisters,  # register blocking: rows that annotated sums share -> registers, part by part
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
     VectorizeMaps,  # annotated functions along rows -> arithmetic in vectors

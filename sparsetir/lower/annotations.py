@@ -21,6 +21,7 @@ CARRY = "sparsetir.carry"
 PANEL = "sparsetir.panel"
 STREAM = "sparsetir.stream"
 UNROLL = "sparsetir.unroll"
+VECTOR = "sparsetir.vector"
 PREFETCH = "sparsetir.prefetch"
 DOT = "sparsetir.dot"
 HELD = "sparsetir.held"
@@ -128,6 +129,14 @@ TABLE = (
         "fast_paths row rows",
         "loop_transforms",
         "applies to every loop",
+    ),
+    Mark(
+        VECTOR,
+        "loop",
+        "the elements of a vector register, for the columns after the last full tile",
+        "row",
+        "loop_transforms remainders",
+        "without it vectors have eight elements",
     ),
     Mark(
         PREFETCH,

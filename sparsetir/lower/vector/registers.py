@@ -275,7 +275,16 @@ def _keep_pairs(stmts: list[tirx.Stmt], facts: Facts) -> list[tirx.Stmt]:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteRegisters")
 def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Promote the accumulators of every reduction loop of a function, at the outermost loop possible."""
-    facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT), names_in(func, FIBERS))
+    return with_body(func, promote(func.body, facts_of(func)))
+
+
+def facts_of(func: tirx.PrimFunc) -> Facts:
+    """Return the known properties of a function's index arrays."""
+    return Facts(names_in(func, INDPTR), names_in(func, DISTINCT), names_in(func, FIBERS))
+
+
+def promote(body: tirx.Stmt, facts: Facts) -> tirx.Stmt:
+    """Promote the accumulators of every reduction loop of a statement, at the outermost loop possible."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         kept = keep(node, facts)
@@ -284,8 +293,7 @@ def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         return seq(*(mutator.mutate(s) for s in _keep_pairs(list(node.seq), facts)))
 
-    body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
-    return with_body(func, body)
+    return structural_mutate(body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
 
 
 # Factoring out loop-invariant operands: the other factors are summed first, and the sum is multiplied once.
@@ -379,4 +387,4 @@ def FactorInvariants(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
     return each_loop(func, outer=marked, inner=lambda loop: refused(loop, FACTOR, why))
 
 
-__all__ = ["FactorInvariants", "factor", "match"]
+__all__ = ["FactorInvariants", "factor", "facts_of", "match", "promote"]
