@@ -184,13 +184,16 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, regist
     # Without rows to share registers, the tile is limited by the stack only.
     max_tile = registers.lanes(shared_rows, bits=bits) if rows else MOST_BYTES * 8 // max(bits, 32) // 2
     requested = min(choices.tile, max_tile)
-    tile = covering_tile(sch.get(vector).extent, requested)
+    extent = sch.get(vector).extent
+    tile = covering_tile(extent, requested)
     if tile < 2:
         return None
     outer, lanes = sch.split(vector, [None, tile])
     sch.reorder(*outer_rows, *groups, outer, *reduced, *rows, lanes)
     is_fresh = node.init is not None and not keeps_old(node.init)
-    if not rows and is_fresh and isinstance(node.body, tirx.BufferStore):
+    # TVM would copy a constant remainder in a vector of that length.
+    is_whole = not isinstance(extent, tirx.IntImm) or int(extent) % tile == 0
+    if not rows and is_fresh and is_whole and isinstance(node.body, tirx.BufferStore):
         _hold_result(sch, block, outer)
     for loop in rows:
         sch.unroll(loop)

@@ -357,25 +357,38 @@ def match(loop: tirx.For) -> Sum | None:
     return Sum(store, lanes, fixed, moving)
 
 
-def factor(loop: tirx.For) -> tirx.Stmt | None:
-    """Sum the varying factors of `loop` alone and multiply once; None if no factor is invariant."""
-    found = match(loop)
-    if found is None:
-        return None
+def _matches(loop: tirx.For) -> list[Sum]:
+    """Match the sums below a loop that updates one array, such as the vectors of a row; empty if one does not match."""
+    parts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+    sums = [match(with_(loop, body=part)) for part in parts]
+    matched = [one for one in sums if one is not None]
+    is_one = len(matched) == len(sums) and all(x.store.buffer.same_as(matched[0].store.buffer) for x in matched)
+    return matched if is_one else []
+
+
+def _factored(found: Sum) -> tuple[Var, tirx.Stmt, tirx.Stmt, tirx.Stmt]:
+    """Return a local array for the sum of the varying factors, and its initialisation, its update and its use."""
     store, lanes, kind = found.store, found.lanes, str(found.store.buffer.ty.dtype)
     size = math.prod(most(f.extent) or 1 for f in lanes)
     fiber = tirx.decl_buffer([size], kind, name="fiber", scope="local", layout=None)
     at = [place_of(lanes)]
     held = tirx.BufferLoad(fiber, at)
-
-    term = each_lane(lanes, tirx.BufferStore(fiber, held + product(found.moving), at))
-    sums = with_(loop, body=term, notes=without(loop, FACTOR))
     clear = each_lane(lanes, tirx.BufferStore(fiber, const(0, kind), at))
+    term = each_lane(lanes, tirx.BufferStore(fiber, held + product(found.moving), at))
     total = store.value.a + product([*found.fixed, held])
-    finish = each_lane(lanes, tirx.BufferStore(store.buffer, total, store.indices))
+    return fiber, clear, term, each_lane(lanes, tirx.BufferStore(store.buffer, total, store.indices))
+
+
+def factor(loop: tirx.For) -> tirx.Stmt | None:
+    """Sum the varying factors of `loop` alone and multiply once; None if no factor is invariant."""
+    sums = _matches(loop)
+    if not sums:
+        return None
+    fibers, clears, terms, uses = zip(*map(_factored, sums), strict=True)
+    inner = with_(loop, body=seq(*terms), notes=without(loop, FACTOR))
     # An empty sum is skipped: zero times an infinite factor would be NaN.
     runs = loop.extent > const(0, str(loop.extent.ty.dtype))
-    return tirx.IfThenElse(runs, seq(*alloc(fiber), clear, sums, finish), None)
+    return tirx.IfThenElse(runs, seq(*alloc(*fibers), *clears, inner, *uses), None)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FactorInvariants")

@@ -51,8 +51,9 @@ from sparsetir.lower.vector.registers import facts_of, promote
 # Every remainder iterates the entries of a row once. Its last vector ends at the last column and overlaps the vector
 # before it: the shared columns are computed twice, with the same result. That needs no masks, which exist neither on
 # every processor nor for every dtype. It is valid where a tile loads all elements of the result before it stores one;
-# sums in memory are promoted to registers first. Where that is not possible, a remainder of constant length takes
-# narrower vectors that do not overlap, in the same pass, and one of unknown length a pass for each narrower tile.
+# sums in memory are promoted to registers first. A tile that adds to the result shares no columns with another tile.
+# Where that is not possible, a remainder of constant length takes narrower vectors that do not overlap, in the same
+# pass, and one of unknown length takes a pass for each narrower tile.
 #
 # A vector loop with a check inside is not vectorised by TVM. The tile must be a power of two.
 
@@ -224,6 +225,13 @@ def may_overlap(body: tirx.Stmt) -> bool:
     return True
 
 
+def reads_results(body: tirx.Stmt) -> bool:
+    """Return whether a tile loads an array from outside that it stores to, so that no other tile may share columns."""
+    own = {a.buffer for a in collect(body, tirx.AllocBuffer)}
+    results = {s.buffer for s in collect(body, tirx.BufferStore)} - own
+    return any(x.source in results for x in collect(body, ir.TensorLoad))
+
+
 def _is_by_lane(lane: tirx.For, own: set[Var]) -> bool:
     """Return whether a vector loop stores an element for each lane and accesses local arrays at its lane."""
     var = lane.loop_var
@@ -239,10 +247,11 @@ def _is_by_lane(lane: tirx.For, own: set[Var]) -> bool:
 
 
 class _Remainder:
-    """Emitter of the columns after the last full tile."""
+    """Emitter of the columns after the last full tile; `is_apart` if it may not share columns with that tile."""
 
     def __init__(self, tile: int, vector: int, limit: ir.Expr, emit: Callable[[list[Piece]], tirx.Stmt]) -> None:
         self.tile, self.vector, self.limit, self.emit = tile, min(tile, vector), limit, emit
+        self.is_apart = False
         self.dtype = str(limit.ty.dtype)
         self.rest = tirx.floormod(limit, self.number(tile))
 
@@ -253,18 +262,18 @@ class _Remainder:
         """Emit one pass: whole vectors, of which the last one ends at the last column."""
         if isinstance(self.limit, tirx.IntImm):
             return self.emit(self._constant(int(self.limit)))
-        stmt: tirx.Stmt = self.emit([Piece(self.number(0), 1)])
-        for width in self._widths_below(self.vector, 2):
-            one = self.emit(self._pieces(1, width, self.number(0)))
-            two = self.emit(self._pieces(2, width, self.number(0)))
-            either = tirx.IfThenElse(self.limit.equal(self.number(width)), one, two)
-            stmt = tirx.IfThenElse(self.limit >= self.number(width), either, stmt)
         begin, most = self.limit - self.rest, self.tile // self.vector
+        stmt: tirx.Stmt = self.emit([Piece(begin, 1)])
+        for width in self._widths_below(self.vector, 2):
+            one, two = (self.emit(self._pieces(count, width, begin)) for count in (1, 2))
+            either = tirx.IfThenElse(self.rest.equal(self.number(width)), one, two)
+            stmt = tirx.IfThenElse(self.rest >= self.number(width), either, stmt)
         several = self.emit(self._pieces(most, self.vector, begin))
         for count in reversed(range(1, most)):
             fits = self.rest <= self.number(count * self.vector)
             several = tirx.IfThenElse(fits, self.emit(self._pieces(count, self.vector, begin)), several)
-        return tirx.IfThenElse(self.limit >= self.number(self.vector), several, stmt)
+        room = self.rest if self.is_apart else self.limit
+        return tirx.IfThenElse(room >= self.number(self.vector), several, stmt)
 
     def _widths_below(self, width: int, least: int) -> list[int]:
         """Return the powers of two from `least` to below `width`, ascending."""
@@ -282,7 +291,7 @@ class _Remainder:
     def _constant(self, limit: int) -> list[Piece]:
         rest = limit % self.tile
         width = self.vector
-        while width > limit:
+        while width > (rest if self.is_apart else limit):
             width //= 2
         if not rest % width:
             return self._whole(limit - rest, rest, width)
@@ -338,6 +347,7 @@ def peel(loop: tirx.For, facts: Facts) -> tirx.Stmt:
         return stmt
 
     remainder = _Remainder(tile, vector, limit, emit)
+    remainder.is_apart = reads_results(body)
     try:
         rest = remainder.overlapping() if is_overlapping else remainder.exact()
     except _IndexedByTile:
