@@ -33,26 +33,26 @@ class Arguments:
 
     def shape(self, name: str) -> list[Any]:
         """Return the sizes of a tensor argument."""
-        found = self._type(name).shape
-        if not isinstance(found, relax.ShapeExpr):
+        sizes = self._type(name).shape
+        if not isinstance(sizes, relax.ShapeExpr):
             raise self.wrong(f'needs the shape of {name}: annotate it, such as R.Tensor(("nnz",), "float32")')
-        return list(found.values)
+        return list(sizes.values)
 
     def number(self, name: str) -> float:
         """Return the value of a scalar argument."""
-        found = self[name]
-        if isinstance(found, ir.GenericConst):
-            return float(found.value.numpy())
-        if isinstance(found, (tirx.FloatImm, tirx.IntImm)):
-            return float(found.value)
-        raise self.wrong(f"takes {name} as a number known when the model is built; found {found}", ArgumentTypeError)
+        value = self[name]
+        if isinstance(value, ir.GenericConst):
+            return float(value.value.numpy())
+        if isinstance(value, (tirx.FloatImm, tirx.IntImm)):
+            return float(value.value)
+        raise self.wrong(f"takes {name} as a number known when the model is built; found {value}", ArgumentTypeError)
 
     def check(self, name: str, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
         """Raise unless an argument is a tensor of one of these ranks and dtypes."""
-        found = self._type(name)
-        if found.ndim not in dims:
-            wanted = " or ".join(map(str, dims))
-            raise self.wrong(f"takes {name} with {wanted} dimensions; found {found.ndim}")
+        argument_type = self._type(name)
+        if argument_type.ndim not in dims:
+            ranks = " or ".join(map(str, dims))
+            raise self.wrong(f"takes {name} with {ranks} dimensions; found {argument_type.ndim}")
         if self.dtype(name) not in dtypes:
             raise self.wrong(f"takes {name} of {' or '.join(dtypes)}; found {self.dtype(name)}", ArgumentTypeError)
 
@@ -63,22 +63,22 @@ class Arguments:
                 raise self.wrong(f"takes {name} with {dimension + 1} dimensions or more; found {self._type(name).ndim}")
         a, b = self.shape(one)[at], self.shape(other)[of]
         if sym.Analyzer().can_prove(tirx.NE(tirx.const(0, "int64") + a, b)):
-            found = f"{one}.shape[{at}] is {shown(a)} but {other}.shape[{of}] is {shown(b)}"
-            raise self.wrong(f"takes {one} and {other} of fitting shapes: {found}")
+            mismatch = f"{one}.shape[{at}] is {shown(a)} but {other}.shape[{of}] is {shown(b)}"
+            raise self.wrong(f"takes {one} and {other} of fitting shapes: {mismatch}")
 
     def same_dtype(self, *names: str) -> None:
         """Raise unless all arguments have one dtype."""
         for name in names[1:]:
             if self.dtype(name) != self.dtype(names[0]):
-                found = f"{names[0]} is {self.dtype(names[0])} and {name} is {self.dtype(name)}"
-                raise self.wrong(f"takes {' and '.join(names)} of one dtype; {found}", ArgumentTypeError)
+                dtypes = f"{names[0]} is {self.dtype(names[0])} and {name} is {self.dtype(name)}"
+                raise self.wrong(f"takes {' and '.join(names)} of one dtype; {dtypes}", ArgumentTypeError)
 
     def size(self, name: str) -> Any:
         """Return the value of a size argument: a number, or an expression that is known at run time."""
-        found = self[name]
-        if isinstance(found, ir.Expr) and isinstance(found.ty, ir.PrimType) and str(found.ty.dtype) == "int64":
-            return found
-        raise self.wrong(f"takes {name} as a number of int64; found {found}", ArgumentTypeError)
+        value = self[name]
+        if isinstance(value, ir.Expr) and isinstance(value.ty, ir.PrimType) and str(value.ty.dtype) == "int64":
+            return value
+        raise self.wrong(f"takes {name} as a number of int64; found {value}", ArgumentTypeError)
 
     def columns(self) -> Any:
         """Return the exclusive upper bound of `indices`, the number of columns."""
@@ -113,10 +113,10 @@ class Arguments:
         return sym.Analyzer().simplify(length - 1)
 
     def _type(self, name: str) -> Any:
-        found = self[name].ty
-        if not isinstance(found, relax.TensorType):
-            raise self.wrong(f"takes {name} as a tensor; found {found}", ArgumentTypeError)
-        return found
+        argument_type = self[name].ty
+        if not isinstance(argument_type, relax.TensorType):
+            raise self.wrong(f"takes {name} as a tensor; found {argument_type}", ArgumentTypeError)
+        return argument_type
 
 
 def shown(size: Any) -> str:

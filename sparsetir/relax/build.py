@@ -133,16 +133,16 @@ def build(
         An operator's arguments do not fit; the message names the operator and the argument.
     """
     get_num_threads()
-    chosen = cpu_target(target)
+    cpu = cpu_target(target)
     records = None if database is None else Path(database)
     with ExitStack() as stack, own_errors():
         if tune_seconds is not None:
             folder = stack.enter_context(TemporaryDirectory(prefix="sparsetir-"))
             records = Path(folder, "tuning.jsonl") if records is None else records
-            if found := tasks(mod, chosen, params=params):
-                tune_many(found, seconds=tune_seconds, database=records, target=target, finite=finite)
-        ready = lowered(mod, chosen, params, records, checked=checked, finite=finite)
-        return relax.build(ready, _free(chosen, ready), tir_pipeline="sparsetir")
+            if products := tasks(mod, cpu, params=params):
+                tune_many(products, seconds=tune_seconds, database=records, target=target, finite=finite)
+        module = lowered(mod, cpu, params, records, checked=checked, finite=finite)
+        return relax.build(module, _free(cpu, module), tir_pipeline="sparsetir")
 
 
 def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | None = None) -> list[TuneTask]:
@@ -167,34 +167,34 @@ def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | N
     >>> [(task.inputs["B"].shape, task.calls) for task in sparsetir.relax.tasks(builder.get())]
     [((4, 2), 2)]
     """
-    chosen, asked = cpu_target(target), list[Any]()
-    steps = [MarkOpaque, relax.transform.DecomposeOpsForInference(), LowerSparse(chosen, asked=asked)]
-    with own_errors(), chosen:
+    cpu, products = cpu_target(target), list[Any]()
+    steps = [MarkOpaque, relax.transform.DecomposeOpsForInference(), LowerSparse(cpu, asked=products)]
+    with own_errors(), cpu:
         tvm.transform.Sequential(steps)(bind(mod, params or {}))
-    found: dict[Any, tuple[Any, int]] = {}
-    for name, matrix, shapes in asked:
+    counts: dict[Any, tuple[Any, int]] = {}
+    for name, matrix, shapes in products:
         # Tuning depends on the positions of the values: weights with the same mask are one task.
         head = f"{name} {matrix.shape} {matrix.data.dtype} {matrix.indices.dtype} {sorted(shapes.items())}"
         key = hash_indices(head, [matrix.indptr, matrix.indices])
-        found[key] = ((name, matrix, shapes), found[key][1] + 1 if key in found else 1)
-    return [task_of(name, matrix, shapes, calls) for (name, matrix, shapes), calls in found.values()]
+        counts[key] = ((name, matrix, shapes), counts[key][1] + 1 if key in counts else 1)
+    return [task_of(name, matrix, shapes, calls) for (name, matrix, shapes), calls in counts.values()]
 
 
 def _free(target: Any, mod: ir.IRModule) -> Any:
     """Return the target with reassociation of sums permitted, if every program of the dialect permits it."""
     loops = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
-    ours = [func for func in loops if is_ours(func)]
-    free = [make_target(target, func) for func in ours]
-    may = all(may_reassociate(func) for func in ours) and not any(makes_tangents(func) for func in loops)
+    programs = [func for func in loops if is_ours(func)]
+    free = [make_target(target, func) for func in programs]
+    may = all(may_reassociate(func) for func in programs) and not any(makes_tangents(func) for func in loops)
     return free[0] if free and may else target
 
 
 def cpu_target(target: Any) -> tvm.target.Target:
     """Return the target that models are compiled for, this machine by default."""
-    chosen = native_target() if target is None else tvm.target.Target(target)
-    if str(chosen.kind.name) != "llvm":
-        raise ArgumentError(f"models are compiled for CPUs: expected an llvm target, found {chosen.kind.name!r}")
-    return chosen
+    cpu = native_target() if target is None else tvm.target.Target(target)
+    if str(cpu.kind.name) != "llvm":
+        raise ArgumentError(f"models are compiled for CPUs: expected an llvm target, found {cpu.kind.name!r}")
+    return cpu
 
 
 def lowered(
@@ -218,13 +218,15 @@ def bind(mod: ir.IRModule, params: Mapping[str, Any]) -> ir.IRModule:
         raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(mod).__name__}")
     functions = {str(v.name_hint): f for v, f in mod.functions.items() if isinstance(f, relax.Function)}
     names = {function: [str(p.name) for p in func.params] for function, func in functions.items()}
-    wrong = next((name for name in params if not any(name in known for known in names.values())), None)
-    if wrong is not None:
-        listed = "; ".join(f"{function} has {', '.join(known) or 'none'}" for function, known in names.items())
-        raise ArgumentError(f"there is no parameter {wrong}: {listed}")
+    unknown = next((name for name in params if not any(name in params_of for params_of in names.values())), None)
+    if unknown is not None:
+        available = "; ".join(
+            f"{function} has {', '.join(params_of) or 'none'}" for function, params_of in names.items()
+        )
+        raise ArgumentError(f"there is no parameter {unknown}: {available}")
     tensors = {name: _tensor(value) for name, value in params.items()}
-    for function, known in names.items():
-        values = {name: tensors[name] for name in known if tensors.get(name) is not None}
+    for function, params_of in names.items():
+        values = {name: tensors[name] for name in params_of if tensors.get(name) is not None}
         if values:
             mod = relax.transform.BindParams(function, values)(mod)
     return mod

@@ -95,17 +95,17 @@ def chosen(name: str, program: Program, matrix: sp.csr_array, shapes: Mapping[st
     """
     if options.asked is not None and shapes:
         options.asked.append((name, matrix, shapes))
-    found = _recorded(name, matrix, shapes, options) if shapes and options.database is not None else None
-    format, choices = found if found is not None else (_suited(program, matrix, shapes), None)
-    func, given = program.func, _arrays(matrix)
+    record = _recorded(name, matrix, shapes, options) if shapes and options.database is not None else None
+    format, choices = record if record is not None else (_suited(program, matrix, shapes), None)
+    func, arrays = program.func, _arrays(matrix)
     if format is not None:
         try:
-            func, given = _over(program, matrix, format, finite=options.finite or name == "linear")
+            func, arrays = _over(program, matrix, format, finite=options.finite or name == "linear")
         except SparseTIRError:  # The program cannot be written over this format.
             format = None
     if choices is None:
-        choices = _untuned(func, given, shapes, options)
-    return Chosen(with_choices(func, choices), given, format, choices)
+        choices = _untuned(func, arrays, shapes, options)
+    return Chosen(with_choices(func, choices), arrays, format, choices)
 
 
 def with_choices(func: tirx.PrimFunc, choices: Choices) -> tirx.PrimFunc:
@@ -134,11 +134,11 @@ def _over(
     composed = ComposedKernel(decomposition)
     if decomposition.multiplies_zeros and not finite and composed.convert("A", matrix).padding:
         raise LoweringError(f"{format!r} stores zeros, which would make NaN of infinities in results without them")
-    given = composed.pieces(A=matrix)
-    held = {str(p.name) for p in decomposition.func.params}
+    arrays = composed.pieces(A=matrix)
+    params = {str(p.name) for p in decomposition.func.params}
     func = decomposition.func
     attrs = {name: value for name, value in program.func.attrs.items() if name not in (func.attrs or {})}
-    return func.with_attr(attrs) if attrs else func, {name: value for name, value in given.items() if name in held}
+    return func.with_attr(attrs) if attrs else func, {name: value for name, value in arrays.items() if name in params}
 
 
 def _suited(program: Program, matrix: sp.csr_array, shapes: Mapping[str, tuple[int, ...]]) -> Format | None:
@@ -146,16 +146,16 @@ def _suited(program: Program, matrix: sp.csr_array, shapes: Mapping[str, tuple[i
     widths = shapes or {"X": (1, 64)}  # A typical width stands for a size that is known only at run time.
     if any(str(buffer.dtype) in ("float16", "bfloat16") for buffer in decode(program.func).buffers.values()):
         return None
-    found = suited(decode(program.func), matrix, widths)
-    return found.format if found is not None else None
+    choice = suited(decode(program.func), matrix, widths)
+    return choice.format if choice is not None else None
 
 
-def _untuned(func: tirx.PrimFunc, given: Mapping[str, Any], shapes: Mapping[str, Any], options: Options) -> Choices:
+def _untuned(func: tirx.PrimFunc, values: Mapping[str, Any], shapes: Mapping[str, Any], options: Options) -> Choices:
     """Return the choices of the heuristics for an untuned kernel."""
     base = defaults.usual(func, Registers.of(make_target(options.target, func)))
     if not shapes:
         return base
-    arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     dtype = next(array.dtype for array in arrays.values() if array.dtype.kind == "f")
     for name, shape in shapes.items():
         arrays[f"{name.lower()}_data"] = np.broadcast_to(np.zeros(1, dtype), shape)

@@ -36,8 +36,8 @@ def weight_of(value: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
     """Return the matrix that an operand is, including transposed constants; None if it is not known."""
     bound = value_of(value) if isinstance(value, relax.Var) else value
     if isinstance(bound, ir.GenericConst):
-        found = bound.value.numpy()
-        return found if found.ndim == 2 else None
+        matrix = bound.value.numpy()
+        return matrix if matrix.ndim == 2 else None
     if isinstance(bound, ir.Call) and getattr(bound.op, "name", "") == TRANSPOSE and bound.args[0].ty.ndim == 2:
         axes = bound.attrs.axes
         inner = weight_of(bound.args[0], value_of)
@@ -72,12 +72,12 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Head
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         program = programs.matmul({"m": rows, "n": n, "feat": feat}, dtype, height, epilogue, panel)
         x = call.args[0] if len(batch) == 1 else relax.op.reshape(call.args[0], [rows, n])
-        given = {"a_data": x, "b_data": call.args[1]}
+        operands = {"a_data": x, "b_data": call.args[1]}
         if panel and weight is not None:
-            given["b_data"] = constant(packed(weight, panel))
+            operands["b_data"] = constant(packed(weight, panel))
         elif weight is not None and not isinstance(call.args[1], ir.GenericConst):
-            given["b_data"] = constant(weight)
-        return Lowered(program, given, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
+            operands["b_data"] = constant(weight)
+        return Lowered(program, operands, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
 
     return Head(result, make)
 
@@ -89,8 +89,8 @@ def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, 
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         program = programs.gemv({"m": feat, "n": n}, dtype, epilogue)
-        given = {"a_data": constant(np.ascontiguousarray(weight.T)), "x_data": relax.op.reshape(call.args[0], [n])}
-        return Lowered(program, given, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
+        operands = {"a_data": constant(np.ascontiguousarray(weight.T)), "x_data": relax.op.reshape(call.args[0], [n])}
+        return Lowered(program, operands, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
 
     return result, make
 

@@ -37,10 +37,10 @@ def _number(value: float, like: Any) -> Any:
 
 
 def _shape(x: Any, name: str) -> list[Any]:
-    found = x.ty.shape
-    if not isinstance(found, relax.ShapeExpr):
+    shape = x.ty.shape
+    if not isinstance(shape, relax.ShapeExpr):
         raise LoweringError(f"the gradient of R.{name} needs the shape of its argument; annotate it")
-    return list(found.values)
+    return list(shape.values)
 
 
 # ------------------------------------------------------------------ element by element
@@ -97,8 +97,8 @@ SLOPES: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 def _elementwise(slope: Callable[[Any, Any, Any], Any]) -> Gradient:
     def gradient(y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
-        made = [g * slope(call.args[0], y, call.attrs)]
-        return made + [op.grad.no_grad(arg) for arg in call.args[1:]]
+        gradients = [g * slope(call.args[0], y, call.attrs)]
+        return gradients + [op.grad.no_grad(arg) for arg in call.args[1:]]
 
     return gradient
 
@@ -117,10 +117,10 @@ def _reshaped(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
 
 def _stack(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
     parts, axis = call.args[0].fields, int(call.attrs.axis or 0)
-    found = op.split(g, len(parts), axis=axis)
+    parts_of_g = op.split(g, len(parts), axis=axis)
     if len(parts) == 1:
         return [relax.Tuple([op.squeeze(g, axis)])]
-    return [relax.Tuple([op.squeeze(relax.TupleGetItem(found, n), axis) for n in range(len(parts))])]
+    return [relax.Tuple([op.squeeze(relax.TupleGetItem(parts_of_g, n), axis) for n in range(len(parts))])]
 
 
 def _concat(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
@@ -133,8 +133,8 @@ def _concat(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list
     full = [n for n, first in enumerate([0, *ends[:-1]]) if ends[n] > first]
     if len(full) < 2:
         return [relax.Tuple([g if n in full else op.zeros_like(part) for n, part in enumerate(parts)])]
-    found = builder.emit(op.split(g, [ends[n] for n in full[:-1]], axis=axis))
-    cut = {n: relax.TupleGetItem(found, k) for k, n in enumerate(full)}
+    pieces = builder.emit(op.split(g, [ends[n] for n in full[:-1]], axis=axis))
+    cut = {n: relax.TupleGetItem(pieces, k) for k, n in enumerate(full)}
     return [relax.Tuple([cut[n] if n in cut else op.zeros_like(part) for n, part in enumerate(parts)])]
 
 
@@ -190,10 +190,10 @@ def _strided_slice(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) 
     """Return the gradient at the selected positions, and zeros elsewhere."""
     x, *parts = call.args
     try:
-        given = [[int(n) for n in part] for part in parts]
+        bounds = [[int(n) for n in part] for part in parts]
     except TypeError:
         raise LoweringError("the gradient of R.strided_slice needs bounds that are numbers") from None
-    axes, begins, ends, *steps = given
+    axes, begins, ends, *steps = bounds
     shape = _shape(x, "strided_slice")
     for n, axis in enumerate(axes):
         size = shape[axis % len(shape)]
@@ -215,8 +215,8 @@ def _spread(g: Any, axis: int, places: Any, size: int, builder: relax.BlockBuild
         whole = builder.emit(op.concat([g, zeros(1)], axis))
         return builder.emit(op.take(whole, relax.const(back.astype("int64")), axis, mode="clip"))
     around = [zeros(first) if first else None, g, zeros(size - 1 - last) if last < size - 1 else None]
-    kept = [part for part in around if part is not None]
-    return builder.emit(op.concat(kept, axis)) if len(kept) > 1 else g
+    nonempty = [part for part in around if part is not None]
+    return builder.emit(op.concat(nonempty, axis)) if len(nonempty) > 1 else g
 
 
 def _flip(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
@@ -229,8 +229,8 @@ def _topk(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[An
     if kind == "indices":
         return [op.zeros_like(x)]
     if kind == "values":
-        same = op.topk(x, int(attrs.k), int(attrs.axis), "indices", bool(attrs.largest), "int64")
-        indices, values = builder.emit(same), g
+        selection = op.topk(x, int(attrs.k), int(attrs.axis), "indices", bool(attrs.largest), "int64")
+        indices, values = builder.emit(selection), g
     else:
         indices, values = (builder.emit(relax.TupleGetItem(part, n)) for n, part in ((1, y), (0, g)))
     return [op.scatter_elements(op.zeros_like(x), indices, values, int(attrs.axis) % x.ty.ndim, "add")]
@@ -239,13 +239,15 @@ def _topk(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[An
 def _scatter_elements(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Return the gradients of the base and the updates; overwritten elements of the base have none."""
     x, indices, updates = call.args
-    how, axis = str(call.attrs.reduction), int(call.attrs.axis) % x.ty.ndim
-    if how not in ("add", "update"):
-        raise LoweringError(f"R.scatter_elements with reduction={how} has no gradient: add, or use a sparse reduction")
-    left = g
-    if how == "update":
-        left = op.scatter_elements(g, indices, builder.emit(op.zeros_like(updates)), axis, "update")
-    return [left, op.grad.no_grad(indices), op.gather_elements(g, indices, axis)]
+    reduction, axis = str(call.attrs.reduction), int(call.attrs.axis) % x.ty.ndim
+    if reduction not in ("add", "update"):
+        raise LoweringError(
+            f"R.scatter_elements with reduction={reduction} has no gradient: add, or use a sparse reduction"
+        )
+    base_gradient = g
+    if reduction == "update":
+        base_gradient = op.scatter_elements(g, indices, builder.emit(op.zeros_like(updates)), axis, "update")
+    return [base_gradient, op.grad.no_grad(indices), op.gather_elements(g, indices, axis)]
 
 
 def _gather_elements(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
@@ -272,17 +274,17 @@ def _norm(name: str, center: bool) -> Gradient:
         x, weight = call.args[:2]
         shape = _shape(x, name)
         axes = [int(a) % len(shape) for a in call.attrs.axes]
-        others = [n for n in range(len(shape)) if n not in axes]
+        remaining = [n for n in range(len(shape)) if n not in axes]
         unit, scale = _normalised(x, axes, float(call.attrs.epsilon), builder, center)
         along = op.reshape(weight, [size if n in axes else 1 for n, size in enumerate(shape)])
         weighted = builder.emit(g * along) if not center or call.attrs.scale else g
         tilt = unit * op.mean(weighted * unit, axes, keepdims=True)
         level = weighted - op.mean(weighted, axes, keepdims=True) if center else weighted
-        summed = lambda value: op.reshape(op.sum(value, others) if others else value, weight.ty.shape)  # noqa: E731
+        summed = lambda value: op.reshape(op.sum(value, remaining) if remaining else value, weight.ty.shape)  # noqa: E731
         used = [True] if not center else [bool(call.attrs.scale), bool(call.attrs.center)]
-        rest = [summed(g * unit), summed(g)][: len(used)]
-        rest = [new if is_used else op.zeros_like(weight) for new, is_used in zip(rest, used, strict=True)]
-        return [scale * (level - tilt), *rest]
+        gradients = [summed(g * unit), summed(g)][: len(used)]
+        gradients = [new if is_used else op.zeros_like(weight) for new, is_used in zip(gradients, used, strict=True)]
+        return [scale * (level - tilt), *gradients]
 
     return gradient
 
@@ -295,17 +297,17 @@ def _group_norm(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> 
     parts = [groups, shape[at] // groups]
     split = [*shape[:at], *parts, *shape[at + 1 :]]
     axes = [at + 1, *(n + (n > at) for n in (int(a) % len(shape) for a in attrs.axes))]
-    others = [n for n in range(len(split)) if n not in (at, at + 1)]
+    remaining = [n for n in range(len(split)) if n not in (at, at + 1)]
     x, g = (builder.emit(op.reshape(value, split)) for value in (x, g))
     unit, scale = _normalised(x, axes, float(attrs.epsilon), builder, True)
-    along = op.reshape(weight, [1 if n in others else size for n, size in enumerate(split)])
+    along = op.reshape(weight, [1 if n in remaining else size for n, size in enumerate(split)])
     weighted = builder.emit(g * along) if attrs.scale else g
     tilt = unit * op.mean(weighted * unit, axes, keepdims=True)
     level = weighted - op.mean(weighted, axes, keepdims=True)
-    summed = lambda value: op.reshape(op.sum(value, others), weight.ty.shape)  # noqa: E731
+    summed = lambda value: op.reshape(op.sum(value, remaining), weight.ty.shape)  # noqa: E731
     used = ((summed(g * unit), attrs.scale), (summed(g), attrs.center))
-    rest = [new if is_used else op.zeros_like(weight) for new, is_used in used]
-    return [op.reshape(scale * (level - tilt), shape), *rest]
+    gradients = [new if is_used else op.zeros_like(weight) for new, is_used in used]
+    return [op.reshape(scale * (level - tilt), shape), *gradients]
 
 
 def _dropout(y: Any, _call: ir.Call, g: Any, _builder: Any) -> list[Any]:

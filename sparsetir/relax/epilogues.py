@@ -107,10 +107,10 @@ class Writer:
     def take(self, call: ir.Call, before: Any) -> bool:
         """Add a step whose argument `before` is the expression so far; return False, without a change, on failure."""
         name = str(getattr(call.op, "name", ""))
-        held = len(self.operands)
+        count = len(self.operands)
         text = self._step(name, call, before)
         if text is None or len(text) > LONGEST:
-            del self.operands[held:]
+            del self.operands[count:]
             return False
         self.text = text
         return True
@@ -153,17 +153,17 @@ class Writer:
         """Return the text of the other operand of a step, None if it cannot be fused."""
         if isinstance(arg, ir.GenericConst) and arg.ty.ndim == 0:
             return f"T.{self.wide}({float(arg.value.numpy())!r})" if np.isfinite(arg.value.numpy()) else None
-        found = arg.ty
-        if not isinstance(found, relax.TensorType) or not isinstance(found.shape, relax.ShapeExpr):
+        type_ = arg.ty
+        if not isinstance(type_, relax.TensorType) or not isinstance(type_.shape, relax.ShapeExpr):
             return None
-        shape = self.result.seen(list(found.shape.values))
+        shape = self.result.seen(list(type_.shape.values))
         axes = along(shape, self.result)
-        if axes is None or str(found.dtype.dtype) != self.dtype:
+        if axes is None or str(type_.dtype.dtype) != self.dtype:
             return None
-        kept = [n for n, axis in enumerate(axes) if axis is not None] or [0][: len(axes)]
-        shape, axes = [shape[n] for n in kept], tuple(axes[n] for n in kept)
-        same = _equal(shape, found.shape.values)
-        self.operands.append(Operand(arg if same else relax.op.reshape(arg, shape), axes, self.dtype))
+        dims = [n for n, axis in enumerate(axes) if axis is not None] or [0][: len(axes)]
+        shape, axes = [shape[n] for n in dims], tuple(axes[n] for n in dims)
+        is_same = _equal(shape, type_.shape.values)
+        self.operands.append(Operand(arg if is_same else relax.op.reshape(arg, shape), axes, self.dtype))
         return self._widened(f"{{{len(self.operands)}}}", self.dtype)
 
     def _widened(self, text: str, dtype: str) -> str:

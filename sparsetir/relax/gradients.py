@@ -83,11 +83,11 @@ class Backward:
         count = self.a.columns() if count is None else count
         if is_known(indptr, columns) and known([count]):
             check_constants(self.a.name, indptr, {indices: (columns, int(count))}, None)
-            found = transposed(indptr.value.numpy(), columns.value.numpy(), int(count))
-            return tuple(map(constant, found))
+            structure = transposed(indptr.value.numpy(), columns.value.numpy(), int(count))
+            return tuple(map(constant, structure))
         size = tirx.const(0, "int64") + count
-        found = self.emit(call("transpose", indptr, columns, size))
-        return tuple(self.emit(relax.TupleGetItem(found, n)) for n in range(3))
+        structure = self.emit(call("transpose", indptr, columns, size))
+        return tuple(self.emit(relax.TupleGetItem(structure, n)) for n in range(3))
 
     def matrix_transposed(self, values: Any) -> tuple[Any, Any, Any]:
         """Return ``data, indptr, indices`` of the transposed matrix with these values."""
@@ -106,12 +106,12 @@ def _flat(value: Any, last: Any) -> Any:
 
 def _spmm(b: Backward) -> Gradients:
     *batch, n, feat = b.a.shape("B")
-    g, other = b.g, b["B"]
+    g, dense = b.g, b["B"]
     if batch:  # The rows of all products are concatenated along the features.
         side = lambda x, rows: op.reshape(op.permute_dims(x, [1, 0, 2]), [rows, product([*batch, feat])])  # noqa: E731
-        g, other = b.emit(side(g, b.g.ty.shape[1])), b.emit(side(other, n))
+        g, dense = b.emit(side(g, b.g.ty.shape[1])), b.emit(side(dense, n))
     return {
-        "data": calls.sddmm(b.ones(), *b.csr, g, other),
+        "data": calls.sddmm(b.ones(), *b.csr, g, dense),
         "B": calls.spmm(*b.matrix_transposed(b["data"]), b.g),
     }
 
@@ -179,11 +179,11 @@ def _segment_extreme(b: Backward) -> Gradients:
 def _gather_matmul_scatter(b: Backward) -> Gradients:
     starts, rows, order = b.transposed()
     kinds = b.taken(b["kinds"], order)
-    turned = b.emit(op.permute_dims(b["W"], [0, 2, 1]))
+    weights = b.emit(op.permute_dims(b["W"], [0, 2, 1]))
     kind_starts, kind_rows, kind_order = b.transposed("kinds", b.a.shape("W")[0])
     columns = b.taken(b["indices"], kind_order)
     return {
-        "X": calls.gather_matmul_scatter(b.g, turned, starts, rows, kinds),
+        "X": calls.gather_matmul_scatter(b.g, weights, starts, rows, kinds),
         "W": calls.gather_outer(b["X"], b.g, kind_starts, columns, kind_rows),
     }
 
@@ -195,13 +195,13 @@ def _attention(b: Backward) -> Gradients:
     delta = b.emit(op.sum(op.multiply(op.astype(b.g, wide), op.astype(b.y, wide)), axis=-1))
     operands = (b["Q"], b["K"], b["V"], b.g, lse, delta)
     starts, rows, _ = b.transposed()
-    made = {
+    gradients = {
         operand: call(
             f"attention_backward_{operand}", *operands, *(structure if operand == "query" else (starts, rows)), scale
         )
         for operand in ATTENTION_OPERANDS
     }
-    return {ATTENTION_OPERANDS[operand]: gradient for operand, gradient in made.items()}
+    return {ATTENTION_OPERANDS[operand]: gradient for operand, gradient in gradients.items()}
 
 
 def _segment_expand(b: Backward) -> Gradients:
@@ -250,10 +250,13 @@ def register() -> None:
 
 
 def _primal(operator: Operator, make: Callable[[Backward], Gradients]) -> Callable[..., list[Any]]:
-    def gradient(y: Any, made: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
-        arguments = operator.arguments(made)
-        found = make(Backward(arguments, y, g, builder))
-        return [found[n] if n in found else op.grad.no_grad(v) for n, v in zip(operator.names, made.args, strict=True)]
+    def gradient(y: Any, forward: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
+        arguments = operator.arguments(forward)
+        gradients = make(Backward(arguments, y, g, builder))
+        return [
+            gradients[n] if n in gradients else op.grad.no_grad(v)
+            for n, v in zip(operator.names, forward.args, strict=True)
+        ]
 
     return gradient
 

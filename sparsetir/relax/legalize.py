@@ -42,11 +42,11 @@ def _with_matrix(
         return lowered
     is_known = all(known(shape) for shape in shapes.values())
     dense = {n: tuple(int(size) for size in shape) for n, shape in shapes.items()} if is_known else {}
-    found = chosen(name, lowered.program, matrix, dense, options)
-    lowered.func, lowered.fixed = found.func, dict(found.given)
-    if found.format is not None:
+    choice = chosen(name, lowered.program, matrix, dense, options)
+    lowered.func, lowered.fixed = choice.func, dict(choice.given)
+    if choice.format is not None:
         for part in ("indptr", "indices", "a_data"):
-            if part not in found.given:
+            if part not in choice.given:
                 lowered.given.pop(part, None)
     return lowered
 
@@ -57,8 +57,8 @@ def _spmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, o
     if batch:
         sizes["batch"] = batch[0]
     program = programs.spmm(sizes, a.dtype("B"), a.dtype("indptr"), epilogue)
-    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
-    lowered = Lowered(program, given, out, out, dtype)
+    operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
+    lowered = Lowered(program, operands, out, out, dtype)
     return lowered if batch else _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, options)
 
 
@@ -66,21 +66,21 @@ def _spmv(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, o
     (n,) = a.shape("x")
     sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0]}
     program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
-    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "x_data": a["x"]}
-    return _with_matrix("spmv", Lowered(program, given, out, out, dtype), a, {"X": [n]}, n, options)
+    operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "x_data": a["x"]}
+    return _with_matrix("spmv", Lowered(program, operands, out, out, dtype), a, {"X": [n]}, n, options)
 
 
 def _linear(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
     *batch, n = a.shape("x")
     rows, m = product(batch), out[-1]
-    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"]}
+    operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"]}
     sizes = {"m": m, "n": n, "nnz": a.shape("indices")[0], "batch": rows}
     if known([rows]) and int(rows) == 1:
         program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
-        lowered = Lowered(program, {**given, "x_data": _reshaped(a["x"], [n])}, [m], out, dtype)
+        lowered = Lowered(program, {**operands, "x_data": _reshaped(a["x"], [n])}, [m], out, dtype)
         return _with_matrix("spmv", lowered, a, {"X": [n]}, n, options)
     program = programs.linear(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
-    lowered = Lowered(program, {**given, "x_data": _reshaped(a["x"], [rows, n])}, [rows, m], out, dtype)
+    lowered = Lowered(program, {**operands, "x_data": _reshaped(a["x"], [rows, n])}, [rows, m], out, dtype)
     return _with_matrix("linear", lowered, a, {"X": [rows, n]}, n, options)
 
 
@@ -88,8 +88,8 @@ def _sddmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, 
     (m, feat), (n, _) = a.shape("X"), a.shape("Y")
     sizes = {"m": m, "n": n, "nnz": out[0], "feat": feat}
     program = programs.sddmm(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
-    given = {"indptr": a["indptr"], "indices": a["indices"], "s_data": a["data"], "x_data": a["X"], "y_data": a["Y"]}
-    return Lowered(program, given, out, out, dtype)
+    operands = {"indptr": a["indptr"], "indices": a["indices"], "s_data": a["data"], "x_data": a["X"], "y_data": a["Y"]}
+    return Lowered(program, operands, out, out, dtype)
 
 
 def _softmax(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
@@ -117,21 +117,21 @@ def _gather(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None,
         program = grouped(sizes, a.dtype("X"), groups, size, epilogue)
         return Lowered(program, {**groups.arrays, "x_data": a["X"], "w_data": a["W"]}, out, out, dtype)
     program = programs.gather_matmul_scatter(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
-    given = {
+    operands = {
         "indptr": a["indptr"],
         "indices": a["indices"],
         "kinds_data": a["kinds"],
         "x_data": a["X"],
         "w_data": a["W"],
     }
-    return Lowered(program, given, out, out, dtype)
+    return Lowered(program, operands, out, out, dtype)
 
 
 def _transpose(a: Arguments, _out: list[Any], _dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
     func, n = transposition.program(a.dtype("indptr")), a.size("n")
     program = Program(func, ("indptr", "indices"), (n,))
-    given = {"indptr": a["indptr"], "indices": a["indices"]}
-    return Lowered(program, given, [], [], "", several=list(OPERATORS["transpose"].infer(a).fields))
+    operands = {"indptr": a["indptr"], "indices": a["indices"]}
+    return Lowered(program, operands, [], [], "", several=list(OPERATORS["transpose"].infer(a).fields))
 
 
 def _segment_expand(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
@@ -142,19 +142,19 @@ def _segment_expand(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue
 
 
 def _gather_outer(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
-    (n, inner), (others, outer) = a.shape("X"), a.shape("Y")
-    sizes = {"m": out[0], "nnz": a.shape("left")[0], "n": n, "others": others, "in": inner, "out": outer}
+    (n, inner), (columns, outer) = a.shape("X"), a.shape("Y")
+    sizes = {"m": out[0], "nnz": a.shape("left")[0], "n": n, "others": columns, "in": inner, "out": outer}
     program = backward.gather_outer(sizes, dtype, a.dtype("indptr"))
     names = {"left": "left_data", "right": "right_data", "X": "x_data", "Y": "y_data"}
-    given = {"indptr": a["indptr"], **{param: a[name] for name, param in names.items()}}
-    return Lowered(program, given, out, out, dtype)
+    operands = {"indptr": a["indptr"], **{param: a[name] for name, param in names.items()}}
+    return Lowered(program, operands, out, out, dtype)
 
 
 def _dropout(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
     size = product(out)
     program = layers.program(size, dtype, a.number("rate"), int(a.size("seed")))
-    given = {"count_data": relax.op.reshape(a["count"], [1]), "x_data": _reshaped(a["x"], [size])}
-    return Lowered(program, given, [size], out, dtype)
+    operands = {"count_data": relax.op.reshape(a["count"], [1]), "x_data": _reshaped(a["x"], [size])}
+    return Lowered(program, operands, [size], out, dtype)
 
 
 def _of_blocks(write: Callable[..., Program], names: tuple[str, ...]) -> Maker:
@@ -167,8 +167,8 @@ def _of_blocks(write: Callable[..., Program], names: tuple[str, ...]) -> Maker:
         sizes |= {"nnz": a.shape("indices")[0], **({"out": int(a.shape("V")[2])} if "V" in a.names else {})}
         split = lambda shape: [heads, length // block, block, *shape[2:]]  # noqa: E731
         program = write(sizes, a.dtype("Q"), a.dtype("indptr"), a.number("scale"))
-        given = {f"{name.lower()}_data": _reshaped(a[name], split(a.shape(name))) for name in names}
-        return Lowered(program, {"indptr": a["indptr"], "indices": a["indices"], **given}, split(out), out, dtype)
+        operands = {f"{name.lower()}_data": _reshaped(a[name], split(a.shape(name))) for name in names}
+        return Lowered(program, {"indptr": a["indptr"], "indices": a["indices"], **operands}, split(out), out, dtype)
 
     return lower
 
@@ -245,11 +245,11 @@ def _flattened(name: str, shape: list[Any], axes: tuple[str, ...]) -> tuple[list
     return shape, axes[: len(shape)] if name.startswith("segment") else axes[max(len(axes) - len(shape), 0) :]
 
 
-def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | None) -> Any:
+def _checked(builder: relax.BlockBuilder, a: Arguments, validated: dict[Any, Any] | None) -> Any:
     """Return the row pointers of a call after validation with its index arrays.
 
-    Constants are validated now. With `seen`, arrays and limits that are known at run time are validated in each call,
-    once for all operators that share them.
+    Constants are validated now. With `validated`, arrays and limits that are known at run time are validated in each
+    call, once for all operators that share them.
     """
     limits = {
         "indices": a.columns,
@@ -262,18 +262,18 @@ def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | N
     arrays = (a["indptr"], *(array for array, _ in bounds.values()))
     numbers = [limit for _, limit in bounds.values()] or [count]
     if structure.is_known(*arrays) and known(numbers):
-        held = {name: (array, int(limit)) for name, (array, limit) in bounds.items()}
-        structure.check_constants(a.name, a["indptr"], held, None if count is None else int(count))
+        constants = {name: (array, int(limit)) for name, (array, limit) in bounds.items()}
+        structure.check_constants(a.name, a["indptr"], constants, None if count is None else int(count))
         return a["indptr"]
-    if seen is None:
+    if validated is None:
         return a["indptr"]
     # Limits are compared structurally, because two variables may have the same name.
-    checked = seen.setdefault(arrays, [])
-    for limits_of, starts in checked:
+    earlier = validated.setdefault(arrays, [])
+    for limits_of, starts in earlier:
         if all(map(same_size, limits_of, numbers)):
             return starts
-    checked.append((numbers, structure.checked(builder, a.name, a["indptr"], bounds, count)))
-    return checked[-1][1]
+    earlier.append((numbers, structure.checked(builder, a.name, a["indptr"], bounds, count)))
+    return earlier[-1][1]
 
 
 def lower_call(
@@ -325,15 +325,15 @@ class Uses:
 
     def steps(self, var: Any) -> list[tuple[Any, ir.Call]]:
         """Return the chain of elementwise calls that follow a variable, each the only use of the one before."""
-        found: list[tuple[Any, ir.Call]] = []
+        chain: list[tuple[Any, ir.Call]] = []
         while True:
             users = self.users.get(var, [])
             if len(users) != 1 or users[0] is None:
-                return found
+                return chain
             call = self.value[users[0]]
             if not is_elementwise(call) or sum(arg.same_as(var) for arg in call.args) != 1:
-                return found
-            found.append((users[0], call))
+                return chain
+            chain.append((users[0], call))
             var = users[0]
 
 
@@ -353,15 +353,15 @@ class Lowerer(relax.PyExprMutator):
         """Lower a function."""
         uses = Uses(func)
         self.chains, self.absorbed, self.values, self.seen = {}, set(), uses.value, {}
-        taken: set[Any] = set()  # A sum of two heads may follow either: the first head takes it.
+        fused: set[Any] = set()  # A sum of two heads may follow either: the first head takes it.
         for var, value in uses.value.items():
             head = head_of(value, self.options, self.values.get)
             if head is None or not head.result.axes:
                 continue
-            free = list(takewhile(lambda step: step[0] not in taken, uses.steps(var)))  # noqa: B023
+            free = list(takewhile(lambda step: step[0] not in fused, uses.steps(var)))  # noqa: B023
             _, count = written(head.result, var, free)
             steps = free[:count]
-            taken |= {v for v, _ in steps}
+            fused |= {v for v, _ in steps}
             if steps:
                 self.absorbed |= {var, *(v for v, _ in steps[:-1])}
                 self.chains[steps[-1][0]] = (var, value, steps)
@@ -374,24 +374,24 @@ class Lowerer(relax.PyExprMutator):
         if binding.var in self.chains:
             var, call, steps = self.chains[binding.var]
             head = head_of(self._mapped(call, set()), self.options, self._value)
-            kept = {var, *(w for w, _ in steps)}
+            fused = {var, *(w for w, _ in steps)}
             if head is not None:
-                epilogue, _ = written(head.result, var, [(v, self._mapped(c, kept)) for v, c in steps])
+                epilogue, _ = written(head.result, var, [(v, self._mapped(c, fused)) for v, c in steps])
         elif head_of(binding.value, self.options, self._value) is not None:
             head = head_of(self._mapped(binding.value, set()), self.options, self._value)
         if head is None:
             super().visit_var_binding_(binding)
             return
-        seen = self.seen if self.options.checked else None
-        result = self.builder_.normalize(lower_call(self.builder_, head, epilogue, seen))
+        validated = self.seen if self.options.checked else None
+        result = self.builder_.normalize(lower_call(self.builder_, head, epilogue, validated))
         self.set_var_remap(binding.var, emitted(self.builder_, binding.var, result))
 
     def _value(self, var: Any) -> Any:
-        found = self.lookup_binding(var) if isinstance(var, relax.Var) else None
-        return self.values.get(var) if found is None else found
+        value = self.lookup_binding(var) if isinstance(var, relax.Var) else None
+        return self.values.get(var) if value is None else value
 
-    def _mapped(self, call: ir.Call, kept: set[Any]) -> ir.Call:
-        args = [arg if arg in kept else self.visit_expr(arg) for arg in call.args]
+    def _mapped(self, call: ir.Call, fused: set[Any]) -> ir.Call:
+        args = [arg if arg in fused else self.visit_expr(arg) for arg in call.args]
         new = relax.Call(call.op, args, call.attrs)
         relax.expr._update_type(new, call.ty)
         return new
@@ -420,8 +420,8 @@ def LowerSparse(
     asked : list, optional
         Records products with constant matrices.
     """
-    chosen = native_target() if target is None else tvm.target.Target(target)
-    options = Options(chosen, None if database is None else Path(database), checked, finite, asked)
+    cpu = native_target() if target is None else tvm.target.Target(target)
+    options = Options(cpu, None if database is None else Path(database), checked, finite, asked)
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.LowerSparse")
     def lower(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:

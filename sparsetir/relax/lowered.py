@@ -35,11 +35,11 @@ class Lowered:
         """Emit the call, and add its function to the module."""
         func = self.func if self.func is not None else self.program.func
         sizes = dict(zip(_size_names(self.program.func), self.program.sizes, strict=True))
-        every = {**sizes, **self.given, **self.fixed}
+        values = {**sizes, **self.given, **self.fixed}
         tensors, numbers, results = [], [], []
         for param in func.params:
             name = str(param.name)
-            if name not in every:
+            if name not in values:
                 results.append(param)
             elif tirx.is_buffer_var(param) or _is_handle(param):
                 tensors.append(param)
@@ -50,8 +50,8 @@ class Lowered:
             func = tirx.PrimFunc(ordered, func.body, func.ret_type, func.attrs)
         name = str(self.program.func.attrs["global_symbol"])
         var = builder.add_func(func.without_attr("global_symbol"), name)
-        args = [_tensor(every[str(p.name)]) for p in tensors]
-        args += [_number(every[str(p.name)], str(p.ty.dtype)) for p in numbers]
+        args = [_tensor(values[str(p.name)]) for p in tensors]
+        args += [_number(values[str(p.name)], str(p.ty.dtype)) for p in numbers]
         out = list(self.several) or relax.TensorType(self.shape, self.dtype)
         result = relax.call_tir(var, args, out)
         if len(self.shape) == len(self.wanted) and all(map(same_size, self.shape, self.wanted)):

@@ -92,12 +92,13 @@ class Signature:
                 raise ArgumentTypeError(f"{argument.name} has dtype {tensor.dtype}; expected {argument.dtype}")
             shape = tuple(tensor.shape)
             if len(shape) != len(argument.shape) or any(
-                isinstance(want, int) and want != found for want, found in zip(argument.shape, shape, strict=True)
+                isinstance(expected, int) and expected != size
+                for expected, size in zip(argument.shape, shape, strict=True)
             ):
                 raise ArgumentError(f"{argument.name} has shape {shape}; expected {argument}")
-            for at, (name, found) in enumerate(zip(argument.shape, shape, strict=True)):
+            for at, (name, size) in enumerate(zip(argument.shape, shape, strict=True)):
                 if isinstance(name, str):
-                    self._check_size(sizes, name, int(found), f"{argument.name}.shape[{at}]")
+                    self._check_size(sizes, name, int(size), f"{argument.name}.shape[{at}]")
 
     def _check_size(self, sizes: dict[str, tuple[int, str]], name: str, found: int, where: str) -> None:
         known, other = sizes.setdefault(name, (found, where))
@@ -111,9 +112,9 @@ class Signature:
     def positions(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return the arguments in the order of the signature, with keyword arguments in their positions."""
         names = [argument.name for argument in self.arguments]
-        wrong = next((name for name in named if name not in names[len(args) :]), None)
-        if wrong is not None:
-            raise ArgumentTypeError(f"{self.function} takes {self}; found another argument {wrong}")
+        unknown = next((name for name in named if name not in names[len(args) :]), None)
+        if unknown is not None:
+            raise ArgumentTypeError(f"{self.function} takes {self}; found another argument {unknown}")
         if len(args) + len(named) != len(names):
             raise ArgumentTypeError(f"{self.function} takes {self}; found {len(args) + len(named)} arguments")
         return [*args, *(named[name] for name in names[len(args) :])]
@@ -133,10 +134,10 @@ class Signature:
 
 
 def _argument(param: relax.Var) -> Argument:
-    name, found = str(param.name), param.ty
-    if not isinstance(found, relax.TensorType) or not isinstance(found.shape, relax.ShapeExpr):
+    name, type_ = str(param.name), param.ty
+    if not isinstance(type_, relax.TensorType) or not isinstance(type_.shape, relax.ShapeExpr):
         return Argument(name)
-    return Argument(name, str(found.dtype.dtype), tuple(_size(size) for size in found.shape.values))
+    return Argument(name, str(type_.dtype.dtype), tuple(_size(size) for size in type_.shape.values))
 
 
 def _size(size: Any) -> int | str | None:
@@ -194,8 +195,8 @@ ALIGNMENT = 64  # In bytes: the alignment that TVM's own kernels may assume for 
 
 def library_of(values: Iterable[Any]) -> str:
     """Return the library of the caller's arrays: "torch", "tvm" or "numpy"."""
-    found = {"torch" if is_torch(v) else "tvm" if isinstance(v, tvm.runtime.Tensor) else "numpy" for v in values}
-    return next((name for name in ("torch", "tvm") if name in found), "numpy")
+    libraries = {"torch" if is_torch(v) else "tvm" if isinstance(v, tvm.runtime.Tensor) else "numpy" for v in values}
+    return next((name for name in ("torch", "tvm") if name in libraries), "numpy")
 
 
 def to_tvm(value: Any, name: str) -> tvm.runtime.Tensor:
@@ -309,8 +310,8 @@ class CompiledModel:
         else:
             values = list(args) if self.signature is None else self.signature.positions(args, kwargs)
             library = library_of(values)
-        found = from_tvm(self._function(*self._tensors(values)), library)
-        return found if self._nesting is None else self._nesting.restored(found)
+        results = from_tvm(self._function(*self._tensors(values)), library)
+        return results if self._nesting is None else self._nesting.restored(results)
 
     def _tensors(self, values: Sequence[Any]) -> list[Any]:
         if self.signature is None:
@@ -412,11 +413,11 @@ def compile_model(
     >>> sparsetir.relax.compile_model(builder.get())(np.ones(3, "float32"))
     array([2., 2., 2.], dtype=float32)
     """
-    chosen = cpu_target(target)
-    mod = _passed(bind(mod, params or {}), sparsify, chosen)
+    cpu = cpu_target(target)
+    mod = _passed(bind(mod, params or {}), sparsify, cpu)
     signature = Signature.of(mod, _function_of(mod))
-    described = {"signature": signature.to_json(), "nesting": None if nesting is None else nesting.to_json()}
-    executable = build(attached(mod, described), chosen, database=database, finite=finite)
+    metadata = {"signature": signature.to_json(), "nesting": None if nesting is None else nesting.to_json()}
+    executable = build(attached(mod, metadata), cpu, database=database, finite=finite)
     return CompiledModel(Machines(executable, signature.function), signature, nesting, mod=mod, executable=executable)
 
 
@@ -446,9 +447,9 @@ def load(path: str | Path) -> CompiledModel:
     if not machine.module.implements_function(ATTACHED):
         return CompiledModel(Machines(library, "main", machine), file=path)
     try:
-        found = json.loads(machine[ATTACHED]())
-        nesting = None if found["nesting"] is None else Nesting.from_json(found["nesting"])
-        signature = Signature.from_json(found["signature"])
+        metadata = json.loads(machine[ATTACHED]())
+        nesting = None if metadata["nesting"] is None else Nesting.from_json(metadata["nesting"])
+        signature = Signature.from_json(metadata["signature"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         damaged = f"what {path.name} says of the model's arguments is damaged ({error!r})"
         raise ArgumentError(f"{damaged}: save the model again") from error
@@ -466,12 +467,12 @@ def _unpickled(library: bytes) -> CompiledModel:
 
 def _passed(mod: ir.IRModule, passes: Any, target: Any) -> ir.IRModule:
     """Run the user's passes on a module."""
-    listed = [] if passes is None else list(passes) if isinstance(passes, (list, tuple)) else [passes]
-    for one in listed:
+    sequence = [] if passes is None else list(passes) if isinstance(passes, (list, tuple)) else [passes]
+    for one in sequence:
         if not isinstance(one, tvm.transform.Pass):
             raise ArgumentTypeError(f"sparsify takes passes over an IRModule; found {type(one).__name__}")
     with own_errors(), target:
-        for one in listed:
+        for one in sequence:
             mod = one(mod)
     return mod
 
@@ -481,8 +482,8 @@ def _function_of(mod: ir.IRModule) -> str:
     if "main" in names:
         return "main"
     if len(names) != 1:
-        found = ", ".join(names) or "none"
-        raise ArgumentError(f"expected a module with a function main, or with one Relax function; found {found}")
+        listing = ", ".join(names) or "none"
+        raise ArgumentError(f"expected a module with a function main, or with one Relax function; found {listing}")
     return names[0]
 
 
@@ -498,18 +499,18 @@ def constant_bytes(mod: ir.IRModule | None) -> int:
 def _without_notes_on_scopes() -> Iterator[None]:
     """Drop the lines "Scope Saving:" and "Scope Loaded:" that TVM writes to stderr for each constant."""
     sys.stderr.flush()
-    own = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         finally:
             sys.stderr.flush()
-            os.dup2(own, 2)
-            os.close(own)
-            held.seek(0)
-            kept = b"".join(line for line in held if b"Warning: Scope " not in line)
-            os.write(2, kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            captured.seek(0)
+            remaining = b"".join(line for line in captured if b"Warning: Scope " not in line)
+            os.write(2, remaining)
 
 
 __all__ = [

@@ -55,8 +55,8 @@ class SparseLinear(nn.Module):
         super().__init__()
         matrix = _matrix(nnz_or_csr, (out_features, in_features)) if sp.issparse(nnz_or_csr) else None
         if matrix is None and not isinstance(nnz_or_csr, (int, np.integer)):
-            found = type(nnz_or_csr).__name__
-            raise ArgumentTypeError(f"expected a number of entries or a scipy.sparse matrix; found {found}")
+            class_name = type(nnz_or_csr).__name__
+            raise ArgumentTypeError(f"expected a number of entries or a scipy.sparse matrix; found {class_name}")
         nnz = int(nnz_or_csr) if matrix is None else matrix.nnz
         dtype = dtype or ("float32" if matrix is None else str(matrix.dtype))
         self.in_features, self.out_features, self.nnz = in_features, out_features, nnz
@@ -95,11 +95,11 @@ class SparseLinear(nn.Module):
         return y if self.bias is None else nn.op.add(y, self.bias)
 
 
-def _matrix(found: Any, shape: tuple[int, int]) -> sp.csr_array:
+def _matrix(value: Any, shape: tuple[int, int]) -> sp.csr_array:
     """Convert to a sorted CSR matrix, after checking the shape."""
-    if tuple(found.shape) != shape:
-        raise ArgumentError(f"the weight has shape {tuple(found.shape)}; expected {shape}, outputs by inputs")
-    matrix = sp.csr_array(found)
+    if tuple(value.shape) != shape:
+        raise ArgumentError(f"the weight has shape {tuple(value.shape)}; expected {shape}, outputs by inputs")
+    matrix = sp.csr_array(value)
     if not matrix.has_canonical_format:
         matrix = matrix.copy()
         matrix.sum_duplicates()

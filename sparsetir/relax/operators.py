@@ -61,8 +61,8 @@ def _sddmm(a: Arguments) -> relax.TensorType:
     a.agree("X", 1, "Y", 1)
     m = a.rows("indices")
     if sym.Analyzer().can_prove(tirx.NE(a.shape("X")[0], m)):
-        found = f"found {shown(a.shape('X')[0])} for {shown(m)}"
-        raise a.wrong(f"takes X with a row for each row of the matrix; {found}")
+        mismatch = f"found {shown(a.shape('X')[0])} for {shown(m)}"
+        raise a.wrong(f"takes X with a row for each row of the matrix; {mismatch}")
     return relax.TensorType(a.shape("data"), a.dtype("data"))
 
 
@@ -246,9 +246,9 @@ def _infer(operator: Operator) -> Callable[[ir.Call, Any], Any]:
 
 def _call_of(operator: Operator) -> Callable[..., ir.Call]:
     def make(*args: Any) -> ir.Call:
-        checked = Arguments(operator.name, operator.names, args)
-        given = dict(zip(operator.names, checked.values, strict=True))
-        exprs = [_as_expr(operator, checked, n, a) for n, a in given.items()]
+        arguments = Arguments(operator.name, operator.names, args)
+        by_name = dict(zip(operator.names, arguments.values, strict=True))
+        exprs = [_as_expr(operator, arguments, n, a) for n, a in by_name.items()]
         if all(isinstance(getattr(expr, "ty", None), (relax.TensorType, ir.PrimType)) for expr in exprs):
             # Validation in the builder is too late: TVM converts an error raised there to a RuntimeError.
             operator.infer(Arguments(operator.name, operator.names, exprs))
@@ -257,7 +257,7 @@ def _call_of(operator: Operator) -> Callable[..., ir.Call]:
     return make
 
 
-def _as_expr(operator: Operator, checked: Arguments, name: str, value: Any) -> Any:
+def _as_expr(operator: Operator, arguments: Arguments, name: str, value: Any) -> Any:
     """Convert numbers and arrays to constants; return expressions as they are."""
     if isinstance(value, ir.Expr):
         return value
@@ -265,12 +265,14 @@ def _as_expr(operator: Operator, checked: Arguments, name: str, value: Any) -> A
         try:
             return constant(value)
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            raise checked.wrong(f"takes {name} as a tensor; found {type(value).__name__}", ArgumentTypeError) from error
+            raise arguments.wrong(
+                f"takes {name} as a tensor; found {type(value).__name__}", ArgumentTypeError
+            ) from error
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return tirx.const(int(value), "int64") if name in operator.sizes else tirx.const(float(value), "float32")
     if isinstance(value, (float, np.floating)) and name in operator.scalars:
         return tirx.const(float(value), "float32")
-    raise checked.wrong(f"takes {name} as a number; found {value!r}", ArgumentTypeError)
+    raise arguments.wrong(f"takes {name} as a number; found {value!r}", ArgumentTypeError)
 
 
 def call(name: str, *args: Any) -> ir.Call:
@@ -312,10 +314,10 @@ def csr_constants(matrix: Any, *, dtype: str | None = None, idtype: str = "int32
     if is_sparse(matrix) and not sp.issparse(matrix):
         source = open_source(matrix, "matrix")
         matrix = sp.coo_array((source.values.reshape(-1), tuple(source.coords())), shape=matrix.shape)
-    found = sp.csr_array(matrix)
-    found.sum_duplicates()
-    values = found.data if dtype is None else found.data.astype(dtype)
-    return constant(values), constant(found.indptr.astype(idtype)), constant(found.indices.astype(idtype))
+    csr = sp.csr_array(matrix)
+    csr.sum_duplicates()
+    values = csr.data if dtype is None else csr.data.astype(dtype)
+    return constant(values), constant(csr.indptr.astype(idtype)), constant(csr.indices.astype(idtype))
 
 
 __all__ = [

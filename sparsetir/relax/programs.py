@@ -89,10 +89,10 @@ def segment_expand(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epi
         draft.dense("K", shape["feat"], idtype)
     draft.array("X", ("I", *inner), dtype)
     axes = ("I", "J", *inner)
-    held = draft.finish("Y", axes, dtype, epilogue)
-    line = f"{held}[{', '.join(axes).lower()}] = X[{', '.join(('I', *inner)).lower()}]"
+    target = draft.finish("Y", axes, dtype, epilogue)
+    line = f"{target}[{', '.join(axes).lower()}] = X[{', '.join(('I', *inner)).lower()}]"
     draft.iterate(axes, "S" * len(axes), "expand", [line])
-    draft.follow("Y", held, axes, epilogue, {"E": ("I", "J")})
+    draft.follow("Y", target, axes, epilogue, {"E": ("I", "J")})
     return draft.program()
 
 
@@ -148,12 +148,12 @@ def attention_lse(shape: dict[str, Any], dtype: str, idtype: str, scale: float) 
     """Return the program of the log-sum-exp of each position's scores; minus infinity where a position has none."""
     draft, wide = Draft("block_sparse_attention_lse"), _wide(dtype)
     _axes(draft, shape, idtype)
-    own, met = _operand(draft, "Q", dtype, is_own=True), _operand(draft, "K", dtype)
+    own, paired = _operand(draft, "Q", dtype, is_own=True), _operand(draft, "K", dtype)
     draft.array("LSE", ("H", "IO", "II"), wide, result=True)
     with draft.steps(("IO", "H"), "rows"):
         for name, axes in (("turned", ("F", "II")), ("score", ("N", "JI", "II")), ("top", ("II",)), ("total", ("II",))):
             draft.scratch(name, axes, wide)
-        _product(draft, "score", "turned", own, met, "F", wide, scale)
+        _product(draft, "score", "turned", own, paired, "F", wide, scale)
         at, pairs = "score[jo, ji, ii]", ("JO", "JI", "II")
         lowest = f'top[ii] = T.min_value("{wide}")'
         draft.iterate(pairs, "RRS", "row_max", [f"top[ii] = T.max(top[ii], {at})"], init=lowest)
@@ -181,15 +181,15 @@ def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: fl
     draft, wide, side = Draft(f"block_sparse_attention_{operand}"), _wide(dtype), SIDES[operand]
     _axes(draft, shape, idtype)
     pairs = [side.score] if side.part is None else [side.score, side.part]
-    held = {name: _operand(draft, name, dtype, is_own=n == 0) for pair in pairs for n, name in enumerate(pair)}
-    if side.mixed not in held:
-        held[side.mixed] = _operand(draft, side.mixed, dtype)
+    operands = {name: _operand(draft, name, dtype, is_own=n == 0) for pair in pairs for n, name in enumerate(pair)}
+    if side.mixed not in operands:
+        operands[side.mixed] = _operand(draft, side.mixed, dtype)
     for name in ("LSE", "DELTA")[: len(pairs)]:
         draft.array(name, ("H", "N" if "jo" in side.place else "IO", "II" if "ii" in side.place else "JI"), wide)
     last = FEATURES[side.mixed]
     draft.array("O", ("H", "IO", "II", last), dtype, result=True)
     with draft.steps(("IO", "H"), "rows"):
-        _mix(draft, side, held, wide, scale)
+        _mix(draft, side, operands, wide, scale)
         draft.iterate(
             ("II", last),
             "SS",
@@ -199,25 +199,25 @@ def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: fl
     return draft.program()
 
 
-def _mix(draft: Draft, side: _Side, held: dict[str, str], wide: str, scale: float) -> None:
+def _mix(draft: Draft, side: _Side, operands: dict[str, str], wide: str, scale: float) -> None:
     """Write the sum over a row of blocks of one head."""
     last = FEATURES[side.mixed]
     draft.scratch("score", ("N", "JI", "II"), wide)
     draft.scratch("mixed", ("II", last), wide)
-    own, met = side.score
+    own, paired = side.score
     draft.scratch("turned", (FEATURES[own], "II"), wide)
-    _product(draft, "score", "turned", held[own], held[met], FEATURES[own], wide, scale)
+    _product(draft, "score", "turned", operands[own], operands[paired], FEATURES[own], wide, scale)
     at, pairs = "score[jo, ji, ii]", ("JO", "JI", "II")
     draft.iterate(pairs, "SSS", "exponent", [f"{at} = T.exp({at} - LSE[{side.place}])"])
     if side.part is not None:
-        own, met = side.part
+        own, paired = side.part
         draft.scratch("part", ("N", "JI", "II"), wide)
         draft.scratch("turned_part", (FEATURES[own], "II"), wide)
-        _product(draft, "part", "turned_part", held[own], held[met], FEATURES[own], wide, scale)
+        _product(draft, "part", "turned_part", operands[own], operands[paired], FEATURES[own], wide, scale)
         share = f"{at} = {at} * (part[jo, ji, ii] - DELTA[{side.place}] * T.{wide}({scale}))"
         draft.iterate(pairs, "SSS", "gradient", [share])
     place = f"mixed[ii, {last.lower()}]"
-    body = [f'{place} = {place} + {at} * T.Cast("{wide}", {held[side.mixed]})']
+    body = [f'{place} = {place} + {at} * T.Cast("{wide}", {operands[side.mixed]})']
     draft.iterate((*pairs, last), "RRSS", "mix", body, init=f"{place} = 0")
 
 
@@ -238,12 +238,14 @@ def _operand(draft: Draft, name: str, dtype: str, *, is_own: bool = False) -> st
     return f"{name}[h, {'io, ii' if is_own else 'jo, ji'}, {last.lower()}]"
 
 
-def _product(draft: Draft, result: str, turned: str, own: str, met: str, over: str, wide: str, scale: float) -> None:
+def _product(
+    draft: Draft, result: str, transposed: str, own: str, paired: str, over: str, wide: str, scale: float
+) -> None:
     """Write ``scale`` times the products of own and paired positions, with the own operand transposed for vectors."""
     over, at = over.lower(), f"{result}[jo, ji, ii]"
-    turn = f'{turned}[{over}, ii] = T.Cast("{wide}", {own}) * T.{wide}({scale})'
-    draft.iterate(("II", over.upper()), "SS", f"turn_{result}", [turn])
-    line = f'{at} = {at} + {turned}[{over}, ii] * T.Cast("{wide}", {met})'
+    transpose = f'{transposed}[{over}, ii] = T.Cast("{wide}", {own}) * T.{wide}({scale})'
+    draft.iterate(("II", over.upper()), "SS", f"turn_{result}", [transpose])
+    line = f'{at} = {at} + {transposed}[{over}, ii] * T.Cast("{wide}", {paired})'
     axes = ("JO", "JI", over.upper(), "II")
     draft.iterate(axes, "SSRS", result, [line], init=f"{at} = 0", is_stored=True)
 
@@ -307,9 +309,9 @@ class Draft:
         """Return a size as text: a number, or the name of a parameter."""
         if isinstance(value, (int, tirx.IntImm)):
             return str(int(value))
-        known = next((n for n, v in self.sizes.items() if tvm_ffi.structural_equal(v, value)), name)
-        self.sizes[known] = value
-        return known
+        parameter = next((n for n, v in self.sizes.items() if tvm_ffi.structural_equal(v, value)), name)
+        self.sizes[parameter] = value
+        return parameter
 
     def dense(self, name: str, extent: Any, idtype: str = "int32", *, is_known: bool = True) -> None:
         """Declare an axis without an index array; unless `is_known`, a size is a parameter even if it is a number."""
@@ -322,12 +324,12 @@ class Draft:
 
     def rows(self, name: str, parent: str, length: Any, nnz: Any, idtype: str, *, indices: bool = True) -> None:
         """Declare an axis of rows of variable length, with an index array, or dense without one."""
-        each = [self.size(name.lower() + "_size", length), self.size(name.lower() + "_nnz", nnz)]
+        sizes = [self.size(name.lower() + "_size", length), self.size(name.lower() + "_nnz", nnz)]
         arrays = ["indptr", "indices"][: 1 + indices]
         self.inputs += arrays
-        held = f"({', '.join(arrays)})" if indices else arrays[0]
+        listing = f"({', '.join(arrays)})" if indices else arrays[0]
         kind = "sparse_variable" if indices else "dense_variable"
-        self.lines.append(f'{name} = T.{kind}({parent}, ({", ".join(each)}), {held}, "{idtype}")')
+        self.lines.append(f'{name} = T.{kind}({parent}, ({", ".join(sizes)}), {listing}, "{idtype}")')
 
     def array(self, name: str, axes: Axes, dtype: str, *, result: bool = False) -> None:
         """Declare a buffer that the caller passes."""
@@ -374,12 +376,12 @@ class Draft:
         return f"{result}_sum"
 
     def follow(
-        self, result: str, held: str, axes: Axes, epilogue: Epilogue | None, axes_of: Mapping[str, Axes] | None = None
+        self, result: str, source: str, axes: Axes, epilogue: Epilogue | None, axes_of: Mapping[str, Axes] | None = None
     ) -> None:
         """Write the iteration of an epilogue. `axes_of` maps an axis of the result to those it is split into."""
         if epilogue is None:
             return
-        names = [f"{held}[{', '.join(axes).lower()}]", *self.operands(epilogue, axes_of)]
+        names = [f"{source}[{', '.join(axes).lower()}]", *self.operands(epilogue, axes_of)]
         body = f"{result}[{', '.join(axes).lower()}] = {epilogue.text.format(*names)}"
         self.iterate(axes, "S" * len(axes), "epilogue", [body])
 
@@ -444,11 +446,11 @@ def spmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | No
     draft.array("A", ("I", "J"), dtype)
     draft.array("B", (*outer, "N", "K"), dtype)
     axes = (*outer, "I", "K")
-    held = draft.finish("C", axes, dtype, epilogue)
-    place, row = f"{held}[{', '.join(axes).lower()}]", ", ".join((*outer, "J", "K")).lower()
+    target = draft.finish("C", axes, dtype, epilogue)
+    place, row = f"{target}[{', '.join(axes).lower()}]", ", ".join((*outer, "J", "K")).lower()
     body = [f"{place} = {place} + A[i, j] * B[{row}]"]
     draft.iterate((*outer, "I", "J", "K"), "S" * len(outer) + "SRS", "spmm", body, init=f"{place} = 0")
-    draft.follow("C", held, axes, epilogue)
+    draft.follow("C", target, axes, epilogue)
     return draft.program()
 
 
@@ -460,10 +462,10 @@ def spmv(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | No
     draft.dense("N", shape["n"], idtype)
     draft.array("A", ("I", "J"), dtype)
     draft.array("X", ("N",), dtype)
-    held = draft.finish("Y", ("I",), dtype, epilogue)
-    body = [f"{held}[i] = {held}[i] + A[i, j] * X[j]"]
-    draft.iterate(("I", "J"), "SR", "spmv", body, init=f"{held}[i] = 0")
-    draft.follow("Y", held, ("I",), epilogue)
+    target = draft.finish("Y", ("I",), dtype, epilogue)
+    body = [f"{target}[i] = {target}[i] + A[i, j] * X[j]"]
+    draft.iterate(("I", "J"), "SR", "spmv", body, init=f"{target}[i] = 0")
+    draft.follow("Y", target, ("I",), epilogue)
     return draft.program()
 
 
@@ -476,10 +478,10 @@ def linear(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | 
     draft.dense("B", shape["batch"], idtype)
     draft.array("A", ("O", "I"), dtype)
     draft.array("X", ("B", "N"), dtype)
-    held = draft.finish("Y", ("B", "O"), dtype, epilogue)
-    body = [f"{held}[b, o] = {held}[b, o] + A[o, i] * X[b, i]"]
-    draft.iterate(("O", "I", "B"), "SRS", "linear", body, init=f"{held}[b, o] = 0")
-    draft.follow("Y", held, ("B", "O"), epilogue)
+    target = draft.finish("Y", ("B", "O"), dtype, epilogue)
+    body = [f"{target}[b, o] = {target}[b, o] + A[o, i] * X[b, i]"]
+    draft.iterate(("O", "I", "B"), "SRS", "linear", body, init=f"{target}[b, o] = 0")
+    draft.follow("Y", target, ("B", "O"), epilogue)
     return draft.program()
 
 
@@ -493,10 +495,10 @@ def sddmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | N
     draft.array("S", ("I", "J"), dtype)
     draft.array("X", ("I", "K"), dtype)
     draft.array("Y", ("N", "K"), dtype)
-    held = draft.finish("O", ("I", "J"), dtype, epilogue)
-    body = [f"{held}[i, j] = {held}[i, j] + S[i, j] * X[i, k] * Y[j, k]"]
-    draft.iterate(("I", "J", "K"), "SSR", "sddmm", body, init=f"{held}[i, j] = 0")
-    draft.follow("O", held, ("I", "J"), epilogue)
+    target = draft.finish("O", ("I", "J"), dtype, epilogue)
+    body = [f"{target}[i, j] = {target}[i, j] + S[i, j] * X[i, k] * Y[j, k]"]
+    draft.iterate(("I", "J", "K"), "SSR", "sddmm", body, init=f"{target}[i, j] = 0")
+    draft.follow("O", target, ("I", "J"), epilogue)
     return draft.program()
 
 
@@ -533,9 +535,9 @@ def segment_reduce(
         draft.dense("K", shape["feat"], idtype)
     draft.array("X", ("I", "J", *inner), dtype)
     axes = ("I", *inner)
-    held = draft.finish("Y", axes, dtype, epilogue)
+    target = draft.finish("Y", axes, dtype, epilogue)
     at = ", ".join(axes).lower()
-    y, x = f"{held}[{at}]", f"X[{', '.join(('I', 'J', *inner)).lower()}]"
+    y, x = f"{target}[{at}]", f"X[{', '.join(('I', 'J', *inner)).lower()}]"
     step = {"max": f"T.max({y}, {x})", "min": f"T.min({y}, {x})"}.get(reduce, f"{y} + {x}")
     first = {"max": f'T.min_value("{dtype}")', "min": f'T.max_value("{dtype}")'}.get(reduce, "0")
     if reduce != "sum":
@@ -547,7 +549,7 @@ def segment_reduce(
         draft.iterate(axes, "S" * len(axes), "mean", [f"{y} = {share}"])
     elif reduce != "sum":
         draft.iterate(axes, "S" * len(axes), "empty", [f"{y} = T.if_then_else(count[i] > 0, {y}, T.{dtype}(0))"])
-    draft.follow("Y", held, axes, epilogue)
+    draft.follow("Y", target, axes, epilogue)
     return draft.program()
 
 
@@ -561,10 +563,10 @@ def gather_matmul_scatter(shape: dict[str, Any], dtype: str, idtype: str, epilog
     draft.array("X", ("N", "C"), dtype)
     draft.array("W", ("R", "C", "D"), dtype)
     draft.array("kinds", ("I", "J"), idtype)
-    held = draft.finish("Y", ("I", "D"), dtype, epilogue)
-    body = [f"{held}[i, d] = {held}[i, d] + X[j, c] * W[kinds[i, j], c, d]"]
-    draft.iterate(("I", "J", "C", "D"), "SRRS", "gather_matmul_scatter", body, init=f"{held}[i, d] = 0")
-    draft.follow("Y", held, ("I", "D"), epilogue)
+    target = draft.finish("Y", ("I", "D"), dtype, epilogue)
+    body = [f"{target}[i, d] = {target}[i, d] + X[j, c] * W[kinds[i, j], c, d]"]
+    draft.iterate(("I", "J", "C", "D"), "SRRS", "gather_matmul_scatter", body, init=f"{target}[i, d] = 0")
+    draft.follow("Y", target, ("I", "D"), epilogue)
     return draft.program()
 
 
@@ -587,14 +589,14 @@ def matmul(shape: dict[str, Any], dtype: str, rows: int, epilogue: Epilogue | No
         draft.dense(name, extent)
     draft.array("A", ("I", "J"), dtype)
     draft.array("B", (*columns[:-1], "J", columns[-1]), dtype)
-    held = draft.finish("C", ("I", *columns), dtype, epilogue)
+    target = draft.finish("C", ("I", *columns), dtype, epilogue)
     row, at = f"io * {rows} + ii", ", ".join(columns).lower()
     factor = ", ".join((*columns[:-1], "J", columns[-1])).lower()
-    body = [f"{held}[{row}, {at}] = {held}[{row}, {at}] + A[{row}, j] * B[{factor}]"]
+    body = [f"{target}[{row}, {at}] = {target}[{row}, {at}] + A[{row}, j] * B[{factor}]"]
     axes = (*columns[:-1], "IO", "II", "J", columns[-1])
     kinds = "S" * (len(columns) - 1) + "SSRS"
-    draft.iterate(axes, kinds, "matmul", body, init=f"{held}[{row}, {at}] = 0")
-    draft.follow("C", held, ("I", *columns), epilogue)
+    draft.iterate(axes, kinds, "matmul", body, init=f"{target}[{row}, {at}] = 0")
+    draft.follow("C", target, ("I", *columns), epilogue)
     return draft.program()
 
 
@@ -605,9 +607,9 @@ def gemv(shape: dict[str, Any], dtype: str, epilogue: Epilogue | None = None) ->
     draft.dense("J", shape["n"])
     draft.array("A", ("I", "J"), dtype)
     draft.array("X", ("J",), dtype)
-    held = draft.finish("Y", ("I",), dtype, epilogue)
-    draft.iterate(("I", "J"), "SR", "gemv", [f"{held}[i] = {held}[i] + A[i, j] * X[j]"], init=f"{held}[i] = 0")
-    draft.follow("Y", held, ("I",), epilogue)
+    target = draft.finish("Y", ("I",), dtype, epilogue)
+    draft.iterate(("I", "J"), "SR", "gemv", [f"{target}[i] = {target}[i] + A[i, j] * X[j]"], init=f"{target}[i] = 0")
+    draft.follow("Y", target, ("I",), epilogue)
     return draft.program()
 
 
@@ -675,8 +677,10 @@ class Groups:
         cols, rows = np.zeros(first[-1] * size, indptr.dtype), np.full(first[-1] * size, height, indptr.dtype)
         cols[place], rows[place] = source, row - tile_ptr[tile]
         group_ptr = np.searchsorted(np.repeat(tile[starts], groups), np.arange(tile_ptr.size))
-        own = lambda array: array.astype(indptr.dtype)  # noqa: E731
-        return cls(own(tile_ptr), own(group_ptr), own(np.repeat(kind[starts], groups)), cols, rows, height)
+        in_idtype = lambda array: array.astype(indptr.dtype)  # noqa: E731
+        return cls(
+            in_idtype(tile_ptr), in_idtype(group_ptr), in_idtype(np.repeat(kind[starts], groups)), cols, rows, height
+        )
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -706,8 +710,8 @@ def groups_of(
         return None
     out = int(shape["out"]) if isinstance(shape["out"], (int, tirx.IntImm)) else 1
     most = max(TILE_BYTES // (out * itemsize), size)
-    found = Groups.of(**arrays, size=size, most=most, tiles=TILES_EACH * threads)
-    return found if found.cols.size <= MOST_PADDED * arrays["indices"].size else None
+    groups = Groups.of(**arrays, size=size, most=most, tiles=TILES_EACH * threads)
+    return groups if groups.cols.size <= MOST_PADDED * arrays["indices"].size else None
 
 
 def grouped(shape: dict[str, Any], dtype: str, groups: Groups, size: int, epilogue: Epilogue | None = None) -> Program:

@@ -82,8 +82,8 @@ class Layer:
 
     def __str__(self) -> str:
         size = f"{self.shape[0]} x {self.shape[1]}"
-        chosen = "sparse" if self.is_sparse else "dense"
-        return f"{self.name}: {size}, {self.density:.1%} not zero, {self.rows} rows: {chosen}, {self.reason}"
+        storage = "sparse" if self.is_sparse else "dense"
+        return f"{self.name}: {size}, {self.density:.1%} not zero, {self.rows} rows: {storage}, {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -202,14 +202,14 @@ def timed(operator: str, matrix: sp.csr_array, weight: np.ndarray, rows: int, ta
     dtype = str(weight.dtype)
     x = rng.standard_normal((rows, weight.shape[1])).astype(dtype)
     kernel = build(tunable(operator, dtype, "int32"), target, calls=CALLS).bind(A=matrix)
-    taken = arguments_of(operator, x)
-    got = kernel(**taken)
-    want = {"linear": x @ weight.T, "spmv": weight @ x[0], "spmm": weight @ x.T}[operator]
-    agree = np.allclose(got, want, rtol=RTOL, atol=RTOL * float(np.abs(want).max(initial=1.0)))
+    operands = arguments_of(operator, x)
+    result = kernel(**operands)
+    expected = {"linear": x @ weight.T, "spmv": weight @ x[0], "spmm": weight @ x.T}[operator]
+    agree = np.allclose(result, expected, rtol=RTOL, atol=RTOL * float(np.abs(expected).max(initial=1.0)))
     whole, arguments = whole_product(operator, weight, x, target)
     sparse, all_of_it = [], []
     for _ in range(3):
-        sparse.append(kernel.time(seconds=SECONDS / 3, **taken).median)
+        sparse.append(kernel.time(seconds=SECONDS / 3, **operands).median)
         all_of_it.append(whole.time(seconds=SECONDS / 3, **arguments).median)
     return Times(min(sparse), min(all_of_it), bool(agree))
 
@@ -313,23 +313,23 @@ class SparsifyWeights:
             self._tune()
         return rewriter.builder_.get()
 
-    def decided(self, name: str, found: Found) -> tuple[Any, Any, Any] | None:
+    def decided(self, name: str, match: Found) -> tuple[Any, Any, Any] | None:
         """Return the arrays of a weight that becomes sparse, None for one that stays dense; record the decision."""
-        weight = found.weight
+        weight = match.weight
         if weight.size < LEAST_SIZE:
             reason = f"smaller than {LEAST_SIZE:,} elements"
-            self._note(Layer(name, found.operator, weight.shape, found.density, found.rows, False, reason))
+            self._note(Layer(name, match.operator, weight.shape, match.density, match.rows, False, reason))
             return None
-        if found.density > self.most_dense:
+        if match.density > self.most_dense:
             reason = f"more than {self.most_dense:.0%} of it is not zero"
-            self._note(Layer(name, found.operator, weight.shape, found.density, found.rows, False, reason))
+            self._note(Layer(name, match.operator, weight.shape, match.density, match.rows, False, reason))
             return None
         hashed = hash_arrays("weight", [weight])
-        key = (found.operator, hashed, found.rows)
+        key = (match.operator, hashed, match.rows)
         matrix = sp.csr_array(weight)
         matrix.indptr, matrix.indices = matrix.indptr.astype("int32"), matrix.indices.astype("int32")
         if key not in self._known:
-            self._known[key] = self._judged(name, found, matrix)
+            self._known[key] = self._judged(name, match, matrix)
         layer = dataclasses.replace(self._known[key], name=name)
         self._note(layer)
         if not layer.is_sparse:
@@ -344,17 +344,17 @@ class SparsifyWeights:
         if self.progress:
             print(layer, flush=True)
 
-    def _judged(self, name: str, found: Found, matrix: sp.csr_array) -> Layer:
-        layer = Layer(name, found.operator, found.weight.shape, found.density, found.rows, True, "")
+    def _judged(self, name: str, match: Found, matrix: sp.csr_array) -> Layer:
+        layer = Layer(name, match.operator, match.weight.shape, match.density, match.rows, True, "")
         if self.decide == "predict":
-            is_sparse = found.density <= most_dense(matrix)
+            is_sparse = match.density <= most_dense(matrix)
             return dataclasses.replace(layer, is_sparse=is_sparse, reason="predicted from the density")
-        times = timed(found.operator, matrix, found.weight, found.rows, self.target)
-        held = dataclasses.replace(layer, sparse=times.sparse, dense=times.dense)
+        times = timed(match.operator, matrix, match.weight, match.rows, self.target)
+        measured = dataclasses.replace(layer, sparse=times.sparse, dense=times.dense)
         if not times.agree:
-            return dataclasses.replace(held, is_sparse=False, reason=f"results differ by more than {RTOL}")
+            return dataclasses.replace(measured, is_sparse=False, reason=f"results differ by more than {RTOL}")
         ratio = f"{times.sparse * 1e6:.0f} us against {times.dense * 1e6:.0f} us"
-        return dataclasses.replace(held, is_sparse=times.sparse < times.dense, reason=ratio)
+        return dataclasses.replace(measured, is_sparse=times.sparse < times.dense, reason=ratio)
 
     def _tune(self) -> None:
         """Tune the sparse products, where the expected gain for the whole model is highest."""
@@ -362,12 +362,12 @@ class SparsifyWeights:
             return
         tasks = []
         for matrix, layer, calls in self._chosen.values():
-            given = arguments_of(layer.operator, np.zeros((layer.rows, matrix.shape[1])))
-            shapes = {name: x.shape for name, x in given.items()}
+            operands = arguments_of(layer.operator, np.zeros((layer.rows, matrix.shape[1])))
+            shapes = {name: x.shape for name, x in operands.items()}
             tasks.append(dataclasses.replace(task_of(layer.operator, matrix, shapes, calls), name=layer.name))
-        found = tune_many(tasks, seconds=self.max_seconds, database=self.database)
+        tuned = tune_many(tasks, seconds=self.max_seconds, database=self.database)
         if self.progress:
-            print(found.report(), flush=True)
+            print(tuned.report(), flush=True)
         self._chosen = {}
 
 
@@ -388,13 +388,13 @@ class Rewriter(relax.PyExprMutator):
         return relax.analysis.remove_all_unused(new) if self.changed else func
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        found = found_in(binding.value, self.values.get, self.owner.rows)
-        csr = None if found is None else self.owner.decided(str(binding.var.name), found)
-        if found is None or csr is None:
+        match = found_in(binding.value, self.values.get, self.owner.rows)
+        csr = None if match is None else self.owner.decided(str(binding.var.name), match)
+        if match is None or csr is None:
             super().visit_var_binding_(binding)
             return
         self.changed = True
-        result = self.builder_.normalize(found.rewrite(csr, self.visit_expr(found.x)))
+        result = self.builder_.normalize(match.rewrite(csr, self.visit_expr(match.x)))
         self.set_var_remap(binding.var, emitted(self.builder_, binding.var, result))
 
 

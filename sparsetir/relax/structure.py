@@ -121,11 +121,11 @@ def check_constants(name: str, indptr: Any, bounds: dict[str, tuple[Any, int]], 
     ArgumentError
     """
     starts = indptr.value.numpy()
-    found = {array: (held.value.numpy(), limit) for array, (held, limit) in bounds.items()}
-    nnz = next((values.size for values, _ in found.values()), count)
+    index_arrays = {array: (array_constant.value.numpy(), limit) for array, (array_constant, limit) in bounds.items()}
+    nnz = next((values.size for values, _ in index_arrays.values()), count)
     if starts.size < 1 or starts[0] != 0 or starts[-1] != nnz or np.any(np.diff(starts) < 0):
         raise ArgumentError(f"R.sparse.{name}: indptr must rise from 0 to {nnz}, the number of entries")
-    for array, (values, limit) in found.items():
+    for array, (values, limit) in index_arrays.items():
         if values.size and not 0 <= values.min() <= values.max() < limit:
             fault = f"{array} must be from 0 to {limit - 1}; found {values.min()} to {values.max()}"
             raise ArgumentError(f"R.sparse.{name}: {fault}")
@@ -181,10 +181,12 @@ def transposed(indptr: np.ndarray, indices: np.ndarray, columns: int) -> tuple[n
         Row pointers of the transpose, the row of each entry, and the position of each entry in the given structure.
     """
     dtype = indptr.dtype
-    found = sp.csr_array(
+    columns_first = sp.csr_array(
         (np.arange(indices.size, dtype=dtype), indices, indptr), shape=(indptr.size - 1, columns)
     ).tocsc()
-    return tuple(part.astype(dtype, copy=False) for part in (found.indptr, found.indices, found.data))
+    return tuple(
+        part.astype(dtype, copy=False) for part in (columns_first.indptr, columns_first.indices, columns_first.data)
+    )
 
 
 __all__ = ["check_constants", "check_structure", "checked", "is_known", "program", "transposed"]

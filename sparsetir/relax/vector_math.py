@@ -80,12 +80,12 @@ def _ordered(node: tirx.Max, mutator: Any) -> ir.Expr:
 def _of_maximum(node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
     """Rewrite an update of a maximum to propagate NaN, and its initial value to minus infinity."""
     inner = mutator.default_mutate(node)
-    value, own = inner.value, tirx.BufferLoad(node.buffer, node.indices)
+    value, element = inner.value, tirx.BufferLoad(node.buffer, node.indices)
     if isinstance(value, tirx.FloatImm) and value.value == tirx.min_value(str(value.ty.dtype)).value:
         return tirx.BufferStore(node.buffer, tirx.const(-math.inf, str(value.ty.dtype)), node.indices)
-    if not isinstance(value, tirx.Max) or not _is_float(value) or not same(value.a, own):
+    if not isinstance(value, tirx.Max) or not _is_float(value) or not same(value.a, element):
         return inner
-    return tirx.BufferStore(node.buffer, tirx.Select(tirx.isnan(own), own, value), node.indices)
+    return tirx.BufferStore(node.buffer, tirx.Select(tirx.isnan(element), element, value), node.indices)
 
 
 def in_arithmetic(func: tirx.PrimFunc) -> tirx.PrimFunc:

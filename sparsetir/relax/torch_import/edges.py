@@ -40,8 +40,8 @@ def reduce_edges(messages: Any, sources: Any, targets: Any, zeros: Any, reduce: 
     rows = messages if sources is None else messages.index_select(0, sources)
     if reduce == "sum":
         return zeros.index_add(0, targets, rows)
-    how = {"max": "amax", "min": "amin"}.get(reduce, reduce)
-    return zeros.index_reduce(0, targets, rows, how, include_self=False)
+    reduction = {"max": "amax", "min": "amin"}.get(reduce, reduce)
+    return zeros.index_reduce(0, targets, rows, reduction, include_self=False)
 
 
 # ------------------------------------------------------------------ in the exported program
@@ -58,9 +58,9 @@ def share_selects(graph: Any) -> None:
     first: dict[Any, Any] = {}
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is select and not node.meta["val"].is_floating_point():
-            same = first.setdefault(node.args, node)
-            if same is not node:
-                node.replace_all_uses_with(same)
+            original = first.setdefault(node.args, node)
+            if original is not node:
+                node.replace_all_uses_with(original)
                 graph.erase_node(node)
 
 
@@ -162,11 +162,11 @@ def _is_index(node: Any) -> bool:
 
 def converters() -> dict[str, Converter]:
     """Return the converters of the calls by name; each index of targets is sorted once."""
-    made: dict[Any, list[tuple[Any, tuple[Any, Any]]]] = {}
+    structures: dict[Any, list[tuple[Any, tuple[Any, Any]]]] = {}
 
     def structure(importer: Any, targets: Any, zeros: Any) -> tuple[Any, Any]:
         rows = zeros.ty.shape.values[0]
-        transposed = made.setdefault(targets, [])
+        transposed = structures.setdefault(targets, [])
         for size, parts in transposed:
             if same_size(size, rows):
                 return parts
@@ -195,8 +195,8 @@ def converters() -> dict[str, Converter]:
         rows, shape = emit(_taken(messages, places)), list(zeros.ty.shape.values)
         if len(shape) > 2:
             rows = emit(relax.op.reshape(rows, (rows.ty.shape.values[0], -1)))
-        found = emit(calls.segment_reduce(rows, indptr, reduce))
-        return emit(relax.op.reshape(found, shape)) if len(shape) > 2 else found
+        reduced = emit(calls.segment_reduce(rows, indptr, reduce))
+        return emit(relax.op.reshape(reduced, shape)) if len(shape) > 2 else reduced
 
     return {"sum_edges": convert_sum, "reduce_edges": convert_reduce}
 
@@ -208,8 +208,8 @@ def _taken(rows: Any, places: Any) -> Any:
 
 def _ordered(sources: Any, order: Any) -> Any:
     """Permute sources into the order of targets, and cast them to the index dtype of the structure."""
-    found, dtype = _taken(sources, order), str(order.ty.dtype.dtype)
-    return found if str(sources.ty.dtype.dtype) == dtype else relax.op.astype(found, dtype)
+    permuted, dtype = _taken(sources, order), str(order.ty.dtype.dtype)
+    return permuted if str(sources.ty.dtype.dtype) == dtype else relax.op.astype(permuted, dtype)
 
 
 __all__ = [

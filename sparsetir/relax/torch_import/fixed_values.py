@@ -68,9 +68,9 @@ class Nesting:
         try:
             leaves = self._trees[0].flatten_up_to((tuple(args), dict(kwargs)))
         except ValueError as error:
-            found = f"{len(args)} positional arguments and {', '.join(kwargs) or 'no'} keywords"
+            description = f"{len(args)} positional arguments and {', '.join(kwargs) or 'no'} keywords"
             raise ArgumentTypeError(
-                f"expected arguments as in the trace of the model; found {found}: {error}"
+                f"expected arguments as in the trace of the model; found {description}: {error}"
             ) from None
         for at, value in self.fixed.items():
             if type(leaves[at]) is not type(value) or leaves[at] != value:
@@ -79,9 +79,9 @@ class Nesting:
 
     def restored(self, results: Sequence[Any]) -> Any:
         """Return results in the nesting of the model."""
-        rest = iter(results)
+        remaining = iter(results)
         tree, constants = self._trees[1], self.constants
-        return tree.unflatten([constants[n] if n in constants else next(rest) for n in range(tree.num_leaves)])
+        return tree.unflatten([constants[n] if n in constants else next(remaining) for n in range(tree.num_leaves)])
 
     def to_json(self) -> dict[str, Any]:
         """Return the nesting as a dict of JSON values."""
@@ -122,9 +122,9 @@ class Values:
         Values of the fixed tensors.
     """
 
-    def __init__(self, held: Mapping[str, Any]) -> None:
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
         self.torch = torch = importlib.import_module("torch")
-        self.held = {name: tensor.detach().clone() for name, tensor in held.items()}
+        self.held = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self.tree = importlib.import_module("torch.utils._pytree")
         self.values = torch.utils.weak.WeakIdKeyDictionary()
         self.factories = {getattr(torch, name) for name in FACTORIES}
@@ -138,18 +138,18 @@ class Values:
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a function in the trace, and record its value if its arguments have values; return numbers as known."""
-        given = [leaf for leaf in self._leaves(args, kwargs) if isinstance(leaf, self.torch.Tensor)]
-        is_known = all(tensor in self.values for tensor in given) if given else func in self.factories
-        found = self._computed(func, args, kwargs) if is_known else None
-        if found is None:
+        tensors = [leaf for leaf in self._leaves(args, kwargs) if isinstance(leaf, self.torch.Tensor)]
+        is_known = all(tensor in self.values for tensor in tensors) if tensors else func in self.factories
+        value = self._computed(func, args, kwargs) if is_known else None
+        if value is None:
             if _is_change(func, kwargs):
-                self._forget(given)
+                self._forget(tensors)
             return func(*args, **kwargs)
         if func in self.numbers:
-            return found[0]
-        made = func(*args, **kwargs)
-        self._note_all(made, found[0])
-        return made
+            return value[0]
+        traced = func(*args, **kwargs)
+        self._note_all(traced, value[0])
+        return traced
 
     def _leaves(self, *nested: Any) -> list[Any]:
         return list(self.tree.tree_leaves(nested))
@@ -159,32 +159,32 @@ class Values:
         torch, modes = self.torch, importlib.import_module("torch.utils._python_dispatch")
         if any(isinstance(leaf, torch.SymInt) for leaf in self._leaves(args, kwargs)):
             return None
-        known = lambda leaf: self.values[leaf] if isinstance(leaf, torch.Tensor) else leaf  # noqa: E731
+        value_of = lambda leaf: self.values[leaf] if isinstance(leaf, torch.Tensor) else leaf  # noqa: E731
         with modes._disable_current_modes(), torch.no_grad():
             before = torch.get_rng_state()
             try:
-                own, named = self.tree.tree_map(known, (args, kwargs))
-                found = func(*own, **named)
+                positional, keywords = self.tree.tree_map(value_of, (args, kwargs))
+                value = func(*positional, **keywords)
             except Exception:  # The same call in the trace raises the error.
                 return None
             if torch.equal(before, torch.get_rng_state()):
-                return (found,)
+                return (value,)
             torch.set_rng_state(before)
         return None
 
-    def _note_all(self, made: Any, found: Any) -> None:
+    def _note_all(self, traced: Any, values: Any) -> None:
         torch = self.torch
-        for one, other in zip(self._leaves(made), self._leaves(found), strict=False):
-            if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        for leaf, value in zip(self._leaves(traced), self._leaves(values), strict=False):
+            if not isinstance(leaf, torch.Tensor) or not isinstance(value, torch.Tensor):
                 continue
-            if other.layout == torch.strided:
-                self._settle(one.shape, other.shape)
-                self.values[one] = other
+            if value.layout == torch.strided:
+                self._settle(leaf.shape, value.shape)
+                self.values[leaf] = value
 
-    def _settle(self, traced: Any, found: Any) -> None:
+    def _settle(self, traced: Any, sizes: Any) -> None:
         """Assert that symbolic sizes of a traced tensor equal the sizes of its value."""
         check = vars(self.torch)["_check"]
-        for size, n in zip(traced, found, strict=True):
+        for size, n in zip(traced, sizes, strict=True):
             if isinstance(size, self.torch.SymInt):
                 check(size == n)
 

@@ -43,8 +43,8 @@ def _refuse_masks(program: Any, constants: Constants) -> None:
         if node.op == "call_function" and str(node.target) == "aten.nonzero.default" and node not in constants.known:
             fault = f"{node.name} asks where a mask is true, so that its size is known only when the model is called"
             advice = 'layers that go by the degrees of nodes do, such as MFConv; pass static=["edge_index"]'
-            left = 'or leave the model to torch: torch.compile(model, backend="sparsetir")'
-            raise LoweringError(f"{fault}: {advice}, {left}")
+            alternative = 'or leave the model to torch: torch.compile(model, backend="sparsetir")'
+            raise LoweringError(f"{fault}: {advice}, {alternative}")
         is_index = node.op == "call_function" and str(node.target) == "aten.index.Tensor"
         for index in node.args[1] if is_index and node not in constants.known else ():
             if index is not None and str(index.meta["val"].dtype) == "torch.bool":
@@ -101,10 +101,10 @@ class Constants:
 
     def fold(self) -> None:
         """Fold values computed from constant indices, and replace them by constants where other nodes use them."""
-        held = self._held()
+        constants = self._held()
         for node in list(self.graph.nodes):
-            if node.op == "placeholder" and node.target in held:
-                value = self.known[node] = held[node.target]
+            if node.op == "placeholder" and node.target in constants:
+                value = self.known[node] = constants[node.target]
                 if not value.is_floating_point() and not value.is_complex():
                     self.from_index.add(node)
             elif node.op == "call_function" and self._is_computable(node):
@@ -132,12 +132,12 @@ class Constants:
     def _held(self) -> dict[str, Any]:
         """Return the constant tensors, by the names of their placeholders."""
         values = {**dict(self.program.named_buffers()), **self.program.constants}
-        found = {}
+        constants = {}
         for spec in self.program.graph_signature.input_specs:
             value = values.get(spec.target) if spec.target is not None else None
             if isinstance(value, self.torch.Tensor):
-                found[spec.arg.name] = value
-        return found
+                constants[spec.arg.name] = value
+        return constants
 
     def _is_computable(self, node: Any) -> bool:
         tags = getattr(node.target, "tags", ())
@@ -149,10 +149,10 @@ class Constants:
     def _compute(self, node: Any) -> None:
         args, kwargs = self.torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.known[n])
         with self.torch.no_grad():
-            found = node.target(*args, **kwargs)
-        if isinstance(found, self.torch.Tensor) and found.layout != self.torch.strided:
+            value = node.target(*args, **kwargs)
+        if isinstance(value, self.torch.Tensor) and value.layout != self.torch.strided:
             return
-        self.known[node] = found
+        self.known[node] = value
         if any(n in self.from_index for n in node.all_input_nodes):
             self.from_index.add(node)
 
@@ -218,8 +218,8 @@ class Scatter:
         if node.op != "call_function" or not (is_scatter or edges.is_by_rows(node)):
             return None
         base, index, src = edges.scattered(node)
-        dim, how = node.args[1] if is_scatter else 0, node.args[4] if len(node.args) > 4 else "sum"
-        reduce = REDUCTIONS.get(how)
+        dim, name = node.args[1] if is_scatter else 0, node.args[4] if len(node.args) > 4 else "sum"
+        reduce = REDUCTIONS.get(name)
         shape, places = base.meta["val"].shape, constants.known.get(index)
         includes_self = node.kwargs.get("include_self", True) and reduce != "sum"
         if dim != 0 or reduce is None or includes_self or not _is_zero(base, constants):
@@ -265,9 +265,9 @@ class Scatter:
         arrays = (from_numpy(matrix.data).to(dtype), *map(from_numpy, (_int32(matrix.indptr), _int32(matrix.indices))))
         return self._call("spmm", *map(self.constants.constant, arrays), x)
 
-    def _weighted(self, one: Any, other: Any) -> tuple[Any, Any]:
+    def _weighted(self, first: Any, second: Any) -> tuple[Any, Any]:
         """Return the constant weight of each row, or None, and the rows."""
-        for factor, rows in ((one, other), (other, one)):
+        for factor, rows in ((first, second), (second, first)):
             weight = self.constants.known.get(factor)
             if weight is not None and tuple(weight.shape) == (self.index.numel(), 1):
                 return weight.reshape(-1), rows
@@ -294,8 +294,8 @@ class Scatter:
             rows = call(self.aten.index_select.default, (rows, 0, self.constants.constant(order)))
         if len(inner) > 1:
             rows = call(self.aten.view.default, (rows, [self.index.numel(), int(np.prod(inner))]))
-        found = self._call("segment_reduce", rows, self.constants.constant(indptr), self.reduce)
-        return call(self.aten.view.default, (found, [self.rows, *inner])) if len(inner) > 1 else found
+        reduced = self._call("segment_reduce", rows, self.constants.constant(indptr), self.reduce)
+        return call(self.aten.view.default, (reduced, [self.rows, *inner])) if len(inner) > 1 else reduced
 
     def _call(self, name: str, *args: Any) -> Any:
         from sparsetir.relax.torch_import.operators import register_torch_ops
@@ -305,9 +305,9 @@ class Scatter:
 
 def _leaves(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        return [leaf for each in value.values() for leaf in _leaves(each)]
+        return [leaf for item in value.values() for leaf in _leaves(item)]
     if isinstance(value, (tuple, list)):
-        return [leaf for each in value for leaf in _leaves(each)]
+        return [leaf for item in value for leaf in _leaves(item)]
     return [value]
 
 

@@ -60,13 +60,13 @@ def _refuse_changes(program: Any, keeps_averages: bool) -> None:
     signature = program.graph_signature
     nodes = {node.name: node for node in program.graph.nodes}
     changed = signature.buffers_to_mutate
-    kept = [name for node, name in changed.items() if keeps_averages and _is_average(nodes[node])]
-    left = [*(name for name in changed.values() if name not in kept), *signature.user_inputs_to_mutate.values()]
-    if left:
-        names = ", ".join(map(str, left))
+    averages = [name for node, name in changed.items() if keeps_averages and _is_average(nodes[node])]
+    refused = [*(name for name in changed.values() if name not in averages), *signature.user_inputs_to_mutate.values()]
+    if refused:
+        names = ", ".join(map(str, refused))
         raise ArgumentError(f"the model changes {names} when it is called, which a compiled model does not")
     for spec in signature.input_specs:
-        if spec.target in kept and not spec.target.endswith(COUNTER):
+        if spec.target in averages and not spec.target.endswith(COUNTER):
             spec.kind = type(spec.kind).PARAMETER  # TVM's importer would bind a buffer as a constant.
 
 
@@ -89,9 +89,9 @@ def _drop_constants(program: Any) -> None:
             graph.erase_node(node)
     signature.input_specs[:] = [spec for spec in signature.input_specs if not is_constant(spec)]
     output = next(node for node in graph.nodes if node.op == "output")
-    kept = [not is_constant(spec) for spec in signature.output_specs]
-    output.args = (tuple(value for value, keep in zip(output.args[0], kept, strict=True) if keep),)
-    signature.output_specs[:] = [spec for spec, keep in zip(signature.output_specs, kept, strict=True) if keep]
+    are_tensors = [not is_constant(spec) for spec in signature.output_specs]
+    output.args = (tuple(value for value, keep in zip(output.args[0], are_tensors, strict=True) if keep),)
+    signature.output_specs[:] = [spec for spec, keep in zip(signature.output_specs, are_tensors, strict=True) if keep]
 
 
 # ------------------------------------------------------------------ operators
@@ -99,7 +99,7 @@ def _drop_constants(program: Any) -> None:
 
 def _converters() -> dict[str, Converter]:
     """Return the converters of operators, by the names that the importer looks up."""
-    own = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
+    own_operators = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
     products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
     scatters = dict.fromkeys(("scatter_add.default", "scatter_reduce.two"), _scatter)
     edges = torch_edges.converters()
@@ -107,18 +107,18 @@ def _converters() -> dict[str, Converter]:
         "_native_batch_norm_legit_functional.default": _batch_norm,
         "_native_batch_norm_legit.no_stats": _batch_norm_alone,
     }
-    others = {"addmm.default": _addmm, "native_dropout.default": _dropout, "index_put.default": _index_put}
-    return {**own, **products, **scatters, **edges, **norms, **others}
+    remaining = {"addmm.default": _addmm, "native_dropout.default": _dropout, "index_put.default": _index_put}
+    return {**own_operators, **products, **scatters, **edges, **norms, **remaining}
 
 
 def _batch_norm(node: Any, importer: Any) -> Any:
     """Convert batch normalization with running averages: five results, the last two the updated averages."""
     x, gamma, beta, mean, variance, is_training, momentum, epsilon = importer.retrieve_args(node)
-    gamma, beta = (_filled(x, n) if given is None else given for n, given in ((1, gamma), (0, beta)))
+    gamma, beta = (_filled(x, n) if parameter is None else parameter for n, parameter in ((1, gamma), (0, beta)))
     options = {"epsilon": float(epsilon), "momentum": float(momentum), "training": bool(is_training)}
     emit = importer.block_builder.emit
-    found = emit(relax.op.nn.batch_norm(x, gamma, beta, mean, variance, 1, **options))
-    y, mean, variance = (emit(relax.TupleGetItem(found, n)) for n in range(3))
+    results = emit(relax.op.nn.batch_norm(x, gamma, beta, mean, variance, 1, **options))
+    y, mean, variance = (emit(relax.TupleGetItem(results, n)) for n in range(3))
     return relax.Tuple([y, mean, variance, mean, variance])
 
 
@@ -126,11 +126,11 @@ def _batch_norm_alone(node: Any, importer: Any) -> Any:
     """Convert batch normalization without running averages: three results, of which the first is used."""
     x, gamma, beta, _is_training, _momentum, epsilon = importer.retrieve_args(node)
     emit, channels = importer.block_builder.emit, int(x.ty.shape.values[1])
-    others = [n for n in range(x.ty.ndim) if n != 1]
-    y, mean, variance = standardised(emit, x, others, float(epsilon))
-    for combine, given in ((relax.op.multiply, gamma), (relax.op.add, beta)):
-        if given is not None:
-            y = emit(combine(y, emit(relax.op.reshape(given, [1, channels, *[1] * (x.ty.ndim - 2)]))))
+    axes = [n for n in range(x.ty.ndim) if n != 1]
+    y, mean, variance = standardised(emit, x, axes, float(epsilon))
+    for combine, parameter in ((relax.op.multiply, gamma), (relax.op.add, beta)):
+        if parameter is not None:
+            y = emit(combine(y, emit(relax.op.reshape(parameter, [1, channels, *[1] * (x.ty.ndim - 2)]))))
     return relax.Tuple([y, mean, variance])
 
 
@@ -151,8 +151,8 @@ def _own(name: str) -> Converter:
         if node.target.namespace != NAMESPACE:  # An operator of torch's own namespace may have the same name.
             return importer.create_convert_map()[f"{name}.default"](node)
         args = importer.retrieve_args(node)
-        named = {key: importer.env.get(value, value) for key, value in node.kwargs.items()}
-        return importer.block_builder.emit(getattr(calls, name)(*args, **named))
+        keywords = {key: importer.env.get(value, value) for key, value in node.kwargs.items()}
+        return importer.block_builder.emit(getattr(calls, name)(*args, **keywords))
 
     return convert
 
@@ -179,13 +179,13 @@ def _addmm(node: Any, importer: Any) -> Any:
 
 def _scatter(node: Any, importer: Any) -> Any:
     """Convert a scatter whose index is known only at run time."""
-    base, dim, index, src, *rest = importer.retrieve_args(node)
+    base, dim, index, src, *options = importer.retrieve_args(node)
     if _is_empty(index):
         return base
-    emit, reduce = importer.block_builder.emit, SCATTERED[rest[0] if rest else "sum"]
+    emit, reduce = importer.block_builder.emit, SCATTERED[options[0] if options else "sum"]
 
-    def scattered(into: Any, values: Any, how: str) -> Any:
-        return emit(relax.op.scatter_elements(into, index, values, axis=dim, reduction=how))
+    def scattered(into: Any, values: Any, reduction: str) -> Any:
+        return emit(relax.op.scatter_elements(into, index, values, axis=dim, reduction=reduction))
 
     if reduce == "add" or (reduce != "mean" and node.kwargs.get("include_self", True)):
         return scattered(base, src, reduce)
@@ -197,11 +197,11 @@ def _scatter(node: Any, importer: Any) -> Any:
     count = scattered(filled(base, 0), filled(src, 1), "add")
     is_empty = emit(relax.op.equal(count, zero))
     if reduce == "mean":
-        found = emit(relax.op.divide(scattered(filled(base, 0), src, "add"), emit(relax.op.maximum(count, one))))
+        reduced = emit(relax.op.divide(scattered(filled(base, 0), src, "add"), emit(relax.op.maximum(count, one))))
     else:
         least = {"max": -math.inf, "min": math.inf}.get(reduce, 1)
-        found = scattered(filled(base, least), src, reduce)
-    return emit(relax.op.where(is_empty, base, found))
+        reduced = scattered(filled(base, least), src, reduce)
+    return emit(relax.op.where(is_empty, base, reduced))
 
 
 def _is_empty(index: Any) -> bool:
@@ -241,8 +241,8 @@ def _index_put(node: Any, importer: Any) -> Any:
     values = emit(relax.op.broadcast_to(values, [*places, *inner]))
     index = emit(relax.op.reshape(index, [*flat, *[1] * (rank - 1)]))
     index = emit(relax.op.broadcast_to(index, [*flat, *inner]))
-    how = "add" if len(node.args) > 3 and node.args[3] else "update"
-    return emit(relax.op.scatter_elements(base, index, emit(relax.op.reshape(values, [*flat, *inner])), 0, how))
+    reduction = "add" if len(node.args) > 3 and node.args[3] else "update"
+    return emit(relax.op.scatter_elements(base, index, emit(relax.op.reshape(values, [*flat, *inner])), 0, reduction))
 
 
 def _scaled(importer: Any, value: Any, factor: Any) -> Any:

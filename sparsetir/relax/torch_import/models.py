@@ -45,20 +45,20 @@ def from_module(
         raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
     _check_dense(torch, model)
     _check_averages(torch, model)
-    own = copy.deepcopy(model)
-    whole, given, named, known = with_fixed(own, tuple(args or ()), dict(kwargs or {}), static)
-    for module, original in zip(own.modules(), model.modules(), strict=True):
+    copied = copy.deepcopy(model)
+    whole, given, keywords, context = with_fixed(copied, tuple(args or ()), dict(kwargs or {}), static)
+    for module, original in zip(copied.modules(), model.modules(), strict=True):
         module.training = original.training  # `with_fixed` has set eval mode.
-    with torch.no_grad(), explained(), known:
-        exported = torch.export.export(whole, given, named)
+    with torch.no_grad(), explained(), context:
+        exported = torch.export.export(whole, given, keywords)
     prefix = "model." if static else ""
     targets = {spec.arg.name: spec.target for spec in exported.graph_signature.input_specs if spec.target is not None}
-    mod, held = relax.frontend.detach_params(imported(exported, keeps_params=True))
+    mod, detached = relax.frontend.detach_params(imported(exported, keeps_params=True))
     func = mod["main"]
-    first = len(func.params) - len(held.get("main", ()))
+    first = len(func.params) - len(detached.get("main", ()))
     names = [str(targets[str(p.name)]).removeprefix(prefix) for p in func.params[first:]]
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    values = dict(zip(names, held.get("main", ()), strict=True))
+    values = dict(zip(names, detached.get("main", ()), strict=True))
     return ir.IRModule({"main": _named(func, first, names)}), values, [name for name in names if name not in trained]
 
 
@@ -163,14 +163,14 @@ def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: C
         raise ArgumentTypeError("a module is traced with arguments: pass example_args, a tuple of tensors")
     if isinstance(args, torch.Tensor):
         raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
-    given, named = tuple(args or ()), dict(kwargs or {})
-    for name, value in [*((f"example_args[{n}]", v) for n, v in enumerate(given)), *named.items()]:
+    positional, keywords = tuple(args or ()), dict(kwargs or {})
+    for name, value in [*((f"example_args[{n}]", v) for n, v in enumerate(positional)), *keywords.items()]:
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
             hint = "pass its values and index arrays, for operators of sparsetir.relax.register_torch_ops()"
             raise ArgumentTypeError(f"{name} is sparse ({value.layout}), which torch.export does not take: {hint}")
-    model, given, named, values = with_fixed(dense_copy(model), given, named, static)
+    model, positional, keywords, values = with_fixed(dense_copy(model), positional, keywords, static)
     with torch.no_grad(), explained(), values, _written():
-        return torch.export.export(model, given, named, dynamic_shapes=dynamic_shapes)
+        return torch.export.export(model, positional, keywords, dynamic_shapes=dynamic_shapes)
 
 
 def with_fixed(
@@ -184,34 +184,34 @@ def with_fixed(
         return model, args, kwargs, nullcontext()
     torch = importlib.import_module("torch")
     whole = inspect.signature(model.forward)
-    given = whole.bind(*args, **kwargs).arguments
-    unknown = sorted(set(static) - set(given))
+    bound = whole.bind(*args, **kwargs).arguments
+    unknown = sorted(set(static) - set(bound))
     if isinstance(static, str) or unknown:
-        found = static if isinstance(static, str) else unknown[0]
+        unknown_name = static if isinstance(static, str) else unknown[0]
         raise ArgumentError(
-            f"static has {found!r}, expected some of [{', '.join(given)}], the arguments in the examples"
+            f"static has {unknown_name!r}, expected some of [{', '.join(bound)}], the arguments in the examples"
         )
-    open_ = [name for name in given if name not in static]
-    values = Values({name: given[name] for name in static if isinstance(given[name], torch.Tensor)})
+    open_ = [name for name in bound if name not in static]
+    values = Values({name: bound[name] for name in static if isinstance(bound[name], torch.Tensor)})
 
     class Fixed(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.model = model
             for name in static:
-                self.register_buffer(f"fixed_{name}", given[name])
+                self.register_buffer(f"fixed_{name}", bound[name])
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             fixed = {name: getattr(self, f"fixed_{name}") for name in static}
             values.note(fixed)
             return model(**dict(zip(open_, args, strict=False)), **kwargs, **fixed)
 
-    kept = [p for name, p in whole.parameters.items() if name in open_]
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    Fixed.forward.__signature__ = inspect.Signature([own, *kept])  # type: ignore[attr-defined]
+    open_params = [p for name, p in whole.parameters.items() if name in open_]
+    self_param = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    Fixed.forward.__signature__ = inspect.Signature([self_param, *open_params])  # type: ignore[attr-defined]
     return (
         Fixed().eval(),
-        tuple(v for n, v in given.items() if n in open_ and n not in kwargs),
+        tuple(v for n, v in bound.items() if n in open_ and n not in kwargs),
         {n: v for n, v in kwargs.items() if n in open_},
         tracing(values),
     )
@@ -272,8 +272,8 @@ def _tensors_of(model: Any) -> Iterator[Any]:
     """Iterate over parameters, buffers, and tensors that are plain attributes."""
     torch = importlib.import_module("torch")
     for module in model.modules():
-        held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
-        yield from (value for value in held if isinstance(value, torch.Tensor))
+        attributes = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
+        yield from (value for value in attributes if isinstance(value, torch.Tensor))
 
 
 __all__ = ["dense_copy", "from_module", "from_torch", "is_module"]

@@ -54,10 +54,10 @@ class TorchOperator:
 
 
 @cache
-def _kernel(name: str, sizes: str, dtype: str, idtype: str, *more: Any) -> Kernel:
+def _kernel(name: str, sizes: str, dtype: str, idtype: str, *extra: Any) -> Kernel:
     """Build the program of an operator for any sizes."""
     shape = {size: tirx.Var(size, "int64") for size in sizes.split()}
-    return build(getattr(programs, name)(shape, dtype, idtype, *more).func)
+    return build(getattr(programs, name)(shape, dtype, idtype, *extra).func)
 
 
 @lru_cache(maxsize=64)
@@ -93,14 +93,14 @@ def validate(name: str, tensors: Mapping[str, Any], reduce: str = "sum") -> None
                 expected = f"one of {', '.join(dtypes)}"
                 raise ArgumentTypeError(f"{fault}{argument}: expected {expected}, got {tensor.dtype}.")
             if tensor.dtype != tensors[names[0]].dtype:
-                found = f"{names[0]} is {tensors[names[0]].dtype} and {argument} is {tensor.dtype}"
-                raise ArgumentTypeError(f"{fault}expected one dtype, got: {found}. Convert one of them.")
+                mismatch = f"{names[0]} is {tensors[names[0]].dtype} and {argument} is {tensor.dtype}"
+                raise ArgumentTypeError(f"{fault}expected one dtype, got: {mismatch}. Convert one of them.")
     sizes: dict[str, tuple[Any, str]] = {}
     for argument, tensor in tensors.items():
         for size, length, where in _lengths(fault, argument, tensor, forms[argument]):
-            known, other = sizes.setdefault(size, (length, where))
-            if _differ(known, length):
-                raise ArgumentError(f"{fault}{where}: expected {known}, as {other}, got {length}.")
+            expected_length, first_place = sizes.setdefault(size, (length, where))
+            if _differ(expected_length, length):
+                raise ArgumentError(f"{fault}{where}: expected {expected_length}, as {first_place}, got {length}.")
     _validate_rows(fault, sizes)
 
 
@@ -112,8 +112,8 @@ def _lengths(fault: str, argument: str, tensor: Any, forms: tuple[str, ...]) -> 
     if letters is None:
         expected = "1 or more" if forms == (ANY_RANK,) else " or ".join(str(len(form)) for form in forms)
         raise ArgumentError(f"{fault}{argument}: expected {expected} dimensions, got shape {list(tensor.shape)}.")
-    listed = zip(letters, tensor.shape, strict=True)
-    return [(c, length, f"{argument}.shape[{at}]") for at, (c, length) in enumerate(listed) if c != "."]
+    dimensions = zip(letters, tensor.shape, strict=True)
+    return [(c, length, f"{argument}.shape[{at}]") for at, (c, length) in enumerate(dimensions) if c != "."]
 
 
 def _validate_rows(fault: str, sizes: Mapping[str, tuple[Any, str]]) -> None:
@@ -177,8 +177,8 @@ def _check_kinds(kinds: Any, count: int) -> None:
     """Raise unless every kind is the number of a matrix."""
     bad = first_outside(kinds.numpy(), count) if checks_are_on() else None
     if bad is not None:
-        found = f"kinds hold {int(kinds[bad])} at position {bad}"
-        raise StructureError(f"{found}, expected one of [0, {count}), the number of matrices")
+        fault = f"kinds hold {int(kinds[bad])} at position {bad}"
+        raise StructureError(f"{fault}, expected one of [0, {count}), the number of matrices")
 
 
 def _attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | None = None) -> Any:
@@ -242,33 +242,33 @@ def register_torch_ops() -> Any:
     ``torch.ops.sparsetir``
     """
     torch = importlib.import_module("torch")
-    found = getattr(torch.ops, NAMESPACE)
+    namespace = getattr(torch.ops, NAMESPACE)
     for name, operator in TORCH_OPERATORS.items():
-        if not hasattr(found, name):
+        if not hasattr(namespace, name):
             _register(torch, name, operator)
-    return found
+    return namespace
 
 
 def _register(torch: Any, name: str, operator: TorchOperator) -> None:
     full, schema = f"{NAMESPACE}::{name}", f"{operator.schema} -> Tensor"
     names = list(FORMS[name])
 
-    def run(*args: Any, **named: Any) -> Any:
-        check(args, named)
-        return operator.run(*args, **named)
+    def run(*args: Any, **keywords: Any) -> Any:
+        check(args, keywords)
+        return operator.run(*args, **keywords)
 
-    def fake(*args: Any, **named: Any) -> Any:
-        check(args, named)
-        values = [*args, *(named.pop(n) for n in names[len(args) :])]
-        return values[0].new_empty(operator.shape(*values, **named))
+    def fake(*args: Any, **keywords: Any) -> Any:
+        check(args, keywords)
+        values = [*args, *(keywords.pop(n) for n in names[len(args) :])]
+        return values[0].new_empty(operator.shape(*values, **keywords))
 
-    def check(args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given = dict(zip([*names, *operator.options], args, strict=False)) | named
-        validate(name, {n: given[n] for n in names}, given.get("reduce", "sum"))
+    def check(args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        by_name = dict(zip([*names, *operator.options], args, strict=False)) | keywords
+        validate(name, {n: by_name[n] for n in names}, by_name.get("reduce", "sum"))
 
-    made = torch.library.custom_op(full, run, mutates_args=(), device_types="cpu", schema=schema)
-    made.register_autograd(lambda *_: _no_gradient(name))
-    made.register_fake(fake)
+    operator_def = torch.library.custom_op(full, run, mutates_args=(), device_types="cpu", schema=schema)
+    operator_def.register_autograd(lambda *_: _no_gradient(name))
+    operator_def.register_fake(fake)
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _libraries.append(library)
     for key in ("SparseCPU", "SparseCsrCPU"):

@@ -46,9 +46,9 @@ def along_rows(
         The method, or its dropout, is not supported in a model for `from_torch`.
     """
     if method not in METHODS or dropout:
-        found = f"{method} with dropout" if dropout else method
+        description = f"{method} with dropout" if dropout else method
         raise LoweringError(
-            f"Graph.{found}: expected one of {', '.join(METHODS)} in a model for from_torch. Write it with these."
+            f"Graph.{description}: expected one of {', '.join(METHODS)} in a model for from_torch. Write it with these."
         )
     graph = Rows(indptr, indices, rows, columns, there, back)
     if method == "spmm":

@@ -60,8 +60,8 @@ class Loss:
         x, target = relax.Var("predictions", predictions), relax.Var("target", self.target(predictions))
         with builder.function("loss", [x, target]):
             with builder.dataflow():
-                found = builder.emit_output(self.write(x, target, builder.emit))
-            builder.emit_func_output(found)
+                loss = builder.emit_output(self.write(x, target, builder.emit))
+            builder.emit_func_output(loss)
         return builder.get()["loss"]
 
 
@@ -70,8 +70,8 @@ def _cross_entropy(x: Any, target: Any, emit: Callable[[Any], Any]) -> Any:
     dtype, ignored = str(x.ty.dtype.dtype), relax.const(IGNORED, "int64")
     counts = emit(op.astype(op.not_equal(target, ignored), dtype))
     safe = emit(op.where(op.equal(target, ignored), relax.const(0, "int64"), target))
-    each = emit(op.nn.nll_loss(emit(op.nn.log_softmax(x, -1)), safe, reduction="none"))
-    return op.sum(each * counts) / op.maximum(op.sum(counts), relax.const(1.0, dtype))
+    losses = emit(op.nn.nll_loss(emit(op.nn.log_softmax(x, -1)), safe, reduction="none"))
+    return op.sum(losses * counts) / op.maximum(op.sum(counts), relax.const(1.0, dtype))
 
 
 def _mse(x: Any, target: Any, emit: Callable[[Any], Any]) -> Any:
@@ -100,22 +100,22 @@ LOSSES = {
 }
 
 
-def loss_of(found: Any) -> Loss:
+def loss_of(loss: Any) -> Loss:
     """Return the loss of a name, or wrap a function of predictions and a target of the same shape."""
-    if isinstance(found, str) and found in LOSSES:
-        return LOSSES[found]
-    if callable(found):
-        return Loss("loss", lambda x, target, _emit: found(x, target))
+    if isinstance(loss, str) and loss in LOSSES:
+        return LOSSES[loss]
+    if callable(loss):
+        return Loss("loss", lambda x, target, _emit: loss(x, target))
     expected = f"one of {', '.join(LOSSES)}, or a function of two Relax expressions"
-    raise ArgumentTypeError(f"loss is {expected}; found {found!r}")
+    raise ArgumentTypeError(f"loss is {expected}; found {loss!r}")
 
 
 def check_classes(target: np.ndarray, classes: int) -> None:
     """Raise unless every label is a class or the label of ignored rows."""
-    wrong = target[((target < 0) | (target >= classes)) & (target != IGNORED)]
-    if wrong.size:
+    invalid = target[((target < 0) | (target >= classes)) & (target != IGNORED)]
+    if invalid.size:
         limits = f"from 0 to {classes - 1}, or {IGNORED} for rows that do not count"
-        raise ArgumentError(f"the target has label {wrong[0]}; expected classes {limits}")
+        raise ArgumentError(f"the target has label {invalid[0]}; expected classes {limits}")
 
 
 # Optimizers of `sparsetir.relax.train_step`: update rules with torch's semantics.
@@ -200,7 +200,7 @@ def _numbers(p: Any) -> Callable[[float], Any]:
     return lambda value: relax.const(value, str(p.ty.dtype.dtype))
 
 
-def optimizer_of(found: Any, options: Mapping[str, Any]) -> Optimizer:
+def optimizer_of(optimizer: Any, options: Mapping[str, Any]) -> Optimizer:
     """Return the optimizer of a name with its options, or convert one of ``tvm.relax.training``.
 
     Raises
@@ -208,28 +208,30 @@ def optimizer_of(found: Any, options: Mapping[str, Any]) -> Optimizer:
     ArgumentError, ArgumentTypeError
         There is no such optimizer, or it has no such option.
     """
-    base = NAMED.get(found) if isinstance(found, str) else _of_tvm(found)
+    base = NAMED.get(optimizer) if isinstance(optimizer, str) else _of_tvm(optimizer)
     if base is None:
-        raise ArgumentError(f"optimizer is one of {', '.join(NAMED)}; found {found!r}")
-    given = {name: value for name, value in options.items() if value is not None}
-    known = [field.name for field in fields(base) if field.name != "decoupled"]
-    wrong = next((name for name in given if name not in known), None)
-    if wrong is not None:
-        raise ArgumentTypeError(f"{type(base).__name__.lower()} takes {', '.join(known)}; found another option {wrong}")
-    return type(base)(**{**{field.name: getattr(base, field.name) for field in fields(base)}, **given})
+        raise ArgumentError(f"optimizer is one of {', '.join(NAMED)}; found {optimizer!r}")
+    chosen_options = {name: value for name, value in options.items() if value is not None}
+    names = [field.name for field in fields(base) if field.name != "decoupled"]
+    unknown = next((name for name in chosen_options if name not in names), None)
+    if unknown is not None:
+        raise ArgumentTypeError(
+            f"{type(base).__name__.lower()} takes {', '.join(names)}; found another option {unknown}"
+        )
+    return type(base)(**{**{field.name: getattr(base, field.name) for field in fields(base)}, **chosen_options})
 
 
-def _of_tvm(found: Any) -> Optimizer:
-    if isinstance(found, (Sgd, Adam)):
-        return found
-    if type(found) is tvm_optimizers.SGD:
-        return Sgd(found.lr, weight_decay=found.weight_decay)
-    if type(found) is tvm_optimizers.Adam:
-        return Adam(found.lr, (found.beta1, found.beta2), found.eps, found.weight_decay)
-    if type(found) is tvm_optimizers.MomentumSGD and not found.dampening:
-        return Sgd(found.lr, found.momentum, found.nesterov, found.weight_decay)
+def _of_tvm(optimizer: Any) -> Optimizer:
+    if isinstance(optimizer, (Sgd, Adam)):
+        return optimizer
+    if type(optimizer) is tvm_optimizers.SGD:
+        return Sgd(optimizer.lr, weight_decay=optimizer.weight_decay)
+    if type(optimizer) is tvm_optimizers.Adam:
+        return Adam(optimizer.lr, (optimizer.beta1, optimizer.beta2), optimizer.eps, optimizer.weight_decay)
+    if type(optimizer) is tvm_optimizers.MomentumSGD and not optimizer.dampening:
+        return Sgd(optimizer.lr, optimizer.momentum, optimizer.nesterov, optimizer.weight_decay)
     expected = f"one of {', '.join(NAMED)}, or SGD, MomentumSGD without dampening or Adam of tvm.relax.training"
-    raise ArgumentTypeError(f"optimizer is {expected}; found {type(found).__name__}")
+    raise ArgumentTypeError(f"optimizer is {expected}; found {type(optimizer).__name__}")
 
 
 __all__ = [

@@ -83,30 +83,30 @@ class Plan:
         mod = AppendLoss(LOSS, self.loss.function(self.predictions), 1, name)(mod)
         mod = _differentiated(mod, name, [p for p in mod[name].params if str(p.name) in self.trained])
         mod[TRAIN] = self._updated(mod[f"{name}_adjoint"])
-        kept = {var: f for var, f in mod.functions.items() if not var.name_hint.startswith(LOSS)}
-        return relax.transform.DeadCodeElimination([PREDICT, TRAIN])(ir.IRModule(kept))
+        functions = {var: f for var, f in mod.functions.items() if not var.name_hint.startswith(LOSS)}
+        return relax.transform.DeadCodeElimination([PREDICT, TRAIN])(ir.IRModule(functions))
 
     def _updated(self, adjoint: relax.Function) -> relax.Function:
         """Append the update of the parameters to a function that returns a loss and gradients."""
-        given = {str(p.name): p for p in adjoint.params}
-        number = relax.TensorType([], given[self.trained[0]].ty.dtype)
+        params_by_name = {str(p.name): p for p in adjoint.params}
+        number = relax.TensorType([], params_by_name[self.trained[0]].ty.dtype)
         scalars = {name: relax.Var(name, number) for name in self.rule.scalars(self.rule.lr, 1)}
-        slots = {name: relax.Var(name, given[like].ty) for name, like in self.slots.items()}
+        slots = {name: relax.Var(name, params_by_name[like].ty) for name, like in self.slots.items()}
         losses, gradients = adjoint.body.body.fields  # Updated running averages follow the loss.
         loss, *averages = losses.fields if isinstance(losses, relax.Tuple) else [losses]
         builder = relax.BlockBuilder()
-        with builder.function(TRAIN, [*given.values(), *scalars.values(), *slots.values()]):
+        with builder.function(TRAIN, [*params_by_name.values(), *scalars.values(), *slots.values()]):
             with builder.dataflow():
                 for binding in adjoint.body.blocks[0].bindings:
                     builder.emit_normalized(binding)
-                params, kept = [], []
+                params, new_slots = [], []
                 for name, gradient in zip(self.trained, gradients.fields, strict=True):
-                    own = [slots[f"{name}_{slot}"] for slot in self.rule.slots]
-                    p, after = self.rule.update(builder.emit, given[name], gradient, own, scalars)
+                    slot_values = [slots[f"{name}_{slot}"] for slot in self.rule.slots]
+                    p, after = self.rule.update(builder.emit, params_by_name[name], gradient, slot_values, scalars)
                     params.append(p)
-                    kept += after
-                found = builder.emit_output(relax.Tuple([loss, *params, *kept, *averages]))
-            builder.emit_func_output(found)
+                    new_slots += after
+                results = builder.emit_output(relax.Tuple([loss, *params, *new_slots, *averages]))
+            builder.emit_func_output(results)
         return builder.get()[TRAIN]
 
 

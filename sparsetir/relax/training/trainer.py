@@ -56,9 +56,9 @@ class TrainStep:
         self._slots = {name: tvm.runtime.tensor(value) for name, value in state.items()}
         self.count = 0
         self.lr, self._rule = rule.lr, rule
-        own = {*self._params, *self._slots, "count", *rule.scalars(rule.lr, 1)}
+        stored_names = {*self._params, *self._slots, "count", *rule.scalars(rule.lr, 1)}
         self._names = {part: [a.name for a in signature.arguments] for part, signature in signatures.items()}
-        self._inputs = {part: _without(signature, own) for part, signature in signatures.items()}
+        self._inputs = {part: _without(signature, stored_names) for part, signature in signatures.items()}
 
     @property
     def lr(self) -> float:
@@ -69,7 +69,7 @@ class TrainStep:
     def lr(self, value: float) -> None:
         self._lr = float(value)
 
-    def __call__(self, *inputs: Any, **named: Any) -> float:
+    def __call__(self, *inputs: Any, **keywords: Any) -> float:
         """Train on a batch, and return the loss before the update of the parameters.
 
         Raises
@@ -78,34 +78,34 @@ class TrainStep:
             The number, dtypes or shapes of the arguments differ from the signature, or the target has a label that is
             no class.
         """
-        values = self._inputs[TRAIN].positions(inputs, named)
+        values = self._inputs[TRAIN].positions(inputs, keywords)
         if self._classes is not None:
             values[-1] = _labels(values[-1], self._classes)
         scalars = self._rule.scalars(self.lr, self.count + 1)
-        own = {name: tvm.runtime.tensor(np.array(value, self._dtype)) for name, value in scalars.items()}
-        own["count"] = tvm.runtime.tensor(np.array(self.count, "int64"))
-        loss, *rest = self._run[TRAIN](*self._tensors(TRAIN, values, {**own, **self._slots}))
-        held = len(self._params)
-        self._params = dict(zip(self._params, rest[:held], strict=True))
-        self._slots = dict(zip(self._slots, rest[held:], strict=True))
+        scalar_tensors = {name: tvm.runtime.tensor(np.array(value, self._dtype)) for name, value in scalars.items()}
+        scalar_tensors["count"] = tvm.runtime.tensor(np.array(self.count, "int64"))
+        loss, *updated = self._run[TRAIN](*self._tensors(TRAIN, values, {**scalar_tensors, **self._slots}))
+        count = len(self._params)
+        self._params = dict(zip(self._params, updated[:count], strict=True))
+        self._slots = dict(zip(self._slots, updated[count:], strict=True))
         self.count += 1
         return float(loss.numpy())
 
     step = __call__
 
-    def predict(self, *inputs: Any, **named: Any) -> Any:
+    def predict(self, *inputs: Any, **keywords: Any) -> Any:
         """Return the model's result with the current parameters and without dropout."""
-        values = self._inputs[PREDICT].positions(inputs, named)
+        values = self._inputs[PREDICT].positions(inputs, keywords)
         return from_tvm(self._run[PREDICT](*self._tensors(PREDICT, values, self._slots)), library_of(values))
 
-    def _tensors(self, part: str, values: list[Any], own: Mapping[str, Any]) -> list[Any]:
+    def _tensors(self, part: str, values: list[Any], state: Mapping[str, Any]) -> list[Any]:
         """Return the arguments of a function in its order: the validated batch, the parameters and the state."""
         signature = self._inputs[part]
         tensors = [to_tvm(value, a.name) for a, value in zip(signature.arguments, values, strict=True)]
         signature.check(tensors)
-        given = {a.name: tensor for a, tensor in zip(signature.arguments, tensors, strict=True)}
-        every = {**given, **self._params, **own}
-        return [every[name] for name in self._names[part]]
+        batch = {a.name: tensor for a, tensor in zip(signature.arguments, tensors, strict=True)}
+        tensors_by_name = {**batch, **self._params, **state}
+        return [tensors_by_name[name] for name in self._names[part]]
 
     @property
     def params(self) -> dict[str, np.ndarray]:
@@ -128,9 +128,9 @@ class TrainStep:
         """
         scalars = {name: value for name, value in (state or {}).items() if name in ("count", "lr")}
         arrays = {name: value for name, value in (state or {}).items() if name not in scalars}
-        new, kept = _fitting(params or {}, self._params, "parameter"), _fitting(arrays, self._slots, "state")
+        new, new_state = _fitting(params or {}, self._params, "parameter"), _fitting(arrays, self._slots, "state")
         self._params.update(new)
-        self._slots.update(kept)
+        self._slots.update(new_state)
         self.count = int(scalars.get("count", self.count))
         self.lr = float(scalars.get("lr", self.lr))
 
@@ -173,10 +173,10 @@ class TrainStep:
             raise MissingFileError(f"no state of training at {path}")
         try:
             with np.load(path) as file:
-                found = {name: file[name] for name in file.files}
+                arrays = {name: file[name] for name in file.files}
         except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
             raise FileFormatError(f"{path.name} is no state of training: {error}") from error
-        parts = {kind: _named(found, kind) for kind in ("param", "state")}
+        parts = {kind: _named(arrays, kind) for kind in ("param", "state")}
         missing = {*self._params} - {*parts["param"]} or {*self._slots, "count", "lr"} - {*parts["state"]}
         if missing:
             raise ArgumentError(f"{path.name} has no {min(missing)}: it is of another model or optimizer")
@@ -186,41 +186,41 @@ class TrainStep:
         return f"TrainStep {self._inputs[TRAIN]}: {self.count} steps"
 
 
-def _without(signature: Signature, own: set[str]) -> Signature:
+def _without(signature: Signature, stored_names: set[str]) -> Signature:
     """Return a signature without the arguments that the step stores itself."""
-    arguments = tuple(a for a in signature.arguments if a.name not in own)
+    arguments = tuple(a for a in signature.arguments if a.name not in stored_names)
     return Signature(signature.function, arguments, signature.bounds)
 
 
 def _labels(target: Any, classes: int) -> np.ndarray:
     """Convert labels to int64, after checking that each is a class or ignored."""
-    found = np.asarray(target.numpy() if isinstance(target, tvm.runtime.Tensor) else target)
-    if found.dtype.kind not in "iu":
+    array = np.asarray(target.numpy() if isinstance(target, tvm.runtime.Tensor) else target)
+    if array.dtype.kind not in "iu":
         raise ArgumentTypeError(
-            f"the target has dtype {found.dtype}; cross_entropy takes a class for each row, as integers"
+            f"the target has dtype {array.dtype}; cross_entropy takes a class for each row, as integers"
         )
-    labels = np.ascontiguousarray(found, "int64")
+    labels = np.ascontiguousarray(array, "int64")
     check_classes(labels, classes)
     return labels
 
 
-def _named(found: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(f"{kind}:"): value for name, value in found.items() if name.startswith(f"{kind}:")}
+def _named(arrays: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(f"{kind}:"): value for name, value in arrays.items() if name.startswith(f"{kind}:")}
 
 
-def _fitting(values: Mapping[str, Any], held: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _fitting(values: Mapping[str, Any], stored: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Convert values to tensors, after checking that they match the stored ones in name, shape and dtype."""
-    found = {}
+    tensors = {}
     for name, value in values.items():
-        if name not in held:
-            raise ArgumentError(f"there is no {kind} {name}: there are {', '.join(held) or 'none'}")
-        tensor, array = held[name], np.asarray(value.detach() if hasattr(value, "detach") else value)
+        if name not in stored:
+            raise ArgumentError(f"there is no {kind} {name}: there are {', '.join(stored) or 'none'}")
+        tensor, array = stored[name], np.asarray(value.detach() if hasattr(value, "detach") else value)
         if tuple(tensor.shape) != array.shape:
             raise ArgumentError(f"{kind} {name} has shape {array.shape}; expected {tuple(tensor.shape)}")
         if str(tensor.dtype) != str(array.dtype):
             raise ArgumentTypeError(f"{kind} {name} has dtype {array.dtype}; expected {tensor.dtype}")
-        found[name] = tvm.runtime.tensor(np.array(array))
-    return found
+        tensors[name] = tvm.runtime.tensor(np.array(array))
+    return tensors
 
 
 __all__ = ["TrainStep"]
