@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparsetir.errors import ScheduleError, checks_keywords
 from sparsetir.schedules import panel, ragged_sum, row
+from sparsetir.utils.arguments import as_count
 from sparsetir.utils.dtypes import as_whole
 
 DECLARED = (*row.DECLARED, *row.CARRY_DECLARED, *panel.DECLARED, *ragged_sum.DECLARED)
@@ -75,5 +76,7 @@ class Choices:
         >>> Choices.space(threads=2, feat=32)["tile"]
         (8, 16, 32)
         """
+        threads = as_count(threads, "threads")
+        feat = None if feat is None else as_count(feat, "feat", least=0)
         candidates = {choice.name: choice.worth_trying(threads=threads, feat=feat) for choice in DECLARED}
         return {name: values for name, values in candidates.items() if values}

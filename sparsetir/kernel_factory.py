@@ -11,7 +11,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.codegen.cache import compile_cached
 from sparsetir.codegen.target import make_target
-from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, VerifyError
+from sparsetir.errors import ArgumentTypeError, SparseTIRError, VerifyError
 from sparsetir.formats.format import Format
 from sparsetir.formats.heuristics import Conversion, suited
 from sparsetir.interop import is_sparse
@@ -28,7 +28,7 @@ from sparsetir.sparse_output import Accumulators, Options, is_assembled
 from sparsetir.sparse_output.blocks import assembled_kernel
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.transform.decompose import decompose_format
-from sparsetir.utils.dtypes import as_whole
+from sparsetir.utils.arguments import as_count, as_flag
 from sparsetir.utils.gc import uncollected
 from sparsetir.utils.threads import get_num_threads
 
@@ -53,9 +53,8 @@ def make_kernel(
         See `Kernel`.
     """
     get_num_threads()
-    calls = as_whole(calls)
-    if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):
-        raise ArgumentError(f"calls must be a positive number of calls, found {calls!r}")
+    finite = as_flag(finite, "finite")
+    calls = None if calls is None else as_count(calls, "calls")
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
         func = _transformed(func)
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import BuiltinFunctionType
 from typing import Any
 
 import tvm
@@ -80,13 +81,26 @@ def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModul
     if callable(schedule):
         sch = s_tir.Schedule(mod)
         sch.work_on(names[0])
-        return _same_params(mod, (schedule(sch) or sch).mod)
+        return _same_params(mod, _of_function(schedule, sch).mod)
     if schedule is not None and not isinstance(schedule, schedules.Choices):
         expected = "sparsetir.Choices, a template, a tvm.s_tir.Schedule or a function of one"
         raise ArgumentTypeError(f"a schedule is {expected}; found {type(schedule).__name__}")
     registers = schedules.Registers.of(target or native_target())
     # The sketches reorder nothing but reductions, whose order the dialect leaves open; fast-math flags cover every sum.
     return schedules.schedule(mod, schedule, registers=registers, reorders=True).mod
+
+
+def _of_function(schedule: Any, sch: s_tir.Schedule) -> s_tir.Schedule:
+    """The schedule that a user's function changes, or returns."""
+    if isinstance(schedule, (type, BuiltinFunctionType, ir.BaseFunc)):
+        name = getattr(schedule, "__name__", type(schedule).__name__)
+        fault = f"schedule: expected a function of a tvm.s_tir.Schedule, got {name}."
+        raise ArgumentTypeError(f"{fault} Pass one that changes its argument.")
+    result = schedule(sch)
+    if result is not None and not isinstance(result, s_tir.Schedule):
+        fault = f"schedule: expected a function that returns a tvm.s_tir.Schedule or None, got {type(result).__name__}."
+        raise ArgumentTypeError(f"{fault} Change the schedule that the function is given.")
+    return sch if result is None else result
 
 
 def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir.IRModule]:

@@ -22,6 +22,7 @@ from sparsetir.formats.hypersparse import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, compressed_of, is_sparse, is_torch
 from sparsetir.sparse_output import products
+from sparsetir.utils.arguments import as_dtype
 from sparsetir.utils.dtypes import common_dtype, dtype_name, is_float
 
 FEW_ROWS = 1 << 16  # a slice of as many rows is made row by row, one of more rows than entries entry by entry
@@ -289,7 +290,7 @@ def mapped(function: Any, tensor: SparseTensor) -> SparseTensor:
 
 def astype(tensor: SparseTensor, dtype: Any) -> SparseTensor:
     """Convert the entries to another dtype."""
-    return cast(tensor, dtype_name(dtype))
+    return cast(tensor, as_dtype(dtype, "dtype"))
 
 
 def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:

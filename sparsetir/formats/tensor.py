@@ -22,10 +22,19 @@ from sparsetir.formats.encoding import Encoding
 from sparsetir.formats.format import Array, CapacityError, Entries, Format, Packed, check_idtype, index_array, make
 from sparsetir.formats.operators import Operators
 from sparsetir.formats.origin import Origin, open_dense, open_origin
-from sparsetir.interop import CooTensor, aligned_contiguous, compressed_of, coordinates_of, is_half, is_sparse
+from sparsetir.interop import (
+    CooTensor,
+    aligned_contiguous,
+    array_of_numbers,
+    compressed_of,
+    coordinates_of,
+    is_half,
+    is_sparse,
+)
 from sparsetir.interop import to_torch as as_torch
-from sparsetir.interop.sources import Compressed, Coordinates, Source, is_torch
+from sparsetir.interop.sources import Compressed, Coordinates, Source, is_torch, whole_sizes
 from sparsetir.io import read
+from sparsetir.utils.arguments import as_flag, shown
 from sparsetir.utils.memory import MemoryLimitError, readable
 
 # One piece of a tensor as it is stored.
@@ -264,8 +273,9 @@ class SparseTensor(Operators):
         >>> np.shares_memory(t.pieces[0].values, csr.data)
         True
         """
+        check = as_flag(check, "check")
         if isinstance(value, SparseTensor):
-            return value.convert(format or value.format, idtype=idtype, **parameters)
+            return value.convert(value.format if format is None else format, idtype=idtype, **parameters)
         if isinstance(value, (str, Path)):
             return cls.from_any(read(value), format, idtype=idtype, check=check, **parameters)
         if isinstance(value, np.ndarray):
@@ -300,9 +310,10 @@ class SparseTensor(Operators):
         cls, coords: Any, values: Any, shape: Sequence[int], format: str | Format | None = None, **options: Any
     ) -> SparseTensor:
         """`from_any` of a list of coordinates, shape (order, nnz), in any order, with their values, shape (nnz,)."""
-        coords = np.asarray(coords)
+        coords = array_of_numbers(coords, "coords")
         coords = coords.astype("int32") if coords.size == 0 else coords
-        return cls.from_any(CooTensor(coords, np.asarray(values), tuple(shape)), format, **options)
+        tensor = CooTensor(coords, array_of_numbers(values, "values"), whole_sizes(shape, "shape"))
+        return cls.from_any(tensor, format, **options)
 
     @classmethod
     def from_dense(
@@ -580,7 +591,7 @@ class SparseTensor(Operators):
             False shares the tensor's arrays where the layout is the same; scipy changes index arrays in place.
         """
         listed = self.ndim == 2 and self.format.name == "dcsr" and is_hypersparse(self.shape[:1], self.nnz)
-        return to_scipy(self, "coo" if listed and format is None else format, copy=copy)
+        return to_scipy(self, "coo" if listed and format is None else format, copy=as_flag(copy, "copy"))
 
     def to_torch(self) -> Any:
         """Return a torch sparse tensor: csr, csc, bsr or coo as `to_scipy` chooses. Shares no memory with this one."""
@@ -596,7 +607,10 @@ class SparseTensor(Operators):
 
     # ------------------------------------------------------------------ entries and pieces
 
-    def _flat(self, values: Sequence[Array]) -> list[Array]:
+    def _flat(self, values: Any) -> list[Array]:
+        if not isinstance(values, (list, tuple, np.ndarray)) or (isinstance(values, np.ndarray) and not values.ndim):
+            fault = f"values: expected an array for each of the {len(self.pieces)} pieces, got {shown(values)}."
+            raise ArgumentTypeError(f"{fault} Pass a list of arrays, or one array with a value for each entry.")
         if len(values) != len(self.pieces):
             raise ArgumentError(f"expected values for {len(self.pieces)} pieces, found {len(values)}")
         return [

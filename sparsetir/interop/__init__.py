@@ -34,6 +34,7 @@ from sparsetir.interop.levels import (
 from sparsetir.interop.sources import (
     CooTensor,
     Source,
+    array_of_numbers,
     check_detached,
     check_parts,
     check_sound,
@@ -55,6 +56,7 @@ __all__ = [
     "Validator",
     "aligned_contiguous",
     "are_ascending",
+    "array_of_numbers",
     "as_numpy",
     "check_detached",
     "check_distinct",

@@ -16,6 +16,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.interop.levels import Array, Level, Validator, check_level, first_outside, is_sound
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.buffers import Copies
 from sparsetir.utils.dtypes import as_whole
 
@@ -43,9 +44,8 @@ def is_torch(value: Any) -> bool:
 
 @cache
 def _is_of_torch(kind: Any) -> bool:
-    """Return whether a class is one of torch's own, or of tensors that somebody derived from torch's."""
-    is_own = kind.__module__.partition(".")[0] == "torch"
-    return is_own or any((base.__module__, base.__name__) == ("torch", "Tensor") for base in kind.__mro__)
+    """Return whether a class is torch's tensor, or derived from it."""
+    return any((base.__module__, base.__name__) == ("torch", "Tensor") for base in kind.__mro__)
 
 
 def check_detached(tensor: Any, name: str, what: str) -> None:
@@ -63,6 +63,31 @@ def torch_to_numpy(tensor: Any, name: str) -> Array:
         torch, ml_dtypes = importlib.import_module("torch"), importlib.import_module("ml_dtypes")
         return np.asarray(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
     return np.asarray(tensor.resolve_conj().resolve_neg())
+
+
+def array_of_numbers(value: Any, name: str) -> Array:
+    """Return an array, a torch tensor, a number or nested lists of numbers as a numpy array.
+
+    Raises
+    ------
+    ArgumentTypeError
+        The argument is something else, sparse, masked, or in the memory of another device.
+    """
+    expected = f"{name}: expected an array of numbers, got"
+    if is_sparse(value) or isinstance(value, np.ma.MaskedArray):
+        kind = "masked" if isinstance(value, np.ma.MaskedArray) else "sparse"
+        raise ArgumentTypeError(f"{expected} a {kind} {type(value).__name__}. Pass a plain dense array.")
+    if is_torch(value):
+        return torch_to_numpy(value, name)
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # numpy runs methods of the object
+        raise ArgumentTypeError(f"{expected} {shown(value)}, which numpy cannot read: {error}.") from None
+    is_number = array.dtype.kind in "biufc" or array.dtype.name == "bfloat16"
+    if not is_number:
+        what = f"an array of {array.dtype}" if array.ndim else shown(value)
+        raise ArgumentTypeError(f"{expected} {what}. Convert it with numpy.asarray and a dtype.")
+    return array
 
 
 # Sparse arguments of every class, opened as entries with coordinates.
@@ -196,8 +221,8 @@ class CooTensor:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "coords", np.asarray(self.coords))
-        object.__setattr__(self, "values", np.asarray(self.values))
+        object.__setattr__(self, "coords", array_of_numbers(self.coords, "coords of a CooTensor"))
+        object.__setattr__(self, "values", array_of_numbers(self.values, "values of a CooTensor"))
         object.__setattr__(self, "shape", whole_sizes(self.shape, "the shape of a CooTensor"))
         expected = (len(self.shape), self.values.size)
         if self.coords.shape != expected or self.values.ndim != 1:
@@ -211,7 +236,9 @@ class CooTensor:
     @classmethod
     def from_dense(cls, array: Any) -> CooTensor:
         """Return the entries of `array` that are not zero, in row-major order."""
-        array = np.asarray(array)
+        array = array_of_numbers(array, "array")
+        if array.ndim == 0:
+            raise ArgumentError("array: expected at least one dimension, got a number. Pass an array of shape (1,).")
         coords = np.nonzero(array)
         return cls(np.stack(coords), array[coords], array.shape)
 

@@ -20,6 +20,7 @@ from sparsetir.ir import dialect
 from sparsetir.ir.effects import Both, Coordinates, Stored, operand_coordinates
 from sparsetir.ir.views import INIT, STORED, Axis, Entry, Program, SparseBuffer, SpIter, decode, is_sp_iter
 from sparsetir.ir.visitor import structural_walk
+from sparsetir.utils.arguments import as_mapping
 
 # What the interpreter keeps of coordinates that meet, and of the coordinates that a program stores.
 #
@@ -863,12 +864,13 @@ def interpret(func: tirx.PrimFunc, args: Mapping[str, Any]) -> dict[str, np.ndar
     >>> interpret(sparsetir.ops.spmm(), args)["c"].tolist()
     [[12.0], [0.0]]
     """
+    values = as_mapping(args, "args", "arrays and numbers by the names of parameters")
     machine = _Machine(decode(func))
     buffers = [p for p in func.params if tirx.is_buffer_var(p)]
     with np.errstate(all="ignore"):
-        _infer_sizes(machine, buffers, args)
+        _infer_sizes(machine, buffers, values)
         for buffer in buffers:
-            _fill(machine, buffer, args)
+            _fill(machine, buffer, values)
         machine.run(func.body)
         storages = machine.assembly.storages
         machine.memory |= {storage: machine.assembly.values(buffer) for storage, buffer in storages.items()}

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.interop import as_numpy, is_sparse, is_torch
+from sparsetir.interop import array_of_numbers, is_sparse, is_torch
+from sparsetir.utils.arguments import as_real
 from sparsetir.utils.dtypes import dtype_name
 
 FLOATS = ("float16", "float32", "float64")
@@ -220,12 +221,12 @@ def lazy(value: Any, dtype: str | None = None) -> Lazy:
     if isinstance(value, Lazy):
         return value
     if isinstance(value, (bool, int, float, np.number)) and dtype is not None:
-        return Lazy("number", (), (), dtype, value=float(value))
+        return Lazy("number", (), (), dtype, value=float(as_real(value, "value")))
     if is_sparse(value):
         if len(value.shape) != 2:
             raise ArgumentError(f"a lazy sparse array is a matrix, found {len(value.shape)} dimensions")
         return Lazy("sparse", (), value.shape, _checked(value), value=value)
-    array = value if is_torch(value) else as_numpy(np.asarray(value), "a lazy array")[0]
+    array = value if is_torch(value) else array_of_numbers(value, "value")
     return Lazy("dense", (), array.shape, _checked(array), value=array)
 
 

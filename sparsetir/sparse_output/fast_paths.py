@@ -199,7 +199,7 @@ def is_number(value: Any, dtype: str) -> bool:
     """Return whether a number can be passed as it is."""
     if dtype.startswith("int"):
         return is_integer(value) and abs(value) <= np.iinfo(dtype).max
-    return dtype.startswith("float") and type(value) in (int, float)
+    return dtype.startswith("float") and (type(value) is float or (type(value) is int and abs(value) < 1 << 63))
 
 
 # Sums and elementwise products of matrices in the program's storage, with little overhead around the loops.

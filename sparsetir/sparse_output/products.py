@@ -25,8 +25,9 @@ from sparsetir.sparse_output.fast_paths import ROWS, function_for, limits
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.sparse_output.result import Pattern, as_object, least_of, top_of
 from sparsetir.sparse_output.workspace import KEPT_BYTES, Work, passed, popped, tensor
+from sparsetir.utils.arguments import as_flag, as_real
 from sparsetir.utils.caches import remember, shared_cache
-from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype, real_number
+from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype
 from sparsetir.utils.memory import check_memory
 
 # Numeric phase alone: the values of a result whose pattern is known, for operands with new values.
@@ -109,11 +110,12 @@ def matmul(
     above: float | None = None,
 ) -> Any:
     """Multiply sparse matrices; `sparsetir.matmul` documents the arguments."""
+    complement = as_flag(complement, "complement")
     if complement and mask is None:
         raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
     selects = top is not None or above is not None
     program = "spgemm" if mask is None else "masked_spgemm"
-    key = program, bool(complement), selects, above is not None
+    key = program, complement, selects, above is not None
     kernel = _made_before(key, A, B)
     if kernel is not None:
         selected = _selected(kernel, top, above) if selects else ()
@@ -489,7 +491,7 @@ def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
     result = _added_at_once(A, B, alpha, beta)
     if result is not None:
         return result
-    alpha, beta = (real_number(v, name, function) for v, name in ((alpha, "alpha"), (beta, "beta")))
+    alpha, beta = (as_real(v, f"{name} of {function}") for v, name in ((alpha, "alpha"), (beta, "beta")))
     if _are_long(A, B):
         short = renumber(("ij", "ij"), [A, B])
         A, B = short.values

@@ -18,7 +18,8 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.ir.views import Axis, Program
 from sparsetir.runtime.signature import LARGEST_INT32, Arguments, numpy_dtype
-from sparsetir.utils.dtypes import as_whole, real_number
+from sparsetir.utils.arguments import as_real
+from sparsetir.utils.dtypes import as_whole
 
 # Arguments of a selection: how many entries of a row are kept, and above which value, as the functions take it.
 
@@ -37,7 +38,7 @@ def top_of(top: Any) -> int | None:
 def least_of(above: Any, dtype: str) -> Any:
     """Return the least value above a number, or the least of all; NaN, which no value reaches, if none is above it."""
     kind = numpy_dtype(dtype)
-    above = above if above is None else real_number(above, "above", "a product")
+    above = above if above is None else as_real(above, "above")
     if kind.kind in "fV":
         least = -np.inf if above is None else float(np.nextafter(kind.type(above), kind.type(np.inf)))
         return least if above != np.inf else np.nan

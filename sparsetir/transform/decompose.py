@@ -41,6 +41,7 @@ from sparsetir.transform.structure import (
     with_declarations,
     without_unused,
 )
+from sparsetir.utils.arguments import as_flag, as_mapping
 
 # The iterations that one iteration becomes when a structure is stored in pieces.
 
@@ -584,7 +585,10 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, finite: boo
         finite = func.finite if finite is None else finite
         return decompose_format(func.original, func.with_formats(formats), finite=finite)
     current, groups = func, []
-    resolved = dict(formats) if isinstance(formats, Mapping) else {_first_sparse(func): formats}
+    finite = None if finite is None else as_flag(finite, "finite")
+    expected = "formats by the names of buffers"
+    is_mapping = isinstance(formats, Mapping)
+    resolved = as_mapping(formats, "formats", expected) if is_mapping else {_first_sparse(func): formats}
     for name, format in resolved.items():
         program = decode(current)
         resolved[name] = format = _resolved(format, program.buffer(name).axes)

@@ -32,12 +32,13 @@ from sparsetir.ir.views import (
 )
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.loops import Update
-from sparsetir.utils.dtypes import as_whole
+from sparsetir.utils.arguments import as_count
 
 # What the primitives share: find an iteration and its axes by name, make new nodes, put them in place.
 
 
 REDUCE = 2
+LARGEST_INT32 = 2**31 - 1
 MERGED = {"union": "a union", "intersect": "an intersection"}
 Ref = Any  # an axis by name, a fused entry by the names of its members
 
@@ -91,11 +92,8 @@ def single_entry(iteration: SpIter, ref: Ref, purpose: str) -> Entry:
 
 
 def check_count(value: Any, what: str) -> int:
-    """Return `value` as an int; raise unless it is a positive integer."""
-    value = as_whole(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ScheduleError(f"{what} must be a positive integer, found {value!r}")
-    return value
+    """Return an integer that a loop's extent can be."""
+    return as_count(value, what, most=LARGEST_INT32, error=ScheduleError)
 
 
 # ---------------------------------------------------------------------------------------------- nodes

@@ -38,6 +38,7 @@ from sparsetir.transform.editing import (
     visits_stored,
 )
 from sparsetir.transform.legality import Absent, EntryOrder, number_of
+from sparsetir.utils.arguments import as_flag
 
 # Annotations of an iteration, the choice of its search among them.
 
@@ -336,7 +337,8 @@ def to_dense(func: tirx.PrimFunc, iteration: str, axis: Ref, *, guard: bool = Fa
     refuse_repeated(old, nested, "densify")
     refuse_grandparent(old, [place, *nested], "densify")
     _refuse_order(editor, sp_iter, entry)
-    body, init = _guarded(editor, place, entry) if guard else _checked(editor, place, entry)
+    is_guarded = as_flag(guard, "guard")
+    body, init = _guarded(editor, place, entry) if is_guarded else _checked(editor, place, entry)
     new = editor.dense(f"{old.name}_all", old.length, after=old)
     rehosted = rehost(sp_iter.entries, old, new)
     entries = [replace(e, axes=(new,), attached_to=None) if e is entry else e for e in rehosted]

@@ -36,7 +36,7 @@ def decompose(func: Any, formats: Mapping[str, Any]) -> Edit:
     """
     from sparsetir.transform.decompose import decompose_format
 
-    decomposition = decompose_format(func, dict(formats))
+    decomposition = decompose_format(func, formats)
     return Edit(decomposition.func, decomposition)
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.errors import ArgumentTypeError
-
 VALUE_DTYPES = (
     "float16",
     "bfloat16",
@@ -111,20 +109,4 @@ def is_float(dtype: Any) -> bool:
     return bool(dtype.kind == "f" or dtype.name == "bfloat16")
 
 
-def real_number(value: Any, name: str, function: str) -> int | float:
-    """The real number that an argument is, as Python has it.
-
-    Raises
-    ------
-    ArgumentTypeError
-        The argument, called `name` of `function`, is none.
-    """
-    value = value.item() if np.ndim(value) == 0 and hasattr(value, "item") else value
-    if isinstance(value, (int, float)):
-        return value
-    if isinstance(value, Real):
-        return float(value)
-    raise ArgumentTypeError(f"{name} of {function} is a real number, found {value!r}")
-
-
-__all__ = ["VALUE_DTYPES", "as_int64", "as_whole", "common_dtype", "dtype_name", "is_float", "real_number"]
+__all__ = ["VALUE_DTYPES", "as_int64", "as_whole", "common_dtype", "dtype_name", "is_float"]

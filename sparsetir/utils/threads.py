@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 import tvm
 
 from sparsetir.errors import ArgumentError
-from sparsetir.utils.dtypes import as_whole
+from sparsetir.utils.arguments import as_count
 from sparsetir.utils.machine import CORES
 
 SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
 # How often a waiting thread looks for work before it sleeps, about a millisecond. TVM's own number is a hundred times
 # that: it keeps cores from others for a tenth of a second, and on a busy machine a process takes minutes to end.
 SPINS = "3000"
+MAX_THREADS = 1 << 16
 
 _state = {"threads": 0, "copied": 0}
 
@@ -53,9 +54,7 @@ def set_num_threads(count: int) -> None:
     ArgumentError
         `count` is not a positive integer, or more than the pool has.
     """
-    count = as_whole(count)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ArgumentError(f"the number of threads must be a positive integer, found {count!r}")
+    count = as_count(count, "count", most=MAX_THREADS)
     if count > 1 and _state["copied"] == threading.get_ident():
         found = f"a thread that a fork copied has no others to share kernels with: expected 1, found {count}"
         raise ArgumentError(f"{found}; call kernels in a thread started by this process, or start processes by 'spawn'")

@@ -125,7 +125,7 @@ def test_numbers() -> None:
         same(sparsetir.add(A, A, alpha=half), 1.5 * A.toarray(), np.float64)
     same(sparsetir.add(A, A, alpha=1e30), 1e30 * A.toarray() + A.toarray(), np.float64)
     for bad in (1j, "2", None, np.ones(2)):
-        with pytest.raises(ArgumentTypeError, match="alpha of add is a real number"):
+        with pytest.raises(ArgumentTypeError, match="alpha of add: expected a real number"):
             sparsetir.add(A, A, alpha=bad)
     with pytest.raises(ArgumentError, match="takes factors of 64 bits"):
         sparsetir.add(A, A, alpha=10**30)
@@ -134,7 +134,7 @@ def test_numbers() -> None:
     assert sparsetir.matmul(Y, Y, above=np.nan).nnz == 0
     with pytest.raises(ArgumentError, match="above is less than the largest int64"):
         sparsetir.matmul(A, A, above=np.nan)
-    with pytest.raises(ArgumentTypeError, match="above of a product is a real number"):
+    with pytest.raises(ArgumentTypeError, match="above: expected a real number"):
         sparsetir.matmul(A, A, above="x")
     with pytest.raises(ArgumentTypeError, match="an axis is a whole number"):
         S.sum(axis=0.5)

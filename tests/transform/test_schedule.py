@@ -395,9 +395,9 @@ def test_buffers_that_are_used_elsewhere_too_are_searched() -> None:
 @pytest.mark.parametrize(
     ("program", "axis", "factor", "message"),
     [
-        ("csrmm", "K", 0, "the factor of a split must be a positive integer, found 0"),
-        ("csrmm", "K", 2.0, "the factor of a split must be a positive integer, found 2.0"),
-        ("csrmm", "K", True, "the factor of a split must be a positive integer, found True"),
+        ("csrmm", "K", 0, "the factor of a split: expected an integer from 1 to 2147483647, got 0"),
+        ("csrmm", "K", 2.0, "the factor of a split: expected an integer from 1 to 2147483647, got 2.0"),
+        ("csrmm", "K", True, "the factor of a split: expected an integer from 1 to 2147483647, got True"),
         ("fused_spmm", "J", 4, "cannot split in T.fuse(I, J): its axes are one loop; do it before fusing"),
         ("coo", "J", 4, "cannot split J: a singleton axis has one slot below each position"),
         ("dbsrmm", "JO", 4, "a formula of coordinates cannot tell its position below the sparse axis IO"),

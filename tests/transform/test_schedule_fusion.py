@@ -153,7 +153,7 @@ def sequel(
         ("shifted", "plain", None, "are not in this order; name the one that runs first first"),
         ("plain", "values", None, "are not neighbours: sp_iter 'shifted' stands between them"),
         ("values", "sums", 2, "differ in the first 2 entries or its letters: [I, J] 'SS' and [I, J] 'SR'"),
-        ("values", "sums", 0, "the depth must be a positive integer, found 0"),
+        ("values", "sums", 0, "the depth: expected an integer from 1 to 2147483647, got 0"),
         ("sums", "restart", 2, "they share Z, and steps with different J may meet"),
         ("noted", "plainer", 2, "their annotations differ, {'tile': 4} and {}"),
     ],

@@ -388,7 +388,7 @@ def test_spatial_axes_are_padded_with_a_guard() -> None:
 @pytest.mark.parametrize(
     ("program", "axis", "multiple", "message"),
     [
-        ("csrmm", "K", -4, "the multiple to pad to must be a positive integer, found -4"),
+        ("csrmm", "K", -4, "the multiple to pad to: expected an integer from 1 to 2147483647, got -4"),
         ("csrmm", "J", 4, "cannot pad J, which is sparse_variable: only a dense_fixed axis has one length"),
         ("fused_spmm", "I", 4, "cannot pad in T.fuse(I, J): its axes are one loop; do it before fusing"),
     ],
