@@ -15,6 +15,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.interop import is_sparse, is_torch
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import ROWS
+from sparsetir.utils.arguments import as_flag
 
 
 def matmul(
@@ -73,10 +74,11 @@ def matmul(
     """
     if type(A) in ROWS and type(B) in ROWS:
         return products.matmul(A, B, mask=mask, complement=complement, top=top, above=above)
-    if mask is top is above is None and not complement:
+    if mask is top is above is None and complement is False:
         product = product_door(A, B)
         if product is not None:
             return product
+    complement = as_flag(complement, "complement")
     if _is_one_dense(A, B):
         if complement and mask is None:
             raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
