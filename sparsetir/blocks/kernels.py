@@ -20,7 +20,8 @@ from sparsetir.sparse_output.products import matmul
 from sparsetir.stores import Array
 
 # Multiply-adds of a product with a densified block in the time of one of a sparse product, whose rows are scattered.
-SCATTER_COST = 45
+SCATTER_COST = 30
+DENSIFIED_BYTES = 16 << 20  # of rows and of their product: more would not stay in a shared cache
 # Threads of a process that call kernels take turns: each call uses all of its threads.
 LOCK = threading.RLock()
 
@@ -74,7 +75,7 @@ def add_gram(block: Block, extent: int, total: Array, room: int) -> None:
         for begin in range(0, extent, 1024):
             total[begin : begin + 1024] += product[begin : begin + 1024].toarray()
         return
-    step = max(1, int(room // (2 * extent * block.data.dtype.itemsize)))
+    step = max(1, int(min(room, DENSIFIED_BYTES) // (2 * extent * block.data.dtype.itemsize)))
     whole = to_scipy(block, extent)
     for begin in range(0, block.end - block.begin, step):
         rows = whole[begin : begin + step]

@@ -125,7 +125,8 @@ def _write(blocks: Iterator[Any], path: Path, format: str, name: str) -> None:
             columns = block.shape[1]
         indptr = np.cumsum(np.concatenate(lengths), dtype=np.int64)
         shape = (len(indptr) - 1, columns)
-        target.append("indptr", indptr)
+        # scipy and scikit-learn refuse pointers that are wider than the indices.
+        target.append("indptr", indptr.astype(np.int32) if indptr[-1] < 1 << 31 else indptr)
         target.close(format, shape if format == "csr" else shape[::-1])
     finally:
         target.release()

@@ -35,7 +35,7 @@ NOT_RUN = {"make", "pip", "git"}
 # Blocks that only run where there is a C compiler.
 WITH_COMPILER = re.compile(r"\.export\(|\.save\(\".*\.so\"|^cc |^/\* \w+\.c \*/", re.MULTILINE)
 # Blocks that only run where these are installed: those that name one.
-OPTIONAL = ("torch", "onnx")
+OPTIONAL = ("torch", "onnx", "dask")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FOLDERS = "sparsetir|schedules|tuning|tests|docs|examples"
@@ -241,7 +241,8 @@ def test_the_example_runs_and_shows_its_loops(path: Path, tmp_path: Path) -> Non
 
 
 def test_there_are_examples() -> None:
-    assert {path.stem for path in EXAMPLES} == {"csf_mttkrp", "graph_attention", "spmm", "string_matching"}
+    names = {"csf_mttkrp", "graph_attention", "single_cell_pca", "spmm", "string_matching"}
+    assert {path.stem for path in EXAMPLES} == names
 
 
 # --- the commands behind the figures ----------------------------------------------------------------------------
