@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that are not computed yet: what a chain of operations would give."""
+"""Arrays that are computed later: the nodes of a chain of operations."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Lazy:
     # ------------------------------------------------------------------ functions
 
     def apply(self, name: str) -> Lazy:
-        """A function of each element, by its name."""
+        """Apply a function to each element, by its name."""
         self.plain()
         if self.is_sparse and name not in KEEP_ZERO:
             raise ArgumentError(f"{name} of a sparse array is not zero where nothing is stored; there are {KEEP_ZERO}")
@@ -148,19 +148,19 @@ class Lazy:
         return Lazy("softmax", (self,), self.shape, self.dtype, pattern=self.pattern)
 
     def reduced(self, name: str, axis: int | None) -> Lazy:
-        """A reduction, by its name."""
+        """Reduce along an axis, by the name of the reduction."""
         self.plain()
         if self.is_sparse:
             raise ArgumentError(f"{name} of a lazy sparse array: multiply it with ones, or compute it first")
         if axis is not None and not -self.ndim <= axis < self.ndim:
             raise ArgumentError(f"axis {axis} of an array of {self.ndim} dimensions")
-        kept = () if axis is None else [n for d, n in enumerate(self.shape) if d != axis % self.ndim]
+        remaining = () if axis is None else [n for d, n in enumerate(self.shape) if d != axis % self.ndim]
         if 0 in (self.shape if axis is None else [self.shape[axis]]):
             if name == "max":
                 raise ArgumentError(f"there is no max of no elements: the shape is {self.shape}")
             if name == "mean":
                 return self.reduced("sum", axis) * math.nan
-        return Lazy(name, (self,), kept, self.dtype, option=axis)
+        return Lazy(name, (self,), remaining, self.dtype, option=axis)
 
     def sum(self, axis: int | None = None) -> Lazy:
         """Return the sum over a dimension, or all."""
@@ -188,7 +188,7 @@ for _name in ELEMENTWISE:
 
 
 def lazy(value: Any, dtype: str | None = None) -> Lazy:
-    """An array whose operations are noted, and done together by `sparsetir.compute`.
+    """Wrap an array whose operations are recorded, and computed together by `sparsetir.compute`.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def _common(a: Lazy, b: Lazy) -> str:
 
 
 def matmul(a: Lazy, b: Lazy) -> Lazy:
-    """``a @ b``."""
+    """Return the product ``a @ b``."""
     if (a.is_sparse or a.is_turned) and (b.is_sparse or b.is_turned):
         raise ArgumentError("a product of lazy sparse arrays has a pattern to compute: call sparsetir.matmul first")
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
@@ -272,7 +272,7 @@ def matmul(a: Lazy, b: Lazy) -> Lazy:
 
 
 def elementwise(op: str, a: Lazy, other: Any) -> Lazy:
-    """An operation on the elements of two arrays."""
+    """Return the elementwise operation on two arrays."""
     b = lazy(other, a.plain().dtype).plain()
     try:
         shape = np.broadcast_shapes(a.shape, b.shape)

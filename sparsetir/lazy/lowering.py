@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph of lazy arrays as one Relax module."""
+"""Lowering of a graph of lazy arrays to one Relax module."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class Part:
 
 def nodes(outputs: Sequence[Lazy]) -> list[Lazy]:
     """Return the nodes of a graph, arguments first."""
-    found: dict[int, Lazy] = {}
+    visited: dict[int, Lazy] = {}
     stack = [(node, False) for node in reversed(outputs)]
     while stack:
         node, is_done = stack.pop()
-        if id(node) in found:
+        if id(node) in visited:
             continue
         if is_done:
-            found[id(node)] = node
+            visited[id(node)] = node
         else:
             stack.append((node, True))
             stack += [(arg, False) for arg in reversed(node.args)]
-    return list(found.values())
+    return list(visited.values())
 
 
 def reordered(outputs: Sequence[Lazy], entries: dict[int, int]) -> list[Lazy]:
@@ -77,12 +77,12 @@ def reordered(outputs: Sequence[Lazy], entries: dict[int, int]) -> list[Lazy]:
     entries : dict of int to int
         Of the id of each sparse leaf, the entries that it stores.
     """
-    every = nodes(outputs)
+    graph = nodes(outputs)
     uses: dict[int, int] = {}
-    for node in [*(arg for n in every for arg in n.args), *outputs]:
+    for node in [*(arg for n in graph for arg in n.args), *outputs]:
         uses[id(node)] = uses.get(id(node), 0) + 1
     new: dict[int, Lazy] = {}
-    for node in every:
+    for node in graph:
         members = _flat(node, uses, is_top=True)
         chain = _chain([new[id(m)] for m in members], node.dtype, entries) if len(members) > 2 else None
         new[id(node)] = rebuilt(node, [new[id(arg)] for arg in node.args]) if chain is None else chain
@@ -97,20 +97,20 @@ def detached(outputs: Sequence[Lazy], leaves: Sequence[Lazy]) -> tuple[list[Lazy
             continue
         args = tuple(new[id(arg)] for arg in node.args)
         pattern = None if node.pattern is None else new[id(node.pattern)]
-        made = Lazy(node.op, args, node.shape, node.dtype, pattern=pattern, value=node.value, option=node.option)
-        new[id(node)] = made
+        copy = Lazy(node.op, args, node.shape, node.dtype, pattern=pattern, value=node.value, option=node.option)
+        new[id(node)] = copy
     return [new[id(output)] for output in outputs], [new[id(leaf)] for leaf in leaves]
 
 
 def rebuilt(node: Lazy, args: Sequence[Lazy]) -> Lazy:
-    """A node over other arguments; the same one over its own."""
+    """Return a node over other arguments; the same node if they are its own."""
     if all(a is b for a, b in zip(args, node.args, strict=True)):
         return node
     return Lazy(node.op, tuple(args), node.shape, node.dtype, pattern=node.pattern, option=node.option)
 
 
 def _chain(members: Sequence[Lazy], dtype: str, entries: dict[int, int]) -> Lazy | None:
-    """A chain of products in the order that costs least; None where that is no order of pairs."""
+    """Return a chain of products in the order that costs least; None if that is no order of pairs."""
     if len(members) > 8 or any(m.ndim != 2 for m in members):
         return None
     sizes = {LETTERS[n]: m.shape[0] for n, m in enumerate(members)} | {LETTERS[len(members)]: members[-1].shape[1]}
@@ -123,13 +123,13 @@ def _chain(members: Sequence[Lazy], dtype: str, entries: dict[int, int]) -> Lazy
     steps = contractions(values, LETTERS[0] + LETTERS[len(members)], sizes)
     if any(len(step.members) != 2 for step in steps):
         return None
-    made, starts = list(members), list(range(len(members)))
+    products, starts = list(members), list(range(len(members)))
     for step in steps:
         first, second = sorted(step.members, key=lambda n: starts[n])
-        a, b = made[first], made[second]
-        made.append(Lazy("matmul", (a, b), (a.shape[0], b.shape[1]), dtype))
+        a, b = products[first], products[second]
+        products.append(Lazy("matmul", (a, b), (a.shape[0], b.shape[1]), dtype))
         starts.append(starts[first])
-    return made[-1]
+    return products[-1]
 
 
 def _flat(node: Lazy, uses: dict[int, int], *, is_top: bool = False) -> list[Lazy]:
@@ -155,19 +155,19 @@ class Lowering:
 
     def module(self) -> ir.IRModule:
         """Return the module; its parameters are those of `order`."""
-        every = nodes(self.outputs)
-        for node in every:
+        graph = nodes(self.outputs)
+        for node in graph:
             self._declare(node)
         with self.builder.function("main", list(self.parts.values())):
             with self.builder.dataflow():
-                for node in every:
+                for node in graph:
                     self.made[id(node)] = self._emit(node)
-                found = [self.builder.emit_output(self._whole(self.made[id(o)])) for o in self.outputs]
-            self.builder.emit_func_output(found[0] if len(found) == 1 else relax.Tuple(found))
+                results = [self.builder.emit_output(self._whole(self.made[id(o)])) for o in self.outputs]
+            self.builder.emit_func_output(results[0] if len(results) == 1 else relax.Tuple(results))
         return self.builder.get()
 
     def _whole(self, value: Any) -> Any:
-        """A result: a parameter alone is none."""
+        """Return a result; a parameter alone is copied, since it cannot be a result."""
         if not any(value is parameter for parameter in self.parts.values()):
             return value
         return relax.op.multiply(value, relax.const(1, value.ty.dtype))
@@ -207,11 +207,11 @@ class Lowering:
         self._part(leaf, f"indptr{suffix}", (rows + 1,), idtype)
         self._part(leaf, f"indices{suffix}", (count,), idtype)
 
-    def _part(self, leaf: Lazy, what: str, shape: Sequence[Any], dtype: str) -> None:
-        if (id(leaf), what) not in self.parts:
-            name = f"{what}_{len(self.parts)}"
-            self.parts[id(leaf), what] = relax.Var(name, relax.TensorType(list(shape), dtype))
-            self.order.append(Part(leaf, what))
+    def _part(self, leaf: Lazy, kind: str, shape: Sequence[Any], dtype: str) -> None:
+        if (id(leaf), kind) not in self.parts:
+            name = f"{kind}_{len(self.parts)}"
+            self.parts[id(leaf), kind] = relax.Var(name, relax.TensorType(list(shape), dtype))
+            self.order.append(Part(leaf, kind))
 
     # -------------------------------------------------------------- nodes
 
@@ -227,17 +227,17 @@ class Lowering:
         return self.builder.emit(self._called(node)) if not _is_wide(node) else self._wide(node)
 
     def _wide(self, node: Lazy) -> Any:
-        """A dense function of float16 computed in float32, as in programs."""
-        held = dict(self.made)
+        """Emit a dense function of float16 computed in float32, as in programs."""
+        values = dict(self.made)
         for arg in node.args:
             self.made[id(arg)] = self.builder.emit(relax.op.astype(self.made[id(arg)], "float32"))
         value = self.builder.emit(self._called(node))
-        self.made = held
+        self.made = values
         return self.builder.emit(relax.op.astype(value, "float16"))
 
     def _value(self, node: Lazy, dtype: str) -> Any:
-        found = self.made[id(node)]
-        return found if node.dtype == dtype else self.builder.emit(relax.op.astype(found, dtype))
+        value = self.made[id(node)]
+        return value if node.dtype == dtype else self.builder.emit(relax.op.astype(value, dtype))
 
     def _called(self, node: Lazy) -> Any:
         if node.op == "matmul":
@@ -298,8 +298,8 @@ class Lowering:
         if b.shape != node.shape:
             dense = self.builder.emit(relax.op.broadcast_to(dense, node.shape))
         flat = self.builder.emit(relax.op.reshape(dense, (node.shape[0] * node.shape[1],)))
-        taken = self.builder.emit(relax.op.take(flat, self.parts[id(leaf), "places"], axis=0, mode="clip"))
-        return BINARY[node.op](self._value(a, node.dtype), taken)
+        gathered = self.builder.emit(relax.op.take(flat, self.parts[id(leaf), "places"], axis=0, mode="clip"))
+        return BINARY[node.op](self._value(a, node.dtype), gathered)
 
 
 def _is_wide(node: Lazy) -> bool:

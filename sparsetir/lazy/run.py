@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computing lazy arrays: `compute` and `fused`."""
+"""Computation of lazy arrays: `compute` and `fused`."""
 
 from __future__ import annotations
 
@@ -62,24 +62,24 @@ def compute(*arrays: Any, tune: float | None = None, database: str | Path | None
     if tune is not None or database is not None:
         return Compiled(arrays, leaves, constant=leaves, tune=tune, database=database)([])
     key = _key(arrays, leaves)
-    found = _known.get(key)
-    if found is None:
-        found = Compiled(arrays, leaves)
-        _known[key] = found
-    return found([leaf.value for leaf in leaves])
+    compiled = _known.get(key)
+    if compiled is None:
+        compiled = Compiled(arrays, leaves)
+        _known[key] = compiled
+    return compiled([leaf.value for leaf in leaves])
 
 
 def _key(arrays: Sequence[Lazy], leaves: Sequence[Lazy]) -> Any:
-    """Return what decides how a graph is compiled."""
-    every = nodes(arrays)
-    number = {id(node): n for n, node in enumerate(every)}
-    made = [
+    """Return the key of a graph: all that its compilation depends on."""
+    graph = nodes(arrays)
+    number = {id(node): n for n, node in enumerate(graph)}
+    operations = [
         (node.op, node.shape, node.dtype, node.option, repr(node.value) if node.op == "number" else None,
          *(number[id(arg)] for arg in node.args))
-        for node in every
+        for node in graph
     ]  # fmt: skip
-    held = [_leaf_key(leaf.value) for leaf in leaves]
-    return tuple(made), tuple(held), tuple(number[id(array)] for array in arrays)
+    leaf_keys = [_leaf_key(leaf.value) for leaf in leaves]
+    return tuple(operations), tuple(leaf_keys), tuple(number[id(array)] for array in arrays)
 
 
 def _leaf_key(value: Any) -> Any:
@@ -90,7 +90,7 @@ def _leaf_key(value: Any) -> Any:
 
 
 def _compressed(value: Any) -> Any:
-    """A sparse matrix as a scipy one by rows, sorted, each coordinate once."""
+    """Convert a sparse matrix to scipy's sorted rows without duplicates."""
     if sp.issparse(value) and value.format == "csr" and value.has_canonical_format:
         return value
     return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
@@ -121,38 +121,38 @@ class Compiled:
         from sparsetir.relax import build
         from sparsetir.relax.model import Machines
 
-        outputs, own = detached(arrays, leaves)
-        values = {id(mine): leaf.value for mine, leaf in zip(own, leaves, strict=True)}
-        held = {id(mine) for mine, leaf in zip(own, leaves, strict=True) if any(leaf is c for c in constant)}
-        matrices = {id(leaf): _compressed(values[id(leaf)]) for leaf in own if leaf.op == "sparse"}
+        outputs, copies = detached(arrays, leaves)
+        values = {id(copy): leaf.value for copy, leaf in zip(copies, leaves, strict=True)}
+        constants = {id(copy) for copy, leaf in zip(copies, leaves, strict=True) if any(leaf is c for c in constant)}
+        matrices = {id(leaf): _compressed(values[id(leaf)]) for leaf in copies if leaf.op == "sparse"}
         self.outputs = reordered(outputs, {n: matrix.nnz for n, matrix in matrices.items()})
         lowering = Lowering(self.outputs, {n: str(matrix.indices.dtype) for n, matrix in matrices.items()})
         self.mod = lowering.module()
         bound = {
             str(lowering.parts[id(part.leaf), part.what].name): _array(part, values[id(part.leaf)])
             for part in lowering.order
-            if id(part.leaf) in held
+            if id(part.leaf) in constants
         }
-        self.parts = [part for part in lowering.order if id(part.leaf) not in held]
+        self.parts = [part for part in lowering.order if id(part.leaf) not in constants]
         if tune is not None:
             database = _tuned(self.outputs, matrices, tune, database)
         self.function = Machines(build(self.mod, params=bound, database=database), "main")
         self.is_torch = any(is_torch(value) for value in values.values())
-        self.place = {id(leaf): n for n, leaf in enumerate(own)}
-        self.held = {n: values[n] for n in held if n in matrices}
+        self.place = {id(leaf): n for n, leaf in enumerate(copies)}
+        self.held = {n: values[n] for n in constants if n in matrices}
 
     def __call__(self, values: Sequence[Any]) -> Any:
         """Return the results for these leaves."""
         from sparsetir.relax.model import to_tvm
 
-        found: dict[tuple[int, str], Any] = {}
+        arrays: dict[tuple[int, str], Any] = {}
         for part in self.parts:
-            found[id(part.leaf), part.what] = _array(part, values[self.place[id(part.leaf)]])
-        given = [to_tvm(found[id(part.leaf), part.what], part.what) for part in self.parts]
-        out = self.function(*given)
+            arrays[id(part.leaf), part.what] = _array(part, values[self.place[id(part.leaf)]])
+        operands = [to_tvm(arrays[id(part.leaf), part.what], part.what) for part in self.parts]
+        out = self.function(*operands)
         results = [out] if len(self.outputs) == 1 else list(out)
-        made = [self._result(o, r.numpy(), values) for o, r in zip(self.outputs, results, strict=True)]
-        return made[0] if len(made) == 1 else tuple(made)
+        converted = [self._result(o, r.numpy(), values) for o, r in zip(self.outputs, results, strict=True)]
+        return converted[0] if len(converted) == 1 else tuple(converted)
 
     def _result(self, node: Lazy, array: Any, values: Sequence[Any]) -> Any:
         if node.pattern is None:
@@ -160,12 +160,12 @@ class Compiled:
         leaf = node.pattern
         value = self.held[id(leaf)] if id(leaf) in self.held else values[self.place[id(leaf)]]
         tensor = value if isinstance(value, SparseTensor) else SparseTensor.from_any(value, "csr")
-        made = tensor.with_values(np.asarray(array))
-        return made if isinstance(value, SparseTensor) else made.restore()
+        sparse = tensor.with_values(np.asarray(array))
+        return sparse if isinstance(value, SparseTensor) else sparse.restore()
 
 
 def _array(part: Part, value: Any) -> Any:
-    """One array of a leaf."""
+    """Return one array of a leaf."""
     if is_torch(value):
         check_detached(value, "array", "sparsetir.compute")
     if part.what == "dense":
@@ -224,41 +224,41 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> attend(sp.eye_array(2, format="csr"), np.eye(2), np.eye(2), np.ones((2, 1))).tolist()
     [[1.0], [1.0]]
     """
-    known = Cache[tuple[Compiled, bool]](MOST)
+    cache = Cache[tuple[Compiled, bool]](MOST)
 
     @functools.wraps(function)
     def call(*arrays: Any, **options: Any) -> Any:
-        named = tuple((name, type(value), _option(name, value)) for name, value in sorted(options.items()))
-        key = (tuple(_argument_key(a) for a in arrays), named)
-        found = known.get(key)
-        if found is None:
-            found = known[key] = _traced(function, arrays, options)
-        compiled, is_tuple = found
-        made = compiled(arrays)
-        return (made,) if is_tuple and len(compiled.outputs) == 1 else made
+        option_keys = tuple((name, type(value), _option(name, value)) for name, value in sorted(options.items()))
+        key = (tuple(_argument_key(a) for a in arrays), option_keys)
+        traced = cache.get(key)
+        if traced is None:
+            traced = cache[key] = _traced(function, arrays, options)
+        compiled, is_tuple = traced
+        values = compiled(arrays)
+        return (values,) if is_tuple and len(compiled.outputs) == 1 else values
 
     return call
 
 
 def _option(name: str, value: Any) -> Any:
-    """Return what tells one option of a fused function from another."""
+    """Return the key of an option of a fused function."""
     try:
         hash(value)
     except TypeError:
-        found = f"{name} of a fused function is part of its kind, found {type(value).__name__}"
-        raise ArgumentTypeError(f"{found}: pass what can be hashed, and arrays by position") from None
+        fault = f"{name} of a fused function is part of its kind, found {type(value).__name__}"
+        raise ArgumentTypeError(f"{fault}: pass what can be hashed, and arrays by position") from None
     return exact(value)
 
 
 def _argument_key(value: Any) -> Any:
-    held = value if is_sparse(value) or is_torch(value) else np.asarray(value)
-    return tuple(held.shape), str(held.dtype), _leaf_key(value)
+    array = value if is_sparse(value) or is_torch(value) else np.asarray(value)
+    return tuple(array.shape), str(array.dtype), _leaf_key(value)
 
 
 def _traced(function: Callable[..., Any], arrays: Sequence[Any], options: dict[str, Any]) -> tuple[Compiled, bool]:
     arguments = [lazy(a if is_sparse(a) or is_torch(a) else np.asarray(a)) for a in arrays]
-    found = function(*arguments, **options)
-    results = list(found) if isinstance(found, tuple) else [found]
+    returned = function(*arguments, **options)
+    results = list(returned) if isinstance(returned, tuple) else [returned]
     for result in results:
         if not isinstance(result, Lazy):
             raise ArgumentTypeError(f"a fused function returns lazy arrays, found {type(result).__name__}")
@@ -266,16 +266,16 @@ def _traced(function: Callable[..., Any], arrays: Sequence[Any], options: dict[s
     results = _folded(results, arguments)
     leaves = [node for node in nodes(results) if node.op in ("dense", "sparse")]
     constant = [node for node in leaves if not any(node is a for a in arguments)]
-    return Compiled(results, [*arguments, *constant], constant=constant), isinstance(found, tuple)
+    return Compiled(results, [*arguments, *constant], constant=constant), isinstance(returned, tuple)
 
 
 def _folded(results: Sequence[Lazy], arguments: Sequence[Lazy]) -> list[Lazy]:
-    """Return the graph with what depends on no argument computed."""
-    own = {id(a) for a in arguments}
+    """Return the graph with the parts that depend on no argument computed."""
+    argument_ids = {id(a) for a in arguments}
     open_: dict[int, bool] = {}
     new: dict[int, Lazy] = {}
     for node in nodes(results):
-        open_[id(node)] = id(node) in own or any(open_[id(arg)] for arg in node.args)
+        open_[id(node)] = id(node) in argument_ids or any(open_[id(arg)] for arg in node.args)
         new[id(node)] = node
         if open_[id(node)] and node.args:
             args = tuple(_constant(arg) if not open_[id(arg)] else new[id(arg)] for arg in node.args)
@@ -284,7 +284,7 @@ def _folded(results: Sequence[Lazy], arguments: Sequence[Lazy]) -> list[Lazy]:
 
 
 def _constant(node: Lazy) -> Lazy:
-    """A node that depends on no argument, computed where it is an operation."""
+    """Return a node that depends on no argument, computed if it is an operation."""
     is_leaf = node.op in ("dense", "sparse", "number")
     if is_leaf or node.is_sparse or node.is_turned:
         return node

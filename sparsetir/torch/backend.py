@@ -65,8 +65,8 @@ def _checked(options: dict[str, Any], mode: str | None) -> str:
         raise ArgumentError(f"the backend sparsetir has no modes; found mode={mode!r}: leave it out, or pass options")
     dense = options.pop("dense", "eager")
     if options or dense not in DENSE:
-        found = f"dense={dense!r}" if dense not in DENSE else ", ".join(options)
-        raise ArgumentError(f'options are {{"dense": one of {", ".join(map(repr, DENSE))}}}; found {found}')
+        description = f"dense={dense!r}" if dense not in DENSE else ", ".join(options)
+        raise ArgumentError(f'options are {{"dense": one of {", ".join(map(repr, DENSE))}}}; found {description}')
     return str(dense)
 
 
@@ -94,13 +94,13 @@ def _edge_inputs(module: torch.fx.GraphModule) -> dict[int, tuple[int, int]]:
 
 def _origins(nodes: list[torch.fx.Node]) -> list[torch.fx.Node]:
     """Return the inputs of integers that values are computed from."""
-    seen: dict[torch.fx.Node, None] = {}
+    visited: dict[torch.fx.Node, None] = {}
     while nodes:
         node = nodes.pop()
-        if node not in seen:
-            seen[node] = None
+        if node not in visited:
+            visited[node] = None
             nodes += node.all_input_nodes
-    return [node for node in seen if node.op == "placeholder" and _is_edges(value(node))]
+    return [node for node in visited if node.op == "placeholder" and _is_edges(value(node))]
 
 
 def _is_edges(tensor: Any) -> bool:
@@ -152,13 +152,13 @@ def _take_whole(node: torch.fx.Node) -> None:
 _ALONG_ROWS = torch.ops.sparsetir.along_rows
 
 
-def _warn(left: list[str]) -> None:
+def _warn(names: list[str]) -> None:
     """Name what is left to torch, when a function is compiled for the first time."""
     compiled = importlib.import_module("torch._guards").CompileContext.current_compile_id()
-    if not left or (compiled is not None and compiled.frame_compile_id):
+    if not names or (compiled is not None and compiled.frame_compile_id):
         return
-    taken = "sums, means, maxima and minima of rows, into zeros"
-    warnings.warn(f"torch runs {', '.join(left)} as before: the kernels of sparsetir are {taken}", stacklevel=2)
+    supported = "sums, means, maxima and minima of rows, into zeros"
+    warnings.warn(f"torch runs {', '.join(names)} as before: the kernels of sparsetir are {supported}", stacklevel=2)
 
 
 __all__ = ["compile_graph"]

@@ -82,13 +82,16 @@ class Contents:
     def __init__(self) -> None:
         self.recent = Recent()
 
-    def key(self, tensors: list[Tensor], rest: Hashable) -> tuple[Hashable, list[Tensor]] | None:
+    def key(self, tensors: list[Tensor], options: Hashable) -> tuple[Hashable, list[Tensor]] | None:
         """Return a key of the contents and the bits that it stands for; None where a tensor has none."""
         parts = [bits(tensor) for tensor in tensors]
         whole = [part for part in parts if part is not None]
         if len(whole) != len(parts):
             return None
-        return (tuple((t.dtype, t.shape, checksum(part)) for t, part in zip(tensors, whole, strict=True)), rest), whole
+        return (
+            tuple((t.dtype, t.shape, checksum(part)) for t, part in zip(tensors, whole, strict=True)),
+            options,
+        ), whole
 
     def get(self, key: tuple[Hashable, list[Tensor]]) -> Any:
         """Return the value of equal tensors, or None."""
@@ -209,23 +212,23 @@ class Graphs:
     def of(self, targets: Tensor, sources: Tensor | None, rows: int, columns: int) -> Graph:
         """Return the graph of edges between nodes; without sources each edge has a column of its own."""
         key = (_place(targets), _place(sources), rows, columns)
-        found = self._at(key)
-        if found is None:
-            found = self._equal(targets, sources, rows, columns)
-            self._note(key, targets, sources, found)
-        return found
+        graph = self._at(key)
+        if graph is None:
+            graph = self._equal(targets, sources, rows, columns)
+            self._note(key, targets, sources, graph)
+        return graph
 
     def of_both(self, index: Tensor, at: tuple[int, int], rows: int, columns: int) -> Graph:
         """Return the graph whose targets and sources are two rows of one tensor; a match takes no rows out."""
         key = (index.data_ptr(), index.shape, index.stride(), index.dtype, at, rows, columns)
-        found = self._at(key)
-        if found is None:
-            found = self.of(index[at[0]], index[at[1]], rows, columns)
+        graph = self._at(key)
+        if graph is None:
+            graph = self.of(index[at[0]], index[at[1]], rows, columns)
             if not torch.is_inference_mode_enabled() and not index.is_inference():
                 owner = _owner(index)
                 forget = lambda _dead: self.by_place.pop(key, None)  # noqa: E731
-                self.by_place[key] = found, (ref(owner, forget), owner._version)
-        return found
+                self.by_place[key] = graph, (ref(owner, forget), owner._version)
+        return graph
 
     def at_targets(self, targets: Tensor, rows: int) -> Graph | None:
         """Return the graph whose edges have these targets, or None."""
@@ -234,34 +237,34 @@ class Graphs:
 
     def _at(self, key: Hashable) -> Graph | None:
         graph, *owners = self.by_place.get(key, (None,))
-        for held, version in owners:
-            owner = held()
+        for reference, version in owners:
+            owner = reference()
             if owner is None or owner._version != version:
                 return None
         return graph
 
     def _note(self, key: tuple[Any, ...], targets: Tensor, sources: Tensor | None, graph: Graph) -> None:
-        given = [index for index in (targets, sources) if index is not None]
-        if torch.is_inference_mode_enabled() or any(index.is_inference() for index in given):
+        indices = [index for index in (targets, sources) if index is not None]
+        if torch.is_inference_mode_enabled() or any(index.is_inference() for index in indices):
             return  # they have no versions
-        known = (key[0], key[2])
+        target_key = (key[0], key[2])
 
         def forget(_dead: Any) -> None:
             self.by_place.pop(key, None)
-            self.by_targets.pop(known, None)
+            self.by_targets.pop(target_key, None)
 
-        owners = [_owner(index) for index in given]
+        owners = [_owner(index) for index in indices]
         self.by_place[key] = (graph, *((ref(owner, forget), owner._version) for owner in owners))
-        self.by_targets[known] = key
+        self.by_targets[target_key] = key
 
     def _equal(self, targets: Tensor, sources: Tensor | None, rows: int, columns: int) -> Graph:
         """Return the graph of equal indices, or a new one."""
-        own = np.arange(targets.numel()) if sources is None else sources.numpy()
-        index = np.stack([own, targets.numpy()])
+        source_array = np.arange(targets.numel()) if sources is None else sources.numpy()
+        index = np.stack([source_array, targets.numpy()])
         key = (rows, columns, index.shape[1], index.dtype, checksum(torch.from_numpy(index)))
-        known = self.recent.get(key)
-        if known is not None and np.array_equal(known[0], index):
-            return known[1]
+        cached = self.recent.get(key)
+        if cached is not None and np.array_equal(cached[0], index):
+            return cached[1]
         graph = Graph(index, (columns, rows))
         self.recent.put(key, (index, graph), index.shape[1])
         return graph

@@ -118,18 +118,24 @@ class Rows(Recipe):
     def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
         """The product with a weight of each edge, or of each edge and head, or with the values of the other ends."""
         (x,), shape = tensors, self.shape(*tensors)
-        found, given = recipe(other), tuple(getattr(other, "shape", ()))
+        source, shape_of_other = recipe(other), tuple(getattr(other, "shape", ()))
         ends = self._ends(tensors, other)
         if ends is not None and 2 <= x.dim() <= 3:
             return note(Products(*ends[:3]), *ends[3:])
-        is_usable = type(other) in PLAIN or isinstance(found, Shares)
-        if not is_usable or other.dtype is not x.dtype or not 2 <= x.dim() <= 3 or len(given) != x.dim():
+        is_usable = type(other) in PLAIN or isinstance(source, Shares)
+        if not is_usable or other.dtype is not x.dtype or not 2 <= x.dim() <= 3 or len(shape_of_other) != x.dim():
             return None
-        if given[0] != shape[0] or given[-1] != 1 or given[1:-1] not in ((), (1,), shape[1:-1]):
+        if (
+            shape_of_other[0] != shape[0]
+            or shape_of_other[-1] != 1
+            or shape_of_other[1:-1] not in ((), (1,), shape[1:-1])
+        ):
             return None
-        if isinstance(found, Shares):
-            return note(Mixed(self, found), x, *other.tensors)
-        return note(Weighted(self), x, other.flatten() if 1 in given[1:-1] or x.dim() == 2 else other.squeeze(-1))
+        if isinstance(source, Shares):
+            return note(Mixed(self, source), x, *other.tensors)
+        return note(
+            Weighted(self), x, other.flatten() if 1 in shape_of_other[1:-1] or x.dim() == 2 else other.squeeze(-1)
+        )
 
     def plus(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
         """Return the sum with the values of the other ends, or of sources with features of the edges."""
@@ -142,10 +148,10 @@ class Rows(Recipe):
 
     def _ends(self, tensors: tuple[Tensor, ...], other: Any) -> tuple[Graph, Rows, Rows, Tensor, Tensor] | None:
         """Return the graph whose targets and sources two values of edges belong to, and these, first of the targets."""
-        found, (x,) = recipe(other), tensors
-        if type(found) is not Rows or {self.is_target, found.is_target} != {True, False}:
+        source, (x,) = recipe(other), tensors
+        if type(source) is not Rows or {self.is_target, source.is_target} != {True, False}:
             return None
-        pair = (self, x), (found, other.tensors[0])
+        pair = (self, x), (source, other.tensors[0])
         (at, sources), (to, targets) = pair[::-1] if self.is_target else pair
         if targets.dtype is not sources.dtype or targets.shape[1:] != sources.shape[1:]:
             return None
@@ -170,15 +176,15 @@ class Edged(Recipe):
 
     def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
         """Return the product with the values of the targets, or with shares that go by the same features of edges."""
-        (x, edges), found = tensors, recipe(other)
+        (x, edges), source = tensors, recipe(other)
         ends = self.rows._ends((x,), other)
         if ends is not None:
             return note(Products(*ends[:3]), *ends[3:], edges)
-        if not isinstance(found, Shares) or not found.is_column or not isinstance(found.scores, Dots):
+        if not isinstance(source, Shares) or not source.is_column or not isinstance(source.scores, Dots):
             return None
         if len(other.tensors) != 3 or other.tensors[2] is not edges or other.dtype is not x.dtype:
             return None
-        return note(Mixed(self.rows, found, True), x, *other.tensors) if x.shape[1:] == edges.shape[1:] else None
+        return note(Mixed(self.rows, source, True), x, *other.tensors) if x.shape[1:] == edges.shape[1:] else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,8 +211,8 @@ class Sums(Recipe):
     graph: Graph
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        found = self.graph.edge_sum(*tensors[:2])
-        return found + tensors[2] if len(tensors) == 3 else found
+        sums = self.graph.edge_sum(*tensors[:2])
+        return sums + tensors[2] if len(tensors) == 3 else sums
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return (self.graph.num_edges, *tensors[0].shape[1:])
@@ -260,8 +266,8 @@ class Additive(Scores):
 
     def attended(self, x: Tensor, tensors: tuple[Tensor, ...], **dropping: Any) -> Tensor:
         targets, sources, *edges = tensors
-        own = edges[0] if edges else None
-        return self.graph.additive_attention(targets, sources, x, self.slope, edges=own, **dropping)
+        edge_values = edges[0] if edges else None
+        return self.graph.additive_attention(targets, sources, x, self.slope, edges=edge_values, **dropping)
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,8 +279,8 @@ class Ends(Recipe):
     at: Rows
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        found = self.to(tensors[0]) + self.at(tensors[1])
-        return found + tensors[2] if len(tensors) == 3 else found
+        sums = self.to(tensors[0]) + self.at(tensors[1])
+        return sums + tensors[2] if len(tensors) == 3 else sums
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return self.to.shape(*tensors)
@@ -339,8 +345,8 @@ class Dynamic(Scores):
     def attended(self, x: Tensor, tensors: tuple[Tensor, ...], **dropping: Any) -> Tensor:
         targets, sources, *edges, weight = tensors
         slope, weight = self.weighed.rectified_.slope, weight.view(targets.shape[1:])
-        own = edges[0] if edges else None
-        return self.graph.dynamic_attention(targets, sources, weight, x, own, slope, **dropping)
+        edge_values = edges[0] if edges else None
+        return self.graph.dynamic_attention(targets, sources, weight, x, edge_values, slope, **dropping)
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,9 +377,9 @@ class Dots(Scores):
     factor: float = 1.0
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        found = self.graph.sddmm(*tensors[:2])
-        found = found + (self.to(tensors[0]) * tensors[2]).sum(-1) if len(tensors) == 3 else found
-        return found if self.factor == 1 else found * self.factor
+        dots = self.graph.sddmm(*tensors[:2])
+        dots = dots + (self.to(tensors[0]) * tensors[2]).sum(-1) if len(tensors) == 3 else dots
+        return dots if self.factor == 1 else dots * self.factor
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return (self.graph.num_edges, *tensors[0].shape[1:-1])
@@ -385,8 +391,8 @@ class Dots(Scores):
         """With features of edges these are added to x as well."""
         is_usual = math.isclose(self.factor, max(tensors[0].shape[-1], 1) ** -0.5)
         q, k, *edges = tensors
-        own = edges[0] if edges else None
-        return self.graph.attention(q, k, x, None if is_usual else self.factor, edges=own, **dropping)
+        edge_values = edges[0] if edges else None
+        return self.graph.attention(q, k, x, None if is_usual else self.factor, edges=edge_values, **dropping)
 
 
 @dataclass(frozen=True, eq=False)
@@ -410,9 +416,9 @@ class Shares(Recipe):
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         graph = self.scores.graph
-        found = graph.softmax(self.scores(*tensors))
-        found = graph.dropout(found, **self.dropping) if self.rate else found
-        return found.unsqueeze(-1) if self.is_column else found
+        shares = graph.softmax(self.scores(*tensors))
+        shares = graph.dropout(shares, **self.dropping) if self.rate else shares
+        return shares.unsqueeze(-1) if self.is_column else shares
 
     @property
     def dropping(self) -> dict[str, Any]:
@@ -438,29 +444,29 @@ class Mixed(Recipe):
     is_edged: bool = False
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        x, *rest = tensors
-        found = self.rows(x)
-        return (found + rest[2] if self.is_edged else found) * self.weight(*rest)
+        x, *operands = tensors
+        selected = self.rows(x)
+        return (selected + operands[2] if self.is_edged else selected) * self.weight(*operands)
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return self.rows.shape(tensors[0])
 
     def reduced(self, graph: Graph, tensors: tuple[Tensor, ...], reduce: str) -> Tensor | None:
         """Attention, where the same edges are summed over; a product with the shares otherwise."""
-        (x, *rest), scores = tensors, self.weight.scores
-        heads = scores.shape(*rest)[1:]
+        (x, *operands), scores = tensors, self.weight.scores
+        heads = scores.shape(*operands)[1:]
         is_flat = x.dim() == 2 or heads == (1,)
         is_same = graph is scores.graph and reduce in ("sum", "add")
         if self.is_edged and not is_same:
             return None
-        is_fit = self.is_edged or not isinstance(scores, Dots) or len(rest) == 2
+        is_fit = self.is_edged or not isinstance(scores, Dots) or len(operands) == 2
         if not is_same or not is_fit:
-            weight = self.weight(*rest)
+            weight = self.weight(*operands)
             return graph.spmm(x, weight.flatten() if is_flat else weight.squeeze(-1), reduce)
         dropping = self.weight.dropping
         if not is_flat:
-            return scores.attended(x, tuple(rest), **dropping)
-        alone = scores.without_heads(tuple(rest)) if heads else tuple(rest)
+            return scores.attended(x, tuple(operands), **dropping)
+        alone = scores.without_heads(tuple(operands)) if heads else tuple(operands)
         return scores.attended(x.flatten(1), alone, **dropping).view(-1, *x.shape[1:])
 
 
@@ -489,10 +495,12 @@ class Noted(Tensor):
     @property
     def is_usual(self) -> bool:
         """Whether nothing was done to the values, or to what they are computed from, that the recipe does not say."""
-        made = self.made
+        tensor = self.made
         if self.versions != _versions(self.tensors):
             return False
-        return made is None or not (made.is_inference() or made._version or made._backward_hooks or made.retains_grad)
+        return tensor is None or not (
+            tensor.is_inference() or tensor._version or tensor._backward_hooks or tensor.retains_grad
+        )
 
     @classmethod
     def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -500,8 +508,8 @@ class Noted(Tensor):
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        found = KNOWN[func](*args, **kwargs) if func in KNOWN else None
-        return func(*_values(args), **_values(kwargs)) if found is None else found
+        result = KNOWN[func](*args, **kwargs) if func in KNOWN else None
+        return func(*_values(args), **_values(kwargs)) if result is None else result
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -522,18 +530,18 @@ class _Note(Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         needed = ctx.needs_input_grad[1:]
-        given = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, needed, strict=True)]
+        leaves = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, needed, strict=True)]
         with torch.enable_grad():
-            out = ctx.how(*given)
-        found = iter(torch.autograd.grad(out, [t for t in given if t.requires_grad], g))
-        return None, *(next(found) if n else None for n in needed)
+            out = ctx.how(*leaves)
+        gradients = iter(torch.autograd.grad(out, [t for t in leaves if t.requires_grad], g))
+        return None, *(next(gradients) if n else None for n in needed)
 
 
 def note(how: Recipe, *tensors: Tensor) -> Noted:
     """Return the values of edges that a recipe makes of tensors."""
-    found: Any = _Note.apply(how, *tensors)
-    found.recipe, found.tensors, found.made, found.versions = how, tensors, None, _versions(tensors)
-    return found
+    deferred: Any = _Note.apply(how, *tensors)
+    deferred.recipe, deferred.tensors, deferred.made, deferred.versions = how, tensors, None, _versions(tensors)
+    return deferred
 
 
 def recipe(value: Any) -> Recipe | None:
@@ -541,13 +549,13 @@ def recipe(value: Any) -> Recipe | None:
     return value.recipe if type(value) is Noted and value.is_usual else None
 
 
-def values(given: Any) -> Any:
+def values(value: Any) -> Any:
     """Return the tensor itself in the place of a noted one."""
-    return given.tensor() if type(given) is Noted else given
+    return value.tensor() if type(value) is Noted else value
 
 
-def _values(given: Any) -> Any:
-    return pytree.tree_map(values, given)
+def _values(nested: Any) -> Any:
+    return pytree.tree_map(values, nested)
 
 
 def _versions(tensors: tuple[Tensor, ...]) -> list[int] | None:
@@ -559,51 +567,55 @@ def _versions(tensors: tuple[Tensor, ...]) -> list[int] | None:
 
 def _product(one: Any, other: Any = None, **options: Any) -> Any:
     for first, second in ((one, other), (other, one)):
-        how = recipe(first)
-        multiply = None if how is None else how.scaled if isinstance(second, (int, float)) else how.times
-        found = None if multiply is None or options else multiply(first.tensors, second)
-        if found is not None:
-            return found
+        source = recipe(first)
+        multiply = None if source is None else source.scaled if isinstance(second, (int, float)) else source.times
+        result = None if multiply is None or options else multiply(first.tensors, second)
+        if result is not None:
+            return result
     return None
 
 
 def _sum(one: Any, other: Any = None, **options: Any) -> Any:
     for first, second in ((one, other), (other, one)):
-        how = recipe(first)
-        found = None if how is None or options else how.plus(first.tensors, second)
-        if found is not None:
-            return found
+        source = recipe(first)
+        result = None if source is None or options else source.plus(first.tensors, second)
+        if result is not None:
+            return result
     return None
 
 
 def _quotient(one: Any, other: Any = None, **options: Any) -> Any:
-    how = recipe(one)
-    if how is None or options or not isinstance(other, (int, float)) or not other:
+    source = recipe(one)
+    if source is None or options or not isinstance(other, (int, float)) or not other:
         return None
-    return how.scaled(one.tensors, 1 / other)
+    return source.scaled(one.tensors, 1 / other)
 
 
 def _total(input: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-    how = recipe(input)
+    source = recipe(input)
     dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-    return None if how is None or options or keepdim or dim not in (-1, input.dim() - 1) else how.summed(input.tensors)
+    return (
+        None
+        if source is None or options or keepdim or dim not in (-1, input.dim() - 1)
+        else source.summed(input.tensors)
+    )
 
 
 def _leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
-    how = recipe(input)
-    return None if how is None or inplace else how.rectified(input.tensors, float(negative_slope))
+    source = recipe(input)
+    return None if source is None or inplace else source.rectified(input.tensors, float(negative_slope))
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if p == 0 or (not training and 0 <= p <= 1):
         return input
-    how = recipe(input)
-    return None if how is None or inplace or not 0 < p <= 1 else how.dropped(input.tensors, float(p))
+    source = recipe(input)
+    return None if source is None or inplace or not 0 < p <= 1 else source.dropped(input.tensors, float(p))
 
 
 def _unsqueeze(input: Any, dim: int) -> Any:
-    how = recipe(input)
-    return None if how is None or dim not in (-1, input.dim()) else how.as_column(input.tensors)
+    source = recipe(input)
+    return None if source is None or dim not in (-1, input.dim()) else source.as_column(input.tensors)
 
 
 def _getitem(input: Any, index: Any) -> Any:

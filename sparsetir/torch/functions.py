@@ -64,12 +64,12 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return run(ctx, *gradients)
         with torch.no_grad():
-            found = run(ctx, *gradients)
+            gradients_in = run(ctx, *gradients)
         if not any(g.requires_grad for g in (*gradients, *ctx.saved_tensors) if g is not None):
-            return found
+            return gradients_in
         name, sources = _name_of(ctx), (*gradients, *ctx.saved_tensors)
         refuse = lambda g: g if g is None else _Refused.apply(name, g, *(s for s in sources if s is not None))  # noqa: E731
-        return tuple(map(refuse, found)) if isinstance(found, tuple) else refuse(found)
+        return tuple(map(refuse, gradients_in)) if isinstance(gradients_in, tuple) else refuse(gradients_in)
 
     return wrapper
 
@@ -270,9 +270,9 @@ class Softmax(KernelFunction):
     @staticmethod
     def forward(ctx: Any, graph: Graphs, inner: Sizes, scores: Tensor) -> Tensor:
         ctx.graph, ctx.inner = graph, inner
-        found = graph.rows.run("softmax", NAMES[scores.dtype], inner, w_data=scores)
-        ctx.save_for_backward(found)
-        return found
+        weights = graph.rows.run("softmax", NAMES[scores.dtype], inner, w_data=scores)
+        ctx.save_for_backward(weights)
+        return weights
 
     @staticmethod
     @once
@@ -314,11 +314,11 @@ class Attention(KernelFunction):
             mixed = _block_attention(graph.rows, q, k, v, scale)
             if mixed is not None:
                 return mixed
-        given = {"Q": q, "KEYS": k, "V": v, "edges_data": e, "edges_v_data": e, "seed_data": seed}
-        found = graph.rows.run("attention", NAMES[q.dtype], inner, *ctx.options, keep, **given)
+        operands = {"Q": q, "KEYS": k, "V": v, "edges_data": e, "edges_v_data": e, "seed_data": seed}
+        result = graph.rows.run("attention", NAMES[q.dtype], inner, *ctx.options, keep, **operands)
         if not keep:
-            return found
-        p, out = found
+            return result
+        p, out = result
         ctx.save_for_backward(q, k, v, e, p)
         return out
 
@@ -328,8 +328,8 @@ class Attention(KernelFunction):
         graph, inner, (*_, rate) = ctx.graph, ctx.inner, ctx.options
         q, k, v, e, p = ctx.saved_tensors
         dtype, g, g_k, g_v, g_e = NAMES[g.dtype], g.contiguous(), None, None, None
-        given = {"p__data": p, "G": g, "V": v, "KEYS": k, "edges_data": e, "edges_v_data": e}
-        s, g_q = graph.rows.run("attention_rows", dtype, inner, *ctx.options, **given)
+        operands = {"p__data": p, "G": g, "V": v, "KEYS": k, "edges_data": e, "edges_v_data": e}
+        s, g_q = graph.rows.run("attention_rows", dtype, inner, *ctx.options, **operands)
         if any(ctx.needs_input_grad[4:6]):
             g_k, g_v = graph.columns.run("attention_columns", dtype, inner, rate, P_=p, S=s, Q=q, G=g)
         if ctx.needs_input_grad[6]:
@@ -361,11 +361,11 @@ class Additive(KernelFunction):
         slope, rate = options
         ctx.graph, ctx.inner, ctx.options = graph, inner, (slope, e is not None, rate)
         keep = any(ctx.needs_input_grad)
-        given = {"TARGETS": t, "SOURCES": s, "edges_data": e, "V": v, "seed_data": seed}
-        found = graph.rows.run("additive", NAMES[v.dtype], inner, *ctx.options, keep, **given)
+        operands = {"TARGETS": t, "SOURCES": s, "edges_data": e, "V": v, "seed_data": seed}
+        result = graph.rows.run("additive", NAMES[v.dtype], inner, *ctx.options, keep, **operands)
         if not keep:
-            return found
-        p, out = found
+            return result
+        p, out = result
         ctx.save_for_backward(t, s, v, e, p)
         return out
 
@@ -375,8 +375,8 @@ class Additive(KernelFunction):
         graph, inner, (*_, rate) = ctx.graph, ctx.inner, ctx.options
         t, s, v, e, p = ctx.saved_tensors
         dtype, g = NAMES[g.dtype], g.contiguous()
-        given = {"TARGETS": t, "SOURCES": s, "edges_data": e, "p__data": p, "G": g, "V": v}
-        scores, g_t = graph.rows.run("additive_rows", dtype, inner, *ctx.options, **given)
+        operands = {"TARGETS": t, "SOURCES": s, "edges_data": e, "p__data": p, "G": g, "V": v}
+        scores, g_t = graph.rows.run("additive_rows", dtype, inner, *ctx.options, **operands)
         g_s = g_v = None
         if any(ctx.needs_input_grad[4:6]):
             g_s, g_v = graph.columns.run("additive_columns", dtype, inner, rate, P_=p, S=scores, G=g)
@@ -396,11 +396,11 @@ class Dynamic(KernelFunction):
         slope, rate = options
         ctx.graph, ctx.inner, ctx.options = graph, inner, (slope, e is not None, rate)
         keep = any(ctx.needs_input_grad)
-        given = {"TARGETS": t, "SOURCES": s, "edges_data": e, "seed_data": seed}
-        found = graph.rows.run("dynamic", NAMES[v.dtype], inner, *ctx.options, keep, **given, A=a, V=v)
+        operands = {"TARGETS": t, "SOURCES": s, "edges_data": e, "seed_data": seed}
+        result = graph.rows.run("dynamic", NAMES[v.dtype], inner, *ctx.options, keep, **operands, A=a, V=v)
         if not keep:
-            return found
-        p, out = found
+            return result
+        p, out = result
         ctx.save_for_backward(t, s, a, v, e, p)
         return out
 

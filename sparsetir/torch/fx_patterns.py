@@ -119,18 +119,20 @@ def arguments(node: Node) -> dict[str, Any]:
 
 def value(node: Any) -> Any:
     """Return the symbolic tensor that a node is, None where it is something else."""
-    found = node.meta.get("example_value") if isinstance(node, Node) else None
-    return found if isinstance(found, torch.Tensor) else None
+    example = node.meta.get("example_value") if isinstance(node, Node) else None
+    return example if isinstance(example, torch.Tensor) else None
 
 
 def _is_index(node: Any) -> bool:
-    found = value(node)
-    return found is not None and found.dim() == 1 and found.dtype in (torch.int64, torch.int32)
+    tensor = value(node)
+    return tensor is not None and tensor.dim() == 1 and tensor.dtype in (torch.int64, torch.int32)
 
 
 def _is_floats(node: Any) -> bool:
-    found = value(node)
-    return found is not None and found.dtype in NAMES and found.device.type == "cpu" and found.layout is torch.strided
+    tensor = value(node)
+    return (
+        tensor is not None and tensor.dtype in NAMES and tensor.device.type == "cpu" and tensor.layout is torch.strided
+    )
 
 
 def _is_first(dim: Any, node: Any) -> bool:
@@ -152,12 +154,12 @@ def selected(node: Any) -> Selected | None:
     name = name_of(node)
     if name not in ("index_select", "getitem"):
         return None
-    given = arguments(node)
-    x, index = given["input"], given.get("index")
+    options = arguments(node)
+    x, index = options["input"], options.get("index")
     index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
     if not _is_floats(x) or not _is_index(index) or value(x).dim() == 0:
         return None
-    return Selected(x, index, node) if name == "getitem" or _is_first(given.get("dim"), x) else None
+    return Selected(x, index, node) if name == "getitem" or _is_first(options.get("dim"), x) else None
 
 
 def edge_index(node: Any) -> Node | None:
@@ -179,17 +181,17 @@ def _method(node: Any) -> str:
 
 def _plain_views(node: Any) -> list[Any]:
     """A node, and what it is a view of with the same elements in the same order, as far as that goes."""
-    found = [node]
+    views = [node]
     while isinstance(node, Node) and _is_plain_view(node):
         node = node.args[0]
-        found.append(node)
-    return found
+        views.append(node)
+    return views
 
 
 def _is_plain_view(node: Node) -> bool:
     if node.target is functional.dropout:
-        given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
-        return not is_in_place(node) and (given.get("p", 0.5) == 0 or given.get("training", True) is False)
+        options = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
+        return not is_in_place(node) and (options.get("p", 0.5) == 0 or options.get("training", True) is False)
     if name_of(node) == "getitem" and value(node.args[0]) is not None:
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         return all(part is None or part is Ellipsis or part == slice(None) for part in index)
@@ -207,9 +209,9 @@ def _dropout(node: Any) -> float:
     """Return the probability with which a node drops elements, 0 of anything else."""
     if not isinstance(node, Node) or node.target is not functional.dropout or is_in_place(node):
         return 0.0
-    given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
-    rate = given.get("p", 0.5)
-    is_fixed = isinstance(rate, (int, float)) and 0 <= rate <= 1 and given.get("training", True) is True
+    options = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
+    rate = options.get("p", 0.5)
+    is_fixed = isinstance(rate, (int, float)) and 0 <= rate <= 1 and options.get("training", True) is True
     return float(rate) if is_fixed else 0.0
 
 
@@ -217,8 +219,8 @@ def _slope(node: Any) -> float | None:
     """Of a leaky ReLU, None of anything else."""
     if not isinstance(node, Node) or node.target is not functional.leaky_relu or is_in_place(node):
         return None
-    given = {**dict(zip(("input", "negative_slope"), node.args, strict=False)), **node.kwargs}
-    slope = given.get("negative_slope", 0.01)
+    options = {**dict(zip(("input", "negative_slope"), node.args, strict=False)), **node.kwargs}
+    slope = options.get("negative_slope", 0.01)
     return float(slope) if isinstance(slope, (int, float)) else None
 
 
@@ -226,10 +228,10 @@ def _summed(node: Any) -> Any:
     """Return what a node sums over the last axis, None of anything else."""
     if name_of(node) != "sum":
         return None
-    given = arguments(node)
-    inner, dim = given["input"], given.get("dim")
+    options = arguments(node)
+    inner, dim = options["input"], options.get("dim")
     dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-    if value(inner) is None or given.get("keepdim") or "dtype" in given:
+    if value(inner) is None or options.get("keepdim") or "dtype" in options:
         return None
     return inner if dim in (-1, value(inner).dim() - 1) else None
 
@@ -288,9 +290,9 @@ class Messages:
             self._note_sources(node)
         for find in (self._softmax, self._scatter, self._edge_sum, self._sddmm):
             for node in list(self.graph.nodes):
-                found = None if node.op == "output" else find(node)
-                if found is not None:
-                    self._put(node, found)
+                match = None if node.op == "output" else find(node)
+                if match is not None:
+                    self._put(node, match)
         for extend in (self._attention, self._bias, self._relu):
             for node in list(self.graph.nodes):
                 if _method(node) == "spmm":
@@ -299,8 +301,8 @@ class Messages:
 
     def left(self) -> list[str]:
         """Return the names of operators that scatter floats still."""
-        left = {name_of(n) for n in self.graph.nodes if name_of(n) in SCATTERS and _is_floats(n)}
-        return sorted(left)
+        names = {name_of(n) for n in self.graph.nodes if name_of(n) in SCATTERS and _is_floats(n)}
+        return sorted(names)
 
     # ------------------------------------------------------------------ what is where
 
@@ -346,13 +348,13 @@ class Messages:
         name = name_of(node)
         if name not in SCATTERS:
             return None
-        given = arguments(node)
-        base, index, src = given["input"], edge_index(given.get("index")), given.get("src")
-        reduce = REDUCTIONS.get(given.get("reduce", "sum"))
-        includes_zeros = reduce != "sum" and given.get("include_self", True)
-        if index is None or reduce is None or includes_zeros or given.get("alpha", 1) != 1:
+        options = arguments(node)
+        base, index, src = options["input"], edge_index(options.get("index")), options.get("src")
+        reduce = REDUCTIONS.get(options.get("reduce", "sum"))
+        includes_zeros = reduce != "sum" and options.get("include_self", True)
+        if index is None or reduce is None or includes_zeros or options.get("alpha", 1) != 1:
             return None
-        if not _is_floats(src) or not _is_first(given.get("dim"), base) or value(src).dtype is not value(base).dtype:
+        if not _is_floats(src) or not _is_first(options.get("dim"), base) or value(src).dtype is not value(base).dtype:
             return None
         if value(src).shape[0] != value(index).shape[0] or value(src).shape[1:] != value(base).shape[1:]:
             return None
@@ -443,12 +445,12 @@ class Messages:
         """Return whether a node reduces edges at the places of an index into zeros."""
         if name_of(node) not in SCATTERS:
             return False
-        given = arguments(node)
-        found = REDUCTIONS.get(given.get("reduce", "sum"))
-        fits = given.get("src") is src and edge_index(given.get("index")) is index and found == reduce
-        includes_zeros = reduce != "sum" and given.get("include_self", True)
-        is_zero = self._is_zero(given["input"], node) and self._rows(given["input"]) is not None
-        return fits and not includes_zeros and is_zero and given.get("alpha", 1) == 1
+        options = arguments(node)
+        reduction = REDUCTIONS.get(options.get("reduce", "sum"))
+        fits = options.get("src") is src and edge_index(options.get("index")) is index and reduction == reduce
+        includes_zeros = reduce != "sum" and options.get("include_self", True)
+        is_zero = self._is_zero(options["input"], node) and self._rows(options["input"]) is not None
+        return fits and not includes_zeros and is_zero and options.get("alpha", 1) == 1
 
     def _ends(self, one: Any, other: Any) -> tuple[Selected, Selected] | None:
         """Return what is selected at targets, and what at sources, of edges along which messages are reduced."""
@@ -489,25 +491,25 @@ class Messages:
         if softmax.args[:2] != product.args[:2]:
             return
         finders = (self._additive, self._dots, self._dynamic)
-        found = next(filter(None, (find(softmax.args[5][0], product) for find in finders)), None)
-        if found is None:
+        scores = next(filter(None, (find(softmax.args[5][0], product) for find in finders)), None)
+        if scores is None:
             return
-        chain, v = [*views, *found.chain], value(x)
-        is_fit = v.shape[1:-1] == found.heads and v.dtype is value(found.tensors[0]).dtype
+        chain, v = [*views, *scores.chain], value(x)
+        is_fit = v.shape[1:-1] == scores.heads and v.dtype is value(scores.tensors[0]).dtype
         is_alone = all(len(node.users) == 1 for node in chain)
-        if not is_fit or v.dim() != len(found.heads) + 2 or not is_alone or not is_quiet(found.first, product):
+        if not is_fit or v.dim() != len(scores.heads) + 2 or not is_alone or not is_quiet(scores.first, product):
             return
         with self.graph.inserting_before(product):
-            tensors, options = self._operands(found, x), found.options
+            tensors, options = self._operands(scores, x), scores.options
             if rate:
                 tensors.append(self.graph.call_function(torch.randint, (SEEDS, (1,))))
                 options = {**options, "dropout": rate}
-            new = self._call(found.method, *product.args[:4], tensors, **options)
+            new = self._call(scores.method, *product.args[:4], tensors, **options)
         new.meta["example_value"] = product.meta["example_value"]
         product.replace_all_uses_with(new)
         for node in (product, *chain):
             self.graph.erase_node(node)
-        for end in found.ends:
+        for end in scores.ends:
             if not end.at.users:
                 self._drop(end.at)
 
@@ -537,14 +539,14 @@ class Messages:
         self.graph.erase_node(last)
         self.graph.erase_node(product)
 
-    def _operands(self, found: _Scores, x: Node) -> list[Any]:
+    def _operands(self, scores: _Scores, x: Node) -> list[Any]:
         """Return the tensors that attention takes, `x` among them."""
-        if found.method == "attention":
-            return [*found.tensors, x]
-        if found.method == "additive_attention":
-            targets, sources, *edges = found.tensors
+        if scores.method == "attention":
+            return [*scores.tensors, x]
+        if scores.method == "additive_attention":
+            targets, sources, *edges = scores.tensors
             return [targets, sources, x, *edges]
-        targets, sources, weight, edges = found.tensors
+        targets, sources, weight, edges = scores.tensors
         weight = self.graph.call_method("squeeze", (weight, 0)) if value(weight).shape[0] == 1 else weight
         return [targets, sources, weight, x, edges]
 
@@ -555,10 +557,14 @@ class Messages:
         chain, edges = [scores, sums], []
         if _is_plain_add(sums):
             pairs = (sums.args, sums.args[::-1])
-            inside, own = next(((a, e) for a, e in pairs if _method(a) == "edge_sum"), (None, None))
-            if value(own) is None or value(own).shape != value(sums).shape or value(own).dtype is not value(sums).dtype:
+            inside, edge_values = next(((a, e) for a, e in pairs if _method(a) == "edge_sum"), (None, None))
+            if (
+                value(edge_values) is None
+                or value(edge_values).shape != value(sums).shape
+                or value(edge_values).dtype is not value(sums).dtype
+            ):
                 return None
-            sums, edges = inside, [own]
+            sums, edges = inside, [edge_values]
             chain.append(inside)
         if _method(sums) != "edge_sum" or sums.args[:2] != product.args[:2]:
             return None
@@ -661,10 +667,10 @@ class Messages:
 
     def _keep_no_rows(self, rows: Node) -> None:
         """Let what only asks for the dtype of selected rows ask the ones that they are selected from."""
-        found = selected(rows)
-        for user in list(rows.users) if found is not None else ():
+        selection = selected(rows)
+        for user in list(rows.users) if selection is not None else ():
             if name_of(user) in MADE and user.args and user.args[0] is rows and user.args[1:]:
-                user.replace_input_with(rows, found.x)  # type: ignore[union-attr]
+                user.replace_input_with(rows, selection.x)  # type: ignore[union-attr]
 
 
 __all__ = ["Messages", "name_of", "value"]

@@ -83,9 +83,15 @@ class Graph(functions.Graphs):
     @classmethod
     def of_rows(cls, rows: structure.Compressed, there: Tensor | None, back: Tensor | None) -> Graph:
         """Return the graph with these rows, without a weight."""
-        made = object.__new__(cls)
-        made.rows, made.shape, made.weight, made.there, made.back = rows, (rows.rows, rows.columns), None, there, back
-        return made
+        graph = object.__new__(cls)
+        graph.rows, graph.shape, graph.weight, graph.there, graph.back = (
+            rows,
+            (rows.rows, rows.columns),
+            None,
+            there,
+            back,
+        )
+        return graph
 
     @property
     def num_edges(self) -> int:
@@ -115,9 +121,9 @@ class Graph(functions.Graphs):
 
     def weighted(self, weight: Tensor | None) -> Graph:
         """The same graph with another default weight of edges, or with none; the structure is shared."""
-        made = object.__new__(Graph)
-        vars(made).update(vars(self), weight=weight)
-        return made
+        graph = object.__new__(Graph)
+        vars(graph).update(vars(self), weight=weight)
+        return graph
 
     def __deepcopy__(self, _memo: Any) -> Graph:
         return self.weighted(None if self.weight is None else self.weight.detach().clone())
@@ -214,8 +220,8 @@ class Graph(functions.Graphs):
             [m, outputs].
         """
         if not isinstance(weight, Tensor) or not isinstance(x, Tensor) or x.dim() != 2 or weight.dim() != 2:
-            found = " and ".join(_shown(t) if isinstance(t, Tensor) else type(t).__name__ for t in (x, weight))
-            raise ArgumentError(f"expected x of [n, inputs] and weight of [outputs, inputs]; found {found}")
+            description = " and ".join(_shown(t) if isinstance(t, Tensor) else type(t).__name__ for t in (x, weight))
+            raise ArgumentError(f"expected x of [n, inputs] and weight of [outputs, inputs]; found {description}")
         if activation not in (None, "relu"):
             raise ArgumentError(f'activation is None or "relu"; found {activation!r}')
         sums = self._sums_of_constant(x, reduce)
@@ -237,12 +243,12 @@ class Graph(functions.Graphs):
 
     def _sums_of_constant(self, x: Tensor, reduce: str) -> Tensor | None:
         """Return the sums of features that came before as well and that nothing changes; None of others."""
-        given = (x,) if self.weight is None else (x, self.weight)
+        tensors = (x,) if self.weight is None else (x, self.weight)
         if self.is_to_trace(x) or torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
             return None
-        if not all(type(t) is Tensor and not t.requires_grad and not t.is_inference() for t in given):
+        if not all(type(t) is Tensor and not t.requires_grad and not t.is_inference() for t in tensors):
             return None
-        return self.rows.kept.of(reduce, given, lambda: self.spmm(x, reduce=reduce))
+        return self.rows.kept.of(reduce, tensors, lambda: self.spmm(x, reduce=reduce))
 
     def sddmm(self, q: Tensor, k: Tensor) -> Tensor:
         """Dot products along edges: ``s[i, j] = sum_d q[i, d] * k[j, d]``.
@@ -382,8 +388,8 @@ class Graph(functions.Graphs):
             raise ArgumentError(f"v is {_shown(v)}, expected the dtype and the heads of q, {_shown(q)}")
         if edges is not None:
             if edges.shape[1:] != q.shape[1:] or v.shape[1:] != q.shape[1:] or edges.dtype is not q.dtype:
-                found = f"edges of {_shown(edges)} and v of {_shown(v)}"
-                raise ArgumentError(f"expected edges and v with rows as those of q, {_shown(q)}; found {found}")
+                description = f"edges of {_shown(edges)} and v of {_shown(v)}"
+                raise ArgumentError(f"expected edges and v with rows as those of q, {_shown(q)}; found {description}")
             edges = self.by_rows(edges, "edges", ranks=(2, 3))
         out: Sizes = (("D", v.shape[-1] if v.dim() == 3 else None),)
         scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
@@ -536,10 +542,10 @@ class Graph(functions.Graphs):
         weight: Any = self.weight
         if self.there is None or weight.requires_grad or weight.is_inference():
             return self.by_rows(weight)
-        held = vars(self).get("_ordered")
-        if held is None or held[0] is not weight or held[1] != weight._version:
-            held = self._ordered = (weight, weight._version, self.by_rows(weight))
-        return held[2]
+        cached = vars(self).get("_ordered")
+        if cached is None or cached[0] is not weight or cached[1] != weight._version:
+            cached = self._ordered = (weight, weight._version, self.by_rows(weight))
+        return cached[2]
 
     def by_rows(self, edges: Tensor, name: str = "weight", ranks: tuple[int, int] = (1, 2)) -> Tensor:
         """Values of edges in the order of rows."""
@@ -594,9 +600,9 @@ class Graph(functions.Graphs):
 
     def _check_nodes(self, name: str, tensor: Tensor, count: int) -> None:
         if tensor.dim() == 0 or tensor.shape[0] != count:
-            what = "rows (targets)" if count == self.shape[0] else "columns (sources)"
+            nodes = "rows (targets)" if count == self.shape[0] else "columns (sources)"
             raise ArgumentError(
-                f"the graph has {count} {what}, and {name} is {_shown(tensor)}: expected [{count}, ...]"
+                f"the graph has {count} {nodes}, and {name} is {_shown(tensor)}: expected [{count}, ...]"
             )
 
 
@@ -637,8 +643,8 @@ def _dropping(rate: Any, training: bool, seed: Any) -> tuple[float, Tensor | Non
     if seed is None:
         return float(rate), torch.randint(SEEDS, (1,))
     if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1 or not seed.is_cpu:
-        found = f"{list(seed.shape)} of {seed.dtype}" if isinstance(seed, Tensor) else type(seed).__name__
-        raise ArgumentError(f"seed is a tensor of one int64, as torch.tensor([7]); found {found}")
+        description = f"{list(seed.shape)} of {seed.dtype}" if isinstance(seed, Tensor) else type(seed).__name__
+        raise ArgumentError(f"seed is a tensor of one int64, as torch.tensor([7]); found {description}")
     return float(rate), seed.reshape(1)
 
 

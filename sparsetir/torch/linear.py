@@ -122,15 +122,15 @@ class SparseLinear(nn.Module):
         weight = layer.weight.detach()
         if mask is None:
             mask = weight != 0 if density is None else _largest(weight, density)
-        made = cls(layer.in_features, layer.out_features, bias=layer.bias is not None, mask=mask, dtype=weight.dtype)
+        sparse = cls(layer.in_features, layer.out_features, bias=layer.bias is not None, mask=mask, dtype=weight.dtype)
         with torch.no_grad():
-            made.values.copy_(weight[made._rows(), made._columns()])
-            if made.bias is not None:
-                made.bias.copy_(layer.bias)
-            made.values.requires_grad_(_is_trained(layer, "weight"))
-            if made.bias is not None:
-                made.bias.requires_grad_(_is_trained(layer, "bias"))
-        return made.train(layer.training)
+            sparse.values.copy_(weight[sparse._rows(), sparse._columns()])
+            if sparse.bias is not None:
+                sparse.bias.copy_(layer.bias)
+            sparse.values.requires_grad_(_is_trained(layer, "weight"))
+            if sparse.bias is not None:
+                sparse.bias.requires_grad_(_is_trained(layer, "bias"))
+        return sparse.train(layer.training)
 
     def reset_parameters(self) -> None:
         """Draw values and bias again."""
@@ -146,8 +146,8 @@ class SparseLinear(nn.Module):
         if torch.jit.is_tracing():
             raise LoweringError("torch.jit.trace would keep results of kernels as constants: use torch.export instead")
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[-1] != self.in_features:
-            found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], found {found}")
+            description = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], found {description}")
         if torch.is_autocast_enabled("cpu"):
             return self._autocast(x)
         return self._product(x, self.values, self.bias)
@@ -274,16 +274,18 @@ class SparseLinear(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
-        found = [state_dict.get(prefix + name) for name in (*STRUCTURE, "values")]
-        rest = {key: value for key, value in state_dict.items() if key not in {prefix + name for name in STRUCTURE}}
-        missing.extend(prefix + n for n, v in zip(STRUCTURE, found, strict=False) if v is None and strict)
-        if all(value is not None for value in found):
+        arrays = [state_dict.get(prefix + name) for name in (*STRUCTURE, "values")]
+        remaining = {
+            key: value for key, value in state_dict.items() if key not in {prefix + name for name in STRUCTURE}
+        }
+        missing.extend(prefix + n for n, v in zip(STRUCTURE, arrays, strict=False) if v is None and strict)
+        if all(value is not None for value in arrays):
             try:
-                self._restructure(*found)
+                self._restructure(*arrays)
             except ArgumentError as error:
                 errors.append(f"{prefix}crow_indices and col_indices: {error}")
                 return
-        super()._load_from_state_dict(rest, prefix, metadata, strict, missing, unexpected, errors)
+        super()._load_from_state_dict(remaining, prefix, metadata, strict, missing, unexpected, errors)
 
     def _restructure(self, indptr: Tensor, indices: Tensor, values: Tensor) -> None:
         """Take another pattern; its values come by themselves."""
@@ -379,31 +381,31 @@ def sparsify_(
     """
     _check_keep(density, keep)
     if not isinstance(model, nn.Module) or isinstance(skip, str):
-        found = f"skip={skip!r}" if isinstance(skip, str) else type(model).__name__
-        raise ArgumentTypeError(f"sparsify_ takes a torch.nn.Module, and a list of names to skip; found {found}")
+        description = f"skip={skip!r}" if isinstance(skip, str) else type(model).__name__
+        raise ArgumentTypeError(f"sparsify_ takes a torch.nn.Module, and a list of names to skip; found {description}")
     layers = {name: m for name, m in model.named_modules() if _is_linear(m)}
-    others = _other_layers(model, layers)
-    unknown = sorted(set(skip) - set(layers) - set(others))
+    skippable = _other_layers(model, layers)
+    unknown = sorted(set(skip) - set(layers) - set(skippable))
     if unknown:
         raise ArgumentError(f"skip has {unknown[0]!r}; the linear layers are {', '.join(layers) or 'none'}")
-    made: dict[int, SparseLinear] = {}
+    sparse_layers: dict[int, SparseLinear] = {}
     changes: list[LayerChange] = []
     for name, layer in layers.items():
         if name in skip:
             changes.append(_unchanged(name, layer, "in skip"))
             continue
         _check_unshared(model, name, layer)
-        made[id(layer)] = SparseLinear.from_dense(layer, density)
-        changes.append(_change(name, layer, made[id(layer)], density))
+        sparse_layers[id(layer)] = SparseLinear.from_dense(layer, density)
+        changes.append(_change(name, layer, sparse_layers[id(layer)], density))
     for module in list(model.modules()):
         for name, child in module._modules.items():  # named_children() leaves out what comes twice
-            if id(child) in made:
-                module._modules[name] = made[id(child)]
-    changes += [_unchanged(n, m, "in skip" if n in skip else NO_LINEAR) for n, m in others.items()]
+            if id(child) in sparse_layers:
+                module._modules[name] = sparse_layers[id(child)]
+    changes += [_unchanged(n, m, "in skip" if n in skip else NO_LINEAR) for n, m in skippable.items()]
     _warn(changes)
     if report is not None:
         report.extend(changes)
-    return made.get(id(model), model)
+    return sparse_layers.get(id(model), model)
 
 
 def _is_trained(layer: nn.Module, name: str) -> bool:
@@ -453,15 +455,15 @@ def _unchanged(name: str, module: nn.Module, reason: str) -> LayerChange:
     return LayerChange(name, kind, False, reason, weights, nonzeros, weights)
 
 
-def _change(name: str, layer: nn.Linear, made: SparseLinear, density: float | None) -> LayerChange:
+def _change(name: str, layer: nn.Linear, sparse: SparseLinear, density: float | None) -> LayerChange:
     before = _unchanged(name, layer, "the weights that were not zero" if density is None else "the largest weights")
-    return dataclasses.replace(before, weights=layer.weight.numel(), is_sparse=True, kept=made.graph.num_edges)
+    return dataclasses.replace(before, weights=layer.weight.numel(), is_sparse=True, kept=sparse.graph.num_edges)
 
 
 def _warn(changes: list[LayerChange]) -> None:
     """Warn of layers that stay dense, and of pruned ones that lose weights."""
-    left = [c for c in changes if not c.is_sparse and c.reason == NO_LINEAR and not c.kind.startswith("Embedding")]
-    dense = [f"{c.name or 'the model'} ({c.kind})" for c in left]
+    unchanged = [c for c in changes if not c.is_sparse and c.reason == NO_LINEAR and not c.kind.startswith("Embedding")]
+    dense = [f"{c.name or 'the model'} ({c.kind})" for c in unchanged]
     if dense:
         text = f"sparsify_ leaves {', '.join(dense)} dense: only layers of the class torch.nn.Linear are replaced. "
         warnings.warn(f"{text}Name them in skip to leave them without this warning.", stacklevel=3)
@@ -501,10 +503,10 @@ def _drawn(shape: tuple[int, int], density: float) -> sp.csr_array:
     _check_share("density", density)
     seed = int(torch.randint(2**31, (), device="cpu").item())
     total = math.prod(shape)
-    chosen = np.sort(np.random.default_rng(seed).choice(total, round(density * total), replace=False))
-    rows, columns = np.divmod(chosen, max(shape[1], 1))
+    positions = np.sort(np.random.default_rng(seed).choice(total, round(density * total), replace=False))
+    rows, columns = np.divmod(positions, max(shape[1], 1))
     indptr = np.append(0, np.cumsum(np.bincount(rows, minlength=shape[0])))
-    return sp.csr_array((np.ones(chosen.size, bool), columns, indptr), shape=shape)
+    return sp.csr_array((np.ones(positions.size, bool), columns, indptr), shape=shape)
 
 
 def _largest(weight: Tensor, density: float) -> Tensor:

@@ -286,8 +286,8 @@ def _whole(p: str, rate: float) -> str:
 def dropout(draft: EdgeDraft, rate: float) -> None:
     """``O[i, j] = W[i, j] / (1 - rate)``, or 0 if it is dropped."""
     w, o = draft.edges("W"), draft.edges("O", result=True)
-    kept = f"{w} * T.{draft.dtype}({1 / (1 - rate) if rate < 1 else 0.0!r})"
-    line = f"{o} = T.if_then_else({draft.dropped(rate)}, T.{draft.dtype}(0), {kept})"
+    scaled = f"{w} * T.{draft.dtype}({1 / (1 - rate) if rate < 1 else 0.0!r})"
+    line = f"{o} = T.if_then_else({draft.dropped(rate)}, T.{draft.dtype}(0), {scaled})"
     draft.spread("dropout", ("I", "J", *draft.heads), line)
 
 
@@ -327,10 +327,10 @@ def _score_gradients(draft: EdgeDraft, s: str, operands: tuple[str, str, str], f
     """``S[i, j] = P[i, j] * (G[i] V[j] - sum_j P[i, j] * G[i] V[j])``, times a factor."""
     part, total = draft.in_place(s, "part"), draft.held("total", ("I", *draft.heads))
     p, g, v = (f'T.Cast("{draft.wide}", {value})' for value in operands)
-    edges, kept = ("I", "J", *draft.heads), _kept(p, draft.wide, rate)
+    edges, scaled = ("I", "J", *draft.heads), _kept(p, draft.wide, rate)
     draft.reduce("part", draft.mixed_dots, f"{part} = {part} + {g} * {v}", f"{part} = 0", over="D")
-    draft.reduce("total", edges, f"{total} = {total} + {kept} * {part}", f"{total} = 0")
-    value = f"({kept} * {part} - {_whole(p, rate)} * {total})" if rate else f"{p} * ({part} - {total})"
+    draft.reduce("total", edges, f"{total} = {total} + {scaled} * {part}", f"{total} = 0")
+    value = f"({scaled} * {part} - {_whole(p, rate)} * {total})" if rate else f"{p} * ({part} - {total})"
     draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {value}{factor})')
 
 

@@ -81,13 +81,13 @@ def gcn(original: Callable[..., Any], graphs: Graphs, norm: Callable[..., Any]) 
             return original(self, x, edge_index, edge_weight)
         nodes = x.shape[0]
         if self.normalize:
-            found = self._cached_edge_index
-            if found is None:
+            cached = self._cached_edge_index
+            if cached is None:
                 options = (self.improved, self.add_self_loops, self.flow, x.dtype)
-                found = norm(edge_index, edge_weight, nodes, *options)
+                cached = norm(edge_index, edge_weight, nodes, *options)
                 if self.cached:
-                    self._cached_edge_index = found
-            edge_index, edge_weight = found
+                    self._cached_edge_index = cached
+            edge_index, edge_weight = cached
         graph = graphs.of_both(edge_index, (1, 0), nodes, nodes).weighted(edge_weight)
         return graph.conv(x, self.lin.weight, self.bias, self.aggr)
 
@@ -248,15 +248,15 @@ def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def scatter(src: Any, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Any:
-        how, size = recipe(src), None if dim_size is None else int(dim_size)
-        rows = getattr(how, "rows", how)
-        if how is None or not isinstance(rows, Rows) or size is None or reduce not in REDUCTIONS:
+        source, size = recipe(src), None if dim_size is None else int(dim_size)
+        rows = getattr(source, "rows", source)
+        if source is None or not isinstance(rows, Rows) or size is None or reduce not in REDUCTIONS:
             return original(values(src), index, dim, dim_size, reduce)
         if dim not in (0, -src.dim()) or index.shape != rows.index.shape:
             return original(values(src), index, dim, dim_size, reduce)
         graph = rows.graphs.of(index, rows.index, size, src.tensors[0].shape[0])
-        found = how.reduced(graph, src.tensors, reduce)
-        return original(values(src), index, dim, dim_size, reduce) if found is None else found
+        reduced = source.reduced(graph, src.tensors, reduce)
+        return original(values(src), index, dim, dim_size, reduce) if reduced is None else reduced
 
     return scatter
 
@@ -271,9 +271,9 @@ def _normalizing(original: Callable[..., Any], graphs: Graphs) -> Callable[..., 
             graph = graphs.at_targets(index, int(num_nodes))
         if graph is None or dim != 0 or src.dim() not in (1, 2) or src.dtype not in NAMES:
             return original(values(src), index, ptr, num_nodes, dim)
-        how = recipe(src)
-        found = None if how is None else how.shares(src.tensors, graph)
-        return graph.softmax(values(src)) if found is None else found
+        source = recipe(src)
+        shares = None if source is None else source.shares(src.tensors, graph)
+        return graph.softmax(values(src)) if shares is None else shares
 
     return softmax
 
@@ -290,12 +290,12 @@ def _remembering(original: Callable[..., Any], graphs: Graphs) -> Callable[..., 
             if type(result) is tuple and type(result[0]) is Tensor:
                 graphs.share_count(edges, result[0])
             return result
-        given = pytree.tree_leaves((args, kwargs))
-        tensors = [value for value in given if isinstance(value, Tensor)]
+        leaves = pytree.tree_leaves((args, kwargs))
+        tensors = [value for value in leaves if isinstance(value, Tensor)]
         if not tensors or not all(map(_is_constant, tensors)) or torch.compiler.is_compiling():
             return original(*args, **kwargs)
-        rest = tuple("tensor" if isinstance(value, Tensor) else str(value) for value in given)
-        options = (rest, len(args), tuple(kwargs), torch.is_grad_enabled())
+        kinds = tuple("tensor" if isinstance(value, Tensor) else str(value) for value in leaves)
+        options = (kinds, len(args), tuple(kwargs), torch.is_grad_enabled())
         key = (tuple(map(id, tensors)), options)
         entry = recent.get(key)
         if entry is not None and _is_as_kept(*entry[1:]):
@@ -356,17 +356,17 @@ class Patch:
         from torch_geometric.nn.aggr import base
         from torch_geometric.nn.conv.message_passing import MessagePassing
 
-        ours = self._ours = self._ours or _replacements(self._graphs)
-        _put(MessagePassing, "_index_select", ours[MessagePassing._index_select])
-        _put(base, "scatter", ours[base.scatter])
+        replacements = self._ours = self._ours or _replacements(self._graphs)
+        _put(MessagePassing, "_index_select", replacements[MessagePassing._index_select])
+        _put(base, "scatter", replacements[base.scatter])
         for layer in (GCNConv, RGCNConv, SAGEConv):
-            _put(layer, "forward", ours[layer.forward])
+            _put(layer, "forward", replacements[layer.forward])
         for name, module in list(sys.modules.items()):
             if not name.startswith("torch_geometric.nn.conv."):
                 continue
             for attribute, value in list(vars(module).items()):
-                if isinstance(value, FunctionType) and value in ours:
-                    _put(module, attribute, ours[value])
+                if isinstance(value, FunctionType) and value in replacements:
+                    _put(module, attribute, replacements[value])
 
 
 def _replacements(graphs: Graphs) -> dict[Any, Any]:

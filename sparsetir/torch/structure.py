@@ -64,10 +64,10 @@ class _Entry(NamedTuple):
             return False
         pairs = (
             pair
-            for t, known in zip(tensors, self.prints, strict=True)
-            for pair in zip(fingerprint(t), known, strict=True)
+            for t, previous in zip(tensors, self.prints, strict=True)
+            for pair in zip(fingerprint(t), previous, strict=True)
         )
-        return all(torch.equal(found, known) for found, known in pairs)
+        return all(torch.equal(current, previous) for current, previous in pairs)
 
 
 class Kept:
@@ -96,9 +96,9 @@ class Kept:
         me = ref(self)
 
         def forget(_dead: Any) -> None:
-            kept = me()
-            if kept is not None:
-                kept.found.pop(key, None)
+            cache = me()
+            if cache is not None:
+                cache.found.pop(key, None)
 
         prints = [fingerprint(t) for t in tensors]
         self.found[key] = _Entry([ref(t, forget) for t in tensors], [t._version for t in tensors], prints, None)
@@ -155,27 +155,27 @@ class Compressed:
     def kernel(self, name: str, dtype: str, inner: Sizes, *options: Any) -> BoundKernel:
         """Return the kernel of a program over this structure, compiled and bound on first use."""
         key = (name, dtype, inner, options)
-        found = self.bound.get(key)
-        if found is None:
-            made = kernel(name, dtype, str(self.indptr.dtype), inner, self.order is not None, *options)
+        bound = self.bound.get(key)
+        if bound is None:
+            compiled = kernel(name, dtype, str(self.indptr.dtype), inner, self.order is not None, *options)
             order = {} if self.order is None else {"p_data": self.order}
-            if "place_data" in made.signature.by_name:
+            if "place_data" in compiled.signature.by_name:
                 order["place_data"] = self.places
-            found = self.bound[key] = made.bind(indptr=self.indptr, indices=self.indices, n=self.columns, **order)
-        return found
+            bound = self.bound[key] = compiled.bind(indptr=self.indptr, indices=self.indices, n=self.columns, **order)
+        return bound
 
     def run(self, name: str, dtype: str, inner: Sizes, *options: Any, **tensors: torch.Tensor | None) -> Any:
         """Call a program with dense tensors, those that are not None; it returns one, or several."""
-        found = self.bound.get((name, dtype, inner, options)) or self.kernel(name, dtype, inner, *options)
-        given: dict[str, Any] = {}
+        bound = self.bound.get((name, dtype, inner, options)) or self.kernel(name, dtype, inner, *options)
+        operands: dict[str, Any] = {}
         for key, tensor in tensors.items():
             if tensor is not None:
                 tensor = tensor.detach() if tensor.requires_grad else tensor
-                given[key] = tensor.resolve_neg() if tensor.is_neg() else tensor
+                operands[key] = tensor.resolve_neg() if tensor.is_neg() else tensor
         try:
             if dtype == "bfloat16":  # which numpy does not have
-                return found(**given)
-            arrays = found(**{key: tensor.numpy() for key, tensor in given.items()})
+                return bound(**operands)
+            arrays = bound(**{key: tensor.numpy() for key, tensor in operands.items()})
         except OffsetError:
             if self.indptr.dtype == np.int64:
                 raise
@@ -184,11 +184,11 @@ class Compressed:
 
     def share(self, dtype: torch.dtype) -> torch.Tensor:
         """Return one over the number of entries of each row, for means; 1 for rows without entries."""
-        found = self.shares.get(dtype)
-        if found is None:
+        shares = self.shares.get(dtype)
+        if shares is None:
             counts = np.maximum(np.diff(self.indptr), 1)
-            found = self.shares[dtype] = (1 / torch.from_numpy(counts).double()).to(dtype)
-        return found
+            shares = self.shares[dtype] = (1 / torch.from_numpy(counts).double()).to(dtype)
+        return shares
 
     @cached_property
     def widened(self) -> Compressed:
@@ -284,9 +284,9 @@ def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Compress
 def _counted(keys: Array, length: int) -> tuple[Array, Array]:
     """Sort entries by key, stably: return where the entries of each key begin, and their order."""
     dtype, count = keys.dtype, keys.size
-    each = np.arange(count, dtype=dtype)
-    found = sp.csr_array((each, keys, np.arange(count + 1, dtype=dtype)), shape=(count, length)).tocsc()
-    return found.indptr.astype(dtype, copy=False), found.indices.astype(dtype, copy=False)
+    positions = np.arange(count, dtype=dtype)
+    by_key = sp.csr_array((positions, keys, np.arange(count + 1, dtype=dtype)), shape=(count, length)).tocsc()
+    return by_key.indptr.astype(dtype, copy=False), by_key.indices.astype(dtype, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,8 +314,8 @@ class Edges:
         if _is_sorted(rows, columns):
             indptr = np.zeros(m + 1, dtype)
             np.cumsum(np.bincount(rows, minlength=m), out=indptr[1:])
-            own = columns.copy() if columns is self.columns or columns.base is not None else columns
-            return Compressed(indptr, own, n), None
+            copied = columns.copy() if columns is self.columns or columns.base is not None else columns
+            return Compressed(indptr, copied, n), None
         _, by_column = _counted(columns, n)
         indptr, by_row = _counted(rows[by_column], m)
         order = by_column[by_row]
@@ -391,8 +391,10 @@ def _of_dense(matrix: torch.Tensor, num_nodes: Any) -> Edges:
 
 def _of_index(index: Array, num_nodes: Any) -> Edges:
     if index.ndim != 2 or index.shape[0] != 2 or index.dtype.kind not in "iu":
-        found = f"an array of shape {list(index.shape)} and dtype {index.dtype}"
-        raise ArgumentError(f"an edge_index has shape [2, edges] and integers, sources above targets; found {found}")
+        description = f"an array of shape {list(index.shape)} and dtype {index.dtype}"
+        raise ArgumentError(
+            f"an edge_index has shape [2, edges] and integers, sources above targets; found {description}"
+        )
     sources, targets = index
     least = int(index.min()) if index.size else 0
     if least < 0:

@@ -61,12 +61,12 @@ class TracedSide:
 
     def run(self, name: str, dtype: str, inner: Sizes, *options: Any, **tensors: Tensor | None) -> Any:
         """Add a call of `edges_kernel` to the trace, with the signature of `structure.Compressed.run`."""
-        given = {key: tensor for key, tensor in tensors.items() if tensor is not None}
+        operands = {key: tensor for key, tensor in tensors.items() if tensor is not None}
         sizes = tuple((axis, None if size is None else int(size)) for axis, size in inner)
-        program = repr((name, dtype, sizes, options, tuple(given)))
+        program = repr((name, dtype, sizes, options, tuple(operands)))
         where = (*self.structure, self.by_edges, self.is_transposed)
-        found = torch.ops.sparsetir.edges_kernel(*where, program, list(given.values()))
-        return found[0] if len(found) == 1 else tuple(found)
+        results = torch.ops.sparsetir.edges_kernel(*where, program, list(operands.values()))
+        return results[0] if len(results) == 1 else tuple(results)
 
     def share(self, dtype: torch.dtype) -> Tensor:
         """Return one over the number of entries of each row, as `structure.Compressed.share` does."""
@@ -108,8 +108,8 @@ class TracedGraph(Graph):
         return False
 
     def by_rows(self, edges: Tensor, name: str = "weight", ranks: tuple[int, int] = (1, 2)) -> Tensor:
-        found = super().by_rows(edges, name, ranks)
-        return Ordered.apply(self.rows, found, False) if self.by_edges else found
+        ordered = super().by_rows(edges, name, ranks)
+        return Ordered.apply(self.rows, ordered, False) if self.by_edges else ordered
 
     def as_given(self, edges: Tensor) -> Tensor:
         return Ordered.apply(self.rows, edges, True) if self.by_edges else super().as_given(edges)
@@ -232,8 +232,8 @@ def edges_kernel(
         order = graph.there if name == "by_rows" else graph.back
         return [tensors[0].clone() if order is None else tensors[0].index_select(0, order)]
     side = side.transposed if is_transposed else side
-    found = side.run(name, dtype, inner, *options, **dict(zip(names, tensors, strict=True)))
-    return list(found) if type(found) is tuple else [found]
+    result = side.run(name, dtype, inner, *options, **dict(zip(names, tensors, strict=True)))
+    return list(result) if type(result) is tuple else [result]
 
 
 def _shapes(name: str, rows: Any, edges: Any, options: Any, given: dict[str, Tensor]) -> list[tuple[Any, ...]]:
@@ -261,7 +261,7 @@ def _shapes(name: str, rows: Any, edges: Any, options: Any, given: dict[str, Ten
     if name == "additive_columns":
         return [(rows, *shape["S"][1:]), (rows, *shape["G"][1:])]
     values = shape.get("w_data", shape.get("W", ()))
-    found: dict[str, Any] = {
+    shapes_of: dict[str, Any] = {
         "spmm": lambda: (rows, *shape["X"][1:]),
         "linear": lambda: (shape["X"][0], rows),
         "row_sum": lambda: (rows, *values[1:]),
@@ -274,7 +274,7 @@ def _shapes(name: str, rows: Any, edges: Any, options: Any, given: dict[str, Ten
         "dynamic_edges": lambda: tuple(shape["edges_data"]),
         "attention_edges": lambda: (edges, *shape["Q"][1:]),
     }
-    return [found.get(name, lambda: tuple(values))()]
+    return [shapes_of.get(name, lambda: tuple(values))()]
 
 
 def _fake(
