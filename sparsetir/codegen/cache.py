@@ -45,7 +45,7 @@ _warned: set[Path] = set()
 
 
 def cache_folder() -> Path | None:
-    """Where compiled kernels are kept: ``SPARSETIR_CACHE``, by default below ``~/.cache``.
+    """Return the folder of compiled kernels: ``SPARSETIR_CACHE``, by default below ``~/.cache``.
 
     None if it is switched off, there is no home directory, or others may write to it: kernels are code, which would be
     theirs.

@@ -153,7 +153,7 @@ def decode(descriptor: dict[str, Any], arrays: dict[str, Any]) -> tuple[Any, str
 
 
 def _levels(inner: dict[str, Any]) -> tuple[list[tuple[str, int]], list[int]]:
-    """Levels (kind, rank) from the root, and the dimension that each of their coordinates stands for."""
+    """Return the levels (kind, rank) from the root, and the dimension of each of their coordinates."""
     format = inner["format"]
     if isinstance(format, str) and format in ALIASES:
         levels, turned = ALIASES[format]

@@ -173,7 +173,7 @@ class _Grid:
         return _joined((batch.distinct() for batch in self._batches()), self.entries.last.dtype)
 
     def slots(self) -> Iterator[tuple[slice, Array]]:
-        """Where in the blocks' values the entries lie, a range of entries at a time."""
+        """Yield the positions of the entries in the blocks' values, a range of entries at a time."""
         total = 0
         for batch in self._batches():
             slots, block_count = batch.numbered()

@@ -312,9 +312,9 @@ def format(text: str | Format) -> Format:
     encoding = parse(text)
     idtype = _idtype(encoding)
     _check_values(encoding)
-    named = _known(encoding)
-    if named is not None:
-        return named.with_idtype(idtype) if idtype else named
+    known_format = _known(encoding)
+    if known_format is not None:
+        return known_format.with_idtype(idtype) if idtype else known_format
     return Encoded(text=text)
 
 
@@ -364,7 +364,7 @@ def _levels_of(format: Format) -> list[LevelText] | None:
 
 
 def _bare(encoding: Encoding) -> tuple[LevelText, ...]:
-    """Return the levels without what only says how the arrays lie in memory."""
+    """Return the levels without the properties of the memory layout."""
     return tuple(
         LevelText(v.dim, v.kind, v.part, v.block, v.other, v.ratio, tuple(p for p in v.properties if p != "soa"))
         for v in encoding.levels
@@ -477,8 +477,8 @@ class Encoded(Format):
     def parameters(self) -> dict[str, Any]:
         return {"text": self.text, "idtype": self.idtype}
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Encoded) and (self.encoding, self.idtype) == (other.encoding, other.idtype)
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Encoded) and (self.encoding, self.idtype) == (value.encoding, value.idtype)
 
     def __hash__(self) -> int:
         return hash((self.encoding, self.idtype))

@@ -134,7 +134,7 @@ def _coords(value: Any, name: str = "the result") -> list[np.ndarray]:
 
 
 def _like(value: Any, coords: Sequence[np.ndarray], shape: tuple[int, ...]) -> Any:
-    """The entries of a sparse object at other coordinates, in its class: listed where rows would take too much."""
+    """Return a sparse object's entries at other coordinates, in its class; as a list if row pointers are too many."""
     values = value.values if isinstance(value, SparseTensor) else open_source(value, "the operand").values
     if is_torch(value):
         torch = importlib.import_module("torch")

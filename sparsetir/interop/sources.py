@@ -266,7 +266,7 @@ class CooTensor:
 
 
 def is_sparse(value: Any) -> bool:
-    """Whether `store` accepts `value`: scipy.sparse, a torch sparse tensor, or coords, values (or data) and shape."""
+    """Return whether `store` accepts `value`: of scipy.sparse, torch, or with coords, values (or data) and shape."""
     if sp.issparse(value):
         return True
     if is_torch(value):

@@ -56,7 +56,7 @@ def results_over(axis: Axis, program: Program) -> list[Var]:
 
 
 def operand_coordinates(iteration: SpIter, var: Var, axis: Axis, program: Program) -> Coordinates | None:
-    """What the variable `var` of an assembled axis runs over; None where no operand stores coordinates of it.
+    """Return the coordinates that `var` of an assembled axis iterates; None if no operand stores any.
 
     Only stores of results over `axis` count, and in them accesses that `var` itself subscripts at an axis that is not
     dense. A product takes the coordinates of both factors, a quotient those of what is divided, a choice those of its
@@ -264,7 +264,7 @@ def _initialises(used: Axis, stored_axis: Axis) -> bool:
 
 
 def _has_gaps(axis: Axis) -> bool:
-    """Whether there may be stored elements without a coordinate: padding, or between the rows that formulas give."""
+    """Return whether stored elements may lack a coordinate: padding, or gaps between rows given by formulas."""
     return axis.may_be_absent or axis.kind == "dense_implicit"
 
 

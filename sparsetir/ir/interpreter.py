@@ -43,7 +43,7 @@ def both(parts: Sequence[Meetings]) -> Meetings:
 
 
 def either(parts: Sequence[Meetings]) -> Meetings:
-    """The coordinates that one of the parts holds: the first entries of all together, then each repeated one alone."""
+    """Return the coordinates of any of the parts: the first entries of all together, then each repeated one alone."""
     meetings: Meetings = {}
     for c in set().union(*parts):
         parts_with_c = [p[c] for p in parts if c in p]
@@ -122,7 +122,7 @@ class Assembly:
     # ------------------------------------------------------------------ elements
 
     def place(self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr]) -> Place | None:
-        """Where these coordinates are; None if a result cannot have them."""
+        """Return the place of these coordinates; None if a result cannot have them."""
         tree, machine = self.trees[buffer.view], self.machine
         at = dict(zip(buffer.axes, subscripts, strict=True))
         other_axes = [axis for other_tree in self._others(buffer) for axis in other_tree]
@@ -144,7 +144,7 @@ class Assembly:
         return new
 
     def element(self, buffer: SparseBuffer, place: Place) -> np.ndarray:
-        """What a result holds at stored coordinates: an array over its other trees."""
+        """Return the element of a result at stored coordinates: an array over its other trees."""
         return self._held(buffer, place.key)
 
     def load(self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr]) -> Any:
@@ -645,7 +645,7 @@ class _Machine:
         return {c: ways for c, ways in leading.items() if ways}
 
     def leads_on(self, way: Encounter, var: Var, buffer: SparseBuffer, subscripts: Mapping[Axis, ir.Expr]) -> bool:
-        """Whether a buffer holds anything at this coordinate of `var` and at those of the variables around it."""
+        """Return whether a buffer has an entry at this coordinate of `var` and those of the enclosing variables."""
         self.points[var] = way
         self.values[var] = _as(next(iter(way.values())).coords[-1], var.ty.dtype)
         bound_axes = {a for a, s in subscripts.items() if all(v in self.points for v in self.iterated(s))}
@@ -733,7 +733,7 @@ def _items(entry: Entry) -> list[_Item]:
 
 
 def _split_init(init: Any, results: Collection[Var]) -> tuple[Any, list[tirx.BufferStore]]:
-    """What of an initialisation runs ahead of an iteration, and what sets each new element of its results."""
+    """Split an initialisation into the statements ahead of an iteration, and those for new elements of results."""
     stmts = list(init.seq) if isinstance(init, tirx.SeqStmt) else [] if init is None else [init]
     late = [s for s in stmts if isinstance(s, tirx.BufferStore) and s.buffer in results]
     early = [s for s in stmts if s not in late]

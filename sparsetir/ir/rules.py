@@ -47,7 +47,7 @@ NOT_OF_BOOLS = {tirx.Sub: "-", tirx.Div: "/"}
 
 
 def _faults(facts: Facts, kinds: dict[type, Callable[[Any], str]]) -> Iterator[Problem]:
-    """What `kinds` say of the nodes of their types, each with the line of its statement."""
+    """Yield the problems that `kinds` report for nodes of their types, each with the line of its statement."""
     problems: list[Problem] = []
     statement: list[Any] = [None]
 
@@ -68,7 +68,7 @@ def _faults(facts: Facts, kinds: dict[type, Callable[[Any], str]]) -> Iterator[P
 
 
 def functions_take_floats(facts: Facts) -> Iterator[Problem]:
-    """Functions of real numbers take floats."""
+    """Require that functions of real numbers take floats."""
 
     def fault(call: Call) -> str:
         name = dialect.function_of(call)
@@ -97,7 +97,7 @@ def bools_are_logic(facts: Facts) -> Iterator[Problem]:
 
 
 def conditions_are_bools(facts: Facts) -> Iterator[Problem]:
-    """What decides is a comparison."""
+    """Require that conditions are comparisons."""
 
     def fault(condition: Any) -> str:
         dtype = str(condition.ty.dtype)
@@ -108,7 +108,7 @@ def conditions_are_bools(facts: Facts) -> Iterator[Problem]:
 
 
 def nothing_is_returned(facts: Facts) -> Iterator[Problem]:
-    """Results are buffers."""
+    """Require that a program returns nothing: results are buffers."""
     message = "a program returns nothing: its results are the buffers that it stores to; leave the return out"
     problems: list[Problem] = []
     on_return = lambda node: problems.append(Problem(message, span=getattr(node, "span", None)))  # noqa: E731
@@ -117,7 +117,7 @@ def nothing_is_returned(facts: Facts) -> Iterator[Problem]:
 
 
 def axes_are_not_numbers(facts: Facts) -> Iterator[Problem]:
-    """An axis stands where an axis is expected, and nowhere in arithmetic."""
+    """Require that axes are used as axes only, not in arithmetic."""
     axes = facts.program.axes
     problems: list[Problem] = []
     statement: list[Any] = [None]
@@ -150,7 +150,7 @@ def axes_are_not_numbers(facts: Facts) -> Iterator[Problem]:
 
 
 def iterations_are_not_left(facts: Facts) -> Iterator[Problem]:
-    """An iteration has no order, so that nothing leaves it; loops inside it may be left."""
+    """Require that no statement leaves an iteration, which has no order; loops inside it may be left."""
     nodes = {place.iteration.node for place in facts.places}
     inside: list[bool] = []  # of what stands around, innermost last: whether it is an iteration
     problems: list[Problem] = []
@@ -213,7 +213,7 @@ def _own(place: Place, facts: Facts, accesses: list[Access]) -> list[Access]:
 
 
 def merges_fit(facts: Facts) -> Iterator[Problem]:
-    """The members of a union or an intersection can be walked together."""
+    """Require that the members of a union or an intersection can be iterated together."""
     for place in facts.places:
         for entry in (e for e in place.iteration.entries if e.merge):
             fault = merge_fault(entry.merge, entry.axes) or _split_fault(entry, place)
@@ -236,7 +236,7 @@ def _split_fault(entry: Entry, place: Place) -> str:
 
 
 def assembled_axes_are_results(facts: Facts) -> Iterator[Problem]:
-    """Only results lie over an assembled axis, and only assembled axes hang from one."""
+    """Require that only results lie over an assembled axis, and only assembled axes below one."""
     stored = {a.buffer for a in stores(facts.func.body)}
     for axis in facts.program.axes.values():
         if axis.parent is not None and axis.parent.is_assembled and not axis.is_assembled:
@@ -254,7 +254,7 @@ def assembled_axes_are_results(facts: Facts) -> Iterator[Problem]:
 
 
 def results_are_read_where_stored(facts: Facts) -> Iterator[Problem]:
-    """A result over an assembled axis is read by the statement that stores the same element."""
+    """Require that a result over an assembled axis is only read by the statement that stores the same element."""
     for place in facts.places:
         own_stores = _own(place, facts, stores(place.iteration.block))
         stored_elements = [(a.buffer, a.indices) for a in own_stores]
@@ -276,7 +276,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def rows_come_first(facts: Facts) -> Iterator[Problem]:
-    """The rows of an assembled axis are iterated before what is stored in them."""
+    """Require that the rows of an assembled axis are iterated before their entries."""
     for place in facts.places:
         for access in _own(place, facts, stores(place.iteration.block)):
             buffer = facts.program.buffers.get(access.buffer)
@@ -325,7 +325,7 @@ def _variables(expr: ir.Expr) -> list[Var]:
 
 
 def assembled_entries_have_operands(facts: Facts) -> Iterator[Problem]:
-    """An assembled axis in a list runs over what operands store at the variables before it."""
+    """Require that operands store the coordinates of an assembled axis at the variables before it."""
     for place in facts.places:
         for entry in (e for e in place.iteration.entries if any(a.is_assembled for a in e.axes)):
             fault = _entry_fault(entry, place, facts)
@@ -506,7 +506,7 @@ def facts_of(func: tirx.PrimFunc) -> Facts:
 
 
 def sizes_are_sizes(facts: Facts) -> Iterator[Problem]:
-    """Sizes are integers and not negative."""
+    """Require that sizes are non-negative integers."""
     for axis in facts.program.axes.values():
         for meaning, size in (("length", axis.length), ("number of positions", axis.count)):
             what = f"the {meaning} of axis {axis.name}"
@@ -517,7 +517,7 @@ def sizes_are_sizes(facts: Facts) -> Iterator[Problem]:
 
 
 def axes_count_in_integers(facts: Facts) -> Iterator[Problem]:
-    """Index types are int32 or int64."""
+    """Require that index types are int32 or int64."""
     for axis in facts.program.axes.values():
         if axis.idtype not in INDEX_DTYPES:
             yield Problem(f"axis {axis.name} must count in int32 or int64, found {axis.idtype}", axis.name)
@@ -528,7 +528,7 @@ def axes_count_in_integers(facts: Facts) -> Iterator[Problem]:
 
 
 def values_have_a_known_dtype(facts: Facts) -> Iterator[Problem]:
-    """Sparse buffers hold one of the dialect's types."""
+    """Require that sparse buffers hold one of the dialect's types."""
     for buffer in facts.program.buffers.values():
         if buffer.dtype not in VALUE_DTYPES:
             message = f"sparse buffer {buffer.name} must hold one of {', '.join(VALUE_DTYPES)}, found {buffer.dtype}"
@@ -557,7 +557,7 @@ def chain_fault(axes: Sequence[Axis]) -> str:
 
 
 def handles_are_matched(facts: Facts) -> Iterator[Problem]:
-    """Every parameter is a size or becomes an array."""
+    """Require that every parameter is a size or becomes an array."""
     for param in facts.func.params:
         if isinstance(param.ty, ir.PointerType):
             message = f"parameter {param.name} is a T.handle that nothing is made of"
@@ -566,7 +566,7 @@ def handles_are_matched(facts: Facts) -> Iterator[Problem]:
 
 
 def buffers_follow_chains(facts: Facts) -> Iterator[Problem]:
-    """A buffer has one axis for each dimension, and whole chains of axes."""
+    """Require one axis for each dimension of a buffer, and whole chains of axes."""
     for buffer in facts.program.buffers.values():
         rank = len(buffer.view.ty.shape)
         if rank != len(buffer.axes):
@@ -581,13 +581,13 @@ def buffers_follow_chains(facts: Facts) -> Iterator[Problem]:
 
 
 def _at(iteration: SpIter, message: str, node: Any = None) -> Problem:
-    """A problem in an iteration, at `node` if that knows its line."""
+    """Return a problem in an iteration, at the line of `node` if known."""
     span = getattr(node, "span", None) or iteration.node.span
     return Problem(f"{message} (sp_iter {iteration.name!r})", iteration.name, span)
 
 
 def letters_fit(facts: Facts) -> Iterator[Problem]:
-    """One letter S or R for each iteration variable."""
+    """Require one letter S or R for each iteration variable."""
     for place in facts.places:
         iteration, kinds = place.iteration, str(place.iteration.block.annotations[SPARSE_ITER])
         letters = ["R" if iv.iter_type == REDUCE else "S" for iv in iteration.block.iter_vars]
@@ -596,7 +596,7 @@ def letters_fit(facts: Facts) -> Iterator[Problem]:
 
 
 def axes_come_once(facts: Facts) -> Iterator[Problem]:
-    """No axis twice in one list, unless attached elsewhere."""
+    """Require that no axis appears twice in one list, unless attached elsewhere."""
     for place in facts.places:
         listed = [a for e in place.iteration.entries if e.attached_to is None and not e.merge for a in e.axes]
         listed += [a for e in place.iteration.entries for a in dict.fromkeys(_unattached(e))]
@@ -610,7 +610,7 @@ def _unattached(entry: Entry) -> list[Axis]:
 
 
 def parents_come_first(facts: Facts) -> Iterator[Problem]:
-    """An axis is iterated below its parent, an attached axis below its host."""
+    """Require that an axis is iterated below its parent, an attached axis below its host."""
     for place in facts.places:
         iterated = {a for it in place.outer for a in it.listed}
         for entry in place.iteration.entries:
@@ -640,7 +640,7 @@ def _missing(what: str, needed: Axis, iteration: SpIter, role: str) -> str:
 
 
 def attached_axes_are_found(facts: Facts) -> Iterator[Problem]:
-    """The place that an attached axis hangs from is the only one with its coordinate."""
+    """Require that the parent of an attached axis stores each coordinate once."""
     for place in facts.places:
         heads = [head for entry in place.iteration.entries for head in entry.heads]
         for axis, host in heads:
@@ -653,7 +653,7 @@ def attached_axes_are_found(facts: Facts) -> Iterator[Problem]:
 
 
 def fused_axes_are_chains(facts: Facts) -> Iterator[Problem]:
-    """Fused axes run from a root downwards."""
+    """Require that fused axes form a chain from a root."""
     for place in facts.places:
         for entry in place.iteration.entries:
             fault = fuse_fault(entry.axes) if entry.is_fused else ""
@@ -702,7 +702,7 @@ def _uncast(length: ir.Expr) -> ir.Expr:
 
 
 def variables_have_their_axis_dtype(facts: Facts) -> Iterator[Problem]:
-    """An iteration variable has its axis's index type."""
+    """Require that an iteration variable has its axis's index type."""
     for place in facts.places:
         for entry in place.iteration.entries:
             for var, axis in zip(entry.vars, entry.domains, strict=True):
@@ -713,7 +713,7 @@ def variables_have_their_axis_dtype(facts: Facts) -> Iterator[Problem]:
 
 
 def variables_stay_inside(facts: Facts) -> Iterator[Problem]:
-    """An iteration variable is used inside its own iteration only."""
+    """Require that an iteration variable is used inside its own iteration only."""
     owner = {v: p.iteration for p in facts.places for v in p.iteration.vars}
     problems: list[Problem] = []
     active: list[Var] = []
@@ -746,7 +746,7 @@ def variables_stay_inside(facts: Facts) -> Iterator[Problem]:
 
 
 def subscripts_fit(facts: Facts) -> Iterator[Problem]:
-    """One integer subscript for each axis."""
+    """Require one integer subscript for each axis."""
     for access in [*stores(facts.func.body), *loads(facts.func.body)]:
         buffer = facts.program.buffers.get(access.buffer)
         rank = len(access.buffer.ty.shape) if buffer is None else len(buffer.axes)
@@ -765,7 +765,7 @@ def _is_index(dtype: str) -> bool:
 
 
 def init_is_spatial(facts: Facts) -> Iterator[Problem]:
-    """T.init does not use a reduction variable."""
+    """Require that T.init does not use a reduction variable."""
     for place in facts.places:
         init = place.iteration.block.init
         reduced = [v for v, k in zip(place.iteration.vars, place.iteration.kinds, strict=True) if k == "R"]
@@ -776,7 +776,7 @@ def init_is_spatial(facts: Facts) -> Iterator[Problem]:
 
 
 def sums_start_somewhere(facts: Facts) -> Iterator[Problem]:
-    """A reduction into a scratch buffer starts from a value that something has stored."""
+    """Require that a reduction into a scratch buffer starts from a stored value."""
     initialised = set(facts.func.params)
     nodes = {p.iteration.node: p.iteration for p in facts.places}
     reducing: list[SpIter] = []
@@ -806,7 +806,7 @@ def sums_start_somewhere(facts: Facts) -> Iterator[Problem]:
 
 
 def structure_is_read_only(facts: Facts) -> Iterator[Problem]:
-    """An iteration does not write the index arrays that it walks."""
+    """Require that an iteration does not write the index arrays of its axes."""
     for place in facts.places:
         arrays = {x: a for a in place.iteration.listed for x in (a.indptr, a.indices) if x is not None}
         for access in stores(place.iteration.block):
@@ -840,7 +840,7 @@ def _looked_up(buffer: SparseBuffer, access: Access, variables: dict[Var, Axis])
 
 
 def search_is_known(facts: Facts) -> Iterator[Problem]:
-    """The search of an iteration is one of the strategies."""
+    """Require that the search of an iteration is one of the strategies."""
     for place in facts.places:
         if place.iteration.search not in SEARCHES:
             message = f"the search of an sp_iter is one of {', '.join(SEARCHES)}, found {place.iteration.search!r}"
@@ -848,7 +848,7 @@ def search_is_known(facts: Facts) -> Iterator[Problem]:
 
 
 def merges_are_sorted(facts: Facts) -> Iterator[Problem]:
-    """A co-walk only searches sorted axes."""
+    """Require that the search "merge" only uses sorted axes."""
     for place in facts.places:
         if place.iteration.search != "merge":
             continue
@@ -859,7 +859,7 @@ def merges_are_sorted(facts: Facts) -> Iterator[Problem]:
 
 
 def hoists_are_stable(facts: Facts) -> Iterator[Problem]:
-    """What a hoisted search reads is not written in its iteration."""
+    """Require that an iteration does not write the arrays that its hoisted searches read."""
     for place in facts.places:
         if place.iteration.search != "hoist":
             continue

@@ -196,7 +196,7 @@ def share_of_new(indices: np.ndarray, window: int) -> float:
 
 
 def has_longer_row(indptr: np.ndarray, length: int) -> bool:
-    """Whether a row has more than `length` entries: such a row holds one of the entries `length`, twice `length`, ...
+    """Return whether a row has more than `length` entries: it contains one of the entries `length`, 2 `length`, ...
 
     Parameters
     ----------

@@ -89,7 +89,7 @@ def _blocks(func: tirx.PrimFunc) -> list[s_tir.SBlockRealize]:
 
 
 def iterations_are_lowered(func: tirx.PrimFunc) -> Iterator[Problem]:
-    """No sparse iteration is left."""
+    """Require that no sparse iteration is left."""
     for realize in _blocks(func):
         if is_sp_iter(realize):
             name = str(realize.block.name_hint)
@@ -97,7 +97,7 @@ def iterations_are_lowered(func: tirx.PrimFunc) -> Iterator[Problem]:
 
 
 def axes_are_gone(func: tirx.PrimFunc) -> Iterator[Problem]:
-    """Of the dialect, only searches are left."""
+    """Require that searches are the only operators of the dialect."""
     for call in _calls(func):
         name = dialect.name_of(call)
         if name not in (*dialect.FIND, "arg"):
@@ -105,7 +105,7 @@ def axes_are_gone(func: tirx.PrimFunc) -> Iterator[Problem]:
 
 
 def searches_fit(func: tirx.PrimFunc) -> Iterator[Problem]:
-    """Search calls have the arguments that their lowering reads."""
+    """Require that search calls have the arguments that their lowering reads."""
     inside: set[Call] = set()
     for call in _calls(func):
         name = dialect.name_of(call)
@@ -135,13 +135,13 @@ def _search_fault(name: str, args: list[Any]) -> str:
 
 
 def dialect_is_gone(func: tirx.PrimFunc) -> Iterator[Problem]:
-    """Nothing of the dialect is left."""
+    """Require that no operator of the dialect is left."""
     for call in _calls(func):
         yield Problem(f"T.sp.{dialect.name_of(call)} is left in stage III; run sparsetir.lower(func, stage=3)")
 
 
 def blocks_are_gone(func: tirx.PrimFunc) -> Iterator[Problem]:
-    """Stage III is loops, not blocks."""
+    """Require that no block but the root is left."""
     for realize in _blocks(func):
         name = str(realize.block.name_hint)
         if name != "root":
@@ -149,7 +149,7 @@ def blocks_are_gone(func: tirx.PrimFunc) -> Iterator[Problem]:
 
 
 def buffers_are_flat(func: tirx.PrimFunc) -> Iterator[Problem]:
-    """Every buffer is subscripted by one number."""
+    """Require that every buffer is subscripted by one number."""
     for access in [*stores(func.body), *loads(func.body)]:
         rank = len(access.indices)
         if rank != 1:
@@ -207,7 +207,7 @@ STAGE_3: list[tuple[str, Rule]] = [
 
 
 def check(func: tirx.PrimFunc, *, stage: int = 1) -> Iterator[Problem]:
-    """The problems of one function, rule by rule; none for a sound one."""
+    """Yield the problems of one function, rule by rule; none for a sound one."""
     if not isinstance(stage, int) or stage not in (1, 2, 3):
         raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}")
     subject = rules.facts_of(func) if stage == 1 else func

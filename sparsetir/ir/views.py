@@ -111,7 +111,7 @@ class Axis:
         return (self.kind in ("sparse_fixed", "singleton") or self.rule is not None) and not self.full
 
     def repeats_below(self, up: Axis) -> bool:
-        """Whether every position of an ancestor has the same coordinates below it: a formula that does not use it."""
+        """Return whether every position of an ancestor has the same coordinates below it: a formula that ignores it."""
         if self.kind != "sparse_fixed" or self.rule is None:
             return False
         used: set[int] = set()
@@ -381,7 +381,7 @@ def merge_domain(members: Sequence[Axis]) -> Axis:
 
 
 def label(entry: Entry) -> str:
-    """Return an entry as it stands in the script's list."""
+    """Return the text of an entry in the script's list."""
     hosts = entry.hosts or (entry.attached_to,) * len(entry.axes)
     pairs = zip(entry.axes, hosts, strict=True)
     names = ", ".join(a.name if host is None else f"T.attach({a.name}, {host.name})" for a, host in pairs)

@@ -45,7 +45,7 @@ def _is_permuted(a: Access, b: Access) -> bool:
 
 
 def _lost(update: Access, iteration: SpIter) -> Iterator[Var]:
-    """The spatial variables that the value of a running sum uses, and its place does not, nor any axis below theirs."""
+    """Yield spatial variables of a running sum's value that neither its subscripts nor any axis below theirs use."""
     value = update.node.value
     if not any(load.buffer.same_as(update.buffer) for load in loads(value)):
         return
@@ -88,7 +88,7 @@ def _layouts(program: Program) -> Iterator[str]:
 
 
 def _is_apart(axis: Axis, buffer: SparseBuffer) -> bool:
-    """Return whether an axis of another tree stands between an axis and its parent."""
+    """Return whether an axis of another tree is listed between an axis and its parent."""
     if axis.parent is None:
         return False
     between = buffer.axes[buffer.axes.index(axis.parent) + 1 : buffer.axes.index(axis)]

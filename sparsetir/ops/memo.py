@@ -42,7 +42,7 @@ def once(make: Callable[P, tirx.PrimFunc]) -> Callable[P, tirx.PrimFunc]:
 
 
 def _spelled(name: str, argument: str, value: Any, default: Any) -> Any:
-    """An argument of a ready program as `once` compares it."""
+    """Normalize an argument of a ready program for the comparison of `once`."""
     dtypes = {"dtype": VALUE_DTYPES, "idtype": INDEX_DTYPES}.get(argument)
     if dtypes is None:
         return tuple(map(as_whole, value)) if isinstance(value, tuple) else as_whole(value)

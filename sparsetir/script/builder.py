@@ -295,7 +295,7 @@ def sparse_fixed(
 
     `shape` is ``length`` or ``(length, nnz_cols)``. `indices` is an array, or a callable of the ancestors' coordinates,
     the slot and, if it takes one more, the position; a coordinate outside ``[0, length)`` marks an absent slot. `full`
-    promises that there is none.
+    promises that all are present.
     """
     idtype = _check_idtype(idtype)
     axis, operand, above = _parent_args(parent)
@@ -345,7 +345,7 @@ def sparse_variable(
 
     `shape` is ``length`` or ``(length, nnz)``, `arrays` is ``(indptr, indices)``. `indices` may be a callable of the
     ancestors' coordinates, the slot and, if it takes one more, the position; a coordinate outside ``[0, length)`` marks
-    an absent slot. `full` promises that there is none.
+    an absent slot. `full` promises that all are present.
     """
     idtype = _check_idtype(idtype)
     axis, operand, above = _parent_args(parent)

@@ -176,7 +176,7 @@ class FunctionSource(TextSource):
 
 
 def lines_of(function: Callable[..., Any]) -> list[str]:
-    """Return all lines of the file, the cell or the statement that `function` stands in.
+    """Return all lines of the file, the cell or the statement that contains `function`.
 
     Raises
     ------

@@ -184,7 +184,7 @@ def _folded(line: str, node: ast.FunctionDef) -> Iterator[str]:
 
 def _double_quotes(text: str) -> str:
     """Strings as TVM and most formatters write them; `ast.unparse` leaves no comments, and no string over two lines."""
-    return STRING.sub(lambda found: json.dumps(trees.literal(found[0])) if found[0][0] == "'" else found[0], text)
+    return STRING.sub(lambda match: json.dumps(trees.literal(match[0])) if match[0][0] == "'" else match[0], text)
 
 
 # How programs show themselves: as their script.

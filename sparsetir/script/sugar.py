@@ -436,7 +436,7 @@ def _is_bind(statement: ast.stmt) -> bool:
 
 
 def _opens_frame(statement: ast.stmt) -> bool:
-    """Return whether what follows `statement` stands inside it, as after ``T.decl_buffer``."""
+    """Return whether the statements after `statement` are inside it, as after ``T.decl_buffer``."""
     called = parser.called(getattr(statement, "value", None))
     if isinstance(statement, ast.Expr):
         return called not in ("func_attr", "evaluate")
