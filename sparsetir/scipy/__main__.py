@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m sparsetir.scipy [--report] SCRIPT [ARGUMENTS]``: run a script or a module (``-m NAME``) accelerated."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+from sparsetir.scipy import accelerate
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the script with scipy's methods replaced, and put them back."""
+    parser = argparse.ArgumentParser(
+        "python -m sparsetir.scipy", description="Run a script with scipy's sparse products on compiled kernels."
+    )
+    parser.add_argument("--threads", type=int, help="threads of a kernel, by default all cores")
+    parser.add_argument("--wait", action="store_true", help="wait for each kernel to be compiled")
+    parser.add_argument("--report", action="store_true", help="print the timed operations at the end, to stderr")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT names a module")
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    if not options.is_module and not Path(options.script).exists():
+        parser.error(f"there is no file {options.script}")
+    sys.argv = [options.script, *options.arguments]
+    with accelerate(threads=options.threads, wait=options.wait) as acceleration:
+        try:
+            if options.is_module:
+                sys.path.insert(0, "")
+                runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+            else:
+                sys.path.insert(0, str(Path(options.script).resolve().parent))
+                runpy.run_path(options.script, run_name="__main__")
+        finally:
+            if options.report:
+                print(acceleration.report(), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaced methods of scipy's classes: classify the operands, and offer to `Selection` what a kernel takes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.scipy.libraries import Library
+from sparsetir.scipy.selection import Selection
+
+CLASSES = (sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix)
+MATRICES = (sp.csr_matrix, sp.csc_matrix)
+DTYPES = {np.dtype("float32"): "float32", np.dtype("float64"): "float64"}
+INDEX_DTYPES = {np.dtype("int32"): "int32", np.dtype("int64"): "int64"}
+MAX_NARROW = 2**31 - 1  # largest offset where sizes have 32 bits
+MIN_CONVERTED_COLUMNS = 16  # columns of a dense operand from which a matrix by columns is converted to rows
+
+Method = Callable[[Any, Any], Any]
+
+_originals: dict[type, dict[str, Method | None]] = {}
+
+
+def install(selection: Selection) -> None:
+    """Replace the methods, those of an earlier `install` too."""
+    remove()
+    for matrix_class in CLASSES:
+        names = {"__matmul__": _matmul, "__rmatmul__": _rmatmul, "__add__": _add, "__sub__": _subtract}
+        names["multiply"] = _multiply
+        if matrix_class in MATRICES:
+            names.update({"__mul__": _matmul, "__rmul__": _rmatmul})
+        _originals[matrix_class] = {name: vars(matrix_class).get(name) for name in names}
+        for name, run in names.items():
+            setattr(matrix_class, name, _replacement(run, getattr(matrix_class, name), selection))
+
+
+def remove() -> None:
+    """Put scipy's methods back."""
+    for matrix_class, methods in _originals.items():
+        for name, method in methods.items():
+            if method is None:  # inherited
+                delattr(matrix_class, name)
+            else:
+                setattr(matrix_class, name, method)
+    _originals.clear()
+
+
+def _replacement(run: Callable[..., Any], original: Method, selection: Selection) -> Method:
+    """Return a method that offers large operands to `run`, and leaves the others to scipy."""
+    least = selection.min_entries
+
+    @wraps(original)
+    def method(self: Any, other: Any, *args: Any, **options: Any) -> Any:
+        if self.data.size < least or args or options:
+            return original(self, other, *args, **options)
+        return run(selection, original, self, other)
+
+    return method
+
+
+# ---------------------------------------------------------------------------------------------- classification
+
+
+def _dtypes(matrix: Any) -> tuple[str, str] | None:
+    """Return the dtypes of values and indices where there are kernels for them."""
+    indices = matrix.indices
+    dtype, idtype = DTYPES.get(matrix.data.dtype), INDEX_DTYPES.get(indices.dtype)
+    is_plain = matrix.indptr.dtype == indices.dtype and len(matrix._shape) == 2
+    is_dense = matrix.data.flags.c_contiguous and indices.flags.c_contiguous and matrix.indptr.flags.c_contiguous
+    return (dtype, idtype) if dtype and idtype and is_plain and is_dense else None
+
+
+def _fits(idtype: str, *products: int) -> bool:
+    return idtype == "int64" or max(products) <= MAX_NARROW
+
+
+def _matmul(selection: Selection, original: Method, matrix: Any, other: Any) -> Any:
+    if type(other) is np.ndarray:
+        result = _dense_product(selection, lambda: original(matrix, other), matrix, other, matrix.format == "csr")
+        return original(matrix, other) if result is None else result
+    if type(other) in CLASSES:
+        return _sparse_product(selection, original, matrix, other)
+    return original(matrix, other)
+
+
+def _rmatmul(selection: Selection, original: Method, matrix: Any, other: Any) -> Any:
+    """Compute ``other @ matrix``, the transposed product of the transposed operands."""
+    if type(other) is not np.ndarray or not 0 < other.ndim <= 2:
+        return original(matrix, other)
+    result = _dense_product(selection, lambda: original(matrix, other).T, matrix, other.T, matrix.format == "csc")
+    return original(matrix, other) if result is None else result.T
+
+
+def _dense_product(
+    selection: Selection, by_scipy: Callable[[], Any], matrix: Any, other: np.ndarray, is_by_rows: bool
+) -> np.ndarray | None:
+    """Multiply by a dense array; None where there is no kernel for the operands.
+
+    `is_by_rows` tells how the arrays of `matrix` are read: as rows of the left operand, or as its columns.
+    """
+    dtypes = _dtypes(matrix)
+    if dtypes is None or other.dtype != matrix.data.dtype or not 0 < other.ndim <= 2 or not other.flags.aligned:
+        return None
+    major, minor = len(matrix.indptr) - 1, matrix._shape[matrix.format == "csr"]
+    rows, columns = (major, minor) if is_by_rows else (minor, major)
+    width = 1 if other.ndim == 1 else other.shape[1]
+    if other.shape[0] != columns or width == 0 or not _fits(dtypes[1], max(rows, columns) * width):
+        return None
+    if not is_by_rows and width < MIN_CONVERTED_COLUMNS:
+        return None
+    operation = "spmv" if width == 1 else "spmm"
+
+    def by_kernel(kernel: Library) -> np.ndarray | None:
+        arrays = matrix if is_by_rows else _as_rows(matrix, rows, columns)
+        dense = np.ascontiguousarray(other)
+        result = np.empty((rows, *other.shape[1:]), dense.dtype)
+        sizes = {"m": rows, "n": columns, "nnz": arrays.data.size, "feat": width}
+        outer = {"x_data": dense.ctypes.data, "y_data": result.ctypes.data} if width == 1 else {}
+        done = kernel(
+            a=arrays.data.ctypes.data,
+            indptr=arrays.indptr.ctypes.data,
+            indices=arrays.indices.ctypes.data,
+            b=dense.ctypes.data,
+            c=result.ctypes.data,
+            **sizes,
+            **outer,
+        )
+        return result if done else None
+
+    size = (matrix.data.size, rows, width) if is_by_rows else (matrix.data.size, rows, width, columns)
+    return selection.run((operation, *dtypes), size, by_scipy, by_kernel)
+
+
+def _as_rows(matrix: Any, rows: int, columns: int) -> Any:
+    """Return the arrays of `matrix`, read as columns, sorted into rows."""
+    by_columns = sp.csc_array((matrix.data, matrix.indices, matrix.indptr), shape=(rows, columns), copy=False)
+    return by_columns.tocsr()
+
+
+# ---------------------------------------------------------------------------------------------- sparse results
+
+
+class _Memory:
+    """An array that a library allocated, freed with its last view."""
+
+    def __init__(self, library: Library, address: int, count: int, dtype: str) -> None:
+        self.library, self.address = library, address
+        self.__array_interface__ = {
+            "shape": (count,),
+            "typestr": np.dtype(dtype).str,
+            "data": (address, False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        self.library.free(self.address)
+
+
+def _sparse_product(selection: Selection, original: Method, left: Any, right: Any) -> Any:
+    dtypes = _dtypes(left)
+    if dtypes is None or len(right._shape) != 2 or left._shape[1] != right._shape[0]:
+        return original(left, right)
+    shape = (left._shape[0], right._shape[1])
+
+    def by_kernel(kernel: Library) -> Any:
+        converted = right if type(right) is type(left) else left.__class__(right)
+        if _dtypes(converted) != dtypes:
+            return None
+        # The transposed product of the transposed operands has the arrays of a result by columns.
+        first, second = (left, converted) if left.format == "csr" else (converted, left)
+        minor = shape[1] if left.format == "csr" else shape[0]
+        sizes = {"m": len(first.indptr) - 1, "p": len(second.indptr) - 1, "n": minor}
+        return _assemble(kernel, left, shape, first, second, sizes)
+
+    size = (left.data.size, right.data.size, shape[0])
+    return selection.run(("spgemm", *dtypes), size, lambda: original(left, right), by_kernel)
+
+
+def _elementwise(operation: str, **scalars: float) -> Callable[[Selection, Method, Any, Any], Any]:
+    """Return the method of an elementwise operation of two sparse operands of one shape."""
+
+    def run(selection: Selection, original: Method, left: Any, right: Any) -> Any:
+        dtypes = _dtypes(left) if type(right) in CLASSES and left.shape == right.shape else None
+        if dtypes is None:
+            return original(left, right)
+
+        def by_kernel(kernel: Library) -> Any:
+            converted = right if right.format == left.format else left.__class__(right)
+            if _dtypes(converted) != dtypes or not (left.has_canonical_format and converted.has_canonical_format):
+                return None
+            minor = left._shape[left.format == "csr"]
+            sizes = {"m": len(left.indptr) - 1, "n": minor, **scalars}
+            return _assemble(kernel, left, left._shape, left, converted, sizes)
+
+        size = (left.data.size, right.data.size, left._shape[0])
+        return selection.run((operation, *dtypes), size, lambda: original(left, right), by_kernel)
+
+    return run
+
+
+_add = _elementwise("add")
+_subtract = _elementwise("subtract", alpha=1.0, beta=-1.0)
+_multiply = _elementwise("multiply")
+
+
+def _assemble(
+    kernel: Library, like: Any, shape: tuple[int, int], first: Any, second: Any, sizes: dict[str, Any]
+) -> Any | None:
+    """Call a kernel that allocates its result; return the result as the class of `like`, without stored zeros."""
+    pointers = {name: ctypes.c_void_p() for name in ("J_indptr", "J_indices", "c")}
+    done = kernel(
+        a=first.data.ctypes.data,
+        b=second.data.ctypes.data,
+        indptr_a=first.indptr.ctypes.data,
+        indices_a=first.indices.ctypes.data,
+        indptr_b=second.indptr.ctypes.data,
+        indices_b=second.indices.ctypes.data,
+        nnz_a=first.data.size,
+        nnz_b=second.data.size,
+        **sizes,
+        **{name: ctypes.addressof(pointer) for name, pointer in pointers.items()},
+    )
+    if not done:
+        return None
+    idtype = first.indices.dtype
+    addresses = {name: pointer.value or 0 for name, pointer in pointers.items()}
+    indptr = np.asarray(_Memory(kernel, addresses["J_indptr"], sizes["m"] + 1, "int64"))
+    count = int(indptr[-1])
+    data = np.asarray(_Memory(kernel, addresses["c"], count, first.data.dtype.str))
+    indices = np.asarray(_Memory(kernel, addresses["J_indices"], count, idtype.str))
+    result = like.__class__((data, indices, indptr.astype(idtype) if count <= MAX_NARROW else indptr), shape=shape)
+    result.has_sorted_indices = result.has_canonical_format = True
+    if np.count_nonzero(data) != count:
+        result.eliminate_zeros()
+    return result
+
+
+__all__ = ["install", "remove"]

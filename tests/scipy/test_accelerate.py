@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scipy's methods on compiled kernels: results, classes and errors are scipy's, as are the methods after `restore`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from sparsetir.errors import ArgumentError
+from sparsetir.scipy import accelerate, libraries
+from sparsetir.scipy.selection import TRIALS, SizeClass
+
+CLASSES = (sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix)
+OPERATIONS: dict[str, Callable[[Any, Any, Any, np.ndarray], Any]] = {
+    "vector": lambda A, B, C, x: A @ x[:, 0],
+    "column": lambda A, B, C, x: A @ x[:, :1],
+    "dense": lambda A, B, C, x: A @ x,
+    "dense in columns": lambda A, B, C, x: A @ np.asfortranarray(x),
+    "dot": lambda A, B, C, x: A.dot(x),
+    "dense on the left": lambda A, B, C, x: x.T @ C,
+    "vector on the left": lambda A, B, C, x: x[:, 0] @ C,
+    "sparse": lambda A, B, C, x: A @ C,
+    "sparse of the other order": lambda A, B, C, x: A @ C.T.T.asformat("csc" if C.format == "csr" else "csr"),
+    "sum": lambda A, B, C, x: A + B,
+    "difference": lambda A, B, C, x: A - B,
+    "difference of itself": lambda A, B, C, x: A - A,
+    "elementwise": lambda A, B, C, x: A.multiply(B),
+    "sum over rows": lambda A, B, C, x: A.sum(axis=0),
+    "sum over columns": lambda A, B, C, x: A.sum(axis=1),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Libraries of this module's tests, in a folder of their own."""
+    folder = tmp_path_factory.mktemp("libraries")
+    libraries.folder.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARSETIR_CACHE", str(folder))
+        yield
+    libraries.folder.cache_clear()
+
+
+def draw(shape: tuple[int, int], seed: int, dtype: str, make: Any = sp.csr_array) -> Any:
+    rng = np.random.default_rng(seed)
+    return make(sp.random_array(shape, density=0.1, format="csr", dtype=dtype, rng=rng))
+
+
+def same(result: Any, expected: Any) -> None:
+    """Results agree in class, shape, dtypes and, but for rounding, in values."""
+    assert type(result) is type(expected)
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    if sp.issparse(expected):
+        assert (result.nnz, result.format) == (expected.nnz, expected.format)
+        if result.format in ("csr", "csc"):
+            assert (result.indices.dtype, result.indptr.dtype) == (expected.indices.dtype, expected.indptr.dtype)
+            result.check_format()
+        result, expected = result.toarray(), expected.toarray()
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "dtype"), [*((make, "float64") for make in CLASSES), (sp.csr_array, "float32")])
+def test_results_are_those_of_scipy(make: Any, dtype: str) -> None:
+    A, B, C = draw((60, 40), 0, dtype, make), draw((60, 40), 1, dtype, make), draw((40, 50), 2, dtype, make)
+    x = np.random.default_rng(3).standard_normal((40, 20)).astype(dtype)
+    expected = {name: call(A, B, C, x) for name, call in OPERATIONS.items()}
+    with accelerate(min_entries=0, wait=True, threads=2) as acceleration:
+        for _ in range(2 * TRIALS + 2):
+            for name, call in OPERATIONS.items():
+                same(call(A, B, C, x), expected[name])
+    assert not acceleration.selection.libraries.failures
+    assert {key[0] for key in acceleration.selection.libraries.loaded} == set(libraries.OPERATIONS)
+
+
+@pytest.mark.slow
+def test_special_operands_are_scipy_s() -> None:
+    """Duplicates, unsorted rows, zeros, infinities, empty operands, other dtypes, scalars and dense sums."""
+    A = sp.csr_array((np.array([1, 2, np.inf, 0.0]), [3, 0, 3, 1], [0, 3, 3, 4]), shape=(3, 4))
+    D, S = sp.csr_array((np.ones(3), [1, 1, 0], [0, 2, 3, 3]), shape=(3, 4)), sp.csr_array((3, 4))
+    others = [A, D, S, A.tocoo(), A.astype("float32"), A.astype("complex64"), 2.0, np.ones((3, 4))]
+    with np.errstate(invalid="ignore"), accelerate(min_entries=0, wait=True) as acceleration:
+        for other in others:
+            for run in (lambda a, b: a.multiply(b), lambda a, b: a @ b.T, lambda a, b: a + b, lambda a, b: a - b):
+                for _ in range(4):
+                    outcomes = []
+                    for is_plain in (True, False):
+                        if is_plain:
+                            acceleration.restore()
+                        else:
+                            acceleration.__init__(min_entries=0, wait=True)  # type: ignore[misc]
+                        try:
+                            outcomes.append(run(A, other))
+                        except Exception as error:
+                            outcomes.append((type(error), str(error)))
+                    expected, result = outcomes
+                    if isinstance(expected, tuple):
+                        assert result == expected
+                    else:
+                        same(result, expected)
+
+
+def test_errors_are_scipy_s() -> None:
+    A = draw((60, 40), 0, "float64")
+    for call in (lambda: A @ np.ones(3), lambda: A + A.T, lambda: A @ A, lambda: A.multiply(A.T)):
+        with pytest.raises(ValueError, match=r"dimension|inconsistent") as expected:
+            call()
+        with accelerate(min_entries=0), pytest.raises(ValueError, match=r"dimension|inconsistent") as raised:
+            call()
+        assert str(raised.value) == str(expected.value)
+
+
+def test_methods_are_put_back() -> None:
+    before = {make: dict(vars(make)) for make in CLASSES}
+    outer = accelerate()
+    with accelerate(threads=1):
+        assert sp.csr_array.__matmul__ is not before[sp.csr_array].get("__matmul__")
+    assert "__matmul__" in vars(sp.csr_array)  # of the outer one
+    outer.restore()
+    outer.restore()
+    assert {make: dict(vars(make)) for make in CLASSES} == before
+
+
+@pytest.mark.parametrize("bad", [{"threads": 0}, {"threads": 1.5}, {"min_entries": -1}, {"threads": True}])
+def test_bad_arguments(bad: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"{next(iter(bad))}: expected an integer"):
+        accelerate(**bad)
+    assert "__matmul__" not in vars(sp.csr_array)
+
+
+def test_the_slower_side_is_left() -> None:
+    times = SizeClass()
+    times.add("scipy", 1.0)
+    times.add("kernel", 3.0)
+    assert not times.choice  # the first call of a kernel counts for little
+    times.add("kernel", 2.0)
+    assert times.choice == "scipy"
+    times = SizeClass()
+    for _ in range(TRIALS):
+        times.add("scipy", 1.0)
+        times.add("kernel", 0.5)
+    assert times.choice == "kernel"
+
+
+def test_without_a_kernel_scipy_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "C_TYPES", {})
+    monkeypatch.setattr(libraries.subprocess, "Popen", lambda *a, **b: (_ for _ in ()).throw(OSError("no process")))
+    libraries.folder.cache_clear()
+    monkeypatch.setenv("SPARSETIR_CACHE", "off")
+    A = draw((60, 40), 0, "float64")
+    with accelerate(min_entries=0, wait=True) as acceleration:
+        np.testing.assert_allclose(A @ np.ones(40), A.toarray().sum(1))
+    assert "no process" in acceleration.report()
+    libraries.folder.cache_clear()
+
+
+@pytest.mark.slow
+def test_a_script_runs_accelerated_without_tvm(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, numpy as np, scipy.sparse as sp\n"
+        "A = sp.random_array((300, 300), density=0.2, format='csr', rng=np.random.default_rng(0))\n"
+        "for _ in range(8): y = A @ np.ones(300)\n"
+        "print(np.allclose(y, A.sum(axis=1)), 'tvm' in sys.modules, sys.argv[1:])\n"
+    )
+    command = [sys.executable, "-m", "sparsetir.scipy", "--wait", "--report", str(script), "argument"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True False ['argument']"
+    assert "spmv float64 int32" in done.stderr
