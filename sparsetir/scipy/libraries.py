@@ -98,7 +98,8 @@ class Libraries:
                 self._start(key)
                 if key in self.running:
                     self.running[key][0].wait(COMPILE_TIMEOUT)
-                self._load(key)
+                if key not in self.failures:
+                    self._load(key)
             return self.loaded.get(key)
         return library
 
