@@ -58,8 +58,8 @@ def computes_patterns(program: Any) -> bool:
 def refuse_assembled(func: tirx.PrimFunc, search: str) -> None:
     """Raise where a program computes patterns, which a search that compares loops and formats does not know."""
     if is_assembled(decode(func)):
-        found = f"{func.attrs['global_symbol']} computes the pattern of its results"
-        raise LoweringError(f"{found}: {search} compares loops and formats; tune_sparse searches its accumulators")
+        program = f"{func.attrs['global_symbol']} computes the pattern of its results"
+        raise LoweringError(f"{program}: {search} compares loops and formats; tune_sparse searches its accumulators")
 
 
 def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], against: Sequence[str]) -> None:
@@ -74,15 +74,15 @@ def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], against
     against : sequence of str
         Libraries to compare with.
     """
-    wrong = next((name for name, value in searched.items() if value), None)
-    if wrong is not None:
-        raise ArgumentError(f"{wrong} is not searched for computed patterns, only how their rows are collected")
-    wrong = next((name for name, value in apart.items() if value), None)
-    if wrong is not None:
-        raise ArgumentError(f"candidates for computed patterns run in this process, one by one: leave {wrong} out")
+    argument = next((name for name, value in searched.items() if value), None)
+    if argument is not None:
+        raise ArgumentError(f"{argument} is not searched for computed patterns, only how their rows are collected")
+    argument = next((name for name, value in apart.items() if value), None)
+    if argument is not None:
+        raise ArgumentError(f"candidates for computed patterns run in this process, one by one: leave {argument} out")
     if against:
-        how = "`sparsetir bench FILE --ops spgemm` compares products with them"
-        raise ArgumentError(f"no other library is timed against computed patterns: leave against out; {how}")
+        advice = "`sparsetir bench FILE --ops spgemm` compares products with them"
+        raise ArgumentError(f"no other library is timed against computed patterns: leave against out; {advice}")
 
 
 class Trials:
@@ -176,9 +176,9 @@ class Trials:
         if not self.is_right(candidate):
             return Measurement(error="the result differs from the untuned kernel's")
         before = typical(self.call(self.kernel), BURST_SECONDS)
-        found = summary(burst(self.call(kernel), BURST_SECONDS))
+        timing = summary(burst(self.call(kernel), BURST_SECONDS))
         after = typical(self.call(self.kernel), BURST_SECONDS)
-        times = (found.seconds, found.median, found.spread)
+        times = (timing.seconds, timing.median, timing.spread)
         return Measurement(*times, usual=(before + after) / 2)
 
     def is_right(self, candidate: Candidate) -> bool:
@@ -220,17 +220,17 @@ def is_one(candidate: Candidate | None) -> bool:
         return False
 
 
-def same(one: Pattern, other: Pattern) -> bool:
+def same(first: Pattern, second: Pattern) -> bool:
     """Return whether two results are equal, bit by bit."""
-    pairs = zip((one.indptr, one.keys, *one.values), (other.indptr, other.keys, *other.values), strict=True)
+    pairs = zip((first.indptr, first.keys, *first.values), (second.indptr, second.keys, *second.values), strict=True)
     return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
 def rows(candidates: Sequence[Candidate]) -> np.ndarray:
     """Return what a model of the trials sees of candidates."""
-    given = [c.choices.as_dict() for c in candidates]
-    places = [[_place(name, value) for name, value in sorted(values.items())] for values in given]
-    return np.array(places, "float64").reshape(len(given), -1)
+    values_of = [c.choices.as_dict() for c in candidates]
+    places = [[_place(name, value) for name, value in sorted(values.items())] for values in values_of]
+    return np.array(places, "float64").reshape(len(values_of), -1)
 
 
 def _place(name: str, value: Any) -> int:
@@ -260,10 +260,10 @@ def tune_accumulators(
         for record in history:
             search.tell(record.candidate, record.seconds)
         history, interrupted = _explored(trials, search, history, budget, records, key, bar)
-        ended = last_of(records, key) if all(r.reused for r in history) or not budget.trials else None
-        ended = ended if ended is not None and (ended.chosen is None or ended.chosen in space) else None
-        if not interrupted and (ended is not None or not budget.trials):
-            return _recalled(trials, history, space, budget, records, key, ended)
+        last = last_of(records, key) if all(r.reused for r in history) or not budget.trials else None
+        last = last if last is not None and (last.chosen is None or last.chosen in space) else None
+        if not interrupted and (last is not None or not budget.trials):
+            return _recalled(trials, history, space, budget, records, key, last)
         bar.say("comparing the fastest")
         return _result(trials, history, space, budget, records, key, interrupted=interrupted)
 
@@ -301,21 +301,21 @@ def _result(
     interrupted: bool,
 ) -> TuneResult:
     """Compare the fastest once more, let the winner prove itself, and note what came out."""
-    mine = sorted((r for r in history if r.seconds is not None and not is_untuned(r)), key=lambda r: r.seconds or 0.0)
+    tuned = sorted((r for r in history if r.seconds is not None and not is_untuned(r)), key=lambda r: r.seconds or 0.0)
     try:
-        times, best = _compared(trials, mine[: 1 if interrupted else FINALISTS])
+        times, best = _compared(trials, tuned[: 1 if interrupted else FINALISTS])
     except KeyboardInterrupt:
         if interrupted:
             raise
         interrupted = True
-        times, best = _compared(trials, mine[:1])
-    held = [Record(r.choices, seconds=times[r.candidate]) for r in mine if r.candidate in times]
-    held.sort(key=lambda r: r.seconds or 0.0)
-    found = Comparison(times[None], tuple(held), best)
+        times, best = _compared(trials, tuned[:1])
+    compared_records = [Record(r.choices, seconds=times[r.candidate]) for r in tuned if r.candidate in times]
+    compared_records.sort(key=lambda r: r.seconds or 0.0)
+    comparison = Comparison(times[None], tuple(compared_records), best)
     if not interrupted:
-        note(records, key, found)
-    how: dict[str, Any] = {"comparison": found, "interrupted": interrupted}
-    return _told(trials, history, space, budget, records, key, found.best, times[None], **how)
+        note(records, key, comparison)
+    facts: dict[str, Any] = {"comparison": comparison, "interrupted": interrupted}
+    return _told(trials, history, space, budget, records, key, comparison.best, times[None], **facts)
 
 
 def _compared(trials: Trials, records: list[Record]) -> tuple[dict[Candidate | None, float], Candidate | None]:
@@ -335,18 +335,20 @@ def _recalled(
     budget: Budget,
     records: Database,
     key: Key,
-    ended: Comparison | None,
+    last: Comparison | None,
 ) -> TuneResult:
     """Return what the last search for the same arguments returned; of one that did not end, its best trial."""
-    held = [r for r in records.load(key) if r.seconds is not None]
-    before = next((r for r in held if is_untuned(r)), history[0]).seconds or 0.0
-    tried = (r for r in held if not is_untuned(r) and r.candidate in space and (r.seconds or 0.0) <= WORTH * before)
-    best = min(tried, key=lambda r: r.seconds or 0.0, default=None) if ended is None else ended.best
+    recorded = [r for r in records.load(key) if r.seconds is not None]
+    before = next((r for r in recorded if is_untuned(r)), history[0]).seconds or 0.0
+    usable = (
+        r for r in recorded if not is_untuned(r) and r.candidate in space and (r.seconds or 0.0) <= WORTH * before
+    )
+    best = min(usable, key=lambda r: r.seconds or 0.0, default=None) if last is None else last.best
     if best is not None and not trials.is_right(best.candidate):
         best = None
-    untuned = before if ended is None else ended.untuned
-    how: dict[str, Any] = {"comparison": ended, "is_recalled": True}
-    return _told(trials, history, space, budget, records, key, best, untuned, **how)
+    untuned_seconds = before if last is None else last.untuned
+    facts: dict[str, Any] = {"comparison": last, "is_recalled": True}
+    return _told(trials, history, space, budget, records, key, best, untuned_seconds, **facts)
 
 
 def _told(
@@ -358,14 +360,14 @@ def _told(
     key: Key,
     best: Record | None,
     seconds: float,
-    **how: Any,
+    **facts: Any,
 ) -> TuneResult:
-    """Return what was found, with all that is told about it; `seconds` are those of the untuned kernel."""
-    untuned = Record(Candidate().choices, seconds=seconds)
+    """Return the result with all that is reported about it; `seconds` are those of the untuned kernel."""
+    baseline = Record(Candidate().choices, seconds=seconds)
     return TuneResult(
         kernel=trials.kernel if best is None else trials.of(best.candidate),
-        best=best or untuned,
-        untuned=untuned,
+        best=best or baseline,
+        untuned=baseline,
         history=history,
         space=space.values(None) or {},
         seconds=budget.elapsed,
@@ -373,7 +375,7 @@ def _told(
         checked_against="the untuned kernel",
         database=records.path,
         template=AccumulatorKnobs(),
-        **how,
+        **facts,
     )
 
 
@@ -388,12 +390,18 @@ def recorded_accumulators(program: Any, target: Any, path: str | Path) -> Assemb
     func = single(program)
     kernel, records = assembled_kernel(func, target), Database(path)
     about = circumstances(kernel)
-    held = [found for key, found in compared(records, about["program"]) if agrees(key, about)]
-    ended = [found.chosen for found in held if is_one(found.chosen)]
-    tried = [r.candidate for _, r in unfinished(records, about) if is_one(r.candidate)] if not ended else []
-    if not ended and not tried and not any(agrees(key, about) for key, *_ in records.of_program(about["program"])):
+    comparisons = [comparison for key, comparison in compared(records, about["program"]) if agrees(key, about)]
+    choices = [comparison.chosen for comparison in comparisons if is_one(comparison.chosen)]
+    unfinished_choices = (
+        [r.candidate for _, r in unfinished(records, about) if is_one(r.candidate)] if not choices else []
+    )
+    if (
+        not choices
+        and not unfinished_choices
+        and not any(agrees(key, about) for key, *_ in records.of_program(about["program"]))
+    ):
         warn_of_no_records(path, stacklevel=4)
-    best = [*tried, *ended][-1:]
+    best = [*unfinished_choices, *choices][-1:]
     if not best or best[0] is None:
         return kernel
     return assembled_kernel(func, target, Options(accumulators=accumulators(best[0])))

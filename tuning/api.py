@@ -174,12 +174,14 @@ def tune_sparse(
     usual_trials, usual_seconds = PRESETS[preset]
     trials_left = usual_trials if max_trials is None else max_trials
     seconds_left = usual_seconds if max_seconds is None and max_trials is None else max_seconds
-    wrong = next((format for format in formats or () if not isinstance(format, Format)), None)
-    if wrong is not None:
-        raise ArgumentTypeError(f"formats are those of sparsetir.formats, such as bsr(4, 4); found {wrong!r}")
+    invalid = next((format for format in formats or () if not isinstance(format, Format)), None)
+    if invalid is not None:
+        raise ArgumentTypeError(f"formats are those of sparsetir.formats, such as bsr(4, 4); found {invalid!r}")
     if schedule is not None and not isinstance(schedule, Template):
-        found = type(schedule).__name__
-        raise ArgumentTypeError(f"the schedule of a search is a function below @sparsetir.template; found {found}")
+        schedule_name = type(schedule).__name__
+        raise ArgumentTypeError(
+            f"the schedule of a search is a function below @sparsetir.template; found {schedule_name}"
+        )
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
     if until is not None and (isinstance(until, (str, bool)) or not 0 <= until <= 1):
         raise ArgumentError(f"until must be a probability, found {until!r}")
@@ -189,32 +191,38 @@ def tune_sparse(
         raise ArgumentTypeError(f'against is a list of libraries, such as ["mkl"]; found {against!r}')
     if amortize_over is not None and not amortize_over > 0:
         raise ArgumentError(f"amortize_over must be a positive number of calls, found {amortize_over!r}")
-    kept = seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
+    search_seconds = (
+        seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
+    )
     is_preset = max_trials is None and max_seconds is None
-    budget = Budget(trials_left, kept, patience, UNTIL if until is None and is_preset else until)
+    budget = Budget(trials_left, search_seconds, patience, UNTIL if until is None and is_preset else until)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     if computes_patterns(program):
         searched = {"formats": formats, "schedule": schedule, "amortize_over": amortize_over}
         elsewhere = {"executor": executor, "machines": machines != "same"}
         refuse_others(searched, {**elsewhere, "isolate": isolate, "timeout": timeout != TIMEOUT}, against)
-        how: dict[str, Any] = {"strategy": strategy, "seed": seed, "target": target, "progress": progress}
-        return tune_accumulators(program, inputs, budget, records, **how)
+        settings: dict[str, Any] = {"strategy": strategy, "seed": seed, "target": target, "progress": progress}
+        return tune_accumulators(program, inputs, budget, records, **settings)
     apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
     check_executor(executor, machines)
     with old_objects_aside(), opened(executor) as workers, Progress(budget, shown=progress) as bar:
         bar.say("preparing the untuned kernel")
-        how = {"isolate": apart, "timeout": timeout, "finite": finite}
-        how |= {"executor": workers, "machines": machines}
-        with closing(Session(program, inputs, target, formats, schedule, **how)) as session:
+        settings = {"isolate": apart, "timeout": timeout, "finite": finite}
+        settings |= {"executor": workers, "machines": machines}
+        with closing(Session(program, inputs, target, formats, schedule, **settings)) as session:
             peers, search = session.peers(against), session.search(seed, strategy, records=records)
             history, interrupted = trials(session, search, budget, records, cost=cost, bar=bar)
             if not interrupted and (not trials_left or is_repeated(session, history, records, amortize_over)):
-                found = unmeasured(session, search, history, budget, records, amortize_over)
+                schedule_name = unmeasured(session, search, history, budget, records, amortize_over)
             else:
                 bar.say("comparing the fastest")
-                found = finish(session, search, history, budget, records, amortize_over, interrupted=interrupted)
-            return replace(found, peers=session.time_peers(found.kernel, peers, found.best.seconds))
+                schedule_name = finish(
+                    session, search, history, budget, records, amortize_over, interrupted=interrupted
+                )
+            return replace(
+                schedule_name, peers=session.time_peers(schedule_name.kernel, peers, schedule_name.best.seconds)
+            )
 
 
 def full_cost(record: Record, amortize_over: float | None = None) -> float:
@@ -232,8 +240,12 @@ def trials(
     try:
         log = begun(session, search, budget, records, history, cost=cost, bar=bar)
         chance = search.chance if isinstance(search, Search) else None
-        how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "slots": session.pool.slots}
-        explore(search, session.pool.measure, log, cost=cost, chance=chance, **how)
+        settings: dict[str, Any] = {
+            "fixed": session.fixed,
+            "conversion": session.conversion,
+            "slots": session.pool.slots,
+        }
+        explore(search, session.pool.measure, log, cost=cost, chance=chance, **settings)
     except (KeyboardInterrupt, ExecutorLostError) as error:
         if not any(is_untuned(record) for record in history):
             raise
@@ -276,23 +288,25 @@ def begun(
         log.add(Candidate(), {}, session.pool.time(None))
     # Whatever the strategy, the seconds or the records: the result must not be behind these.
     first = untried(session, history)[: budget.trials - len(history)] if budget.trials > 1 else []
-    how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "cost": cost}
-    for _ in measured(first, search, session.pool.measure, log, **how):
+    settings: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "cost": cost}
+    for _ in measured(first, search, session.pool.measure, log, **settings):
         pass
     return log
 
 
 def reusable(session: Session, records: Database, budget: Budget) -> list[Record]:
     """Return the records that a search begins with; they leave room for what it must measure."""
-    held = records.load(session.key)[: budget.trials]
-    is_full = len(held) == budget.trials > 1
-    return held[: max(budget.trials - len(untried(session, held)), 1)] if is_full else held
+    recorded = records.load(session.key)[: budget.trials]
+    is_full = len(recorded) == budget.trials > 1
+    return recorded[: max(budget.trials - len(untried(session, recorded)), 1)] if is_full else recorded
 
 
 def untried(session: Session, history: Sequence[Record]) -> list[Candidate]:
     """Return what every search measures first and this one has not."""
-    mine = {record.candidate for record in history if record.fixed == session.fixed and not is_untuned(record)}
-    return [candidate for candidate in session.first if candidate not in mine]
+    tried_candidates = {
+        record.candidate for record in history if record.fixed == session.fixed and not is_untuned(record)
+    }
+    return [candidate for candidate in session.first if candidate not in tried_candidates]
 
 
 def finish(
@@ -312,25 +326,34 @@ def finish(
     `sparsetir.tuning.selection`. What they say is recorded, unless Ctrl-C ended the search.
     """
     cost = partial(full_cost, amortize_over=amortize_over)
-    mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
+    tuned = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
     try:
-        times, best = compared(session, mine, cost, most=1 if interrupted else most)
+        times, best = compared(session, tuned, cost, most=1 if interrupted else most)
     except KeyboardInterrupt:
         if interrupted:
             raise
         interrupted = True  # the best trial is compared with the untuned kernel alone
-        times, best = compared(session, mine, cost, most=1)
+        times, best = compared(session, tuned, cost, most=1)
     kernel = session.kernel if best is None else session.tuned(session.variant(best))
-    held = [replace(r, seconds=times[r.candidate]) for r in mine if r.candidate in times]
-    ran = sorted((r for r in held if r.seconds != float("inf")), key=lambda r: r.seconds or 0.0)
-    found = Comparison(times[None], tuple(ran), best, amortize_over, session.evaluator.name)
+    compared_records = [replace(r, seconds=times[r.candidate]) for r in tuned if r.candidate in times]
+    timed = sorted((r for r in compared_records if r.seconds != float("inf")), key=lambda r: r.seconds or 0.0)
+    comparison = Comparison(times[None], tuple(timed), best, amortize_over, session.evaluator.name)
     if not interrupted:
         with closing(records):
-            note(records, session.key, found)
-    untuned = replace(next(record for record in history if is_untuned(record)), seconds=times[None])
-    chosen = found.best or untuned
+            note(records, session.key, comparison)
+    baseline = replace(next(record for record in history if is_untuned(record)), seconds=times[None])
+    winner_record = comparison.best or baseline
     return result(
-        session, search, history, budget, records, kernel, chosen, untuned, comparison=found, interrupted=interrupted
+        session,
+        search,
+        history,
+        budget,
+        records,
+        kernel,
+        winner_record,
+        baseline,
+        comparison=comparison,
+        interrupted=interrupted,
     )
 
 
@@ -349,21 +372,21 @@ def compared(
     most : int
         How many are compared before one of them is to prove itself.
     """
-    ran = {r.candidate: cost(r) - r.seconds for r in mine if r.seconds is not None}
-    sure = [c for c in (session.announced,) if c in ran]
+    conversion_costs = {r.candidate: cost(r) - r.seconds for r in mine if r.seconds is not None}
+    sure = [c for c in (session.announced,) if c in conversion_costs]
     times = session.pool.compare(list(dict.fromkeys([*finalists(list(mine), cost)[:most], *sure])))
-    fastest = winner(added({c: seconds for c, seconds in times.items() if c not in sure}, ran))
+    fastest = winner(added({c: seconds for c, seconds in times.items() if c not in sure}, conversion_costs))
     able = [c for c in dict.fromkeys([fastest, *sure]) if c is not None]
     if not able:
         return times, None
-    found = session.confirm({c: session.variant(c).built() for c in able}, [None, *sure], ran)
-    return rescaled(times, found.times, able[0]), found.chosen
+    contest = session.confirm({c: session.variant(c).built() for c in able}, [None, *sure], conversion_costs)
+    return rescaled(times, contest.times, able[0]), contest.chosen
 
 
 def is_repeated(session: Session, history: list[Record], records: Database, amortize_over: float | None) -> bool:
     """Return whether every trial was read from the records of a search that ended: it ends as it did then."""
-    ended = last_of(records, session.key) if all(r.reused for r in history) else None
-    return ended is not None and ended.amortize_over == amortize_over and session.may_have(ended.chosen)
+    last = last_of(records, session.key) if all(r.reused for r in history) else None
+    return last is not None and last.amortize_over == amortize_over and session.may_have(last.chosen)
 
 
 def unmeasured(
@@ -378,19 +401,19 @@ def unmeasured(
 
     Nothing is timed but the untuned kernel; a kernel that is wrong, or unavailable, is not taken.
     """
-    untuned = next(record for record in history if is_untuned(record))
-    ended = last_of(records, session.key)
-    ended = ended if ended is None or session.may_have(ended.chosen) else None
-    if ended is not None:
-        untuned = replace(untuned, seconds=ended.untuned)
-        record = chosen_then(ended, amortize_over)
+    baseline = next(record for record in history if is_untuned(record))
+    last = last_of(records, session.key)
+    last = last if last is None or session.may_have(last.chosen) else None
+    if last is not None:
+        baseline = replace(baseline, seconds=last.untuned)
+        record = chosen_then(last, amortize_over)
     else:
-        record, before = known_best(session, records, partial(full_cost, amortize_over=amortize_over), untuned)
-        untuned = untuned if record is None else replace(untuned, seconds=before.seconds)
-    if ended is None and record is None and session.prior is not None and untuned.seconds is not None:
-        found = guess(session, session.prior, seconds=untuned.seconds, amortize_over=amortize_over, seed=search.seed)
+        record, before = known_best(session, records, partial(full_cost, amortize_over=amortize_over), baseline)
+        baseline = baseline if record is None else replace(baseline, seconds=before.seconds)
+    if last is None and record is None and session.prior is not None and baseline.seconds is not None:
+        found = guess(session, session.prior, seconds=baseline.seconds, amortize_over=amortize_over, seed=search.seed)
         if found is not None:
-            record = expected(session, found, untuned.seconds)
+            record = expected(session, found, baseline.seconds)
     kernel = session.kernel
     if record is not None:
         try:
@@ -400,34 +423,34 @@ def unmeasured(
         except (SparseTIRError, RuntimeError) as error:
             session.pool.refuse(record.candidate.format, reason(error))
             record = None
-    best = untuned if record is None else record
-    return result(session, search, history, budget, records, kernel, best, untuned, comparison=ended, is_recalled=True)
+    best = baseline if record is None else record
+    return result(session, search, history, budget, records, kernel, best, baseline, comparison=last, is_recalled=True)
 
 
-def chosen_then(ended: Comparison, amortize_over: float | None) -> Record | None:
+def chosen_then(comparison: Comparison, amortize_over: float | None) -> Record | None:
     """Return what a search returned, or would have for that many calls; None for the untuned kernel."""
-    if ended.amortize_over == amortize_over:
-        return ended.best
-    costs: dict[Candidate | None, float] = {r.candidate: full_cost(r, amortize_over) for r in ended.records}
-    best = winner({None: ended.untuned, **costs})
-    return next((r for r in ended.records if r.candidate == best), None)
+    if comparison.amortize_over == amortize_over:
+        return comparison.best
+    costs: dict[Candidate | None, float] = {r.candidate: full_cost(r, amortize_over) for r in comparison.records}
+    best = winner({None: comparison.untuned, **costs})
+    return next((r for r in comparison.records if r.candidate == best), None)
 
 
 def known_best(session: Session, records: Database, cost: Cost, untuned: Record) -> tuple[Record | None, Record]:
     """Return the best trial of an unfinished search if clearly better than the untuned one, and that one."""
-    held = records.load(session.key)
-    mine = [r for r in held if r.seconds is not None and r.fixed == session.fixed and not is_untuned(r)]
-    best = min((r for r in mine if session.may_have(r.candidate)), key=cost, default=None)
-    before = next((r for r in held if is_untuned(r) and r.seconds is not None), untuned)
+    recorded = records.load(session.key)
+    tuned = [r for r in recorded if r.seconds is not None and r.fixed == session.fixed and not is_untuned(r)]
+    best = min((r for r in tuned if session.may_have(r.candidate)), key=cost, default=None)
+    before = next((r for r in recorded if is_untuned(r) and r.seconds is not None), untuned)
     return best if best is not None and cost(best) <= WORTH * cost(before) else None, before
 
 
 def expected(session: Session, found: Guess, seconds: float) -> Record:
     """Return a guess as a record without a time, `seconds` being that of the untuned kernel."""
-    chosen, format = found.candidate, found.candidate.format
+    candidate, format = found.candidate, found.candidate.format
     stored_as = None if format is None else repr(format)
-    took = session.conversion(format)
-    return Record(chosen.choices, stored_as, session.fixed, predicted=seconds / found.gain, conversion=took)
+    conversion = session.conversion(format)
+    return Record(candidate.choices, stored_as, session.fixed, predicted=seconds / found.gain, conversion=conversion)
 
 
 def result(
@@ -476,13 +499,13 @@ def check_arguments(
 ) -> None:
     """Raise unless the budgets are positive and the inputs have names."""
     if not isinstance(inputs, Mapping):
-        found = type(inputs).__name__
-        raise ArgumentTypeError(f'inputs must name the arguments, as in {{"A": A, "B": B}}; found {found}')
+        class_name = type(inputs).__name__
+        raise ArgumentTypeError(f'inputs must name the arguments, as in {{"A": A, "B": B}}; found {class_name}')
     for name, value, least in (("max_trials", max_trials, 0), ("patience", patience, 1)):
         value = as_whole(value)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            wanted = "a positive integer" if least else "an integer that is not negative"
-            raise ArgumentError(f"{name} must be {wanted}, found {value!r}")
+            description = "a positive integer" if least else "an integer that is not negative"
+            raise ArgumentError(f"{name} must be {description}, found {value!r}")
     if max_seconds is not None and (isinstance(max_seconds, (str, bool)) or not max_seconds > 0):
         raise ArgumentError(f"max_seconds must be positive, found {max_seconds!r}")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:

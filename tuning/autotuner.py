@@ -64,10 +64,10 @@ class Autotuned:
         self.candidates = [candidate(config) for config in configs]
         self.target, self.database = target, Database(None if database is None else Path(database))
         self.kernel = make_kernel(self.func, target)
-        known = [p.name for p in self.kernel.signature.params if not p.is_array]
-        unknown = [name for name in key if name not in known]
+        sizes = [p.name for p in self.kernel.signature.params if not p.is_array]
+        unknown = [name for name in key if name not in sizes]
         if unknown:
-            raise ArgumentError(f"key names sizes of the program: {', '.join(known)}; found {unknown[0]!r}")
+            raise ArgumentError(f"key names sizes of the program: {', '.join(sizes)}; found {unknown[0]!r}")
         self.key = list(dict.fromkeys([*key, *free_sizes(decode(self.func))]))
         self.results: dict[tuple[int, ...], TuneResult] = {}
 
@@ -112,8 +112,8 @@ class BoundAutotuned:
         self.bound: Any = None
 
     def __repr__(self) -> str:
-        shown = self.program if self.bound is None else self.bound.kernel
-        return f"{shown!r} with {', '.join(self.fixed)} fixed"
+        kernel = self.program if self.bound is None else self.bound.kernel
+        return f"{kernel!r} with {', '.join(self.fixed)} fixed"
 
     def __call__(self, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
@@ -138,8 +138,8 @@ def candidate(config: Config) -> Candidate:
     if isinstance(config, Format):
         return Candidate(format=config)
     expected = "sparsetir.Choices, a format or a sparsetir.tuning.Candidate"
-    other = "; tune_sparse searches those" if isinstance(config, Accumulators) else ""
-    raise ArgumentTypeError(f"a configuration is {expected}; found {type(config).__name__}{other}")
+    hint = "; tune_sparse searches those" if isinstance(config, Accumulators) else ""
+    raise ArgumentTypeError(f"a configuration is {expected}; found {type(config).__name__}{hint}")
 
 
 def autotune(
@@ -185,8 +185,8 @@ def autotune(
     (True, 3)
     """
     if programs:
-        found = "give the configurations first, then the program"
-        raise ArgumentTypeError(f"{found}: sparsetir.autotune(configs=[sparsetir.Choices(tile=32)])(program)")
+        fault = "give the configurations first, then the program"
+        raise ArgumentTypeError(f"{fault}: sparsetir.autotune(configs=[sparsetir.Choices(tile=32)])(program)")
     if not configs:
         raise ArgumentError("autotune needs at least one configuration, such as sparsetir.Choices(tile=32)")
     checked = [candidate(config) for config in configs]

@@ -137,7 +137,7 @@ def widest(of_each: Sequence[Sequence[float]], level: float) -> dict[str, tuple[
     """
     if not of_each:
         return {}
-    lows, bounds, highs = zip(*(quantiles(held, level) for held in of_each), strict=True)
+    lows, bounds, highs = zip(*(quantiles(ratios, level) for ratios in of_each), strict=True)
     return {UNKNOWN: (min(lows), max(bounds), max(highs))}
 
 
@@ -168,12 +168,12 @@ def _place(r: Ranking) -> np.ndarray:
 
 
 def _numbers(row: Mapping[str, float]) -> np.ndarray:
-    found = np.array([row.get(name, np.nan) for name in COMPARED], float)
-    return np.where(np.isfinite(found), found, 0.0)
+    numbers = np.array([row.get(name, np.nan) for name in COMPARED], float)
+    return np.where(np.isfinite(numbers), numbers, 0.0)
 
 
-def _centre(found: Sequence[Ranking]) -> np.ndarray:
-    return np.asarray(np.mean([_place(r) for r in found], axis=0))
+def _centre(rankings: Sequence[Ranking]) -> np.ndarray:
+    return np.asarray(np.mean([_place(r) for r in rankings], axis=0))
 
 
 def _distance(place: np.ndarray, centres: Sequence[Any]) -> float:
@@ -246,10 +246,10 @@ def coverage(
     return table
 
 
-def cells(found: Mapping[str, Coverage], title: str) -> list[list[str]]:
+def cells(coverages: Mapping[str, Coverage], title: str) -> list[list[str]]:
     """Return `coverage` as the cells of a table, all together last."""
-    ordered = [*(name for name in found if name != "all"), *(["all"] if "all" in found else [])]
-    return [[title, *HEADING], *([name, *found[name].cells()] for name in ordered)]
+    ordered = [*(name for name in coverages if name != "all"), *(["all"] if "all" in coverages else [])]
+    return [[title, *HEADING], *([name, *coverages[name].cells()] for name in ordered)]
 
 
 __all__ = [

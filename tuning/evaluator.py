@@ -148,9 +148,9 @@ class Evaluator:
 
     def _sparse_argument(self) -> str | None:
         """Return the sparse argument that may be stored in another format: the only one, of at least two dimensions."""
-        given = [n for n, v in self.inputs.items() if is_sparse(v) and n in self.kernel.signature.buffers]
-        others = [n for n, v in self.inputs.items() if is_sparse(v) and n not in given]
-        return given[0] if len(given) == 1 and not others and len(self.inputs[given[0]].shape) > 1 else None
+        buffers = [n for n, v in self.inputs.items() if is_sparse(v) and n in self.kernel.signature.buffers]
+        unused = [n for n, v in self.inputs.items() if is_sparse(v) and n not in buffers]
+        return buffers[0] if len(buffers) == 1 and not unused and len(self.inputs[buffers[0]].shape) > 1 else None
 
     def _reference(self, is_first: bool) -> tuple[Reference, str]:
         """Return what the untuned kernel computes, compared with scipy where the program is a known one."""
@@ -161,9 +161,11 @@ class Evaluator:
         if computed is None:
             return reference, "the untuned kernel"
         (name,) = reference.expected
-        wrong = reference.disagreement({name: computed})
-        if wrong is not None:
-            raise TuningError(f"the untuned kernel disagrees with scipy, whose {wrong}; please report this program")
+        difference = reference.disagreement({name: computed})
+        if difference is not None:
+            raise TuningError(
+                f"the untuned kernel disagrees with scipy, whose {difference}; please report this program"
+            )
         return reference, "scipy"
 
     def prepare(self, format: Format | None) -> Prepared:
@@ -185,8 +187,8 @@ class Evaluator:
     def compile_together(self, candidates: Sequence[Candidate]) -> None:
         """Make machine code of several candidates in less time than one by one; what fails says so with `compile`."""
         with suppress(Exception):
-            chosen = [(c.format, c.choices) for c in candidates if isinstance(c.choices, Choices)]
-            compile_together((self.variants(format).form, choices) for format, choices in chosen)
+            pairs = [(c.format, c.choices) for c in candidates if isinstance(c.choices, Choices)]
+            compile_together((self.variants(format).form, choices) for format, choices in pairs)
 
     def call(self, candidate: Candidate) -> Call:
         """Return a call of a candidate's machine code."""
@@ -198,15 +200,15 @@ class Evaluator:
             call = self.untuned if candidate is None else self.call(candidate)
             workload = self.workload if candidate is None else self.variants(candidate.format).workload
             first = Clocked(call)
-            wrong = self.reference.disagreement(workload.fresh(first))
-            if wrong is not None:
-                return Measurement(error=f"wrong result: {wrong}")
+            difference = self.reference.disagreement(workload.fresh(first))
+            if difference is not None:
+                return Measurement(error=f"wrong result: {difference}")
             if candidate is None:
                 return summary(burst(call, BURST_SECONDS))
             self.variants(candidate.format).form.prove(candidate.choices)
-            found, usual = self._raced(call, first.seconds)
-            self.best = min(self.best, (found.seconds or float("inf")) / usual)
-            return replace(found, usual=usual)
+            timing, usual = self._raced(call, first.seconds)
+            self.best = min(self.best, (timing.seconds or float("inf")) / usual)
+            return replace(timing, usual=usual)
         except Exception as error:
             return Measurement(error=reason(error))
 
@@ -220,8 +222,8 @@ class Evaluator:
     def interleaved(self, candidate: Candidate, seconds: float) -> tuple[float, float]:
         """Return `typical`, and that of the untuned kernel at about the same time."""
         usual = paced(self, seconds)
-        found = self.typical(candidate, seconds)
-        return found, self._doubted(found, usual, seconds)
+        seconds_typical = self.typical(candidate, seconds)
+        return seconds_typical, self._doubted(seconds_typical, usual, seconds)
 
     def _raced(self, call: Call, first: float) -> tuple[Measurement, float]:
         """Time a candidate and the untuned kernel; a candidate far behind the best in short bursts only.
@@ -230,9 +232,9 @@ class Evaluator:
         one.
         """
         usual, samples = paced(self, PACE_SECONDS), list[float]()
-        known = [[first]] if first > LONG_CALL else []
+        recorded = [[first]] if first > LONG_CALL else []
         for n in range(RACES):
-            turn = known[n] if n < len(known) else timed_calls(call, RACE_SECONDS, least=2, least_long=1)
+            turn = recorded[n] if n < len(recorded) else timed_calls(call, RACE_SECONDS, least=2, least_long=1)
             samples += turn
             behind = lower_quartile(turn) / usual / self.best
             if behind > FAR_BEHIND:
@@ -279,8 +281,8 @@ def paced(evaluator: Evaluator, seconds: float) -> float:
     Were it the last one, a pause of the machine that hits this kernel alone would make others look fast.
     """
     if not evaluator.paces or not evaluator.paces[-1].is_younger(1):
-        found = evaluator.typical(None, seconds)
-        evaluator.paces.append(Pace(found, time.perf_counter()))
+        typical = evaluator.typical(None, seconds)
+        evaluator.paces.append(Pace(typical, time.perf_counter()))
     return min(pace.seconds for pace in evaluator.paces if pace.is_younger(LATELY) or pace is evaluator.paces[-1])
 
 
@@ -293,9 +295,9 @@ class Clocked:
 
     def __call__(self) -> Any:
         begin = time.perf_counter()
-        found = self.call()
+        result = self.call()
         self.seconds = time.perf_counter() - begin
-        return found
+        return result
 
 
 __all__ = ["Evaluator", "Prepared"]

@@ -58,11 +58,11 @@ class Estimates:
         return self._made[format]
 
     def _estimated(self, format: Format) -> Stored:
-        found = Estimate(self.own.values) if self.pattern is None else format.estimate(self.pattern)
-        values, rows = round(found.values), format.block[0]
-        numbers = values // found.per_index if found.per_index else 0
+        estimate = Estimate(self.own.values) if self.pattern is None else format.estimate(self.pattern)
+        values, rows = round(estimate.values), format.block[0]
+        numbers = values // estimate.per_index if estimate.per_index else 0
         pointers = self.pattern.shape[0] // rows if self.pattern is not None else 0
-        return Stored(values, values * self.itemsize + INDEX * (numbers + pointers), found.pieces, rows)
+        return Stored(values, values * self.itemsize + INDEX * (numbers + pointers), estimate.pieces, rows)
 
 
 # Features of a candidate: the pattern, how the format stores it, the choices, and analytic terms.
@@ -139,9 +139,9 @@ class Operands:
         """Return those of a program's work."""
         gathered = work.gathered
         feat = max((int(a.run) for a in work.results), default=1)
-        held = int(gathered.held) if gathered is not None else 0
+        gathered_bytes = int(gathered.held) if gathered is not None else 0
         result = int(sum(a.held for a in work.results))
-        return cls(feat, held, result, work.itemsize, threads, work.width, work, rates)
+        return cls(feat, gathered_bytes, result, work.itemsize, threads, work.width, work, rates)
 
 
 def log(value: float) -> float:
@@ -153,25 +153,29 @@ def of_pattern(pattern: Pattern | None) -> dict[str, float]:
     """Return numbers of a pattern; of a tensor only its sizes."""
     if pattern is None:
         return {}
-    found = {"nnz": log(pattern.nnz), "rows": log(pattern.shape[0]), "columns": log(pattern.shape[-1])}
-    found |= {f"fibers_{d}": log(n) for d, n in enumerate(pattern.fibers)}
-    return {**found, **_of_matrix(pattern)} if isinstance(pattern, MatrixPattern) else found
+    features = {"nnz": log(pattern.nnz), "rows": log(pattern.shape[0]), "columns": log(pattern.shape[-1])}
+    features |= {f"fibers_{d}": log(n) for d, n in enumerate(pattern.fibers)}
+    return {**features, **_of_matrix(pattern)} if isinstance(pattern, MatrixPattern) else features
 
 
 def _of_matrix(p: MatrixPattern) -> dict[str, float]:
     nnz, (m, n) = max(p.nnz, 1), p.shape
-    found = {"panel_columns": p.panel_columns, "diagonals": log(p.diagonals), "diagonal_share": p.diagonal_share}
-    found |= {"slice_diagonal_share": p.slice_diagonal_share}
-    found |= {"below": p.bandwidth[0] / max(m, 1), "above": p.bandwidth[1] / max(n, 1), "sliced": p.sliced / nnz}
-    found |= {"reuse": log(p.reuse_distance or m), "symmetry": p.symmetry or 0.0, "profile": log(sum(p.profile) / nnz)}
+    features = {"panel_columns": p.panel_columns, "diagonals": log(p.diagonals), "diagonal_share": p.diagonal_share}
+    features |= {"slice_diagonal_share": p.slice_diagonal_share}
+    features |= {"below": p.bandwidth[0] / max(m, 1), "above": p.bandwidth[1] / max(n, 1), "sliced": p.sliced / nnz}
+    features |= {
+        "reuse": log(p.reuse_distance or m),
+        "symmetry": p.symmetry or 0.0,
+        "profile": log(sum(p.profile) / nnz),
+    }
     for name, held in (("row", p.rows), ("column", p.columns)):
         count = max(held.count, 1)
-        found |= {f"{name}_mean": log(held.mean), f"{name}_max": log(held.max), f"{name}_cv": held.cv}
-        found |= {f"{name}_gini": held.gini, f"{name}_empty": held.empty / count, f"{name}_median": log(held.median)}
+        features |= {f"{name}_mean": log(held.mean), f"{name}_max": log(held.max), f"{name}_cv": held.cv}
+        features |= {f"{name}_gini": held.gini, f"{name}_empty": held.empty / count, f"{name}_median": log(held.median)}
     bins = [*p.rows.histogram, *([0] * BINS)][:BINS]
-    found |= {f"length_{2**k // 2}": held / max(m, 1) for k, held in enumerate(bins)}
-    found |= {f"fill_{r}x{c}": fill.fill for (r, c), fill in p.blocks.items()}
-    return found | {f"imbalance_{parts}": log(value) for parts, value in p.imbalance.items()}
+    features |= {f"length_{2**k // 2}": held / max(m, 1) for k, held in enumerate(bins)}
+    features |= {f"fill_{r}x{c}": fill.fill for (r, c), fill in p.blocks.items()}
+    return features | {f"imbalance_{parts}": log(value) for parts, value in p.imbalance.items()}
 
 
 def density(indptr: np.ndarray, indices: np.ndarray, columns: int) -> dict[str, float]:
@@ -186,12 +190,12 @@ def density(indptr: np.ndarray, indices: np.ndarray, columns: int) -> dict[str, 
             for a, b in pairwise(edges)
         ]
     )
-    found, level, size = {}, image / indices.size, GRID
+    features, level, size = {}, image / indices.size, GRID
     while size > 1:
-        found[f"uneven_{size}"] = float(level.std() * size * size)
+        features[f"uneven_{size}"] = float(level.std() * size * size)
         level = level.reshape(size // 2, 2, size // 2, 2).sum(axis=(1, 3))
         size //= 2
-    return found | {f"cell_{i}_{j}": float(image[i, j] / indices.size) for i in range(GRID) for j in range(GRID)}
+    return features | {f"cell_{i}_{j}": float(image[i, j] / indices.size) for i in range(GRID) for j in range(GRID)}
 
 
 def of_candidate(
@@ -206,8 +210,8 @@ def of_candidate(
     facts |= {"feat": log(operands.feat), "width": log(operands.width or operands.feat)}
     if isinstance(choices, Config):
         return {**kinds, **of_knobs(choices, values or {}), **facts}
-    chosen = {name: log(getattr(choices, name)) for name in CHOICES}
-    return {**kinds, **chosen, **facts, **_analytic(choices, stored, operands)}
+    choice_features = {name: log(getattr(choices, name)) for name in CHOICES}
+    return {**kinds, **choice_features, **facts, **_analytic(choices, stored, operands)}
 
 
 def of_other_choices(choices: Choices | Config) -> dict[str, float]:
@@ -224,17 +228,17 @@ def of_work(stored: Stored, operands: Operands, nnz: int) -> dict[str, float]:
 
 def of_knobs(config: Config, values: Mapping[str, Any]) -> dict[str, float]:
     """Return numbers of knobs: a logarithm for each part of a split or number, for others their place in the list."""
-    found = {}
+    features = {}
     for name, value in config.as_dict().items():
-        listed = list(values.get(name, (value,)))
-        if not all(_is_number(part) for other in listed for part in _parts(other)):
-            found[f"knob {name}"] = float(listed.index(value)) if value in listed else -1.0
+        values_listed = list(values.get(name, (value,)))
+        if not all(_is_number(part) for value_listed in values_listed for part in _parts(value_listed)):
+            features[f"knob {name}"] = float(values_listed.index(value)) if value in values_listed else -1.0
             continue
         for n, part in enumerate(_parts(value)):
             if part is not None:
                 column = f"knob {name}[{n}]" if isinstance(value, tuple) else f"knob {name}"
-                found[column] = math.copysign(log(abs(part)), part)
-    return found
+                features[column] = math.copysign(log(abs(part)), part)
+    return features
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
@@ -273,8 +277,8 @@ def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str,
 
 def main_buffer(buffers: Mapping[Any, SparseBuffer], arrays: Mapping[str, np.ndarray]) -> SparseBuffer | None:
     """Return the sparse parameter with most values."""
-    held = [b for b in buffers.values() if not b.is_dense and str(b.storage.name) in arrays]
-    return max(held, key=lambda b: arrays[str(b.storage.name)].size, default=None)
+    sparse = [b for b in buffers.values() if not b.is_dense and str(b.storage.name) in arrays]
+    return max(sparse, key=lambda b: arrays[str(b.storage.name)].size, default=None)
 
 
 # Analytic terms of a candidate's loops, without running them: bytes by memory level, reuse, vectors, balance.
@@ -339,10 +343,10 @@ def terms(candidate: Candidate, stored: Stored, operands: Operands, structure: S
     format = candidate.format or CSR()
     loops = _Loops(choices, stored, operands, structure, format.column_parts)
     moved = loops.moved()
-    found = {**loops.shape(), **loops.reuse(), **_bytes(moved)}
-    found |= {"block_columns": float(format.block[1]), "column_parts": float(loops.parts)}
+    features = {**loops.shape(), **loops.reuse(), **_bytes(moved)}
+    features |= {"block_columns": float(format.block[1]), "column_parts": float(loops.parts)}
     whole, serial = log2(loops.seconds(moved, loops.threads, choices.chunks)), log2(loops.seconds(moved, 1, 0))
-    return found | {"roofline": whole, "serial": serial, PARALLEL: whole - serial}
+    return features | {"roofline": whole, "serial": serial, PARALLEL: whole - serial}
 
 
 class _Loops:
@@ -462,12 +466,12 @@ class _Loops:
 def _bytes(moved: tuple[float, float, float]) -> dict[str, float]:
     """Return bytes from each level on a logarithmic scale."""
     names = ("bytes_private", "bytes_last", "bytes_memory")
-    return {name: log2(1 + each) for name, each in zip(names, moved, strict=True)}
+    return {name: log2(1 + amount) for name, amount in zip(names, moved, strict=True)}
 
 
-def outside(held: float, cache: float) -> float:
+def outside(bytes_used: float, cache: float) -> float:
     """Return the share of some bytes, used in turn, that a cache of random replacement does not hold."""
-    return max(0.0, 1.0 - cache / held) if held > 0 else 0.0
+    return max(0.0, 1.0 - cache / bytes_used) if bytes_used > 0 else 0.0
 
 
 # Encoding: from the candidates of one workload to the feature rows of a cost model.
@@ -520,31 +524,31 @@ class Encoding:
         stored = self.estimates(candidate.format)
         nnz = self.structure.nnz
         values = self.knobs(candidate.format) if self.knobs is not None else None
-        found = of_candidate(candidate, stored, self.operands, nnz, values)
-        found |= terms(candidate, stored, self.operands, self.structure)
-        found |= {SPECIALISED: float(specialised), **of_other_choices(candidate.choices)}
+        features = of_candidate(candidate, stored, self.operands, nnz, values)
+        features |= terms(candidate, stored, self.operands, self.structure)
+        features |= {SPECIALISED: float(specialised), **of_other_choices(candidate.choices)}
         if stored not in self._work:
             self._work[stored] = of_work(stored, self.operands, nnz)
-        return found | self._work[stored]
+        return features | self._work[stored]
 
     def named(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
         """Return all numbers by name, rounded to what is worth writing down."""
-        found = {**self.facts, **self.of(candidate, specialised=specialised)}
-        return {name: float(f"{value:.5g}") for name, value in found.items()}
+        features = {**self.facts, **self.of(candidate, specialised=specialised)}
+        return {name: float(f"{value:.5g}") for name, value in features.items()}
 
     def rows(self, candidates: Sequence[Candidate], *, specialised: bool = True) -> np.ndarray:
         """Return all numbers, a row for each candidate; not a number where one lacks a knob of another."""
         if self.knobs is not None:
             return self._rows_of_knobs(candidates, specialised)
-        own = np.array([list(self.of(c, specialised=specialised).values()) for c in candidates], np.float32)
-        return np.concatenate([np.broadcast_to(self._facts, (len(own), len(self._facts))), own], axis=1)
+        numbers = np.array([list(self.of(c, specialised=specialised).values()) for c in candidates], np.float32)
+        return np.concatenate([np.broadcast_to(self._facts, (len(numbers), len(self._facts))), numbers], axis=1)
 
     def _rows_of_knobs(self, candidates: Sequence[Candidate], specialised: bool) -> np.ndarray:
         """Return the rows by name, as candidates of different formats may have different knobs."""
-        found = [{**self.facts, **self.of(candidate, specialised=specialised)} for candidate in candidates]
-        for numbers in found:
+        features_of = [{**self.facts, **self.of(candidate, specialised=specialised)} for candidate in candidates]
+        for numbers in features_of:
             self._columns.extend(name for name in numbers if name not in self._columns)
-        return np.array([[numbers.get(name, np.nan) for name in self._columns] for numbers in found], np.float32)
+        return np.array([[numbers.get(name, np.nan) for name in self._columns] for numbers in features_of], np.float32)
 
     @property
     def names(self) -> list[str]:

@@ -108,8 +108,8 @@ class Variant:
     def _built(self, sizes: Sizes, schedule: Any) -> Any:
         func = fixed(decode(self.func), sizes)
         if self.candidate.format is not None:
-            chosen = self.candidate.format
-            func = decompose_format(func, chosen if self.argument is None else {self.argument: chosen})
+            format = self.candidate.format
+            func = decompose_format(func, format if self.argument is None else {self.argument: format})
         return make_kernel(func, self.target, schedule=schedule)
 
     def fits(self, sizes: Sizes) -> bool:
@@ -190,13 +190,13 @@ class TunedKernel(Saved):
         """Run the kernel; see `Kernel.__call__`."""
         if unnamed:
             raise self.signature.unnamed(unnamed)
-        chosen = self.chosen(arguments)
-        if chosen is self.plain:
-            return chosen(**arguments)
+        kernel = self.chosen(arguments)
+        if kernel is self.plain:
+            return kernel(**arguments)
         try:
-            if self.finite or not _multiplies_zeros(chosen):
-                return chosen(**arguments)
-            return self.watch.call(chosen, self.plain, arguments, {})
+            if self.finite or not _multiplies_zeros(kernel):
+                return kernel(**arguments)
+            return self.watch.call(kernel, self.plain, arguments, {})
         except SparseTIRError:  # the format does not take this matrix, or the arguments are wrong: then that says how
             return self.plain(**arguments)
 
@@ -214,25 +214,25 @@ class TunedKernel(Saved):
 
     def suited(self, sizes: Sizes, pattern: str | None) -> Kernel | ComposedKernel:
         """Return the kernel for a call with these sizes and this pattern."""
-        held = [v for v in self.variants if v.pattern is None or v.pattern == pattern]
-        exact = next((v for v in held if v.fits(sizes)), None)
+        matching = [v for v in self.variants if v.pattern is None or v.pattern == pattern]
+        exact = next((v for v in matching if v.fits(sizes)), None)
         if exact is not None:
             return exact.kernel or self.plain
-        formatted = [v for v in held if v.candidate.format is not None or v.template is not None]
+        formatted = [v for v in matching if v.candidate.format is not None or v.template is not None]
         near = min(formatted, key=lambda v: v.distance(sizes), default=None)
-        found = near.general if near is not None else None
-        return self.plain if found is None else found
+        general = near.general if near is not None else None
+        return self.plain if general is None else general
 
     def sizes(self, arguments: Mapping[str, Any]) -> dict[str, int]:
         """Return the sizes of a call that decide which kernel is used."""
-        found: dict[str, int] = {}
+        values: dict[str, int] = {}
         for name in self._fixed:
             value = arguments.get(name)
             if value is None:
                 value = self._from_shapes(name, arguments)
             if isinstance(value, int):
-                found[name] = value
-        return found
+                values[name] = value
+        return values
 
     def _from_shapes(self, size: str, arguments: Mapping[str, Any]) -> int | None:
         for name, d in self._places.get(size, ()):
@@ -245,8 +245,8 @@ class TunedKernel(Saved):
         """Return the hash of a call's index arrays; None where none is asked for, or not all are given."""
         if not self.is_for_patterns:
             return None
-        given = {n: v for n, v in arguments.items() if is_sparse(v) or n in _index_names(self.signature)}
-        args = BoundKernel(self.plain, given).args
+        structures = {n: v for n, v in arguments.items() if is_sparse(v) or n in _index_names(self.signature)}
+        args = BoundKernel(self.plain, structures).args
         try:
             return fingerprint(self.signature.program, args.arrays)
         except KeyError:
@@ -290,9 +290,9 @@ class BoundTunedKernel(Bound):
 
     def dispatch(self, arguments: dict[str, Any]) -> Any:
         bound = self._bound(arguments)
-        found = bound(**arguments)
+        result = bound(**arguments)
         self.last = bound.last
-        return found
+        return result
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
@@ -305,30 +305,30 @@ class BoundTunedKernel(Bound):
         if at in self.held:
             return self.held[at]
         pattern = self.pattern if self.pattern is not None else self.kernel.pattern(every)
-        chosen = self.kernel.suited(sizes, pattern)
+        kernel = self.kernel.suited(sizes, pattern)
         if self.pattern is None and self.kernel.is_for_patterns:
-            return self._over(chosen)  # the next call may have another
+            return self._over(kernel)  # the next call may have another
         if len(self.held) >= MOST_BOUND:
             self.held.pop(next(iter(self.held)))
-        self.held[at] = self._over(chosen)
+        self.held[at] = self._over(kernel)
         return self.held[at]
 
-    def _over(self, chosen: Kernel | ComposedKernel) -> Any:
+    def _over(self, kernel: Kernel | ComposedKernel) -> Any:
         """Return the fixed arguments bound to a kernel, which is watched where it multiplies zeros."""
-        if chosen is self.kernel.plain:
+        if kernel is self.kernel.plain:
             return self.checked
         try:
-            bound = chosen.bind(**self.fixed)
+            bound = kernel.bind(**self.fixed)
         except SparseTIRError:  # the format does not take this matrix
             return self.checked
-        if self.kernel.finite or not _multiplies_zeros(chosen) or self._is_full(chosen):
+        if self.kernel.finite or not _multiplies_zeros(kernel) or self._is_full(kernel):
             return bound
         return WatchedBound(bound, lambda: self.checked, self.kernel.watch)
 
-    def _is_full(self, chosen: Any) -> bool:
+    def _is_full(self, kernel: Any) -> bool:
         """Return whether the bound argument has no zeros between the entries in its format."""
-        names = [name for name in chosen.converter.groups if name in self.fixed]
-        return bool(names) and all(chosen.convert(name, self.fixed[name]).padding == 0 for name in names)
+        names = [name for name in kernel.converter.groups if name in self.fixed]
+        return bool(names) and all(kernel.convert(name, self.fixed[name]).padding == 0 for name in names)
 
 
 def _restored(plain: Kernel, variants: Sequence[Variant], finite: bool) -> TunedKernel:
@@ -342,17 +342,17 @@ def _multiplies_zeros(kernel: Kernel | ComposedKernel) -> bool:
 
 def _places(signature: Signature) -> dict[str, list[tuple[str, int]]]:
     """Return for each size the arguments whose shapes tell it, and their dimension."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    places: dict[str, list[tuple[str, int]]] = {}
     for name, buffer in signature.buffers.items():
         for d, axis in enumerate(buffer.axes):
             size = signature.length[axis].name
             if size is not None:
-                found.setdefault(size, []).append((name, d))
+                places.setdefault(size, []).append((name, d))
     for param in signature.params:
         for d, extent in enumerate(param.shape or ()):
             if extent.name is not None:
-                found.setdefault(extent.name, []).append((param.name, d))
-    return found
+                places.setdefault(extent.name, []).append((param.name, d))
+    return places
 
 
 def _index_names(signature: Signature) -> set[str]:
@@ -400,21 +400,31 @@ def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, finite:
         `schedule` is something else.
     """
     if schedule is not None and not isinstance(schedule, Template):
-        found = type(schedule).__name__
-        raise ArgumentTypeError(f"with a database the schedule is a template that was tuned, or none; found {found}")
+        schedule_name = type(schedule).__name__
+        raise ArgumentTypeError(
+            f"with a database the schedule is a template that was tuned, or none; found {schedule_name}"
+        )
     path = Path(path)
     if not path.is_file():
         raise ArgumentError(f"there is no database {path}: tune_sparse(..., database={str(path)!r}) makes one")
     program = single(func)
     plain: Kernel = make_kernel(program, target)
     about, records = circumstances(plain, schedule), Database(path)
-    ended = {_arguments(key): (key, found) for key, found in compared(records, about["program"]) if agrees(key, about)}
+    comparisons = {
+        _arguments(key): (key, schedule_name)
+        for key, schedule_name in compared(records, about["program"])
+        if agrees(key, about)
+    }
     best: list[tuple[Key, dict[str, int], Record, Comparison | None]]
-    best = [(key, r.fixed, r, found) for key, found in ended.values() if (r := found.best) is not None]
-    best += [(key, r.fixed, r, None) for key, r in unfinished(records, about) if _arguments(key) not in ended]
-    if not ended and not best:
+    best = [
+        (key, r.fixed, r, schedule_name)
+        for key, schedule_name in comparisons.values()
+        if (r := schedule_name.best) is not None
+    ]
+    best += [(key, r.fixed, r, None) for key, r in unfinished(records, about) if _arguments(key) not in comparisons]
+    if not comparisons and not best:
         warn_of_no_records(path, stacklevel=4)
-    variants = [_variant(program, target, schedule, *each) for each in reversed(best)]
+    variants = [_variant(program, target, schedule, *parts) for parts in reversed(best)]
     return TunedKernel(plain, variants, finite=finite)
 
 
@@ -453,9 +463,9 @@ def unfinished(records: Database, about: dict[str, Any]) -> Iterator[tuple[Key, 
     for key, record, _line in records.of_program(about["program"]):
         if agrees(key, about) and record.seconds is not None:
             trials.setdefault(_arguments(key), []).append((key, record))
-    for held in trials.values():
-        before = [r.seconds for _, r in held if is_untuned(r) and r.seconds is not None]
-        tuned = [(key, r) for key, r in held if not is_untuned(r)]
+    for records_of_key in trials.values():
+        before = [r.seconds for _, r in records_of_key if is_untuned(r) and r.seconds is not None]
+        tuned = [(key, r) for key, r in records_of_key if not is_untuned(r)]
         best = min(tuned, key=lambda each: each[1].seconds or 0.0, default=None)
         if best is not None and before and (best[1].seconds or 0.0) <= WORTH * before[0]:
             yield best

@@ -68,7 +68,7 @@ class Held:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ScheduleError):
             facts = json.loads(path.with_suffix(".json").read_text())
             kernels = {Choices(**of): (str(name), tuple(late)) for name, of, late in facts["kernels"]}
-            values = {str(name): tuple(map(int, found)) for name, found in facts["values"].items()}
+            values = {str(name): tuple(map(int, choices_of)) for name, choices_of in facts["values"].items()}
             library = path.with_name(Path(facts.get("library", path.name)).name)
             return cls(library, str(facts["program"]), kernels, values, str(facts["digest"]))
         return None
@@ -112,8 +112,8 @@ class Shelf:
     @cached_property
     def folder(self) -> Path | None:
         """Where the libraries are; None where nothing is kept."""
-        found = cache.cache_folder()
-        return None if found is None else found / FOLDER
+        root = cache.cache_folder()
+        return None if root is None else root / FOLDER
 
     @cached_property
     def _key(self) -> str:
@@ -136,24 +136,24 @@ class Shelf:
 
     def everything(self, format: Format | None) -> list[Held]:
         """Return what there is of a format: made ahead, or left by searches."""
-        path, made = self.path(format), self.held(format)
+        path, ahead = self.path(format), self.held(format)
         if format not in self._left and path is not None:
-            self._left[format] = [found for name in left(path) if (found := Held.read(name)) is not None]
-        return [*([made] if made is not None else []), *self._left.get(format, [])]
+            self._left[format] = [shelf_entry for name in left(path) if (shelf_entry := Held.read(name)) is not None]
+        return [*([ahead] if ahead is not None else []), *self._left.get(format, [])]
 
     def listed(self, format: Format | None) -> tuple[Choices, ...]:
         """Return whose machine code there is of a format, one for each code."""
-        return tuple(dict.fromkeys(choices for held in self.everything(format) for choices in held.listed))
+        return tuple(dict.fromkeys(choices for entry in self.everything(format) for choices in entry.listed))
 
     def fill(self, form: FormatVariant, format: Format | None, feat: int | None) -> None:
         """Give a form what there is of it, and note where there is room for what will be made."""
         places.setdefault(form, (self.path(format), feat))
-        known = [] if form.is_filled else self.everything(format)
-        program = program_key(form) if known else ""
-        for found in known:
-            if found.program == program:
+        entries = [] if form.is_filled else self.everything(format)
+        program = program_key(form) if entries else ""
+        for entry in entries:
+            if entry.program == program:
                 with contextlib.suppress(Exception):  # damaged: it is compiled again
-                    form.fill(found.codes(), feat, found.values)
+                    form.fill(entry.codes(), feat, entry.values)
 
     def put(
         self,
@@ -183,18 +183,20 @@ class Shelf:
         """
         path = self.path(format)
         loops = {c: form.shared_loops(c) for c in choices}
-        made = {c: found for c, found in loops.items() if found is not None}
-        if path is None or not made:
+        lowered = {c: code for c, code in loops.items() if code is not None}
+        if path is None or not lowered:
             return 0
-        names = {c: f"{form.name}_{n}" for n, c in enumerate(made)}
-        functions = {names[c]: third[form.name].with_attr("global_symbol", names[c]) for c, (third, _) in made.items()}
+        names = {c: f"{form.name}_{n}" for n, c in enumerate(lowered)}
+        functions = {
+            names[c]: third[form.name].with_attr("global_symbol", names[c]) for c, (third, _) in lowered.items()
+        }
         library = unchecked(ir.IRModule(functions), form.target)
-        right = [c for c, (_, late) in made.items() if is_right(Code(library[names[c]], late).of(c))]
+        right = [c for c, (_, late) in lowered.items() if is_right(Code(library[names[c]], late).of(c))]
         if not right:
             return 0
-        listed = [(names[c], c.as_dict(), made[c][1]) for c in right]
-        values = {name: list(found) for name, found in form.open_choices(feat).items()}
-        cache.write(library, path, {"program": program_key(form), "kernels": listed, "values": values})
+        entries = [(names[c], c.as_dict(), lowered[c][1]) for c in right]
+        values = {name: list(code) for name, code in form.open_choices(feat).items()}
+        cache.write(library, path, {"program": program_key(form), "kernels": entries, "values": values})
         self._held.pop(format, None)
         return len(right)
 
@@ -238,16 +240,18 @@ def _write(together: Together) -> None:
             kernels.setdefault(form, []).append((name, choices, late))
     if not kernels:
         return
-    content = sorted((program_key(form), repr(choices)) for form, held in kernels.items() for _, choices, _ in held)
+    content = sorted(
+        (program_key(form), repr(choices)) for form, entries in kernels.items() for _, choices, _ in entries
+    )
     stem = hashlib.sha256(repr(content).encode()).hexdigest()[:32]
     path = next(place for form in kernels if (place := places[form][0]) is not None).with_name(f"{stem}.so")
     cache.write(together.library, path, {})
     digest = cache.digest(path)
-    for form, held in kernels.items():
+    for form, entries in kernels.items():
         place, feat = places[form]
-        listed = [(name, choices.as_dict(), late) for name, choices, late in held]
-        values = {name: list(found) for name, found in form.open_choices(feat).items()}
-        facts = {"library": path.name, "digest": digest, "program": program_key(form), "kernels": listed}
+        kernel_facts = [(name, choices.as_dict(), late) for name, choices, late in entries]
+        values = {name: list(values_of) for name, values_of in form.open_choices(feat).items()}
+        facts = {"library": path.name, "digest": digest, "program": program_key(form), "kernels": kernel_facts}
         assert place is not None
         cache.write_facts(place.with_name(f"{place.stem}-{stem}.json"), {**facts, "values": values})
 

@@ -143,11 +143,11 @@ class Knobs:
         ScheduleError
             The value that was chosen is none of these, or a knob of this name has other candidates.
         """
-        found = _listed(name, candidates)
-        value = self.given.get(name, found[0])
-        if value not in found:
-            raise ScheduleError(f"knob {name!r} is one of {shown(found)}; found {value!r}")
-        return self._define(name, found, value)
+        options = _listed(name, candidates)
+        value = self.given.get(name, options[0])
+        if value not in options:
+            raise ScheduleError(f"knob {name!r} is one of {shown(options)}; found {value!r}")
+        return self._define(name, options, value)
 
     def define_split(
         self,
@@ -193,16 +193,16 @@ class Knobs:
             raise ArgumentError(f"split {name!r} makes at least 2 loops; found num_outputs={num_outputs!r}")
         extent = extent_of(self.sch, loop)
         if candidates is not None:
-            found = _listed(name, candidates)
+            options = _listed(name, candidates)
         elif isinstance(extent, str) and policy == "factors" and name in self.given:
-            found = (self.given[name],)
+            options = (self.given[name],)
         else:
-            found = tuple(_splits(name, extent, num_outputs, policy, max_factor))
-        value: Any = self.given.get(name, found[0])
-        for factors in (*(found if candidates is not None else ()), value):
+            options = tuple(_splits(name, extent, num_outputs, policy, max_factor))
+        value: Any = self.given.get(name, options[0])
+        for factors in (*(options if candidates is not None else ()), value):
             _check_length(name, factors, num_outputs)
             check_factors(name, factors, extent)
-        return self._define(name, found, Split(value))
+        return self._define(name, options, Split(value))
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.chosen:
@@ -210,13 +210,13 @@ class Knobs:
             raise ScheduleError(f"no knob {name!r} is defined; {there}")
         return self.chosen[name]
 
-    def _define(self, name: str, found: tuple[Value, ...], value: Any) -> Any:
+    def _define(self, name: str, options: tuple[Value, ...], value: Any) -> Any:
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError(f"a knob's name is an identifier such as tile_k; found {name!r}")
-        before = self.space.get(name, found)
-        if before != found:
-            raise ScheduleError(f"knob {name!r} is defined twice, as one of {shown(before)} and of {shown(found)}")
-        self.space[name], self.chosen[name] = found, value
+        before = self.space.get(name, options)
+        if before != options:
+            raise ScheduleError(f"knob {name!r} is defined twice, as one of {shown(before)} and of {shown(options)}")
+        self.space[name], self.chosen[name] = options, value
         return value
 
 
@@ -246,10 +246,10 @@ def _listed(name: str, candidates: Any) -> tuple[Value, ...]:
     """Return candidates without repetition, at least one."""
     if isinstance(candidates, str) or not isinstance(candidates, Iterable):
         raise ArgumentTypeError(f"knob {name!r} needs a list of values; found {candidates!r}")
-    found = tuple(dict.fromkeys(plain(value) for value in candidates))
-    if not found:
+    values = tuple(dict.fromkeys(plain(value) for value in candidates))
+    if not values:
         raise ArgumentError(f"knob {name!r} needs at least one value")
-    return found
+    return values
 
 
 # ------------------------------------------------------------------------------------------ splits
@@ -278,12 +278,12 @@ def check_factors(name: str, factors: Any, extent: int | str) -> None:
     """Raise unless the factors make the steps of a loop."""
     if None in factors:
         return
-    made = math.prod(factors)
+    product = math.prod(factors)
     if isinstance(extent, str):
         unknown = f"the loop has {extent} steps, which is known only when the kernel is called"
         raise ScheduleError(f"split {name!r} is {tuple(factors)}, but {unknown}: one of them must be None")
-    if made != extent:
-        raise ScheduleError(f"split {name!r} is {tuple(factors)}, which makes {made} steps; the loop has {extent}")
+    if product != extent:
+        raise ScheduleError(f"split {name!r} is {tuple(factors)}, which makes {product} steps; the loop has {extent}")
 
 
 def _splits(name: str, extent: int | str, parts: int, policy: str, most: int | None) -> Iterator[tuple[Value, ...]]:
@@ -294,8 +294,8 @@ def _splits(name: str, extent: int | str, parts: int, policy: str, most: int | N
         raise ArgumentError(f"max_factor must be positive, found {most!r}")
     if isinstance(extent, str) and (policy == "factors" or most is None):
         unknown = f"the loop of split {name!r} has {extent} steps, which is known only when the kernel is called"
-        others = "policy='power2' with max_factor, candidates such as [(None, 32)]"
-        raise ScheduleError(f"{unknown}; try {others}, or a program with that size filled in")
+        alternatives = "policy='power2' with max_factor, candidates such as [(None, 32)]"
+        raise ScheduleError(f"{unknown}; try {alternatives}, or a program with that size filled in")
     if extent == 0:
         raise ScheduleError(f"split {name!r} is of a loop with no steps")
     if isinstance(extent, int) and policy == "factors":
@@ -396,25 +396,29 @@ class Template:
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             raise ScheduleError(f"{type(error).__name__}: {lines[-1]}") from error
-        return {name: found for name, found in knobs.space.items() if name not in self.values.keys() and len(found) > 1}
+        return {
+            name: options
+            for name, options in knobs.space.items()
+            if name not in self.values.keys() and len(options) > 1
+        }
 
     def _applied(self, sch: s_tir.Schedule) -> tuple[Knobs, s_tir.Schedule]:
         knobs = Knobs(sch, self.values.as_dict())
         try:
-            found = self.function(knobs, sch)
+            schedule = self.function(knobs, sch)
         except ScheduleError as error:
             unknown = [name for name in self.values.keys() if name not in knobs.space]
             if not unknown:
                 raise
             raise ScheduleError(f"{error}; the value for {unknown[0]!r} is of no knob defined so far") from error
-        if found is not None and not isinstance(found, s_tir.Schedule):
+        if schedule is not None and not isinstance(schedule, s_tir.Schedule):
             expected = "changes the schedule it is given and returns a schedule or nothing"
-            raise ScheduleError(f"{self!r} {expected}; found {type(found).__name__}")
+            raise ScheduleError(f"{self!r} {expected}; found {type(schedule).__name__}")
         unknown = [name for name in self.values.keys() if name not in knobs.space]
         if unknown:
             there = ", ".join(knobs.space) or "none"
             raise ScheduleError(f"template {self.name} has the knobs {there}; found a value for {unknown[0]!r}")
-        return knobs, sch if found is None else found
+        return knobs, sch if schedule is None else schedule
 
     @cached_property
     def text(self) -> str:
@@ -438,17 +442,17 @@ class Template:
         except (ImportError, AttributeError, ValueError):
             is_found = False
         if not is_found:
-            found = f"{self!r} is pickled by its name, but is not found as {module}.{name}"
-            raise pickle.PicklingError(found)
+            fault = f"{self!r} is pickled by its name, but is not found as {module}.{name}"
+            raise pickle.PicklingError(fault)
         return _loaded, (module, name, self.values)
 
 
 def _named(module: str, name: str) -> Any:
     """Return what a module has by a name, which may have dots."""
-    found: Any = importlib.import_module(module)
+    value: Any = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _loaded(module: str, name: str, values: Config) -> Template:
@@ -508,8 +512,8 @@ def template(function: Function) -> Template:
     try:
         inspect.signature(function).bind(None, None)
     except TypeError:
-        found = f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
-        raise ArgumentTypeError(f"a template is a function of cfg and sch; found {found}") from None
+        description = f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
+        raise ArgumentTypeError(f"a template is a function of cfg and sch; found {description}") from None
     except ValueError:  # written in C: there is no signature to look at
         pass
     return Template(function)

@@ -191,11 +191,11 @@ class Log:
 
     def add(self, candidate: Candidate, fixed: dict[str, int], found: Measurement, **facts: Any) -> None:
         """Note a measurement."""
-        named = None if candidate.format is None else repr(candidate.format)
+        format_text = None if candidate.format is None else repr(candidate.format)
         times = (found.seconds, found.median, found.spread, found.error)
         facts |= {"place": found.place, "load": found.load}
         elapsed = self.before + self.budget.elapsed
-        record = Record(candidate.choices, named, fixed, *times, elapsed=elapsed, seed=self.seed, **facts)
+        record = Record(candidate.choices, format_text, fixed, *times, elapsed=elapsed, seed=self.seed, **facts)
         self.history.append(with_best(record, self.history))
         self.on_record(self.history[-1])
 
@@ -207,8 +207,8 @@ def is_untuned(record: Record) -> bool:
 
 def with_best(record: Record, history: list[Record]) -> Record:
     """Return `record` with the best time so far."""
-    known = [r.seconds for r in (*history, record) if r.seconds is not None]
-    return replace(record, best=min(known, default=None))
+    times = [r.seconds for r in (*history, record) if r.seconds is not None]
+    return replace(record, best=min(times, default=None))
 
 
 def explore(
@@ -226,9 +226,9 @@ def explore(
 
     See `step`; `chance` tells how likely it is that something clearly better was not tried yet.
     """
-    how: dict[str, Any] = {"fixed": fixed, "conversion": conversion, "cost": cost, "slots": slots}
+    settings: dict[str, Any] = {"fixed": fixed, "conversion": conversion, "cost": cost, "slots": slots}
     until = log.budget.until
-    while not log.budget.is_spent(log.history) and step(search, measure, log, **how):
+    while not log.budget.is_spent(log.history) and step(search, measure, log, **settings):
         if until is not None and chance is not None and chance() < until:
             return
 
@@ -280,8 +280,8 @@ def measured(
 ) -> Iterator[Candidate]:
     """Measure a batch, wherever it came from, and tell of each candidate when that is done, as `step` does."""
     predicted = dict(zip(batch, search.predicted(batch), strict=True))
-    for candidate, found in measure(batch) if batch else ():
-        seconds = conversion(candidate.format) if found.error is None else 0.0
-        log.add(candidate, fixed, found, predicted=predicted.get(candidate), conversion=seconds)
-        search.tell(candidate, found.seconds if cost is None else cost(log.history[-1]))
+    for candidate, measurement in measure(batch) if batch else ():
+        seconds = conversion(candidate.format) if measurement.error is None else 0.0
+        log.add(candidate, fixed, measurement, predicted=predicted.get(candidate), conversion=seconds)
+        search.tell(candidate, measurement.seconds if cost is None else cost(log.history[-1]))
         yield candidate

@@ -152,7 +152,7 @@ def unchecked(third: ir.IRModule, target: Any) -> Any:
         return machine_code(third, target)
 
 
-def compile_together(wanted: Iterable[tuple[FormatVariant, Choices]]) -> None:
+def compile_together(variants: Iterable[tuple[FormatVariant, Choices]]) -> None:
     """Give forms the machine code of candidates, made by one call of the compiler for each target.
 
     What begins and ends a call takes a fifth of the time of a small kernel.
@@ -163,7 +163,7 @@ def compile_together(wanted: Iterable[tuple[FormatVariant, Choices]]) -> None:
         Of TVM or LLVM, where no code can be made of some: none is there then. One by one they tell which it is.
     """
     groups: dict[str, dict[tuple[FormatVariant, Choices], Loops]] = {}
-    for form, choices in wanted:
+    for form, choices in variants:
         key = shared(choices)
         if key in form.codes or (form, key) in groups.get(str(form.target), {}):
             continue
@@ -179,13 +179,13 @@ def compile_together(wanted: Iterable[tuple[FormatVariant, Choices]]) -> None:
 def _compile_group(group: Mapping[tuple[FormatVariant, Choices], Loops]) -> None:
     """Compile candidates together for forms of one target whose loops are known."""
     (first, _), *_ = group
-    named = [(f"{form.name}_{n}", form, key, *loops) for n, ((form, key), loops) in enumerate(group.items())]
-    functions = {name: third[form.name].with_attr("global_symbol", name) for name, form, _, third, _ in named}
+    entries = [(f"{form.name}_{n}", form, key, *loops) for n, ((form, key), loops) in enumerate(group.items())]
+    functions = {name: third[form.name].with_attr("global_symbol", name) for name, form, _, third, _ in entries}
     library = unchecked(ir.IRModule(functions), first.target)
-    for name, form, key, _, late in named:
+    for name, form, key, _, late in entries:
         form.codes[key] = Code(library[name], late)
     if cache_folder() is not None:
-        fresh.append(Together(library, [(name, form, key, late) for name, form, key, _, late in named]))
+        fresh.append(Together(library, [(name, form, key, late) for name, form, key, _, late in entries]))
 
 
 _forms: OrderedDict[str, FormatVariant] = OrderedDict()

@@ -121,8 +121,8 @@ def most_gain(curves: Sequence[Curve], awake: Sequence[bool]) -> int | None:
 
 def equal(curves: Sequence[Curve], awake: Sequence[bool]) -> int | None:
     """Return the search that had the least time; None if all have ended."""
-    spent = {n: sum(curve.batches) for n, curve in enumerate(curves) if curve.is_open}
-    return min(spent, key=lambda n: spent[n], default=None)
+    trial_counts = {n: sum(curve.batches) for n, curve in enumerate(curves) if curve.is_open}
+    return min(trial_counts, key=lambda n: trial_counts[n], default=None)
 
 
 POLICIES: dict[str, Policy] = {"gain": most_gain, "equal": equal}
@@ -218,10 +218,10 @@ class TuneManyResult(Sequence[TuneResult]):
 
 def _row(task: TuneTask, result: TuneResult, spent: float) -> list[str]:
     """Return a line of the report."""
-    chosen = "the untuned kernel" if result.best == result.untuned else str(result.best.candidate)
+    description = "the untuned kernel" if result.best == result.untuned else str(result.best.candidate)
     times = [f"{(record.seconds or 0.0) * 1e3:.4g}" for record in (result.untuned, result.best)]
     trials = [str(len(result.history)), f"{spent:.1f}"]
-    return [task.name or result.key.name, f"{task.calls:g}", *trials, *times, f"{result.speedup:.2f}", chosen]
+    return [task.name or result.key.name, f"{task.calls:g}", *trials, *times, f"{result.speedup:.2f}", description]
 
 
 class Run:
@@ -247,8 +247,8 @@ class Run:
     def begin(self) -> None:
         """Read what is recorded, and time the untuned kernel if it is not."""
         start = time.perf_counter()
-        how: dict[str, Any] = {"cost": full_cost}
-        self.log = begun(self.session, self.search, self.budget, self.records, self.history, **how)
+        settings: dict[str, Any] = {"cost": full_cost}
+        self.log = begun(self.session, self.search, self.budget, self.records, self.history, **settings)
         self._note(start)
         self.curve.batches.clear()  # what the beginning took says nothing of a batch
 
@@ -256,8 +256,12 @@ class Run:
         """Advance by one batch."""
         assert self.log is not None
         start, session = time.perf_counter(), self.session
-        how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "slots": session.pool.slots}
-        has_more = step(self.search, session.pool.measure, self.log, cost=full_cost, **how)
+        settings: dict[str, Any] = {
+            "fixed": session.fixed,
+            "conversion": session.conversion,
+            "slots": session.pool.slots,
+        }
+        has_more = step(self.search, session.pool.measure, self.log, cost=full_cost, **settings)
         self._note(start)
         self.curve.is_open = has_more and not self.budget.is_spent(self.history)
 
@@ -275,8 +279,8 @@ class Run:
     @property
     def leader(self) -> Record | None:
         """The best trial of a candidate."""
-        ran = [r for r in self.history if r.seconds is not None and not is_untuned(r)]
-        return min(ran, key=full_cost, default=None)
+        timed = [r for r in self.history if r.seconds is not None and not is_untuned(r)]
+        return min(timed, key=full_cost, default=None)
 
     @property
     def spent(self) -> float:
@@ -285,24 +289,26 @@ class Run:
 
     def is_like(self, other: Run) -> bool:
         """Return whether what is best for another task may be for this one: the same program on a similar pattern."""
-        mine, theirs = self.session, other.session
-        if mine.key.program != theirs.key.program or mine.fixed.keys() != theirs.fixed.keys():
+        session, other_session = self.session, other.session
+        if session.key.program != other_session.key.program or session.fixed.keys() != other_session.fixed.keys():
             return False
-        return mine.key.pattern == theirs.key.pattern or distance(mine.facts, theirs.facts) <= RADIUS
+        return (
+            session.key.pattern == other_session.key.pattern or distance(session.facts, other_session.facts) <= RADIUS
+        )
 
     def learn(self, other: Run) -> None:
         """Try what another one found, if it gained more than this one did."""
-        found, before, mine = other.leader, other.untuned, self.untuned
-        if found is None or found.seconds is None or before is None or mine is None or not self.is_like(other):
+        leader, before, own_seconds = other.leader, other.untuned, self.untuned
+        if leader is None or leader.seconds is None or before is None or own_seconds is None or not self.is_like(other):
             return
-        expected = mine * found.seconds / before
-        if expected < self.curve.best and self.search.hint(found.candidate):
+        expected = own_seconds * leader.seconds / before
+        if expected < self.curve.best and self.search.hint(leader.candidate):
             self.curve.hinted, self.curve.is_open = expected, True
 
     def finish(self, *, interrupted: bool) -> TuneResult:
         """Compare the best with the untuned kernel once more."""
-        how: dict[str, Any] = {"interrupted": interrupted, "most": FINALISTS}
-        return finish(self.session, self.search, self.history, self.budget, self.records, **how)
+        settings: dict[str, Any] = {"interrupted": interrupted, "most": FINALISTS}
+        return finish(self.session, self.search, self.history, self.budget, self.records, **settings)
 
 
 def tune_many(
@@ -362,29 +368,29 @@ def tune_many(
     >>> [bool(np.allclose(result.kernel(A=M, B=B), M @ B, rtol=1e-5)) for result, M in zip(found, [A, A[:25]])]
     [True, True]
     """
-    given = tuple(_task(task, n) for n, task in enumerate(tasks))
-    if not given:
+    task_list = tuple(_task(task, n) for n, task in enumerate(tasks))
+    if not task_list:
         raise ArgumentError("expected tasks, such as [(program, inputs), ...]; found none")
     if policy not in POLICIES:
         raise ArgumentError(f"policy is one of {', '.join(POLICIES)}; found {policy!r}")
     if isinstance(seconds, (str, bool)) or not seconds > 0:
         raise ArgumentError(f"seconds must be positive, found {seconds!r}")
-    for task in given:
+    for task in task_list:
         check_arguments(task.inputs, max_trials=1, max_seconds=seconds, seed=seed, patience=patience)
         refuse_assembled(single(task.program), "tune_many")
     check_executor(executor, machines)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     apart = seconds > MANY_SECONDS if isolate is None else isolate
-    how: dict[str, Any] = {"isolate": apart, "timeout": timeout, "finite": finite}
+    settings: dict[str, Any] = {"isolate": apart, "timeout": timeout, "finite": finite}
     begin = time.perf_counter()
     with ExitStack() as stack, closing(records):
-        how |= {"executor": stack.enter_context(opened(executor)), "machines": machines}
+        settings |= {"executor": stack.enter_context(opened(executor)), "machines": machines}
         many = Many(records, policy, patience)
-        for task in given:
-            session = stack.enter_context(closing(Session(task.program, task.inputs, target, **how)))
+        for task in task_list:
+            session = stack.enter_context(closing(Session(task.program, task.inputs, target, **settings)))
             many.add(task, session, lambda session: session.search(seed, strategy, records=records))
         many.go(begin + seconds)
-        return many.result(given, begin)
+        return many.result(task_list, begin)
 
 
 class Many:
@@ -428,16 +434,16 @@ class Many:
     def go(self, end: float) -> None:
         """Run batch after batch until a time, or until nothing is left."""
         runs = list(self.runs.values())
-        kept = min(FINISH_SHARE * max(end - time.perf_counter(), 0.0), FINISH_SECONDS * len(runs))
+        reserved = min(FINISH_SHARE * max(end - time.perf_counter(), 0.0), FINISH_SECONDS * len(runs))
         try:
-            while time.perf_counter() < end - kept:
-                chosen = self.policy([run.curve for run in runs], [run in self.awake for run in runs])
-                if chosen is None:
+            while time.perf_counter() < end - reserved:
+                number = self.policy([run.curve for run in runs], [run in self.awake for run in runs])
+                if number is None:
                     return
-                self._wake(runs[chosen])
-                runs[chosen].advance()
-                for other in self._others(runs[chosen]):
-                    other.learn(runs[chosen])
+                self._wake(runs[number])
+                runs[number].advance()
+                for other in self._others(runs[number]):
+                    other.learn(runs[number])
         except KeyboardInterrupt:
             self.interrupted = True
         except ExecutorLostError as error:
@@ -452,13 +458,13 @@ class Many:
 
     def result(self, tasks: tuple[TuneTask, ...], begin: float) -> TuneManyResult:
         """Return what was found."""
-        found = {}
+        results_by_name = {}
         for name, run in self.runs.items():
             self._wake(run)
-            found[name] = run.finish(interrupted=self.interrupted)
-        results = tuple(found[name] for name in self.order)
-        spent = tuple(self.runs[name].spent for name in self.order)
-        return TuneManyResult(results, tasks, spent, time.perf_counter() - begin, self.interrupted)
+            results_by_name[name] = run.finish(interrupted=self.interrupted)
+        results = tuple(results_by_name[name] for name in self.order)
+        seconds = tuple(self.runs[name].spent for name in self.order)
+        return TuneManyResult(results, tasks, seconds, time.perf_counter() - begin, self.interrupted)
 
 
 def _name(key: Key) -> str:
@@ -470,8 +476,8 @@ def _task(task: Any, number: int) -> TuneTask:
     if isinstance(task, tuple) and 2 <= len(task) <= 3:
         task = TuneTask(*task)
     if not isinstance(task, TuneTask):
-        found = f"task {number} is {type(task).__name__}"
-        raise ArgumentTypeError(f"tasks are TuneTask(program, inputs, calls) or tuples of these; {found}")
+        fault = f"task {number} is {type(task).__name__}"
+        raise ArgumentTypeError(f"tasks are TuneTask(program, inputs, calls) or tuples of these; {fault}")
     calls = task.calls
     if isinstance(calls, (bool, str)) or not (calls > 0 and isfinite(calls)):
         raise ArgumentError(f"the calls of a task must be a positive number; task {number} has {calls!r}")

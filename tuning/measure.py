@@ -176,18 +176,18 @@ def turns(cases: Mapping[Any, Timed], *, enough: Callable[[np.ndarray], bool] | 
     ndarray
         A row for each case, a column for each round; NaN is no turn.
     """
-    found: dict[Any, list[float]] = {name: [] for name in cases}
+    times: dict[Any, list[float]] = {name: [] for name in cases}
     end = time.perf_counter() + DUEL_SECONDS
     for turn in range(ROUNDS if enough is None else MOST_ROUNDS):
-        so_far = np.array(list(found.values()))
+        so_far = np.array(list(times.values()))
         if turn >= FEWEST_ROUNDS and time.perf_counter() > end:
             break
         if enough is not None and turn >= ROUNDS and enough(so_far):
             break
-        far = _far_behind(so_far) if enough is None and turn >= FEWEST_ROUNDS else np.zeros(len(found), bool)
+        far = _far_behind(so_far) if enough is None and turn >= FEWEST_ROUNDS else np.zeros(len(times), bool)
         for (name, run), is_far in zip(cases.items(), far, strict=True):
-            found[name].append(float("nan") if is_far and name is not None else run(DUEL_TURN))
-    return np.array(list(found.values()))
+            times[name].append(float("nan") if is_far and name is not None else run(DUEL_TURN))
+    return np.array(list(times.values()))
 
 
 def _far_behind(turns: np.ndarray) -> np.ndarray:
@@ -215,11 +215,11 @@ def interleaved_medians(turns: np.ndarray) -> np.ndarray:
 
 def at_one_pace(turns: np.ndarray) -> np.ndarray:
     """Return the turns as they would be if the machine were as fast in every column as it usually is."""
-    known = np.isfinite(turns)
-    whole = known.all(axis=1, keepdims=True)
-    known = known & whole if whole.any() else known
-    logs = np.log(turns, out=np.zeros_like(turns), where=known)
-    pace = np.exp(logs.sum(axis=0) / np.maximum(known.sum(axis=0), 1))
+    is_timed = np.isfinite(turns)
+    whole = is_timed.all(axis=1, keepdims=True)
+    is_timed = is_timed & whole if whole.any() else is_timed
+    logs = np.log(turns, out=np.zeros_like(turns), where=is_timed)
+    pace = np.exp(logs.sum(axis=0) / np.maximum(is_timed.sum(axis=0), 1))
     return turns / (pace / np.median(pace))
 
 

@@ -165,32 +165,32 @@ class CostModel:
             data.set_group(np.unique(cases, return_counts=True)[1])
         elif focused:
             data.set_weight(near)
-        chosen = {**SETTINGS, **OBJECTIVES[objective], **settings, "seed": seed}
-        booster = xgboost.train(chosen, data, num_boost_round=rounds)
+        parameters = {**SETTINGS, **OBJECTIVES[objective], **settings, "seed": seed}
+        booster = xgboost.train(parameters, data, num_boost_round=rounds)
         scale = 1.0
         if objective == "rank":
-            found = centred(booster.predict(data), cases)
-            scale = float(found @ labels / max(found @ found, 1e-12))
+            predictions = centred(booster.predict(data), cases)
+            scale = float(predictions @ labels / max(predictions @ predictions, 1e-12))
         return cls(booster, tuple(names), objective, scale)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Return scores, higher for faster; differences are ratios of times on a logarithmic scale."""
-        known = of_width(features, self.booster.num_features())
-        if not len(known):
+        rows = of_width(features, self.booster.num_features())
+        if not len(rows):
             return np.zeros(0)
-        scores: np.ndarray = self.scale * self.booster.inplace_predict(known)
+        scores: np.ndarray = self.scale * self.booster.inplace_predict(rows)
         if not self.about.get(SERIAL):
             return scores
         # What it never saw several threads do is left to the analytic model.
-        return np.asarray(scores - np.log(2.0) * known[:, list(self.names).index(PARALLEL)])
+        return np.asarray(scores - np.log(2.0) * rows[:, list(self.names).index(PARALLEL)])
 
     def importance(self, names: Sequence[str] = ()) -> dict[str, float]:
         """Return each feature's share of what the trees gain, the most important first; those not used are left out."""
         names = names or self.names
         gains = self.booster.get_score(importance_type="total_gain")
         total = sum(gains.values()) or 1.0
-        found = {names[int(key[1:])]: float(value) / total for key, value in gains.items()}
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        shares = {names[int(key[1:])]: float(value) / total for key, value in gains.items()}
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     def decided(self, row: np.ndarray, other: np.ndarray) -> dict[str, float]:
         """Return what each feature adds to the score of one candidate over that of another, the most first.
@@ -242,16 +242,16 @@ class CostModel:
             raise TuningError(f"{expected}; found {type(error).__name__}: {error}") from error
         if version != FORMAT:
             raise TuningError(f"{expected}; found format {version!r}")
-        known = facts.get("names", [])
-        if names is not None and (not known or list(names)[: len(known)] != known):
-            raise TuningError(f"{path} was trained on other features: {difference(known, names)}")
+        names_stored = facts.get("names", [])
+        if names is not None and (not names_stored or list(names)[: len(names_stored)] != names_stored):
+            raise TuningError(f"{path} was trained on other features: {difference(names_stored, names)}")
         try:
             booster = xgboost.Booster({"nthread": 1})
             booster.load_model(bytearray(zlib.decompress(base64.b64decode(facts["trees"]))))
-            found = cls(booster, tuple(facts["names"]), facts["objective"], float(facts["scale"]), facts["about"])
+            model = cls(booster, tuple(facts["names"]), facts["objective"], float(facts["scale"]), facts["about"])
         except (KeyError, TypeError, ValueError, zlib.error, xgboost.core.XGBoostError) as error:
             raise TuningError(f"{expected}; found {type(error).__name__}: {error}") from error
-        return found
+        return model
 
 
 def of_width(rows: Sequence[np.ndarray] | np.ndarray, width: int) -> np.ndarray:
@@ -261,15 +261,15 @@ def of_width(rows: Sequence[np.ndarray] | np.ndarray, width: int) -> np.ndarray:
     """
     if isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.shape[1] == width:
         return rows
-    found = np.full((len(rows), width), np.nan, np.float32)
-    for place, row in zip(found, rows, strict=True):
+    padded = np.full((len(rows), width), np.nan, np.float32)
+    for place, row in zip(padded, rows, strict=True):
         place[: len(row)] = row[:width]
-    return found
+    return padded
 
 
-def difference(held: Sequence[str], wanted: Sequence[str]) -> str:
+def difference(first: Sequence[str], second: Sequence[str]) -> str:
     """Return how two lists of names differ, in words."""
-    more, fewer = sorted(set(held) - set(wanted)), sorted(set(wanted) - set(held))
+    more, fewer = sorted(set(first) - set(second)), sorted(set(second) - set(first))
     parts = [f"it does not know {', '.join(fewer[:5])}"] if fewer else []
     parts += [f"it wants {', '.join(more[:5])}"] if more else []
     return " and ".join(parts) or "they come in another order"

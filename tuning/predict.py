@@ -57,14 +57,14 @@ class Judgement:
 
     def why(self, most: int = 5) -> str:
         """Return the features that decided, with the factor that each is worth."""
-        shown = list(self.decided.items())[:most]
-        return ", ".join(f"{name} {np.exp(share):.2f}x" for name, share in shown)
+        largest = list(self.decided.items())[:most]
+        return ", ".join(f"{name} {np.exp(share):.2f}x" for name, share in largest)
 
 
 def bounds_of(about: dict[str, Any]) -> Bounds | None:
     """Return the bounds that come with a model, if any do."""
-    found = about.get("bounds")
-    return Bounds(**found) if isinstance(found, dict) else None
+    bounds = about.get("bounds")
+    return Bounds(**bounds) if isinstance(bounds, dict) else None
 
 
 def judge(model: CostModel, encoding: Encoding, candidate: Candidate, usual: Candidate) -> Judgement | None:
@@ -74,8 +74,8 @@ def judge(model: CostModel, encoding: Encoding, candidate: Candidate, usual: Can
         return None
     row, other = encoding.rows([candidate])[0], encoding.rows([usual], specialised=False)[0]
     gain = float(np.diff(model.predict(np.array([other, row])))[0])
-    named = dict(zip(encoding.names, row.tolist(), strict=False))
-    bound, low, high = np.exp(bounds.interval(gain, named)).tolist()
+    values_by_name = dict(zip(encoding.names, row.tolist(), strict=False))
+    bound, low, high = np.exp(bounds.interval(gain, values_by_name)).tolist()
     return Judgement(float(np.exp(gain)), bound, low, high, model.decided(row, other))
 
 
@@ -133,17 +133,17 @@ def guess(
     pool = list(dict.fromkeys(session.space.outline(np.random.default_rng(seed), LOOKED_AT)))
     usual = model.predict(session.encoding.rows([session.usual], specialised=False))[0]
     gains = np.exp(model.predict(session.encoding.rows(pool)) - usual) if pool else np.zeros(0)
-    tried: set[Format | None] = set()
+    formats_tried: set[Format | None] = set()
     for n in np.argsort(-gains, kind="stable"):
         candidate = pool[n]
-        if gains[n] < margin or len(tried) > FORMATS:
+        if gains[n] < margin or len(formats_tried) > FORMATS:
             return None
         settled = session.space.settle(candidate)
         if settled is None:
             continue
         gain = float(np.exp(model.predict(session.encoding.rows([settled])) - usual)[0])
         share = session.conversion(settled.format) / amortize_over if amortize_over is not None else 0.0
-        tried.add(settled.format)
+        formats_tried.add(settled.format)
         if margin * (seconds / gain + share + DISPATCH) <= seconds:
             return Guess(settled, gain, gain / margin)
     return None
@@ -225,8 +225,8 @@ def chosen(
 def _encoding(described: MatrixPattern, source: Compressed, work: Work) -> Encoding:
     """Return what the model sees of candidates for a matrix."""
     facts = features.of_pattern(described) | features.density(source.indptr, source.indices, described.shape[1])
-    each = source.values.itemsize + source.indices.itemsize
-    own = Stored(described.nnz, described.nnz * each + source.indptr.nbytes)
+    entry_bytes = source.values.itemsize + source.indices.itemsize
+    own = Stored(described.nnz, described.nnz * entry_bytes + source.indptr.nbytes)
     return Encoding(facts, described, own, Operands.of(work, get_num_threads(), rates_known()))
 
 

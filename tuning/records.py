@@ -178,15 +178,15 @@ class Database:
     def load(self, key: Key) -> list[Record]:
         """Return records of `key` in the order of the file; of several for one candidate the first."""
         self._has_written = self._is_lost = False  # another search begins
-        wanted = json.loads(json.dumps(asdict(key)))
-        found: dict[Any, Record] = {}
+        key_fields = json.loads(json.dumps(asdict(key)))
+        records_by_kind: dict[Any, Record] = {}
         for line in self.lines(key.pattern.encode()):
-            if line.get("format") != FORMAT or any(line.get(name) != value for name, value in wanted.items()):
+            if line.get("format") != FORMAT or any(line.get(name) != value for name, value in key_fields.items()):
                 continue
             record = _record(line)
             if record is not None:
-                found.setdefault((record.choices, record.stored_as, bool(record.fixed)), record)
-        return list(found.values())
+                records_by_kind.setdefault((record.choices, record.stored_as, bool(record.fixed)), record)
+        return list(records_by_kind.values())
 
     def of_program(self, program: str) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
         """Return `everything` of a program, by the hash of its text."""
@@ -229,8 +229,8 @@ class Database:
         except OSError as error:
             raise TuningError(f"the database {path} cannot be read: {error.strerror}; try another path") from error
         if not is_ours:
-            found = "expected lines of records, found something else"
-            raise TuningError(f"{path} is no database: {found}; try another path")
+            fault = "expected lines of records, found something else"
+            raise TuningError(f"{path} is no database: {fault}; try another path")
         self._is_checked = True
 
     @staticmethod
@@ -395,8 +395,8 @@ class Recording:
 
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return features of the trials that ran, and their seconds."""
-        ran = self.ran
-        return np.array([self.features[c] for c in ran]), np.array([self.seconds[c] for c in ran])
+        candidates = self.ran
+        return np.array([self.features[c] for c in candidates]), np.array([self.seconds[c] for c in candidates])
 
 
 def load(path: Path, *, spread: float = float("inf")) -> list[Recording]:
@@ -417,7 +417,7 @@ def load(path: Path, *, spread: float = float("inf")) -> list[Recording]:
     TuningError
         There is none, or the records have no features.
     """
-    found: dict[str, dict[str, Any]] = {}
+    cases_by_name: dict[str, dict[str, Any]] = {}
     for key, record, line in Database(path).everything():
         if "features" not in line or (record.spread or 0.0) > spread:
             continue
@@ -426,7 +426,7 @@ def load(path: Path, *, spread: float = float("inf")) -> list[Recording]:
         kind = f"Config {key.program}" if isinstance(record.choices, Config) else "Choices"
         name = f"{key.name} {label['matrix'] or key.pattern} {label['op'] or json.dumps(sizes)} {kind}"
         seconds = float("inf") if record.seconds is None else record.seconds
-        case = found.setdefault(name, {**label, "names": list(line["features"]), "trials": {}, "untuned": None})
+        case = cases_by_name.setdefault(name, {**label, "names": list(line["features"]), "trials": {}, "untuned": None})
         names, features = case["names"], line["features"]
         if isinstance(record.choices, Config):  # of which formats may have different ones
             names += [name for name in features if name not in names]
@@ -437,24 +437,26 @@ def load(path: Path, *, spread: float = float("inf")) -> list[Recording]:
             case["untuned"] = case["untuned"] or (seconds, row)
         else:
             case["trials"].setdefault(record.candidate, ([], row))[0].append(seconds)
-    cases = [_recording(name, held) for name, held in found.items() if len(held["trials"]) >= LEAST]
+    cases = [
+        _recording(name, case_facts) for name, case_facts in cases_by_name.items() if len(case_facts["trials"]) >= LEAST
+    ]
     cases = [case for case in cases if np.isfinite(case.best)]
     if not cases:
         raise TuningError(f"expected records of at least {LEAST} trials of one case in {path}; found none")
     return cases
 
 
-def _recording(name: str, held: dict[str, Any]) -> Recording:
-    trials = held["trials"]
+def _recording(name: str, facts: dict[str, Any]) -> Recording:
+    trials = facts["trials"]
     return Recording(
         name,
         {c: _mean(seconds) for c, (seconds, _) in trials.items()},
-        dict(zip(trials, of_width([row for _, row in trials.values()], len(held["names"])), strict=True)),
-        tuple(held["names"]),
-        held["matrix"] or name,
-        held["family"] or name,
-        held["op"] or name.partition(" ")[0],
-        held["untuned"],
+        dict(zip(trials, of_width([row for _, row in trials.values()], len(facts["names"])), strict=True)),
+        tuple(facts["names"]),
+        facts["matrix"] or name,
+        facts["family"] or name,
+        facts["op"] or name.partition(" ")[0],
+        facts["untuned"],
         tuple({c: ran(seconds)[n] for c, (seconds, _) in trials.items() if len(ran(seconds)) > 1} for n in range(2)),
     )
 

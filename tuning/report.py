@@ -103,8 +103,8 @@ class TuneResult:
         """For `sparsetir.build`: the best choices, or the template with the best values; None if nothing is faster."""
         if self.best == self.untuned:
             return None
-        found: Choices | Template | Accumulators = with_knobs(self.template, self.best.choices)
-        return found
+        choices: Choices | Template | Accumulators = with_knobs(self.template, self.best.choices)
+        return choices
 
     @property
     def speedup(self) -> float:
@@ -132,9 +132,9 @@ class TuneResult:
             raise ArgumentError(f"expected one of {', '.join(self.peers) or 'no library'}; found {peer!r}")
         return self._paid(self.peers[peer])
 
-    def _paid(self, other: float) -> float | None:
+    def _paid(self, seconds: float) -> float | None:
         """Return calls after which the conversion has paid against something that takes `other` seconds."""
-        saved = other - (_cost(self.best) or 0.0)
+        saved = seconds - (_cost(self.best) or 0.0)
         if saved <= 0:
             return None if self.best.conversion or saved < 0 else 0.0
         return self.best.conversion / saved
@@ -145,12 +145,12 @@ class TuneResult:
 
         What was not compared again has its trial's time, relative to the untuned kernel's then.
         """
-        known = [r for r in self.history if r.seconds is not None and not is_untuned(r)]
-        compared = [(r, self._compared(r)) for r in known]
+        timed = [r for r in self.history if r.seconds is not None and not is_untuned(r)]
+        compared = [(r, self._compared(r)) for r in timed]
         again = [replace(r, seconds=seconds) for r, seconds in compared if seconds is not None]
-        others = [replace(r, seconds=(r.seconds or 0.0) * self._pace) for r, seconds in compared if seconds is None]
-        recalled = [self.best] if self.best.seconds is not None and self.best != self.untuned and not known else []
-        rows = [*_by_time([*again, self.untuned, *recalled]), *_by_time(others)]
+        unfair = [replace(r, seconds=(r.seconds or 0.0) * self._pace) for r, seconds in compared if seconds is None]
+        recalled = [self.best] if self.best.seconds is not None and self.best != self.untuned and not timed else []
+        rows = [*_by_time([*again, self.untuned, *recalled]), *_by_time(unfair)]
         return [row for row in rows if row.seconds is not None]
 
     def _compared(self, record: Record) -> float | None:
@@ -171,10 +171,10 @@ class TuneResult:
 
     def formats(self) -> dict[str, Record]:
         """Return the best candidate of each format, the fastest first; the program's own is called ``"as it is"``."""
-        found: dict[str, Record] = {}
+        by_format: dict[str, Record] = {}
         for record in _by_time(self.timed):
-            found.setdefault(record.stored_as or OWN, record)
-        return found
+            by_format.setdefault(record.stored_as or OWN, record)
+        return by_format
 
     def explain(self) -> str:
         """Explain this kernel: the formats that were tried or refused, what the choices are worth, and the loops."""
@@ -190,8 +190,8 @@ class TuneResult:
         from sparsetir.workloads.plot import curve
 
         sizes = ", ".join(f"{name} = {value}" for name, value in self.key.sizes.items())
-        named = {name for name, _ in list(self.formats().items())[:MOST_COLOURS]}
-        labels = [r.stored_as or OWN if (r.stored_as or OWN) in named else OTHER for r in self.history]
+        names = {name for name, _ in list(self.formats().items())[:MOST_COLOURS]}
+        labels = [r.stored_as or OWN if (r.stored_as or OWN) in names else OTHER for r in self.history]
         untuned = next((r.seconds for r in self.history if is_untuned(r)), None)
         return curve(self.history, path, title=f"{self.key.name}: {sizes}", labels=labels, untuned=untuned)
 
@@ -203,9 +203,9 @@ class TuneResult:
             counts = "no trials"
         pace = f"{self.seconds:.1f} s, {self.measured / max(self.seconds, 1e-9):.1f} trials/s"
         state = " (interrupted)" if self.interrupted else ""
-        how = f", {self.template!r}" if self.template is not None else ""
+        template = f", {self.template!r}" if self.template is not None else ""
         lines = [
-            f"{self.key.name}: {sizes}, {self.key.dtype}, {self.key.threads} threads{how}",
+            f"{self.key.name}: {sizes}, {self.key.dtype}, {self.key.threads} threads{template}",
             f"{counts}; {pace}{state}; results checked against {self.checked_against}",
         ]
         if self.is_guess:
@@ -225,18 +225,18 @@ class TuneResult:
         counts = Counter(record.stored_as or OWN for record in self.history)
         for name, record in self.formats().items():
             guess = "" if record.predicted is None else f"{record.predicted * self._pace * 1e3:.4g}"
-            tried = [_ms(record.seconds), guess, _ms(record.conversion), str(counts[name])]
-            rows.append([name, *tried, self._remark(record)])
+            cells = [_ms(record.seconds), guess, _ms(record.conversion), str(counts[name])]
+            rows.append([name, *cells, self._remark(record)])
         failed = {r.stored_as or OWN: r.error for r in self.history if r.error is not None}
         notes = [f"{name}: {why}" for name, why in {**failed, **self.refused}.items() if name not in self.formats()]
         return [*aligned(rows), *notes]
 
     def _reasons(self) -> list[str]:
         fast = f"{self.speedup:.2f} times as fast as the untuned kernel"
-        chosen = f"{self.best.candidate}, {'expected to be ' if self.is_guess else ''}{fast}"
+        reason = f"{self.best.candidate}, {'expected to be ' if self.is_guess else ''}{fast}"
         if self.best == self.untuned:
-            chosen = "the untuned kernel: nothing is clearly faster"
-        lines = [f"chosen: {chosen}", self._gains()[0]]
+            reason = "the untuned kernel: nothing is clearly faster"
+        lines = [f"chosen: {reason}", self._gains()[0]]
         if self.best.conversion:
             calls = "never" if self.break_even is None else f"after {self.break_even:,.0f} calls"
             lines.append(f"the conversion of {_ms(self.best.conversion)} ms has paid {calls}")
@@ -247,26 +247,26 @@ class TuneResult:
         return [*lines, f"the cost model looks at: {used}"] if used else lines
 
     def _peers(self) -> list[str]:
-        mine = self.best.seconds or float("nan")
+        tuned = self.best.seconds or float("nan")
         lines = []
         for name, seconds in self.peers.items():
             calls = self.break_even_with(name)
             paid = "never" if calls is None else f"after {calls:,.0f} calls" if self.best.conversion else "at once"
             lines.append(
-                f"{name}: {_ms(seconds)} ms, {seconds / mine:.2f} times as long; the tuned kernel has paid {paid}"
+                f"{name}: {_ms(seconds)} ms, {seconds / tuned:.2f} times as long; the tuned kernel has paid {paid}"
             )
         return lines
 
     def _loops(self) -> list[str]:
-        shown = ("for ", "while ", "if ")
+        heads = ("for ", "while ", "if ")
         lines = self.kernel.script(stage=3).splitlines()
-        return ["loops:", *(line[4:] for line in lines if line.lstrip().startswith(shown))]
+        return ["loops:", *(line[4:] for line in lines if line.lstrip().startswith(heads))]
 
     def _table(self) -> list[str]:
-        shown = {candidate(self.best), candidate(self.untuned)}
+        candidates = {candidate(self.best), candidate(self.untuned)}
         rows = [("best", self.best)]
-        rows += [("", record) for record in self.timed if candidate(record) not in shown][: SHOWN - 2]
-        rows += [("untuned", self.untuned)] if len(shown) == 2 else []
+        rows += [("", record) for record in self.timed if candidate(record) not in candidates][: SHOWN - 2]
+        rows += [("untuned", self.untuned)] if len(candidates) == 2 else []
         head = ["", "format", *self._choices(), "sizes", "ms", *(["GFLOP/s"] if self.flops else []), "speedup", ""]
         return aligned([head, *(self._row(label, record) for label, record in rows)])
 
@@ -280,9 +280,9 @@ class TuneResult:
         """Return the columns of the table that say what was chosen."""
         if self.template is None:
             return list(Choices().as_dict())
-        tried = [*self.history, self.best]  # which may have been found in the database only
-        knobs = [r.choices.as_dict() for r in tried if isinstance(r.choices, Config)]
-        return list(dict.fromkeys(name for chosen in knobs for name in chosen))
+        all_records = [*self.history, self.best]  # which may have been found in the database only
+        knobs = [r.choices.as_dict() for r in all_records if isinstance(r.choices, Config)]
+        return list(dict.fromkeys(name for values in knobs for name in values))
 
     def _row(self, label: str, record: Record) -> list[str]:
         seconds = _cost(record) or float("nan")
@@ -290,16 +290,16 @@ class TuneResult:
         speedup = (self.untuned.seconds or float("nan")) / seconds
         has_knobs = isinstance(record.choices, Config)
         values = record.choices.as_dict() if has_knobs or self.template is None else {}
-        chosen = [str(values.get(name, "")) for name in self._choices()]
+        columns = [str(values.get(name, "")) for name in self._choices()]
         sizes = ", ".join(f"{name}={value}" for name, value in record.fixed.items()) or "all"
         times = [f"{seconds * 1e3:.4g}", *rate, f"{speedup:.2f}", self._remark(record)]
-        return [label, record.stored_as or OWN, *chosen, sizes, *times]
+        return [label, record.stored_as or OWN, *columns, sizes, *times]
 
     def _gains(self) -> list[str]:
-        found = sorted(self.gains().items(), key=lambda item: -item[1])
-        listed = ", ".join(f"{name} {gain:.2f}x" for name, gain in found)
+        gains = sorted(self.gains().items(), key=lambda item: -item[1])
+        text = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains)
         sizes = ", ".join(f"{name} = {value}" for name, value in self.best.fixed.items())
-        worth = f"worth of each choice (best time with it left alone / best time): {listed or 'there was none'}"
+        worth = f"worth of each choice (best time with it left alone / best time): {text or 'there was none'}"
         if self.best == self.untuned:
             worth = "no choice is worth anything: nothing is clearly faster than the untuned kernel"
         return [worth, f"compiled for {sizes or 'all sizes'}"]
@@ -317,9 +317,9 @@ def gains(history: list[Record], base: Choices | Config) -> dict[str, float]:
         return {}
     fastest, out = min(seconds for _, seconds in times), {}
     for name, value in {"format": OWN, **base.as_dict()}.items():
-        held = [seconds for chosen, seconds in times if chosen.get(name, value) == value]
-        if held and len({chosen.get(name, value) for chosen, _ in times}) > 1:
-            out[name] = min(held) / fastest
+        with_value = [seconds for values_of, seconds in times if values_of.get(name, value) == value]
+        if with_value and len({values_of.get(name, value) for values_of, _ in times}) > 1:
+            out[name] = min(with_value) / fastest
     return out
 
 

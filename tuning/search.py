@@ -67,8 +67,8 @@ def annealing(space: Space, known: Known, score: Score | None, rng: np.random.Ge
         return _filled([], space, known, rng)
     heat, chains = HEAT, trials[:BATCH]
     for n in range(BATCH, len(trials) - len(trials) % BATCH, BATCH):
-        taken = [_is_taken(old, new, heat, rng) for old, new in zip(chains, trials[n : n + BATCH], strict=True)]
-        chains = [new if yes else old for old, new, yes in zip(chains, trials[n : n + BATCH], taken, strict=True)]
+        accepted = [_is_taken(old, new, heat, rng) for old, new in zip(chains, trials[n : n + BATCH], strict=True)]
+        chains = [new if yes else old for old, new, yes in zip(chains, trials[n : n + BATCH], accepted, strict=True)]
         heat *= COOLING
     moved = [space.mutate(candidate, rng) for candidate, _ in chains]
     return _filled(moved, space, known, rng)
@@ -90,17 +90,17 @@ def portfolio(space: Space, known: Known, score: Score | None, rng: np.random.Ge
 
 def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """Propose the portfolio, then the model's favourite offspring of good trials, then steps around the best."""
-    picked = list(islice((c for c in space.first() if c not in known), BATCH))
-    if len(picked) == BATCH:
-        return picked
+    proposed = list(islice((c for c in space.first() if c not in known), BATCH))
+    if len(proposed) == BATCH:
+        return proposed
     best = [c for c, seconds in sorted(known.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
     if not best or score is None:
-        return _filled(picked, space, known, rng)
+        return _filled(proposed, space, known, rng)
     if _stale(known) >= STEPS:
-        picked += _ranked((c for c in space.steps(best[0]) if c not in known), score)
+        proposed += _ranked((c for c in space.steps(best[0]) if c not in known), score)
     ranked = _ranked((c for c in _children(space, best[:POPULATION], rng) if c not in known), score)
-    picked += [c for c in ranked if rng.random() >= EPSILON][:BATCH]
-    return _filled(picked, space, known, rng)
+    proposed += [c for c in ranked if rng.random() >= EPSILON][:BATCH]
+    return _filled(proposed, space, known, rng)
 
 
 def guided(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
@@ -121,8 +121,8 @@ def guided(space: Space, known: Known, score: Score | None, rng: np.random.Gener
     ranked = _ranked((c for c in dict.fromkeys(pool) if c not in known), eager)
     alike = ALIKE if len(known) < WARMUP else BATCH
     likely = (c for c in ranked if rng.random() >= EPSILON)
-    picked = [*_settled(space, sure, known, alike, SURE), *_settled(space, likely, known, alike)]
-    return _filled(picked, space, known, rng)
+    proposed = [*_settled(space, sure, known, alike, SURE), *_settled(space, likely, known, alike)]
+    return _filled(proposed, space, known, rng)
 
 
 def _eager(space: Space, score: Score, candidates: Sequence[Candidate]) -> np.ndarray:
@@ -133,22 +133,22 @@ def _eager(space: Space, score: Score, candidates: Sequence[Candidate]) -> np.nd
 
 def _ranked(candidates: Iterable[Candidate], score: Score) -> list[Candidate]:
     """Return candidates, what the model likes best first."""
-    given = list(candidates)
-    return [given[n] for n in np.argsort(-score(given), kind="stable")] if given else []
+    pool = list(candidates)
+    return [pool[n] for n in np.argsort(-score(pool), kind="stable")] if pool else []
 
 
 def _settled(
     space: Space, ranked: Iterable[Candidate], known: Known, alike: int, count: int = BATCH
 ) -> list[Candidate]:
     """Return the first few as they are in the space, a few of each format at most."""
-    found: list[Candidate] = []
+    batch: list[Candidate] = []
     for candidate in ranked:
-        if len(found) == count:
+        if len(batch) == count:
             break
-        if sum(c.format == candidate.format for c in found) < alike:
+        if sum(c.format == candidate.format for c in batch) < alike:
             settled = space.settle(candidate)
-            found += [settled] if settled is not None and settled not in known and settled not in found else []
-    return found
+            batch += [settled] if settled is not None and settled not in known and settled not in batch else []
+    return batch
 
 
 def _stale(known: Known) -> int:
@@ -168,26 +168,26 @@ def _children(
     def one() -> Candidate:
         return best[int(len(best) * rng.random() ** 2)]  # the better, the more often
 
-    tried = list(dict.fromkeys(c.format for c in best))
-    found = []
+    formats_tried = list(dict.fromkeys(c.format for c in best))
+    children = []
     for draw in rng.random(CHILDREN):
         if draw < MUTATED:
-            found.append(space.mutate(one(), rng, formats))
+            children.append(space.mutate(one(), rng, formats))
         elif draw < MUTATED + CROSSED:
-            found.append(space.crossover(one(), one(), rng))
+            children.append(space.crossover(one(), one(), rng))
         else:
-            found.append(space.sample(rng, tried))
-    return list(dict.fromkeys(found))
+            children.append(space.sample(rng, formats_tried))
+    return list(dict.fromkeys(children))
 
 
 def _filled(picked: list[Candidate], space: Space, known: Known, rng: np.random.Generator) -> list[Candidate]:
     """Return `picked` without what is known or double, filled up with draws to a batch as long as there are any."""
     batch = list(dict.fromkeys(c for c in picked if c not in known))[:BATCH]
     while len(batch) < BATCH:
-        drawn = space.fresh(rng, {*known, *batch})
-        if drawn is None:
+        candidate = space.fresh(rng, {*known, *batch})
+        if candidate is None:
             return batch
-        batch.append(drawn)
+        batch.append(candidate)
     return batch
 
 
@@ -316,16 +316,16 @@ class Search:
 
         More than a batch is for many workers: what follows the first one is chosen as if that took a usual time.
         """
-        found = self._next()
-        ran = [seconds for seconds in self.told.values() if np.isfinite(seconds)]
-        usual = float(np.median(ran)) if ran else float("inf")
-        while found and BATCH < count > len(found):
-            more = self._batch({**self.told, **dict.fromkeys(found, usual)}, self.score(self.told))
-            new = [c for c in more if c not in self.told and c not in found]
+        batch = self._next()
+        times = [seconds for seconds in self.told.values() if np.isfinite(seconds)]
+        usual = float(np.median(times)) if times else float("inf")
+        while batch and BATCH < count > len(batch):
+            more = self._batch({**self.told, **dict.fromkeys(batch, usual)}, self.score(self.told))
+            new = [c for c in more if c not in self.told and c not in batch]
             if not new:
                 break
-            found += new
-        return found[: max(count, BATCH)]
+            batch += new
+        return batch[: max(count, BATCH)]
 
     def _next(self) -> list[Candidate]:
         """Return the next batch."""
@@ -344,21 +344,21 @@ class Search:
         1 while too little is known. A candidate is taken to be faster than the models expect by as much as the last
         trials were, see `spread_below`; formats are taken to be wrong one by one, the candidates of one together.
         """
-        ran = [c for c, seconds in self.told.items() if np.isfinite(seconds) and c in self._foretold]
+        timed = [c for c, seconds in self.told.items() if np.isfinite(seconds) and c in self._foretold]
         score = self.score(self.told)
-        if score is None or len(ran) < FEWEST_ERRORS:
+        if score is None or len(timed) < FEWEST_ERRORS:
             return 1.0
-        errors = np.array([np.log(self.told[c]) - self._foretold[c] for c in ran[-LATELY:]])
+        errors = np.array([np.log(self.told[c]) - self._foretold[c] for c in timed[-LATELY:]])
         error = max(spread_below(errors), LEAST_ERROR)
         best = min(self.told, key=self.told.__getitem__)
         pool = [*self.space.outline(np.random.default_rng(self.seed), OUTLINED), *self.space.steps(best)]
-        rest = [c for c in dict.fromkeys(pool) if c not in self.told]
-        if not rest:
+        untried = [c for c in dict.fromkeys(pool) if c not in self.told]
+        if not untried:
             return 0.0
-        expected = np.log([float(p or np.inf) for p in self.predicted(rest)])
-        each = ndtr((np.log(self.told[best] / FASTER) - expected) / error)
+        expected = np.log([float(p or np.inf) for p in self.predicted(untried)])
+        chances = ndtr((np.log(self.told[best] / FASTER) - expected) / error)
         likeliest: dict[Format | None, float] = {}
-        for candidate, share in zip(rest, each.tolist(), strict=True):
+        for candidate, share in zip(untried, chances.tolist(), strict=True):
             likeliest[candidate.format] = max(share, likeliest.get(candidate.format, 0.0))
         return 1.0 - float(np.prod([1.0 - share for share in likeliest.values()]))
 
@@ -367,8 +367,8 @@ class Search:
         hinted = _settled(self.space, self.hints, known, BATCH)
         if len(hinted) == BATCH:
             return hinted
-        others = self.strategy(self.space, known, score, rng)
-        return list(dict.fromkeys([*hinted, *others]))[:BATCH]
+        proposed = self.strategy(self.space, known, score, rng)
+        return list(dict.fromkeys([*hinted, *proposed]))[:BATCH]
 
     def score(self, known: Known) -> Score | None:
         """Rank candidates by the trials and the prior model, as far as there are any; None if there are none."""
@@ -412,21 +412,21 @@ class Search:
         """Yield the seconds that the models expect of candidates, where anything is known."""
         if self._expected[0] != len(self.told):
             self._expected = len(self.told), {}
-        known = self._expected[1]
-        new = [c for c in dict.fromkeys(candidates) if c not in known]
-        known |= zip(new, self._seconds_of(new), strict=True)
-        yield from (known[c] for c in candidates)
+        cached = self._expected[1]
+        new = [c for c in dict.fromkeys(candidates) if c not in cached]
+        cached |= zip(new, self._seconds_of(new), strict=True)
+        yield from (cached[c] for c in candidates)
 
     def _seconds_of(self, candidates: Sequence[Candidate]) -> list[float | None]:
         """Compute the seconds of `predicted` with the models."""
         score = self.score(self.told)
-        ran = [c for c, seconds in self.told.items() if np.isfinite(seconds)]
-        if score is None or not ran or not candidates:
+        timed = [c for c, seconds in self.told.items() if np.isfinite(seconds)]
+        if score is None or not timed or not candidates:
             return [None for _ in candidates]
-        scores = score([*ran, *candidates])
-        level = np.median(np.log([self.told[c] for c in ran]) + scores[: len(ran)])
-        found: list[float | None] = np.exp(level - scores[len(ran) :]).tolist()
-        return found
+        scores = score([*timed, *candidates])
+        level = np.median(np.log([self.told[c] for c in timed]) + scores[: len(timed)])
+        seconds_expected: list[float | None] = np.exp(level - scores[len(timed) :]).tolist()
+        return seconds_expected
 
     def _matrix(self, candidates: Sequence[Candidate]) -> np.ndarray:
         new = [c for c in candidates if c not in self._rows]

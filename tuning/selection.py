@@ -69,10 +69,10 @@ def contest(
     """
     names = list(cases)
 
-    def outcome(found: np.ndarray) -> Outcome:
-        return judged(dict(zip(names, at_one_pace(found), strict=True)), incumbents, extra)
+    def outcome(times: np.ndarray) -> Outcome:
+        return judged(dict(zip(names, at_one_pace(times), strict=True)), incumbents, extra)
 
-    return outcome(measure.turns(cases, enough=lambda found: outcome(found).is_sure))
+    return outcome(measure.turns(cases, enough=lambda times: outcome(times).is_sure))
 
 
 def judged(
@@ -89,22 +89,24 @@ def judged(
     True
     """
     more = {} if extra is None else extra
-    costs = {name: each + (more.get(name, 0.0) if name is not None else 0.0) for name, each in times.items()}
-    typical = {name: float(np.median(each)) for name, each in costs.items()}
-    held = [name for name in incumbents if np.isfinite(typical.get(name, np.inf))] or [None]
-    best = min(held, key=lambda name: typical[name])
-    clear = [name for name in costs if name not in held and typical[name] <= WORTH * typical[best]]
+    costs = {
+        name: turn_times + (more.get(name, 0.0) if name is not None else 0.0) for name, turn_times in times.items()
+    }
+    typical = {name: float(np.median(turn_times)) for name, turn_times in costs.items()}
+    standing = [name for name in incumbents if np.isfinite(typical.get(name, np.inf))] or [None]
+    best = min(standing, key=lambda name: typical[name])
+    clear = [name for name in costs if name not in standing and typical[name] <= WORTH * typical[best]]
     clear.sort(key=lambda name: (typical[name], () if name is None else name.key))
-    able = [name for name in clear if _is_level(costs, name, held)]
-    chosen = able[0] if able else best
+    able = [name for name in clear if _is_level(costs, name, standing)]
+    winner = able[0] if able else best
     # A contestant that only looks faster, and is not yet sure to be, may still turn out to be.
-    is_sure = clear[:1] == able[:1] and _is_level(costs, chosen, held)
-    return Outcome({name: float(np.median(each)) for name, each in times.items()}, chosen, is_sure)
+    is_sure = clear[:1] == able[:1] and _is_level(costs, winner, standing)
+    return Outcome({name: float(np.median(turn_times)) for name, turn_times in times.items()}, winner, is_sure)
 
 
 def _is_level(costs: Costs, name: Name, incumbents: Sequence[Name]) -> bool:
     """Return whether a contestant is sure to be hardly behind any of the incumbents."""
-    return all(at_most(costs[name] / costs[other]) <= BEHIND for other in incumbents if other != name)
+    return all(at_most(costs[name] / costs[incumbent]) <= BEHIND for incumbent in incumbents if incumbent != name)
 
 
 def at_most(ratios: np.ndarray) -> float:
@@ -202,24 +204,24 @@ class Comparison:
     def of(cls, line: Mapping[str, Any]) -> Comparison | None:
         """Return the comparison in a line of a database; None if another version wrote it."""
         try:
-            held = line[COMPARISON]
-            records = tuple(_record(each) for each in held["candidates"])
-            chosen = None if held["chosen"] is None else records[_whole(held["chosen"])].candidate
-            share = None if held["amortize_over"] is None else _positive(held["amortize_over"])
-            argument = None if held["argument"] is None else _text(held["argument"])
-            return cls(_positive(held["untuned"]), records, chosen, share, argument)
+            facts = line[COMPARISON]
+            records = tuple(_record(entry) for entry in facts["candidates"])
+            winner = None if facts["chosen"] is None else records[_whole(facts["chosen"])].candidate
+            share = None if facts["amortize_over"] is None else _positive(facts["amortize_over"])
+            argument = None if facts["argument"] is None else _text(facts["argument"])
+            return cls(_positive(facts["untuned"]), records, winner, share, argument)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, SparseTIRError):
             return None
 
 
-def _alike(one: Record, other: Record) -> bool:
-    return (one.choices, one.stored_as, one.fixed) == (other.choices, other.stored_as, other.fixed)
+def _alike(first: Record, second: Record) -> bool:
+    return (first.choices, first.stored_as, first.fixed) == (second.choices, second.stored_as, second.fixed)
 
 
 def _line(record: Record) -> dict[str, Any]:
     kind = KNOBS if isinstance(record.choices, Config) else CHOICES
-    kept = {name: getattr(record, name) for name in ("stored_as", "fixed", "seconds", "conversion")}
-    return {kind: record.choices.as_dict(), **kept}
+    facts = {name: getattr(record, name) for name in ("stored_as", "fixed", "seconds", "conversion")}
+    return {kind: record.choices.as_dict(), **facts}
 
 
 def _record(line: Mapping[str, Any]) -> Record:
@@ -229,8 +231,8 @@ def _record(line: Mapping[str, Any]) -> Record:
             _whole(value)
     stored_as = None if line["stored_as"] is None else _text(line["stored_as"])
     fixed = {_text(name): _whole(value) for name, value in line["fixed"].items()}
-    took = 0.0 if line["conversion"] == 0 else _positive(line["conversion"])
-    record = Record(choices, stored_as, fixed, _positive(line["seconds"]), conversion=took, reused=True)
+    conversion = 0.0 if line["conversion"] == 0 else _positive(line["conversion"])
+    record = Record(choices, stored_as, fixed, _positive(line["seconds"]), conversion=conversion, reused=True)
     hash(record.candidate)  # raises where a value or the format is none
     return record
 
@@ -263,15 +265,15 @@ def compared(records: Database, text: str = "") -> Iterator[tuple[Key, Compariso
     for line in records.lines(text.encode()):
         if line.get("format") != FORMAT or COMPARISON not in line or not all(name in line for name in KEYS):
             continue
-        found = Comparison.of(line)
-        if found is not None:
-            yield Key(**{name: line[name] for name in KEYS}), found
+        comparison = Comparison.of(line)
+        if comparison is not None:
+            yield Key(**{name: line[name] for name in KEYS}), comparison
 
 
 def last_of(records: Database, key: Key) -> Comparison | None:
     """Return what the last search for just these arguments ended with."""
-    held = [comparison for known, comparison in compared(records, key.pattern) if known == key]
-    return held[-1] if held else None
+    comparisons = [comparison for recorded_key, comparison in compared(records, key.pattern) if recorded_key == key]
+    return comparisons[-1] if comparisons else None
 
 
 __all__ = [

@@ -96,20 +96,20 @@ class Session:
         name = self.evaluator.name
         self.described = pattern(self.evaluator.inputs[name]) if name is not None else None
         self.fixed = self.evaluator.fixed
-        listed = self._formats(formats)
+        format_list = self._formats(formats)
         self.named = None if formats is None else [None, *formats]
-        if template is not None and not listed:
+        if template is not None and not format_list:
             # Raised from here, an error shows the line of the template.
             template.space(self.evaluator.variants(None).form.second)
         if executor is None:
-            self.pool: Pool | Fleet | Boards = pool_of(self.evaluator, listed, isolate=isolate, timeout=timeout)
+            self.pool: Pool | Fleet | Boards = pool_of(self.evaluator, format_list, isolate=isolate, timeout=timeout)
         elif isinstance(executor, str):
             self.pool = Boards(executor, self.evaluator, timeout=timeout)
         else:
-            self.pool = Fleet(executor, self.evaluator, listed, machines=machines, timeout=timeout)
+            self.pool = Fleet(executor, self.evaluator, format_list, machines=machines, timeout=timeout)
         self.key = self.pool.keyed(self.key)
         base = self.usual.choices if template is None else Config()
-        self.space = Space([None, *listed], self.pool.values, base, self._ready, self.pool.usual_over)
+        self.space = Space([None, *format_list], self.pool.values, base, self._ready, self.pool.usual_over)
         self._check_template()
         self.facts = self._facts()
 
@@ -133,10 +133,10 @@ class Session:
             return list(formats)
         if self.template is not None:  # it is written for the loops of the program as it is
             return []
-        found = promising(self.described, feat=dense_rows(dense_shapes(self.evaluator.inputs)))
+        promising_formats = promising(self.described, feat=dense_rows(dense_shapes(self.evaluator.inputs)))
         ruled = dict.fromkeys([self._format_for(ANNOUNCED), self.ruled])
-        likely = [f for f in ruled if f is not None and f not in found]
-        return [*likely, *found]
+        likely = [f for f in ruled if f is not None and f not in promising_formats]
+        return [*likely, *promising_formats]
 
     @cached_property
     def ruled(self) -> Format | None:
@@ -164,12 +164,12 @@ class Session:
     @cached_property
     def first(self) -> list[Candidate]:
         """What every search measures first: what is `announced`, and what the rules choose if that is another."""
-        found = [self.announced, self._usual_over(self.ruled)]
-        return [candidate for candidate in dict.fromkeys(found) if candidate is not None]
+        candidates = [self.announced, self._usual_over(self.ruled)]
+        return [candidate for candidate in dict.fromkeys(candidates) if candidate is not None]
 
     def _usual_over(self, format: Format | None) -> Candidate | None:
-        found = None if format is None else self.space.usual(format)
-        return found if found is not None and found in self.space else None
+        candidate = None if format is None else self.space.usual(format)
+        return candidate if candidate is not None and candidate in self.space else None
 
     def _ready(self, format: Format | None) -> Sequence[Choices]:
         """Return the choices whose machine code is on disk: none for a template, which has other choices."""
@@ -179,13 +179,13 @@ class Session:
 
     def _facts(self) -> dict[str, float]:
         """Return numbers of the pattern."""
-        found = features.of_pattern(self.described)
-        own = features.main_buffer(self.kernel.signature.buffers, self.workload.arrays)
-        axis = next((a for a in reversed(own.axes) if a.indptr is not None), None) if own is not None else None
+        facts = features.of_pattern(self.described)
+        buffer = features.main_buffer(self.kernel.signature.buffers, self.workload.arrays)
+        axis = next((a for a in reversed(buffer.axes) if a.indptr is not None), None) if buffer is not None else None
         if axis is None or axis.indptr is None or axis.indices is None or not isinstance(self.described, MatrixPattern):
-            return found
+            return facts
         indptr, indices = (self.workload.arrays[str(b.name)] for b in (axis.indptr, axis.indices))
-        return found | features.density(indptr, indices, int(self.described.shape[1]))
+        return facts | features.density(indptr, indices, int(self.described.shape[1]))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -205,9 +205,9 @@ class Session:
     ) -> Search:
         """Return a search of this session's space; an informed one begins with what was best for similar matrices."""
         informed = informed and strategy in ("evolution", "guided")
-        found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else []
-        asked = self.prior if strategy == "guided" else None
-        return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=asked, hints=found)
+        similar = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else []
+        prior = self.prior if strategy == "guided" else None
+        return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=prior, hints=similar)
 
     @cached_property
     def prior(self) -> CostModel | None:
@@ -246,8 +246,8 @@ class Session:
 
     def conversion(self, format: Format | None) -> float:
         """Return seconds that storing the sparse argument in a format took."""
-        found = self.pool.stored.get(format)
-        return found.seconds if found is not None else 0.0
+        stored = self.pool.stored.get(format)
+        return stored.seconds if stored is not None else 0.0
 
     def close(self) -> None:
         """Let the worker processes go."""
@@ -259,8 +259,8 @@ class Session:
 
     def variant(self, candidate: Candidate) -> Variant:
         """Return a candidate on its own."""
-        known = self.evaluator
-        return Variant(self.func, known.target, candidate, known.name, self.fixed, self.template, self.sizes)
+        evaluator = self.evaluator
+        return Variant(self.func, evaluator.target, candidate, evaluator.name, self.fixed, self.template, self.sizes)
 
     def tuned(self, variant: Variant) -> Any:
         """Return a variant's kernel for callers: it takes other sizes and numbers that are not finite."""
@@ -282,25 +282,25 @@ class Session:
             return {}
         from sparsetir.workloads import peers
 
-        known, (name, *_) = self.evaluator.known, names
-        if known is None:
+        operation, (name, *_) = self.evaluator.known, names
+        if operation is None:
             raise ArgumentError(
                 f"{name} cannot be timed side by side with {self.kernel.name}, which is no program of sparsetir.ops"
             )
-        operands = known.given(self.evaluator.inputs)
+        operands = operation.given(self.evaluator.inputs)
         if any(operand is None for operand in operands):
-            wanted, given = ", ".join(known.operands), ", ".join(self.evaluator.inputs)
-            raise ArgumentError(f"{name} is timed on the arguments {wanted}; found {given}")
+            expected, passed_names = ", ".join(operation.operands), ", ".join(self.evaluator.inputs)
+            raise ArgumentError(f"{name} is timed on the arguments {expected}; found {passed_names}")
         peers.set_threads(get_num_threads())
-        return {name: peers.setup(known.name, name)(*operands) for name in names}
+        return {name: peers.setup(operation.name, name)(*operands) for name in names}
 
     def time_peers(self, kernel: Any, peers: Mapping[str, Call], seconds: float | None) -> dict[str, float]:
         """Return seconds of other libraries, in turn with the kernel that is returned, if that takes `seconds`."""
         if not peers:
             return {}
         bound = kernel.bind(**{n: v for n, v in self.evaluator.inputs.items() if n == self.evaluator.name})
-        others = {n: v for n, v in self.evaluator.inputs.items() if n != self.evaluator.name}
-        calls: dict[str | None, Call] = {None: lambda: bound(**others)}
+        dense_inputs = {n: v for n, v in self.evaluator.inputs.items() if n != self.evaluator.name}
+        calls: dict[str | None, Call] = {None: lambda: bound(**dense_inputs)}
         calls.update(peers)
         times = duel({name: partial(typical, call) for name, call in calls.items()})
         pace = 1.0 if seconds is None else seconds / times[None]
@@ -345,9 +345,9 @@ class Session:
         """Return a call of a candidate's kernel that was run once and computed what it should."""
         compiled = getattr(kernel, "kernel", kernel)
         names = [str(p.name) for p in compiled.func.params]
-        call, wrong = self.evaluator.disagreement(compiled.function, names, candidate.format)
-        if wrong is not None:
-            raise TuningError(f"the kernel of {candidate} is wrong: {wrong}")
+        call, difference = self.evaluator.disagreement(compiled.function, names, candidate.format)
+        if difference is not None:
+            raise TuningError(f"the kernel of {candidate} is wrong: {difference}")
         return call
 
 

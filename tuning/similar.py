@@ -37,18 +37,18 @@ class Neighbour:
 
     def best(self, count: int) -> list[Candidate]:
         """Return its fastest candidates."""
-        ran = sorted(self.records, key=lambda r: (r.seconds or 0.0, r.candidate.key))
-        return list(dict.fromkeys(r.candidate for r in ran))[:count]
+        ranked = sorted(self.records, key=lambda r: (r.seconds or 0.0, r.candidate.key))
+        return list(dict.fromkeys(r.candidate for r in ranked))[:count]
 
 
-def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+def distance(first: Mapping[str, float], second: Mapping[str, float]) -> float:
     """Return the distance of two patterns by the numbers of `features.of_pattern`; infinite if none are shared.
 
     Sizes count little.
     """
-    common = [name for name in one if name in other and not name.startswith(IMAGE)]
+    common = [name for name in first if name in second and not name.startswith(IMAGE)]
     weights = [SIZE_WEIGHT if name in SIZES else 1.0 for name in common]
-    apart = [min(abs(one[name] - other[name]), FARTHEST) for name in common]
+    apart = [min(abs(first[name] - second[name]), FARTHEST) for name in common]
     total = sum(weights)
     return sqrt(sum(w * a * a for w, a in zip(weights, apart, strict=True)) / total) if total else float("inf")
 
@@ -73,17 +73,17 @@ def neighbours(
     radius : float
         Patterns farther away are left out.
     """
-    found: dict[tuple[object, ...], Neighbour] = {}
+    by_place: dict[tuple[object, ...], Neighbour] = {}
     for other, record, line in records.of_program(key.program):
         like = (other.dtype, other.target, other.threads) == (key.dtype, key.target, key.threads)
         if not like or record.seconds is None or record.fixed.keys() != fixed.keys() or is_own(other, key):
             continue
         place = (other.pattern, *record.fixed.values())
-        if place not in found:
+        if place not in by_place:
             away = _away(other, key, record.fixed, fixed, facts, line.get("features", {}))
-            found[place] = Neighbour(away)
-        found[place].records.append(record)
-    near = [n for n in found.values() if n.distance <= radius]
+            by_place[place] = Neighbour(away)
+        by_place[place].records.append(record)
+    near = [n for n in by_place.values() if n.distance <= radius]
     return sorted(near, key=lambda n: n.distance)
 
 
@@ -95,21 +95,21 @@ def is_own(other: Key, key: Key) -> bool:
 def _away(
     other: Key,
     key: Key,
-    theirs: Mapping[str, int],
+    other_sizes: Mapping[str, int],
     fixed: Mapping[str, int],
     facts: Mapping[str, float],
     features: Mapping[str, float],
 ) -> float:
     """Return how far a case is: of the same pattern by its sizes, else by its numbers if the sizes are equal."""
     if other.pattern == key.pattern:
-        return SIZE_WEIGHT * sum(abs(log2(theirs[name] / fixed[name])) for name in fixed)
-    return distance(facts, features) if dict(theirs) == dict(fixed) else float("inf")
+        return SIZE_WEIGHT * sum(abs(log2(other_sizes[name] / fixed[name])) for name in fixed)
+    return distance(facts, features) if dict(other_sizes) == dict(fixed) else float("inf")
 
 
 def hints(records: Database, key: Key, facts: Mapping[str, float], fixed: Mapping[str, int]) -> Sequence[Candidate]:
     """Return the candidates that were best for the nearest patterns; none where no pattern is near."""
-    found = neighbours(records, key, facts, fixed)[:PATTERNS] if facts else []
-    return list(dict.fromkeys(c for neighbour in found for c in neighbour.best(EACH)))
+    neighbour_list = neighbours(records, key, facts, fixed)[:PATTERNS] if facts else []
+    return list(dict.fromkeys(c for neighbour in neighbour_list for c in neighbour.best(EACH)))
 
 
 __all__ = ["RADIUS", "Neighbour", "distance", "hints", "neighbours"]
