@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-import scipy
 from sparsetir.codegen.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
 from sparsetir.errors import ScheduleError, SparseTIRError, VerifyError, WriteError
 from sparsetir.ir import dialect
