@@ -80,7 +80,7 @@ def _share(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, 
     return sch
 
 
-def _noted(func: tirx.PrimFunc) -> Choices | None:
+def _read_choices(func: tirx.PrimFunc) -> Choices | None:
     """Return the choices that a function's attributes define; None if they define none."""
     attribute = func.attrs.get(CHOICES)
     return None if attribute is None else Choices(**{str(name): int(value) for name, value in attribute.items()})
@@ -123,7 +123,7 @@ def _steps(mod: ir.IRModule, choices: Choices | None, registers: Registers, *, r
     for gv, func in mod.functions.items():
         if not isinstance(func, tirx.PrimFunc) or not from_dialect(func):
             continue
-        block_choices, where = choices or _noted(func) or usual(func, registers), gv.name_hint
+        block_choices, where = choices or _read_choices(func) or usual(func, registers), gv.name_hint
         for name in independent_blocks(func):
             share = partial(_share, func_name=where, name=name, choices=block_choices, reorders=reorders)
             steps.append((f"rows of {name}", [share]))

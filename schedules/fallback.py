@@ -62,7 +62,7 @@ def piecewise(mod: ir.IRModule, steps: list[tuple[str, list[Step]]], lowers: Low
         if reasons:
             dropped.append(name)
             _log.info("%s %s: %s", "another sketch for" if scheduled else "no sketch for", name, reasons[0])
-    return _noted(sch.mod, dropped)
+    return _record_dropped(sch.mod, dropped)
 
 
 def _first_that_lowers(sch: s_tir.Schedule, ways: list[Step], lowers: Lower) -> tuple[s_tir.Schedule | None, list[str]]:
@@ -79,7 +79,7 @@ def _first_that_lowers(sch: s_tir.Schedule, ways: list[Step], lowers: Lower) -> 
     return None, reasons
 
 
-def _noted(mod: ir.IRModule, dropped: list[str]) -> ir.IRModule:
+def _record_dropped(mod: ir.IRModule, dropped: list[str]) -> ir.IRModule:
     return ir.IRModule({gv: f.with_attr(DROPPED, dropped) for gv, f in mod.functions.items()}) if dropped else mod
 
 

@@ -193,7 +193,7 @@ class Interface:
 
     @property
     def described(self) -> list[str]:
-        """What the header says of the arrays."""
+        """Descriptions of the arrays for the header."""
         return [p.description for _, p in self.arrays]
 
     def header(self, stem: str) -> str:
@@ -301,7 +301,7 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Where the array of a parameter stands in the list of arrays."""
+        """Position of a parameter's array in the list of arrays."""
         return {p.symbol: n for n, (_, p) in enumerate(self.arrays)}
 
     @property
@@ -353,10 +353,10 @@ def _wrapped(prototype: str) -> str:
     return "\n".join(textwrap.wrap(prototype, 120, subsequent_indent=" " * 9, break_long_words=False))
 
 
-def _scalar(var: Var, taken: set[str]) -> Parameter:
+def _scalar(var: Var, used: set[str]) -> Parameter:
     name = str(var.name)
     dtype = plain(name, str(var.ty.dtype) if hasattr(var.ty, "dtype") else str(var.ty))
-    return Parameter(identifier(name, taken), name, dtype, None, name, True, False)
+    return Parameter(identifier(name, used), name, dtype, None, name, True, False)
 
 
 def plain(name: str, dtype: str) -> str:
@@ -366,13 +366,13 @@ def plain(name: str, dtype: str) -> str:
     return dtype
 
 
-def identifier(name: str, taken: set[str]) -> str:
-    """Convert `name` to an unused C identifier and add it to `taken`."""
+def identifier(name: str, used: set[str]) -> str:
+    """Convert `name` to an unused C identifier and add it to `used`."""
     candidate = re.sub(r"\W", "_", name, flags=re.ASCII)
     candidate = f"_{candidate}" if not candidate or candidate[0].isdigit() else candidate
-    while candidate in RESERVED or candidate in taken or re.fullmatch(r"u?int\w*_t", candidate):
+    while candidate in RESERVED or candidate in used or re.fullmatch(r"u?int\w*_t", candidate):
         candidate += "_"
-    taken.add(candidate)
+    used.add(candidate)
     return candidate
 
 

@@ -328,8 +328,8 @@ def _compile() -> Callable[[str], Callable[..., None]]:
     dots = {name: module for name in DOTS if (module := _dot_module(name)) is not None}
 
     def loop(name: str) -> Callable[..., None]:
-        kind, _, rest = name.partition("_")
-        module = sums[rest] if kind == "sum" else dots[rest] if kind == "dot" else main
+        kind, _, variant = name.partition("_")
+        module = sums[variant] if kind == "sum" else dots[variant] if kind == "dot" else main
         return module[name]
 
     loop.dots = tuple(dots)  # type: ignore[attr-defined]
@@ -355,8 +355,8 @@ def _module(sources: dict[str, str], gathers: str = "") -> Any:
     target = native_target()
     if gathers:
         config = dict(target.export())
-        kept = [name for name in config.get("mattr", ()) if not name.endswith(NO_GATHER)]
-        mattr = [*kept, f"+{NO_GATHER}"] if gathers == "load" and _is_x86(config) else kept
+        attributes = [name for name in config.get("mattr", ()) if not name.endswith(NO_GATHER)]
+        mattr = [*attributes, f"+{NO_GATHER}"] if gathers == "load" and _is_x86(config) else attributes
         target = tvm.target.Target({**{k: v for k, v in config.items() if k != "mattr"}, "mattr": mattr})
     functions = {name: tvm.script.from_source(source) for name, source in sources.items()}
     return tvm.compile(tvm.IRModule(functions), target=target, tir_pipeline="s_tir")
@@ -379,35 +379,37 @@ def _dot_module(name: str) -> Any:
 def _seconds(call: Callable[[], None], times: int = 5) -> float:
     """Return the seconds of the fastest of several calls, the first of which does not count."""
     call()
-    taken = []
+    seconds = []
     for _ in range(times):
         begin = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
 
 
 def _gather(loop: Callable[[str], Callable[..., None]]) -> Any:
     rng = np.random.default_rng(0)
     data = np.ones(working_sets()[-1] // 4, np.float32)
     drawn = rng.random(WINDOWS * ROWS * ENTRIES + max(PREFETCH), dtype=np.float32)
-    return tuple(tuple(_gather_at(loop, data, drawn, size, held) for held in working_sets()) for size in ROW_BYTES)
+    return tuple(
+        tuple(_gather_at(loop, data, drawn, size, working_set) for working_set in working_sets()) for size in ROW_BYTES
+    )
 
 
-def _gather_at(loop: Any, data: np.ndarray, drawn: np.ndarray, size: int, held: int) -> tuple[float, ...]:
+def _gather_at(loop: Any, data: np.ndarray, drawn: np.ndarray, size: int, working_set: int) -> tuple[float, ...]:
     """Return seconds an entry for each prefetch distance: medians of windows whose rows were not read lately."""
-    count, found = held // size, []
-    operand, out = data[: held // 4], np.empty(8 * size // 4, np.float32)
+    count, medians = working_set // size, []
+    operand, out = data[: working_set // 4], np.empty(8 * size // 4, np.float32)
     index = np.minimum((drawn * count).astype(np.int32), count - 1)
     for ahead in PREFETCH:
-        call, taken = loop(f"gather_{size}_{ahead}"), []
+        call, seconds = loop(f"gather_{size}_{ahead}"), []
         operand.max()  # what a cache can hold of the working set is in it
         for window in range(WINDOWS):
             begin = time.perf_counter()
             call(operand, index, out, count, index.size, window * ROWS * ENTRIES)
-            taken.append(time.perf_counter() - begin)
-        found.append(statistics.median(taken) / (ROWS * ENTRIES))
-    return tuple(found)
+            seconds.append(time.perf_counter() - begin)
+        medians.append(statistics.median(seconds) / (ROWS * ENTRIES))
+    return tuple(medians)
 
 
 def _rates(loop: Any) -> dict[str, Any]:
@@ -415,7 +417,7 @@ def _rates(loop: Any) -> dict[str, Any]:
     return {
         "store": _store_rate(loop("store")),
         "streaming_store": _store_rate(loop("stream")),
-        "fma": {sums: 2 * LANES * sums * STEPS / taken for sums, taken in times.items()},
+        "fma": {sums: 2 * LANES * sums * STEPS / seconds for sums, seconds in times.items()},
         "fma_latency": times[1] / STEPS,
         "scalar_load": _sum_seconds(loop("sum_load")),
         "vector_gather": _sum_seconds(loop("sum_vector")),

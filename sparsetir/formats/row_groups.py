@@ -177,20 +177,20 @@ class RowGroups(Split):
 
     @cached_property
     def parts(self) -> Sequence[tuple[str, Format]]:
-        main, (name, rest) = super().parts
-        return (main, (name, OtherRows(idtype=rest.idtype) if type(rest) is DCSR else rest))
+        main, (name, rest_format) = super().parts
+        return (main, (name, OtherRows(idtype=rest_format.idtype) if type(rest_format) is DCSR else rest_format))
 
     def chosen(self, entries: Entries) -> Array:
         return self._held(entries, groups_of(entries, int(self.r), self.padding))
 
     def pack(self, entries: Entries) -> list[Packed]:
         groups = groups_of(entries, int(self.r), self.padding)
-        (_, main), (_, rest) = self.parts
+        (_, main), (_, rest_format) = self.parts
         remaining, index = subset(entries, ~self._held(entries, groups))
-        if isinstance(rest, OtherRows):
-            rest_pieces = [rest.listed(remaining, _without(groups, entries.shape[0]))]
+        if isinstance(rest_format, OtherRows):
+            rest_pieces = [rest_format.listed(remaining, _without(groups, entries.shape[0]))]
         else:
-            rest_pieces = rest.pack(remaining)
+            rest_pieces = rest_format.pack(remaining)
         grouped = Grouped(int(self.r), idtype=main.index_type).listed(entries, groups.reshape(-1))
         return [grouped, *(rest_pieces if index is None else (within(piece, index) for piece in rest_pieces))]
 

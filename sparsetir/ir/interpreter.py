@@ -392,15 +392,15 @@ class _Machine:
         return self.find(axis, parent, int(self.eval(subscript)))
 
     def chains(
-        self, axes: Sequence[Axis], subscripts: Mapping[Axis, ir.Expr], found: tuple[_Point, ...] = ()
+        self, axes: Sequence[Axis], subscripts: Mapping[Axis, ir.Expr], points: tuple[_Point, ...] = ()
     ) -> Iterator[tuple[_Point, ...]]:
         """Yield every way to follow `subscripts` down `axes`, each axis listed right after its parent."""
         if not axes:
-            yield found
+            yield points
             return
-        parent = None if axes[0].parent is None else found[-1]
+        parent = None if axes[0].parent is None else points[-1]
         for point in self.candidates(axes[0], parent, subscripts[axes[0]]):
-            yield from self.chains(axes[1:], subscripts, (*found, point))
+            yield from self.chains(axes[1:], subscripts, (*points, point))
 
     def places(self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr]) -> Iterator[tuple[int, ...]]:
         """Yield the storage elements at these coordinates, first match first; none if they are absent."""

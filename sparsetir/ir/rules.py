@@ -313,9 +313,9 @@ def _row_fault(access: Access, buffer: SparseBuffer, place: Place) -> str:
     return ""
 
 
-def _is_below(axes: Sequence[Axis], others: Sequence[Axis]) -> bool:
+def _is_below(axes: Sequence[Axis], other_axes: Sequence[Axis]) -> bool:
     """Return whether one of some axes depends on one of the others."""
-    return any(ancestor in axis.ancestors for axis in axes for ancestor in others)
+    return any(ancestor in axis.ancestors for axis in axes for ancestor in other_axes)
 
 
 def _variables(expr: ir.Expr) -> list[Var]:

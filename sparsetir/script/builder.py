@@ -679,7 +679,7 @@ def sp_iter_attr(attrs: dict[str, Any]) -> None:
 
 
 def _raw(value: Any) -> Any:
-    """Return an operand as TVM's printer writes it: strings stand for string constants."""
+    """Convert an operand in the form of TVM's printer, where strings denote string constants."""
     return ir.StringImm(value) if isinstance(value, str) else value
 
 

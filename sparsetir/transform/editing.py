@@ -182,7 +182,7 @@ def make_iteration(
 
 
 def visits_stored(iteration: SpIter) -> bool:
-    """Return whether the initialisation only walks the points that are stored."""
+    """Return whether the initialisation only iterates stored points."""
     return str(iteration.block.annotations.get(INIT, "")) == STORED
 
 
@@ -353,7 +353,7 @@ def dependents(axis: Axis, places: Sequence[Place]) -> list[Entry]:
 
 
 def refuse_repeated(axis: Axis, nested: Sequence[Place], purpose: str) -> None:
-    """Refuse to replace an axis that an inner iteration walks again, or needs two levels above an attached axis."""
+    """Refuse to replace an axis that an inner iteration iterates again, or needs two levels above an attached axis."""
     for place in nested:
         if axis in place.iteration.axes:
             inner = place.iteration.name

@@ -69,7 +69,7 @@ def annotate(func: tirx.PrimFunc, iteration: str, key: str, value: Any) -> Edit:
     if key == SEARCH:
         raise ScheduleError("'search' changes how coordinates are found; use set_search")
     _check_value(value)
-    return _noted(func, iteration, key, value)
+    return _annotate(func, iteration, key, value)
 
 
 def _check_value(value: Any) -> None:
@@ -85,7 +85,7 @@ def _check_value(value: Any) -> None:
         raise ScheduleError(f"a note is a string, a number, or a list or dict of them, found {type(value).__name__}")
 
 
-def _noted(func: tirx.PrimFunc, iteration: str, key: str, value: Any) -> Edit:
+def _annotate(func: tirx.PrimFunc, iteration: str, key: str, value: Any) -> Edit:
     editor = Editor(func)
     sp_iter = editor.iteration(iteration, merged=True)
     notes = {k: v for k, v in notes_of(sp_iter).items() if k != key}
@@ -128,7 +128,7 @@ def set_search(func: tirx.PrimFunc, iteration: str, strategy: str) -> Edit:
     if strategy == "merge":
         editor = Editor(func)
         _check_merge(editor, editor.iteration(iteration, merged=True))
-    return _noted(func, iteration, SEARCH, None if strategy == "inline" else strategy)
+    return _annotate(func, iteration, SEARCH, None if strategy == "inline" else strategy)
 
 
 def _check_merge(editor: Editor, iteration: SpIter) -> None:
@@ -200,7 +200,7 @@ def pad(func: tirx.PrimFunc, iteration: str, axis: Ref, multiple: int) -> Edit:
 
 
 def _is_covered(iteration: SpIter, axis: object) -> bool:
-    """Return whether a loop of the same list has no step beyond the length: one over an axis that hangs from `axis`."""
+    """Return whether a loop of the same list has no step beyond the length: one over a child of `axis`."""
     return any(e.attached_to is None and e.axes[0].parent is axis for e in iteration.entries)
 
 

@@ -261,7 +261,7 @@ class Slots:
     # ------------------------------------------------------------------ buffers
 
     def is_direct(self, buffer: SparseBuffer, indices: Sequence[ir.Expr]) -> bool:
-        """Return whether the access stands on the slot that is iterated."""
+        """Return whether the access is at the iterated slot."""
         at = dict(zip(buffer.axes, indices, strict=True))
         return all(at[axis].same_as(var) for axis, var in self.above.items())
 
@@ -392,7 +392,7 @@ def _computed(slots: Slots, node: Any, *, guard: bool) -> Any:
 
 
 def _check_init(slots: Slots, init: Any) -> None:
-    """Refuse an initialisation that would walk groups, slots and coordinates for every element."""
+    """Refuse an initialisation that would iterate groups, slots and coordinates for every element."""
     if init is None or slots.entry.kinds != "S":
         return
     new = set(slots.views.values())

@@ -241,7 +241,7 @@ class Structure:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the program walks every coordinate: then its entries are what is not zero."""
+        """Whether the program iterates every coordinate: its entries are then the nonzero elements."""
         return all(a.kind == "dense_fixed" for a in self.axes)
 
     # ------------------------------------------------------------------ what iterations say of it
