@@ -54,8 +54,10 @@ class Candidate:
     def __str__(self) -> str:
         if isinstance(self.choices, Config):
             return f"{self.format!r} {self.choices}" if self.format else f"as it is {self.choices}"
-        chosen = {n: v for n, v in self.choices.as_dict().items() if v != getattr(BASE, n) or n in ("tile", "chunks")}
-        return " ".join([repr(self.format) if self.format else "as it is", *(f"{n}={v}" for n, v in chosen.items())])
+        differing = {
+            n: v for n, v in self.choices.as_dict().items() if v != getattr(BASE, n) or n in ("tile", "chunks")
+        }
+        return " ".join([repr(self.format) if self.format else "as it is", *(f"{n}={v}" for n, v in differing.items())])
 
 
 BASE = Choices(chunks=0)
@@ -119,13 +121,13 @@ class Space:
 
     def first(self) -> Iterator[Candidate]:
         """Yield the portfolio: choices for the program as it is and then every format once, in turn."""
-        own = self.portfolio(None)
+        unconverted = self.portfolio(None)
         had = ((f, values) for f in self.formats if f is not None and (values := self.values(f)) is not None)
-        others = (Candidate(self._start(f, values), f) for f, values in had)
-        yield from islice(own, 2)
-        rest = iter(own[2:])
+        starts = (Candidate(self._start(f, values), f) for f, values in had)
+        yield from islice(unconverted, 2)
+        remaining = iter(unconverted[2:])
         while True:
-            batch = [*islice(others, 2), *islice(rest, 1)]
+            batch = [*islice(starts, 2), *islice(remaining, 1)]
             if not batch:
                 return
             yield from batch
@@ -161,32 +163,32 @@ class Space:
 
     def ready(self, rng: np.random.Generator, count: int) -> list[Candidate]:
         """Return draws of candidates that need no compiling, each format equally often; call choices are drawn too."""
-        known = [(format, values, codes) for format, values in self._supposed() if (codes := self._ready(format))]
-        found = []
-        for _ in range(count if known else 0):
-            format, values, codes = known[int(rng.integers(len(known)))]
-            chosen = codes[int(rng.integers(len(codes)))]
-            given = {name: tuple(v for v in values.get(name, ()) if v) for name in GIVEN if getattr(chosen, name)}
-            given = {name: held for name, held in given.items() if held}
-            found.append(Candidate(chosen.changed(**drawn(given, rng)), format))
-        return found
+        compiled = [(format, values, codes) for format, values in self._supposed() if (codes := self._ready(format))]
+        candidates = []
+        for _ in range(count if compiled else 0):
+            format, values, codes = compiled[int(rng.integers(len(compiled)))]
+            code = codes[int(rng.integers(len(codes)))]
+            open_values = {name: tuple(v for v in values.get(name, ()) if v) for name in GIVEN if getattr(code, name)}
+            open_values = {name: options for name, options in open_values.items() if options}
+            candidates.append(Candidate(code.changed(**drawn(open_values, rng)), format))
+        return candidates
 
     def is_ready(self, candidate: Candidate) -> bool:
         """Return whether a candidate needs no compiling."""
         if candidate.format not in self._codes:
             self._codes[candidate.format] = {_code(choices) for choices in self._ready(candidate.format)}
-        held = self._codes[candidate.format]
-        return bool(held) and _code(candidate.choices) in held
+        codes = self._codes[candidate.format]
+        return bool(codes) and _code(candidate.choices) in codes
 
     def _supposed(self) -> list[tuple[Format | None, Values]]:
         """Return the formats with their open choices; unconverted ones with those of the program as it is."""
-        own = self.values(None)
-        return [(f, values) for f in self.formats if (values := self._known.get(f, own)) is not None]
+        default_values = self.values(None)
+        return [(f, values) for f in self.formats if (values := self._known.get(f, default_values)) is not None]
 
     def settle(self, candidate: Candidate) -> Candidate | None:
         """Return a candidate with the choices that its format leaves open; None if the format is unavailable."""
-        known = candidate.format in self.formats and self.values(candidate.format) is not None
-        return self.moved(candidate, candidate.format) if known else None
+        is_settled = candidate.format in self.formats and self.values(candidate.format) is not None
+        return self.moved(candidate, candidate.format) if is_settled else None
 
     def __iter__(self) -> Iterator[Candidate]:
         for format in self.formats:
@@ -198,8 +200,8 @@ class Space:
         values = self.values(candidate.format) if candidate.format in self.formats else None
         if values is None:
             return False
-        base, chosen = self._start(candidate.format, values).as_dict(), candidate.choices.as_dict()
-        return base.keys() == chosen.keys() and all(v in values.get(n, (base[n],)) for n, v in chosen.items())
+        base, values_of = self._start(candidate.format, values).as_dict(), candidate.choices.as_dict()
+        return base.keys() == values_of.keys() and all(v in values.get(n, (base[n],)) for n, v in values_of.items())
 
     def sample(self, rng: np.random.Generator, formats: Sequence[Format | None] = ()) -> Candidate:
         """Return any candidate; of some of the formats if they are given."""
@@ -226,29 +228,29 @@ class Space:
         values = self.values(format)
         if values is None:
             return candidate
-        kept = {n: v for n, v in candidate.choices.as_dict().items() if v in values.get(n, ())}
-        return Candidate(self._start(format, values).changed(**kept), format)
+        shared = {n: v for n, v in candidate.choices.as_dict().items() if v in values.get(n, ())}
+        return Candidate(self._start(format, values).changed(**shared), format)
 
-    def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
+    def crossover(self, first: Candidate, second: Candidate, rng: np.random.Generator) -> Candidate:
         """Return the format of one, each choice of either."""
-        theirs = self.moved(other, one.format).choices.as_dict()
-        taken = {n: v for n, v in theirs.items() if rng.random() < 0.5}
-        return replace(one, choices=one.choices.changed(**taken))
+        second_choices = self.moved(second, first.format).choices.as_dict()
+        inherited = {n: v for n, v in second_choices.items() if rng.random() < 0.5}
+        return replace(first, choices=first.choices.changed(**inherited))
 
     def steps(self, candidate: Candidate) -> list[Candidate]:
         """Return the candidates that differ in one choice by one step."""
-        found, chosen = [], candidate.choices.as_dict()
+        neighbours, current = [], candidate.choices.as_dict()
         for name, values in (self.values(candidate.format) or {}).items():
-            at = values.index(chosen[name]) if chosen[name] in values else 0
+            at = values.index(current[name]) if current[name] in values else 0
             for near in (at + 1, at - 1):
                 if 0 <= near < len(values):
-                    found.append(replace(candidate, choices=candidate.choices.changed(**{name: values[near]})))
-        return found
+                    neighbours.append(replace(candidate, choices=candidate.choices.changed(**{name: values[near]})))
+        return neighbours
 
-    def fresh(self, rng: np.random.Generator, taken: Any) -> Candidate | None:
+    def fresh(self, rng: np.random.Generator, excluded: Any) -> Candidate | None:
         """Return a sample that is not among those taken; None where few are left."""
-        drawn = (self.sample(rng) for _ in range(MOST_DRAWS))
-        return next((c for c in drawn if c not in taken), next((c for c in self if c not in taken), None))
+        samples = (self.sample(rng) for _ in range(MOST_DRAWS))
+        return next((c for c in samples if c not in excluded), next((c for c in self if c not in excluded), None))
 
 
 def shared(choices: Choices) -> Choices:
@@ -274,11 +276,11 @@ def changes_code(
 ) -> bool:
     """Return whether choice `name` changes a stage-II module; `usual` is the module with the default."""
     default = Choices()
-    other = next((value for value in values if value != getattr(default, name)), None)
-    if other is None:
+    alternative = next((value for value in values if value != getattr(default, name)), None)
+    if alternative is None:
         return False
     try:
-        changed = scheduled(second, default.changed(**{name: other}), target)
+        changed = scheduled(second, default.changed(**{name: alternative}), target)
     except SparseTIRError:
         return True
     return not tvm_ffi.structural_equal(usual, changed)
@@ -302,22 +304,22 @@ def open_choices(
     """
     values = Choices.space(threads=threads, feat=feat)
     usual = scheduled(second, Choices(), target)
-    return {name: found for name, found in values.items() if changes_code(second, usual, name, found, target)}
+    return {name: options for name, options in values.items() if changes_code(second, usual, name, options, target)}
 
 
 def start(values: Values, base: Choices | Config | None = None) -> Choices | Config:
     """Return the default choices, or the largest value below where the space lacks it; of knobs the first."""
     base = Choices() if base is None else base
     if isinstance(base, Config):
-        return base.changed(**{n: found[0] for n, found in values.items()})
+        return base.changed(**{n: options[0] for n, options in values.items()})
     default = base.as_dict()
-    nearest = {n: max((v for v in found if v <= default[n]), default=found[0]) for n, found in values.items()}
+    nearest = {n: max((v for v in options if v <= default[n]), default=options[0]) for n, options in values.items()}
     return base.changed(**nearest)
 
 
 def drawn(values: Values, rng: np.random.Generator) -> dict[str, Any]:
     """Return each open choice drawn at random."""
-    return {name: found[int(rng.integers(len(found)))] for name, found in values.items()}
+    return {name: options[int(rng.integers(len(options)))] for name, options in values.items()}
 
 
 def points(values: Values, base: Choices | Config | None = None) -> Iterator[Choices | Config]:

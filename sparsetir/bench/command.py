@@ -49,8 +49,8 @@ def run(
     report = Report(load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0)
     if threads is not None:
         set_num_threads(threads)
-    others = result_peers if any(product.op in OPERATIONS for product in products) else peers
-    others.set_threads(get_num_threads())
+    module = result_peers if any(product.op in OPERATIONS for product in products) else peers
+    module.set_threads(get_num_threads())
     say_of_options(products, plan)
     report.roofline = ceilings()
     for name, sparse in loaded(sources):
@@ -64,11 +64,13 @@ def run(
 
 def say_of_options(products: Sequence[Product], plan: Plan) -> None:
     """Name the operations that an option does not reach."""
-    left = ", ".join(str(product) for product in products if product.op in OPERATIONS)
-    given = [f"--{name}" for name in ("sweep", "tune") if getattr(plan, name)]
-    if left and given:
-        are = "is" if len(given) == 1 else "are"
-        say(f"{' and '.join(given)} {are} not for {left}: sparsetir.tune_sparse searches how their rows are collected")
+    titles = ", ".join(str(product) for product in products if product.op in OPERATIONS)
+    flags = [f"--{name}" for name in ("sweep", "tune") if getattr(plan, name)]
+    if titles and flags:
+        are = "is" if len(flags) == 1 else "are"
+        say(
+            f"{' and '.join(flags)} {are} not for {titles}: sparsetir.tune_sparse searches how their rows are collected"
+        )
 
 
 def ceilings() -> Roofline | None:
@@ -82,23 +84,23 @@ def ceilings() -> Roofline | None:
 
 def measured(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roofline | None) -> Measured:
     """One operation on one source."""
-    how = measure_result if product.op in OPERATIONS else measure
-    return how(name, sparse, product, plan, roofline)
+    measure_case = measure_result if product.op in OPERATIONS else measure
+    return measure_case(name, sparse, product, plan, roofline)
 
 
 def rows(name: str, sparse: Any, products: Sequence[Product], plan: Plan, report: Report) -> Iterator[Report]:
     """Add the rows of one source to the report."""
-    taken = [product for product in products if suits(product, sparse)]
-    if not taken:
-        wanted = ", ".join(f"{p} takes {TAKEN[p.op]}" for p in products)
-        say(f"skipped: {name} has {len(sparse.shape)} dimensions; {wanted}")
-    for product in taken:
-        found = measured(name, sparse, product, plan, report.roofline)
-        report.findings += found.findings
-        if found.row is not None:
-            report.rows.append(found.row)
-            say(str(found.row))
-        del found
+    suited_products = [product for product in products if suits(product, sparse)]
+    if not suited_products:
+        requirements = ", ".join(f"{p} takes {TAKEN[p.op]}" for p in products)
+        say(f"skipped: {name} has {len(sparse.shape)} dimensions; {requirements}")
+    for product in suited_products:
+        measurement = measured(name, sparse, product, plan, report.roofline)
+        report.findings += measurement.findings
+        if measurement.row is not None:
+            report.rows.append(measurement.row)
+            say(str(measurement.row))
+        del measurement
         gc.collect()
         yield report
 

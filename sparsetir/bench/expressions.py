@@ -142,8 +142,8 @@ def _triangles(A: Any, B: Any, C: Any) -> Call:
 
     def call() -> Any:
         mask = C.T.tocsr()
-        found = kernel(A=A, B=B, M=mask.astype(bool))
-        return mask.multiply(found).sum()
+        product = kernel(A=A, B=B, M=mask.astype(bool))
+        return mask.multiply(product).sum()
 
     return call
 
@@ -295,27 +295,27 @@ def checked(
         call = make(case, operands)
         if call is None:
             return None
-        found = call()
+        result = call()
     except Exception as error:  # what other libraries raise is theirs to choose
         say(f"{case.name}: without {name}: {reason(error)}")
         return None
-    if not same(case, found, expected):
+    if not same(case, result, expected):
         row.findings.append(f"{case.name}: {name} differs from einsum")
     return call
 
 
-def same(case: Case, found: Any, expected: Any) -> bool:
+def same(case: Case, result: Any, expected: Any) -> bool:
     """Whether two results agree; scipy gives a Kronecker product as a matrix."""
-    if len(case.text.partition("->")[2]) == 4 and sp.issparse(found):
-        return math.isclose(float(found.sum()), float(np.sum(expected.values)), rel_tol=1e-3)
-    return agree(found, expected)
+    if len(case.text.partition("->")[2]) == 4 and sp.issparse(result):
+        return math.isclose(float(result.sum()), float(np.sum(expected.values)), rel_tol=1e-3)
+    return agree(result, expected)
 
 
 def peak(call: Call, operands: Sequence[Any], expected: Any) -> float | None:
     """Operands and the memory that a call adds, relative to operands and result."""
-    held = sum(nbytes(value) for value in operands)
-    found = memory.added(call)
-    return None if found is None else (held + found) / (held + nbytes(expected))
+    operand_bytes = sum(nbytes(value) for value in operands)
+    added_bytes = memory.added(call)
+    return None if added_bytes is None else (operand_bytes + added_bytes) / (operand_bytes + nbytes(expected))
 
 
 def nbytes(value: Any) -> int:
@@ -341,11 +341,11 @@ def table(rows: Sequence[Row]) -> str:
 
 def ratios(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     """Of each column its time relative to that of ``einsum``, over the rows that have both."""
-    found = []
+    cells = []
     for name in names:
         logs = [math.log(r.times[name].median / r.times["einsum"].median) for r in rows if name in r.times]
-        found.append(f"{math.exp(sum(logs) / len(logs)):.2f} x" if logs else "")
-    return found
+        cells.append(f"{math.exp(sum(logs) / len(logs)):.2f} x" if logs else "")
+    return cells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -358,8 +358,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--against", default=",".join(USUAL), metavar="NAMES", help=f"some of {', '.join(PEERS)}")
     parser.add_argument("--only", default="", metavar="NAMES", help="names of the first column, with commas")
     args = parser.parse_args(argv)
-    chosen = [case for case in CASES if not args.only or case.name in args.only.split(",")]
-    if not chosen or min(args.size, args.rounds) < 1:
+    selected = [case for case in CASES if not args.only or case.name in args.only.split(",")]
+    if not selected or min(args.size, args.rounds) < 1:
         parser.error(
             f"--only names some of {', '.join(case.name for case in CASES)}; --size and --rounds are at least 1"
         )
@@ -373,7 +373,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if importlib.util.find_spec(name) is None:
             say(f"without {name}, which is not installed")
     rows = []
-    for case in chosen:
+    for case in selected:
         rows.append(measure(case, args.size, against=against, rounds=args.rounds, rest=args.rest))
         say(f"{case.name}: {', '.join(f'{n} {t.median * 1e3:.3g} ms' for n, t in rows[-1].times.items())}")
     print(table(rows))

@@ -137,7 +137,7 @@ class Survey:
 
     def table(self) -> list[list[str]]:
         """Its rows."""
-        return [[*found.cells(), *(found.times() if self.feat else ())] for found in self.stored]
+        return [[*row.cells(), *(row.times() if self.feat else ())] for row in self.stored]
 
     def report(self) -> str:
         """The pattern, the table, and what is not in it, as text."""
@@ -156,7 +156,7 @@ class Survey:
             "feat": self.feat,
             "threads": get_num_threads(),
             "machine": machine_name(),
-            "stored": [found.as_dict() for found in self.stored],
+            "stored": [row.as_dict() for row in self.stored],
             "skipped": [{"format": repr(c.format), "values": c.values, "why": c.objection} for c in self.skipped],
             "findings": self.findings,
         }
@@ -265,8 +265,8 @@ def operands(name: str, tensor: Any, feat: int) -> Case:
         raise ArgumentError(f"SpMM takes a matrix, found {sizes} in {name}: formats of tensors are not timed")
     needed, free = ARRAYS_AT_ONCE * 4 * feat * max(tensor.shape), free_memory()
     if needed > free:
-        found = f"SpMM of {name} with {feat} columns needs {needed / 1e9:.1f} GB of memory"
-        raise ArgumentError(f"{found}, found {free / 1e9:.1f} GB free: try fewer columns")
+        requirement = f"SpMM of {name} with {feat} columns needs {needed / 1e9:.1f} GB of memory"
+        raise ArgumentError(f"{requirement}, found {free / 1e9:.1f} GB free: try fewer columns")
     return make_case("spmm", tensor, feat=feat)
 
 
@@ -350,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(str(error))
         return WRONG_USE
     print("\n".join([*aligned(cells(surveys)), "", *notes(surveys)]))
-    return FINDING if any(found.findings for found in surveys) else DONE
+    return FINDING if any(one.findings for one in surveys) else DONE
 
 
 def run(args: argparse.Namespace) -> list[Survey]:
@@ -360,13 +360,13 @@ def run(args: argparse.Namespace) -> list[Survey]:
     paths = [*args.files, *(find_files(args.data) if args.data else [])]
     if not paths:
         raise ArgumentError("expected files with matrices, or --data FOLDER; found none")
-    found: list[Survey] = []
+    surveys: list[Survey] = []
     for one in surveys_of(paths, args):
-        found.append(one)
-        write(found, args)
-    if not found:
+        surveys.append(one)
+        write(surveys, args)
+    if not surveys:
         raise ArgumentError("none of the files could be measured")
-    return found
+    return surveys
 
 
 def surveys_of(paths: Sequence[Path], args: argparse.Namespace) -> Iterator[Survey]:
@@ -381,13 +381,13 @@ def surveys_of(paths: Sequence[Path], args: argparse.Namespace) -> Iterator[Surv
 def matrices(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
     """Name and contents of every file that holds a matrix with entries; the others are named on stderr."""
     for path in paths:
-        for name, found in loaded(from_files([path])):
-            if len(found.shape) != 2:
-                say(f"skipped: {path} is a tensor of {len(found.shape)} dimensions, expected a matrix")
-            elif not found.nnz:
+        for name, matrix in loaded(from_files([path])):
+            if len(matrix.shape) != 2:
+                say(f"skipped: {path} is a tensor of {len(matrix.shape)} dimensions, expected a matrix")
+            elif not matrix.nnz:
                 say(f"skipped: {path} has no nonzeros")
             else:
-                yield name, found
+                yield name, matrix
 
 
 def cells(surveys: Sequence[Survey]) -> list[list[str]]:
@@ -401,17 +401,17 @@ def notes(surveys: Sequence[Survey]) -> list[str]:
     feat = surveys[0].feat
     times = f"ms: untuned SpMM with {feat} columns, median of a call; vs csr: times as fast; " if feat else ""
     lines = [f"{times}float32, {get_num_threads()} threads; {machine_name()}", *busy(surveys)]
-    for found in surveys:
-        if found.skipped:
-            skipped = ", ".join(f"{c.format!r} ({c.values:,.1f})" for c in found.skipped)
-            lines.append(f"{found.name}: not stored, with too many values for each entry: {skipped}")
-        lines += [f"{found.name}: {finding}" for finding in found.findings]
+    for one in surveys:
+        if one.skipped:
+            skipped = ", ".join(f"{c.format!r} ({c.values:,.1f})" for c in one.skipped)
+            lines.append(f"{one.name}: not stored, with too many values for each entry: {skipped}")
+        lines += [f"{one.name}: {finding}" for finding in one.findings]
     return lines
 
 
 def busy(surveys: Sequence[Survey]) -> list[str]:
     """One line if other work disturbed the times, none otherwise."""
-    rows = [row for found in surveys for row in found.stored]
+    rows = [row for one in surveys for row in one.stored]
     noisy = sum(row.spread > NOISY for row in rows)
     if not noisy:
         return []
@@ -425,7 +425,7 @@ def write(surveys: Sequence[Survey], args: argparse.Namespace) -> None:
         text = [markdown(cells(surveys)), "", *(f"{note}  " for note in notes(surveys))]
         written(args.markdown, "\n".join(text))
     if args.json:
-        written(args.json, json.dumps([found.as_dict() for found in surveys], indent=1))
+        written(args.json, json.dumps([one.as_dict() for one in surveys], indent=1))
 
 
 if __name__ == "__main__":

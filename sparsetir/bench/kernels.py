@@ -69,10 +69,10 @@ def tuned(case: Case, plan: Plan) -> dict[str, Any]:
 
 def best(case: Case, plan: Plan) -> dict[str, Any]:
     """The fastest of a coarse sweep, where one is asked for."""
-    found = best_of(case) if plan.sweep else None
-    if found is None:
+    fastest = best_of(case) if plan.sweep else None
+    if fastest is None:
         return {}
-    kernel, option = found
+    kernel, option = fastest
     say(f"{case.op}: best of the sweep: {option}")
     return {"best": kernel}
 
@@ -99,13 +99,13 @@ def kernels(case: Case, plan: Plan, failures: list[str]) -> dict[str, Any]:
         By the name of its column; a name stands for the same way of choosing a schedule in every case. Those in `RATED`
         are compared with the peers.
     """
-    found: dict[str, Any] = {}
+    kernels_by_kind: dict[str, Any] = {}
     for kind in KINDS:
         try:
-            found |= kind(case, plan)
+            kernels_by_kind |= kind(case, plan)
         except Exception as error:  # one kind must not end a run over many cases
             failures.append(f"{kind.__name__}: {reason(error)}")
-    return found
+    return kernels_by_kind
 
 
 def our_calls(kernels: Mapping[str, Any], case: Case) -> dict[str, Callable[[], np.ndarray]]:
@@ -126,8 +126,8 @@ def our_call(kernel: Any, case: Case, *, returns: bool = False) -> Callable[[], 
     another format than CSR returns a new sparse array, as it has no other way to hand out its values; others do so if
     `returns`.
     """
-    (name, sparse), *rest = case.inputs.items()
-    bound, dense = kernel.bind(**{name: sparse}), dict(rest)
+    (name, sparse), *remaining = case.inputs.items()
+    bound, dense = kernel.bind(**{name: sparse}), dict(remaining)
     if case.op == "sddmm" and (returns or not _takes_result(kernel, case)):
         return lambda: bound(**dense).data
     out = aligned(np.full(output_shape(case), np.nan, np.float32))

@@ -94,19 +94,20 @@ class Row:
         return next((name for name in BASELINES if name in self.peers), None)
 
     def ratio(self, ours: str, other: str | None) -> float | None:
-        """How many times faster a kernel of ours is than a peer, or the fastest one (`BEST`); None without them."""
+        """Return how many times faster a kernel of ours is than a peer, or the fastest one (`BEST`); None without
+        them."""
         names = list(self.peers) if other == BEST else [other]
-        found = [self.peers[name].median for name in names if name in self.peers]
-        if ours not in self.ours or not found:
+        peer_seconds = [self.peers[name].median for name in names if name in self.peers]
+        if ours not in self.ours or not peer_seconds:
             return None
-        return min(found) / self.ours[ours].median
+        return min(peer_seconds) / self.ours[ours].median
 
     def fraction(self, ours: str | None = None) -> float | None:
-        """The least possible time over the time of a kernel of ours, by default the fastest."""
+        """Return the least possible time over the time of a kernel of ours, by default the fastest."""
         if self.bound is None:
             return None
-        chosen = self.ours.values() if ours is None else [self.ours[ours]]
-        return self.bound.seconds / min(timing.median for timing in chosen)
+        timings = self.ours.values() if ours is None else [self.ours[ours]]
+        return self.bound.seconds / min(timing.median for timing in timings)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -153,8 +154,8 @@ def parse_products(text: str) -> list[Product]:
     >>> [str(product) for product in parse_products("spmm:32,spmv,sddmm")]
     ['spmm:32', 'spmv', 'sddmm:128']
     """
-    found = [parse_product(part.strip()) for part in text.split(",")]
-    return list(dict.fromkeys(found))
+    products = [parse_product(part.strip()) for part in text.split(",")]
+    return list(dict.fromkeys(products))
 
 
 def parse_product(text: str) -> Product:
@@ -219,19 +220,19 @@ def measure(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roof
     case = make_case(product.op, sparse, feat=product.feat)
     title = f"{name} {product}"
     findings: list[str] = []
-    ours = our_calls(title, case, plan, findings)
-    if not ours:
+    kernels = our_calls(title, case, plan, findings)
+    if not kernels:
         return Measured(None, findings)
-    theirs = peer_calls(title, case)
-    times, repeats = undisturbed(ours | theirs, plan, title)
+    peers = peer_calls(title, case)
+    times, repeats = undisturbed(kernels | peers, plan, title)
     work = work_of(product.op, case.inputs)
     row = Row(
         name,
         product,
         tuple(int(n) for n in case.sparse.shape),
         int(case.sparse.nnz),
-        {kind: times[kind] for kind in ours},
-        {peer: times[peer] for peer in theirs},
+        {kind: times[kind] for kind in kernels},
+        {peer: times[peer] for peer in peers},
         work,
         bound(work, roofline) if roofline is not None else None,
         repeats,

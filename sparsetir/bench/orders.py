@@ -56,13 +56,13 @@ def operands(A: Any, shape: str) -> list[Any]:
     rng, n = np.random.default_rng(SEED), A.shape[1]
     count = -(-n // AGGREGATE)
     P = sp.csr_array((np.ones(n, np.float32), np.arange(n) // AGGREGATE, np.arange(n + 1)), shape=(n, count))
-    made: list[Any] = []
+    values: list[Any] = []
     for name in shape.split():
-        rows = made[-1].shape[1] if made else 0
+        rows = values[-1].shape[1] if values else 0
         dense = {"X": (rows, 16), "W": (rows, 64)}.get(name)
-        known = {"A": A, "P": P, "R": P.T.tocsr()}
-        made.append(known[name] if dense is None else rng.standard_normal(dense, np.float32))
-    return made
+        matrices = {"A": A, "P": P, "R": P.T.tocsr()}
+        values.append(matrices[name] if dense is None else rng.standard_normal(dense, np.float32))
+    return values
 
 
 def trees(first: int, after: int) -> Iterator[Tree]:
@@ -95,9 +95,9 @@ def measure(name: str, values: Sequence[Any], *, rounds: int, rest: float) -> Fo
     for call in calls.values():
         call()
     times = {key: timing.median for key, timing in interleave(calls, rounds=rounds, rest=rest).items()}
-    others = [seconds for key, seconds in times.items() if key != "own"]
+    alternatives = [seconds for key, seconds in times.items() if key != "own"]
     steps = [step.members for step in einsum_expression(text, *values).steps]
-    return Found(name, steps, times["own"], min(others), max(others))
+    return Found(name, steps, times["own"], min(alternatives), max(alternatives))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,16 +117,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--families names some of {', '.join(suite.families())}; --nnz and --rounds are at least 1")
     if args.threads is not None:
         set_num_threads(args.threads)
-    found = []
+    chains = []
     for family in args.families.split(","):
         A = suite.generate(family, args.nnz, seed=SEED)
         for shape in args.shapes.split(",") if A.shape[0] == A.shape[1] else ():
-            found.append(measure(f"{family}: {shape}", operands(A, shape), rounds=args.rounds, rest=args.rest))
-            say(" | ".join(found[-1].cells()))
-    if not found:
+            chains.append(measure(f"{family}: {shape}", operands(A, shape), rounds=args.rounds, rest=args.rest))
+            say(" | ".join(chains[-1].cells()))
+    if not chains:
         parser.error("none of these families is square")
-    mean = math.exp(sum(math.log(f.ratio) for f in found) / len(found))
-    rows = [["", "steps", "own ms", "best ms", "worst ms", "own / best"], *(f.cells() for f in found)]
+    mean = math.exp(sum(math.log(f.ratio) for f in chains) / len(chains))
+    rows = [["", "steps", "own ms", "best ms", "worst ms", "own / best"], *(f.cells() for f in chains)]
     print(markdown([*rows, ["geometric mean", "", "", "", "", f"{mean:.2f}"]]))
     return 0
 

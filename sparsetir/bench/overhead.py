@@ -68,10 +68,10 @@ class Line:
     def cells(self) -> list[str]:
         """Name, time, goal and whether it is reached."""
         unit = "us" if self.unit == MICRO else "ms"
-        shown = f"{self.seconds / self.unit:.1f} {unit}"
+        duration = f"{self.seconds / self.unit:.1f} {unit}"
         if self.goal is None:
-            return [self.name, shown, "", ""]
-        return [self.name, shown, f"{self.goal / self.unit:g} {unit}", "yes" if self.seconds <= self.goal else "no"]
+            return [self.name, duration, "", ""]
+        return [self.name, duration, f"{self.goal / self.unit:g} {unit}", "yes" if self.seconds <= self.goal else "no"]
 
 
 def matrix(rows: int, nnz: int) -> sp.csr_array:
@@ -119,8 +119,8 @@ def fresh_process(cache: Path) -> dict[str, float]:
     environment = {**os.environ, "SPARSETIR_CACHE": str(cache)}
     command = [sys.executable, "-c", FRESH_PROCESS]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    seconds: dict[str, float] = json.loads(done.stdout)
+    return seconds
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -136,15 +136,15 @@ def process_lines(*, runs: int) -> list[Line]:
             cold.append(fresh_process(Path(folder)))
             warm.append(fresh_process(Path(folder)))
     first, later = medians(cold), medians(warm)
-    own = ("sparsetir", "modules", "parse", "build")
+    steps = ("sparsetir", "modules", "parse", "build")
     return [
         Line("import sparsetir", first["sparsetir"]),
         Line("import tvm, after sparsetir", first["tvm"]),
         Line("  the compiler's modules, when first used", first["modules"]),
         Line("  SpMM parsed for the first time", first["parse"]),
         Line("  SpMM built, cache empty", first["build"]),
-        Line("all of these after tvm: first kernel, cache empty", sum(first[n] for n in own), goal=150 * MILLI),
-        Line("all of these after tvm: first kernel, from the disk cache", sum(later[n] for n in own)),
+        Line("all of these after tvm: first kernel, cache empty", sum(first[n] for n in steps), goal=150 * MILLI),
+        Line("all of these after tvm: first kernel, from the disk cache", sum(later[n] for n in steps)),
         Line("SpMM built from the disk cache", later["build"], goal=5 * MILLI),
         Line("SpMM built again in the process", first["again"]),
     ]
@@ -181,8 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines: list[Line] = []
     noisy = False
     for shape in (SMALL, CORA):
-        found, disturbed = call_lines(matrix(*shape), rounds=args.rounds)
-        lines, noisy = [*lines, *found], noisy or disturbed
+        added_lines, disturbed = call_lines(matrix(*shape), rounds=args.rounds)
+        lines, noisy = [*lines, *added_lines], noisy or disturbed
     lines += [*compiler_lines(rounds=args.rounds), *process_lines(runs=args.runs)]
     print(text(lines))
     if noisy:

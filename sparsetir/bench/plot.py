@@ -60,8 +60,8 @@ def portrait(matrix: Any, pattern: Pattern, path: str | Path) -> Path:
 def draw_blocks(axes: Any, pattern: MatrixPattern) -> None:
     """Bars for the mean fill of each size of blocks, and for the nonzeros in blocks at least half full."""
     at = np.arange(len(pattern.blocks))
-    bars(axes, at, "mean fill of blocks with a nonzero", [found.fill for found in pattern.blocks.values()], -1)
-    bars(axes, at, "nonzeros in blocks at least half full", [found.share for found in pattern.blocks.values()], 1)
+    bars(axes, at, "mean fill of blocks with a nonzero", [block.fill for block in pattern.blocks.values()], -1)
+    bars(axes, at, "nonzeros in blocks at least half full", [block.share for block in pattern.blocks.values()], 1)
     axes.set_xticks(at, [f"{r}x{c}" for r, c in pattern.blocks])
     axes.set(ylim=(0, 1), xlabel="rows x columns of a block", title="blocks")
     axes.legend()
@@ -71,8 +71,8 @@ def draw_degrees(axes: Any, pattern: MatrixPattern) -> None:
     """Bars for the number of rows and columns by their number of nonzeros, in powers of two."""
     longest = max(len(pattern.rows.histogram), len(pattern.columns.histogram))
     at = np.arange(longest)
-    for name, side, held in (("rows", -1, pattern.rows), ("columns", 1, pattern.columns)):
-        bars(axes, at, name, [*held.histogram, *[0] * (longest - len(held.histogram))], side)
+    for name, side, lengths in (("rows", -1, pattern.rows), ("columns", 1, pattern.columns)):
+        bars(axes, at, name, [*lengths.histogram, *[0] * (longest - len(lengths.histogram))], side)
     axes.set_xticks(at, [str(2**k // 2) for k in range(longest)])
     axes.set(xlabel="nonzeros, from this number to the next", ylabel="how many", title="length of rows and columns")
     if pattern.nnz:
@@ -138,23 +138,23 @@ def rates(rows: Iterable[Any], times: str) -> tuple[list[float], list[float]]:
     return [work.intensity for work, _ in timed], [work.flops / seconds / 1e9 for work, seconds in timed]
 
 
-def draw_ceilings(axes: Any, found: Roofline) -> None:
+def draw_ceilings(axes: Any, roofline: Roofline) -> None:
     """The peak, and a slope for the bandwidth of each level up to it."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
-    peak = found.most.peak / 1e9
-    ridges = [found.most.peak / rate for rate in found.most.bandwidth.values()]
-    left, right = min(LEAST_INTENSITY, axes.get_xlim()[0]), max(2 * max(ridges), axes.get_xlim()[1])
-    axes.plot([left, right], [peak, peak], color="black", linewidth=1)
+    peak = roofline.most.peak / 1e9
+    ridges = [roofline.most.peak / rate for rate in roofline.most.bandwidth.values()]
+    left_end, right = min(LEAST_INTENSITY, axes.get_xlim()[0]), max(2 * max(ridges), axes.get_xlim()[1])
+    axes.plot([left_end, right], [peak, peak], color="black", linewidth=1)
     axes.annotate("peak", (right, peak), ha="right", va="bottom", fontsize="small")
-    for name, rate in found.most.bandwidth.items():
-        ridge = found.most.peak / rate
-        axes.plot([left, ridge], [left * rate / 1e9, ridge * rate / 1e9], color="gray", linewidth=1)
+    for name, rate in roofline.most.bandwidth.items():
+        ridge = roofline.most.peak / rate
+        axes.plot([left_end, ridge], [left_end * rate / 1e9, ridge * rate / 1e9], color="gray", linewidth=1)
         axes.annotate(name, (ridge, peak), ha="center", va="bottom", fontsize="small")  # clear of lines and axis
-    axes.set_xlim(left, right)
+    axes.set_xlim(left_end, right)
 
 
 def draw_profile(profile: MachineProfile, path: str | Path) -> Path:

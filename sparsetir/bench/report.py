@@ -53,10 +53,10 @@ class Report:
 
     def by_op(self) -> dict[str, list[Row]]:
         """The rows of each operation, in the order in which it first occurs."""
-        found: dict[str, list[Row]] = {}
+        groups: dict[str, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.product.op, []).append(row)
-        return found
+            groups.setdefault(row.product.op, []).append(row)
+        return groups
 
     def text(self) -> str:
         """A table for each operation, the ceilings of the machine, and notes."""
@@ -117,15 +117,15 @@ class Report:
     @property
     def unsorted(self) -> list[str]:
         """Peers some of whose results are not sorted."""
-        made = {(name, row.product.op) for row in self.rows for name in row.peers}
-        return [name for name, ops in result_peers.UNSORTED.items() if any((name, op) in made for op in ops)]
+        timed = {(name, row.product.op) for row in self.rows for name in row.peers}
+        return [name for name, ops in result_peers.UNSORTED.items() if any((name, op) in timed for op in ops)]
 
     def busy(self) -> list[str]:
         """One line if other work disturbed the times, none otherwise."""
-        found = list(self.causes())
-        if not found:
+        reasons = list(self.causes())
+        if not reasons:
             return []
-        return [f"the machine was busy ({', '.join(found)}): repeat on a quiet one before quoting these times"]
+        return [f"the machine was busy ({', '.join(reasons)}): repeat on a quiet one before quoting these times"]
 
     def causes(self) -> Iterable[str]:
         """What says so."""
@@ -138,21 +138,21 @@ class Report:
             threads, times = self.roofline.most.threads, self.roofline.scaling * self.roofline.most.threads
             yield f"{threads} threads reached {times:.1f} times the peak of one"
         if disturbed:
-            what = f"spread above {NOISY:.0%} or calls that waited for a core"
-            yield f"{what} in {disturbed} of {len(self.rows)} rows (measured again: {again})"
+            disturbance = f"spread above {NOISY:.0%} or calls that waited for a core"
+            yield f"{disturbance} in {disturbed} of {len(self.rows)} rows (measured again: {again})"
         if waited:
             yield f"{WAITED} marks {waited} times of calls that waited"
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """The installed ones of the packages that matter."""
-    found = {}
+    installed = {}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 # ---------------------------------------------------------------------------------------------------- tables
@@ -169,39 +169,49 @@ def figures(rows: Sequence[Row]) -> Values:
     baseline = next((row.baseline for row in rows if row.baseline), None)
     # Results have more peers, and no two of them the same operations: each has a column.
     compared = names(rows, lambda row: row.peers) if any(row.sizes for row in rows) else [baseline]
-    found: Values = {}
+    values: Values = {}
     for kind in rated:
         prefix = f"{kind} " if len(rated) > 1 else ""
-        for other in (*compared, BEST) if baseline else ():
-            found[f"{prefix}vs {other}"] = [row.ratio(kind, other) for row in rows]
+        for peer in (*compared, BEST) if baseline else ():
+            values[f"{prefix}vs {peer}"] = [row.ratio(kind, peer) for row in rows]
     if any(row.bound for row in rows):
-        found[FRACTION] = [row.fraction() for row in rows]
-    return found
+        values[FRACTION] = [row.fraction() for row in rows]
+    return values
 
 
 def summaries(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """The geometric mean and the smallest of each figure."""
-    known = {name: [value for value in values if value] for name, values in figures(rows).items()}
-    return {name: {title: of(v) for title, of in SUMMARIES.items()} for name, v in known.items() if v}
+    present = {name: [value for value in values if value] for name, values in figures(rows).items()}
+    return {name: {title: of(v) for title, of in SUMMARIES.items()} for name, v in present.items() if v}
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
     """Cells: a heading, the rows, the summaries."""
-    ours, theirs = names(rows, lambda row: row.ours), names(rows, lambda row: row.peers)
-    shown, summary = figures(rows), summaries(rows)
-    bounded = ["limit"] if FRACTION in shown else []
+    kernel_names, peer_names = names(rows, lambda row: row.ours), names(rows, lambda row: row.peers)
+    ratio_columns, summary = figures(rows), summaries(rows)
+    bounded = ["limit"] if FRACTION in ratio_columns else []
     sizes = list(dict.fromkeys(name for row in rows for name in row.sizes)) or ["N"]
-    out = [["matrix", "nonzeros", *sizes, *(f"{name} ms" for name in [*ours, *theirs]), *shown, *bounded, "spread"]]
+    out = [
+        [
+            "matrix",
+            "nonzeros",
+            *sizes,
+            *(f"{name} ms" for name in [*kernel_names, *peer_names]),
+            *ratio_columns,
+            *bounded,
+            "spread",
+        ]
+    ]
     for n, row in enumerate(rows):
-        times = [row.times.get(name) for name in [*ours, *theirs]]
+        times = [row.times.get(name) for name in [*kernel_names, *peer_names]]
         cells = [milliseconds(timing) for timing in times]
-        compared = [two_digits(values[n]) for values in shown.values()]
+        compared = [two_digits(values[n]) for values in ratio_columns.values()]
         limit = [row.bound.limit if row.bound else ABSENT] if bounded else []
         size = [number((row.sizes or {"N": row.product.feat}).get(name)) for name in sizes]
         out.append([row.name, f"{row.nnz:,}", *size, *cells, *compared, *limit, f"{row.spread:.0%}"])
-    blank, end = [""] * (1 + len(sizes) + len(ours) + len(theirs)), [""] * (1 + len(bounded))
+    blank, end = [""] * (1 + len(sizes) + len(kernel_names) + len(peer_names)), [""] * (1 + len(bounded))
     for title in SUMMARIES:
-        out.append([title, *blank, *(two_digits(summary.get(name, {}).get(title)) for name in shown), *end])
+        out.append([title, *blank, *(two_digits(summary.get(name, {}).get(title)) for name in ratio_columns), *end])
     return out
 
 

@@ -110,19 +110,19 @@ def measure_result(name: str, sparse: Any, product: Product, plan: Plan, rooflin
         say(f"skipped: {title} may need {needed / 1e9:.1f} GB of memory for its results")
         return Measured(None)
     findings: list[str] = []
-    ours = our_calls(title, case, findings)
-    if not ours:
+    kernels = our_calls(title, case, findings)
+    if not kernels:
         return Measured(None, findings)
-    theirs = peer_calls(title, case)
-    sizes, work = facts(case, ours["ours"])
-    times, repeats = undisturbed(ours | theirs, plan, title)
+    peers = peer_calls(title, case)
+    sizes, work = facts(case, kernels["ours"])
+    times, repeats = undisturbed(kernels | peers, plan, title)
     row = Row(
         name,
         product,
         tuple(int(n) for n in sparse.shape),
         int(sparse.nnz),
-        {kind: times[kind] for kind in ours},
-        {peer: times[peer] for peer in theirs},
+        {kind: times[kind] for kind in kernels},
+        {peer: times[peer] for peer in peers},
         work,
         bound(work, roofline) if roofline is not None and product.op in BOUNDED else None,
         repeats,
@@ -141,17 +141,17 @@ def facts(case: ResultCase, call: Call) -> tuple[dict[str, float], Work]:
     """What the table says of a case besides times, and what has to be done at least."""
     result = call()
     operands = sum(structure(operand) for operand in unique(case.operands))
-    made = structure(result) if hasattr(result, "indptr") else 0
-    entries = int(result.nnz) if made else int(result)
+    result_bytes = structure(result) if hasattr(result, "indptr") else 0
+    entries = int(result.nnz) if result_bytes else int(result)
     del result
     sizes: dict[str, float] = {"kept": case.kept} if case.kept else {}
     sizes |= {"products": case.products, "result": entries}
     if case.op in ("spgemm", "rap"):
         sizes["products/result"] = case.products / max(1, entries)
     peak = memory.added(call)
-    if peak is not None and made:
-        sizes["peak"] = (operands + peak) / (operands + made)
-    return sizes, work_of(case, operands + made)
+    if peak is not None and result_bytes:
+        sizes["peak"] = (operands + peak) / (operands + result_bytes)
+    return sizes, work_of(case, operands + result_bytes)
 
 
 def unique(operands: tuple[Any, ...]) -> list[Any]:

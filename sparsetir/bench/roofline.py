@@ -111,9 +111,9 @@ def spmm_work(csr: Any, B: np.ndarray) -> Work:
 def sddmm_work(csr: Any, X: np.ndarray, Y: np.ndarray) -> Work:
     """SDDMM, row by row."""
     row = FLOAT * Y.shape[1]
-    kept = int(np.count_nonzero(np.diff(csr.indptr))) * row
+    row_bytes = int(np.count_nonzero(np.diff(csr.indptr))) * row
     gathered = touched(csr.indices, csr.shape[1]) * row
-    moved = structure(csr) + csr.data.nbytes + kept + gathered
+    moved = structure(csr) + csr.data.nbytes + row_bytes + gathered
     return Work((2 * X.shape[1] + 1) * int(csr.nnz), int(csr.nnz) * row, gathered, moved)
 
 

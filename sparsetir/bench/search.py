@@ -76,8 +76,8 @@ class Row:
         pace = [result.measured / result.seconds for result in self.results]
         seeds = [self.over_tuned(f"seed {n}") for n in range(len(self.results))]
         early = float(np.mean([reached(result, EARLY) for result in self.results]))
-        others = [self.over_tuned(name) for name in ("schedules", "evolution")]
-        return [self.over_tuned("sweep"), early, *others, max(seeds) / min(seeds), float(np.mean(pace))]
+        by_strategy = [self.over_tuned(name) for name in ("schedules", "evolution")]
+        return [self.over_tuned("sweep"), early, *by_strategy, max(seeds) / min(seeds), float(np.mean(pace))]
 
     def cells(self) -> list[str]:
         """For the table."""
@@ -89,8 +89,8 @@ class Row:
 def reached(result: TuneResult, seconds: float) -> float:
     """The share of the final speed that a search had after some seconds; that of the untuned kernel if none yet."""
     final = min(record.seconds for record in result.history if record.seconds is not None)
-    known = [r.seconds for r in result.history if r.seconds is not None and r.elapsed <= seconds]
-    return final / min(known) if known else 0.0
+    times = [r.seconds for r in result.history if r.seconds is not None and r.elapsed <= seconds]
+    return final / min(times) if times else 0.0
 
 
 def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -> Row:
@@ -128,16 +128,16 @@ def in_rounds(calls: Mapping[str, Callable[[], object]], turns: int = ROUNDS) ->
 def table(rows: Sequence[Row]) -> str:
     """Markdown, with geometric means below."""
     figures = np.array([row.figures() for row in rows])
-    known = [column[~np.isnan(column)] for column in figures.T]
+    present = [column[~np.isnan(column)] for column in figures.T]
     with np.errstate(divide="ignore"):
-        means = [float(np.exp(np.mean(np.log(column)))) if column.size else float("nan") for column in known]
+        means = [float(np.exp(np.mean(np.log(column)))) if column.size else float("nan") for column in present]
     last = ["geometric mean", "", "", "", *("" if np.isnan(value) else f"{value:.3f}" for value in means)]
     return markdown([list(HEAD), *(row.cells() for row in rows), last])
 
 
-def run(sources: Sequence[Source], products: Sequence[Product], **how: Any) -> list[Row]:
+def run(sources: Sequence[Source], products: Sequence[Product], **settings: Any) -> list[Row]:
     """Every case, one after another; what fails is said and left out."""
-    return by_case(sources, products, lambda name, case: measure(name, case, **how))
+    return by_case(sources, products, lambda name, case: measure(name, case, **settings))
 
 
 class Shown(Protocol):
@@ -199,8 +199,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-sweep", action="store_true", help="leave the sweep out")
     args = parser.parse_args(argv)
     sources, products = sources_of(parser, args)
-    how = {"seconds": args.seconds, "seeds": args.seeds, "sweep": not args.no_sweep}
-    print(table(run(sources, products, **how)))
+    settings = {"seconds": args.seconds, "seeds": args.seeds, "sweep": not args.no_sweep}
+    print(table(run(sources, products, **settings)))
 
 
 if __name__ == "__main__":

@@ -90,12 +90,12 @@ def measure(name: str, case: Case, **how: Any) -> Pace:
     """Search, and time what was found in turn with kernels that nobody tuned."""
     began = time.perf_counter()
     result = tune_sparse(case.program, case.inputs, progress=False, **how)
-    took = time.perf_counter() - began
+    seconds = time.perf_counter() - began
     kernels = {"tuned": result.kernel, "default": build(case.program), "called": build(case.program, calls=CALLS)}
     turns = [in_rounds(our_calls(kernels, case), ROUNDS // BINDINGS) for _ in range(BINDINGS)]
-    times = {name: np.concatenate([found[name] for found in turns]) for name in kernels}
+    times = {name: np.concatenate([turn[name] for turn in turns]) for name in kernels}
     over = {name: float(np.median(times[name] / times["tuned"])) for name in kernels}
-    return Pace(name, result, took, over["default"], over["called"])
+    return Pace(name, result, seconds, over["default"], over["called"])
 
 
 def table(paces: Sequence[Pace]) -> str:

@@ -59,18 +59,18 @@ def measure(family: str, nnz: int, feat: int) -> dict[str, float]:
         start = time.perf_counter()
         bound(**arrays)
         samples.append(time.perf_counter() - start)
-    held = sum(a.nbytes for a in (A.data, A.indices, A.indptr, *arrays.values()))
-    return {"nnz": A.nnz, "seconds": float(np.median(samples)), "peak": (resident("VmHWM") - base) / held}
+    operand_bytes = sum(a.nbytes for a in (A.data, A.indices, A.indptr, *arrays.values()))
+    return {"nnz": A.nnz, "seconds": float(np.median(samples)), "peak": (resident("VmHWM") - base) / operand_bytes}
 
 
 def apart(family: str, nnz: int, feat: int) -> dict[str, float]:
     """`measure` in a process of its own."""
     command = [sys.executable, "-m", "sparsetir.bench.sweep", "--one", family, str(nnz), "--feat", str(feat)]
-    found = subprocess.run(command, capture_output=True, text=True)
-    if found.returncode:
-        lines = found.stderr.strip().splitlines()
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        lines = process.stderr.strip().splitlines()
         raise ArgumentError(f"{family} with {nnz:,} nonzeros: {lines[-1] if lines else 'the process was ended'}")
-    return dict(json.loads(found.stdout.splitlines()[-1]))
+    return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
 def table(families: Sequence[str], sizes: Sequence[int], feat: int) -> str:
@@ -79,11 +79,16 @@ def table(families: Sequence[str], sizes: Sequence[int], feat: int) -> str:
     for family in families:
         first = None
         for nnz in sizes:
-            found = apart(family, nnz, feat)
-            each = found["seconds"] / max(found["nnz"], 1) * 1e9
-            first = first or each
-            cells = [f"{int(found['nnz']):,}", f"{found['seconds'] * 1e3:.3f}", f"{each:.3f}", f"{each / first:.2f}"]
-            rows.append([family, *cells, f"{found['peak']:.2f}"])
+            point = apart(family, nnz, feat)
+            per_entry = point["seconds"] / max(point["nnz"], 1) * 1e9
+            first = first or per_entry
+            cells = [
+                f"{int(point['nnz']):,}",
+                f"{point['seconds'] * 1e3:.3f}",
+                f"{per_entry:.3f}",
+                f"{per_entry / first:.2f}",
+            ]
+            rows.append([family, *cells, f"{point['peak']:.2f}"])
             say("  ".join(rows[-1]))
     return markdown([["family", "nonzeros", "ms", "ns a nonzero", "over the smallest", "peak over arrays"], *rows])
 
@@ -130,8 +135,8 @@ class Option:
     choices: Choices | None
 
     def __str__(self) -> str:
-        named = "csr()" if self.format is None else repr(self.format)
-        return f"{named}, untuned" if self.choices is None else f"{named}, {self.choices}"
+        format_text = "csr()" if self.format is None else repr(self.format)
+        return f"{format_text}, untuned" if self.choices is None else f"{format_text}, {self.choices}"
 
 
 def options(case: Case) -> Iterator[Option]:
@@ -150,14 +155,14 @@ def refined(case: Case, format: Format) -> Iterator[Option]:
     yield from different(parts.func, [Option(format, choices) for choices in defaults.sweep(base, over_format=True)])
 
 
-def different(func: tirx.PrimFunc, tried: Sequence[Option]) -> Iterator[Option]:
+def different(func: tirx.PrimFunc, options: Sequence[Option]) -> Iterator[Option]:
     """Those whose loops differ from the untuned ones and from each other's."""
     second, target = to_stage_2(func), make_target(None, func)
-    seen = [scheduled(second, None, target)]
-    for option in tried:
+    distinct = [scheduled(second, None, target)]
+    for option in options:
         loops = scheduled(second, option.choices, target)
-        if not any(tvm_ffi.structural_equal(loops, other) for other in seen):
-            seen.append(loops)
+        if not any(tvm_ffi.structural_equal(loops, previous) for previous in distinct):
+            distinct.append(loops)
             yield option
 
 
@@ -168,8 +173,8 @@ def best_of(case: Case) -> tuple[Any, Option] | None:
         times |= measured(case, refined(case, format))
     if not times:
         return None
-    untuned = [option for option in times if option == Option(None, None)]
-    close = list(dict.fromkeys([*ranked(times)[:FINALISTS], *untuned]))
+    baseline = [option for option in times if option == Option(None, None)]
+    close = list(dict.fromkeys([*ranked(times)[:FINALISTS], *baseline]))
     kernels = {str(option): kernel_of(case, option) for option in close}
     final = interleave({name: call_of(case, kernel) for name, kernel in kernels.items()}, rest=REST)
     best = min(close, key=lambda option: final[str(option)].median)
@@ -181,21 +186,21 @@ def ranked(times: dict[Option, float]) -> list[Option]:
     return sorted(times, key=lambda option: times[option])
 
 
-def measured(case: Case, tried: Iterator[Option]) -> dict[Option, float]:
+def measured(case: Case, options: Iterator[Option]) -> dict[Option, float]:
     """Seconds of the fastest call with each option that can be built."""
-    found = {}
-    for option in tried:
+    times = {}
+    for option in options:
         try:
-            found[option] = fastest(call_of(case, kernel_of(case, option)))
+            times[option] = fastest(call_of(case, kernel_of(case, option)))
         except (SparseTIRError, MemoryError) as error:
             say(f"without {option}: {error}")
-    return found
+    return times
 
 
 def call_of(case: Case, kernel: Any) -> Callable[[], Any]:
     """A call of a kernel with its sparse argument bound."""
-    (name, sparse), *rest = case.inputs.items()
-    bound, dense = kernel.bind(**{name: sparse}), dict(rest)
+    (name, sparse), *remaining = case.inputs.items()
+    bound, dense = kernel.bind(**{name: sparse}), dict(remaining)
     return lambda: bound(**dense)
 
 

@@ -139,14 +139,14 @@ def as_dtype(value: Any, name: str) -> str:
     ('float32', 'float64')
     """
     is_dtype = isinstance(value, (str, type, np.dtype)) or type(value).__name__ in ("dtype", "DataType")
-    found = dtype_name(value) if is_dtype or hasattr(value, "_dtype_str") else ""
+    name_of_dtype = dtype_name(value) if is_dtype or hasattr(value, "_dtype_str") else ""
     try:
-        is_number = found == "bfloat16" or np.dtype(found or "V").kind in "biufc"
+        is_number = name_of_dtype == "bfloat16" or np.dtype(name_of_dtype or "V").kind in "biufc"
     except (TypeError, ValueError, SyntaxError):  # no dtype
         is_number = False
     if not is_number:
         raise ArgumentTypeError(f"{name}: expected a dtype of numbers, got {shown(value)}. Pass one such as 'float32'.")
-    return found
+    return name_of_dtype
 
 
 def as_mapping(value: Any, name: str, expected: str) -> dict[str, Any]:
@@ -205,8 +205,8 @@ def as_choice(value: Any, name: str, choices: Sequence[str], error: type = Argum
     """
     if isinstance(value, str) and value in choices:
         return value
-    listed = " or ".join(map(repr, choices)) if len(choices) < 3 else f"one of {', '.join(map(repr, choices))}"
-    raise error(f"{name}: expected {listed}, got {shown(value)}. Pass one of them.")
+    expected = " or ".join(map(repr, choices)) if len(choices) < 3 else f"one of {', '.join(map(repr, choices))}"
+    raise error(f"{name}: expected {expected}, got {shown(value)}. Pass one of them.")
 
 
 def as_path(value: Any, name: str = "path") -> Path:

@@ -47,10 +47,10 @@ def aligned(array: np.ndarray) -> np.ndarray:
     (0, (999,))
     """
     if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray) or array.dtype.hasobject:
-        found = type(array).__name__ + (
+        description = type(array).__name__ + (
             " of objects" if isinstance(array, np.ndarray) and array.dtype.hasobject else ""
         )
-        raise ArgumentTypeError(f"aligned takes a numpy array of numbers, found {found}")
+        raise ArgumentTypeError(f"aligned takes a numpy array of numbers, found {description}")
     if array.flags.c_contiguous and (array.ctypes.data % LINE == 0 or not array.size):
         return array
     copy = empty(array.shape, array.dtype)
@@ -125,15 +125,15 @@ class Spare:
         The last array, if it is like that and nobody else has it or a view of it, or a new one.
         """
         try:
-            found = self.held.pop()  # at once: another thread finds nothing
+            entry = self.held.pop()  # at once: another thread finds nothing
         except IndexError:
-            found = _made(shape, dtype)
+            entry = _made(shape, dtype)
         else:
             # As `references` counts them; a call of it would take longer than all of this.
-            if getrefcount(found[0]) != ALONE or found[0].shape != shape or found[0].dtype is not dtype:
-                found = _made(shape, dtype)
-        array, passed = found  # so that another thread does not find the array alone
-        self.held.append(found)  # as many as threads were here at once
+            if getrefcount(entry[0]) != ALONE or entry[0].shape != shape or entry[0].dtype is not dtype:
+                entry = _made(shape, dtype)
+        array, passed = entry  # so that another thread does not find the array alone
+        self.held.append(entry)  # as many as threads were here at once
         return array, passed
 
 
@@ -210,16 +210,16 @@ class Copies:
     def take(self) -> np.ndarray:
         """A copy."""
         try:
-            found = self.held.pop()  # at once: another thread finds nothing
+            copy = self.held.pop()  # at once: another thread finds nothing
         except IndexError:
-            found = self.original.copy()
+            copy = self.original.copy()
         else:
-            if getrefcount(found) != COPY_ALONE or not self._is_like(found):
-                found = self.original.copy()
+            if getrefcount(copy) != COPY_ALONE or not self._is_like(copy):
+                copy = self.original.copy()
             else:
-                np.copyto(found, self.original)
-        self.held.append(found)
-        return found
+                np.copyto(copy, self.original)
+        self.held.append(copy)
+        return copy
 
     def _is_like(self, found: np.ndarray) -> bool:
         """Whether nobody gave the copy another shape or type, or keeps it from being written."""
@@ -229,8 +229,8 @@ class Copies:
 
 def _popped(held: list[np.ndarray]) -> int:
     """References to an array that nobody else has, as `Copies.take` counts them."""
-    found = held.pop()
-    return getrefcount(found)
+    array = held.pop()
+    return getrefcount(array)
 
 
 COPY_ALONE = _popped([np.empty(1)])

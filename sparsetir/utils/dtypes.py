@@ -67,16 +67,16 @@ def dtype_name(value: Any) -> str:
     >>> [dtype_name(d) for d in ("double", "f4", np.int64, np.dtype("bool"), float, "bfloat16", "nothing")]
     ['float64', 'float32', 'int64', 'bool', 'float64', 'bfloat16', 'nothing']
     """
-    held = getattr(value, "_dtype_str", value)  # of T.float32
-    held = str(held).removeprefix("torch.") if type(held).__module__.partition(".")[0] in ("torch", "tvm") else held
-    if not isinstance(held, (str, type, np.dtype)):
-        return type(held).__name__
-    if held == "bfloat16":
+    name = getattr(value, "_dtype_str", value)  # of T.float32
+    name = str(name).removeprefix("torch.") if type(name).__module__.partition(".")[0] in ("torch", "tvm") else name
+    if not isinstance(name, (str, type, np.dtype)):
+        return type(name).__name__
+    if name == "bfloat16":
         return "bfloat16"
     try:
-        return np.dtype(held).name
+        return np.dtype(name).name
     except (TypeError, ValueError, SyntaxError):  # no dtype
-        return str(held)
+        return str(name)
 
 
 def common_dtype(names: Iterable[str]) -> str:

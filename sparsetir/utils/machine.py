@@ -43,14 +43,14 @@ class Level:
 @cache
 def levels() -> tuple[Level, ...]:
     """The data caches of the first core, where the system tells, the smallest first."""
-    found = []
+    caches = []
     for folder in sorted((CPUS / "cpu0" / "cache").glob("index*")):
         level, kind, size, shared = (
             (folder / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
         )
         if kind != "Instruction" and size.endswith("K"):
-            found.append(Level(f"L{level}", int(size[:-1]) << 10, count_cpus(shared)))
-    return tuple(sorted(found, key=lambda level: level.size))
+            caches.append(Level(f"L{level}", int(size[:-1]) << 10, count_cpus(shared)))
+    return tuple(sorted(caches, key=lambda level: level.size))
 
 
 def count_cpus(text: str) -> int:
@@ -62,8 +62,8 @@ def count_cpus(text: str) -> int:
 @cache
 def private_cache() -> int:
     """Bytes of the largest cache that a core has for itself, the second-level one as a rule."""
-    own = [level.size for level in levels() if level.cores == 1 and level.name in ("L1", "L2")]
-    return max(own, default=L2_BYTES)
+    private = [level.size for level in levels() if level.cores == 1 and level.name in ("L1", "L2")]
+    return max(private, default=L2_BYTES)
 
 
 @cache

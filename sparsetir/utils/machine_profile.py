@@ -227,12 +227,12 @@ def interpolate(points: Sequence[int], values: Sequence[float], at: float) -> fl
     return exp((1 - share) * log(values[right - 1]) + share * log(values[right]))
 
 
-def _moved(ours: Sequence[int], theirs: Sequence[int], size: int) -> int:
+def _moved(cache_sizes: Sequence[int], new_sizes: Sequence[int], size: int) -> int:
     """Return the size that corresponds to `size` on a machine whose caches hold `theirs` instead of `ours` bytes."""
-    if ours[0] < size < ours[-1]:
-        return int(interpolate(ours, [float(held) for held in theirs], size))
-    end = 0 if size <= ours[0] else -1
-    return int(size * theirs[end] / ours[end])
+    if cache_sizes[0] < size < cache_sizes[-1]:
+        return int(interpolate(cache_sizes, [float(cache_size) for cache_size in new_sizes], size))
+    end = 0 if size <= cache_sizes[0] else -1
+    return int(size * new_sizes[end] / cache_sizes[end])
 
 
 def find_knees(costs: Sequence[float]) -> list[int]:

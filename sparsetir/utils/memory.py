@@ -29,8 +29,8 @@ class MemoryLimitError(StructureError, MemoryError):
 def check_memory(nbytes: int, what: str) -> None:
     """Raise `MemoryLimitError` where `what` needs at least `nbytes` and the memory is smaller."""
     if not fits(nbytes):
-        found = f"{what} would take {readable(nbytes)} or more"
-        raise MemoryLimitError(f"{found}, but there are {readable(memory_size())} of memory")
+        fault = f"{what} would take {readable(nbytes)} or more"
+        raise MemoryLimitError(f"{fault}, but there are {readable(memory_size())} of memory")
 
 
 def fits(nbytes: int) -> bool:

@@ -28,10 +28,10 @@ SMALL = "rmat:200"
 UNTIMED = 2  # epochs in which kernels are built and memory is found
 
 
-def trained(problem: Problem, spec: Spec, chosen: Sequence[str], epochs: int, *, cpu: bool = False) -> dict[str, Run]:
+def trained(problem: Problem, spec: Spec, selected: Sequence[str], epochs: int, *, cpu: bool = False) -> dict[str, Run]:
     """A network on a graph in several ways; those that fail are named on stderr."""
     trainings = {}
-    for way in chosen:
+    for way in selected:
         try:
             training = Training(make(way, spec, problem), problem)
             for _ in range(UNTIMED):
@@ -47,12 +47,12 @@ def trained(problem: Problem, spec: Spec, chosen: Sequence[str], epochs: int, *,
 
 def with_memory(runs: dict[str, Run], graph: str, spec: Spec, threads: int) -> dict[str, Run]:
     """The same with the peak of each."""
-    found = {}
+    with_peaks = {}
     for way, run in runs.items():
         options = ("--graph", graph, "--network", str(spec), "--threads", str(threads))
         peak = measure.apart("-m", MODULE, "--memory", way, *options)
-        found[way] = replace(run, peak=peak)
-    return found
+        with_peaks[way] = replace(run, peak=peak)
+    return with_peaks
 
 
 def memory(way: str, graph: str, spec: Spec) -> int:
@@ -68,20 +68,22 @@ def memory(way: str, graph: str, spec: Spec) -> int:
     return measure.added(lambda: problem, train, lambda: train(small))
 
 
-def table(graphs: Sequence[str], networks: Sequence[Spec], chosen: Sequence[str], args: argparse.Namespace) -> str:
+def table(graphs: Sequence[str], networks: Sequence[Spec], selected: Sequence[str], args: argparse.Namespace) -> str:
     """Markdown, a row for each way of a network on a graph."""
     rows = [["graph", "network", "way", *measure.HEAD]]
     for name in graphs:
         problem = load(name, features=args.features)
         say(str(problem))
         for spec in networks:
-            runs = trained(problem, spec, [way for way in chosen if way in ways(spec.kind)], args.epochs, cpu=args.cpu)
+            runs = trained(
+                problem, spec, [way for way in selected if way in ways(spec.kind)], args.epochs, cpu=args.cpu
+            )
             off = measure.difference(runs)
             if args.peak:
                 runs = with_memory(runs, name, spec, args.threads)
-            found = [[name, str(spec), *row] for row in measure.cells(runs, OURS)]
-            rows += found
-            say("\n".join("  ".join(row) for row in found))
+            cells = [[name, str(spec), *row] for row in measure.cells(runs, OURS)]
+            rows += cells
+            say("\n".join("  ".join(row) for row in cells))
             if off > measure.CLOSE:
                 say(f"the losses of {spec} on {name} differ by {off:.1e}, expected at most {measure.CLOSE:.0e}")
     return markdown(rows)
@@ -125,9 +127,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.memory:
             print(json.dumps(memory(args.memory, args.graph, networks[0])))
             return
-        chosen = [way for way in WAYS if way == OURS or way in args.ways.split(",")]
+        selected = [way for way in WAYS if way == OURS or way in args.ways.split(",")]
         graphs = args.graph.split(",") if args.graph else available() or ["communities"]
-        print(operator_table(graphs, args) if args.operators else table(graphs, networks, chosen, args))
+        print(operator_table(graphs, args) if args.operators else table(graphs, networks, selected, args))
     except SparseTIRError as error:
         parser.error(str(error))
 

@@ -64,8 +64,8 @@ class Training:
         """The share of the nodes not trained on whose class is found."""
         problem = self.problem
         with self.contender.context, torch.no_grad():
-            found = self.contender.network(self.contender.x)[problem.test].argmax(dim=1)
-        return float((found == problem.y[problem.test]).float().mean())
+            predicted = self.contender.network(self.contender.x)[problem.test].argmax(dim=1)
+        return float((predicted == problem.y[problem.test]).float().mean())
 
 
 # Several trainings side by side: losses, times of an epoch, and the memory of each in a process of its own.
@@ -144,7 +144,7 @@ def in_turn(
             start = now()
             call()
             seconds[name].append(now() - start)
-    return {name: Timing.of(found) for name, found in seconds.items()}
+    return {name: Timing.of(samples) for name, samples in seconds.items()}
 
 
 def difference(runs: Mapping[str, Run]) -> float:
@@ -164,8 +164,8 @@ def added(prepare: Callable[[], Any], train: Callable[[Any], Any], small: Callab
     small()
     forget_peak()
     before = resident("VmRSS")
-    held = prepare()
-    train(held)
+    prepared = prepare()
+    train(prepared)
     return resident("VmHWM") - before
 
 
@@ -179,11 +179,11 @@ def apart(*command: str) -> int | None:
     """
     if not CLEAR.exists():
         return None
-    found = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-    if found.returncode:
-        lines = found.stderr.strip().splitlines()
+    process = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    if process.returncode:
+        lines = process.stderr.strip().splitlines()
         raise ArgumentError(f"{' '.join(command)}: {lines[-1] if lines else 'the process was ended'}")
-    return int(json.loads(found.stdout.splitlines()[-1]))
+    return int(json.loads(process.stdout.splitlines()[-1]))
 
 
 def quietly() -> None:
@@ -203,8 +203,8 @@ def cells(runs: Mapping[str, Run], ours: str) -> list[list[str]]:
     for name, run in runs.items():
         t = run.timing
         peak = "-" if run.peak is None else f"{run.peak / 1e6:.1f}"
-        shown = [f"{t.median * 1e3:.2f}", f"{t.spread:.0%}", f"{t.median / least:.2f}", peak]
-        rows.append([name, *shown, f"{run.losses[-1]:.5f}", f"{run.accuracy:.3f}"])
+        columns = [f"{t.median * 1e3:.2f}", f"{t.spread:.0%}", f"{t.median / least:.2f}", peak]
+        rows.append([name, *columns, f"{run.losses[-1]:.5f}", f"{run.accuracy:.3f}"])
     return rows
 
 

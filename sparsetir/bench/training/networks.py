@@ -137,8 +137,8 @@ class RGCN(nn.Module):
     def forward(self, x: Tensor, means: Product, sums: Product, counts: list[int]) -> Tensor:
         """`means` gives one row for each node and relation that meet, by relations; `sums` adds those of a node."""
         parts = means(x).split(counts)
-        made = torch.cat([part @ weight for part, weight in zip(parts, self.weight, strict=True)])
-        return linear(x, self.root.t(), self.bias) + sums(made)
+        messages = torch.cat([part @ weight for part, weight in zip(parts, self.weight, strict=True)])
+        return linear(x, self.root.t(), self.bias) + sums(messages)
 
 
 class Network(nn.Module):

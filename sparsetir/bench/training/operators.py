@@ -48,7 +48,7 @@ def cases(problem: Problem, features: int) -> dict[str, dict[str, Call]]:
     # No two of a column are equal: torch gives the whole gradient of equal maxima to one of them.
     x = torch.rand(matrix.shape[1], features).argsort(dim=0) / max(matrix.shape[1], 1)
     w = torch.rand(matrix.nnz)
-    found = {
+    graph_cases = {
         f"spmm, {features} features": {
             OURS: passes(graph.spmm, x),
             TORCH: passes(lambda x: torch.sparse.mm(fixed, x), x),
@@ -62,7 +62,7 @@ def cases(problem: Problem, features: int) -> dict[str, dict[str, Call]]:
             TORCH: passes(lambda x: torch.sparse.mm(fixed, x, "amax"), x),
         },
     }
-    return found | {f"linear {INPUTS}-{OUTPUTS}, {DENSITY:.0%} of the weights, batch {BATCH}": layers()}
+    return graph_cases | {f"linear {INPUTS}-{OUTPUTS}, {DENSITY:.0%} of the weights, batch {BATCH}": layers()}
 
 
 def layers() -> dict[str, Call]:
@@ -82,24 +82,31 @@ def rows(problem: Problem, features: int, rounds: int, *, cpu: bool = False) -> 
     WrongResultError
         The two ways differ.
     """
-    found = []
+    table_rows = []
     for name, calls in cases(problem, features).items():
         results = [calls[way]() for way in (OURS, TORCH)]
         if not name.startswith("linear"):
             _check(name, *results)
         times = measure.in_turn(calls, rounds, clock=time.process_time if cpu else None)
-        ours, others = (times[way].median for way in (OURS, TORCH))
+        our_seconds, torch_seconds = (times[way].median for way in (OURS, TORCH))
         spread = max(t.spread for t in times.values())
-        found.append(
-            [problem.name, name, f"{ours * 1e3:.3f}", f"{others * 1e3:.3f}", f"{others / ours:.2f}", f"{spread:.0%}"]
+        table_rows.append(
+            [
+                problem.name,
+                name,
+                f"{our_seconds * 1e3:.3f}",
+                f"{torch_seconds * 1e3:.3f}",
+                f"{torch_seconds / our_seconds:.2f}",
+                f"{spread:.0%}",
+            ]
         )
-    return found
+    return table_rows
 
 
-def _check(name: str, ours: list[Tensor], others: list[Tensor]) -> None:
-    for mine, other in zip(ours, others, strict=True):
-        if not torch.allclose(mine, other, rtol=CLOSE, atol=CLOSE * max(1.0, float(other.abs().max()))):
-            raise WrongResultError(f"{name} differs from torch by {float((mine - other).abs().max()):.1e}")
+def _check(name: str, results: list[Tensor], references: list[Tensor]) -> None:
+    for result, expected in zip(results, references, strict=True):
+        if not torch.allclose(result, expected, rtol=CLOSE, atol=CLOSE * max(1.0, float(expected.abs().max()))):
+            raise WrongResultError(f"{name} differs from torch by {float((result - expected).abs().max()):.1e}")
 
 
 __all__ = ["HEAD", "cases", "rows"]

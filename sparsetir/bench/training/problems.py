@@ -121,8 +121,8 @@ def available() -> list[str]:
 
 def usual(*, relations: bool) -> str:
     """The name of a small graph, whose edges have relations where those matter: a real one, or else a generated one."""
-    found = [name for name in available() if (name in RELATIONAL) == relations]
-    return next(iter(found), FAMILIES[-1])
+    names = [name for name in available() if (name in RELATIONAL) == relations]
+    return next(iter(names), FAMILIES[-1])
 
 
 def _path(file: str) -> Path:
@@ -131,12 +131,12 @@ def _path(file: str) -> Path:
 
 def _number(name: str, text: str) -> int:
     try:
-        found = int(float(text)) if text else EDGES
+        edges = int(float(text)) if text else EDGES
     except ValueError:
-        found = 0
-    if found < 1:
+        edges = 0
+    if edges < 1:
         raise ArgumentError(f"expected a number of edges behind the colon, as in rmat:1e6; found {name!r}")
-    return found
+    return edges
 
 
 def _read(name: str, rng: np.random.Generator) -> tuple[sp.csr_array, Array]:
@@ -150,8 +150,8 @@ def _read(name: str, rng: np.random.Generator) -> tuple[sp.csr_array, Array]:
     if name not in RELATIONAL:
         adjacency = sp.csr_array(sp.load_npz(path)).astype(np.float32)
         return adjacency, rng.integers(0, RELATIONS, adjacency.nnz)
-    with np.load(path) as held:
-        (kinds, heads, tails), size = held["coords"], held["shape"]
+    with np.load(path) as archive:
+        (kinds, heads, tails), size = archive["coords"], archive["shape"]
     nodes = int(size[1])
     order = np.lexsort((heads, tails))
     indptr = np.append(0, np.cumsum(np.bincount(tails, minlength=nodes))).astype(np.int32)

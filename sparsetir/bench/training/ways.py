@@ -89,10 +89,10 @@ def ways(kind: str) -> list[str]:
 
     torch has no attention with sparse matrices, and its own compiler needs one of C++.
     """
-    found = [way for way in WAYS if way != TORCH or kind not in HEADED]
+    available = [way for way in WAYS if way != TORCH or kind not in HEADED]
     if not has_compiler():
-        found.remove(INDUCTOR)
-    return [way for way in found if not way.startswith("PyG") or find_spec("torch_geometric")]
+        available.remove(INDUCTOR)
+    return [way for way in available if not way.startswith("PyG") or find_spec("torch_geometric")]
 
 
 def has_compiler() -> bool:
@@ -223,9 +223,9 @@ def _edge_index(index: Any, nodes: int) -> Any:
     """With what it caches filled in."""
     from torch_geometric import EdgeIndex
 
-    made = EdgeIndex(index, sparse_size=(nodes, nodes), sort_order="col")
-    made.validate()
-    return made.fill_cache_()
+    edge_index = EdgeIndex(index, sparse_size=(nodes, nodes), sort_order="col")
+    edge_index.validate()
+    return edge_index.fill_cache_()
 
 
 __all__ = ["BACKENDS", "KINDS", "OURS", "WAYS", "Contender", "Spec", "make", "ways"]
