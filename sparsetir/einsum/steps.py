@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -64,14 +66,59 @@ class DenseStep(Step):
         dtype = arrays[0].dtype.newbyteorder("=")
         if dtype.name in ("float16", "bfloat16"):
             arrays = [array.astype(np.float32) for array in arrays]
-        made = np.asarray(np.einsum(self.text, *arrays, optimize=True)).astype(dtype, copy=False)
+        made = np.asarray(self._contract(arrays)).astype(dtype, copy=False)
         return to_torch(made) if any(is_torch(value) for value in values) else made
+
+    def _contract(self, arrays: Sequence[np.ndarray]) -> Any:
+        """Sum products of floats in numpy's order only where the order cannot decide about infinities and NaN."""
+        factored = {other for at in self._summed_alone for other in range(len(arrays)) if other != at}
+        factored = set(range(len(arrays))) if len(arrays) > 2 else factored
+        if all(arrays[at].dtype.kind not in "fc" or np.isfinite(arrays[at]).all() for at in factored):
+            return np.einsum(self.text, *arrays, optimize=True)
+        summed = [c for c in dict.fromkeys("".join(self.letters)) if c not in self.output]
+        space = [*self.output, *summed]
+        with np.errstate(all="ignore"):
+            return _sum_products([_spread(a, t, space) for a, t in zip(arrays, self.letters, strict=True)], len(summed))
+
+    @cached_property
+    def _summed_alone(self) -> list[int]:
+        """Operands with a letter of their own that is summed: numpy sums it before it multiplies."""
+        terms = [*self.letters, self.output]
+        return [
+            at
+            for at, term in enumerate(self.letters)
+            if any(not any(c in other for n, other in enumerate(terms) if n != at) for c in term)
+        ]
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
         return self
 
     def script(self) -> str:
         return f"# numpy.einsum({self.text!r}, ...) of dense arrays\n"
+
+
+MAX_PRODUCTS = 1 << 22  # elements of a buffer of products
+
+
+def _spread(array: np.ndarray, letters: str, space: Sequence[str]) -> np.ndarray:
+    """Return a view with a dimension for each letter of the space, of length 1 where the operand lacks the letter."""
+    extents = dict(zip(letters, array.shape, strict=True))
+    moved = array.transpose([letters.index(c) for c in space if c in extents])
+    return moved.reshape([extents.get(c, 1) for c in space])
+
+
+def _sum_products(factors: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """Multiply the factors at every point, then sum the last `count` dimensions; large spaces are halved."""
+    shape = np.broadcast_shapes(*(f.shape for f in factors))
+    if math.prod(shape) <= MAX_PRODUCTS:
+        product = functools.reduce(np.multiply, factors)
+        return np.asarray(product.sum(axis=tuple(range(len(shape) - count, len(shape))), dtype=product.dtype))
+    axis = int(np.argmax(shape))
+    parts = []
+    for half in np.array_split(np.arange(shape[axis]), 2):
+        cut = (slice(None),) * axis + (slice(half[0], half[-1] + 1),)
+        parts.append(_sum_products([f if f.shape[axis] == 1 else f[cut] for f in factors], count))
+    return np.concatenate(parts, axis) if axis < len(shape) - count else parts[0] + parts[1]
 
 
 class KernelStep(Step):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -361,3 +362,40 @@ class Module:
     module = tvm.script.from_source(text, extra_vars=names)
     products = {name: collect(module[name].body, tirx.Mul) for name in ("ours", "theirs")}
     assert [len(products[name]) for name in ("ours", "theirs")] == [1, 0]
+
+
+@pytest.mark.parametrize("text", ["ij,j->", "ij,j->j", "i,j->", "ij,jk->k", "ij,kj,j->i", "ji,kl->jl"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("limit", [4, 1 << 22])
+def test_dense_operands_are_multiplied_before_they_are_summed(
+    text: str, dtype: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("sparsetir.einsum.steps"), "MAX_PRODUCTS", limit)
+    rng = np.random.default_rng(3)
+    letters = text.partition("->")[0].split(",")
+    extents = {"i": 3, "j": 4, "k": 2, "l": 3}
+    for special in (np.inf, -np.inf, np.nan):
+        arrays = [rng.integers(-1, 2, [extents[c] for c in term]).astype(dtype) for term in letters]
+        arrays[-1].reshape(-1)[::2] = special
+        np.testing.assert_array_equal(sparsetir.einsum(text, *arrays), products_then_sums(text, arrays))
+
+
+def test_no_terms_sum_to_zero_beside_an_infinity() -> None:
+    empty, infinite = np.ones((0, 2), "float32"), np.full(2, np.inf, "float32")
+    assert sparsetir.einsum("ij,j->j", empty, infinite).tolist() == [0, 0]
+
+
+def products_then_sums(text: str, arrays: list[np.ndarray]) -> np.ndarray:
+    """Evaluate index notation one point of the index space after the other."""
+    left, _, output = text.partition("->")
+    terms = left.split(",")
+    extents = {c: n for term, a in zip(terms, arrays, strict=True) for c, n in zip(term, a.shape, strict=True)}
+    total = np.zeros([extents[c] for c in output], arrays[0].dtype)
+    with np.errstate(all="ignore"):
+        for point in itertools.product(*map(range, extents.values())):
+            at = dict(zip(extents, point, strict=True))
+            product = arrays[0][tuple(at[c] for c in terms[0])]
+            for term, array in zip(terms[1:], arrays[1:], strict=True):
+                product = product * array[tuple(at[c] for c in term)]
+            total[tuple(at[c] for c in output)] += product
+    return total

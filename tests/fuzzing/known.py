@@ -20,7 +20,6 @@ def is_of(front: str, *words: str, outcome: str = "") -> Callable[[str, Case, Fi
 
 #: class -> whether a finding of a front belongs to it
 KNOWN: dict[str, Callable[[str, Case, Finding], bool]] = {
-    "dense operands that are not finite, summed before they are multiplied": is_of("einsum", "not finite 2 dense []"),
     "raw errors of bad arguments": is_of("arguments"),
 }
 
