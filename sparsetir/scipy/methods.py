@@ -158,7 +158,8 @@ class _Memory:
         }
 
     def __del__(self) -> None:
-        self.library.free(self.address)
+        if self.library.free is not None:
+            self.library.free(self.address)
 
 
 def _sparse_product(selection: Selection, original: Method, left: Any, right: Any) -> Any:
