@@ -91,7 +91,7 @@ def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModul
 
 
 def _of_function(schedule: Any, sch: s_tir.Schedule) -> s_tir.Schedule:
-    """The schedule that a user's function changes, or returns."""
+    """Return the schedule that a user's function changes or returns."""
     if isinstance(schedule, (type, BuiltinFunctionType, ir.BaseFunc)):
         name = getattr(schedule, "__name__", type(schedule).__name__)
         fault = f"schedule: expected a function of a tvm.s_tir.Schedule, got {name}."

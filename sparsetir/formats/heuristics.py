@@ -129,7 +129,7 @@ ENTRY = 8  # bytes of a value and a column
 # Of `suited`.
 SQUARES = (4, 3, 2)  # rows and columns of blocks
 LEAST_GAIN = 1.07  # of blocks, see `block_gain`
-ENOUGH = 1.25  # of blocks: nothing else is looked at
+ENOUGH = 1.25  # of blocks: no other format is considered
 GROUP, LEAST_GROUP_GAIN = 4, 1.15  # rows of a group, and what groups must gain
 LEAST_FEAT = 8  # elements of a dense row
 SHORT, FAR_SHORT = 24.0, 64.0  # entries of a row on average; where half of a core's own cache does not hold a vector

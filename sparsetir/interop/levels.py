@@ -73,16 +73,18 @@ def check_dtype(found: np.dtype[Any], expected: str, *, name: str, torch: bool =
 
     `option` is the argument of the ready programs that decides it.
     """
-    held = _dtype_name(found)
-    if held == expected:
+    dtype_name = _dtype_name(found)
+    if dtype_name == expected:
         return
     cast = f"{name}.to(torch.{expected})" if torch else f"{name}.astype({expected!r})"
     if option == "idtype":
-        remedy = f"pass {cast}" + (f" or build the program with idtype={held!r}" if held in ("int32", "int64") else "")
-        raise ArgumentTypeError(f"{name} holds {held} but the kernel reads it as {expected}: {remedy}")
-    is_other = held in VALUE_DTYPES and expected != "bool"  # masks are bool, whatever the program computes in
-    remedy = f"pass {cast} or build the program with dtype={held!r}" if is_other else f"pass {cast}"
-    raise ArgumentTypeError(f"{name} holds {held} but the kernel computes in {expected}: {remedy}")
+        remedy = f"pass {cast}" + (
+            f" or build the program with idtype={dtype_name!r}" if dtype_name in ("int32", "int64") else ""
+        )
+        raise ArgumentTypeError(f"{name} holds {dtype_name} but the kernel reads it as {expected}: {remedy}")
+    is_other = dtype_name in VALUE_DTYPES and expected != "bool"  # masks are bool, whatever the program computes in
+    remedy = f"pass {cast} or build the program with dtype={dtype_name!r}" if is_other else f"pass {cast}"
+    raise ArgumentTypeError(f"{name} holds {dtype_name} but the kernel computes in {expected}: {remedy}")
 
 
 def narrow(array: Array, level: Level, what: str, name: str) -> Array:

@@ -172,7 +172,7 @@ def sparse_fixed(
 
     `shape` is ``length`` or ``(length, nnz_cols)``. `indices` is an array, or a callable of the ancestors' coordinates,
     the slot and, if it takes one more, the position; a coordinate outside ``[0, length)`` marks an absent slot. `full`
-    promises that there is none.
+    promises that all are present.
     """
 
 def sparse_variable(

@@ -183,7 +183,7 @@ def _is_zero(value: ir.Expr) -> bool:
 
 
 def _uncast(value: Any) -> Any:
-    """A constant without its cast: scripts have zeros as divisors so."""
+    """Strip the cast of a constant: scripts contain zero divisors in this form."""
     return value.value if isinstance(value, tirx.Cast) else value
 
 
