@@ -54,7 +54,7 @@ class FormatRewriteRule:
     independent : bool
         Whether steps of the first new axis never meet in a first coordinate although its formula does not show it.
     sweep : str, optional
-        Pieces of one sweep are gone over together, a few rows at a time; all rows are done in one sweep before the next
+        Pieces of one sweep are traversed together, a few rows at a time; all rows are done in one sweep before the next
         begins. For pieces that use a part of an operand each, which should stay in cache.
 
     Examples

@@ -17,7 +17,7 @@ from sparsetir.formats.format import Array, Entries, Packed, begins, index_dtype
 from sparsetir.formats.packing import row_chunks, row_numbers, subset
 from sparsetir.utils.memory import check_memory
 
-SAMPLE = 1 << 18  # entries that are looked at for a pattern's numbers
+SAMPLE = 1 << 18  # entries that are sampled for a pattern's statistics
 MIX = 0x9E3779B1  # factor of a hash of 32 bits
 
 

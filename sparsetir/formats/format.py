@@ -243,7 +243,7 @@ class Packed:
         Where in the piece's flat values each of them lies; None: in order from 0.
     size : int, optional
         Number of entries held. Needed where `entries` or `slots` are not arrays but functions that make them when
-        they are first looked at.
+        they are first used.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ from sparsetir.utils.machine import last_cache, private_cache
 SUMMED = {(3, 3): 1.5, (4, 4): 2.6, (8, 1): 2.7, (16, 1): 3.2, (8, 8): 3.2}
 SUMMED_IN_SLICES = 1.4  # the same for full slices, where rows are short
 SUMMED_ON_DIAGONALS = 3.5  # the same for full diagonals of slices
-REST = 1.3  # how many times longer an entry takes that is on none of them, as its row is gone over twice
+REST = 1.3  # relative time of an entry on no diagonal: its row is traversed twice
 
 
 def block_gain(size: int, fill: float) -> float:
@@ -384,7 +384,7 @@ def suited(
     ----------
     program : Program
     matrix : object
-        Of two dimensions; looked at where it is compressed by rows.
+        Of two dimensions; inspected if it is compressed by rows.
     shapes : mapping of str to tuple of int
         Of the dense arguments.
     calls : float

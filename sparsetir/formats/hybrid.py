@@ -35,8 +35,8 @@ from sparsetir.utils.memory import check_memory
 
 
 # Of estimates:
-FULL = 0.75  # how full blocks are, of those that are at least half full
-HALF = 0.5  # how full diagonals of slices are, at least
+FULL = 0.75  # estimated fill of the blocks that are at least half full
+HALF = 0.5  # minimum fill of diagonals of slices
 SLICED = 1.3  # values for each entry of a rest in slices
 BEYOND = 0.4  # entries of a row beyond the mean length, in standard deviations (of a normal distribution)
 

@@ -135,7 +135,7 @@ class Partition(Format):
     """Entries shared out to parts. A subclass says `parts` and `share`.
 
     The rules of a part are named after both: ``c0_csr`` is the rule csr of part c0. `keeps_rows` says that each row is
-    in one part, `sweeps` that each part is gone over as a whole.
+    in one part, `sweeps` that each part is traversed as a whole.
     """
 
     idtype: str | None = field(default=None, kw_only=True)

@@ -37,7 +37,7 @@ from sparsetir.utils.memory import check_memory
 
 
 SIGNATURES = 3  # orders that rows are sorted into, after their own
-SAMPLE = 1 << 18  # entries whose rows are grouped for a pattern's numbers
+SAMPLE = 1 << 18  # entries whose rows are grouped for a pattern's statistics
 SALT = 0x9E37  # between the hashes of two seeds
 MIX = (0x7FEB352D, 0x846CA68B)  # factors of a hash of 32 bits: every bit of a column moves every other one
 
@@ -312,7 +312,7 @@ def _columns(entries: Entries, groups: Array) -> tuple[Array, Array]:
     return count_blocks(starts, columns, entries.shape[1]), np.diff(starts)
 
 
-# CSR whose rows are gone over in another order, for the sake of the caches.
+# CSR whose rows are traversed in another order, so that gathered rows stay in cache.
 
 
 @register("reordered")

@@ -17,7 +17,7 @@ from sparsetir.formats.format import CHUNK, Array, Entries, begins, changes, ind
 # How full blocks and slices of a matrix are.
 
 
-SAMPLED, WINDOWS = 1 << 16, 16  # entries that are looked at, and in how many places
+SAMPLED, WINDOWS = 1 << 16, 16  # sampled entries, and the number of windows
 
 
 def block_sizes(starts: Array, keys: Array, extent: int, width: int = 1) -> Iterator[Array]:

@@ -145,7 +145,7 @@ WHAT_TO_DO = (
     "a text for exec is first compiled with the path of its file: exec(compile(text, path, 'exec'))"
 )
 FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-MOST_TYPED = 2000  # lines that are looked at
+MOST_TYPED = 2000  # lines that are inspected
 
 
 class TextSource(Source):
