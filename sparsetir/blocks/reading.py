@@ -20,7 +20,9 @@ from sparsetir.stores import Array, Store
 from sparsetir.utils.memory import MemoryLimitError, readable
 
 BUFFERS = 3  # blocks in memory: one is read, one waits, one is multiplied
-MAX_BLOCK_BYTES = 64 << 20  # larger blocks are read no faster
+MAX_BLOCK_BYTES = (
+    16 << 20
+)  # the allocator reuses arrays of this size; larger ones are mapped and cleared for each block
 MAX_BLOCK_ENTRIES = (1 << 31) - 1  # positions in a block are int32
 
 
@@ -68,7 +70,8 @@ def read_block(store: Store, number: int, begin: int, end: int, dtype: np.dtype[
     except FileFormatError as error:
         raise FileFormatError(f"{error} This is {_place(store, number, begin, end)}.") from error
     extent = store.lines[1]
-    if indices.size and (indices.min() < 0 or indices.max() >= extent):
+    # Read as unsigned, negative indices are the largest: one pass finds both faults.
+    if indices.size and indices.view(f"u{indices.itemsize}").max() >= extent:
         worst = int(indices.min()) if indices.min() < 0 else int(indices.max())
         where = _place(store, number, begin, end)
         raise FileFormatError(f"{store.label}: expected indices from 0 to {extent - 1}, got {worst} in {where}.")
