@@ -66,19 +66,19 @@ class FlatStep(KernelStep):
         return self._fitting_step(flat), self.arguments(flat)
 
     def apart(self) -> FlatStep:
-        other = copy.copy(self)
-        other.wide = other if self.wide is self else copy.copy(self.wide)
-        return other
+        copied = copy.copy(self)
+        copied.wide = copied if self.wide is self else copy.copy(self.wide)
+        return copied
 
     def _fitting_step(self, flat: Sequence[Any]) -> KernelStep:
         """Return the step for the index type of the matrices."""
         return self if flat[0].indices.dtype == np.int32 else self.wide
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
-        held = {at: self.flat(at, value) for at, value in fixed.items()}
+        fixed_flat = {at: self.flat(at, value) for at, value in fixed.items()}
 
         def call(values: Sequence[Any]) -> Any:
-            flat = [held[at] if at in held else self.flat(at, value) for at, value in enumerate(values)]
+            flat = [fixed_flat[at] if at in fixed_flat else self.flat(at, value) for at, value in enumerate(values)]
             return self._merged(flat, self.shape(values))
 
         return call
@@ -126,19 +126,19 @@ def matrix(tensor: SparseTensor, dims: Sequence[int]) -> sp.csr_array:
     dtype = "int32" if max(width, len(key)) <= LARGEST["int32"] else "int64"
     counts = np.bincount(coords[0], minlength=count) if first else np.array([len(key)])
     starts = np.concatenate(([0], np.cumsum(counts))).astype(dtype)
-    made: sp.csr_array = compressed_of(sp.csr_array, starts, key.astype(dtype, copy=False), values, (count, width))
-    return made
+    csr: sp.csr_array = compressed_of(sp.csr_array, starts, key.astype(dtype, copy=False), values, (count, width))
+    return csr
 
 
-def tensor(made: Any, shape: Sequence[int]) -> CooTensor:
+def tensor(csr: Any, shape: Sequence[int]) -> CooTensor:
     """Restore the tensor from a flattened matrix."""
     first = first_numbered(shape)
-    narrow = np.int32 if max(*shape, made.nnz, 0) <= LARGEST["int32"] else np.int64
-    coords = np.empty((len(shape), made.nnz), narrow)
+    narrow = np.int32 if max(*shape, csr.nnz, 0) <= LARGEST["int32"] else np.int64
+    coords = np.empty((len(shape), csr.nnz), narrow)
     if first:
-        coords[0] = np.repeat(np.arange(shape[0], dtype=narrow), np.diff(made.indptr))
-    write_coordinates(coords, made.indices, shape, first)
-    return CooTensor(coords, made.data, tuple(shape))
+        coords[0] = np.repeat(np.arange(shape[0], dtype=narrow), np.diff(csr.indptr))
+    write_coordinates(coords, csr.indices, shape, first)
+    return CooTensor(coords, csr.data, tuple(shape))
 
 
 # Masked product: three matrices whose letters form a triangle, one of which masks the product of the others.
@@ -171,17 +171,17 @@ def roles(terms: Sequence[str], pattern: int | None) -> Roles | None:
     """
     if len(terms) != 3 or any(len(set(term)) != 2 or len(term) != 2 for term in terms):
         return None
-    found: list[Roles] = []
+    candidates: list[Roles] = []
     for mask, first, second in permutations(range(3)):
         for row, column in permutations(terms[mask]):
             inner = terms[first].replace(row, "")
             if len(inner) != 1 or set(terms[second]) != {inner, column}:
                 continue
-            wanted = (row + column, row + inner, inner + column)
-            flipped = tuple(terms[n] != w for n, w in zip((mask, first, second), wanted, strict=True))
-            found.append(Roles(mask, first, second, flipped))  # type: ignore[arg-type]
-    kept = [r for r in found if pattern is None or (r.mask == pattern and not r.transposed[0])]
-    return min(kept, key=lambda r: (sum(r.transposed), r), default=None)
+            expected = (row + column, row + inner, inner + column)
+            flipped = tuple(terms[n] != w for n, w in zip((mask, first, second), expected, strict=True))
+            candidates.append(Roles(mask, first, second, flipped))  # type: ignore[arg-type]
+    suited = [r for r in candidates if pattern is None or (r.mask == pattern and not r.transposed[0])]
+    return min(suited, key=lambda r: (sum(r.transposed), r), default=None)
 
 
 def pays(roles: Roles, stored: Sequence[float | None], sizes: Sequence[tuple[int, int]]) -> bool:
@@ -218,31 +218,40 @@ class MaskedStep(Step):
         """Compute the result from the operands and the converted factors."""
         if self.keeps and values[self.roles.mask].format != "csr":
             return self.nested(values)
-        held = self.laid(0, values)
-        interop.open_source(held, "the mask").check("the mask")
-        mask = sp.csr_array((np.ones(len(held.data), np.bool_), held.indices, held.indptr), shape=held.shape)
+        mask_matrix = self.laid(0, values)
+        interop.open_source(mask_matrix, "the mask").check("the mask")
+        mask = sp.csr_array(
+            (np.ones(len(mask_matrix.data), np.bool_), mask_matrix.indices, mask_matrix.indptr), shape=mask_matrix.shape
+        )
         if not mask.has_canonical_format:
             if self.keeps:
                 return self.nested(values)
-            held = held.copy()
-            held.has_canonical_format = False
-            held.sum_duplicates()
-            mask = sp.csr_array((np.ones(len(held.data), np.bool_), held.indices, held.indptr), shape=held.shape)
+            mask_matrix = mask_matrix.copy()
+            mask_matrix.has_canonical_format = False
+            mask_matrix.sum_duplicates()
+            mask = sp.csr_array(
+                (np.ones(len(mask_matrix.data), np.bool_), mask_matrix.indices, mask_matrix.indptr),
+                shape=mask_matrix.shape,
+            )
         wide = any(m.indices.dtype == np.int64 for m in (mask, *factors))
-        found = _kernel(dtype_name(held.dtype), "int64" if wide else "int32")(A=factors[0], B=factors[1], M=mask).data
+        sums = _kernel(dtype_name(mask_matrix.dtype), "int64" if wide else "int32")(
+            A=factors[0], B=factors[1], M=mask
+        ).data
         # The mask is too wide for a table of columns, or infinity and NaN would be multiplied by products that are
         # not stored.
-        if len(found) != len(held.data) or not np.isfinite(held.data).all():
+        if len(sums) != len(mask_matrix.data) or not np.isfinite(mask_matrix.data).all():
             return self.nested(values)
         if not self.keeps:
-            return np.dot(held.data, found)
+            return np.dot(mask_matrix.data, sums)
         # The result has the class of the mask, and its own index arrays.
-        return type(held)((held.data * found, held.indices.copy(), held.indptr.copy()), shape=held.shape)
+        return type(mask_matrix)(
+            (mask_matrix.data * sums, mask_matrix.indices.copy(), mask_matrix.indptr.copy()), shape=mask_matrix.shape
+        )
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
-        held = {place: self.laid(place, fixed) for place in (1, 2) if self.roles[:3][place] in fixed}
+        fixed_factors = {place: self.laid(place, fixed) for place in (1, 2) if self.roles[:3][place] in fixed}
         return lambda values: self.made(
-            values, [held[place] if place in held else self.laid(place, values) for place in (1, 2)]
+            values, [fixed_factors[place] if place in fixed_factors else self.laid(place, values) for place in (1, 2)]
         )
 
     def script(self) -> str:

@@ -122,21 +122,21 @@ class Nest:
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
         """The loops from the outermost to the innermost."""
-        found: dict[str, Loop] = {}
+        by_letter: dict[str, Loop] = {}
         if self.walk:
             for letter in self.walk:
-                found[letter] = self._met(letter, found)
-            return tuple(found.values())
+                by_letter[letter] = self._met(letter, by_letter)
+            return tuple(by_letter.values())
         if self.drives or self.pattern is not None:
             for at in self._drivers():
-                for loop in self._driven(at, found):
-                    found[loop.letter] = loop
-        rest = [letter for letter in self.letters if letter not in found and letter not in self.made]
-        for letter in sorted(rest, key=lambda c: c not in self.output):
-            found[letter] = Loop(letter)
-        return (*found.values(), *(Loop(letter, assembled=True) for letter in self.made))
+                for loop in self._driven(at, by_letter):
+                    by_letter[loop.letter] = loop
+        remaining = [letter for letter in self.letters if letter not in by_letter and letter not in self.made]
+        for letter in sorted(remaining, key=lambda c: c not in self.output):
+            by_letter[letter] = Loop(letter)
+        return (*by_letter.values(), *(Loop(letter, assembled=True) for letter in self.made))
 
-    def _met(self, letter: str, found: dict[str, Loop]) -> Loop:
+    def _met(self, letter: str, by_letter: dict[str, Loop]) -> Loop:
         """Return the loop over the coordinates that all sparse operands with a letter store."""
         levels = []
         for at, operand in enumerate(self.operands):
@@ -144,7 +144,7 @@ class Nest:
                 continue
             depth = operand.path.index(letter)
             if operand.layout.levels[depth].kind != "dense":
-                under = operand.path[0] if self._is_attached(operand, depth, found) else ""
+                under = operand.path[0] if self._is_attached(operand, depth, by_letter) else ""
                 levels.append(Loop(letter, at, depth, under))
         return replace(levels[0], others=tuple(levels[1:])) if levels else Loop(letter)
 
@@ -155,26 +155,26 @@ class Nest:
             return [self.pattern] if self.pattern is not None else []
         return sorted(sparse, key=lambda n: (n != self.pattern, self.operands[n].path[0] not in self.output))
 
-    def _driven(self, at: int, found: dict[str, Loop]) -> Iterator[Loop]:
+    def _driven(self, at: int, by_letter: dict[str, Loop]) -> Iterator[Loop]:
         """Yield loops over the levels of one operand, up to the first whose coordinate is already bound."""
         operand = self.operands[at]
         assert operand.layout is not None
-        held: set[str] = set()
+        visited: set[str] = set()
         for depth, (letter, level) in enumerate(zip(operand.path, operand.layout.levels, strict=True)):
             is_root = depth == 0 and level.kind == "dense"
-            if letter in held or (letter in found and not is_root) or letter in self.made:
+            if letter in visited or (letter in by_letter and not is_root) or letter in self.made:
                 return
-            held.add(letter)
-            if letter not in found:
-                under = operand.path[0] if self._is_attached(operand, depth, found) else ""
+            visited.add(letter)
+            if letter not in by_letter:
+                under = operand.path[0] if self._is_attached(operand, depth, by_letter) else ""
                 yield Loop(letter, None if is_root else at, depth, under)
 
-    def _is_attached(self, operand: Operand, depth: int, found: dict[str, Loop]) -> bool:
+    def _is_attached(self, operand: Operand, depth: int, by_letter: dict[str, Loop]) -> bool:
         """Return whether a level's parent is a dense root whose coordinate another operand gives."""
         assert operand.layout is not None
         if depth != 1 or operand.layout.levels[0].kind != "dense":
             return False
-        root = found.get(operand.path[0])
+        root = by_letter.get(operand.path[0])
         return root is not None and root.owner is not None
 
     def is_direct(self, at: int) -> bool:
@@ -197,13 +197,13 @@ RESERVED = {"T"}  # what programs call the dialect
 class Names:
     taken: set[str] = field(default_factory=lambda: set(RESERVED))
 
-    def new(self, *wanted: str) -> str:
+    def new(self, *candidates: str) -> str:
         """Return the first candidate name that is unused, or the last one with a number."""
-        for name in wanted:
+        for name in candidates:
             if name not in self.taken:
                 break
         else:
-            name = next(f"{wanted[-1]}_{n}" for n in range(1, 1000) if f"{wanted[-1]}_{n}" not in self.taken)
+            name = next(f"{candidates[-1]}_{n}" for n in range(1, 1000) if f"{candidates[-1]}_{n}" not in self.taken)
         self.taken.add(name)
         return name
 
@@ -264,20 +264,20 @@ class _Writer:
         self.sizes = {c: self.names.new(f"n_{c}") for c in letters}
 
     def _sparse_levels(self) -> dict[tuple[int, int], str]:
-        found = {}
+        letters = {}
         for at, operand in enumerate(self.nest.operands):
             if operand.layout is None:
                 continue
             for depth, (level, c) in enumerate(zip(operand.layout.levels, operand.path, strict=True)):
                 if level.kind != "dense":
-                    found[at, depth] = c
-        return found
+                    letters[at, depth] = c
+        return letters
 
     def _name_buffers(self) -> None:
         free = [name for name in BUFFERS if name not in self.names.taken]
-        made = [self.names.new(*free, "A") for _ in (*self.nest.operands, "")]
-        self.buffers, self.result = tuple(made[:-1]), made[-1]
-        self.values = tuple(self.names.new(n.lower(), f"{n.lower()}_data") for n in made)
+        names = [self.names.new(*free, "A") for _ in (*self.nest.operands, "")]
+        self.buffers, self.result = tuple(names[:-1]), names[-1]
+        self.values = tuple(self.names.new(n.lower(), f"{n.lower()}_data") for n in names)
 
     # -------------------------------------------------------------- declarations
 
@@ -291,9 +291,9 @@ class _Writer:
         for at in range(len(self.nest.operands)):
             self._levels(at)
         above = self.dense[self.nest.output[0]] if self.nest.made != self.nest.output else "None"
-        for c, made in self.made.items():
-            self.lines.append(f"{made} = T.sparse_assembled({above}, {self.sizes[c]}{self._idtype})")
-            above = made
+        for c, axis in self.made.items():
+            self.lines.append(f"{axis} = T.sparse_assembled({above}, {self.sizes[c]}{self._idtype})")
+            above = axis
         if self._has_scalars():
             self.one = self.names.new("One")
             self.lines.append(f"{self.one} = T.dense_fixed(1{self._idtype})")
@@ -312,14 +312,14 @@ class _Writer:
 
     def _dense_letters(self) -> set[str]:
         """Return the letters for which a buffer or loop has all coordinates."""
-        found = {loop.letter for loop in self.nest.loops if loop.owner is None and not loop.assembled}
+        letters = {loop.letter for loop in self.nest.loops if loop.owner is None and not loop.assembled}
         for operand in self.nest.operands:
             if operand.layout is None:
-                found |= set(operand.letters)
+                letters |= set(operand.letters)
             elif operand.layout.levels[0].kind == "dense":
-                found.add(operand.path[0])
+                letters.add(operand.path[0])
         dense = set(self.nest.output) - set(self.nest.made)
-        return found | (dense if self.nest.pattern is None else set())
+        return letters | (dense if self.nest.pattern is None else set())
 
     def _levels(self, at: int) -> None:
         operand = self.nest.operands[at]
@@ -344,9 +344,9 @@ class _Writer:
         layouts = [o.layout.levels if o.layout is not None else () for o in self.nest.operands]
         return [(at, d) for at, levels in enumerate(layouts) for d, level in enumerate(levels) if level.kind in kinds]
 
-    def _array(self, what: str, at: int, axis: str) -> str:
+    def _array(self, role: str, at: int, axis: str) -> str:
         suffix = self._suffix(at, axis)
-        name = self.names.new(f"{what}_{suffix}" if suffix else what)
+        name = self.names.new(f"{role}_{suffix}" if suffix else role)
         return name
 
     def _compressed(self, at: int, depth: int, axis: str, parent: str, c: str) -> str:
@@ -380,8 +380,8 @@ class _Writer:
         for depth, level in enumerate(operand.layout.levels):
             c = operand.path[depth]
             names[level.dim] = self.dense[c] if level.kind == "dense" else self.axis[at, depth]
-        held = range(len(operand.letters)) if letters is None else [operand.letters.index(c) for c in letters]
-        return [names[d] for d in held]
+        dims = range(len(operand.letters)) if letters is None else [operand.letters.index(c) for c in letters]
+        return [names[d] for d in dims]
 
     def _result_axes(self) -> list[str]:
         if self.nest.pattern is not None:
@@ -389,10 +389,10 @@ class _Writer:
         return [self.made.get(c) or self.dense[c] for c in self.nest.output]
 
     def _match(self, buffer: str, handle: str, axes: list[str], *, is_sparse: bool = False) -> None:
-        held = ", ".join(axes or [self.one]) + ("," if len(axes) < 2 else "")
+        axis_list = ", ".join(axes or [self.one]) + ("," if len(axes) < 2 else "")
         fill = self.nest.ring.fill
         default = f", default_value={literal(fill, self.nest.dtype)}" if is_sparse and fill != 0 else ""
-        self.lines.append(f'{buffer} = T.match_sparse_buffer({handle}, ({held}), "{self.nest.dtype}"{default})')
+        self.lines.append(f'{buffer} = T.match_sparse_buffer({handle}, ({axis_list}), "{self.nest.dtype}"{default})')
 
     # -------------------------------------------------------------- the iteration
 
@@ -408,8 +408,8 @@ class _Writer:
             return
         axes = ", ".join(self._loop(loop) for loop in loops)
         kinds = "".join("S" if loop.letter in nest.output else "R" for loop in loops)
-        named = ", ".join(self.vars[loop.letter] for loop in loops)
-        self.lines.append(f'with T.sp_iter([{axes}], "{kinds}", "{self.name}") as [{named}]:')
+        variables = ", ".join(self.vars[loop.letter] for loop in loops)
+        self.lines.append(f'with T.sp_iter([{axes}], "{kinds}", "{self.name}") as [{variables}]:')
         has_pattern = nest.pattern is not None or nest.assembled
         if "R" not in kinds and (has_pattern or all(loop.owner is None for loop in loops)):
             self.lines.append(f"    {target} = {nest.ring.product(reads)}")
@@ -434,7 +434,7 @@ class _Writer:
         axis = self.axis[loop.owner, loop.depth]
         if not loop.under:
             return axis
-        above = next(other for other in self.nest.loops if other.letter == loop.under)
+        above = next(loop_above for loop_above in self.nest.loops if loop_above.letter == loop.under)
         return f"T.attach({axis}, {self._loop_axis(above)})"
 
     def _loop_axis(self, loop: Loop) -> str:

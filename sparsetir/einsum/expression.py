@@ -100,11 +100,11 @@ def einsum(
             return kernel(**dict(zip(names, classified[1])))  # noqa: B905 (the key has their number)
     except (SparseTIRError, TypeError):  # refused operands, or an option without a hash: the long way names the fault
         return _evaluate(subscripts, operands, reduce, combine, fill, result)
-    found = _evaluate(subscripts, operands, reduce, combine, fill, result)
+    value = _evaluate(subscripts, operands, reduce, combine, fill, result)
     door = _expression(subscripts, classified[1], reduce, combine, fill, result).door()
     if door is not None:
         doors[key] = door
-    return found
+    return value
 
 
 def _evaluate(text: str, operands: Sequence[Any], reduce: str, combine: str, fill: Any, result: str) -> Any:
@@ -165,8 +165,8 @@ def einsum_expression(
     >>> step.bind(A)(np.ones((2, 1))).tolist()
     [[2.0], [3.0]]
     """
-    known = [value.dtype for value in operands if not isinstance(value, tuple) and hasattr(value, "dtype")]
-    dtype = kind_dtype(known) if known else "float32"
+    dtypes = [value.dtype for value in operands if not isinstance(value, tuple) and hasattr(value, "dtype")]
+    dtype = kind_dtype(dtypes) if dtypes else "float32"
     values = [Shape(v, dtype) if isinstance(v, tuple) else admitted(v, at) for at, v in enumerate(operands)]
     if has_hypersparse([v for v in values if not isinstance(v, Shape)]):
         shapes = ", ".join(str(tuple(v.shape)) for v in values)
@@ -186,14 +186,14 @@ def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fil
         known = _statistics(text, values) if len(values) > 2 else {}
         if len(values) > 2:
             key = (key, tuple(known.items()), *[(tuple(v.shape), stored_bits(v)) for v in values])
-        found = _known.get(key)
+        expression = _known.get(key)
     except (TypeError, AttributeError, ValueError, IndexError):  # no valid key: `Expression` raises a clear error
-        key, found, known = None, None, {}
-    if found is None:
-        found = Expression(text, values, reduce=reduce, combine=combine, fill=fill, result=result, known=known)
+        key, expression, known = None, None, {}
+    if expression is None:
+        expression = Expression(text, values, reduce=reduce, combine=combine, fill=fill, result=result, known=known)
         if key is not None:
-            _known[key] = found
-    return found
+            _known[key] = expression
+    return expression
 
 
 def _statistics(text: str, values: Sequence[Any]) -> dict[Join, tuple[int, int]]:
@@ -217,8 +217,10 @@ def stored_of(value: Any) -> int | None:
         return None
     if is_torch(value):
         layout = str(value.layout)
-        listed = value._indices()[0] if layout == "torch.sparse_coo" else value.values() if "sparse" in layout else None
-        return None if listed is None else len(listed)
+        entries = (
+            value._indices()[0] if layout == "torch.sparse_coo" else value.values() if "sparse" in layout else None
+        )
+        return None if entries is None else len(entries)
     return int(value.nnz)
 
 
@@ -250,9 +252,9 @@ class Expression:
         self.text, self.kinds = text, kinds
         self.dtype = common_dtype([kind.dtype for kind in kinds])
         if self.dtype not in VALUE_DTYPES:
-            met = ", ".join(dict.fromkeys(kind.dtype for kind in kinds))
+            dtypes = ", ".join(dict.fromkeys(kind.dtype for kind in kinds))
             raise ArgumentTypeError(
-                f"operands of {met} meet in {self.dtype}, expressions are computed in {', '.join(VALUE_DTYPES)}: "
+                f"operands of {dtypes} meet in {self.dtype}, expressions are computed in {', '.join(VALUE_DTYPES)}: "
                 "pass .astype(...)"
             )
         casts = [None if kind.dtype == self.dtype else self.dtype for kind in kinds]
@@ -280,9 +282,9 @@ class Expression:
 
     def apart(self, examples: Sequence[Any]) -> Expression:
         """Return the same expression with its own steps, to be tuned with these operands by default."""
-        other = copy.copy(self)
-        other.steps, other.examples = [step.apart() for step in self.steps], examples
-        return other
+        copied = copy.copy(self)
+        copied.steps, copied.examples = [step.apart() for step in self.steps], examples
+        return copied
 
     # ------------------------------------------------------------------ calls
 
@@ -306,11 +308,11 @@ class Expression:
 
     def check(self, at: int, value: Any) -> None:
         """Raise unless an operand is of the kind that the expression was made for."""
-        kind, found = self.kinds[at], kind_of(value, at)
-        how = "make another with einsum_expression, or call einsum"
-        if found != kind and not _is_like(value, found, kind):
+        kind, actual = self.kinds[at], kind_of(value, at)
+        advice = "make another with einsum_expression, or call einsum"
+        if actual != kind and not _is_like(value, actual, kind):
             raise ArgumentTypeError(
-                f"operand {at} is {_shown(found)}, but the expression was made for {_shown(kind)}: {how}"
+                f"operand {at} is {_shown(actual)}, but the expression was made for {_shown(kind)}: {advice}"
             )
         self.check_spread(at, value)
 
@@ -354,18 +356,18 @@ class Expression:
         return value if text is None else DenseStep((at,), [text.partition("->")[0]], text.partition("->")[2])([value])
 
     def _evaluate(self, values: Sequence[Any]) -> Any:
-        known = list(values)
+        computed = list(values)
         for step in self.steps:
-            known.append(step([known[n] for n in step.members]))
-        return known[-1]
+            computed.append(step([computed[n] for n in step.members]))
+        return computed[-1]
 
-    def finished(self, found: Any) -> Any:
+    def finished(self, value: Any) -> Any:
         """Convert the result to its class, with the dimensions in order."""
         if self.target.assembled:
-            return classed_pattern(found, self.family)
+            return classed_pattern(value, self.family)
         if self.target.pattern is None:
-            return to_torch(np.asarray(found)) if self.is_torch and not is_torch(found) else _number(found)
-        return classed(transposed(found, self.order), self.family)
+            return to_torch(np.asarray(value)) if self.is_torch and not is_torch(value) else _number(value)
+        return classed(transposed(value, self.order), self.family)
 
     def bind(self, *operands: Any) -> Callable[..., Any]:
         """Fix some operands, usually the sparse ones, which are converted once.
@@ -398,8 +400,8 @@ class Expression:
         names = [f"operand {n}" for n in range(len(self.kinds))]
         lines = []
         for number, step in enumerate(self.steps, 1):
-            held = [names[n] for n in step.members]
-            lines.append(f"{number}. {_explained(step, held)}")
+            member_names = [names[n] for n in step.members]
+            lines.append(f"{number}. {_explained(step, member_names)}")
             names.append(f"step {number}")
         where = "dense" if self.target.pattern is None else f"the pattern of operand {self.target.pattern}"
         where = "a pattern that is computed" if self.target.assembled else where
@@ -425,20 +427,20 @@ class Expression:
         """
         from sparsetir.tuning import tune_sparse
 
-        given = operands or [None] * len(self.kinds)
-        values = [self._example(at) if value is None else admitted(value, at) for at, value in enumerate(given)]
+        examples = operands or [None] * len(self.kinds)
+        values = [self._example(at) if value is None else admitted(value, at) for at, value in enumerate(examples)]
         self._check(values)
-        known = [self.viewed(n, value) for n, value in enumerate(values)]
+        computed = [self.viewed(n, value) for n, value in enumerate(values)]
         kernels = [step for step in self.steps if isinstance(step, KernelStep)]
         for step in self.steps:
-            members = [known[n] for n in step.members]
+            members = [computed[n] for n in step.members]
             if isinstance(step, KernelStep):
                 called, arguments = step.called(members)
                 limit = seconds / len(kernels)
                 func = called.program.func
-                found = tune_sparse(func, arguments, max_seconds=limit, database=database, progress=False)
-                called.tuned = found.kernel
-            known.append(step(members))
+                result = tune_sparse(func, arguments, max_seconds=limit, database=database, progress=False)
+                called.tuned = result.kernel
+            computed.append(step(members))
         return self
 
     def _example(self, at: int) -> Any:
@@ -461,19 +463,19 @@ class BoundExpression:
     def __init__(self, expression: Expression, fixed: dict[int, Any]) -> None:
         self.expression, self.fixed = expression, fixed
         count = len(expression.kinds)
-        known: dict[int, Any] = {}
+        computed: dict[int, Any] = {}
         for at, value in fixed.items():
-            known[at] = expression.viewed(at, value)
+            computed[at] = expression.viewed(at, value)
         self.open = [n for n in range(count) if n not in fixed]
         self.plain = [_plain(*pair) for pair in zip(expression.kinds, expression.spread, strict=True)]
         self.calls: list[tuple[int, Step, Any]] = []
         for number, step in enumerate(expression.steps, count):
-            held = {place: known[n] for place, n in enumerate(step.members) if n in known}
-            if len(held) == len(step.members):
-                known[number] = step([held[place] for place in range(len(held))])
+            fixed_members = {place: computed[n] for place, n in enumerate(step.members) if n in computed}
+            if len(fixed_members) == len(step.members):
+                computed[number] = step([fixed_members[place] for place in range(len(fixed_members))])
             else:
-                self.calls.append((number, step, step.bind(held)))
-        self.known = known
+                self.calls.append((number, step, step.bind(fixed_members)))
+        self.known = computed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the expression and the fixed operands, which are bound again; bound calls are machine code."""
@@ -487,23 +489,23 @@ class BoundExpression:
         """Evaluate the expression with the open operands."""
         if len(operands) != len(self.open):
             raise ArgumentTypeError(f"{len(self.open)} operands are open, found {len(operands)}")
-        expression, known = self.expression, self._template.copy()
+        expression, computed = self.expression, self._template.copy()
         for n, value in zip(self.open, operands, strict=True):
-            held, expected = value, self.plain[n]
+            operand, expected = value, self.plain[n]
             if type(value) is not np.ndarray or (value.ndim, value.dtype) != expected:
-                held = passed(value, n)
-                expression.check(n, held)
-            known[n] = held if expression.views[n] is None else expression.viewed(n, held)
+                operand = passed(value, n)
+                expression.check(n, operand)
+            computed[n] = operand if expression.views[n] is None else expression.viewed(n, operand)
         for number, step, call in self.calls:
-            known[number] = call([known[n] for n in step.members])
-        return expression.finished(known[-1])
+            computed[number] = call([computed[n] for n in step.members])
+        return expression.finished(computed[-1])
 
     def __repr__(self) -> str:
         return f"{self.expression!r}, {len(self.expression.kinds) - len(self.open)} fixed"
 
 
-def _number(found: Any) -> Any:
-    return found[()] if isinstance(found, np.ndarray) and found.ndim == 0 else found
+def _number(value: Any) -> Any:
+    return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def _plain(kind: Kind, spread: Sequence[int]) -> Any:
@@ -511,21 +513,21 @@ def _plain(kind: Kind, spread: Sequence[int]) -> Any:
     return None if kind.layout is not None or spread else (kind.order, np.dtype(array_dtype(kind.dtype)))
 
 
-def _is_like(value: Any, found: Kind, kind: Kind) -> bool:
+def _is_like(value: Any, actual: Kind, kind: Kind) -> bool:
     """Return whether an operand may replace another whose kind is not quite the same."""
-    if (found.order, found.dtype, found.family == kind.family) != (kind.order, kind.dtype, True):
-        return found.layout is kind.layout is None and (found.order, found.dtype) == (kind.order, kind.dtype)
-    if kind.layout is None or found.layout is None:
-        return kind.layout is found.layout
-    return found.layout == kind.layout or fits_layout(value, kind.layout)
+    if (actual.order, actual.dtype, actual.family == kind.family) != (kind.order, kind.dtype, True):
+        return actual.layout is kind.layout is None and (actual.order, actual.dtype) == (kind.order, kind.dtype)
+    if kind.layout is None or actual.layout is None:
+        return kind.layout is actual.layout
+    return actual.layout == kind.layout or fits_layout(value, kind.layout)
 
 
 def _shown(kind: Kind) -> str:
-    what = f"{kind.dtype} of {kind.order} dimension{'s' * (kind.order != 1)}"
+    description = f"{kind.dtype} of {kind.order} dimension{'s' * (kind.order != 1)}"
     if kind.layout is None:
-        return f"dense {what}"
+        return f"dense {description}"
     classes = {"scipy": "scipy", "torch": "torch", "tensor": "SparseTensor", "coo": "CooTensor"}
-    return f"sparse ({kind.layout}) {what}, a {classes[kind.family]} one with {kind.layout.idtype} indices"
+    return f"sparse ({kind.layout}) {description}, a {classes[kind.family]} one with {kind.layout.idtype} indices"
 
 
 def _explained(step: Step, names: Sequence[str]) -> str:
@@ -543,8 +545,8 @@ def _explained(step: Step, names: Sequence[str]) -> str:
     for at, (operand, name) in enumerate(zip(nest.operands, names, strict=True)):
         if operand.layout is not None:
             owned = "".join(loop.letter for loop in nest.loops if at in loop.owners)
-            what = f"runs over what {name} stores" if owned else f"looks {name} up"
-            parts.append(what if nest.is_direct(at) or not owned else f"{what}, and looks it up")
+            action = f"runs over what {name} stores" if owned else f"looks {name} up"
+            parts.append(action if nest.is_direct(at) or not owned else f"{action}, and looks it up")
     return "; ".join(parts)
 
 

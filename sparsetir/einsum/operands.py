@@ -141,8 +141,8 @@ def admitted(value: Any, at: int) -> Any:
         value = np.asarray(value)
         return value.astype("float64") if value.size == 0 and value.dtype == object else value
     if isinstance(value, (str, bytes, dict, set)) or value is None:
-        what = "a numpy or torch array, a sparse matrix or tensor, or a number"
-        raise ArgumentTypeError(f"operand {at} of an expression is {what}; found {type(value).__name__}")
+        expected = "a numpy or torch array, a sparse matrix or tensor, or a number"
+        raise ArgumentTypeError(f"operand {at} of an expression is {expected}; found {type(value).__name__}")
     if isinstance(value, np.matrix):
         return np.asarray(value)
     return as_numpy(value, f"operand {at}")[0]
@@ -173,8 +173,10 @@ def kind_of(value: Any, at: int) -> Kind:
     """
     dtype = dtype_name(value.dtype)
     if dtype not in VALUE_DTYPES:
-        known = ", ".join(VALUE_DTYPES)
-        raise ArgumentTypeError(f"operand {at} holds {dtype}, expressions are computed in {known}: pass .astype(...)")
+        supported = ", ".join(VALUE_DTYPES)
+        raise ArgumentTypeError(
+            f"operand {at} holds {dtype}, expressions are computed in {supported}: pass .astype(...)"
+        )
     shape = tuple(value.shape)
     ones = tuple(n == 1 for n in shape)
     if sp.issparse(value):
@@ -248,9 +250,9 @@ def _is_wide(value: Any) -> str:
     if max(value.shape, default=0) > LARGEST_INT32:
         return "int64"
     if sp.issparse(value):
-        held = getattr(value, "indices", None)
-        held = value.coords[0] if held is None and value.format == "coo" else held
-        return "int64" if isinstance(held, np.ndarray) and held.dtype == np.int64 else "int32"
+        indices = getattr(value, "indices", None)
+        indices = value.coords[0] if indices is None and value.format == "coo" else indices
+        return "int64" if isinstance(indices, np.ndarray) and indices.dtype == np.int64 else "int32"
     if is_torch(value):
         return "int64" if _torch_width(value) else "int32"
     coords = getattr(value, "coords", None)
@@ -309,14 +311,14 @@ def has_full_root(value: SparseTensor) -> bool:
 def root_axis(value: SparseTensor) -> Any:
     """Return the coordinates that the first level of a tensor lists."""
     (piece,) = value.pieces
-    listed = next(axis.indices for axis in piece.rule.buffer.axes if axis.parent is None)
-    assert listed is not None
-    return piece.arrays[str(listed.name)]
+    root_indices = next(axis.indices for axis in piece.rule.buffer.axes if axis.parent is None)
+    assert root_indices is not None
+    return piece.arrays[str(root_indices.name)]
 
 
-def full_root(listed: Any, starts: Any, count: int) -> Any:
+def full_root(coordinates: Any, starts: Any, count: int) -> Any:
     """Return the offsets of the fibers of all coordinates, given those of the listed ones."""
-    return starts[np.searchsorted(listed, np.arange(count + 1))]
+    return starts[np.searchsorted(coordinates, np.arange(count + 1))]
 
 
 def tree_of(value: Any, layout: Layout, order: tuple[int, ...] = ()) -> SparseTensor:
@@ -324,20 +326,20 @@ def tree_of(value: Any, layout: Layout, order: tuple[int, ...] = ()) -> SparseTe
     if not order:
         is_held = isinstance(value, SparseTensor) and (layout_of(value) == layout or fits_layout(value, layout))
         return value if is_held else SparseTensor.from_any(value, "csf")
-    wanted = CSF(order=order)
+    csf = CSF(order=order)
     if isinstance(value, SparseTensor):
-        is_held = value.format == wanted.resolve(value.ndim, value.idtype)
-        return value if is_held else value.convert(wanted)
-    return SparseTensor.from_any(value, wanted)
+        is_held = value.format == csf.resolve(value.ndim, value.idtype)
+        return value if is_held else value.convert(csf)
+    return SparseTensor.from_any(value, csf)
 
 
-def diagonal(value: Any, given: str, kept: str) -> CooTensor:
+def diagonal(value: Any, letters: str, result_letters: str) -> CooTensor:
     """Return the entries of a sparse operand whose coordinates are equal for equal letters of `given`."""
     coo = SparseTensor.from_any(value).to_coo()
-    first = [given.index(c) for c in given]
+    first = [letters.index(c) for c in letters]
     equal = [coo.coords[d] == coo.coords[f] for d, f in enumerate(first) if f != d]
-    held, dims = np.logical_and.reduce(equal), [given.index(c) for c in kept]
-    return CooTensor(coo.coords[dims][:, held], coo.values[held], tuple(coo.shape[d] for d in dims))
+    is_diagonal, dims = np.logical_and.reduce(equal), [letters.index(c) for c in result_letters]
+    return CooTensor(coo.coords[dims][:, is_diagonal], coo.values[is_diagonal], tuple(coo.shape[d] for d in dims))
 
 
 __all__ = [

@@ -111,17 +111,17 @@ def multiply(left: Any, right: Any) -> Any:
     """Compute ``left * right`` elementwise; an entry is stored where both store one."""
     if not (_is_operand(left) and _is_operand(right)):
         return NotImplemented
-    tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
-    if _is_number(other):
-        if not isinstance(other, int) and not np.isfinite(_met(other, tensor.dtype)):
-            raise ArgumentError(f"zeros that are not stored would not stay zero under * {other}: use to_dense()")
-        return _scaled(tensor, operator.mul, other)
-    if is_sparse(other):
+    tensor, factor = (left, right) if isinstance(left, SparseTensor) else (right, left)
+    if _is_number(factor):
+        if not isinstance(factor, int) and not np.isfinite(_met(factor, tensor.dtype)):
+            raise ArgumentError(f"zeros that are not stored would not stay zero under * {factor}: use to_dense()")
+        return _scaled(tensor, operator.mul, factor)
+    if is_sparse(factor):
         _same_shape(left, right)
         if tensor.ndim == 2:
             return SparseTensor.from_any(products.multiply(_compressed(left), _compressed(right)))
-        return _common(tensor, _tensor(other))
-    return over_dense(tensor, other)
+        return _common(tensor, _tensor(factor))
+    return over_dense(tensor, factor)
 
 
 def divide(left: Any, right: Any) -> Any:
@@ -158,12 +158,12 @@ def _scaled(tensor: SparseTensor, operation: Callable[[Any, Any], Any], number: 
 
 def over_number(tensor: Any, number: Any) -> Any:
     """Multiply a sparse operand by a number; return its class, in the dtype that numpy gives the product."""
-    own = np.dtype(array_dtype(dtype_name(tensor.dtype)))
-    number = _met(number, own)
+    tensor_dtype = np.dtype(array_dtype(dtype_name(tensor.dtype)))
+    number = _met(number, tensor_dtype)
     try:
-        dtype = np.multiply(np.ones(0, own), number).dtype
+        dtype = np.multiply(np.ones(0, tensor_dtype), number).dtype
     except OverflowError:
-        raise ArgumentError(f"{number} is no {own.name}: convert one of the two first") from None
+        raise ArgumentError(f"{number} is no {tensor_dtype.name}: convert one of the two first") from None
     return over_dense(tensor, np.asarray(number).astype(dtype))
 
 
@@ -177,9 +177,9 @@ def over_dense(tensor: Any, other: Any) -> Any:
         raise ArgumentError(f"an array of shape {tuple(array.shape)} does not stretch to the sparse one's, {shape}")
     letters = LETTERS[: len(shape)]
     last = zip(letters[skipped:], array.shape, shape[skipped:], strict=True)
-    kept = [(letter, n) for letter, n, extent in last if n != 1 or extent == 1]
-    array = array.reshape([n for _, n in kept])  # dimensions of one element are the same for all of the tensor's
-    return einsum(f"{letters},{''.join(letter for letter, _ in kept)}->{letters}", tensor, array, result="sparse")
+    matching = [(letter, n) for letter, n, extent in last if n != 1 or extent == 1]
+    array = array.reshape([n for _, n in matching])  # dimensions of one element are the same for all of the tensor's
+    return einsum(f"{letters},{''.join(letter for letter, _ in matching)}->{letters}", tensor, array, result="sparse")
 
 
 def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
@@ -259,9 +259,9 @@ def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
     if sign > 0:
         out[tensor.coords] += values
     elif tensor is left:
-        met = values - out[tensor.coords]
+        sums = values - out[tensor.coords]
         np.subtract(dtype.type(0), out, out=out)
-        out[tensor.coords] = met
+        out[tensor.coords] = sums
     else:
         out[tensor.coords] -= values
     return out
@@ -295,10 +295,10 @@ def astype(tensor: SparseTensor, dtype: Any) -> SparseTensor:
 
 def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
     """Return the tensor with its dimensions in another order."""
-    given = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
-    order = [int(d) % tensor.ndim for d in given] if given else list(reversed(range(tensor.ndim)))
+    axes_of = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
+    order = [int(d) % tensor.ndim for d in axes_of] if axes_of else list(reversed(range(tensor.ndim)))
     if sorted(order) != list(range(tensor.ndim)):
-        raise ArgumentError(f"transpose names each of {tensor.ndim} dimensions once, found {tuple(given)}")
+        raise ArgumentError(f"transpose names each of {tensor.ndim} dimensions once, found {tuple(axes_of)}")
     moved: SparseTensor = transposed(tensor, order)
     return moved
 

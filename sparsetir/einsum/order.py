@@ -101,8 +101,8 @@ def _counted(first: Any, second: Any) -> tuple[int, int]:
         return 0, 0
     rows = np.unique(np.linspace(0, first.shape[0] - 1, SAMPLED).astype(np.int64))
     part = _ones(first[rows])
-    own = np.cumsum(part @ count)
-    part = part[: max(1, int(np.searchsorted(own, MOST)))]
+    cumulated = np.cumsum(part @ count)
+    part = part[: max(1, int(np.searchsorted(cumulated, MOST)))]
     met = float((part @ count).sum())
     collisions = met / (part @ _ones(second)).nnz if met else 1.0
     return round(STEPS * np.log2(products)), round(STEPS * np.log2(collisions))
@@ -241,9 +241,9 @@ class _Search:
 
     # -------------------------------------------------------------- one step
 
-    def kept(self, members: Sequence[int], others: Sequence[int]) -> str:
+    def kept(self, members: Sequence[int], remaining: Sequence[int]) -> str:
         """Return the letters of members that others or the result need."""
-        needed = set(self.output).union(*(self.values[n].letters for n in others))
+        needed = set(self.output).union(*(self.values[n].letters for n in remaining))
         letters = dict.fromkeys("".join(self.values[n].letters for n in members))
         return "".join(c for c in letters if c in needed)
 
@@ -253,12 +253,12 @@ class _Search:
             if value.stored is not None and set(value.letters) == set(letters) and len(letters) == len(value.letters):
                 return value
         if self.assembles and is_assembled(members, letters, is_last=is_last):
-            held = set("".join(value.letters for value in members))
-            products = self._met(members, held)
+            all_letters = set("".join(value.letters for value in members))
+            products = self._met(members, all_letters)
             for pair in self._pairs(members):
                 products /= self.known[pair].collisions
-            found = min(products, math.prod(float(self.sizes[c]) for c in letters))
-            return Value(letters, found, letters, frozenset().union(*(v.parts for v in members)))
+            stored = min(products, math.prod(float(self.sizes[c]) for c in letters))
+            return Value(letters, stored, letters, frozenset().union(*(v.parts for v in members)))
         return Value(letters)
 
     def cost(self, members: Sequence[Value], made: Value) -> float:
@@ -382,7 +382,7 @@ class _Search:
         def best(part: frozenset[int]) -> tuple[float, object, tuple[frozenset[int], ...]]:
             if len(part) == 1:
                 return 0.0, next(iter(part)), ()
-            found: tuple[float, object, tuple[frozenset[int], ...]] | None = None
+            cheapest: tuple[float, object, tuple[frozenset[int], ...]] | None = None
             letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
             for blocks in partitions(sorted(part)):
                 members = [made(block) for block in blocks]
@@ -390,10 +390,10 @@ class _Search:
                 lacks = self.needs_pattern and part == every and value.stored is None
                 cost = self.cost(members, value) + sum(best(block)[0] for block in blocks)
                 cost = math.inf if lacks else cost
-                if found is None or cost < found[0]:
-                    found = cost, tuple(best(block)[1] for block in blocks), tuple(blocks)
-            assert found is not None
-            return found
+                if cheapest is None or cost < cheapest[0]:
+                    cheapest = cost, tuple(best(block)[1] for block in blocks), tuple(blocks)
+            assert cheapest is not None
+            return cheapest
 
         return lambda part: best(part)[:2]
 
@@ -413,8 +413,8 @@ def _partitions(items: list[int]) -> Iterator[list[frozenset[int]]]:
     if not items:
         yield []
         return
-    first, rest = items[0], items[1:]
-    for blocks in _partitions(rest):
+    first, remaining = items[0], items[1:]
+    for blocks in _partitions(remaining):
         yield [frozenset({first}), *blocks]
         for n, block in enumerate(blocks):
             yield [*blocks[:n], block | {first}, *blocks[n + 1 :]]

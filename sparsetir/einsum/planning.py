@@ -114,14 +114,16 @@ def extents(terms: Terms, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
     ArgumentError
         When operands disagree.
     """
-    found: dict[str, tuple[int, int]] = {}
+    by_letter: dict[str, tuple[int, int]] = {}
     for at, (term, shape) in enumerate(zip(terms.inputs, shapes, strict=True)):
         for d, (c, n) in enumerate(zip(term, shape, strict=True)):
-            known = found.setdefault(c, (int(n), at))
-            if known[0] != n:
-                message = f"dimension {d} of operand {at} has extent {n}, expected {known[0]} as in operand {known[1]}"
+            earlier = by_letter.setdefault(c, (int(n), at))
+            if earlier[0] != n:
+                message = (
+                    f"dimension {d} of operand {at} has extent {n}, expected {earlier[0]} as in operand {earlier[1]}"
+                )
                 raise ArgumentError(f"{message}: both are {c!r} in {str(terms)!r}")
-    return {c: n for c, (n, _) in found.items()}
+    return {c: n for c, (n, _) in by_letter.items()}
 
 
 # ------------------------------------------------------------------ the result
@@ -225,15 +227,15 @@ def _keeps(task: Task) -> bool:
 
 def _pattern(task: Task) -> int | None:
     """Return the operand whose pattern, or that of whose first levels, the result has."""
-    output, found = set(task.terms.output), []
+    output, candidates = set(task.terms.output), []
     for at, (term, kind) in enumerate(zip(task.terms.inputs, task.kinds, strict=True)):
         if kind.layout is None or len(set(term)) < len(term):
             continue
         if set(term) == output and _keeps(task):
-            found.append((0, at))
+            candidates.append((0, at))
         elif task.drives and _first(term, kind, len(output)) == output and len(output) > 1:
-            found.append((1, at))
-    return min(found)[1] if found else None
+            candidates.append((1, at))
+    return min(candidates)[1] if candidates else None
 
 
 def _first(term: str, kind: Kind, count: int) -> set[str]:
@@ -284,16 +286,16 @@ def _masked(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence
     terms = task.terms.inputs
     is_plain = task.ring.is_usual and all(k.family == "scipy" and k.layout is not None for k in task.kinds)
     is_plain = is_plain and task.dtype not in ("bool", *HALVES)
-    found = roles(terms, goal.pattern) if is_plain and not goal.assembled else None
-    if found is None or (goal.letters and goal.pattern is None):
+    masked_roles = roles(terms, goal.pattern) if is_plain and not goal.assembled else None
+    if masked_roles is None or (goal.letters and goal.pattern is None):
         return None
-    layout = task.kinds[found.mask].layout
+    layout = task.kinds[masked_roles.mask].layout
     is_kept = layout is not None and layout.order == (0, 1) and not (layout.held or layout.transposed)
     shapes = [(sizes[term[0]], sizes[term[1]]) for term in terms]
-    if (goal.letters and not is_kept) or not pays(found, stored, shapes):
+    if (goal.letters and not is_kept) or not pays(masked_roles, stored, shapes):
         return None
     nest = Nest(tuple(_operands(task)), goal.letters, goal.pattern, task.ring, task.dtype, task.idtype)
-    return MaskedStep(KernelStep((0, 1, 2), nest), found)
+    return MaskedStep(KernelStep((0, 1, 2), nest), masked_roles)
 
 
 def _with_trees(task: Task, goal: Target) -> Task:

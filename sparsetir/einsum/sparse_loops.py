@@ -48,13 +48,13 @@ def walked(members: Sequence[Operand], output: str, ring: Semiring, dtype: str, 
 
 def _once(members: Sequence[Operand]) -> list[Operand]:
     """Return the operands with each letter once; `given` keeps the original letters."""
-    found = []
+    unique = []
     for operand in members:
         once = "".join(dict.fromkeys(operand.letters))
         is_twice = operand.layout is not None and once != operand.letters
         layout = Layout(rows(len(once)), operand.layout.idtype) if is_twice and operand.layout else operand.layout
-        found.append(Operand(once, layout, operand.letters) if is_twice else operand)
-    return found
+        unique.append(Operand(once, layout, operand.letters) if is_twice else operand)
+    return unique
 
 
 def _walk(members: Sequence[Operand], output: str) -> str:
@@ -73,29 +73,29 @@ def _walk(members: Sequence[Operand], output: str) -> str:
         return not holders, -len(below), min(below or holders, default=(0, 0))
 
     while len(done) < len(letters):
-        rest = [c for c in letters if c not in done]
-        following = min(rest, key=rank)
+        remaining = [c for c in letters if c not in done]
+        following = min(remaining, key=rank)
         if rank(following)[0]:  # remaining letters have all coordinates: those of the result come first
-            return done + "".join(sorted(rest, key=lambda c: c not in output))
+            return done + "".join(sorted(remaining, key=lambda c: c not in output))
         done += following
     return done
 
 
 def _turned(members: Sequence[Operand], walk: str, full: set[str]) -> tuple[Operand, ...]:
     """Return the operands in loop order, with all coordinates in the first level if others give the letter."""
-    given = full | {c for o in members if o.layout is not None for c in _path(o, walk)[1:]}
-    found = []
+    available = full | {c for o in members if o.layout is not None for c in _path(o, walk)[1:]}
+    operands = []
     for operand in members:
         if operand.layout is None:
-            found.append(operand)
+            operands.append(operand)
             continue
         path = _path(operand, walk)
         dims = [operand.letters.index(c) for c in path]
-        is_full = len(path) > 1 and path[0] in given
-        given.add(path[0])
+        is_full = len(path) > 1 and path[0] in available
+        available.add(path[0])
         levels = (Level(dims[0], "dense" if is_full else "compressed"), *(Level(d, "compressed") for d in dims[1:]))
-        found.append(replace(operand, layout=Layout(levels, operand.layout.idtype, held=True)))
-    return tuple(found)
+        operands.append(replace(operand, layout=Layout(levels, operand.layout.idtype, held=True)))
+    return tuple(operands)
 
 
 def _path(operand: Operand, walk: str) -> str:

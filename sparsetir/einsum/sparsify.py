@@ -82,12 +82,12 @@ class Statement:
     @property
     def added(self) -> tuple[str, ast.expr] | None:
         """Operator and operand, if the statement adds to its element or subtracts from it, else None."""
-        own, value = ast.unparse(self.target), self.value
+        target_text, value = ast.unparse(self.target), self.value
         if not isinstance(value, ast.BinOp) or not isinstance(value.op, (ast.Add, ast.Sub)):
             return None
-        if ast.unparse(value.left) == own:
+        if ast.unparse(value.left) == target_text:
             return ("+" if isinstance(value.op, ast.Add) else "-"), value.right
-        if isinstance(value.op, ast.Add) and ast.unparse(value.right) == own:
+        if isinstance(value.op, ast.Add) and ast.unparse(value.right) == target_text:
             return "+", value.left
         return None
 
@@ -117,8 +117,8 @@ class DenseProgram:
 
 def subscripts(node: ast.Subscript) -> list[str]:
     """Return the text of each subscript."""
-    held = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    return [ast.unparse(index) for index in held]
+    elements = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return [ast.unparse(index) for index in elements]
 
 
 def read(func: tirx.PrimFunc) -> DenseProgram:
@@ -139,9 +139,9 @@ def read(func: tirx.PrimFunc) -> DenseProgram:
             buffers[str(param.name)] = DenseBuffer(str(param.name), shape, str(param.ty.dtype))
         else:
             scalars[str(param.name)] = str(param.ty.dtype)
-    made = DenseProgram(str(func.attrs["global_symbol"]), buffers, scalars)
-    _Reader(made).body(node.body, {}, {}, {}, None)
-    return made
+    program = DenseProgram(str(func.attrs["global_symbol"]), buffers, scalars)
+    _Reader(program).body(node.body, {}, {}, {}, None)
+    return program
 
 
 def _extent(expr: Any, scalars: dict[str, str]) -> str:
@@ -172,9 +172,9 @@ class _Reader:
     def __init__(self, made: DenseProgram) -> None:
         self.made, self.count = made, 0
 
-    def refuse(self, node: ast.AST, what: str) -> LoweringError:
+    def refuse(self, node: ast.AST, construct: str) -> LoweringError:
         line = ast.unparse(node).splitlines()[0]
-        return LoweringError(f"sparsify reads loops, blocks and stores; found {what}: {line}")
+        return LoweringError(f"sparsify reads loops, blocks and stores; found {construct}: {line}")
 
     def body(
         self,
@@ -246,10 +246,10 @@ class _Reader:
             return
         call = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
         if call == "T.axis.remap" and isinstance(node.value, ast.Call):
-            held = target.elts if isinstance(target, ast.Tuple) else [target]
+            targets = target.elts if isinstance(target, ast.Tuple) else [target]
             bound = node.value.args[1]
             assert isinstance(bound, ast.List)
-            names.update({ast.unparse(v): _Renamed(names).visit(e) for v, e in zip(held, bound.elts, strict=True)})
+            names.update({ast.unparse(v): _Renamed(names).visit(e) for v, e in zip(targets, bound.elts, strict=True)})
         elif call in ("T.axis.spatial", "T.axis.reduce") and isinstance(node.value, ast.Call):
             names[ast.unparse(target)] = _Renamed(names).visit(node.value.args[-1])
         elif call in ("T.alloc_buffer", "T.sblock_alloc_buffer") and isinstance(node.value, ast.Call):
@@ -258,17 +258,19 @@ class _Reader:
             raise self.refuse(node, "an assignment")
 
     def allocate(self, name: str, call: ast.Call) -> None:
-        held = call.args[0]
-        shape = [ast.unparse(n) for n in (held.elts if isinstance(held, ast.Tuple) else [held])]
-        given = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "dtype"), None)
-        dtype = given.value if isinstance(given, ast.Constant) else "float32"
+        extents = call.args[0]
+        shape = [ast.unparse(n) for n in (extents.elts if isinstance(extents, ast.Tuple) else [extents])]
+        dtype_node = (
+            call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "dtype"), None)
+        )
+        dtype = dtype_node.value if isinstance(dtype_node, ast.Constant) else "float32"
         self.made.buffers[name] = DenseBuffer(name, tuple(shape), str(dtype), allocated=True)
 
 
 def _is_sizes(value: ast.expr) -> bool:
     """Return whether these are symbolic sizes."""
-    held = value.elts if isinstance(value, ast.Tuple) else [value]
-    return all(isinstance(v, ast.Call) and ast.unparse(v).startswith("T.int") and not v.args for v in held)
+    elements = value.elts if isinstance(value, ast.Tuple) else [value]
+    return all(isinstance(v, ast.Call) and ast.unparse(v).startswith("T.int") and not v.args for v in elements)
 
 
 # Sparsity as a property of a dense program: `sparsify`.
@@ -322,15 +324,15 @@ def sparsify(func: Any, formats: Mapping[str, Any]) -> Any:
     if decode(func).iterations:
         raise ArgumentError("sparsify takes a dense program; this one has sparse iterations: see decompose_format")
     program = read(func)
-    chosen = {name: _chosen(program, name, fmt) for name, fmt in formats.items()}
-    trees = {name: own_levels(tuple(fmt.rules)) for name, fmt in chosen.items()}
+    formats_of = {name: _chosen(program, name, fmt) for name, fmt in formats.items()}
+    trees = {name: own_levels(tuple(fmt.rules)) for name, fmt in formats_of.items()}
     levels = {n: t if t is not None else rows(len(program.buffers[n].shape)) for n, t in trees.items()}
     for first, second in pairwise(program.statements):
         _check_split(first, second)
-    writer = _Writer(program, levels, chosen)
-    made = parse(writer.text())
-    pieces = {name: chosen[name] for name, tree in trees.items() if tree is None}
-    return decompose_format(made, pieces) if pieces else made
+    writer = _Writer(program, levels, formats_of)
+    sparse_program = parse(writer.text())
+    pieces = {name: formats_of[name] for name, tree in trees.items() if tree is None}
+    return decompose_format(sparse_program, pieces) if pieces else sparse_program
 
 
 def _chosen(program: DenseProgram, name: str, fmt: Any) -> Format:
@@ -454,11 +456,11 @@ class _Writer:
                 continue
             value = statement.added[1] if statement.added else statement.value
             for node in ast.walk(value):
-                other = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
-                if other in self.levels and other != name and isinstance(node, ast.Subscript):
-                    alike = self.levels[other] == self.levels[name] and subscripts(node) == statement.subscripts
-                    if alike and vanishes(value, other):
-                        return other
+                candidate = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
+                if candidate in self.levels and candidate != name and isinstance(node, ast.Subscript):
+                    alike = self.levels[candidate] == self.levels[name] and subscripts(node) == statement.subscripts
+                    if alike and vanishes(value, candidate):
+                        return candidate
         raise ArgumentError(
             f"{name} is a result: it can be sparse where a factor in the same format is read with the same subscripts"
         )
@@ -488,15 +490,15 @@ class _Writer:
 
     def buffer_variables(self, buffer: DenseBuffer) -> list[str]:
         """Return a loop variable for each dimension of a buffer, if possible that of its first use."""
-        found = [f"{buffer.name.lower()}{d}" for d in range(len(buffer.shape))]
+        variables = [f"{buffer.name.lower()}{d}" for d in range(len(buffer.shape))]
         for statement in self.program.statements:
             for node in [statement.target, *statement.reads()]:
                 if ast.unparse(node.value) != buffer.name:
                     continue
                 for d, index in enumerate(subscripts(node)):
-                    if statement.loops.get(index) == buffer.shape[d] and found.count(index) == 0:
-                        found[d] = index if found[d] not in statement.loops else found[d]
-        return found
+                    if statement.loops.get(index) == buffer.shape[d] and variables.count(index) == 0:
+                        variables[d] = index if variables[d] not in statement.loops else variables[d]
+        return variables
 
     def declare(self, buffer: DenseBuffer) -> None:
         """Declare a buffer and its axes."""
@@ -508,13 +510,13 @@ class _Writer:
             axes = self._ordered(buffer.name)
         else:
             axes = [self.dense_axis(v, n) for v, n in zip(variables, buffer.shape, strict=True)]
-        held = ", ".join(axes) + ("," if len(axes) == 1 else "")
+        axis_list = ", ".join(axes) + ("," if len(axes) == 1 else "")
         if buffer.allocated:
-            self.matches.append(f'{buffer.name} = T.alloc_sparse_buffer(({held}), "{buffer.dtype}")')
+            self.matches.append(f'{buffer.name} = T.alloc_sparse_buffer(({axis_list}), "{buffer.dtype}")')
             return
         handle = self.names.new(buffer.name.lower(), f"{buffer.name.lower()}_data")
         self.handles.append(f"{handle}: T.handle")
-        self.matches.append(f'{buffer.name} = T.match_sparse_buffer({handle}, ({held}), "{buffer.dtype}")')
+        self.matches.append(f'{buffer.name} = T.match_sparse_buffer({handle}, ({axis_list}), "{buffer.dtype}")')
 
     def _ordered(self, name: str) -> list[str]:
         levels = self.levels[name]
@@ -547,9 +549,9 @@ class _Writer:
         return f"sparse_variable({parent}, ({extent}, {nnz}), ({indptr}, {indices}){self._wide}{flags})"
 
     def _array(self, name: str) -> str:
-        made = self.names.new(name)
-        self.handles.append(f"{made}: T.handle")
-        return made
+        name_of_array = self.names.new(name)
+        self.handles.append(f"{name_of_array}: T.handle")
+        return name_of_array
 
     # -------------------------------------------------------------- iterations
 
@@ -560,21 +562,21 @@ class _Writer:
             name = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
             if name not in self.levels or name in self.results or not isinstance(node, ast.Subscript):
                 continue
-            held = subscripts(node)
+            variables = subscripts(node)
             shape = self.program.buffers[name].shape
-            whole = all(statement.loops.get(v) == n for v, n in zip(held, shape, strict=True))
-            if whole and len(set(held)) == len(held) and vanishes(value, name):
-                return name if self.read_once(value, name, held) and self.may_repeat(value, name) else None
+            whole = all(statement.loops.get(v) == n for v, n in zip(variables, shape, strict=True))
+            if whole and len(set(variables)) == len(variables) and vanishes(value, name):
+                return name if self.read_once(value, name, variables) and self.may_repeat(value, name) else None
         return None
 
     def may_repeat(self, value: ast.expr, name: str) -> bool:
         """Return whether duplicate entries, if a format keeps them apart, still add up."""
         return _is_linear(value, name) or all(level.unique for level in self.levels[name])
 
-    def read_once(self, value: ast.expr, name: str, held: list[str]) -> bool:
+    def read_once(self, value: ast.expr, name: str, variables: list[str]) -> bool:
         """Return whether all reads of a buffer are at the same element."""
         reads = [n for n in ast.walk(value) if isinstance(n, ast.Subscript) and ast.unparse(n.value) == name]
-        return all(subscripts(n) == held for n in reads)
+        return all(subscripts(n) == variables for n in reads)
 
     def iterate(self, statement: Statement, name: str) -> None:
         """Write one statement as an iteration."""
@@ -583,8 +585,10 @@ class _Writer:
             driver = self.results[statement.buffer]
         loops: dict[str, str] = {}
         if driver is not None:
-            held = self._entered(statement, driver)
-            loops = {held[v.dim]: axis for v, axis in zip(self.levels[driver], self.sparse[driver], strict=True)}
+            entered_axes = self._entered(statement, driver)
+            loops = {
+                entered_axes[v.dim]: axis for v, axis in zip(self.levels[driver], self.sparse[driver], strict=True)
+            }
         for variable, extent in statement.loops.items():
             loops.setdefault(variable, self.dense_axis(variable, extent))
         kinds = "".join("S" if v in statement.subscripts else "R" for v in loops)
@@ -599,8 +603,8 @@ class _Writer:
         return subscripts(next(n for n in statement.reads() if ast.unparse(n.value) == driver))
 
     def _check_kinds(self, statement: Statement, kinds: str) -> None:
-        own = any(ast.unparse(node) == ast.unparse(statement.target) for node in statement.reads())
-        if "R" in kinds and not own:
+        reads_target = any(ast.unparse(node) == ast.unparse(statement.target) for node in statement.reads())
+        if "R" in kinds and not reads_target:
             text = f"{ast.unparse(statement.target)} = {ast.unparse(statement.value)}"
             raise LoweringError(f"a loop stores the same element of {statement.buffer} again and again: {text}")
 

@@ -172,10 +172,10 @@ class KernelStep(Step):
 
     def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
         """Return the kernel's arguments by name."""
-        found: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for at, value in enumerate(values):
-            found |= self.argument(at, value)
-        return found
+            merged |= self.argument(at, value)
+        return merged
 
     def argument(self, at: int, value: Any) -> dict[str, Any]:
         """Return the kernel's arguments for one operand."""
@@ -192,16 +192,16 @@ class KernelStep(Step):
         """Return the arrays of a tensor without conversion."""
         names, (piece,) = self.program, value.pieces
         axes = sorted(piece.rule.buffer.axes, key=lambda axis: len(axis.ancestors))
-        found: dict[str, Any] = {names.values[at]: piece.values}
-        for depth, mine in names.arrays[at].items():
-            for name, array in zip(mine, (axes[depth].indptr, axes[depth].indices), strict=True):
+        arrays: dict[str, Any] = {names.values[at]: piece.values}
+        for depth, array_names in names.arrays[at].items():
+            for name, array in zip(array_names, (axes[depth].indptr, axes[depth].indices), strict=True):
                 if name and array is not None:
-                    found[name] = piece.arrays[str(array.name)].astype(self.nest.idtype, copy=False)
+                    arrays[name] = piece.arrays[str(array.name)].astype(self.nest.idtype, copy=False)
         if layout.levels[0].kind == "dense" and axes[0].indices is not None:
             starts, root = names.arrays[at][1][0], layout.levels[0].dim
-            found[starts] = full_root(root_axis(value), found[starts], value.shape[root])
+            arrays[starts] = full_root(root_axis(value), arrays[starts], value.shape[root])
         letters = self.nest.operands[at].letters
-        return found | {names.sizes[c]: n for c, n in zip(letters, value.shape, strict=True)}
+        return arrays | {names.sizes[c]: n for c, n in zip(letters, value.shape, strict=True)}
 
     def __call__(self, values: Sequence[Any]) -> Any:
         trees = self._as_trees(values)
@@ -246,37 +246,41 @@ class KernelStep(Step):
         coords = dict(zip(operand.path, level_coords(tensor, len(self.nest.output)), strict=False))
         shape = dict(zip(operand.letters, tensor.shape, strict=True))
         output = self.nest.output
-        held = np.stack([coords[c] for c in output]).astype(tensor.idtype, copy=False)
-        return CooTensor(held, values, tuple(shape[c] for c in output))
+        stacked = np.stack([coords[c] for c in output]).astype(tensor.idtype, copy=False)
+        return CooTensor(stacked, values, tuple(shape[c] for c in output))
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
-        held: dict[str, Any] = {}
+        bound_arguments: dict[str, Any] = {}
         trees = {at: self.tree(at, value) for at, value in fixed.items()}
         for at, value in trees.items():
-            held |= self.argument(at, value)
-        bound = self.kernel.bind(**held)
+            bound_arguments |= self.argument(at, value)
+        bound = self.kernel.bind(**bound_arguments)
         buffers, open_ = self.program.buffers, [n for n in range(len(self.layouts)) if n not in fixed]
         is_plain = all(self.layouts[n] is None for n in open_) and self.nest.pattern is None and self.nest.output
         if is_plain and all(self.nest.operands[n].letters for n in open_):
             return lambda values: bound(**{buffers[n]: values[n] for n in open_})
-        return lambda values: self._call_bound(bound, held, trees, values)
+        return lambda values: self._call_bound(bound, bound_arguments, trees, values)
 
-    def _call_bound(self, bound: Any, held: Mapping[str, Any], trees: Mapping[int, Any], values: Sequence[Any]) -> Any:
+    def _call_bound(
+        self, bound: Any, bound_arguments: Mapping[str, Any], trees: Mapping[int, Any], values: Sequence[Any]
+    ) -> Any:
         values = [trees[n] if n in trees else self.tree(n, value) for n, value in enumerate(values)]
         arguments: dict[str, Any] = {}
         for n in range(len(values)):
             if n not in trees:
-                arguments |= self._fitting(held, self.argument(n, values[n]))
+                arguments |= self._fitting(bound_arguments, self.argument(n, values[n]))
         return self.finished(bound(**arguments), values)
 
-    def _fitting(self, held: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _fitting(self, bound_arguments: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check arguments against the sizes of fixed operands, and return the ones that are not fixed."""
-        for name in (n for n in arguments if n in held):
-            if arguments[name] != held[name]:
+        for name in (n for n in arguments if n in bound_arguments):
+            if arguments[name] != bound_arguments[name]:
                 letter = next(c for c, size in self.program.sizes.items() if size == name)
-                found = f"{letter!r} is {held[name]} in the fixed operands and {arguments[name]} in the others"
-                raise ArgumentError(f"the extents of one letter are equal: {found}")
-        return {n: value for n, value in arguments.items() if n not in held}
+                mismatch = (
+                    f"{letter!r} is {bound_arguments[name]} in the fixed operands and {arguments[name]} in the others"
+                )
+                raise ArgumentError(f"the extents of one letter are equal: {mismatch}")
+        return {n: value for n, value in arguments.items() if n not in bound_arguments}
 
     def tree(self, at: int, value: Any) -> Any:
         layout, operand = self.layouts[at], self.nest.operands[at]
@@ -309,10 +313,10 @@ def _kernel(nest: Nest, name: str) -> Any:
     return build(program(nest, name).func)
 
 
-def _printed(made: Program) -> str:
+def _printed(program: Program) -> str:
     from sparsetir.script.printer import script
 
-    return script(made.func)
+    return script(program.func)
 
 
 def level_coords(tensor: SparseTensor, depth: int) -> list[Any]:
@@ -320,17 +324,17 @@ def level_coords(tensor: SparseTensor, depth: int) -> list[Any]:
     (piece,) = tensor.pieces
     axes = sorted(piece.rule.buffer.axes, key=lambda axis: len(axis.ancestors))[:depth]
     dims = {group[0]: d for d, group in piece.rule.axis_map.items()}
-    found: list[Any] = []
+    coords: list[Any] = []
     count = 1
     for axis in axes:
         indptr = None if axis.indptr is None else piece.arrays[str(axis.indptr.name)]
         indices = None if axis.indices is None else piece.arrays[str(axis.indices.name)]
         length = tensor.shape[dims[axis.name]]
         sizes = np.diff(indptr) if indptr is not None else np.full(count, 1 if indices is not None else length)
-        own = np.tile(np.arange(length), count) if indices is None else indices
-        found = [np.repeat(c, sizes) for c in found] + [own.astype(np.int64, copy=False)]
-        count = len(own)
-    return found
+        level_indices = np.tile(np.arange(length), count) if indices is None else indices
+        coords = [np.repeat(c, sizes) for c in coords] + [level_indices.astype(np.int64, copy=False)]
+        count = len(level_indices)
+    return coords
 
 
 def in_order(value: Any, layout: Layout) -> Any:

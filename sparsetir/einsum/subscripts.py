@@ -73,8 +73,8 @@ def parse(text: str, orders: tuple[int, ...]) -> Terms:
     if not isinstance(text, str):
         raise ArgumentTypeError(f"subscripts are text such as 'ik,kj->ij', found {type(text).__name__}")
     plain = "".join(text.split())
-    left, arrow, right = plain.partition("->")
-    inputs = left.split(",")
+    terms_text, arrow, right = plain.partition("->")
+    inputs = terms_text.split(",")
     if len(inputs) != len(orders):
         raise ArgumentError(f"{text!r} is written for {len(inputs)} operands, found {len(orders)}")
     for term in (*inputs, right):
@@ -83,9 +83,9 @@ def parse(text: str, orders: tuple[int, ...]) -> Terms:
     widest = _widest(text, inputs, orders)
     if widest > len(free):
         raise ArgumentError(f"{text!r} needs {widest} more letters for '...', only {len(free)} are left")
-    rest = "".join(free[:widest])
-    filled = tuple(_filled(t, n, rest) for t, n in zip(inputs, orders, strict=True))
-    output = _output(text, right, rest) if arrow else _implicit(left, rest)
+    ellipsis_letters = "".join(free[:widest])
+    filled = tuple(_filled(t, n, ellipsis_letters) for t, n in zip(inputs, orders, strict=True))
+    output = _output(text, right, ellipsis_letters) if arrow else _implicit(terms_text, ellipsis_letters)
     terms = Terms(filled, output)
     unknown = [letter for letter in output if letter not in terms.letters]
     if unknown:
@@ -106,31 +106,31 @@ def _widest(text: str, inputs: Sequence[str], orders: Sequence[int]) -> int:
     """Return the number of dimensions that ``...`` represents."""
     widest = 0
     for at, (term, order) in enumerate(zip(inputs, orders, strict=True)):
-        named = len(term.replace("...", ""))
-        if "..." in term and named <= order:
-            widest = max(widest, order - named)
-        elif named != order:
-            found = f"{term!r} names {named} dimensions" + (" besides '...'" if "..." in term else "")
-            raise ArgumentError(f"operand {at} of {text!r} has {order} dimensions, but {found}")
+        letters = len(term.replace("...", ""))
+        if "..." in term and letters <= order:
+            widest = max(widest, order - letters)
+        elif letters != order:
+            mismatch = f"{term!r} names {letters} dimensions" + (" besides '...'" if "..." in term else "")
+            raise ArgumentError(f"operand {at} of {text!r} has {order} dimensions, but {mismatch}")
     return widest
 
 
-def _filled(term: str, order: int, rest: str) -> str:
+def _filled(term: str, order: int, ellipsis: str) -> str:
     count = order - len(term.replace("...", ""))
-    return term.replace("...", rest[len(rest) - count :])
+    return term.replace("...", ellipsis[len(ellipsis) - count :])
 
 
-def _output(text: str, right: str, rest: str) -> str:
-    output = right.replace("...", rest)
+def _output(text: str, right: str, ellipsis: str) -> str:
+    output = right.replace("...", ellipsis)
     twice = [letter for letter in output if output.count(letter) > 1]
     if twice:
         raise ArgumentError(f"the result of {text!r} has the letter {twice[0]!r} twice")
     return output
 
 
-def _implicit(left: str, rest: str) -> str:
-    named = left.replace("...", "").replace(",", "")
-    return rest + "".join(letter for letter in sorted(set(named)) if named.count(letter) == 1)
+def _implicit(left: str, ellipsis: str) -> str:
+    letters = left.replace("...", "").replace(",", "")
+    return ellipsis + "".join(letter for letter in sorted(set(letters)) if letters.count(letter) == 1)
 
 
 # Reduction and combination of an expression, and the value of entries that are not stored.
@@ -224,9 +224,9 @@ def semiring(reduce: str, combine: str, fill: Any, dtype: str) -> Semiring:
     ArgumentError
         A name is not known, or a logical one belongs to another dtype than bool.
     """
-    for name, what, known in ((reduce, "reduce", REDUCE), (combine, "combine", COMBINE)):
-        if not isinstance(name, str) or name not in known:
-            raise ArgumentError(f"{what} is one of {', '.join(known)}, found {name!r}")
+    for name, what, functions in ((reduce, "reduce", REDUCE), (combine, "combine", COMBINE)):
+        if not isinstance(name, str) or name not in functions:
+            raise ArgumentError(f"{what} is one of {', '.join(functions)}, found {name!r}")
         if name in LOGICAL and dtype != "bool":
             raise ArgumentError(f"{what}={name!r} is for operands of bool, found {dtype}: pass .astype(bool)")
     return Semiring(REDUCE[reduce], COMBINE[combine], _fill_value(fill, dtype))
