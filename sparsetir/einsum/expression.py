@@ -129,8 +129,8 @@ def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: A
             "take every element: number the rows and columns that hold entries first"
         )
     short = renumber(terms.inputs, values)
-    found = _expression(text, short.values, reduce, combine, fill, result).run(short.values)
-    return short.restore(found, terms.output)
+    short_result = _expression(text, short.values, reduce, combine, fill, result).run(short.values)
+    return short.restore(short_result, terms.output)
 
 
 def einsum_expression(
@@ -327,10 +327,10 @@ class Expression:
 
     def run(self, values: Sequence[Any]) -> Any:
         if self.is_plain:
-            found = self.steps[0](values)
+            computed = self.steps[0](values)
         else:
-            found = self._evaluate([self.viewed(n, value) for n, value in enumerate(values)])
-        return self.finished(found)
+            computed = self._evaluate([self.viewed(n, value) for n, value in enumerate(values)])
+        return self.finished(computed)
 
     def door(self) -> Door | None:
         """Return the kernel of an expression that is one kernel with a dense result; None for others."""

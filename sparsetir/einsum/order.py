@@ -103,8 +103,8 @@ def _counted(first: Any, second: Any) -> tuple[int, int]:
     part = _ones(first[rows])
     cumulated = np.cumsum(part @ count)
     part = part[: max(1, int(np.searchsorted(cumulated, MOST)))]
-    met = float((part @ count).sum())
-    collisions = met / (part @ _ones(second)).nnz if met else 1.0
+    joined = float((part @ count).sum())
+    collisions = joined / (part @ _ones(second)).nnz if joined else 1.0
     return round(STEPS * np.log2(products)), round(STEPS * np.log2(collisions))
 
 

@@ -101,9 +101,9 @@ class BoundKernel(Bound):
         another = self._another(arguments)
         if another is None:
             return self._planned(arguments)
-        found = another(**arguments)
+        result = another(**arguments)
         self.last = another.last  # its plans are as good as ours
-        return found
+        return result
 
     def _another(self, arguments: dict[str, Any]) -> Any:
         """The same over another format, if converting the bound matrix pays within the calls that were announced."""
@@ -113,19 +113,19 @@ class BoundKernel(Bound):
         return self.over_another
 
     def _planned(self, arguments: dict[str, Any]) -> Any:
-        seen = look(arguments)
-        plan = self.plans.get(seen.key) if seen is not None else None
-        if seen is not None and plan is not None:
+        call_key = look(arguments)
+        plan = self.plans.get(call_key.key) if call_key is not None else None
+        if call_key is not None and plan is not None:
             try:
-                run = plan.at(seen.dims)
+                run = plan.at(call_key.dims)
                 if key := shaped(arguments):
                     self.last = key, run
-                return run(seen.values, arguments)
+                return run(call_key.values, arguments)
             except Unfit:
                 pass
-        return self._first(arguments, seen)
+        return self._first(arguments, call_key)
 
-    def _first(self, arguments: dict[str, Any], seen: Seen | None) -> Any:
+    def _first(self, arguments: dict[str, Any], call_key: Seen | None) -> Any:
         """A call of a kind not seen yet, or one that does not fit: everything is checked."""
         kernel, signature = self.kernel, self.kernel.signature
         for name in arguments:
@@ -133,7 +133,12 @@ class BoundKernel(Bound):
         args = kernel.prepare(arguments, self._merged())
         kernel.run(args)
         fitting = partial(kernel.fitting, is_bound=True)
-        learn(self.plans, seen, Caller(signature, kernel.function, fitting, self.fixed, self.args, self.spare), args)
+        learn(
+            self.plans,
+            call_key,
+            Caller(signature, kernel.function, fitting, self.fixed, self.args, self.spare),
+            args,
+        )
         return kernel.results(args, {**self.fixed, **arguments})
 
     def _check_open(self, name: str) -> None:
@@ -179,39 +184,39 @@ class BoundComposedKernel(Bound):
 
     def __init__(self, kernel: ComposedKernel, arguments: Mapping[str, Any]) -> None:
         super().__init__(kernel, arguments)
-        given, self.converted = kernel.converter.translate(arguments, is_kept=True)
-        self.given = kernel.needed(given)
+        translated, self.converted = kernel.converter.translate(arguments, is_kept=True)
+        self.given = kernel.needed(translated)
         self.bound = kernel.kernel.bind(**self.given)
         self.is_plain = kernel.has_plain_results
 
     def dispatch(self, arguments: dict[str, Any]) -> Any:
         kernel = self.kernel
         if self.is_plain and kernel.names.issuperset(arguments):
-            found = self.bound(**arguments)
+            result = self.bound(**arguments)
             self.last = self.bound.last  # its plans are as good as ours
-            return found
+            return result
         for name in arguments:
             if name in self.fixed:
                 raise ArgumentTypeError(f"{name} is fixed by bind; do not pass it again")
-        given, converted = self._translated(arguments)
+        translated, converted = self._translated(arguments)
         kernel.converter.check_complete(converted)
-        made = kernel.new_outputs(converted, {**self.given, **given})
-        out = self.bound(**given, **made)
-        return kernel.results(out, converted, {**self.given, **given, **made}, {**self.fixed, **arguments})
+        outputs = kernel.new_outputs(converted, {**self.given, **translated})
+        out = self.bound(**translated, **outputs)
+        return kernel.results(out, converted, {**self.given, **translated, **outputs}, {**self.fixed, **arguments})
 
     def _translated(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Converted]]:
         """The open arguments of the compiled function, which must agree with the fixed ones, and every structure."""
-        given, converted = self.kernel.converter.translate(arguments, self.converted)
-        for name in given.keys() & self.given.keys():
-            if isinstance(given[name], SizeOf):
-                agree(self.given, name, given[name])
-        return {n: v for n, v in self.kernel.needed(given).items() if n not in self.given}, converted
+        translated, converted = self.kernel.converter.translate(arguments, self.converted)
+        for name in translated.keys() & self.given.keys():
+            if isinstance(translated[name], SizeOf):
+                agree(self.given, name, translated[name])
+        return {n: v for n, v in self.kernel.needed(translated).items() if n not in self.given}, converted
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
-        given, converted = self.kernel.converter.translate(arguments)
-        made = self.kernel.new_outputs({**self.converted, **converted}, {**self.given, **given})
-        every = {**given, **made, **self.given}
+        translated, converted = self.kernel.converter.translate(arguments)
+        outputs = self.kernel.new_outputs({**self.converted, **converted}, {**self.given, **translated})
+        every = {**translated, **outputs, **self.given}
         return self.bound.kernel.time(seconds=seconds, **self.kernel.needed(every))
 
 

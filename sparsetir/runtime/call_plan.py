@@ -290,16 +290,16 @@ class Results:
 
     def fill(self, ready: list[Any]) -> list[tuple[int, np.ndarray]]:
         """Pass them on; those that were passed in another guise, or not at all, come back with their place."""
-        found = []
+        outputs = []
         for at, shape, dtype, covered in self.made:
             if 0 in shape:
-                found.append((at, np.empty(shape, dtype)))
+                outputs.append((at, np.empty(shape, dtype)))
             elif covered and self.take is not None:
                 array, ready[at] = self.take(shape, dtype)
-                found.append((at, array))
+                outputs.append((at, array))
             else:
                 ready[at] = buffers.empty(shape, dtype) if covered else np.zeros(shape, dtype)
-        return found
+        return outputs
 
 
 class Separation:
@@ -318,8 +318,8 @@ class Separation:
             if self.last:
                 return
         for at in self.written:
-            others = [*self.fixed, *(ready[n] for n in self.passed if n != at)]
-            if any(np.may_share_memory(ready[at], other) for other in others):
+            inputs = [*self.fixed, *(ready[n] for n in self.passed if n != at)]
+            if any(np.may_share_memory(ready[at], array) for array in inputs):
                 raise Unfit
         self.last = [(at, weakref.ref(ready[at])) for at in self.passed]
 
@@ -337,11 +337,11 @@ MOST_PLANS, MOST_SHAPES = 64, 64  # of a kernel, and of a plan; then all are for
 Run: TypeAlias = Callable[..., Any]  # of arguments; and of those that were passed, if these are their memory
 
 
-def remember(plans: dict[Any, Any], key: Any, found: Any, most: int = MOST_PLANS) -> None:
+def remember(plans: dict[Any, Any], key: Any, value: Any, most: int = MOST_PLANS) -> None:
     """Keep something for later calls; of ever new ones memory must not grow without bound."""
     if len(plans) >= most:
         plans.clear()
-    plans[key] = found
+    plans[key] = value
 
 
 def learn(plans: dict[Any, Plan | None], seen: Seen | None, caller: Caller, args: Arguments) -> None:
@@ -349,10 +349,10 @@ def learn(plans: dict[Any, Plan | None], seen: Seen | None, caller: Caller, args
     if seen is None or seen.key in plans or args.copy_back:
         return
     try:
-        found = Plan(caller, args, seen.values, argument_list(caller.signature, args))
+        plan = Plan(caller, args, seen.values, argument_list(caller.signature, args))
     except Unfit:
-        found = None
-    remember(plans, seen.key, found)
+        plan = None
+    remember(plans, seen.key, plan)
 
 
 @dataclass(frozen=True)
@@ -404,8 +404,8 @@ class Plan:
     def __init__(self, caller: Caller, args: Arguments, arguments: Values, template: list[Any]) -> None:
         self.caller, signature = caller, caller.signature
         self.place = {p.name: n for n, p in enumerate(signature.params)}
-        own = caller.base.arrays  # the call may have had equal ones, or others of their dimensions
-        self.held = {n: a if a.shape == args.arrays[n].shape else args.arrays[n] for n, a in own.items()}
+        base_arrays = caller.base.arrays  # the call may have had equal ones, or others of their dimensions
+        self.held = {n: a if a.shape == args.arrays[n].shape else args.arrays[n] for n, a in base_arrays.items()}
         self.dense: list[tuple[str, int]] = []
         self.sparse: list[Compressed] = []
         self.raw: set[str] = set()
@@ -466,34 +466,34 @@ class Plan:
 
     def _raw_axes(self) -> list[tuple[Axis, tuple[str | None, str | None]]]:
         """Axes whose arrays come by name, all of them."""
-        found = []
+        axes = []
         for axis, names in self.caller.signature.axes_of_array.items():
-            given = [n for n in names if n is not None]
-            if not any(n in self.raw for n in given):
+            array_names = [n for n in names if n is not None]
+            if not any(n in self.raw for n in array_names):
                 continue
-            if not all(n in self.raw for n in given):
+            if not all(n in self.raw for n in array_names):
                 raise Unfit
-            found.append((axis, names))
-        return found
+            axes.append((axis, names))
+        return axes
 
     def _solve(self, sources: list[sizes.Size]) -> None:
         """How the sizes follow from the dimensions."""
         signature, base = self.caller.signature, self.caller.base
-        known, self.defined = set(base.sizes), []
+        solved, self.defined = set(base.sizes), []
         for at, size in enumerate(sources):
-            if size.name is not None and size.name not in known:
+            if size.name is not None and size.name not in solved:
                 self.defined.append((size.name, at))
-                known.add(size.name)
+                solved.add(size.name)
         self.solved: list[tuple[sizes.Size, int]] = []
         for at, size in enumerate(sources):
-            if len(unknown := set(size.symbols) - known) == 1:
+            if len(unknown := set(size.symbols) - solved) == 1:
                 self.solved.append((size, at))
-                known |= unknown
+                solved |= unknown
         outputs = [size for n in self.made for size in signature.by_name[n].shape or ()]
         self.scalars = [(n, p.name) for n, p in enumerate(signature.params) if not p.is_array]
-        if any(n not in known for s in (*sources, *outputs) for n in s.symbols):
+        if any(n not in solved for s in (*sources, *outputs) for n in s.symbols):
             raise Unfit
-        if any(name not in known for _, name in self.scalars):
+        if any(name not in solved for _, name in self.scalars):
             raise Unfit
         every = "".join(f"{size.code}, " for size in (*sources, *outputs))
         self.evaluate = sizes.compiled(f"({every})")
@@ -522,36 +522,36 @@ class Plan:
     def _sized(self, dims: tuple[int, ...]) -> tuple[dict[str, int], list[int]]:
         """The sizes, and the dimensions of the results."""
         every = dims + self.fixed_dims
-        known = dict(self.caller.base.sizes)
+        sizes = dict(self.caller.base.sizes)
         for name, at in self.defined:
-            known[name] = int(every[at])
+            sizes[name] = int(every[at])
         for size, at in self.solved:
-            found = size.solve(every[at], known)
-            if found is None:
+            solution = size.solve(every[at], sizes)
+            if solution is None:
                 raise Unfit
-            known[found[0]] = found[1]
+            sizes[solution[0]] = solution[1]
         try:
-            values = self.evaluate(known)
+            values = self.evaluate(sizes)
         except ArithmeticError:
             raise Unfit from None
         if values[: len(every)] != every or any(
-            abs(known[n]) > LARGEST_INT32 for n in self.caller.signature.narrow_sizes
+            abs(sizes[n]) > LARGEST_INT32 for n in self.caller.signature.narrow_sizes
         ):
             raise Unfit
         try:
-            self.caller.signature.check_offsets(known)
+            self.caller.signature.check_offsets(sizes)
         except OffsetError:
             raise Unfit from None
-        return known, list(values[len(every) :])
+        return sizes, list(values[len(every) :])
 
-    def _made(self, rest: list[int]) -> list[tuple[int, tuple[int, ...], Any, bool]]:
+    def _made(self, remaining: list[int]) -> list[tuple[int, tuple[int, ...], Any, bool]]:
         """Place, shape and dtype of the results allocated in every call, and whether all of one is written."""
-        signature, made = self.caller.signature, []
+        signature, outputs = self.caller.signature, []
         for name in self.made:
             param = signature.by_name[name]
-            shape = tuple(rest.pop(0) for _ in param.shape or ())
-            made.append((self.place[name], shape, numpy_dtype(param.dtype), name in signature.effects.covered))
-        return made
+            shape = tuple(remaining.pop(0) for _ in param.shape or ())
+            outputs.append((self.place[name], shape, numpy_dtype(param.dtype), name in signature.effects.covered))
+        return outputs
 
     def _empty(self, shapes: list[tuple[int, tuple[int, ...]]]) -> list[tuple[int, Any]]:
         """What is passed for arrays without elements, whose strides numpy leaves open."""
@@ -565,11 +565,11 @@ class Plan:
     def _function(self, dims: tuple[int, ...]) -> Function:
         """What is called for arguments of about these sizes."""
         bucket = tuple([n.bit_length() for n in dims])
-        found = self.functions.get(bucket)
-        if found is None:
-            found = Function(self.caller.function, self.caller.fitting)
-            remember(self.functions, bucket, found)
-        return found
+        function = self.functions.get(bucket)
+        if function is None:
+            function = Function(self.caller.function, self.caller.fitting)
+            remember(self.functions, bucket, function)
+        return function
 
     def _run(self, dims: tuple[int, ...]) -> Run:
         caller, current = self.caller, self._function(dims)
@@ -618,10 +618,10 @@ class Plan:
         except StructureError:
             raise Unfit from None
 
-    def _arrays(self, ready: list[Any], found: list[tuple[int, np.ndarray]]) -> dict[str, np.ndarray]:
+    def _arrays(self, ready: list[Any], outputs: list[tuple[int, np.ndarray]]) -> dict[str, np.ndarray]:
         """The arrays of a call by the names of parameters."""
-        made = dict(found)
-        every = {name: made.get(at, ready[at]) for name, at in self.place.items()}
+        output_arrays = dict(outputs)
+        every = {name: output_arrays.get(at, ready[at]) for name, at in self.place.items()}
         return {**{n: a for n, a in every.items() if isinstance(a, np.ndarray)}, **self.held}
 
 
@@ -664,12 +664,12 @@ def _finish(
 
 def _one(caller: Caller, args: Arguments, arguments: Values, name: str, at: int) -> Callable[[list[Any], Values], Any]:
     """Hands over one result."""
-    signature, given = caller.signature, args.given.get(name, "")
-    if given in arguments:
-        return lambda _ready, values: values[given]
-    if given in caller.fixed:
-        own = caller.fixed[given]
-        return lambda _ready, _values: own
+    signature, argument = caller.signature, args.given.get(name, "")
+    if argument in arguments:
+        return lambda _ready, values: values[argument]
+    if argument in caller.fixed:
+        fixed = caller.fixed[argument]
+        return lambda _ready, _values: fixed
     model = signature.model(args, name)
     if model in caller.base.stored:
         stored = caller.base.stored[model]

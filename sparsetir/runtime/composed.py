@@ -88,8 +88,8 @@ class ComposedKernel(Saved):
         return dict(self.decomposition.formats)
 
     def __repr__(self) -> str:
-        chosen = ", ".join(f"{name} as {format!r}" for name, format in self.formats.items())
-        return f"Kernel {self.name}{shown_signature(self.signature, self.formats)} with {chosen}"
+        formats_text = ", ".join(f"{name} as {format!r}" for name, format in self.formats.items())
+        return f"Kernel {self.name}{shown_signature(self.signature, self.formats)} with {formats_text}"
 
     # ------------------------------------------------------------------ calling
 
@@ -97,17 +97,17 @@ class ComposedKernel(Saved):
         """Run the kernel; see `Kernel.__call__`. A sparse argument is converted when its structure is new."""
         if unnamed:
             raise self.signature.unnamed(unnamed)
-        given, converted = self.converter.translate(arguments)
+        translated, converted = self.converter.translate(arguments)
         self.converter.check_complete(converted)
-        given = self.needed(given)
-        made = self.new_outputs(converted, given)
-        out = self.kernel(**given, **made)
-        return self.results(out, converted, {**given, **made}, arguments)
+        translated = self.needed(translated)
+        outputs = self.new_outputs(converted, translated)
+        out = self.kernel(**translated, **outputs)
+        return self.results(out, converted, {**translated, **outputs}, arguments)
 
-    def needed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def needed(self, translated: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments without those sizes of the original that the compiled program has no use for."""
-        known = self.kernel.signature.by_name
-        return {n: v for n, v in given.items() if n in known or not isinstance(v, SizeOf)}
+        params = self.kernel.signature.by_name
+        return {n: v for n, v in translated.items() if n in params or not isinstance(v, SizeOf)}
 
     def bind(self, **arguments: Any) -> BoundComposedKernel:
         """Fix some arguments: sparse ones are converted once, their values too."""
@@ -115,8 +115,8 @@ class ComposedKernel(Saved):
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function itself, arguments converted and ready."""
-        given, converted = self.converter.translate(arguments)
-        return self.kernel.time(seconds=seconds, **self.needed(given), **self.new_outputs(converted, given))
+        translated, converted = self.converter.translate(arguments)
+        return self.kernel.time(seconds=seconds, **self.needed(translated), **self.new_outputs(converted, translated))
 
     def script(self, stage: int = 1, *, outline: bool = False, **sizes: int) -> str:
         """The program over the pieces at a stage; see `Kernel.script`."""
@@ -178,19 +178,19 @@ class ComposedKernel(Saved):
 
     def new_outputs(self, converted: Mapping[str, Converted], given: Mapping[str, Any]) -> dict[str, Any]:
         """New arrays for the results that are stored in pieces."""
-        made: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         for name in self.signature.outputs:
             group = self.converter.group_of(name)
             if group is None:
                 continue
             if group.name not in converted:
-                shown = self.signature.shown(name)
-                raise ArgumentTypeError(f"{shown} has the structure of {group.name}: pass {group.name}")
+                buffer_name = self.signature.shown(name)
+                raise ArgumentTypeError(f"{buffer_name} has the structure of {group.name}: pass {group.name}")
             tensor, dtype = converted[group.name].tensor, self.signature.by_name[name].dtype
-            held = [np.zeros(piece.packed.count, dtype) for piece in tensor.pieces]
-            found = converted[group.name].values(group, name, held)
-            made.update({n: a for n, a in found.items() if n not in given})
-        return made
+            zeros = [np.zeros(piece.packed.count, dtype) for piece in tensor.pieces]
+            zeros_of = converted[group.name].values(group, name, zeros)
+            outputs.update({n: a for n, a in zeros_of.items() if n not in given})
+        return outputs
 
     def results(
         self, out: Any, converted: Mapping[str, Converted], given: Mapping[str, Any], arguments: Mapping[str, Any]
@@ -201,8 +201,12 @@ class ComposedKernel(Saved):
         results = dict(zip(names, out if len(names) > 1 else (out,), strict=True))
         effects = self.signature.effects
         also = [n for n in effects.updated if self.converter.group_of(n) is not None]
-        found = {n: self._result(n, results, converted, given, arguments) for n in [*self.signature.outputs, *also]}
-        wanted = tuple(found[n] if n in found else results[n] for n in self.signature.outputs or effects.updated)
+        results_of = {
+            n: self._result(n, results, converted, given, arguments) for n in [*self.signature.outputs, *also]
+        }
+        wanted = tuple(
+            results_of[n] if n in results_of else results[n] for n in self.signature.outputs or effects.updated
+        )
         return wanted[0] if len(wanted) == 1 else wanted
 
     def _result(
@@ -217,19 +221,19 @@ class ComposedKernel(Saved):
         group = self.converter.group_of(name)
         if group is None:
             return results[name]
-        shown = self.signature.shown(name)
-        tensor = converted.get(shown, converted[group.name]).tensor
+        buffer_name = self.signature.shown(name)
+        tensor = converted.get(buffer_name, converted[group.name]).tensor
         out = tensor.restore([given[piece.values[name]] for piece in group.pieces])
-        passed = arguments.get(shown)
-        return out if passed is None else _written(passed, out)
+        output_of_caller = arguments.get(buffer_name)
+        return out if output_of_caller is None else _written(output_of_caller, out)
 
 
-def _written(passed: Any, out: Any) -> Any:
+def _written(target: Any, out: Any) -> Any:
     """The caller's own object with the values of a result."""
-    if not sp.issparse(passed) or passed.data.shape != out.data.shape:
-        raise ArgumentError(f"a {type(passed).__name__} cannot be written in place: leave it out and take the result")
-    passed.data[...] = out.data
-    return passed
+    if not sp.issparse(target) or target.data.shape != out.data.shape:
+        raise ArgumentError(f"a {type(target).__name__} cannot be written in place: leave it out and take the result")
+    target.data[...] = out.data
+    return target
 
 
 def _recomposed(decomposition: Decomposition, kernel: Kernel | None) -> ComposedKernel:

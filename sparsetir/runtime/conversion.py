@@ -52,13 +52,13 @@ class Converted:
         """Whether the argument has as many values: one that is broken may have its index arrays from a sound one."""
         return source.values.shape == self.tensor.origin.source.values.shape
 
-    def values(self, group: Group, storage: str, held: list[np.ndarray]) -> dict[str, np.ndarray]:
+    def values(self, group: Group, storage: str, piece_arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays of one buffer by the names of the compiled function."""
-        found = {}
-        for piece, array, stored in zip(group.pieces, held, self.tensor.pieces, strict=True):
+        arrays = {}
+        for piece, array, stored in zip(group.pieces, piece_arrays, self.tensor.pieces, strict=True):
             if storage in piece.values:
-                found[piece.values[storage]] = _shaped(stored, array)
-        return found
+                arrays[piece.values[storage]] = _shaped(stored, array)
+        return arrays
 
 
 class Converter:
@@ -99,25 +99,25 @@ class Converter:
 
         What `is_kept` must not share arrays with other arguments, which may change.
         """
-        given: dict[str, Any] = {}
+        translated: dict[str, Any] = {}
         converted = dict(before)
         for name, value in arguments.items():
             group = self.group_of(name)
             if group is None and name in self.sizes:
                 self.signature.check_number(name, value)
-                agree(given, name, SizeOf(int(value), "the argument"))
+                agree(translated, name, SizeOf(int(value), "the argument"))
                 continue
             if group is None and self.signature.storage_name(name) is None and name not in self.signature.by_name:
                 raise self.signature.unknown(name)
             if group is None:
                 self._check_needed(name)
-                given[name] = value
+                translated[name] = value
                 continue
             if name not in self.groups or not is_sparse(value):
                 expected = f"{name} is stored as {self.decomposition.formats.get(group.name)!r} here"
                 raise ArgumentTypeError(f"{expected}: pass a sparse object, found {type(value).__name__}")
-            self._add(group, name, value, given, converted, is_kept)
-        return given, converted
+            self._add(group, name, value, translated, converted, is_kept)
+        return translated, converted
 
     def _check_needed(self, name: str) -> None:
         """Raise for an index array that the compiled program has not, as the buffer is stored otherwise."""
@@ -133,7 +133,7 @@ class Converter:
         group: Group,
         name: str,
         value: Any,
-        given: dict[str, Any],
+        translated: dict[str, Any],
         converted: dict[str, Converted],
         is_kept: bool,
     ) -> None:
@@ -141,40 +141,40 @@ class Converter:
             check_detached(value, name, "a kernel")
         buffer, source = self.program.buffer(name), open_source(value, name)
         check_dtype(source.values.dtype, buffer.dtype, name=name)
-        found = converted[name] = self.converted(group, name, value, source, is_kept)
-        known = converted.setdefault(group.name, found)
-        if known is not found and not _same_structure(known.tensor, found.tensor):
+        own_conversion = converted[name] = self.converted(group, name, value, source, is_kept)
+        shared = converted.setdefault(group.name, own_conversion)
+        if shared is not own_conversion and not _same_structure(shared.tensor, own_conversion.tensor):
             raise ArgumentError(f"{name} and another argument share axes but have different structures")
-        given.update(found.arguments)
-        given.update(found.values(group, str(buffer.storage.name), found.held(source)))
-        for d, (size, length) in enumerate(zip(self.lengths[group.name], found.tensor.shape, strict=True)):
-            self._note(given, size, SizeOf(length, f"{name}.shape[{d}]"))
+        translated.update(own_conversion.arguments)
+        translated.update(own_conversion.values(group, str(buffer.storage.name), own_conversion.held(source)))
+        for d, (size, length) in enumerate(zip(self.lengths[group.name], own_conversion.tensor.shape, strict=True)):
+            self._note(translated, size, SizeOf(length, f"{name}.shape[{d}]"))
 
-    def _note(self, given: dict[str, Any], size: sizes.Size, value: SizeOf) -> None:
+    def _note(self, translated: dict[str, Any], size: sizes.Size, value: SizeOf) -> None:
         """Note what the length of an axis says of the sizes."""
         if size.name in self.sizes:
-            agree(given, size.name, value)
-        elif solved := size.solve(value, {n: v for n, v in given.items() if n in self.sizes}):
-            agree(given, solved[0], SizeOf(solved[1], value.source))
+            agree(translated, size.name, value)
+        elif solved := size.solve(value, {n: v for n, v in translated.items() if n in self.sizes}):
+            agree(translated, solved[0], SizeOf(solved[1], value.source))
 
     def converted(self, group: Group, name: str, value: Any, source: Source, is_kept: bool = False) -> Converted:
         """The structure of `value` in the group's format; kept under a checksum of its index arrays."""
         key = (group.name, type(value).__name__, _hash(source))
-        known = self.kept.get(key)
-        if known is not None and known.has_room(source):
-            if known.is_of(source) or (not is_kept and known.is_intact(source, key[-1])):
-                return known
+        cached = self.kept.get(key)
+        if cached is not None and cached.has_room(source):
+            if cached.is_of(source) or (not is_kept and cached.is_intact(source, key[-1])):
+                return cached
         self._check_shape(group, name, tuple(value.shape))
         format = self.decomposition.formats[group.name]
         if not isinstance(format, Format):
             raise ArgumentTypeError(f"{name} is decomposed by bare rules: use formats.tree, or pass the pieces by name")
         tensor = SparseTensor.from_any(value, format, idtype=format.index_type, check=checks_are_on())
         _check_repeats(group, name, tensor, source)
-        found = Converted(tensor, _arguments(group, tensor))
+        conversion = Converted(tensor, _arguments(group, tensor))
         if len(self.kept) >= MOST_CONVERTED:
             self.kept.pop(next(iter(self.kept)), None)
-        self.kept[key] = found
-        return found
+        self.kept[key] = conversion
+        return conversion
 
     def _check_shape(self, group: Group, name: str, shape: tuple[int, ...]) -> None:
         """Whether a tensor of this shape can stand for the buffer."""
@@ -198,10 +198,12 @@ def check_axes(decomposition: Decomposition, signature: Signature) -> None:
     """Raise where a parameter of a group has other axes than its structure, or lists them in another order."""
     for name, group in [(name, g) for g in decomposition.groups for name in g.buffers]:
         buffer = signature.program.buffer(name)
-        found, wanted = (", ".join(a.name for a in axes) for axes in (buffer.axes, group.axes))
-        if name in signature.buffers and found != wanted:
-            message = f"a kernel over other formats takes and gives entries of {group.name} over ({wanted})"
-            raise VerifyError(f"{message}, but {name} is over ({found}): list the same axes in one order", name)
+        axes_of_buffer, axes_of_group = (", ".join(a.name for a in axes) for axes in (buffer.axes, group.axes))
+        if name in signature.buffers and axes_of_buffer != axes_of_group:
+            message = f"a kernel over other formats takes and gives entries of {group.name} over ({axes_of_group})"
+            raise VerifyError(
+                f"{message}, but {name} is over ({axes_of_buffer}): list the same axes in one order", name
+            )
 
 
 def _index_arrays(source: Source) -> list[np.ndarray]:
@@ -214,8 +216,10 @@ def _hash(source: Source) -> str:
     return hash_indices(f"{source.shape} {source.block} {major}", _index_arrays(source))
 
 
-def _same_structure(one: SparseTensor, other: SparseTensor) -> bool:
-    return one.shape == other.shape and all(np.array_equal(a, b) for a, b in zip(one.coords, other.coords, strict=True))
+def _same_structure(first: SparseTensor, second: SparseTensor) -> bool:
+    return first.shape == second.shape and all(
+        np.array_equal(a, b) for a, b in zip(first.coords, second.coords, strict=True)
+    )
 
 
 def _shaped(stored: Piece, flat: np.ndarray) -> np.ndarray:
@@ -226,21 +230,21 @@ def _shaped(stored: Piece, flat: np.ndarray) -> np.ndarray:
 
 def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:
     """Index arrays, sizes and masks by the compiled function's names."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for piece, stored in zip(group.pieces, tensor.pieces, strict=True):
-        known = {**stored.arrays, **stored.sizes}
-        found.update({param: known[name] for name, param in piece.params.items()})
+        parts = {**stored.arrays, **stored.sizes}
+        arguments.update({param: parts[name] for name, param in piece.params.items()})
         if piece.mask is not None:
-            found[piece.mask] = _shaped(stored, stored.packed.values(np.ones(tensor.nnz, MASK_DTYPE)))
-    return found
+            arguments[piece.mask] = _shaped(stored, stored.packed.values(np.ones(tensor.nnz, MASK_DTYPE)))
+    return arguments
 
 
-def agree(given: dict[str, Any], name: str, size: SizeOf) -> None:
+def agree(translated: dict[str, Any], name: str, size: SizeOf) -> None:
     """Note a size; two sources must say the same."""
-    known = given.setdefault(name, size)
-    if known != size:
-        source = getattr(known, "source", "the structure")
-        raise ArgumentError(f"{name} is {known} from {source} but {size} from {size.source}")
+    previous = translated.setdefault(name, size)
+    if previous != size:
+        source = getattr(previous, "source", "the structure")
+        raise ArgumentError(f"{name} is {previous} from {source} but {size} from {size.source}")
 
 
 def _check_repeats(group: Group, name: str, tensor: SparseTensor, source: Source) -> None:
@@ -248,9 +252,9 @@ def _check_repeats(group: Group, name: str, tensor: SparseTensor, source: Source
     if group.adds_up or tensor.nnz == source.values.size:
         return
     axis = next(a.name for a in group.axes if not a.unique)
-    found = f"{name} holds {source.values.size} entries at {tensor.nnz} coordinates"
+    fault = f"{name} holds {source.values.size} entries at {tensor.nnz} coordinates"
     reason = f"this program uses each of them (axis {axis} has unique=False), and a format adds them up first"
-    raise StructureError(f"{found}: {reason}; add them up yourself, or build the program without formats")
+    raise StructureError(f"{fault}: {reason}; add them up yourself, or build the program without formats")
 
 
 __all__ = ["Converted", "Converter", "agree", "check_axes"]

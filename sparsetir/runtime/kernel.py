@@ -290,8 +290,8 @@ class Kernel(Saved):
 
 def _restored(func: tirx.PrimFunc, target: str, schedule: Any, scheduled: Any, facts: dict[str, Any]) -> Kernel:
     """A kernel out of what pickle kept."""
-    chosen = schedule if scheduled is None else s_tir.Schedule(scheduled)
-    return Kernel(func, compile_cached(func, tvm.target.Target(target), chosen), **facts)
+    restored_schedule = schedule if scheduled is None else s_tir.Schedule(scheduled)
+    return Kernel(func, compile_cached(func, tvm.target.Target(target), restored_schedule), **facts)
 
 
 __all__ = ["Kernel"]

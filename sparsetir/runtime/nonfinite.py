@@ -36,7 +36,7 @@ def has_nan(value: Any) -> bool:
     (False, True)
     """
     if isinstance(value, tuple):
-        return any(has_nan(each) for each in value)
+        return any(has_nan(part) for part in value)
     if not isinstance(value, np.ndarray):  # a torch tensor
         return bool(value.isnan().any())
     if value.dtype.kind != "f":
@@ -104,31 +104,31 @@ class Watch:
         """A watch for a decomposed program; None where no zeros are multiplied."""
         return cls(signature) if decomposition.multiplies_zeros else None
 
-    def call(self, fast: Call, plain: Call, arguments: Mapping[str, Any], held: Mapping[str, Any]) -> Any:
-        """The results of `fast`, or of `plain` where those may be spoilt; `held` are operands that are bound."""
+    def call(self, fast: Call, plain: Call, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
+        """Return the results of `fast`, or of `plain` where those may be spoilt; `fixed` are bound operands."""
         if not self.in_results:
-            is_safe = all(is_finite(value) for value in self.watched(arguments, held))
+            is_safe = all(is_finite(value) for value in self.watched(arguments, fixed))
             return fast(**arguments) if is_safe else plain(**arguments)
-        found = fast(**arguments)
-        return plain(**arguments) if self.has_spoilt(found, arguments, held) else found
+        result = fast(**arguments)
+        return plain(**arguments) if self.has_spoilt(result, arguments, fixed) else result
 
-    def watched(self, arguments: Mapping[str, Any], held: Mapping[str, Any]) -> list[Any]:
+    def watched(self, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[Any]:
         """The operands that zeros are multiplied with."""
-        return [value for name, value in {**held, **arguments}.items() if name in self.operands]
+        return [value for name, value in {**fixed, **arguments}.items() if name in self.operands]
 
-    def is_spoilt(self, found: Any, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call that found this must be made again: what every call finds out."""
+    def is_spoilt(self, result: Any, arguments: Mapping[str, Any]) -> bool:
+        """Return whether a call with this result must be repeated: the check of every call."""
         if not self.in_results:
             return not all(is_finite(value) for value in self.watched(arguments, {}))
-        return self.has_spoilt(found, arguments, {})
+        return self.has_spoilt(result, arguments, {})
 
-    def has_spoilt(self, found: Any, arguments: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
+    def has_spoilt(self, result: Any, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> bool:
         """Whether zeros may have made results of `fast` NaN."""
-        operands = self.watched(arguments, held)
-        is_larger = sum(map(nbytes, found if isinstance(found, tuple) else [found])) > sum(map(nbytes, operands))
+        operands = self.watched(arguments, fixed)
+        is_larger = sum(map(nbytes, result if isinstance(result, tuple) else [result])) > sum(map(nbytes, operands))
         if is_larger and all(is_finite(value) for value in operands):
             return False
-        return has_nan(found)
+        return has_nan(result)
 
 
 class WatchedBound:
@@ -177,11 +177,11 @@ class WatchedBound:
         return key, self._last[2]
 
     def _watched(self, plan: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
-        plain, has_spoilt, held = self.plain, self.watch.has_spoilt, self.bound.fixed
+        plain, has_spoilt, fixed = self.plain, self.watch.has_spoilt, self.bound.fixed
 
         def run(arguments: dict[str, Any]) -> Any:
-            found = plan(arguments)
-            return plain(**arguments) if has_spoilt(found, arguments, held) else found
+            result = plan(arguments)
+            return plain(**arguments) if has_spoilt(result, arguments, fixed) else result
 
         return run
 

@@ -46,8 +46,8 @@ def layout_of(buffer: SparseBuffer) -> str:
 def shown_buffer(buffer: SparseBuffer, *, layout: bool = True) -> str:
     """Name, dtype, sizes and layout of a buffer, as in ``A: float32[m, n] csr``."""
     sizes = ", ".join(str(axis.length) for axis in buffer.axes)
-    named = layout_of(buffer) if layout else ""
-    return f"{buffer.name}: {buffer.dtype}[{sizes}] {named}".rstrip()
+    layout_text = layout_of(buffer) if layout else ""
+    return f"{buffer.name}: {buffer.dtype}[{sizes}] {layout_text}".rstrip()
 
 
 def shown_signature(signature: Signature, converted: Collection[str] = (), declared: Program | None = None) -> str:
@@ -64,15 +64,15 @@ def shown_signature(signature: Signature, converted: Collection[str] = (), decla
         The program as it was written, where the signature is of one with stand-ins for results.
     """
     written: dict[str, SparseBuffer] = {} if declared is None else {b.name: b for b in declared.buffers.values()}
-    held = [signature.holder[p.name] for p in signature.params if p.name in signature.holder]
+    holders = [signature.holder[p.name] for p in signature.params if p.name in signature.holder]
     outputs = [signature.holder[name] for name in signature.results]
 
     def show(buffer: SparseBuffer) -> str:
         return shown_buffer(written.get(buffer.name, buffer), layout=buffer.name not in converted)
 
-    taken = [show(b) for b in held if b not in outputs]
-    taken += [p.name for p in signature.params if p.is_array and p.name not in _passed_whole(signature)]
-    return f"({', '.join(taken)}) -> {', '.join(map(show, outputs)) or 'updates in place'}"
+    inputs = [show(b) for b in holders if b not in outputs]
+    inputs += [p.name for p in signature.params if p.is_array and p.name not in _passed_whole(signature)]
+    return f"({', '.join(inputs)}) -> {', '.join(map(show, outputs)) or 'updates in place'}"
 
 
 def _passed_whole(signature: Signature) -> set[str]:

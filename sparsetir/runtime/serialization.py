@@ -56,11 +56,11 @@ def layout(decomposition: Decomposition) -> list[str]:
 def _of_piece(decomposition: Decomposition, group: Group, piece: Piece) -> list[str]:
     rule = piece.rule
     stored = f"{', '.join(group.buffers)} is stored as {decomposition.formats[group.name]!r}"
-    held = ", zeros where there is no entry" if rule.fills else ""
-    head = f"{stored}. Its piece {rule.name}{held}:"
-    own = str(rule.buffer.storage.name)
+    padding = ", zeros where there is no entry" if rule.fills else ""
+    head = f"{stored}. Its piece {rule.name}{padding}:"
+    storage = str(rule.buffer.storage.name)
     values = list(piece.values.values())
-    names = {**piece.params, own: values[0] if values else own}
+    names = {**piece.params, storage: values[0] if values else storage}
     body = [line for line in script(rule.description).splitlines() if line.startswith("    ") and " = T." in line]
     lines = [head, *("  " + _renamed(line.strip(), names) for line in body)]
     if len(values) > 1:
@@ -71,7 +71,7 @@ def _of_piece(decomposition: Decomposition, group: Group, piece: Piece) -> list[
 
 
 def _renamed(line: str, names: dict[str, str]) -> str:
-    return re.sub(r"\b\w+\b", lambda found: names.get(found[0], found[0]), line)
+    return re.sub(r"\b\w+\b", lambda match: names.get(match[0], match[0]), line)
 
 
 def write_pieces(kernel: ComposedKernel, folder: Path, arguments: dict[str, Any]) -> Path:
@@ -79,15 +79,15 @@ def write_pieces(kernel: ComposedKernel, folder: Path, arguments: dict[str, Any]
     if not folder.parent.is_dir():
         raise ArgumentError(f"there is no folder {folder.parent} to make {folder.name} in")
     folder.mkdir(exist_ok=True)
-    taken: set[str] = set()
+    used_names: set[str] = set()
     lines = ["/* Sizes, and how many elements each array has. */"]
     for name, value in kernel.pieces(**arguments).items():
-        known = identifier(name, taken)
+        macro = identifier(name, used_names)
         if np.ndim(value):
-            np.ascontiguousarray(value).tofile(folder / f"{known}.bin")
-            lines.append(f"#define PIECES_{known}_COUNT {np.size(value)} /* {value.dtype} */")
+            np.ascontiguousarray(value).tofile(folder / f"{macro}.bin")
+            lines.append(f"#define PIECES_{macro}_COUNT {np.size(value)} /* {value.dtype} */")
         else:
-            lines.append(f"#define PIECES_{known} {value}")
+            lines.append(f"#define PIECES_{macro} {value}")
     table = folder / TABLE
     table.write_text("\n".join([*lines, ""]), encoding="utf-8")
     return table
@@ -120,11 +120,11 @@ class Saved(ABC):
         path = Path(path)
         if not path.parent.is_dir():
             raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
-        held: Libraries = {}
+        libraries: Libraries = {}
         for compiled in self.compiled_parts():
             with contextlib.suppress(Exception):  # without a linker it is compiled again where it is loaded
-                held[key_of(compiled)] = machine_code(compiled)
-        data = HEAD + pickle.dumps((held, pickle.dumps(self)))
+                libraries[key_of(compiled)] = machine_code(compiled)
+        data = HEAD + pickle.dumps((libraries, pickle.dumps(self)))
         with writing(path, len(data)), tempfile.TemporaryDirectory(dir=path.parent) as folder:
             whole = Path(folder) / path.name
             whole.write_bytes(data)
@@ -169,10 +169,10 @@ def load(path: str | Path) -> Any:
     if not data.startswith(HEAD):
         raise FileFormatError(f"{path.name} is no saved kernel: expected a file that kernel.save wrote")
     try:
-        held, kernel = pickle.load(io.BytesIO(data[len(HEAD) :]))
+        libraries, kernel = pickle.load(io.BytesIO(data[len(HEAD) :]))
     except (pickle.UnpicklingError, EOFError, ValueError) as error:
         raise FileFormatError(f"{path.name} is damaged: {error}; save the kernel again") from error
-    with shipped(held):
+    with shipped(libraries):
         return pickle.loads(kernel)
 
 
@@ -197,13 +197,13 @@ def machine_code(compiled: Any) -> tuple[bytes, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def shipped(held: Libraries) -> Iterator[None]:
+def shipped(libraries: Libraries) -> Iterator[None]:
     """Machine code that is taken before anything is compiled."""
-    SHIPPED.update(held)
+    SHIPPED.update(libraries)
     try:
         yield
     finally:
-        for key in held:
+        for key in libraries:
             SHIPPED.pop(key, None)
 
 

@@ -85,11 +85,11 @@ class Arguments:
 
     def size(self, name: str, value: Any, source: str) -> None:
         """Note that symbol `name` is `value`; a disagreement is an error that names both sources."""
-        known = self.sizes.get(name)
-        if known is None:
+        previous = self.sizes.get(name)
+        if previous is None:
             self.sizes[name], self.sources[name] = value, source
-        elif known != value:
-            raise ArgumentError(f"{name} is {known} from {self.sources[name]} but {value} from {source}")
+        elif previous != value:
+            raise ArgumentError(f"{name} is {previous} from {self.sources[name]} but {value} from {source}")
 
 
 def is_integer(value: Any) -> bool:
@@ -211,10 +211,10 @@ def check_overlap(signature: Signature, args: Arguments) -> None:
     for storage in signature.effects.written:
         if storage not in args.given:
             continue
-        for other, array in args.arrays.items():
-            if other != storage and np.may_share_memory(args.arrays[storage], array):
+        for other_storage, array in args.arrays.items():
+            if other_storage != storage and np.may_share_memory(args.arrays[storage], array):
                 name = signature.shown(storage)
-                pair = f"{name} and {signature.shown(other)} share memory"
+                pair = f"{name} and {signature.shown(other_storage)} share memory"
                 raise ArgumentError(f"{pair}, and {name} is written: pass a separate array")
 
 
@@ -307,8 +307,8 @@ class Signature:
         inputs = [b.name for n, b in self.holder.items() if n not in self.results and b.name.isidentifier()]
         form = ", ".join(f"{name}=..." for name in inputs)
         count = len(arguments)
-        found = f"found {count} without {'a name' if count == 1 else 'names'}"
-        return ArgumentTypeError(f"a kernel takes its arguments by name, as in kernel({form}); {found}")
+        description = f"found {count} without {'a name' if count == 1 else 'names'}"
+        return ArgumentTypeError(f"a kernel takes its arguments by name, as in kernel({form}); {description}")
 
     def is_plain(self, storage: str) -> bool:
         """Whether a parameter is an ordinary dense array for the caller."""
@@ -373,18 +373,20 @@ class Signature:
                 message = f"{name} is the array of the values that {buffer.name} stores, found a sparse"
                 raise ArgumentTypeError(f"{message} {type(value).__name__}: pass it as {buffer.name}=...")
             if buffer is None or buffer.is_dense:
-                found = f"{name} is dense in this kernel, found a sparse {type(value).__name__}"
-                raise ArgumentTypeError(f"{found}: pass a dense array of it")
+                fault = f"{name} is dense in this kernel, found a sparse {type(value).__name__}"
+                raise ArgumentTypeError(f"{fault}: pass a dense array of it")
             self._sparse(args, buffer, value)
             return
         args.torch = args.torch or interop.is_torch(value)
         option = "idtype" if storage in self.index_arrays else "dtype"
-        own, copied = interop.as_numpy(value, name)
-        array, moved = interop.aligned_contiguous(own, self.by_name[storage].dtype, name=name, option=option)
+        array_of_caller, copied = interop.as_numpy(value, name)
+        array, moved = interop.aligned_contiguous(
+            array_of_caller, self.by_name[storage].dtype, name=name, option=option
+        )
         if storage in self.effects.written:
-            _check_writable(own, name, type(value), copied=copied)
+            _check_writable(array_of_caller, name, type(value), copied=copied)
             if moved:
-                args.copy_back.append((own, storage))
+                args.copy_back.append((array_of_caller, storage))
         args.arrays[storage] = array
         args.raw.add(storage)
 
@@ -399,10 +401,10 @@ class Signature:
         storage = str(buffer.storage.name)
         args.arrays[storage] = stored.values
         if storage in self.effects.written:
-            own = stored.source.values
-            _check_writable(own, buffer.name, type(value), copied=not interop.holds_own_values(value))
-            if not np.may_share_memory(own, stored.values):
-                args.copy_back.append((own, storage))
+            caller_values = stored.source.values
+            _check_writable(caller_values, buffer.name, type(value), copied=not interop.holds_own_values(value))
+            if not np.may_share_memory(caller_values, stored.values):
+                args.copy_back.append((caller_values, storage))
         for d, axis in enumerate(buffer.axes):
             if d in stored.lengths:
                 self._unify(args, self.length[axis], stored.lengths[d], buffer.name, d)
@@ -415,30 +417,30 @@ class Signature:
     def _share(self, args: Arguments, storage: str, array: np.ndarray, name: str, axis: Axis) -> None:
         """Note an index array; another argument over the same axis must have the same one."""
         array = np.ascontiguousarray(array)
-        known = args.arrays.get(storage)
-        if known is not None and known is not array and not np.array_equal(known, array):
-            other = args.given.get(storage, "another argument")
-            raise ArgumentError(f"{name} and {other} share axis {axis.name} but have different structures")
+        shared = args.arrays.get(storage)
+        if shared is not None and shared is not array and not np.array_equal(shared, array):
+            source = args.given.get(storage, "another argument")
+            raise ArgumentError(f"{name} and {source} share axis {axis.name} but have different structures")
         args.arrays[storage] = array
         args.given.setdefault(storage, name)
 
     def _unify(self, args: Arguments, size: sizes.Size, value: int, name: str, d: int | None = None) -> None:
         """Note that `size` is `value` because of dimension `d` of argument `name`."""
-        known = size.known(args.sizes)
-        if known == value:
+        previous = size.known(args.sizes)
+        if previous == value:
             return
         source = name if d is None else f"{name}.shape[{d}]"
         if size.value is not None:
             raise ArgumentError(f"{source} is {value} but this kernel is written for {size.value}")
         if size.name is not None:
             args.size(size.name, int(value), source)
-        elif known is not None:
+        elif previous is not None:
             because = "; ".join(f"{n} = {args.sizes[n]} from {args.sources[n]}" for n in size.symbols)
-            raise ArgumentError(f"{source} is {value} but {size.text} is {known} ({because})")
+            raise ArgumentError(f"{source} is {value} but {size.text} is {previous} ({because})")
         else:
-            found = size.solve(int(value), args.sizes)
-            if found is not None:
-                args.size(found[0], found[1], source)
+            solution = size.solve(int(value), args.sizes)
+            if solution is not None:
+                args.size(solution[0], solution[1], source)
 
     def known_levels(self, buffer: SparseBuffer, args: Arguments) -> list[interop.Level]:
         """A buffer's axes, with what the sizes seen so far say of them."""
@@ -494,8 +496,8 @@ class Signature:
         """Raise where a size is unknown, or does not fit its dtype."""
         for name in self.narrow_sizes:
             if args.sizes.get(name, 0) > LARGEST_INT32:
-                found = f"{name} is {args.sizes[name]} from {args.sources[name]}, which does not fit int32"
-                raise OffsetError(f"{found}: write the program with T.int64 sizes (idtype='int64')")
+                fault = f"{name} is {args.sizes[name]} from {args.sources[name]}, which does not fit int32"
+                raise OffsetError(f"{fault}: write the program with T.int64 sizes (idtype='int64')")
         missing = [p.name for p in self.params if not p.is_array and p.name not in args.sizes]
         if missing:
             self.complete(args)
@@ -597,9 +599,9 @@ class Signature:
 
     def complete(self, args: Arguments) -> None:
         """Raise unless every array that cannot be made here was passed."""
-        known = {*args.arrays, *self.outputs, *self.made}
+        provided = {*args.arrays, *self.outputs, *self.made}
         for param in self.params:
-            if param.is_array and param.name not in known:
+            if param.is_array and param.name not in provided:
                 raise self._missing(param)
 
     def new_output(self, storage: str, known: dict[str, int]) -> np.ndarray:
@@ -625,9 +627,9 @@ class Signature:
     def result(self, args: Arguments, storage: str, passed: dict[str, Any]) -> Any:
         """What the caller gets for one output."""
         array = args.arrays[storage]
-        own = passed.get(args.given.get(storage, ""))
-        if own is not None:
-            return own
+        output_of_caller = passed.get(args.given.get(storage, ""))
+        if output_of_caller is not None:
+            return output_of_caller
         model = self.model(args, storage)
         if model is not None:
             return interop.restore(args.stored[model], array)
@@ -653,8 +655,8 @@ def _is_compressed_sound(
 def _check_writable(array: np.ndarray, name: str, kind: type, *, copied: bool) -> None:
     """Raise unless results can be written to an array that was passed for them."""
     if copied:
-        found = f"{name} is written by this kernel, and a {kind.__name__} cannot be written in place"
-        raise ArgumentError(f"{found}: leave it out and take the result")
+        fault = f"{name} is written by this kernel, and a {kind.__name__} cannot be written in place"
+        raise ArgumentError(f"{fault}: leave it out and take the result")
     if not array.flags.writeable:
         raise ArgumentError(f"{name} is written by this kernel but the array passed for it is read-only")
     if array.size and any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True)):

@@ -130,7 +130,7 @@ class Roofline:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        ceilings = [asdict(found) for found in self.ceilings.values()]
+        ceilings = [asdict(ceiling) for ceiling in self.ceilings.values()]
         return {"levels": [asdict(level) for level in self.levels], "ceilings": ceilings}
 
 
@@ -153,10 +153,10 @@ def best_rate(call: Callable[[int], None], *, seconds: float) -> float:
     """Repetitions per second in the fastest call; a call repeats until it lasts for `CALL`."""
     rate, repeats, calls, end = 0.0, 1, 0, time.perf_counter() + seconds
     while calls < CALLS or time.perf_counter() < end:
-        took = elapsed(call, repeats)
-        rate = max(rate, repeats / took)
+        duration = elapsed(call, repeats)
+        rate = max(rate, repeats / duration)
         # A call that other work held up must not end the growth: any later one that is short continues it.
-        repeats, calls = (2 * repeats, calls) if took < CALL else (repeats, calls + 1)
+        repeats, calls = (2 * repeats, calls) if duration < CALL else (repeats, calls + 1)
     return rate
 
 
@@ -198,18 +198,18 @@ def measure_ceilings(
     threads: int, lanes: int, caches: Sequence[Level], *, seconds: float = SECONDS, target: Any = None
 ) -> Ceilings:
     """Measure what `threads` threads reach together, of code for a target; None is this machine."""
-    how: dict[str, Any] = {"seconds": seconds, "target": target}
+    settings: dict[str, Any] = {"seconds": seconds, "target": target}
     sizes = {level.name: share(level, threads) for level in caches}
     last = max((level.capacity(threads) for level in caches), default=0)
     sizes[DRAM] = int(min(max(LEAST_DRAM, TIMES_LAST * last), free_memory() / 4)) // threads
-    rates = {name: measure_bandwidth(size, threads, lanes, **how) for name, size in sizes.items()}
-    return Ceilings(threads, measure_peak(threads, lanes, **how), rates)
+    rates = {name: measure_bandwidth(size, threads, lanes, **settings) for name, size in sizes.items()}
+    return Ceilings(threads, measure_peak(threads, lanes, **settings), rates)
 
 
-def higher(one: Ceilings, other: Ceilings) -> Ceilings:
+def higher(first: Ceilings, second: Ceilings) -> Ceilings:
     """Return the higher of each rate."""
-    rates = {name: max(rate, other.bandwidth[name]) for name, rate in one.bandwidth.items()}
-    return Ceilings(one.threads, max(one.peak, other.peak), rates)
+    rates = {name: max(rate, second.bandwidth[name]) for name, rate in first.bandwidth.items()}
+    return Ceilings(first.threads, max(first.peak, second.peak), rates)
 
 
 def measure_roofline(*, seconds: float = SECONDS, rounds: int = ROUNDS) -> Roofline:
@@ -235,8 +235,10 @@ def measure_roofline(*, seconds: float = SECONDS, rounds: int = ROUNDS) -> Roofl
     """
     lanes, caches = register_lanes(), levels()
     counts = sorted({1, get_num_threads()})
-    taken = [[measure_ceilings(count, lanes, caches, seconds=seconds) for count in counts] for _ in range(rounds)]
-    best = [reduce(higher, of) for of in zip(*taken, strict=True)]
+    measurements = [
+        [measure_ceilings(count, lanes, caches, seconds=seconds) for count in counts] for _ in range(rounds)
+    ]
+    best = [reduce(higher, of) for of in zip(*measurements, strict=True)]
     # All threads reach what one does: the others may rest.
     return Roofline(caches, {of.threads: higher(of, best[0]) for of in best})
 

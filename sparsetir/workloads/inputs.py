@@ -35,8 +35,8 @@ NOT_STDLIB = {"site-packages", "dist-packages"}
 
 def source_files(root: Path) -> list[Path]:
     """Return the Python sources below `root` without installed packages, in an order that no file system changes."""
-    found = (path for path in root.rglob("*.py") if NOT_STDLIB.isdisjoint(path.relative_to(root).parts))
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+    files = (path for path in root.rglob("*.py") if NOT_STDLIB.isdisjoint(path.relative_to(root).parts))
+    return sorted(files, key=lambda path: path.relative_to(root).as_posix())
 
 
 def term_document(root: Path | None = None) -> tuple[sp.csr_array, list[str], list[str]]:
@@ -137,24 +137,24 @@ def from_files(paths: Sequence[Path]) -> list[Source]:
 
 def from_suite(names: str, size: str) -> list[Source]:
     """A source for each family of generated inputs: ``"all"``, or names separated by commas."""
-    known = suite.families() | suite.tensors()
-    chosen = list(known) if names == "all" else [name.strip() for name in names.split(",")]
-    unknown = [name for name in chosen if name not in known]
+    entries = suite.families() | suite.tensors()
+    selected = list(entries) if names == "all" else [name.strip() for name in names.split(",")]
+    unknown = [name for name in selected if name not in entries]
     if unknown:
-        raise ArgumentError(f"the suite has all, {', '.join(known)}; found {unknown[0]!r}")
-    return [Source(name, partial(known[name], size)) for name in chosen]
+        raise ArgumentError(f"the suite has all, {', '.join(entries)}; found {unknown[0]!r}")
+    return [Source(name, partial(entries[name], size)) for name in selected]
 
 
 def loaded(sources: Sequence[Source]) -> Iterator[tuple[str, Any]]:
     """Name and contents of each source, one after the other; files that cannot be read are named on stderr."""
     for source in sources:
         try:
-            found = source.load()
+            value = source.load()
         except FileFormatError as error:
             say(f"skipped: {error}")
             continue
-        yield source.name, found
-        del found  # before the next one is loaded
+        yield source.name, value
+        del value  # before the next one is loaded
 
 
 def say(text: str) -> None:
@@ -250,8 +250,8 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
     rank, shape = (3 if op == "mttkrp" else 2), tuple(sparse.shape)
     if len(shape) != rank:
         sizes = " x ".join(map(str, shape))
-        other = "spmm" if len(shape) == 2 else "mttkrp" if len(shape) == 3 else "another file"
-        raise ArgumentError(f"{op} takes a sparse operand of {rank} dimensions, found {sizes}; try {other}")
+        alternative = "spmm" if len(shape) == 2 else "mttkrp" if len(shape) == 3 else "another file"
+        raise ArgumentError(f"{op} takes a sparse operand of {rank} dimensions, found {sizes}; try {alternative}")
     idtype = "int32" if max(sparse.nnz, *shape) <= MOST_32_BITS else "int64"
     program = getattr(ops, op)(DTYPE, idtype=idtype)
     name = next(buffer.name for buffer in decode(program).buffers.values() if not buffer.is_dense)

@@ -73,8 +73,8 @@ def library_path() -> Path | None:
     except metadata.PackageNotFoundError:
         return None
     names = ("libmkl_rt.so", "libmkl_rt.dylib")
-    found = [Path(str(f.locate())).resolve() for f in files if f.name.startswith(names)]
-    return next((path for path in found if path.exists()), None)
+    paths = [Path(str(f.locate())).resolve() for f in files if f.name.startswith(names)]
+    return next((path for path in paths if path.exists()), None)
 
 
 def load_openmp() -> None:
@@ -173,8 +173,8 @@ class Matrix:
 
     def routine(self, name: str) -> Callable[..., int]:
         """Return the typed routine for this matrix's dtype."""
-        found: Callable[..., int] = getattr(self.mkl, f"mkl_sparse_{self.letter}_{name}")
-        return found
+        function: Callable[..., int] = getattr(self.mkl, f"mkl_sparse_{self.letter}_{name}")
+        return function
 
     def optimize(self) -> None:
         """Let MKL inspect the pattern for the hints given."""
@@ -274,8 +274,8 @@ def copied(pointer: c_void_p, count: int, dtype: np.dtype[Any]) -> np.ndarray:
     """A copy of an array of MKL's; where it has no elements it may have no address."""
     if not count:
         return np.empty(0, dtype)
-    held = (ctypes.c_char * (count * dtype.itemsize)).from_address(int(pointer.value or 0))
-    return np.frombuffer(memoryview(held), dtype).copy()
+    chars = (ctypes.c_char * (count * dtype.itemsize)).from_address(int(pointer.value or 0))
+    return np.frombuffer(memoryview(chars), dtype).copy()
 
 
 def product(A: Matrix | Result, B: Matrix | Result) -> Result:

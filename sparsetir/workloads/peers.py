@@ -151,8 +151,8 @@ def missing() -> dict[str, str]:
 
 def available(op: str | None = None) -> list[str]:
     """Return the names of the installed peers, of those that have `op` if it is given."""
-    known = PEERS if op is None else tuple(setups(op))
-    return [peer for peer in known if peer not in missing()]
+    names = PEERS if op is None else tuple(setups(op))
+    return [peer for peer in names if peer not in missing()]
 
 
 def set_threads(count: int) -> None:
@@ -173,12 +173,12 @@ def setups(op: str) -> dict[str, Callable[..., Call]]:
 
 def setup(op: str, peer: str) -> Callable[..., Call]:
     """Return the function that sets up `op` for `peer`."""
-    known = setups(op)
-    if peer not in known:
-        raise ArgumentError(f"{op} is timed against {', '.join(known)}, found {peer!r}")
+    by_peer = setups(op)
+    if peer not in by_peer:
+        raise ArgumentError(f"{op} is timed against {', '.join(by_peer)}, found {peer!r}")
     if peer in missing():
         raise MissingPackageError(missing()[peer])
-    return known[peer]
+    return by_peer[peer]
 
 
 def checked_csr(csr: Any) -> Any:

@@ -19,15 +19,15 @@ from sparsetir.utils.optional import require
 def aligned(rows: list[list[str]]) -> list[str]:
     """Format rows as text in columns, the first to the left and the others to the right."""
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    first, *rest = widths
-    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], rest)]).rstrip() for row in rows]
+    first, *other_widths = widths
+    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], other_widths)]).rstrip() for row in rows]
 
 
 def markdown(cells: list[list[str]]) -> str:
     """Format cells as a Markdown table, numbers to the right."""
-    heading, *rest = cells
+    heading, *body = cells
     rule = ["---", *("---:" for _ in heading[1:])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [heading, rule, *rest])
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heading, rule, *body])
 
 
 # Pictures: a matrix's pattern, how a search went. Needs matplotlib, imported on first use.
@@ -101,10 +101,10 @@ def shade(figure: Any, axes: Any, matrix: Any) -> None:
     norm = require("matplotlib.colors", extra="plot", purpose="drawing").LogNorm
     counts = density(matrix)
     m, n = matrix.shape
-    shown = np.ma.masked_equal(counts, 0)
+    nonzero = np.ma.masked_equal(counts, 0)
     colours = {"norm": norm(1, max(2, counts.max(initial=0))), "cmap": dark_enough(), "interpolation": "nearest"}
     if counts.size:
-        image = axes.imshow(shown, extent=(0, n, m, 0), aspect=aspect(m, n), **colours)
+        image = axes.imshow(nonzero, extent=(0, n, m, 0), aspect=aspect(m, n), **colours)
         scale = figure.colorbar(image, ax=axes, shrink=0.8)
         scale.ax.set_title("nonzeros\nin a cell", fontsize="small")
         scale.ax.yaxis.set_major_formatter("{x:g}")
@@ -114,8 +114,8 @@ def shade(figure: Any, axes: Any, matrix: Any) -> None:
 def dark_enough() -> Any:
     """Colours of which the lightest still shows on white."""
     colours = require("matplotlib.colors", extra="plot", purpose="drawing")
-    known = require("matplotlib", extra="plot", purpose="drawing").colormaps["viridis_r"]
-    return colours.LinearSegmentedColormap.from_list("nonzeros", known(np.linspace(0.25, 1.0, 256)))
+    colormap = require("matplotlib", extra="plot", purpose="drawing").colormaps["viridis_r"]
+    return colours.LinearSegmentedColormap.from_list("nonzeros", colormap(np.linspace(0.25, 1.0, 256)))
 
 
 def aspect(m: int, n: int) -> str:
@@ -186,8 +186,8 @@ def curve(
 
 def series(trials: list[Any], name: str) -> np.ndarray:
     """Field `name` of every trial as float64; NaN where it is absent, None or infinite."""
-    found = [trial.get(name) if isinstance(trial, dict) else getattr(trial, name, None) for trial in trials]
-    values = np.array([np.nan if value is None else value for value in found], np.float64)
+    points = [trial.get(name) if isinstance(trial, dict) else getattr(trial, name, None) for trial in trials]
+    values = np.array([np.nan if value is None else value for value in points], np.float64)
     return np.where(np.isfinite(values), values, np.nan)
 
 

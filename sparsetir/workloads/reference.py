@@ -190,15 +190,15 @@ def check(name: str, call: Callable[[], np.ndarray], case: Case) -> None:
     WrongResultError
         With the first element that differs by more than rounding.
     """
-    found, parts = call(), KNOWN[case.op].parts
+    result, parts = call(), KNOWN[case.op].parts
     sparse, *dense = case.inputs.values()
     exact = _as_float64(sparse)
     magnitudes = parts(_absolute(exact), *(np.abs(operand) for operand in dense))
     for (part, expected), (_, magnitude) in zip(parts(exact, *dense), magnitudes, strict=True):
-        wrong = differs(found[part], expected, TOLERANCE * magnitude)
-        if wrong.any():
-            at = np.unravel_index(int(wrong.argmax()), wrong.shape)
-            values = f"{found[part][at]:.7g}, expected {expected[at]:.7g}"
+        differing = differs(result[part], expected, TOLERANCE * magnitude)
+        if differing.any():
+            at = np.unravel_index(int(differing.argmax()), differing.shape)
+            values = f"{result[part][at]:.7g}, expected {expected[at]:.7g}"
             raise WrongResultError(f"{name}: our result differs from the reference: found {values}; please report this")
 
 
@@ -247,17 +247,17 @@ class Reference:
         self.expected = {name: array.copy() for name, array in expected.items()}
         self.allowed = {name: allowance(array, magnitudes[name]) for name, array in self.expected.items()}
 
-    def disagreement(self, found: Mapping[str, np.ndarray]) -> str | None:
-        """Where a result is wrong, in words; None if it is right."""
+    def disagreement(self, results: Mapping[str, np.ndarray]) -> str | None:
+        """Return where a result is wrong, in words; None if it is right."""
         for name, expected in self.expected.items():
-            flat, wanted, allowed = (a.reshape(-1) for a in (found[name], expected, self.allowed[name]))
+            flat, flat_expected, allowed = (a.reshape(-1) for a in (results[name], expected, self.allowed[name]))
             for start in range(0, flat.size, BLOCK):
                 part = slice(start, start + BLOCK)
-                wrong = differs(flat[part], wanted[part], allowed[part])
-                if wrong.any():
-                    at = start + int(wrong.argmax())
+                differing = differs(flat[part], flat_expected[part], allowed[part])
+                if differing.any():
+                    at = start + int(differing.argmax())
                     place = tuple(int(n) for n in np.unravel_index(at, expected.shape))
-                    return f"{name}{list(place)} is {flat[at]}, expected {wanted[at]}"
+                    return f"{name}{list(place)} is {flat[at]}, expected {flat_expected[at]}"
         return None
 
 
@@ -268,15 +268,15 @@ def allowance(expected: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
     return np.maximum(np.abs(expected), magnitude) * np.asarray(tolerance(expected.dtype), expected.dtype)
 
 
-def differs(found: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+def differs(result: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Which elements are wrong. Where the expected value is not finite anything that is not finite is right."""
     if expected.dtype.kind in "iub":
-        return found != expected
+        return result != expected
     with np.errstate(invalid="ignore", over="ignore"):
-        near = np.abs(found - expected) <= allowed
+        near = np.abs(result - expected) <= allowed
     if near.all():
         return np.zeros_like(near)
-    return ~(near | (~np.isfinite(expected) & ~np.isfinite(found)))
+    return ~(near | (~np.isfinite(expected) & ~np.isfinite(result)))
 
 
 __all__ = ["KNOWN", "KnownOp", "WrongResultError", "check", "recognise"]

@@ -106,10 +106,10 @@ def torch_multiply(*operands: Any) -> Call:
     return lambda: A * B
 
 
-def torch_result(found: Any) -> Any:
+def torch_result(tensor: Any) -> Any:
     """As scipy has it."""
-    parts = (part.numpy() for part in (found.values(), found.col_indices(), found.crow_indices()))
-    return sp.csr_array(tuple(parts), shape=tuple(found.shape))
+    parts = (part.numpy() for part in (tensor.values(), tensor.col_indices(), tensor.crow_indices()))
+    return sp.csr_array(tuple(parts), shape=tuple(tensor.shape))
 
 
 # ------------------------------------------------------------------------------------------------------ MKL
@@ -185,9 +185,9 @@ def graphblas_triangles(*operands: Any) -> Call:
     return lambda: L.mxm(upper.T, pair).new(mask=L.S).reduce_scalar().new().value or 0
 
 
-def graphblas_result(found: Any) -> Any:
+def graphblas_result(matrix: Any) -> Any:
     """As scipy has it."""
-    return sp.csr_array(graphblas().io.to_scipy_sparse(found)) if hasattr(found, "mxm") else found
+    return sp.csr_array(graphblas().io.to_scipy_sparse(matrix)) if hasattr(matrix, "mxm") else matrix
 
 
 # ------------------------------------------------------------------------------------------ sparse_dot_topn
@@ -266,9 +266,9 @@ def setup(peer: str, case: ResultCase) -> Call:
     return SETUPS[case.op][peer](*case.operands, **options)
 
 
-def to_scipy(peer: str, found: Any) -> Any:
+def to_scipy(peer: str, result_of_peer: Any) -> Any:
     """A result as a CSR array of scipy with sorted rows; a number stays one."""
-    result = TO_SCIPY.get(peer, lambda same: same)(found)
+    result = TO_SCIPY.get(peer, lambda same: same)(result_of_peer)
     return sorted_csr(result) if sp.issparse(result) else result
 
 

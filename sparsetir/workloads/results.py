@@ -158,8 +158,8 @@ def ones(matrix: Any) -> Any:
 
 def chain(*operands: Any) -> Any:
     """The product of two or three."""
-    first, *rest = operands
-    for operand in rest:
+    first, *factors = operands
+    for operand in factors:
         first = first @ operand
     return first
 
@@ -278,8 +278,8 @@ def check_result(name: str, found: Any, case: ResultCase) -> None:
 def blocks(case: ResultCase) -> Iterator[slice]:
     """All rows of a result, a limited number of products at a time; at least one block."""
     first, height = case.operands[0], case.operands[0].shape[0]
-    others = np.diff(case.operands[1].indptr).astype(np.int64)
-    meet = others[first.indices] if case.op not in ("add", "multiply") else np.ones(first.nnz, np.int64)
+    row_lengths = np.diff(case.operands[1].indptr).astype(np.int64)
+    meet = row_lengths[first.indices] if case.op not in ("add", "multiply") else np.ones(first.nnz, np.int64)
     before = np.concatenate(([0], np.cumsum(meet)))[first.indptr]
     begin = 0
     while begin < height or begin == 0:
@@ -288,20 +288,20 @@ def blocks(case: ResultCase) -> Iterator[slice]:
         begin = end
 
 
-def wrong_count(found: Any, parts: Iterable[Expected]) -> str | None:
+def wrong_count(count: Any, parts: Iterable[Expected]) -> str | None:
     """What is wrong with a number of triangles, in words."""
     expected = int(sum(part.values.sum() for part in parts))
-    return None if int(found) == expected else f"found {int(found)} triangles, expected {expected}"
+    return None if int(count) == expected else f"found {int(count)} triangles, expected {expected}"
 
 
-def wrong_matrix(found: Any, case: ResultCase, parts: Iterable[Expected]) -> str | None:
+def wrong_matrix(matrix: Any, case: ResultCase, parts: Iterable[Expected]) -> str | None:
     """What is wrong with a matrix, in words."""
     judge = wrong_largest if case.op == "topn" else wrong_rows
-    if found.shape != case.shape:
-        return f"found {found.shape[0]} x {found.shape[1]}, expected {case.shape[0]} x {case.shape[1]}"
+    if matrix.shape != case.shape:
+        return f"found {matrix.shape[0]} x {matrix.shape[1]}, expected {case.shape[0]} x {case.shape[1]}"
     row = 0
     for part in parts:
-        problem = judge(found[row : row + part.pattern.shape[0]], part)
+        problem = judge(matrix[row : row + part.pattern.shape[0]], part)
         if problem:
             return problem
         row += part.pattern.shape[0]
