@@ -66,8 +66,8 @@ class DenseStep(Step):
         dtype = arrays[0].dtype.newbyteorder("=")
         if dtype.name in ("float16", "bfloat16"):
             arrays = [array.astype(np.float32) for array in arrays]
-        made = np.asarray(self._contract(arrays)).astype(dtype, copy=False)
-        return to_torch(made) if any(is_torch(value) for value in values) else made
+        product = np.asarray(self._contract(arrays)).astype(dtype, copy=False)
+        return to_torch(product) if any(is_torch(value) for value in values) else product
 
     def _contract(self, arrays: Sequence[np.ndarray]) -> Any:
         """Sum products of floats in numpy's order only where the order cannot decide about infinities and NaN."""
