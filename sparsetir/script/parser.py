@@ -35,7 +35,7 @@ from sparsetir.script import builder as _builder
 from sparsetir.script.builder import *  # noqa: F403
 from sparsetir.script.builder import FUNCTIONS
 from sparsetir.script.diagnostics import explain
-from sparsetir.script.exact import evaluate
+from sparsetir.script.exact import evaluate as _evaluate_exactly  # T.evaluate is TVM's
 from sparsetir.utils.gc import uncollected
 
 # Small Python trees of the dialect's texts: make them, and ask what they are.
@@ -469,7 +469,7 @@ def _verify(self: Any, node: doc.FunctionDef) -> None:
 @contextlib.contextmanager
 def _exact_floats(parser: Parser) -> Iterator[None]:
     """Evaluate expressions of one function by the dialect's own evaluator: other functions of a module keep TVM's."""
-    parser.eval_expr = partial(evaluate, parser)
+    parser.eval_expr = partial(_evaluate_exactly, parser)
     try:
         yield
     finally:
