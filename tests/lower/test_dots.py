@@ -13,8 +13,9 @@ from tvm import tirx
 from tvm.script import tirx as tir
 
 import sparsetir
+from fences import fenced
 from sparsetir import formats
-from sparsetir.ir.rewriting import collect
+from sparsetir.ir.rewriting import collect, mentions
 from sparsetir.lower import as_module
 from sparsetir.lower.vector.vectorize import VectorizeDots
 from sparsetir.schedules import Choices, defaults
@@ -83,6 +84,38 @@ def test_the_shared_row_is_loaded_once_for_all_sums() -> None:
     func = sparsetir.build(sparsetir.ops.sddmm(), schedule=Choices(tile=64)).compiled.stage(3)
     rows = [b for b in collect(func.body, tirx.AllocBuffer) if str(b.buffer.name).startswith("row")]
     assert [[int(n) for n in b.buffer.ty.shape] for b in rows] == [[64]]
+
+
+def test_no_loop_iterates_columns_one_by_one() -> None:
+    """Only sums that are not finite are computed again in scalar steps."""
+    func = sparsetir.build(sparsetir.ops.sddmm(), schedule=Choices(tile=8, chunks=0)).compiled.stage(3)
+    (feat,) = (p for p in func.params if str(p.name) == "feat")
+    over_columns = [f for f in collect(func.body, tirx.For) if mentions(f.extent, [feat])]
+    scalar = [f for f in over_columns if not any(x.kind == VECTORIZED for x in collect(f.body, tirx.For))]
+    assert over_columns
+    assert {str(f.loop_var.name) for f in scalar} <= {"k_again"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_columns_after_the_last_block_are_added_once(dtype: str) -> None:
+    S, rng = pattern(dtype), np.random.default_rng(1)
+    S.data = np.ones_like(S.data)
+    kernel = sparsetir.build(sparsetir.ops.sddmm(dtype))
+    for feat in (*range(1, 40), 47, 63, 65, 100, 130):
+        X, Y = (fenced(rng.integers(0, 3, (n, feat)).astype(dtype)) for n in S.shape)
+        found = kernel(S=S, X=X, Y=Y)
+        want = S.astype("float64").multiply(X.astype("float64") @ Y.T.astype("float64")).toarray()
+        np.testing.assert_array_equal(found.toarray(), want, err_msg=f"feat {feat}")
+
+
+def test_an_infinite_column_is_added_once() -> None:
+    """A column that two vectors share must not become NaN in the one in which it does not count."""
+    S, kernel = pattern(), sparsetir.build(sparsetir.ops.sddmm())
+    S.data[:] = 1
+    for feat in (3, 18, 30, 33, 50):
+        X, Y = np.ones((11, feat), np.float32), np.ones((20, feat), np.float32)
+        Y[:, feat - 2] = np.inf
+        assert np.isposinf(kernel(S=S, X=X, Y=Y).data).all()
 
 
 def test_dots_are_vectors() -> None:

@@ -364,7 +364,8 @@ def VectorizeMasked(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.P
 #                 for k_1 in T.vectorized(16):
 #                     acc[j_1 * 16 + k_1] = acc[j_1 * 16 + k_1] + x[i, k_0 * 16 + k_1] * y[indices[...], k_0 * 16 + k_1]
 #         for j_1 in T.unroll(4):
-#             ...  # total = the sum of acc[j_1 * 16 : j_1 * 16 + 16] and of the last feat % 16 products
+#             ...  # acc[j_1 * 16 : j_1 * 16 + 16] += the last 16 products, of which those already added are masked
+#             ...  # total = the sum of acc[j_1 * 16 : j_1 * 16 + 16]
 #             o[indptr[i] + j_0 * 4 + j_1] = 0 + s[indptr[i] + j_0 * 4 + j_1] * total
 #     for j in range((indptr[i + 1] - indptr[i]) % 4):
 #         ...  # the same for one
@@ -438,7 +439,7 @@ def _emit(
     kind = "float32" if stored in HALVES else stored
     acc = tirx.decl_buffer([group * lanes], kind, name="acc", scope="local", layout=None)
     whole = tirx.decl_buffer([group], kind, name="total", scope="local", layout=None)
-    member, block, lane, rest = (Var(n, k.ty) for n in ("g", "k_0", "k_1", "k_rest"))
+    member, block, lane = (Var(n, k.ty) for n in ("g", "k_0", "k_1"))
     of_member = {} if outer is None or base is None else {outer: base + member.astype(str(outer.ty.dtype))}
     element = lambda at: [member * const(lanes, dtype) + at]  # noqa: E731
     inside = [substitute(widened(f), of_member) for f in dot.factors]
@@ -458,27 +459,59 @@ def _emit(
     clear = vectorized(lane, lanes, tirx.BufferStore(acc, neutral, element(lane)))
     inner = vectorized(lane, lanes, add(element(lane), term(block * width + lane)))
     full = tirx.floordiv(dot.loop.extent, width)
-    left = tirx.floormod(dot.loop.extent, width)
-    behind = cell("rest", kind)
-    tail = serial(rest, left, put(behind, dot.combine(get(behind), term(full * width + rest))))
-    joined_rest = dot.combine(get(behind), tirx.BufferLoad(whole, [member]))
+
+    def first(count: int) -> tirx.Stmt:
+        return vectorized(lane, count, add(element(lane), term(const(0, dtype) + lane)))
+
+    def final(count: int, counted: ir.Expr) -> tirx.Stmt:
+        """Add the last `counted` of the last `count` terms; TVM would simplify a term inside the choice by its mask."""
+        terms = tirx.decl_buffer([count], kind, name="term", scope="local", layout=None)
+        load = tirx.BufferStore(terms, term(dot.loop.extent - const(count, dtype) + lane), [lane])
+        chosen = tirx.Select(lane >= const(count, dtype) - counted, tirx.BufferLoad(terms, [lane]), neutral)
+        vectors = (vectorized(lane, count, body) for body in (load, add(element(lane), chosen)))
+        return seq(*alloc(terms), *map(renewed, vectors))
+
+    single = each(add(element(const(0, dtype)), term(const(0, dtype))))
+    tail = _remainder(dot.loop.extent, lanes, lambda *part: each(final(*part)), lambda n: each(first(n)), single)
     again = Var(f"{k.name}_again", k.ty)
 
     def unfactored(result: Var) -> tirx.Stmt:
         return serial(again, dot.loop.extent, put(result, get(result) + product([*inside, term(again)])))
 
-    checks, total = scaled(inside, whole, member, group, unfactored) if inside else ([], joined_rest)
+    checks, total = (
+        scaled(inside, whole, member, group, unfactored) if inside else ([], tirx.BufferLoad(whole, [member]))
+    )
     indices = [substitute(i, of_member) for i in dot.store.indices]
     if dot.combine is tirx.Add:
         total = substitute(widened(dot.start), of_member) + total
     finish = tirx.BufferStore(dot.store.buffer, tirx.Cast(stored, total) if stored in HALVES else total, indices)
     ahead = [each(substitute(f, {k: block * width, **of_member})) for f in fetches]
     sums = serial(block, full, seq(*ahead, each(inner)))
-    last = tirx.BufferStore(whole, joined_rest, [member]) if inside else finish
-    ends = seq(*alloc(behind), put(behind, neutral), tail, last)
     joined = totals(acc, whole, group, lanes, dot.combine)
-    stmts = [*alloc(acc, whole), each(clear), sums, joined, each(ends)]
-    return seq(*stmts, *checks, each(finish)) if inside else seq(*stmts)
+    return seq(*alloc(acc, whole), each(clear), sums, tail, joined, *checks, each(finish))
+
+
+def _remainder(
+    extent: ir.Expr,
+    lanes: int,
+    final: Callable[[int, ir.Expr], tirx.Stmt],
+    first: Callable[[int], tirx.Stmt],
+    single: tirx.Stmt,
+) -> tirx.Stmt:
+    """Emit the terms after the last full block: a vector that ends at the last term, without those already added.
+
+    Rows shorter than a block add their first terms in the widest vector that fits, and the others likewise.
+    """
+    number = lambda n: const(n, str(extent.ty.dtype))  # noqa: E731
+    stmt, width = single, 2
+    while width < lanes:
+        both = seq(first(width), final(width, extent - number(width)))
+        stmt = tirx.IfThenElse(extent >= number(width), both, stmt)
+        width *= 2
+    left, half = tirx.floormod(extent, number(lanes)), max(lanes // 2, 1)
+    wide = tirx.IfThenElse(left <= number(half), final(half, left), final(lanes, left))
+    stmt = tirx.IfThenElse(extent >= number(lanes), wide, stmt)
+    return tirx.IfThenElse(left > number(0), stmt, None)
 
 
 def scaled(
