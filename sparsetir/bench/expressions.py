@@ -137,7 +137,7 @@ def _transposed_product(A: Any, B: Any) -> Call:
 
 
 def _triangles(A: Any, B: Any, C: Any) -> Call:
-    """The product of the first two under the transpose of the third."""
+    """Return the product of the first two under the transpose of the third."""
     kernel = build(ops.masked_spgemm())
 
     def call() -> Any:
@@ -232,7 +232,7 @@ PROGRAMS: dict[str, Callable[..., Call]] = {
 
 
 def program_call(case: Case, operands: list[Any]) -> Call | None:
-    """The ready program of this package, or one that was written by hand, if there is one."""
+    """Return the ready program of this package, or one that was written by hand, if there is one."""
     make = {**PROGRAMS, **BY_HAND}.get(case.name)
     return None if make is None else make(*operands)
 
@@ -305,7 +305,7 @@ def checked(
 
 
 def same(case: Case, result: Any, expected: Any) -> bool:
-    """Whether two results agree; scipy gives a Kronecker product as a matrix."""
+    """Return whether two results agree; scipy gives a Kronecker product as a matrix."""
     if len(case.text.partition("->")[2]) == 4 and sp.issparse(result):
         return math.isclose(float(result.sum()), float(np.sum(expected.values)), rel_tol=1e-3)
     return agree(result, expected)
@@ -331,7 +331,7 @@ def nbytes(value: Any) -> int:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A Markdown table, with the ratio of each column to ``einsum`` in the last row."""
+    """Return a Markdown table, with the ratio of each column to ``einsum`` in the last row."""
     names = [name for name in (*OWN, *PEERS) if any(name in row.times for row in rows)]
     heading = ["", "expression", "first", *names, "memory"]
     return markdown(

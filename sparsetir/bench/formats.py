@@ -87,12 +87,12 @@ class Stored:
         return max((t.spread for t in (self.spmm, self.csr) if t is not None), default=0.0)
 
     def cells(self) -> list[str]:
-        """A row of the table without times."""
+        """Return a row of the table without times."""
         size = f"{self.nbytes / 2**20:.3g}"
         return [repr(self.format), size, f"{self.padding:.0%}", str(self.pieces), f"{self.seconds:.3g}"]
 
     def times(self) -> list[str]:
-        """The times in the row."""
+        """Return the times in the row."""
         if self.spmm is None or self.csr is None:
             return ["-"] * len(TIMED)
         ratio = self.csr.median / self.spmm.median
@@ -140,7 +140,7 @@ class Survey:
         return [[*row.cells(), *(row.times() if self.feat else ())] for row in self.stored]
 
     def report(self) -> str:
-        """The pattern, the table, and what is not in it, as text."""
+        """Return the pattern, the table, and what is not in it, as text."""
         lines = [str(self.pattern), "", *aligned([self.heading, *self.table()]), ""]
         if self.feat:
             times = f"untuned SpMM with {self.feat} columns, float32, {get_num_threads()} threads, median of a call"
@@ -238,7 +238,7 @@ def status(text: str) -> Iterator[None]:
 
 
 def measure(sparse: Any, format: Format, products: Products | None) -> Stored:
-    """A row of the table."""
+    """Return the row of a format in the table."""
     stored = convert(sparse, format)
     if products is None:
         return stored
@@ -292,7 +292,7 @@ class Products:
         return self.call(CSR())
 
     def call(self, format: Format) -> Callable[[], Any]:
-        """The product over a format, after it was compared with scipy's."""
+        """Return the product over a format, after it was compared with scipy's."""
         kernel = build(decompose_format(self.case.program, {"A": format}))
         call = our_call(kernel, self.case)
         check(f"{self.name} as {format!r}", call, self.case)
@@ -318,14 +318,14 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 def columns(text: str) -> int:
-    """A number of columns."""
+    """Return a number of columns."""
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"expected a number of columns, 0 to time nothing; found {text!r}")
     return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the options."""
     top = argparse.ArgumentParser(prog="python -m sparsetir.bench.formats", description=__doc__)
     top.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".mtx, .npz, .smtx, also with .gz or .xz")
     top.add_argument("--data", type=Path, metavar="FOLDER", help="every matrix in it")
@@ -397,7 +397,7 @@ def cells(surveys: Sequence[Survey]) -> list[list[str]]:
 
 
 def notes(surveys: Sequence[Survey]) -> list[str]:
-    """What the figures hold for, and what is not in the table."""
+    """Return what the figures hold for, and what is not in the table."""
     feat = surveys[0].feat
     times = f"ms: untuned SpMM with {feat} columns, median of a call; vs csr: times as fast; " if feat else ""
     lines = [f"{times}float32, {get_num_threads()} threads; {machine_name()}", *busy(surveys)]

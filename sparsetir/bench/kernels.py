@@ -54,12 +54,12 @@ Kind = Callable[[Case, Plan], dict[str, Any]]
 
 
 def untuned(case: Case, _plan: Plan) -> dict[str, Any]:
-    """What `sparsetir.build` makes of the program for many calls."""
+    """Return what `sparsetir.build` makes of the program for many calls."""
     return {"untuned": build(case.program, calls=CALLS)}
 
 
 def tuned(case: Case, plan: Plan) -> dict[str, Any]:
-    """What a search on the operands finds, where one is asked for."""
+    """Return what a search on the operands finds, where one is asked for."""
     if not plan.tune:
         return {}
     budget: dict[str, Any] = {"max_trials": MANY_TRIALS, "max_seconds": plan.tune}
@@ -68,7 +68,7 @@ def tuned(case: Case, plan: Plan) -> dict[str, Any]:
 
 
 def best(case: Case, plan: Plan) -> dict[str, Any]:
-    """The fastest of a coarse sweep, where one is asked for."""
+    """Return the fastest of a coarse sweep, where one is asked for."""
     fastest = best_of(case) if plan.sweep else None
     if fastest is None:
         return {}
@@ -115,7 +115,8 @@ def our_calls(kernels: Mapping[str, Any], case: Case) -> dict[str, Callable[[], 
 
 
 def _takes_result(kernel: Any, case: Case) -> bool:
-    """Whether a kernel writes where it is told to: of those that store the values of O otherwise no array is theirs."""
+    """Return whether a kernel writes where it is told to: of those that store the values of O otherwise no array is
+    theirs."""
     return case.op != "sddmm" or isinstance(getattr(kernel, "best", kernel), Kernel)
 
 

@@ -176,7 +176,7 @@ def parse_product(text: str) -> Product:
 
 
 def suits(product: Product, sparse: Any) -> bool:
-    """Whether the operation accepts an operand with that many dimensions."""
+    """Return whether the operation accepts an operand with that many dimensions."""
     return TAKEN[product.op] == len(sparse.shape)
 
 
@@ -241,7 +241,7 @@ def measure(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roof
 
 
 def our_calls(title: str, case: Case, plan: Plan, findings: list[str]) -> dict[str, Call]:
-    """The kernels whose result is right; what is wrong with the others is added to `findings`."""
+    """Return the kernels whose result is right; what is wrong with the others is added to `findings`."""
     calls: dict[str, Call] = {}
     failures: list[str] = []
     for kind, kernel in kernels(case, plan, failures).items():
@@ -260,7 +260,7 @@ def our_calls(title: str, case: Case, plan: Plan, findings: list[str]) -> dict[s
 
 
 def peer_calls(title: str, case: Case) -> dict[str, Call]:
-    """The installed libraries that take this case; one that does not is named on stderr."""
+    """Return the installed libraries that take this case; one that does not is named on stderr."""
     calls: dict[str, Call] = {}
     for peer in peers.available(case.op):
         try:

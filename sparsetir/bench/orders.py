@@ -52,7 +52,7 @@ class Found:
 
 
 def operands(A: Any, shape: str) -> list[Any]:
-    """The matrices of a chain: R and P aggregate rows of A, X has 16 columns, W more and X fewer after it."""
+    """Return the matrices of a chain: R and P aggregate rows of A, X has 16 columns, W more and X fewer after it."""
     rng, n = np.random.default_rng(SEED), A.shape[1]
     count = -(-n // AGGREGATE)
     P = sp.csr_array((np.ones(n, np.float32), np.arange(n) // AGGREGATE, np.arange(n + 1)), shape=(n, count))
@@ -66,7 +66,7 @@ def operands(A: Any, shape: str) -> list[Any]:
 
 
 def trees(first: int, after: int) -> Iterator[Tree]:
-    """The orders of products of two, of the operands from `first` up to `after`.
+    """Yield the orders of products of two, of the operands from `first` up to `after`.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def trees(first: int, after: int) -> Iterator[Tree]:
 
 
 def evaluate(tree: Tree, values: Sequence[Any]) -> Any:
-    """The product of the operands in one order."""
+    """Return the product of the operands in one order."""
     if isinstance(tree, int):
         return values[tree]
     return einsum("ij,jk->ik", *(evaluate(part, values) for part in tree))

@@ -75,13 +75,13 @@ class Line:
 
 
 def matrix(rows: int, nnz: int) -> sp.csr_array:
-    """A square float32 matrix with about `nnz` entries at random places."""
+    """Return a square float32 matrix with about `nnz` entries at random places."""
     rng = np.random.default_rng(0)
     return sp.random_array((rows, rows), density=nnz / rows**2, format="csr", dtype="float32", rng=rng)
 
 
 def calls(A: sp.csr_array) -> dict[str, Callable[[], object]]:
-    """The ways to multiply `A` by one column, from the bare compiled function upwards."""
+    """Return the ways to multiply `A` by one column, from the bare compiled function upwards."""
     kernel = build(ops.spmm())
     B, C = np.ones((A.shape[1], 1), "float32"), np.empty((A.shape[0], 1), "float32")
     # The parameters of the program in its order.
@@ -110,7 +110,7 @@ def call_lines(A: sp.csr_array, *, rounds: int) -> tuple[list[Line], bool]:
 
 
 def is_noisy(timing: Timing) -> bool:
-    """Whether other work disturbed a measurement."""
+    """Return whether other work disturbed a measurement."""
     return timing.spread > NOISY or timing.discarded > 0
 
 
@@ -162,7 +162,7 @@ def compiler_lines(*, rounds: int) -> list[Line]:
 
 
 def text(lines: list[Line]) -> str:
-    """The table."""
+    """Return the table."""
     rows = [["", "median", "goal", "reached"], *(line.cells() for line in lines)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     pad = [str.ljust, str.rjust, str.rjust, str.ljust]

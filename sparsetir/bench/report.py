@@ -52,14 +52,14 @@ class Report:
     load: float = 0.0
 
     def by_op(self) -> dict[str, list[Row]]:
-        """The rows of each operation, in the order in which it first occurs."""
+        """Return the rows of each operation, in the order in which it first occurs."""
         groups: dict[str, list[Row]] = {}
         for row in self.rows:
             groups.setdefault(row.product.op, []).append(row)
         return groups
 
     def text(self) -> str:
-        """A table for each operation, the ceilings of the machine, and notes."""
+        """Return a table for each operation, the ceilings of the machine, and notes."""
         lines: list[str] = []
         for op, rows in self.by_op().items():
             lines += [op, "", *aligned(table(rows)), ""]
@@ -90,7 +90,7 @@ class Report:
         }
 
     def notes(self) -> list[str]:
-        """What the times hold for, the peers that are missing, and whether the machine was busy."""
+        """Return what the times hold for, the peers that are missing, and whether the machine was busy."""
         packages = ", ".join(f"{name} {version}" for name, version in versions(self.packages).items())
         lines = [f"{machine_name()}; {get_num_threads()} threads (scipy and numpy use one); float32; {packages}"]
         if self.roofline is not None:
@@ -128,7 +128,7 @@ class Report:
         return [f"the machine was busy ({', '.join(reasons)}): repeat on a quiet one before quoting these times"]
 
     def causes(self) -> Iterable[str]:
-        """What says so."""
+        """Yield the reasons."""
         disturbed = sum(row.disturbed for row in self.rows)
         again = sum(row.repeats > 0 for row in self.rows)
         waited = sum(timing.waited for row in self.rows for timing in row.times.values())
@@ -145,7 +145,7 @@ class Report:
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """The installed ones of the packages that matter."""
+    """Return the installed versions of the packages that matter."""
     installed = {}
     for name in packages:
         try:
@@ -180,7 +180,7 @@ def figures(rows: Sequence[Row]) -> Values:
 
 
 def summaries(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """The geometric mean and the smallest of each figure."""
+    """Return the geometric mean and the smallest of each figure."""
     present = {name: [value for value in values if value] for name, values in figures(rows).items()}
     return {name: {title: of(v) for title, of in SUMMARIES.items()} for name, v in present.items() if v}
 
@@ -216,19 +216,19 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def milliseconds(timing: Timing | None) -> str:
-    """A time in a table."""
+    """Return a time in a table."""
     return f"{timing.median * 1e3:.4g}{WAITED * timing.waited}" if timing else ABSENT
 
 
 def number(value: float | None) -> str:
-    """A size in a table: whole, or with two digits."""
+    """Return a size in a table: whole, or with two digits."""
     if value is None:
         return ABSENT
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def two_digits(value: float | None) -> str:
-    """A ratio in a table."""
+    """Return a ratio in a table."""
     return ABSENT if value is None else f"{value:.2f}"
 
 

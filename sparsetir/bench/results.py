@@ -31,7 +31,7 @@ BOUNDED = ("spgemm", "add", "multiply")  # operations of which it is known what 
 
 
 def products(case: ResultCase) -> dict[str, Call]:
-    """The whole, and the numeric phase alone for patterns that are known."""
+    """Return the whole, and the numeric phase alone for patterns that are known."""
     A, B = case.operands
     return {"ours": partial(matmul, A, B), "numeric": partial(matmul_plan(A, B), A, B)}
 
@@ -64,7 +64,7 @@ def our_calls(title: str, case: ResultCase, findings: list[str]) -> dict[str, Ca
 
 
 def peer_calls(title: str, case: ResultCase) -> dict[str, Call]:
-    """The installed libraries that take this case; one that does not is named on stderr."""
+    """Return the installed libraries that take this case; one that does not is named on stderr."""
     calls: dict[str, Call] = {}
     for peer in result_peers.available(case.op):
         try:
@@ -138,7 +138,7 @@ def most_entries(case: ResultCase) -> int:
 
 
 def facts(case: ResultCase, call: Call) -> tuple[dict[str, float], Work]:
-    """What the table says of a case besides times, and what has to be done at least."""
+    """Return what the table says of a case besides times, and what has to be done at least."""
     result = call()
     operands = sum(structure(operand) for operand in unique(case.operands))
     result_bytes = structure(result) if hasattr(result, "indptr") else 0

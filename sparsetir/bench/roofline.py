@@ -138,12 +138,12 @@ WORK: dict[str, Callable[..., Work]] = {
 
 
 def touched(indices: np.ndarray, extent: int) -> int:
-    """How many different coordinates occur."""
+    """Return how many different coordinates occur."""
     return int(np.count_nonzero(np.bincount(indices, minlength=extent)))
 
 
 def count_different(keys: np.ndarray) -> int:
-    """How many different keys there are."""
+    """Return how many different keys there are."""
     return int(np.count_nonzero(np.diff(np.sort(keys)))) + (keys.size > 0)
 
 
@@ -153,7 +153,7 @@ def structure(csr: Any) -> int:
 
 
 def bound(work: Work, roofline: Roofline) -> Bound:
-    """The least time of a call with all threads, operands in the fastest memory that holds them.
+    """Return the least time of a call with all threads, operands in the fastest memory that holds them.
 
     ``t_min = max(flops / peak, gather / BW(level of the gathered operand), compulsory / BW(level of all))``: the level
     of the gathered operand is the first cache of a core that holds its touched rows; that of all is the first that
@@ -185,7 +185,7 @@ def bound(work: Work, roofline: Roofline) -> Bound:
 
 
 def holds(nbytes: int, sizes: Mapping[str, int]) -> str:
-    """The first level that holds so much."""
+    """Return the first level that holds so much."""
     return next((name for name, size in sizes.items() if nbytes <= size), DRAM)
 
 

@@ -72,7 +72,7 @@ class Row:
         return float(np.median(self.times[name] / self.times["seed 0"])) if name in self.times else float("nan")
 
     def figures(self) -> list[float]:
-        """The numbers of a row; nan where a kernel is missing."""
+        """Return the numbers of a row; nan where a kernel is missing."""
         pace = [result.measured / result.seconds for result in self.results]
         seeds = [self.over_tuned(f"seed {n}") for n in range(len(self.results))]
         early = float(np.mean([reached(result, EARLY) for result in self.results]))
@@ -87,7 +87,8 @@ class Row:
 
 
 def reached(result: TuneResult, seconds: float) -> float:
-    """The share of the final speed that a search had after some seconds; that of the untuned kernel if none yet."""
+    """Return the share of the final speed that a search had after some seconds; that of the untuned kernel if none
+    yet."""
     final = min(record.seconds for record in result.history if record.seconds is not None)
     times = [r.seconds for r in result.history if r.seconds is not None and r.elapsed <= seconds]
     return final / min(times) if times else 0.0
@@ -151,7 +152,7 @@ R = TypeVar("R", bound=Shown)
 
 
 def by_case(sources: Sequence[Source], products: Sequence[Product], measured: Callable[[str, Case], R]) -> list[R]:
-    """The row of every case, one after another; what fails is said and left out."""
+    """Return the row of every case, one after another; what fails is said and left out."""
     rows: list[R] = []
     for name, sparse in loaded(sources):
         for product in (p for p in products if suits(p, sparse)):
@@ -178,7 +179,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 
 def sources_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[list[Source], list[Product]]:
-    """What these options say."""
+    """Return what these options say."""
     try:
         paths = [*args.files, *(find_files(args.data) if args.data else [])]
         sources = [*from_files(paths), *(from_suite(args.suite, args.size) if args.suite else [])]

@@ -61,7 +61,7 @@ class Pace:
     called: float
 
     def figures(self) -> list[float]:
-        """The numbers of a row."""
+        """Return the numbers of a row."""
         shares = [reached(self.result, moment) for moment in MOMENTS]
         return [rate(self.result), self.seconds, until(self.result), *shares, self.default, self.called]
 

@@ -140,7 +140,7 @@ class Option:
 
 
 def options(case: Case) -> Iterator[Option]:
-    """What is tried for a case at first: the program as it is with several choices, and other formats untuned."""
+    """Yield what is tried for a case at first: the program as it is with several choices, and other formats untuned."""
     base = defaults.usual(case.program, Registers.of(make_target(None, case.program)))
     yield Option(None, None)
     yield from different(case.program, [Option(None, choices) for choices in defaults.sweep(base)])
@@ -149,7 +149,7 @@ def options(case: Case) -> Iterator[Option]:
 
 
 def refined(case: Case, format: Format) -> Iterator[Option]:
-    """A format that did well with several choices."""
+    """Yield a format that did well with several choices."""
     parts = decompose_format(case.program, {next(iter(case.inputs)): format})
     base = defaults.usual(parts.func, Registers.of(make_target(None, parts.func)))
     yield from different(parts.func, [Option(format, choices) for choices in defaults.sweep(base, over_format=True)])
@@ -167,7 +167,7 @@ def different(func: tirx.PrimFunc, options: Sequence[Option]) -> Iterator[Option
 
 
 def best_of(case: Case) -> tuple[Any, Option] | None:
-    """The fastest kernel and how it came about; None if none can be built."""
+    """Return the fastest kernel and how it came about; None if none can be built."""
     times = measured(case, options(case))
     for format in [o.format for o in ranked(times) if o.format is not None][:REFINED]:
         times |= measured(case, refined(case, format))
@@ -182,7 +182,7 @@ def best_of(case: Case) -> tuple[Any, Option] | None:
 
 
 def ranked(times: dict[Option, float]) -> list[Option]:
-    """The options, the fastest first."""
+    """Return the options, the fastest first."""
     return sorted(times, key=lambda option: times[option])
 
 
@@ -198,14 +198,14 @@ def measured(case: Case, options: Iterator[Option]) -> dict[Option, float]:
 
 
 def call_of(case: Case, kernel: Any) -> Callable[[], Any]:
-    """A call of a kernel with its sparse argument bound."""
+    """Return a call of a kernel with its sparse argument bound."""
     (name, sparse), *remaining = case.inputs.items()
     bound, dense = kernel.bind(**{name: sparse}), dict(remaining)
     return lambda: bound(**dense)
 
 
 def kernel_of(case: Case, option: Option) -> Any:
-    """The compiled kernel of an option."""
+    """Return the compiled kernel of an option."""
     program = case.program
     if option.format is not None:
         name = next(iter(case.inputs))

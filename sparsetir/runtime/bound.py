@@ -172,7 +172,7 @@ class BoundKernel(Bound):
 
 
 def _rebound(kernel: Any, arguments: dict[str, Any]) -> Any:
-    """A bound kernel out of what pickle kept."""
+    """Return a bound kernel from its pickled state."""
     return kernel.bind(**arguments)
 
 
@@ -205,7 +205,8 @@ class BoundComposedKernel(Bound):
         return kernel.results(out, converted, {**self.given, **translated, **outputs}, {**self.fixed, **arguments})
 
     def _translated(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Converted]]:
-        """The open arguments of the compiled function, which must agree with the fixed ones, and every structure."""
+        """Return the open arguments of the compiled function, which must agree with the fixed ones, and every
+        structure."""
         translated, converted = self.kernel.converter.translate(arguments, self.converted)
         for name in translated.keys() & self.given.keys():
             if isinstance(translated[name], SizeOf):

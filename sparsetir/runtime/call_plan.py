@@ -101,7 +101,7 @@ class Seen(NamedTuple):
 
 
 def look(arguments: Values) -> Seen | None:
-    """What a plan looks at; None where a call must take the long way."""
+    """Return the properties of a call that a plan depends on; None where a call must take the long way."""
     key: list[Any] = []
     dims: list[int] = []
     values = arguments
@@ -128,7 +128,8 @@ def look(arguments: Values) -> Seen | None:
 
 
 def _from_torch(tensor: Any) -> Any:
-    """The memory of a tensor on the host that requires no gradient, of a compressed one in scipy's class; else None."""
+    """Return the memory of a tensor on the host that requires no gradient, of a compressed one in scipy's class; else
+    None."""
     try:
         if tensor.requires_grad:
             return None
@@ -139,7 +140,7 @@ def _from_torch(tensor: Any) -> Any:
 
 
 def _compressed_torch(tensor: Any, layout: str) -> Any:
-    """The arrays of a compressed matrix in scipy's class, not validated; None for other tensors."""
+    """Return the arrays of a compressed matrix in scipy's class, not validated; None for other tensors."""
     kind: Any = COMPRESSED_TORCH.get(layout)
     if kind is None or tensor.ndim != 2:
         return None
@@ -184,14 +185,14 @@ def _grid(shape: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...] | N
 
 
 def shaped(arguments: Values) -> tuple[Any, ...] | None:
-    """What `fits` compares with later calls; None unless all arguments are arrays."""
+    """Return what `fits` compares with later calls; None unless all arguments are arrays."""
     if any(type(value) is not np.ndarray for value in arguments.values()):
         return None
     return tuple((name, value.shape, value.dtype) for name, value in arguments.items())
 
 
 def fits(key: tuple[Any, ...], arguments: Values) -> bool:
-    """Whether a call is one of nothing but arrays like those of another one; sooner than by looking at it."""
+    """Return whether a call is one of nothing but arrays like those of another one; sooner than by looking at it."""
     if len(key) != len(arguments):
         return False
     for name, shape, dtype in key:
@@ -228,7 +229,7 @@ class Compressed:
         self.shared = [(at, held.get(at)) for at in self.places[1:] if at in others or at in held]
 
     def expected(self, signature: Signature) -> list[tuple[int | None, list[sizes.Size]]]:
-        """The sizes of its rows and columns, and of its arrays."""
+        """Return the sizes of its rows and columns, and of its arrays."""
         arrays = [(at, list(signature.by_name[n].shape or ())) for at, n in zip(self.places, self.names, strict=True)]
         return [(None, [signature.length[axis] for axis in self.buffer.axes[:2]]), *arrays]
 
@@ -261,7 +262,7 @@ class Function:
         self.waiting: list[Any] = [(fitting, None)]
 
     def next(self, arrays: Callable[[], dict[str, np.ndarray]]) -> Callable[..., Any]:
-        """What to call now, with these arrays."""
+        """Return what to call now, with these arrays."""
         self.left -= 1
         if self.left >= 0:
             return self.function
@@ -443,7 +444,7 @@ class Plan:
     # ------------------------------------------------------------------ what calls of the key bring
 
     def _expected(self, name: str, value: Any, args: Arguments) -> list[tuple[int | None, list[sizes.Size]]]:
-        """The sizes that the dimensions of an argument have by the program: places of its arrays, and theirs."""
+        """Return the sizes that the dimensions of an argument have by the program: places of its arrays, and theirs."""
         signature, param = self.caller.signature, self.caller.signature.by_name.get(name)
         if param is not None and not param.is_array:
             return [(None, [signature.scalars[name]])]
@@ -520,7 +521,7 @@ class Plan:
         return run
 
     def _sized(self, dims: tuple[int, ...]) -> tuple[dict[str, int], list[int]]:
-        """The sizes, and the dimensions of the results."""
+        """Return the sizes, and the dimensions of the results."""
         every = dims + self.fixed_dims
         sizes = dict(self.caller.base.sizes)
         for name, at in self.defined:
@@ -554,7 +555,7 @@ class Plan:
         return outputs
 
     def _empty(self, shapes: list[tuple[int, tuple[int, ...]]]) -> list[tuple[int, Any]]:
-        """What is passed for arrays without elements, whose strides numpy leaves open."""
+        """Return what is passed for arrays without elements, whose strides numpy leaves open."""
         signature = self.caller.signature
         if any(n < 0 for _, shape in shapes for n in shape):
             raise Unfit
@@ -563,7 +564,7 @@ class Plan:
         return [(at, tvm.runtime.empty(shape, signature.params[at].dtype)) for at, shape in shapes if 0 in shape]
 
     def _function(self, dims: tuple[int, ...]) -> Function:
-        """What is called for arguments of about these sizes."""
+        """Return what is called for arguments of about these sizes."""
         bucket = tuple([n.bit_length() for n in dims])
         function = self.functions.get(bucket)
         if function is None:
@@ -619,7 +620,7 @@ class Plan:
             raise Unfit from None
 
     def _arrays(self, ready: list[Any], outputs: list[tuple[int, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The arrays of a call by the names of parameters."""
+        """Return the arrays of a call by the names of parameters."""
         output_arrays = dict(outputs)
         every = {name: output_arrays.get(at, ready[at]) for name, at in self.place.items()}
         return {**{n: a for n, a in every.items() if isinstance(a, np.ndarray)}, **self.held}
@@ -633,7 +634,7 @@ def _run_spare(
     current: Function,
     arrays: Callable[..., dict[str, np.ndarray]],
 ) -> Run:
-    """The plan of most calls of a bound kernel: arrays in, one array out."""
+    """Return the plan of most calls of a bound kernel: arrays in, one array out."""
 
     def run(values: Values, _passed: Values | None = None) -> Any:
         ready = template.copy()
@@ -682,7 +683,7 @@ def _one(caller: Caller, args: Arguments, arguments: Values, name: str, at: int)
 
 
 def _ready(value: Any) -> Any:
-    """What the compiled function takes with the least work, over the same memory."""
+    """Return what the compiled function takes with the least work, over the same memory."""
     return tvm_ffi.from_dlpack(value) if isinstance(value, np.ndarray) else value
 
 

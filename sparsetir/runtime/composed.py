@@ -105,7 +105,7 @@ class ComposedKernel(Saved):
         return self.results(out, converted, {**translated, **outputs}, arguments)
 
     def needed(self, translated: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments without those sizes of the original that the compiled program has no use for."""
+        """Return the arguments without those sizes of the original that the compiled program has no use for."""
         params = self.kernel.signature.by_name
         return {n: v for n, v in translated.items() if n in params or not isinstance(v, SizeOf)}
 
@@ -119,7 +119,7 @@ class ComposedKernel(Saved):
         return self.kernel.time(seconds=seconds, **self.needed(translated), **self.new_outputs(converted, translated))
 
     def script(self, stage: int = 1, *, outline: bool = False, **sizes: int) -> str:
-        """The program over the pieces at a stage; see `Kernel.script`."""
+        """Return the program over the pieces at a stage; see `Kernel.script`."""
         return self.kernel.script(stage, outline=outline, **sizes)
 
     def source(self, kind: str = "ll") -> str:
@@ -161,7 +161,7 @@ class ComposedKernel(Saved):
         return _recomposed, (self.decomposition, getattr(self, "kernel", None))
 
     def convert(self, name: str, value: Any) -> SparseTensor:
-        """A sparse argument in the format that the kernel has for it."""
+        """Return a sparse argument in the format that the kernel has for it."""
         return self.converter.converted(self.converter.groups[name], name, value, open_source(value, name)).tensor
 
     def pieces(self, **arguments: Any) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class ComposedKernel(Saved):
     def results(
         self, out: Any, converted: Mapping[str, Converted], given: Mapping[str, Any], arguments: Mapping[str, Any]
     ) -> Any:
-        """The results of the compiled function, whose arguments were `given`, in the caller's terms."""
+        """Return the results of the compiled function, whose arguments were `given`, in the caller's terms."""
         inner = self.kernel.signature
         names = inner.outputs or inner.effects.updated
         results = dict(zip(names, out if len(names) > 1 else (out,), strict=True))
@@ -229,7 +229,7 @@ class ComposedKernel(Saved):
 
 
 def _written(target: Any, out: Any) -> Any:
-    """The caller's own object with the values of a result."""
+    """Return the caller's own object with the values of a result."""
     if not sp.issparse(target) or target.data.shape != out.data.shape:
         raise ArgumentError(f"a {type(target).__name__} cannot be written in place: leave it out and take the result")
     target.data[...] = out.data
@@ -237,7 +237,7 @@ def _written(target: Any, out: Any) -> Any:
 
 
 def _recomposed(decomposition: Decomposition, kernel: Kernel | None) -> ComposedKernel:
-    """A composed kernel out of what pickle kept."""
+    """Return a composed kernel from its pickled state."""
     return ComposedKernel(decomposition, None if kernel is None else lambda _func, _covered: kernel)
 
 

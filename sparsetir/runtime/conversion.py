@@ -35,25 +35,26 @@ class Converted:
     arguments: dict[str, Any]
 
     def held(self, source: Source) -> list[np.ndarray]:
-        """The pieces' values for an argument of this structure, as they are now."""
+        """Return the pieces' values for an argument of this structure, as they are now."""
         values = self.tensor.origin.in_order(aligned_contiguous(source.values)[0])
         return [piece.packed.values(values) for piece in self.tensor.pieces]
 
     def is_intact(self, source: Source, hashed: str) -> bool:
-        """Whether the argument it was made of, whose arrays it may share, still has the structure of `source`."""
+        """Return whether the source argument, whose arrays it may share, still has the structure of `source`."""
         return self.is_of(source) or _hash(self.tensor.origin.source) == hashed
 
     def is_of(self, source: Source) -> bool:
-        """Whether it was made of these very arrays."""
+        """Return whether it was made of these very arrays."""
         pairs = zip(_index_arrays(self.tensor.origin.source), _index_arrays(source), strict=True)
         return all(a is b for a, b in pairs)
 
     def has_room(self, source: Source) -> bool:
-        """Whether the argument has as many values: one that is broken may have its index arrays from a sound one."""
+        """Return whether the argument has as many values: one that is broken may have its index arrays from a sound
+        one."""
         return source.values.shape == self.tensor.origin.source.values.shape
 
     def values(self, group: Group, storage: str, piece_arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
-        """The arrays of one buffer by the names of the compiled function."""
+        """Return the arrays of one buffer by the names of the compiled function."""
         arrays = {}
         for piece, array, stored in zip(group.pieces, piece_arrays, self.tensor.pieces, strict=True):
             if storage in piece.values:
@@ -82,7 +83,7 @@ class Converter:
         self.lengths = {g.name: [sizes.Size(axis.length) for axis in g.axes] for g in decomposition.groups}
 
     def group_of(self, name: str) -> Group | None:
-        """The group that holds the buffer called `name`, or whose values array it is."""
+        """Return the group that holds the buffer called `name`, or whose values array it is."""
         if name in self.groups:
             return self.groups[name]
         holder = self.signature.holder.get(name)
@@ -158,7 +159,7 @@ class Converter:
             agree(translated, solved[0], SizeOf(solved[1], value.source))
 
     def converted(self, group: Group, name: str, value: Any, source: Source, is_kept: bool = False) -> Converted:
-        """The structure of `value` in the group's format; kept under a checksum of its index arrays."""
+        """Return the structure of `value` in the group's format; kept under a checksum of its index arrays."""
         key = (group.name, type(value).__name__, _hash(source))
         cached = self.kept.get(key)
         if cached is not None and cached.has_room(source):

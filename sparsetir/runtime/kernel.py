@@ -135,7 +135,7 @@ class Kernel(Saved):
         return self.results(args, arguments)
 
     def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
-        """What makes a function that suits these arguments better, and after how many calls it pays.
+        """Return what makes a function that suits these arguments better, and after how many calls it pays.
 
         `sparsetir.schedules.defaults` decides what does. None where nothing is better, or a schedule was asked for.
         """
@@ -148,16 +148,17 @@ class Kernel(Saved):
         return lambda: variant(self.compiled, **changes), after
 
     def suitable(self, args: Arguments) -> dict[str, int]:
-        """The choices that suit these arguments better than the usual ones."""
+        """Return the choices that suit these arguments better than the usual ones."""
         written = [args.arrays[name] for name in self.signature.effects.written]
         return defaults.changes(self.usage, args.arrays, written, is_small=self.is_small(args))
 
     def is_small(self, args: Arguments) -> bool:
-        """Whether waking a second thread takes longer than the work."""
+        """Return whether waking a second thread takes longer than the work."""
         return defaults.is_small(args.arrays, sums_numbers=self.sums_numbers(args))
 
     def sums_numbers(self, args: Arguments) -> bool:
-        """Whether each entry is used for one number, in a sum: not for a row of them, and not looked for in another."""
+        """Return whether each entry is used for one number, in a sum: not for a row of them, and not looked for in
+        another."""
         program, holder = self.signature.program, self.signature.holder
         others = (a for n, a in args.arrays.items() if n not in holder or holder[n].is_dense)
         if self.compiled.searched or any(a.ndim > 1 and a.dtype.kind not in "iu" for a in others):
@@ -166,7 +167,7 @@ class Kernel(Saved):
         return is_dense and all("R" in iteration.kinds for iteration in program.iterations)
 
     def prepare(self, arguments: dict[str, Any], known: Arguments | None = None) -> Arguments:
-        """The arguments of a call, checked in full, with new arrays for the results."""
+        """Return the arguments of a call, checked in full, with new arrays for the results."""
         signature = self.signature
         args = signature.gather(arguments, known)
         signature.check(args)
@@ -183,7 +184,7 @@ class Kernel(Saved):
             target[...] = array.reshape(target.shape) if stored is None else interop.entries(stored, array)
 
     def results(self, args: Arguments, arguments: dict[str, Any]) -> Any:
-        """What the caller gets, of the classes of what he passed."""
+        """Convert the outputs to the classes of the inputs."""
         names = self.signature.outputs or self.signature.effects.updated
         out = tuple(self.signature.result(args, n, arguments) for n in names)
         return out[0] if len(out) == 1 else out
@@ -214,7 +215,7 @@ class Kernel(Saved):
     # ------------------------------------------------------------------ looking inside
 
     def script(self, stage: int = 1, *, outline: bool = False, **sizes: int) -> str:
-        """The program's text at a stage.
+        """Return the program's text at a stage.
 
         Parameters
         ----------
@@ -247,7 +248,7 @@ class Kernel(Saved):
         return outlined(script(func)) if outline else script(func)
 
     def source(self, kind: str = "ll") -> str:
-        """The compiled module as ``"ll"`` (LLVM IR) or ``"asm"``."""
+        """Return the compiled module as ``"ll"`` (LLVM IR) or ``"asm"``."""
         return self.compiled.source(kind)
 
     @property
@@ -289,7 +290,7 @@ class Kernel(Saved):
 
 
 def _restored(func: tirx.PrimFunc, target: str, schedule: Any, scheduled: Any, facts: dict[str, Any]) -> Kernel:
-    """A kernel out of what pickle kept."""
+    """Return a kernel from its pickled state."""
     restored_schedule = schedule if scheduled is None else s_tir.Schedule(scheduled)
     return Kernel(func, compile_cached(func, tvm.target.Target(target), restored_schedule), **facts)
 

@@ -28,7 +28,7 @@ Call = Callable[..., Any]
 
 
 def has_nan(value: Any) -> bool:
-    """Whether a result, or one of several, holds a NaN.
+    """Return whether a result, or one of several, holds a NaN.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def has_nan(value: Any) -> bool:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether an operand holds neither infinities nor NaN."""
+    """Return whether an operand holds neither infinities nor NaN."""
     array = np.asarray(value)
     if array.dtype.kind in "biu" or not array.size:
         return True
@@ -55,7 +55,7 @@ def is_finite(value: Any) -> bool:
 
 
 def sums_products(program: Program) -> bool:
-    """Whether the program does nothing but to add up products: a NaN among the terms is one in the result."""
+    """Return whether the program does nothing but to add up products: a NaN among the terms is one in the result."""
     if len(program.iterations) != 1:
         return False
     stores = collect(program.func.body, tirx.BufferStore)
@@ -69,7 +69,7 @@ def _is_float(node: Any) -> bool:
 
 
 def _is_made_of(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether floating-point terms are of these kinds only; a call, a maximum or a choice may drop a NaN."""
+    """Return whether floating-point terms are of these kinds only; a call, a maximum or a choice may drop a NaN."""
     if isinstance(value, ir.TensorLoad) or not isinstance(value, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Cast)):
         return isinstance(value, kinds)
     if isinstance(value, tirx.Cast):
@@ -101,7 +101,7 @@ class Watch:
 
     @classmethod
     def over(cls, decomposition: Decomposition, signature: Signature) -> Watch | None:
-        """A watch for a decomposed program; None where no zeros are multiplied."""
+        """Return a watch for a decomposed program; None where no zeros are multiplied."""
         return cls(signature) if decomposition.multiplies_zeros else None
 
     def call(self, fast: Call, plain: Call, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
@@ -113,7 +113,7 @@ class Watch:
         return plain(**arguments) if self.has_spoilt(result, arguments, fixed) else result
 
     def watched(self, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[Any]:
-        """The operands that zeros are multiplied with."""
+        """Return the operands that zeros are multiplied with."""
         return [value for name, value in {**fixed, **arguments}.items() if name in self.operands]
 
     def is_spoilt(self, result: Any, arguments: Mapping[str, Any]) -> bool:
@@ -123,7 +123,7 @@ class Watch:
         return self.has_spoilt(result, arguments, {})
 
     def has_spoilt(self, result: Any, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> bool:
-        """Whether zeros may have made results of `fast` NaN."""
+        """Return whether zeros may have made results of `fast` NaN."""
         operands = self.watched(arguments, fixed)
         is_larger = sum(map(nbytes, result if isinstance(result, tuple) else [result])) > sum(map(nbytes, operands))
         if is_larger and all(is_finite(value) for value in operands):

@@ -24,7 +24,7 @@ LAYOUTS = {
 
 
 def layout_of(buffer: SparseBuffer) -> str:
-    """The usual name of the way a buffer is stored; empty for a dense one.
+    """Return the usual name of the way a buffer is stored; empty for a dense one.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def shown_buffer(buffer: SparseBuffer, *, layout: bool = True) -> str:
 
 
 def shown_signature(signature: Signature, converted: Collection[str] = (), declared: Program | None = None) -> str:
-    """The arguments and results of a kernel.
+    """Return the arguments and results of a kernel.
 
     Index arrays of buffers that are passed whole are left out.
 
@@ -76,7 +76,7 @@ def shown_signature(signature: Signature, converted: Collection[str] = (), decla
 
 
 def _passed_whole(signature: Signature) -> set[str]:
-    """The array parameters that a caller need not name: those of buffers, and of the axes of buffers."""
+    """Return the array parameters that a caller need not name: those of buffers, and of the axes of buffers."""
     axes = [axis for buffer in signature.buffers.values() for axis in buffer.axes]
     arrays = [array for axis in axes for array in (axis.indptr, axis.indices) if array is not None]
     return {*signature.holder, *(str(array.name) for array in arrays)}

@@ -133,7 +133,7 @@ class Saved(ABC):
 
 
 def load(path: str | Path) -> Any:
-    """A kernel from a file that `Kernel.save` wrote.
+    """Return a kernel from a file that `Kernel.save` wrote.
 
     The file holds machine code and Python objects, which are run: load only what you trust, as with pickle.
 
@@ -180,13 +180,13 @@ def load(path: str | Path) -> Any:
 
 
 def key_of(compiled: Any) -> str:
-    """The name of the machine code, as in the caches."""
+    """Return the name of the machine code, as in the caches."""
     schedule = compiled.second if callable(compiled.schedule) else compiled.schedule
     return content_key(compiled.func, compiled.target, schedule)
 
 
 def machine_code(compiled: Any) -> tuple[bytes, dict[str, Any]]:
-    """A library as bytes, and its metadata."""
+    """Return a library as bytes, and its metadata."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.so"
         if not hasattr(compiled.library, "mod"):  # it came from a library itself

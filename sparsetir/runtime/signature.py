@@ -54,7 +54,7 @@ def unchecked() -> Iterator[None]:
 
 
 def checks_are_on() -> bool:
-    """Whether index arrays are checked where they enter."""
+    """Return whether index arrays are checked where they enter."""
     return _checks.get()
 
 
@@ -93,7 +93,7 @@ class Arguments:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value can be a size."""
+    """Return whether a value can be a size."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -123,14 +123,14 @@ class Param:
 
 
 def parameter(var: Any) -> Param:
-    """What a parameter of a function is."""
+    """Return what a parameter of a function is."""
     if tirx.is_buffer_var(var):
         return Param(str(var.name), str(var.ty.dtype), tuple(sizes.Size(d) for d in var.ty.shape))
     return Param(str(var.name), str(var.ty.dtype), None)
 
 
 def levels(buffer: SparseBuffer, free: Collection[Axis] = ()) -> list[interop.Level]:
-    """The axes of a buffer, as far as the program tells them; entries of `free` ones may come in any order."""
+    """Return the axes of a buffer, as far as the program tells them; entries of `free` ones may come in any order."""
     axes = list(buffer.axes)
     return [
         interop.Level(
@@ -147,7 +147,7 @@ def levels(buffer: SparseBuffer, free: Collection[Axis] = ()) -> list[interop.Le
 
 
 def fixed_levels(levels: list[interop.Level], buffer: SparseBuffer) -> list[interop.Level] | None:
-    """The levels themselves when no call has to fill anything in."""
+    """Return the levels themselves when no call has to fill anything in."""
     plain = ("dense_fixed", "sparse_variable")
     lengths = [_constant(a.length) for a in buffer.axes]
     if all(a.kind in plain and a.rule is None for a in buffer.axes) and not any(n is not None for n in lengths):
@@ -193,7 +193,7 @@ def _passed(args: Arguments, param: Param) -> Any:
 
 
 def as_passed(array: np.ndarray, dtype: str) -> Any:
-    """An array as the function takes it."""
+    """Return an array as the function takes it."""
     if array.size == 0:
         # numpy's strides of an empty array are not the compact ones that the compiled checks ask for.
         return tvm.runtime.empty(array.shape, dtype)
@@ -201,7 +201,7 @@ def as_passed(array: np.ndarray, dtype: str) -> Any:
 
 
 def as_bfloat16(array: np.ndarray) -> Any:
-    """A TVM tensor over a bfloat16 array, which numpy itself cannot hand out."""
+    """Return a TVM tensor over a bfloat16 array, which numpy itself cannot hand out."""
     bits = tvm_ffi.from_dlpack(interop.writable_alias(array.view(np.uint16)))
     return bits._create_view(array.shape, "bfloat16")
 
@@ -278,22 +278,22 @@ class Signature:
     # ------------------------------------------------------------------ names
 
     def storage_name(self, name: str) -> str | None:
-        """The array parameter that argument `name` fills; None if there is none."""
+        """Return the array parameter that argument `name` fills; None if there is none."""
         if name in self.buffers:
             return str(self.buffers[name].storage.name)
         param = self.by_name.get(name)
         return name if param is not None and param.is_array else None
 
     def knows(self, name: str) -> bool:
-        """Whether the program has a buffer or a parameter of a name."""
+        """Return whether the program has a buffer or a parameter of a name."""
         return name in self.buffers or name in self.by_name
 
     def shown(self, storage: str) -> str:
-        """What a user calls the parameter `storage`."""
+        """Return what a user calls the parameter `storage`."""
         return self.holder[storage].name if storage in self.holder else storage
 
     def unknown(self, name: str) -> ArgumentTypeError:
-        """The error for an argument that the program does not have."""
+        """Return the error for an argument that the program does not have."""
         buffers = [b.name for storage, b in self.holder.items() if storage not in self.made]
         buffers += [p.name for p in self.params if p.is_array and p.name not in self.holder]
         scalars = [p.name for p in self.params if not p.is_array]
@@ -303,7 +303,7 @@ class Signature:
         )
 
     def unnamed(self, arguments: tuple[Any, ...]) -> ArgumentTypeError:
-        """The error for arguments without names."""
+        """Return the error for arguments without names."""
         inputs = [b.name for n, b in self.holder.items() if n not in self.results and b.name.isidentifier()]
         form = ", ".join(f"{name}=..." for name in inputs)
         count = len(arguments)
@@ -311,7 +311,7 @@ class Signature:
         return ArgumentTypeError(f"a kernel takes its arguments by name, as in kernel({form}); {description}")
 
     def is_plain(self, storage: str) -> bool:
-        """Whether a parameter is an ordinary dense array for the caller."""
+        """Return whether a parameter is an ordinary dense array for the caller."""
         buffer = self.holder.get(storage)
         return buffer is None or buffer.is_dense
 
@@ -443,7 +443,7 @@ class Signature:
                 args.size(solution[0], solution[1], source)
 
     def known_levels(self, buffer: SparseBuffer, args: Arguments) -> list[interop.Level]:
-        """A buffer's axes, with what the sizes seen so far say of them."""
+        """Return a buffer's axes, with what the sizes seen so far say of them."""
         declared = self.levels if args.in_order else self.open_levels
         return self.fixed_levels[buffer.name, args.in_order] or [
             self._known(level, axis, args) for level, axis in zip(declared[buffer.name], buffer.axes, strict=True)
@@ -528,7 +528,7 @@ class Signature:
                 raise ArgumentTypeError(f"{message} from the arguments: pass {self.shown(storage)}=numpy.empty(...)")
 
     def _dimension(self, args: Arguments, storage: str, d: int) -> str:
-        """What a user calls a dimension of an array."""
+        """Return what a user calls a dimension of an array."""
         name = args.given.get(storage, self.shown(storage))
         if storage in args.raw:
             return f"{name}.shape[{d}]"
@@ -625,7 +625,7 @@ class Signature:
         return ArgumentTypeError(f"missing argument {name}")
 
     def result(self, args: Arguments, storage: str, passed: dict[str, Any]) -> Any:
-        """What the caller gets for one output."""
+        """Return what the caller gets for one output."""
         array = args.arrays[storage]
         output_of_caller = passed.get(args.given.get(storage, ""))
         if output_of_caller is not None:
@@ -636,7 +636,7 @@ class Signature:
         return interop.to_torch(array) if args.torch else array
 
     def model(self, args: Arguments, storage: str) -> str | None:
-        """The sparse argument of which an output has the structure."""
+        """Return the sparse argument of which an output has the structure."""
         buffer = self.holder.get(storage)
         if buffer is None or buffer.is_dense:
             return None

@@ -116,7 +116,8 @@ class Rows(Recipe):
         return (self.index.numel(), *tensors[0].shape[1:])
 
     def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
-        """The product with a weight of each edge, or of each edge and head, or with the values of the other ends."""
+        """Return the product with a weight of each edge, or of each edge and head, or with the values of the other
+        ends."""
         (x,), shape = tensors, self.shape(*tensors)
         source, shape_of_other = recipe(other), tuple(getattr(other, "shape", ()))
         ends = self._ends(tensors, other)

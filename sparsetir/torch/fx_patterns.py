@@ -180,7 +180,7 @@ def _method(node: Any) -> str:
 
 
 def _plain_views(node: Any) -> list[Any]:
-    """A node, and what it is a view of with the same elements in the same order, as far as that goes."""
+    """Return a node, and what it is a view of with the same elements in the same order, as far as that goes."""
     views = [node]
     while isinstance(node, Node) and _is_plain_view(node):
         node = node.args[0]
@@ -344,7 +344,7 @@ class Messages:
     # ------------------------------------------------------------------ what replaces it
 
     def _scatter(self, node: Node) -> Node | None:
-        """A product, for rows that are reduced into zeros."""
+        """Return a product, for rows that are reduced into zeros."""
         name = name_of(node)
         if name not in SCATTERS:
             return None
@@ -389,7 +389,7 @@ class Messages:
         return all(user is scatter or scatter < user for user in base.users)
 
     def _rows(self, base: Node) -> Any:
-        """How many rows zeros have; None where that cannot be told."""
+        """Return how many rows zeros have; None where that cannot be told."""
         rows = value(base).shape[0]
         if isinstance(rows, int):
             return rows
@@ -593,7 +593,7 @@ class Messages:
         return _Scores("attention", chain, tensors, torch.Size(heads), dots, options)
 
     def _dynamic(self, scores: Any, product: Node) -> _Scores | None:
-        """A weight times rectified sums of features of both ends, and perhaps of features of the edge."""
+        """Return a weight times rectified sums of features of both ends, and perhaps of features of the edge."""
         weighed = _summed(scores)
         if name_of(weighed) != "mul" or len(weighed.args) != 2 or weighed.kwargs or is_in_place(weighed):
             return None

@@ -197,7 +197,8 @@ class Graph(functions.Graphs):
         reduce: str = "sum",
         activation: str | None = None,
     ) -> Tensor:
-        """A layer ``activation(A @ x @ weight.T + bias)``, A the graph with its own weight; also of means and maxima.
+        """Return a layer ``activation(A @ x @ weight.T + bias)``, A the graph with its own weight; also of means and
+        maxima.
 
         Sums and means are multiplied by the weight before or after, whichever makes the sums narrower. Sums of features
         that are constant are computed once: they are kept when the same ones come again, as long as these live, and
@@ -233,7 +234,7 @@ class Graph(functions.Graphs):
         return y.relu_() if activation else y
 
     def _linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """A dense layer of all nodes, in whose gradients only nodes with edges count."""
+        """Return a dense layer of all nodes, in whose gradients only nodes with edges count."""
         is_wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         if not is_wanted or self.is_to_trace(x) or torch._C._are_functorch_transforms_active():
             return linear(x, weight)
@@ -511,7 +512,7 @@ class Graph(functions.Graphs):
         return functions.Dynamic.apply(self, inner + out, (slope, rate), *operands)
 
     def linear(self, values: Tensor, x: Tensor) -> Tensor:
-        """A layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m]."""
+        """Return a layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m]."""
         values, x = _alike(values, x)
         if self.is_to_trace(x):
             return self._traced("linear", [values, x])

@@ -59,7 +59,7 @@ def _is_plain(linear: Any, x: Tensor) -> bool:
 
 
 def _plus(out: Tensor, linear: Any, x: Tensor) -> Tensor:
-    """A result that nothing else holds, and what a linear layer makes of `x`: added by the product itself."""
+    """Return a result that nothing else holds, and what a linear layer makes of `x`: added by the product itself."""
     if _is_plain(linear, x) and linear.bias is None:
         return out.addmm_(x, linear.weight.t())
     return out + linear(x)

@@ -21,7 +21,7 @@ from sparsetir.utils.machine import LINE
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """An array itself if it begins at a cache line and is contiguous, else a copy that is.
+    """Return an array itself if it begins at a cache line and is contiguous, else a copy that is.
 
     Not done in a call: lines that one core has just written reach the others late, which may cost what is gained.
 
@@ -63,14 +63,14 @@ class _Memory(np.ndarray):
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """An array with whatever the memory holds; views of it hold it, as they hold one of `numpy.empty`."""
+    """Return an array with whatever the memory holds; views of it hold it, as they hold one of `numpy.empty`."""
     memory = np.ndarray.__new__(_Memory, math.prod(shape) * dtype.itemsize + LINE, np.uint8)
     # `ctypes.data` has the same address, and takes longer.
     return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % LINE)
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """An array of zeros; of a large one, the system makes a page when it is first used."""
+    """Return an array of zeros; of a large one, the system makes a page when it is first used."""
     memory = np.zeros(math.prod(shape) * dtype.itemsize + LINE, np.uint8).view(_Memory)
     return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % LINE)
 
@@ -87,7 +87,7 @@ LEAST_ROOM, MOST_ROOM = 1 << 17, 1 << 25  # bytes: what the C library keeps itse
 
 
 def references(held: Held) -> int:
-    """How many references there are to the array of a pair, as this function counts them."""
+    """Return how many references there are to the array of a pair, as this function counts them."""
     return getrefcount(held[0])
 
 
@@ -120,7 +120,7 @@ class Spare:
         self.held: list[Held] = []
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Held:
-        """An array and the same for a compiled function.
+        """Return an array and the same for a compiled function.
 
         The last array, if it is like that and nobody else has it or a view of it, or a new one.
         """
@@ -208,7 +208,7 @@ class Copies:
         self.held: list[np.ndarray] = []
 
     def take(self) -> np.ndarray:
-        """A copy."""
+        """Return a copy."""
         try:
             copy = self.held.pop()  # at once: another thread finds nothing
         except IndexError:
@@ -222,7 +222,7 @@ class Copies:
         return copy
 
     def _is_like(self, found: np.ndarray) -> bool:
-        """Whether nobody gave the copy another shape or type, or keeps it from being written."""
+        """Return whether no caller gave the copy another shape or type, or keeps it from being written."""
         shape, dtype = self.original.shape, self.original.dtype
         return found.shape == shape and found.dtype == dtype and found.flags.writeable
 

@@ -49,7 +49,7 @@ def is_real(value: Any) -> bool:
 
 
 def as_int64(value: int) -> int:
-    """The number of 64 bits with a sign whose bits are those of an integer: TVM's calls pass no others.
+    """Return the number of 64 bits with a sign whose bits are those of an integer: TVM's calls pass no others.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def as_int64(value: int) -> int:
 
 
 def dtype_name(value: Any) -> str:
-    """The name of a dtype of numpy, torch, ml_dtypes, Python or TVM; of anything else, what it is.
+    """Return the name of a dtype of numpy, torch, ml_dtypes, Python or TVM; of anything else, what it is.
 
     Examples
     --------
@@ -80,7 +80,8 @@ def dtype_name(value: Any) -> str:
 
 
 def common_dtype(names: Iterable[str]) -> str:
-    """The dtype in which values of these dtypes meet, by numpy's rules; bfloat16 meets what it cannot hold as float32.
+    """Return the dtype in which values of these dtypes meet, by numpy's rules; bfloat16 meets what it cannot hold as
+    float32.
 
     Examples
     --------
@@ -99,7 +100,7 @@ def common_dtype(names: Iterable[str]) -> str:
 
 
 def is_float(dtype: Any) -> bool:
-    """Whether a numpy dtype is one of real numbers; bfloat16 is none of numpy's own kinds.
+    """Return whether a numpy dtype is one of real numbers; bfloat16 is none of numpy's own kinds.
 
     Examples
     --------

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def uncollected(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that runs without garbage collection, which goes on afterwards where it was on.
+    """Return a function that runs without garbage collection, which goes on afterwards where it was on.
 
     Examples
     --------

@@ -42,7 +42,7 @@ class Level:
 
 @cache
 def levels() -> tuple[Level, ...]:
-    """The data caches of the first core, where the system tells, the smallest first."""
+    """Return the data caches of the first core, where the system tells, the smallest first."""
     caches = []
     for folder in sorted((CPUS / "cpu0" / "cache").glob("index*")):
         level, kind, size, shared = (
@@ -54,7 +54,7 @@ def levels() -> tuple[Level, ...]:
 
 
 def count_cpus(text: str) -> int:
-    """How many processors a list such as ``0-3,8`` names."""
+    """Return how many processors a list such as ``0-3,8`` names."""
     ends = [part.partition("-") for part in text.split(",") if part]
     return max(1, sum(int(last or first) - int(first) + 1 for first, _, last in ends))
 
@@ -74,7 +74,7 @@ def last_cache() -> int:
 
 @cache
 def machine_name() -> str:
-    """The processor, its number of cores and the operating system."""
+    """Return the processor, its number of cores and the operating system."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

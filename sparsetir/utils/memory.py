@@ -34,7 +34,7 @@ def check_memory(nbytes: int, what: str) -> None:
 
 
 def fits(nbytes: int) -> bool:
-    """Whether there is so much memory at all."""
+    """Return whether there is so much memory at all."""
     return nbytes <= memory_size()
 
 
@@ -64,7 +64,7 @@ def _of_control_group(path: Path) -> int:
 
 
 def readable(nbytes: int) -> str:
-    """A number of bytes in the largest unit of which there is at least one."""
+    """Return a number of bytes in the largest unit of which there is at least one."""
     power = next((k for k in range(4) if nbytes < 1024 ** (k + 1)), 4)
     unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
     return f"{nbytes / 1024**power:.{min(power, 1)}f} {unit}"

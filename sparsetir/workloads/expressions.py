@@ -206,7 +206,7 @@ PEERS: dict[str, Callable[[Case, list[Any]], Call | None]] = {
 
 
 def entries(value: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The elements of any result that are not zero, by number; their values."""
+    """Return the elements of any result that are not zero, by number; their values."""
     if not getattr(value, "shape", ()):
         value = np.reshape(value.todense() if hasattr(value, "todense") else value, 1)
     if type(value).__module__.startswith("torch"):

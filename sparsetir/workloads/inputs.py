@@ -128,7 +128,7 @@ def extension(path: Path) -> str:
 
 
 def from_files(paths: Sequence[Path]) -> list[Source]:
-    """A source for each file; that they are there is checked now, before a long run."""
+    """Return a source for each file; that they are there is checked now, before a long run."""
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise FileNotFoundError(f"there is no file {missing[0]}")
@@ -136,7 +136,7 @@ def from_files(paths: Sequence[Path]) -> list[Source]:
 
 
 def from_suite(names: str, size: str) -> list[Source]:
-    """A source for each family of generated inputs: ``"all"``, or names separated by commas."""
+    """Return a source for each family of generated inputs: ``"all"``, or names separated by commas."""
     entries = suite.families() | suite.tensors()
     selected = list(entries) if names == "all" else [name.strip() for name in names.split(",")]
     unknown = [name for name in selected if name not in entries]

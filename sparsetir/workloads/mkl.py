@@ -182,7 +182,7 @@ class Matrix:
         check(self.mkl.mkl_sparse_optimize(self.handle), "mkl_sparse_optimize")
 
     def mm(self, dense: np.ndarray) -> Callable[[], np.ndarray]:
-        """A call that computes ``self @ dense`` for row-major `dense`, into one array that is reused."""
+        """Return a call that computes ``self @ dense`` for row-major `dense`, into one array that is reused."""
         columns = dense.shape[1]
         out = np.zeros((self.shape[0], columns), self.dtype)
         hint = (NON_TRANSPOSE, self.descr, ROW_MAJOR, columns, EXPECTED_CALLS)
@@ -193,7 +193,7 @@ class Matrix:
         return partial(self.run, "mm", self.routine("mm"), args, dense, out)
 
     def mv(self, dense: np.ndarray) -> Callable[[], np.ndarray]:
-        """A call that computes ``self @ dense`` for a vector, into one array that is reused."""
+        """Return a call that computes ``self @ dense`` for a vector, into one array that is reused."""
         out = np.zeros(self.shape[0], self.dtype)
         hint = (NON_TRANSPOSE, self.descr, EXPECTED_CALLS)
         check(self.mkl.mkl_sparse_set_mv_hint(self.handle, *hint), "mkl_sparse_set_mv_hint")
@@ -222,7 +222,7 @@ REALS = {"s": c_float, "d": c_double}
 
 @lru_cache(maxsize=1)
 def routines() -> ctypes.CDLL:
-    """The library; the routines of this file have their argument types."""
+    """Return the library; the routines of this file have their argument types."""
     mkl = library()
     two = [c_int, Description, c_void_p]
     mkl.mkl_sparse_sp2m.argtypes = [*two, *two, c_int, POINTER(c_void_p)]
@@ -257,7 +257,7 @@ class Result:
         return self
 
     def to_csr(self) -> sp.csr_array:
-        """A copy as scipy has it."""
+        """Return a copy as scipy has it."""
         base, shape = c_int(), (c_int(), c_int())
         starts, ends, columns, values = (c_void_p() for _ in range(4))
         where = (byref(part) for part in (starts, ends, columns, values))
@@ -271,7 +271,7 @@ class Result:
 
 
 def copied(pointer: c_void_p, count: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """A copy of an array of MKL's; where it has no elements it may have no address."""
+    """Return a copy of an array of MKL's; where it has no elements it may have no address."""
     if not count:
         return np.empty(0, dtype)
     chars = (ctypes.c_char * (count * dtype.itemsize)).from_address(int(pointer.value or 0))

@@ -88,7 +88,7 @@ class Drawn:
 
 
 def draw(seed: int, dtype: str = "float32") -> Drawn:
-    """A program, the same for the same seed.
+    """Return a program, the same for the same seed.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def draw(seed: int, dtype: str = "float32") -> Drawn:
 
 
 def _term(rng: np.random.Generator, operands: list[str]) -> str:
-    """The term of an entry: the matrix's value and the operands, in some order."""
+    """Return the term of an entry: the matrix's value and the operands, in some order."""
     parts = ["A[i, j]", *(f"{name}[{OPERANDS[name][1]}]" for name in operands)]
     parts = [parts[n] for n in rng.permutation(len(parts))]
     while len(parts) > 1:

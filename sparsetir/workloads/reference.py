@@ -61,7 +61,7 @@ def sddmm_parts(S: Any, X: np.ndarray, Y: np.ndarray) -> Iterator[Part]:
 
 
 def mttkrp_parts(tensor: CooTensor, B: np.ndarray, C: np.ndarray) -> Iterator[Part]:
-    """The tensor, unfolded, times the Khatri-Rao product of B and C, some columns at a time."""
+    """Yield the tensor, unfolded, times the Khatri-Rao product of B and C, some columns at a time."""
     i, j, k = tensor.coords
     unfolded = sp.csr_array((tensor.values, (i, np.arange(i.size))), shape=(tensor.shape[0], i.size))
     step = max(1, PART // max(1, i.size))
@@ -94,11 +94,11 @@ class KnownOp:
     flops: Callable[[Mapping[str, int]], int]
 
     def given(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """The operands among named arguments; a buffer cannot be called T in a script."""
+        """Return the operands among named arguments; a buffer cannot be called T in a script."""
         return [inputs.get(name, inputs.get(f"{name}_")) for name in self.operands]
 
     def compute(self, inputs: Mapping[str, Any]) -> np.ndarray | None:
-        """The result's elements in order; None if the arguments are not of classes that scipy takes."""
+        """Return the result's elements in order; None if the arguments are not of classes that scipy takes."""
         sparse, *dense = self.given(inputs)
         if not all(isinstance(operand, np.ndarray) for operand in dense) or not _is_known(self.name, sparse):
             return None
@@ -120,7 +120,7 @@ def _is_known(op: str, sparse: Any) -> bool:
 
 
 def _shape(op: str, sparse: Any, dense: Sequence[np.ndarray]) -> tuple[int, ...]:
-    """The shape of a result."""
+    """Return the shape of a result."""
     return (sparse.nnz,) if op == "sddmm" else (sparse.shape[0], *dense[0].shape[1:])
 
 
@@ -140,7 +140,7 @@ KNOWN = {
 
 
 def recognise(func: tirx.PrimFunc) -> KnownOp | None:
-    """The ready program that `func` is, whatever its variables are called."""
+    """Return the ready program that `func` is, whatever its variables are called."""
     name = str(func.attrs["global_symbol"])
     op_name, _, layout = name.partition("_")
     if op_name not in KNOWN:
@@ -262,7 +262,7 @@ class Reference:
 
 
 def allowance(expected: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
-    """The largest difference to be blamed on rounding, element by element."""
+    """Return the largest difference to be blamed on rounding, element by element."""
     if expected.dtype.kind in "iub":
         return np.zeros_like(expected)
     return np.maximum(np.abs(expected), magnitude) * np.asarray(tolerance(expected.dtype), expected.dtype)

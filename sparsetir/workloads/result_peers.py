@@ -42,31 +42,31 @@ UNSORTED = {"torch": ("spgemm", "rap")}  # peers and the operations whose result
 
 
 def in_order(make: Call) -> Any:
-    """What scipy makes, the entries of a row in order."""
+    """Return what scipy makes, the entries of a row in order."""
     result = make()
     result.sort_indices()
     return result
 
 
 def scipy_product(*operands: Any) -> Call:
-    """A product of two or three."""
+    """Return a product of two or three."""
     first, second, *third = operands
     return partial(in_order, lambda: first @ second @ third[0] if third else first @ second)
 
 
 def scipy_masked(A: Any, B: Any, M: Any) -> Call:
-    """The whole product, then what is under the mask."""
+    """Return the whole product, then what is under the mask."""
     mask = sp.csr_array((np.ones_like(M.data), M.indices, M.indptr), shape=M.shape)
     return partial(in_order, lambda: (A @ B).multiply(mask))
 
 
 def scipy_largest(A: Any, B: Any, *, kept: int) -> Call:
-    """The whole product, then its entries by row and value."""
+    """Return the whole product, then its entries by row and value."""
     return lambda: largest_of(A @ B, kept)
 
 
 def largest_of(C: Any, kept: int) -> Any:
-    """The `kept` largest entries of each row."""
+    """Return the `kept` largest entries of each row."""
     lengths = np.diff(C.indptr)
     rows = np.repeat(np.arange(C.shape[0]), lengths)
     order = np.lexsort((-C.data, rows))
@@ -89,19 +89,19 @@ def torch_operands(*operands: Any) -> list[Any]:
 
 
 def torch_product(*operands: Any) -> Call:
-    """A product of two or three; torch does not sort it."""
+    """Return a product of two or three; torch does not sort it."""
     first, second, *third = torch_operands(*operands)
     return lambda: first @ second @ third[0] if third else first @ second
 
 
 def torch_add(*operands: Any) -> Call:
-    """A sum."""
+    """Return a sum."""
     A, B = torch_operands(*operands)
     return lambda: A + B
 
 
 def torch_multiply(*operands: Any) -> Call:
-    """A product, element by element."""
+    """Return a product, element by element."""
     A, B = torch_operands(*operands)
     return lambda: A * B
 
@@ -133,7 +133,7 @@ def mkl_add(*operands: Any) -> Call:
 
 
 def graphblas() -> Any:
-    """The module, imported on first use."""
+    """Return the module, imported on first use."""
     return require("graphblas", extra="bench", purpose="the graphblas peer")
 
 
@@ -143,14 +143,14 @@ def graphblas_operands(*operands: Any) -> list[Any]:
 
 
 def finished(expression: Any, **mask: Any) -> Any:
-    """The result of an expression; without `wait` its rows would be sorted when somebody looks."""
+    """Return the result of an expression; without `wait` its rows would be sorted on first access."""
     result = expression.new(**mask)
     result.wait()
     return result
 
 
 def graphblas_product(*operands: Any) -> Call:
-    """A product of two or three."""
+    """Return a product of two or three."""
     first, second, *third = graphblas_operands(*operands)
     if not third:
         return lambda: finished(first.mxm(second))
@@ -158,20 +158,20 @@ def graphblas_product(*operands: Any) -> Call:
 
 
 def graphblas_masked(*operands: Any) -> Call:
-    """A product under the pattern of a mask."""
+    """Return a product under the pattern of a mask."""
     A, B, M = graphblas_operands(*operands)
     return lambda: finished(A.mxm(B), mask=M.S)
 
 
 def graphblas_add(*operands: Any) -> Call:
-    """A sum over the union of the patterns."""
+    """Return a sum over the union of the patterns."""
     A, B = graphblas_operands(*operands)
     plus = graphblas().monoid.plus
     return lambda: finished(A.ewise_add(B, plus))
 
 
 def graphblas_multiply(*operands: Any) -> Call:
-    """A product over what the patterns have in common."""
+    """Return a product over what the patterns have in common."""
     A, B = graphblas_operands(*operands)
     times = graphblas().binary.times
     return lambda: finished(A.ewise_mult(B, times))
@@ -253,7 +253,7 @@ def set_threads(count: int) -> None:
 
 
 def setup(peer: str, case: ResultCase) -> Call:
-    """A call that computes and returns the result of a case, in the peer's own class.
+    """Return a call that computes and returns the result of a case, in the peer's own class.
 
     Raises
     ------
@@ -267,7 +267,7 @@ def setup(peer: str, case: ResultCase) -> Call:
 
 
 def to_scipy(peer: str, result_of_peer: Any) -> Any:
-    """A result as a CSR array of scipy with sorted rows; a number stays one."""
+    """Return a result as a CSR array of scipy with sorted rows; a number stays one."""
     result = TO_SCIPY.get(peer, lambda same: same)(result_of_peer)
     return sorted_csr(result) if sp.issparse(result) else result
 

@@ -76,7 +76,7 @@ def products_of(A: Any, B: Any) -> int:
 
 
 def make_result_case(op: str, sparse: Any, *, kept: int = 10) -> ResultCase:
-    """The operands of an operation, made of one matrix.
+    """Return the operands of an operation, made of one matrix.
 
     Raises
     ------
@@ -102,17 +102,17 @@ def sorted_csr(matrix: Any) -> Any:
 
 
 def factors(A: Any) -> tuple[Any, ...]:
-    """A and A, or A and its transpose."""
+    """Return A and A, or A and its transpose."""
     return (A, A) if A.shape[0] == A.shape[1] else transposed_too(A)
 
 
 def transposed_too(A: Any) -> tuple[Any, ...]:
-    """A and its transpose."""
+    """Return A and its transpose."""
     return A, sorted_csr(A.T)
 
 
 def similarities(A: Any) -> tuple[Any, ...]:
-    """The factors of all similarities of two rows."""
+    """Return the factors of all similarities of two rows."""
     return transposed_too(abs(A))
 
 
@@ -125,7 +125,7 @@ def alike(A: Any) -> tuple[Any, ...]:
 
 
 def masked_factors(A: Any) -> tuple[Any, ...]:
-    """The factors and the mask."""
+    """Return the factors and the mask."""
     return A, A, A
 
 
@@ -142,7 +142,7 @@ def galerkin(A: Any) -> tuple[Any, ...]:
 
 
 def below_diagonal(A: Any) -> tuple[Any, ...]:
-    """The graph without directions and loops, each edge once, with ones."""
+    """Return the graph without directions and loops, each edge once, with ones."""
     graph = sp.tril(A + A.T, -1, format="csr")
     graph.data = np.ones_like(graph.data)
     return (sorted_csr(graph),) * 3
@@ -152,12 +152,12 @@ def below_diagonal(A: Any) -> tuple[Any, ...]:
 
 
 def ones(matrix: Any) -> Any:
-    """The pattern, in float64."""
+    """Return the pattern, in float64."""
     return sp.csr_array((np.ones(matrix.nnz), matrix.indices, matrix.indptr), shape=matrix.shape)
 
 
 def chain(*operands: Any) -> Any:
-    """The product of two or three."""
+    """Return the product of two or three."""
     first, *factors = operands
     for operand in factors:
         first = first @ operand
@@ -228,7 +228,7 @@ class Expected:
 
     @classmethod
     def of(cls, case: ResultCase, rows: slice) -> Expected:
-        """The rows of a case by scipy."""
+        """Return the rows of a case by scipy."""
         operation = OPERATIONS[case.op]
         exact = [operand.astype(np.float64) for operand in case.operands]
         for n in operation.by_rows:
@@ -240,7 +240,7 @@ class Expected:
 
 
 def at_pattern(matrix: Any, pattern: Any) -> np.ndarray:
-    """The values of a matrix at the coordinates of a pattern that holds all of its own; 0 where it has none."""
+    """Return the values of a matrix at the coordinates of a pattern that holds all of its own; 0 where it has none."""
     matrix = sorted_csr(matrix)
     if matrix.nnz == pattern.nnz:
         return matrix.data
@@ -250,7 +250,7 @@ def at_pattern(matrix: Any, pattern: Any) -> np.ndarray:
 
 
 def keys(csr: Any) -> np.ndarray:
-    """A number for each entry that grows with row and column."""
+    """Return a number for each entry that grows with row and column."""
     rows = np.repeat(np.arange(csr.shape[0], dtype=np.int64), np.diff(csr.indptr))
     return rows * max(1, csr.shape[1]) + csr.indices
 
@@ -289,13 +289,13 @@ def blocks(case: ResultCase) -> Iterator[slice]:
 
 
 def wrong_count(count: Any, parts: Iterable[Expected]) -> str | None:
-    """What is wrong with a number of triangles, in words."""
+    """Return what is wrong with a number of triangles, in words."""
     expected = int(sum(part.values.sum() for part in parts))
     return None if int(count) == expected else f"found {int(count)} triangles, expected {expected}"
 
 
 def wrong_matrix(matrix: Any, case: ResultCase, parts: Iterable[Expected]) -> str | None:
-    """What is wrong with a matrix, in words."""
+    """Return what is wrong with a matrix, in words."""
     judge = wrong_largest if case.op == "topn" else wrong_rows
     if matrix.shape != case.shape:
         return f"found {matrix.shape[0]} x {matrix.shape[1]}, expected {case.shape[0]} x {case.shape[1]}"
@@ -309,7 +309,7 @@ def wrong_matrix(matrix: Any, case: ResultCase, parts: Iterable[Expected]) -> st
 
 
 def wrong_rows(found: Any, expected: Expected) -> str | None:
-    """What is wrong with some rows."""
+    """Return what is wrong with some rows."""
     pattern = expected.pattern
     for part in ("indptr", "indices"):
         have, want = getattr(found, part), getattr(pattern, part)
@@ -322,7 +322,7 @@ def wrong_rows(found: Any, expected: Expected) -> str | None:
 
 
 def first_wrong(found: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> str | None:
-    """The first value that is not right, in words."""
+    """Return the first value that is not right, in words."""
     wrong = differs(found, expected, allowed)
     if not wrong.any():
         return None

@@ -38,7 +38,7 @@ Maker = Callable[[np.random.Generator, int], Any]
 
 
 def distinct(keys: np.ndarray) -> np.ndarray:
-    """The different keys in order; several times faster than ``numpy.unique`` on a million of them."""
+    """Return the different keys in order; several times faster than ``numpy.unique`` on a million of them."""
     ordered = np.sort(keys)
     return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: ordered.size]]
 
@@ -53,7 +53,7 @@ def assemble(rng: np.random.Generator, rows: np.ndarray, columns: np.ndarray, sh
 
 
 def valued(rng: np.random.Generator, pattern: Any) -> sp.csr_array:
-    """A pattern as CSR with normally distributed values."""
+    """Return a pattern as CSR with normally distributed values."""
     csr = sorted_csr(pattern)
     csr.data = rng.standard_normal(csr.nnz, np.float32)
     return csr
@@ -76,13 +76,13 @@ def skewed(rng: np.random.Generator, extent: int, count: int) -> np.ndarray:
 
 
 def uniform(rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """A square matrix with entries anywhere, 16 in a row on average."""
+    """Return a square matrix with entries anywhere, 16 in a row on average."""
     n = nnz // DEGREE
     return assemble(rng, rng.integers(0, n, nnz), rng.integers(0, n, nnz), (n, n))
 
 
 def rmat(rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """A recursive-matrix (R-MAT) graph: row and column degrees follow power laws.
+    """Return a recursive-matrix (R-MAT) graph: row and column degrees follow power laws.
 
     Each edge falls into one quadrant of the matrix, then into one of that quadrant, down to a cell. Model: Chakrabarti,
     Zhan and Faloutsos, "R-MAT: A Recursive Model for Graph Mining", SDM 2004. The probabilities of the quadrants (0.57,
@@ -100,7 +100,7 @@ def rmat(rng: np.random.Generator, nnz: int) -> sp.csr_array:
 
 
 def banded(rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """A full band of eight diagonals on each side of the main one."""
+    """Return a full band of eight diagonals on each side of the main one."""
     offsets = np.arange(-HALF_BAND, HALF_BAND + 1)
     n = nnz // len(offsets)
     values = rng.standard_normal((len(offsets), n), np.float32)
@@ -108,20 +108,20 @@ def banded(rng: np.random.Generator, nnz: int) -> sp.csr_array:
 
 
 def stencil_2d(_rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """The five-point Laplacian on a square grid."""
+    """Return the five-point Laplacian on a square grid."""
     edge = max(2, round((nnz / 5) ** (1 / 2)))
     return sorted_csr(sp.kronsum(laplacian(edge), laplacian(edge)))
 
 
 def stencil_3d(_rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """The seven-point Laplacian on a cube."""
+    """Return the seven-point Laplacian on a cube."""
     edge = max(2, round((nnz / 7) ** (1 / 3)))
     line = laplacian(edge)
     return sorted_csr(sp.kronsum(sp.kronsum(line, line), line))
 
 
 def laplacian(n: int) -> Any:
-    """The second difference on a line."""
+    """Return the second difference on a line."""
     return sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n), dtype=np.float32)
 
 
@@ -133,7 +133,7 @@ def fem_blocks(rng: np.random.Generator, nnz: int) -> sp.csr_array:
 
 
 def attention_mask(rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """A block-sparse attention mask: a window, a global block and random blocks, each of 16 x 16.
+    """Return a block-sparse attention mask: a window, a global block and random blocks, each of 16 x 16.
 
     The three parts are those of Zaheer et al., "Big Bird: Transformers for Longer Sequences", NeurIPS 2020.
     """
@@ -148,7 +148,7 @@ def attention_mask(rng: np.random.Generator, nnz: int) -> sp.csr_array:
 
 
 def pruned(rng: np.random.Generator, nnz: int, *, sparsity: float) -> sp.csr_array:
-    """A layer's weights, four times as wide as high, of which only the largest in magnitude are kept."""
+    """Return a layer's weights, four times as wide as high, of which only the largest in magnitude are kept."""
     m = max(8, round((nnz / (4 * (1 - sparsity))) ** (1 / 2)))
     weights = rng.standard_normal((m, 4 * m), np.float32)
     dropped = round(sparsity * weights.size)
@@ -164,7 +164,7 @@ def bipartite(rng: np.random.Generator, nnz: int) -> sp.csr_array:
 
 
 def communities(rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """A graph whose vertices mostly know those of their community; numbers do not show who belongs together."""
+    """Return a graph whose vertices mostly know those of their community; numbers do not show who belongs together."""
     n = nnz // DEGREE
     of = rng.permutation(n)  # vertices by community, and those of one are neighbours here
     rows = rng.integers(0, n, nnz)
@@ -190,7 +190,7 @@ def giant_row(rng: np.random.Generator, nnz: int) -> sp.csr_array:
 
 
 def small_world(rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """A ring whose vertices know their neighbours, with a tenth of the edges led elsewhere.
+    """Return a ring whose vertices know their neighbours, with a tenth of the edges led elsewhere.
 
     Model: Watts and Strogatz, "Collective dynamics of 'small-world' networks", Nature 1998.
     """
@@ -223,14 +223,14 @@ def block_diagonal(rng: np.random.Generator, nnz: int) -> sp.csr_array:
 
 
 def two_of_four(rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """A layer's weights of which two in every four neighbours are kept, four times as wide as high."""
+    """Return a layer's weights of which two in every four neighbours are kept, four times as wide as high."""
     m = max(4, round((nnz / 2) ** (1 / 2)))
     order = rng.random((m, m, 4)).argsort(axis=2) < 2
     return valued(rng, order.reshape(m, 4 * m).astype(np.float32))
 
 
 def arrow(rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """A diagonal and eight full rows and columns, as of constraints on all unknowns."""
+    """Return a diagonal and eight full rows and columns, as of constraints on all unknowns."""
     n = max(HALF_BAND, nnz // (2 * HALF_BAND + 1))
     along, full = np.arange(n), np.repeat(np.arange(HALF_BAND), n)
     rows = np.concatenate([along, full, np.tile(along, HALF_BAND)])
@@ -238,7 +238,7 @@ def arrow(rng: np.random.Generator, nnz: int) -> sp.csr_array:
 
 
 def shuffled_mesh(rng: np.random.Generator, nnz: int) -> sp.csr_array:
-    """The five-point Laplacian on a square grid whose points are numbered in any order."""
+    """Return the five-point Laplacian on a square grid whose points are numbered in any order."""
     grid = stencil_2d(rng, nnz)
     order = rng.permutation(grid.shape[0])
     return sorted_csr(grid[order][:, order])
@@ -254,7 +254,7 @@ def empty(_rng: np.random.Generator, nnz: int) -> sp.csr_array:
 
 
 def tensor_of(rng: np.random.Generator, coords: list[np.ndarray], shape: tuple[int, int, int]) -> CooTensor:
-    """A tensor with an entry at each triple of coordinates that is named, sorted, values normally distributed."""
+    """Return a tensor with an entry at each triple of coordinates, sorted, with normally distributed values."""
     keys = distinct(np.ravel_multi_index(tuple(coords), shape))
     found = np.stack(np.unravel_index(keys, shape)).astype(np.int32)
     return CooTensor(found, rng.standard_normal(keys.size, np.float32), shape)
@@ -266,13 +266,13 @@ def tensor_shape(nnz: int) -> tuple[int, int, int]:
 
 
 def tensor_uniform(rng: np.random.Generator, nnz: int) -> CooTensor:
-    """A tensor with entries anywhere."""
+    """Return a tensor with entries anywhere."""
     shape = tensor_shape(nnz)
     return tensor_of(rng, [rng.integers(0, n, nnz) for n in shape], shape)
 
 
 def tensor_skewed(rng: np.random.Generator, nnz: int) -> CooTensor:
-    """A tensor in which a few coordinates of each dimension have most of the entries."""
+    """Return a tensor in which a few coordinates of each dimension have most of the entries."""
     shape = tensor_shape(nnz)
     return tensor_of(rng, [skewed(rng, n, nnz) for n in shape], shape)
 
@@ -306,7 +306,7 @@ TENSORS: dict[str, Maker] = {"tensor_uniform": tensor_uniform, "tensor_skewed": 
 
 
 def generate(name: str, size: str | int = "small", *, seed: int = 0) -> Any:
-    """A member of a family with about `size` entries; see `families` and `tensors`."""
+    """Return a member of a family with about `size` entries; see `families` and `tensors`."""
     if isinstance(size, str) and size not in SIZES:
         raise ArgumentError(f"expected one of the sizes {', '.join(SIZES)}; found {size!r}")
     if seed < 0:
@@ -317,7 +317,7 @@ def generate(name: str, size: str | int = "small", *, seed: int = 0) -> Any:
 
 
 def families() -> dict[str, Callable[..., sp.csr_array]]:
-    """The families of matrices.
+    """Return the families of matrices.
 
     Returns
     -------
@@ -335,7 +335,7 @@ def families() -> dict[str, Callable[..., sp.csr_array]]:
 
 
 def tensors() -> dict[str, Callable[..., CooTensor]]:
-    """The families of tensors of three dimensions, called as those of `families`; each gives a CooTensor."""
+    """Return the families of tensors of three dimensions, called as those of `families`; each gives a CooTensor."""
     return {name: partial(generate, name) for name in TENSORS}
 
 

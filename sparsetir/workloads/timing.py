@@ -87,20 +87,20 @@ def burst(call: Callable[[], object], seconds: float) -> list[float]:
 
 
 def is_disturbed(samples: list[float]) -> bool:
-    """Whether half of the calls or more waited for a scheduler tick."""
+    """Return whether half of the calls or more waited for a scheduler tick."""
     middle, fastest = median(samples), min(samples)
     return (middle > 2 * fastest and middle - fastest > TICK) or is_quantised(samples)
 
 
 def is_quantised(samples: list[float]) -> bool:
-    """Whether most calls took a whole number of ticks, as one does that waits for a thread without a core."""
+    """Return whether most calls took a whole number of ticks, as one does that waits for a thread without a core."""
     ticks = [sample / FULL_TICK for sample in samples]
     whole = [1 <= round(n) <= MOST_TICKS and abs(n - round(n)) < OFF_TICK for n in ticks]
     return 2 * sum(whole) > len(whole)
 
 
 def quiet_burst(call: Callable[[], object], seconds: float) -> tuple[list[float], int]:
-    """The first undisturbed burst (or the last one allowed), and how many were discarded before it."""
+    """Return the first undisturbed burst (or the last one allowed), and how many were discarded before it."""
     for discarded in range(MAX_REPEATS):
         samples = burst(call, seconds)
         if not is_disturbed(samples):

@@ -29,7 +29,7 @@ UNTIMED = 2  # epochs in which kernels are built and memory is found
 
 
 def trained(problem: Problem, spec: Spec, selected: Sequence[str], epochs: int, *, cpu: bool = False) -> dict[str, Run]:
-    """A network on a graph in several ways; those that fail are named on stderr."""
+    """Return a network on a graph in several ways; those that fail are named on stderr."""
     trainings = {}
     for way in selected:
         try:
@@ -98,7 +98,7 @@ def operator_table(graphs: Sequence[str], args: argparse.Namespace) -> str:
 
 
 def arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """What is asked for."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
     add = parser.add_argument
     add("--graph", help="names separated by commas: real ones in the folder that SPARSETIR_DATA names, or rmat:1e5")

@@ -61,7 +61,7 @@ class Training:
         self.losses.append(float(loss.detach()))
 
     def accuracy(self) -> float:
-        """The share of the nodes not trained on whose class is found."""
+        """Return the share of the nodes not trained on whose class is found."""
         problem = self.problem
         with self.contender.context, torch.no_grad():
             predicted = self.contender.network(self.contender.x)[problem.test].argmax(dim=1)
@@ -148,7 +148,7 @@ def in_turn(
 
 
 def difference(runs: Mapping[str, Run]) -> float:
-    """The largest difference of two losses of an epoch, relative to the loss where that is above one."""
+    """Return the largest difference of two losses of an epoch, relative to the loss where that is above one."""
     curves = [run.losses for run in runs.values()]
     return max((max(step) - min(step)) / max(1.0, max(map(abs, step))) for step in zip(*curves, strict=True))
 
@@ -170,7 +170,8 @@ def added(prepare: Callable[[], Any], train: Callable[[Any], Any], small: Callab
 
 
 def apart(*command: str) -> int | None:
-    """The number that ``python command...`` prints last, in a process of its own; None where memory is not told.
+    """Return the number that ``python command...`` prints last, in a process of its own; None where memory is not
+    told.
 
     Raises
     ------

@@ -66,7 +66,7 @@ def cases(problem: Problem, features: int) -> dict[str, dict[str, Call]]:
 
 
 def layers() -> dict[str, Call]:
-    """A step of a sparse layer, and of the dense layer with all weights."""
+    """Return a step of a sparse layer, and of the dense layer with all weights."""
     dense = torch.nn.Linear(INPUTS, OUTPUTS)
     sparse, x = SparseLinear.from_dense(dense, DENSITY), torch.randn(BATCH, INPUTS, requires_grad=True)
     g = torch.randn(BATCH, OUTPUTS)
@@ -75,7 +75,7 @@ def layers() -> dict[str, Call]:
 
 
 def rows(problem: Problem, features: int, rounds: int, *, cpu: bool = False) -> list[list[str]]:
-    """A row of a table for each operator.
+    """Return a row of a table for each operator.
 
     Raises
     ------

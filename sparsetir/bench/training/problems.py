@@ -77,7 +77,7 @@ class Problem:
 
 
 def load(name: str, *, features: int = 64, classes: int = 8, seed: int = 0) -> Problem:
-    """A graph by its name.
+    """Return a graph by its name.
 
     Parameters
     ----------
@@ -115,12 +115,13 @@ def load(name: str, *, features: int = 64, classes: int = 8, seed: int = 0) -> P
 
 
 def available() -> list[str]:
-    """The names of the real graphs that are at hand."""
+    """Return the names of the real graphs that are at hand."""
     return [name for name in FILES if _path(FILES[name]).is_file()]
 
 
 def usual(*, relations: bool) -> str:
-    """The name of a small graph, whose edges have relations where those matter: a real one, or else a generated one."""
+    """Return the name of a small graph, whose edges have relations where those matter: a real one, or else a generated
+    one."""
     names = [name for name in available() if (name in RELATIONAL) == relations]
     return next(iter(names), FAMILIES[-1])
 
@@ -140,7 +141,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _read(name: str, rng: np.random.Generator) -> tuple[sp.csr_array, Array]:
-    """The adjacency and the relations of a real graph."""
+    """Return the adjacency and the relations of a real graph."""
     path = _path(FILES[name])
     if not path.is_file():
         raise ArgumentError(
@@ -177,7 +178,7 @@ def _words(name: str) -> Array:
 
 
 def _classes(adjacency: sp.csr_array, x: Array, classes: int, rng: np.random.Generator) -> Array:
-    """What a linear network of `HOPS` steps says, in equal parts as far as possible."""
+    """Return what a linear network of `HOPS` steps says, in equal parts as far as possible."""
     near = sp.csr_array(adjacency + sp.eye_array(adjacency.shape[0], dtype=np.float32))
     near = sp.csr_array(sp.diags_array(1 / near.sum(axis=1)) @ near).astype(np.float32)
     scores = x @ rng.standard_normal((x.shape[1], classes), np.float32)

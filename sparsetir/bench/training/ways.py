@@ -85,7 +85,7 @@ class Contender:
 
 
 def ways(kind: str) -> list[str]:
-    """The ways that a network can be had in.
+    """Return the ways in which a network can be trained.
 
     torch has no attention with sparse matrices, and its own compiler needs one of C++.
     """
@@ -96,12 +96,12 @@ def ways(kind: str) -> list[str]:
 
 
 def has_compiler() -> bool:
-    """Whether there is a compiler of C++."""
+    """Return whether there is a compiler of C++."""
     return any(which(name) for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name)
 
 
 def make(way: str, spec: Spec, problem: Problem) -> Contender:
-    """A network on a graph."""
+    """Return a network on a graph."""
     if way in (OURS, TORCH):
         structure = _graph if way == OURS else _matrix
         return Contender(_by_products(spec, problem, structure), _inputs(spec, problem, structure))
@@ -170,7 +170,7 @@ def _heads(spec: Spec, sizes: tuple[int, int, int]) -> tuple[tuple[int, int, int
 
 
 def with_loops(adjacency: sp.csr_array) -> sp.csr_array:
-    """The graph with a loop at each node, of weight one."""
+    """Return the graph with a loop at each node, of weight one."""
     return sp.csr_array(adjacency + sp.eye_array(adjacency.shape[0], dtype=np.float32))
 
 
