@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparsetir.errors import ScheduleError, checks_keywords
 from sparsetir.schedules import panel, ragged_sum, row
-from sparsetir.utils.arguments import as_count
+from sparsetir.utils.arguments import as_count, shown
 from sparsetir.utils.dtypes import as_whole
 
 DECLARED = (*row.DECLARED, *row.CARRY_DECLARED, *panel.DECLARED, *ragged_sum.DECLARED)
@@ -43,7 +43,7 @@ class Choices:
             raw = getattr(self, choice.name)
             value = raw if type(raw) is int else as_whole(raw)  # The fast path matters: searches make thousands.
             if not isinstance(value, int):
-                raise ScheduleError(f"{choice.name} must be a whole number, found {raw!r}")
+                raise ScheduleError(f"{choice.name} must be a whole number, found {shown(raw)}")
             if not choice.allows(value):
                 raise ScheduleError(f"{choice.name} must be {choice.expected}, found {value}")
             object.__setattr__(self, choice.name, value)

@@ -22,6 +22,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import shared_cache
 from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype, dtype_name
 
@@ -246,8 +247,10 @@ class Expression:
     ) -> None:
         if not values:
             raise ArgumentError("an expression needs an operand, found none")
-        if result not in RESULTS:
-            raise ArgumentError(f"result is one of {', '.join(RESULTS)}, found {result!r}")
+        if not isinstance(result, str) or result not in RESULTS:
+            raise ArgumentError(f"result is one of {', '.join(RESULTS)}, found {shown(result)}")
+        if not isinstance(text, str):
+            raise ArgumentTypeError(f"subscripts: expected a string, got {shown(text)}. Pass one such as 'ij,jk->ik'.")
         kinds = [kind_of(value, at) for at, value in enumerate(values)]
         self.text, self.kinds = text, kinds
         self.dtype = common_dtype([kind.dtype for kind in kinds])

@@ -15,7 +15,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.base import FormatRewriteRule
 from sparsetir.formats.coordinates import CSF
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, as_numpy, check_detached, check_parts, is_sparse, is_torch
+from sparsetir.interop import CooTensor, array_of_numbers, as_numpy, check_detached, check_parts, is_sparse, is_torch
 from sparsetir.utils.dtypes import VALUE_DTYPES, dtype_name
 
 Key: TypeAlias = tuple[Any, ...]
@@ -138,7 +138,7 @@ def admitted(value: Any, at: int) -> Any:
     if type(value) is np.ndarray or is_sparse(value) or is_torch(value) or isinstance(value, Shape):
         return value
     if isinstance(value, (bool, int, float, list, np.generic)):
-        value = np.asarray(value)
+        value = array_of_numbers(value, f"operand {at}") if value != [] else np.asarray(value)
         return value.astype("float64") if value.size == 0 and value.dtype == object else value
     if isinstance(value, (str, bytes, dict, set)) or value is None:
         expected = "a numpy or torch array, a sparse matrix or tensor, or a number"

@@ -20,7 +20,7 @@ from sparsetir.einsum.subscripts import LIMITS
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.hypersparse import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, as_numpy, compressed_of, is_sparse, is_torch
+from sparsetir.interop import CooTensor, array_of_numbers, as_numpy, compressed_of, is_sparse, is_torch
 from sparsetir.sparse_output import products
 from sparsetir.utils.arguments import as_dtype
 from sparsetir.utils.dtypes import common_dtype, dtype_name, is_float
@@ -436,7 +436,7 @@ def diagonal(tensor: SparseTensor) -> np.ndarray:
 
 
 def _chosen(index: Any, m: int) -> np.ndarray:
-    found = np.asarray(index)
+    found = array_of_numbers(index, "index")
     if found.ndim != 1 or (found.dtype.kind not in "iub" and found.size):
         raise ArgumentTypeError("rows are chosen by an index, a slice, a list of indices or one of bools")
     if found.dtype == bool and len(found) != m:

@@ -233,6 +233,8 @@ def semiring(reduce: str, combine: str, fill: Any, dtype: str) -> Semiring:
 
 
 def _fill_value(fill: Any, dtype: str) -> float:
+    if isinstance(fill, str) or getattr(fill, "shape", ()) != ():
+        raise ArgumentTypeError(f"fill is a number, found {type(fill).__name__}")
     try:
         value: float = fill.item() if hasattr(fill, "item") else fill
         fits = not isinstance(value, complex) and value == value

@@ -45,7 +45,7 @@ def is_torch(value: Any) -> bool:
 @cache
 def _is_of_torch(kind: Any) -> bool:
     """Return whether a class is torch's tensor, or derived from it."""
-    return any((base.__module__, base.__name__) == ("torch", "Tensor") for base in kind.__mro__)
+    return any((getattr(b, "__module__", ""), b.__name__) == ("torch", "Tensor") for b in kind.__mro__)
 
 
 def check_detached(tensor: Any, name: str, what: str) -> None:

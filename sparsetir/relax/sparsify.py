@@ -39,6 +39,7 @@ from sparsetir.relax.lowered import emitted, known, product
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant
 from sparsetir.tuning import tune_many
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.dtypes import is_real
 
 MOST_DENSE = 0.7  # Larger densities are not worth timing.
@@ -289,9 +290,10 @@ class SparsifyWeights:
         progress: bool = False,
     ) -> None:
         if not isinstance(decide, str) or decide not in ("measure", "predict"):
-            raise ArgumentError(f"decide is 'measure' or 'predict', found {decide!r}")
+            raise ArgumentError(f"decide is 'measure' or 'predict', found {shown(decide)}")
         if not (is_real(rows) and is_real(most_dense)) or rows < 1 or not 0 <= most_dense <= 1:
-            raise ArgumentError(f"rows must be positive and most_dense from 0 to 1; found {rows} and {most_dense}")
+            found = f"{shown(rows)} and {shown(most_dense)}"
+            raise ArgumentError(f"rows must be positive and most_dense from 0 to 1; found {found}")
         if tune and database is None:
             raise ArgumentError("tune needs a database, in which sparsetir.relax.build finds what was tuned")
         self.decide, self.rows, self.most_dense, self.progress = decide, rows, most_dense, progress

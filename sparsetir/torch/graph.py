@@ -14,6 +14,7 @@ import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.dtypes import is_real
 from torch import Tensor
 
@@ -167,8 +168,8 @@ class Graph(functions.Graphs):
         """
         weight = self.weight if weight is None else weight
         x, weight, bias = _alike(x, weight, bias)
-        if activation not in (None, "relu"):
-            raise ArgumentError(f'activation is None or "relu"; found {activation!r}')
+        if activation is not None and (not isinstance(activation, str) or activation != "relu"):
+            raise ArgumentError(f'activation is None or "relu"; found {shown(activation)}')
         if self.is_to_trace(x):
             return self._traced("spmm", [x, weight, bias], reduce=reduce, activation=activation or "")
         self._check(x=x, weight=weight, bias=bias)
@@ -179,11 +180,11 @@ class Graph(functions.Graphs):
         if edges is not None and edges.dtype is not x.dtype:
             raise ArgumentTypeError(f"x and weight must have one dtype; x is {x.dtype} and weight is {edges.dtype}")
         x, inner, shape = self._product(x.contiguous(), edges)
-        if (is_mean := SUMS.get(reduce)) is not None:
+        if (is_mean := SUMS.get(reduce) if isinstance(reduce, str) else None) is not None:
             flat = None if bias is None else bias.reshape(x.shape[1:])
             y = functions.SpMM.apply(self, inner, is_mean, activation or "", edges, x, flat)
             return y if len(shape) == y.dim() else y.view(shape)
-        if reduce not in EXTREMES:
+        if not isinstance(reduce, str) or reduce not in EXTREMES:
             raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {reduce!r}')
         y = functions.Extreme.apply(self, inner, EXTREMES[reduce], edges, x).view(shape)
         y = y if bias is None else y + bias
@@ -223,8 +224,8 @@ class Graph(functions.Graphs):
         if not isinstance(weight, Tensor) or not isinstance(x, Tensor) or x.dim() != 2 or weight.dim() != 2:
             description = " and ".join(_shown(t) if isinstance(t, Tensor) else type(t).__name__ for t in (x, weight))
             raise ArgumentError(f"expected x of [n, inputs] and weight of [outputs, inputs]; found {description}")
-        if activation not in (None, "relu"):
-            raise ArgumentError(f'activation is None or "relu"; found {activation!r}')
+        if activation is not None and (not isinstance(activation, str) or activation != "relu"):
+            raise ArgumentError(f'activation is None or "relu"; found {shown(activation)}')
         sums = self._sums_of_constant(x, reduce)
         if sums is None and (reduce in EXTREMES or x.shape[1] < weight.shape[0]):
             sums = self.spmm(x, reduce=reduce)

@@ -18,8 +18,10 @@ from torch.nn.utils.prune import BasePruningMethod
 
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.interop import array_of_numbers
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
+from sparsetir.utils.arguments import shown
 from torch import Tensor, nn
 
 Array = np.ndarray
@@ -488,7 +490,7 @@ def _check_unshared(model: nn.Module, name: str, layer: nn.Linear) -> None:
 def _check_layer(inputs: Any, outputs: Any, dtype: Any) -> None:
     for name, size in (("in_features", inputs), ("out_features", outputs)):
         if not isinstance(size, (int, np.integer)) or size < 0:
-            raise ArgumentError(f"{name} is a number of features, found {size!r}")
+            raise ArgumentError(f"{name} is a number of features, found {shown(size)}")
     if dtype not in NAMES:
         raise ArgumentTypeError(f"the weights are of one of {', '.join(map(str, NAMES))}; found {dtype}")
 
@@ -521,7 +523,7 @@ def _places(mask: Any, shape: tuple[int, int], *, is_sorted: bool = False) -> An
     """Return a structure that lists each place once, rows in order."""
     if isinstance(mask, (Tensor, np.ndarray)) and not getattr(mask, "is_sparse", False):
         if not isinstance(mask, Tensor) or mask.layout is torch.strided:
-            mask = torch.as_tensor(mask) != 0
+            mask = torch.as_tensor(array_of_numbers(mask, "mask") != 0)
     graph = Graph(mask)
     if graph.shape != shape:
         raise ArgumentError(f"the mask has shape {list(graph.shape)}, expected {list(shape)}, outputs by inputs")

@@ -30,6 +30,10 @@ def shown(value: Any) -> str:
     return type(value).__name__
 
 
+def _is_torch(value: Any) -> bool:
+    return bool(getattr(type(value), "__module__", "") == "torch")
+
+
 def as_flag(value: Any, name: str) -> bool:
     """Return True or False, of Python, numpy, or as 0 or 1.
 
@@ -88,7 +92,7 @@ def as_real(value: Any, name: str, expected: str = "a real number") -> int | flo
     """
     if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0:
         value = value.item()
-    elif type(value).__module__ == "torch" and getattr(value, "ndim", 1) == 0 and value.device.type != "meta":
+    elif _is_torch(value) and getattr(value, "ndim", 1) == 0 and value.device.type != "meta":
         value = value.item()
     if not isinstance(value, Real):
         raise ArgumentTypeError(f"{name}: expected {expected}, got {shown(value)}. Pass a Python or numpy number.")
@@ -183,7 +187,7 @@ def as_items(value: Any, name: str, expected: str) -> tuple[Any, ...]:
     >>> as_items(["I", "J"], "order", "names of axes")
     ('I', 'J')
     """
-    is_other = isinstance(value, (str, bytes, Mapping, np.ndarray)) or type(value).__module__ == "torch"
+    is_other = isinstance(value, (str, bytes, Mapping, np.ndarray)) or _is_torch(value)
     is_plain = isinstance(value, (Sequence, set, frozenset)) or (isinstance(value, Iterable) and hasattr(value, "send"))
     if is_other or not is_plain:
         raise ArgumentTypeError(f"{name}: expected {expected}, got {shown(value)}. Pass a list.")
