@@ -116,13 +116,13 @@ def listed(folder: Path | None) -> Iterator[Source]:
 
 def operations(text: str) -> list[tuple[str, int]]:
     """Return operations with the lengths of their dense rows, such as ``spmm:32,spmv``."""
-    found = []
+    programs = []
     for part in text.split(","):
         op, _, feat = part.partition(":")
         if op not in DENSE or not (feat or str(FEAT)).isdigit():
             raise ArgumentError(f"expected operations such as spmm:32, of {', '.join(DENSE)}; found {part!r}")
-        found.append((op, int(feat or FEAT)))
-    return found
+        programs.append((op, int(feat or FEAT)))
+    return programs
 
 
 def measured(
@@ -189,20 +189,20 @@ def measured_again(
     records: Labelled, matrix: Any, op: str, feat: int, *, seed: int, where: Mapping[str, Any] | None = None
 ) -> int:
     """Measure the candidates of a case that ran once more; returns how many there are."""
-    held = records.trials()
-    ran = [record for record in held if record.seconds is not None and not is_untuned(record)]
+    recorded = records.trials()
+    ran = [record for record in recorded if record.seconds is not None and not is_untuned(record)]
     waiting = list(dict.fromkeys(record.candidate for record in ran))
     if not waiting:
         return 0
-    order = np.random.default_rng(seed + len(held)).permutation(len(waiting))
-    search, budget = Again([waiting[n] for n in order], seed), Budget(len(held) + len(waiting))
+    order = np.random.default_rng(seed + len(recorded)).permutation(len(waiting))
+    search, budget = Again([waiting[n] for n in order], seed), Budget(len(recorded) + len(waiting))
     case = make_case(op, matrix, feat=feat)
     formats = list(dict.fromkeys(c.format for c in waiting if c.format is not None))
     with closing(Session(case.program, case.inputs, None, formats, isolate=True, **(where or {}))) as session:
         _, interrupted = trials(session, search, budget, records, cost=full_cost)
         if interrupted:
             end(session)
-    return len(records.trials()) - len(held)
+    return len(records.trials()) - len(recorded)
 
 
 def collect(

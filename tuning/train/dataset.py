@@ -138,13 +138,15 @@ class Job:
 
     def inputs(self, sparse: Any) -> dict[str, Any]:
         """Return the arguments of a call on a matrix or tensor."""
-        held = typed(sparse, self.dtype)
+        matrix = typed(sparse, self.dtype)
         if self.kind == "drawn":
-            return random_programs.draw(int(self.op.partition("_")[2]), self.dtype).inputs(held, self.feat, self.dtype)
+            return random_programs.draw(int(self.op.partition("_")[2]), self.dtype).inputs(
+                matrix, self.feat, self.dtype
+            )
         rng, shape = np.random.default_rng(0), sparse.shape
         sizes = {n: (shape[d], self.feat) if wide else (shape[d],) for n, (d, wide) in DENSE[self.op].items()}
         dense = {n: aligned(rng.standard_normal(s, np.float32).astype(self.dtype)) for n, s in sizes.items()}
-        return {{"sddmm": "S", "mttkrp": "T_"}.get(self.op, "A"): held, **dense}
+        return {{"sddmm": "S", "mttkrp": "T_"}.get(self.op, "A"): matrix, **dense}
 
 
 def typed(sparse: Any, dtype: str) -> Any:
@@ -164,8 +166,8 @@ def sources(matrices: int, *, seed: int = 0, data: Path | None = None) -> Iterat
         yield Source(
             f"{name}-{size}-{seed + n}", NUMBERED.sub("", name), partial(suite.generate, name, size, seed=seed + n)
         )
-    for found in from_files(find_files(data)) if data is not None else []:
-        yield Source(found.name, found.name, found.load)
+    for source in from_files(find_files(data)) if data is not None else []:
+        yield Source(source.name, source.name, source.load)
 
 
 def jobs(sparse: Any, count: int, rng: np.random.Generator) -> list[Job]:
@@ -249,14 +251,14 @@ def recording(line: Mapping[str, Any], spread: float = float("inf")) -> Recordin
     if len(kept) < LEAST:
         return None
     encoding = encoding_of(line)
-    found = dict(zip([c for c, _ in kept], encoding.rows([c for c, _ in kept]), strict=True))
+    features_of = dict(zip([c for c, _ in kept], encoding.rows([c for c, _ in kept]), strict=True))
     usual = Candidate(Choices(**line["usual"]))
     untuned = (least(line["plain"]), encoding.rows([usual], specialised=False)[0])
     job = Job(**line["job"])
     return Recording(
         line["case"],
         {c: least(seconds) for c, seconds in kept},
-        found,
+        features_of,
         matrix_names(),
         line["matrix"],
         line["family"],
@@ -291,7 +293,7 @@ def encoding_of(line: Mapping[str, Any]) -> Noted:
     job = Job(**line["job"])
     work = Work.of(_program(job.op, job.dtype), line["sizes"])
     own = Stored(*line["own"])
-    stored = {_format(text): Stored(*held) for text, _, held, *_ in line["points"]}
+    stored = {_format(text): Stored(*sizes) for text, _, sizes, *_ in line["points"]}
     operands = Operands.of(work, job.threads, Rates(**line["rates"]) if "rates" in line else USUAL)
     return Noted(line["facts"], None, own, operands, noted=Structure(**line["structure"]), stored={**stored, None: own})
 
@@ -387,11 +389,11 @@ class Forms:
 def pool_of(values: Values, base: Choices, threads: int, seed: int, is_own: bool) -> list[Choices]:
     """Return the choices measured for a form: what usually suits it, and random others; on one thread serial."""
     chunks = tuple(n for n in values.get("chunks", ()) if (n > 0) == (threads > 1))
-    known = {**values, "chunks": chunks or (0,)}
-    begun = start({n: v for n, v in known.items() if n != "chunks"}, base)
+    candidate_values = {**values, "chunks": chunks or (0,)}
+    begun = start({n: v for n, v in candidate_values.items() if n != "chunks"}, base)
     usual = base.changed(**{**begun.as_dict(), "chunks": threads if chunks[:1] > (0,) else 0})
     rng, count = np.random.default_rng(seed), OWN_CHOICES if is_own else CHOICES
-    others = [usual.changed(**drawn(known, rng)) for _ in range(4 * count)]
+    others = [usual.changed(**drawn(candidate_values, rng)) for _ in range(4 * count)]
     return list(dict.fromkeys([usual, *others]))[:count]
 
 
@@ -413,13 +415,13 @@ def timed(call: Callable[[], Any], clock: Callable[[], float]) -> float:
         call()
         return min(once, clock() - begin)
     count = max(1, int(BURST / once))
-    found = float("inf")
+    fastest = float("inf")
     for _ in range(BURSTS):
         begin = clock()
         for _ in range(count):
             call()
-        found = min(found, (clock() - begin) / count)
-    return max(found, SHORTEST)
+        fastest = min(fastest, (clock() - begin) / count)
+    return max(fastest, SHORTEST)
 
 
 @dataclass
@@ -472,9 +474,9 @@ class Measured:
         absolute = self.workload.absolute()
         magnitudes = absolute.fresh(absolute.call(self.kernel.function, self.names))
         self.reference = Reference(self.workload.fresh(self.untuned), magnitudes)
-        known = {name: int(value) for name, value in self.workload.args.sizes.items()}
-        self.sizes = known
-        self.fixed = {name: known[name] for name in free_sizes(self.kernel.signature.program)}
+        sizes = {name: int(value) for name, value in self.workload.args.sizes.items()}
+        self.sizes = sizes
+        self.fixed = {name: sizes[name] for name in free_sizes(self.kernel.signature.program)}
         self.failures = 0
 
     def points(self, rng: np.random.Generator) -> Iterator[Point]:
@@ -498,8 +500,8 @@ class Measured:
         holder = self.kernel.signature.holder
         if any(n in holder and not holder[n].is_dense for n in written):
             return []
-        found = promising(self.pattern, feat=self.job.feat)
-        sure, others = found[:SURE_FORMATS], found[SURE_FORMATS:]
+        ranked_formats = promising(self.pattern, feat=self.job.feat)
+        sure, others = ranked_formats[:SURE_FORMATS], ranked_formats[SURE_FORMATS:]
         return [*sure, *(others[n] for n in sorted(rng.permutation(len(others))[:OTHER_FORMATS]))]
 
     def _converted(self, form: Form) -> tuple[Workload, float]:
@@ -564,10 +566,10 @@ class Measured:
         }
 
     def _facts(self) -> dict[str, float]:
-        found = features.of_pattern(self.pattern)
+        facts = features.of_pattern(self.pattern)
         if len(self.sparse.shape) != 2:
-            return found
-        return found | features.density(self.sparse.indptr, self.sparse.indices, self.sparse.shape[1])
+            return facts
+        return facts | features.density(self.sparse.indptr, self.sparse.indices, self.sparse.shape[1])
 
 
 # ------------------------------------------------------------------ collecting
@@ -595,8 +597,8 @@ def target_of(mcpu: str | None) -> Any:
     if mcpu is None or mcpu == mcpu_of(None):
         return None
     kept = {name: value for name, value in native_target().export().items() if name not in ("mcpu", "mattr")}
-    known = tvm.get_global_func("target.llvm_get_cpu_archlist")(tvm.target.Target(kept))
-    if mcpu not in map(str, known):
+    arch_list = tvm.get_global_func("target.llvm_get_cpu_archlist")(tvm.target.Target(kept))
+    if mcpu not in map(str, arch_list):
         raise ArgumentError(f"mcpu is a processor that LLVM knows, such as x86-64-v3; found {mcpu!r}")
     return {**kept, "mcpu": mcpu}
 
@@ -626,8 +628,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         if line == {}:
             continue
         if not isinstance(line, dict) or line.get("format") != FORMAT or "points" not in line:
-            found = text[:40].decode(errors="replace")
-            raise TuningError(f"expected a data set of format {FORMAT} in {path}; found the line {found!r}")
+            beginning = text[:40].decode(errors="replace")
+            raise TuningError(f"expected a data set of format {FORMAT} in {path}; found the line {beginning!r}")
         yield line
 
 
@@ -761,10 +763,10 @@ def columns(path: Path) -> dict[str, np.ndarray]:
     TuningError
         It holds no points.
     """
-    found = list(rows(lines(path)))
-    if not found:
+    table_rows = list(rows(lines(path)))
+    if not table_rows:
         raise TuningError(f"{path} holds no points yet: `sparsetir collect {path}` measures some")
-    return {name: np.array([row[name] for row in found]) for name in found[0]}
+    return {name: np.array([row[name] for row in table_rows]) for name in table_rows[0]}
 
 
 def export(path: Path, out: Path) -> Path:
@@ -786,31 +788,34 @@ def export(path: Path, out: Path) -> Path:
     """
     if out.suffix not in SUFFIXES:
         raise ArgumentError(f"expected a table {' or '.join(SUFFIXES)}; found {out.name}")
-    found = columns(path)
+    table_columns = columns(path)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix == ".npz":
-        np.savez_compressed(out, allow_pickle=False, **found)
+        np.savez_compressed(out, allow_pickle=False, **table_columns)
         return out
     arrow = optional.require("pyarrow", extra="data", purpose="a table as parquet")
     parquet = optional.require("pyarrow.parquet", extra="data", purpose="a table as parquet")
-    parquet.write_table(arrow.table({name: arrow.array(list(values)) for name, values in found.items()}), out)
+    parquet.write_table(arrow.table({name: arrow.array(list(values)) for name, values in table_columns.items()}), out)
     return out
 
 
 def summary(path: Path) -> list[list[str]]:
     """Return a data set's size and how far two measurements of a point differ, by operation; a heading first."""
-    found: dict[str, list[Any]] = {}
+    by_family: dict[str, list[Any]] = {}
     for line in lines(path):
         job = line["job"]
-        found.setdefault(f"{job['op'].partition('_')[0]} {job['dtype']}, threads {job['threads']}", []).append(line)
+        by_family.setdefault(f"{job['op'].partition('_')[0]} {job['dtype']}, threads {job['threads']}", []).append(line)
     table = [["", "points", "cases", "matrices", "families", "noise: median", "95th percentile", "load"]]
-    for name, held in [*sorted(found.items()), ("all", [line for part in found.values() for line in part])]:
-        noise = [abs(np.log(p[-2] / p[-1])) for line in held for p in line["points"]]
-        counts = Counter(key for line in held for key in {("m", line["matrix"]), ("f", line["family"])})
+    for name, case_lines in [
+        *sorted(by_family.items()),
+        ("all", [line for part in by_family.values() for line in part]),
+    ]:
+        noise = [abs(np.log(p[-2] / p[-1])) for line in case_lines for p in line["points"]]
+        counts = Counter(key for line in case_lines for key in {("m", line["matrix"]), ("f", line["family"])})
         matrices, families = (sum(key[0] == which for key in counts) for which in "mf")
         apart = [f"{np.percentile(noise, q):.1%}" for q in (50, 95)] if noise else ["", ""]
-        load = f"{np.median([max(line['load']) for line in held]):.1f}" if held else ""
-        table.append([name, f"{len(noise):,}", f"{len(held):,}", str(matrices), str(families), *apart, load])
+        load = f"{np.median([max(line['load']) for line in case_lines]):.1f}" if case_lines else ""
+        table.append([name, f"{len(noise):,}", f"{len(case_lines):,}", str(matrices), str(families), *apart, load])
     return table
 
 

@@ -74,10 +74,10 @@ def certain_in_order(scores: Mapping[Candidate, float], passes: Sequence[Mapping
 
     Noise cannot be foretold: of the pairs that it decides about any model has half right.
     """
-    twice = [c for c in scores if len(passes) > 1 and all(c in held for held in passes)]
+    twice = [c for c in scores if len(passes) > 1 and all(c in timing_pass for timing_pass in passes)]
     if len(twice) < LEAST:
         return float("nan")
-    first, second = (np.array([held[c] for c in twice]) for held in passes)
+    first, second = (np.array([timing_pass[c] for c in twice]) for timing_pass in passes)
     faster = (first[:, None] < first[None, :]) & (second[:, None] < second[None, :])
     return _right(np.array([scores[c] for c in twice]), faster)
 
@@ -107,15 +107,15 @@ def ranking(model: Model, case: Recording) -> Ranking:
 
 def repeated(cases: Sequence[Recording]) -> list[Ranking]:
     """Return how a second measurement ranks what was measured first: what noise leaves to be known."""
-    found = []
+    shares = []
     for case in cases:
         if not case.passes or len(case.passes[0]) < LEAST:
             continue
-        first, second = (np.array(list(held.values())) for held in case.passes)
+        first, second = (np.array(list(timing_pass.values())) for timing_pass in case.passes)
         order = np.argsort(second, kind="stable")
         top = [first.min() / first[order[:count]].min() for count in (1, 5)]
-        found.append(Ranking(case, pairs_in_order(-np.log(second), first), float(top[0]), float(top[1])))
-    return found
+        shares.append(Ranking(case, pairs_in_order(-np.log(second), first), float(top[0]), float(top[1])))
+    return shares
 
 
 def folds(
@@ -149,11 +149,11 @@ def geomean(numbers: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(np.maximum(numbers, 1e-9)))))
 
 
-def summary(found: Sequence[Ranking]) -> list[str]:
+def summary(rankings_of: Sequence[Ranking]) -> list[str]:
     """Return cells: pairs in order, the share of the best that the first and first five reach, a bad first one."""
-    first, five = [r.top_1 for r in found], [r.top_5 for r in found]
-    certain = [r.certain for r in found if not np.isnan(r.certain)]
-    numbers = [np.mean([r.pairs for r in found]), np.mean(certain) if certain else np.nan]
+    first, five = [r.top_1 for r in rankings_of], [r.top_5 for r in rankings_of]
+    certain = [r.certain for r in rankings_of if not np.isnan(r.certain)]
+    numbers = [np.mean([r.pairs for r in rankings_of]), np.mean(certain) if certain else np.nan]
     numbers += [geomean(first), np.percentile(first, 5), geomean(five)]
     return ["" if np.isnan(number) else f"{number:.3f}" for number in numbers]
 
@@ -168,8 +168,8 @@ def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
     if twice:
         rows.append(["a second measurement of the first", *summary(twice)])
     some = next(iter(rankings.values()))
-    known = [r.case for r in some if r.case.untuned is not None and np.isfinite(r.case.untuned[0])]
-    shares = [min(1.0, case.best / case.untuned[0]) for case in known if case.untuned is not None]
+    measured_cases = [r.case for r in some if r.case.untuned is not None and np.isfinite(r.case.untuned[0])]
+    shares = [min(1.0, case.best / case.untuned[0]) for case in measured_cases if case.untuned is not None]
     if shares:
         rows.append(["the untuned kernel", "", "", f"{geomean(shares):.3f}", f"{np.percentile(shares, 5):.3f}", ""])
     return rows

@@ -138,13 +138,13 @@ def tables(cases: Sequence[Recording], rounds: int, unseen: list[Ranking]) -> It
         title = TITLES.get(by, by)
         compared = trainers(rounds) if by == "matrix" else {LED: partial(train, rounds=rounds)}
         ranked = {name: held_out(cases, trainer, by, FOLDS) for name, trainer in compared.items() if by != "family"}
-        found = ranked or {LED: unseen}
-        yield markdown(by_model(found, f"one {title} left out")) + "\n"
-        yield markdown(by_part(found[LED], "op" if by in ("matrix", "family") else by)) + "\n"
-        yield markdown(by_margin(found[LED])) + "\n"
+        rankings = ranked or {LED: unseen}
+        yield markdown(by_model(rankings, f"one {title} left out")) + "\n"
+        yield markdown(by_part(rankings[LED], "op" if by in ("matrix", "family") else by)) + "\n"
+        yield markdown(by_margin(rankings[LED])) + "\n"
         if by != "matrix":
-            held = conformal.coverage(found[LED], by, familiar=unseen if by == OPERATION else None)
-            yield markdown(conformal.cells(held, f"one {title} left out")) + "\n"
+            table_of = conformal.coverage(rankings[LED], by, familiar=unseen if by == OPERATION else None)
+            yield markdown(conformal.cells(table_of, f"one {title} left out")) + "\n"
     for by in SETTINGS_OF_MACHINES:
         moved = evaluate.transferred(cases, partial(train, rounds=rounds), by)
         if moved:
@@ -180,9 +180,9 @@ def train_on(matrices: set[str], rounds: int, cases: Sequence[Recording]) -> Any
 def searches(cases: Sequence[Recording], over: Sequence[Recording], rounds: int, seeds: int) -> str:
     """Return searches over recorded trials, with and without a model of the other families' `cases`, in Markdown."""
     models = of_other_families(cases, over, rounds)
-    found = compare(over, ["guided"], BUDGETS, seeds, lambda case: models[case.family])
-    found |= compare(over, ["evolution", "annealing", "portfolio", "random"], BUDGETS, seeds)
-    rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]
+    curves = compare(over, ["guided"], BUDGETS, seeds, lambda case: models[case.family])
+    curves |= compare(over, ["evolution", "annealing", "portfolio", "random"], BUDGETS, seeds)
+    rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in curves.items()]
     table = markdown([[f"{seeds} seeds, mean (5th percentile)", *(f"{n} trials" for n in BUDGETS)], *rows])
     ended = stops(over, UNLIKELY, seeds, lambda case: models[case.family])
     return f"{table}\n\n{markdown(ended)}"

@@ -52,13 +52,13 @@ class Recorded(Space):
 
     def _open(self, format: Format | None) -> Values | None:
         """Return the values that the recorded candidates of a format have."""
-        held = [c.choices.as_dict() for c in self.listed if c.format == format]
-        if not held:
+        values_of = [c.choices.as_dict() for c in self.listed if c.format == format]
+        if not values_of:
             return None
-        found = {name: list(dict.fromkeys(chosen[name] for chosen in held)) for name in held[0]}
+        options = {name: list(dict.fromkeys(chosen[name] for chosen in values_of)) for name in values_of[0]}
         if isinstance(self.base, Config):  # as they are: a split has no order, and a Config holds all of its knobs
-            return {name: tuple(values) for name, values in found.items()}
-        return {name: tuple(sorted(values)) for name, values in found.items() if len(values) > 1}
+            return {name: tuple(values) for name, values in options.items()}
+        return {name: tuple(sorted(values)) for name, values in options.items() if len(values) > 1}
 
     def nearest(self, candidate: Candidate) -> Candidate:
         """Return the recorded candidate that differs in the fewest choices."""
@@ -156,10 +156,10 @@ def stops(cases: Sequence[Recording], thresholds: Sequence[float], seeds: int, p
     """Return what searches come to that end by themselves, for some thresholds, as the cells of a table."""
     rows = [["ends when better is as unlikely as", "trials, of all", "missed more than 3 %", "regret", "worst"]]
     for until in thresholds:
-        found = [(case, stopped(case, seed, until, prior(case))) for case in cases for seed in range(seeds)]
-        used = np.mean([stop.trials / len(case.seconds) for case, stop in found])
-        missed, regret = np.mean([stop.missed for _, stop in found]), 1 - np.mean([stop.reached for _, stop in found])
-        worst = min(stop.reached for _, stop in found)
+        runs = [(case, stopped(case, seed, until, prior(case))) for case in cases for seed in range(seeds)]
+        used = np.mean([stop.trials / len(case.seconds) for case, stop in runs])
+        missed, regret = np.mean([stop.missed for _, stop in runs]), 1 - np.mean([stop.reached for _, stop in runs])
+        worst = min(stop.reached for _, stop in runs)
         rows.append([f"{until:g}", f"{used:.0%}", f"{missed:.1%}", f"{regret:.2%}", f"{worst:.2f}"])
     return rows
 
@@ -183,19 +183,19 @@ def compare(
 
     `prior` gives the model that "guided" begins with, by case.
     """
-    found: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
     for strategy in strategies:
         runs = runs_of(cases, strategy, max(budgets), seeds, prior)
         reached = np.maximum(runs[:, [n - 1 for n in budgets]], 1e-9)
         means = np.exp(np.log(reached).mean(axis=0))
-        found[strategy] = list(zip(means.tolist(), np.percentile(reached, 5, axis=0).tolist(), strict=True))
-    return found
+        curves[strategy] = list(zip(means.tolist(), np.percentile(reached, 5, axis=0).tolist(), strict=True))
+    return curves
 
 
 def table(cases: Sequence[Recording], strategies: Sequence[str], budgets: Sequence[int], seeds: int) -> str:
     """Format `compare` as Markdown."""
-    found = compare(cases, strategies, budgets, seeds)
-    rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]
+    curves = compare(cases, strategies, budgets, seeds)
+    rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in curves.items()]
     total = sum(len(case.seconds) for case in cases)
     head = [f"{len(cases)} cases, {total:,} candidates, {seeds} seeds", *(f"{n} trials" for n in budgets)]
     return markdown([head, *rows])

@@ -173,11 +173,11 @@ class Process:
         """Return an idle worker process, or a new one; with as many threads as this process unless told otherwise."""
         wanted = threads or get_num_threads()
         while cls.idle:
-            found = cls.idle.pop()
-            is_same = (found.threads, found.path) == (wanted, modules_path())
-            if found.process.poll() is None and is_same:
-                return found
-            found.kill()
+            idle_process = cls.idle.pop()
+            is_same = (idle_process.threads, idle_process.path) == (wanted, modules_path())
+            if idle_process.process.poll() is None and is_same:
+                return idle_process
+            idle_process.kill()
         return cls(wanted)
 
     @classmethod
@@ -215,9 +215,9 @@ def modules_path() -> str:
 def _dismiss() -> None:
     """Let idle workers go: each puts what it compiled on disk before it ends."""
     while Process.idle:
-        found = Process.idle.pop()
-        found.connection.close()
-        found.process.returncode = 0  # the process is not waited for
+        idle_process = Process.idle.pop()
+        idle_process.connection.close()
+        idle_process.process.returncode = 0  # the process is not waited for
 
 
 if hasattr(os, "register_at_fork"):
@@ -280,13 +280,13 @@ class RemoteWorker:
         if not self.has_begun:
             self._await_beginning()
         try:
-            found = self._receive(self.timeout * _patience(job, args))
+            outcome = self._receive(self.timeout * _patience(job, args))
         except Lost as lost:
-            found = lost
+            outcome = lost
         self.jobs.popleft()
-        if isinstance(found, Lost):
+        if isinstance(outcome, Lost):
             self.start()
-        return job, args, found
+        return job, args, outcome
 
     def allow(self, seconds: float) -> None:
         self.timeout = max(self.timeout, seconds)
@@ -488,7 +488,7 @@ class Pool(Formats):
     def _home(self, format: Format | None) -> Worker:
         """Return the worker that prepares a format: the one with the fewest."""
         if format not in self.homes:
-            counts = [sum(worker in held for held in self.homes.values()) for worker in self.workers]
+            counts = [sum(worker in members for members in self.homes.values()) for worker in self.workers]
             self.homes[format] = [self.workers[int(np.argmin(counts))]]
         return self.homes[format][0]
 
@@ -513,8 +513,8 @@ class Pool(Formats):
         """Time candidates again, each some time after its last turn, and those of a worker one after another."""
         for candidate, worker in sorted(workers.items(), key=lambda item: self.workers.index(item[1])):
             worker.post(interleaved_seconds, candidate, TURN_SECONDS)
-            *_, found = worker.result()
-            seconds, untuned = (float("inf"), float("inf")) if isinstance(found, Lost) else found
+            *_, outcome = worker.result()
+            seconds, untuned = (float("inf"), float("inf")) if isinstance(outcome, Lost) else outcome
             timed[candidate] = self._noted(
                 candidate, timed[candidate].again(at_pace(seconds, untuned, self.usual or untuned))
             )
@@ -528,14 +528,14 @@ class Pool(Formats):
             )
         worker = worker or self.workers[0]
         worker.post(time_candidate, candidate)
-        *_, found = worker.result()
-        if isinstance(found, Lost):
-            return Measurement(error=f"its process {found}")
-        if candidate is None and found.seconds is not None:
-            self.usual = min(found.seconds, self.usual or found.seconds)
+        *_, outcome = worker.result()
+        if isinstance(outcome, Lost):
+            return Measurement(error=f"its process {outcome}")
+        if candidate is None and outcome.seconds is not None:
+            self.usual = min(outcome.seconds, self.usual or outcome.seconds)
             for each in self.workers:
-                each.allow(ALLOWED * found.seconds)
-        return self._noted(candidate, found if self.usual is None else found.paced(self.usual))
+                each.allow(ALLOWED * outcome.seconds)
+        return self._noted(candidate, outcome if self.usual is None else outcome.paced(self.usual))
 
     def _noted(self, candidate: Candidate | None, found: Measurement) -> Measurement:
         """Return a measurement, its seconds kept in place of earlier ones of the candidate."""
@@ -550,10 +550,10 @@ class Pool(Formats):
 
     def _compile(self, batch: Sequence[Candidate], *, ahead: int = 0) -> dict[Candidate, Worker | str]:
         """Return where each candidate is ready, or why it is not."""
-        found: dict[Candidate, Worker | str] = {}
+        compiled_by: dict[Candidate, Worker | str] = {}
         shares: dict[int, list[Candidate]] = {n: [] for n in range(len(self.workers))}
         for candidate in batch:
-            found[candidate] = worker = self._least_busy(candidate.format, shares)
+            compiled_by[candidate] = worker = self._least_busy(candidate.format, shares)
             shares[self.workers.index(worker)].append(candidate)
         for n, share in shares.items():
             if len(share) > 1:
@@ -564,18 +564,18 @@ class Pool(Formats):
         for worker in self.workers:
             for candidate, error in self._drain(worker):
                 if error is not None:
-                    found[candidate] = error
-        return found
+                    compiled_by[candidate] = error
+        return compiled_by
 
     def _drain(self, worker: Worker) -> list[tuple[Candidate, str | None]]:
         """Take all results of a worker: formats are noted, compilations returned."""
         compiled = []
         while worker.pending:
-            job, (asked, *_), found = worker.result()
+            job, (asked, *_), outcome = worker.result()
             if job is prepare:
-                self.known[asked] = Prepared(error=f"its process {found}") if isinstance(found, Lost) else found
+                self.known[asked] = Prepared(error=f"its process {outcome}") if isinstance(outcome, Lost) else outcome
             elif job is compile_candidate:
-                compiled.append((asked, f"its process {found}" if isinstance(found, Lost) else found))
+                compiled.append((asked, f"its process {outcome}" if isinstance(outcome, Lost) else outcome))
         return compiled
 
     def _least_busy(self, format: Format | None, shares: Mapping[int, Sequence[Candidate]]) -> Worker:
@@ -618,8 +618,8 @@ class Pool(Formats):
 
 def _typical(worker: Worker, candidate: Candidate | None, seconds: float) -> float:
     worker.post(typical_seconds, candidate, seconds)
-    *_, found = worker.result()
-    return float("inf") if isinstance(found, Lost) else float(found)
+    *_, outcome = worker.result()
+    return float("inf") if isinstance(outcome, Lost) else float(outcome)
 
 
 def pool_of(evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: bool, timeout: float = TIMEOUT) -> Pool:

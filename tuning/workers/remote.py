@@ -143,8 +143,8 @@ def work(order: Order) -> Answer:
         if desk is None:
             return Answer(is_missing=True)
         try:
-            found = order.job(desk, *order.args)
-            return Answer(found, desk.place, load_average())
+            outcome = order.job(desk, *order.args)
+            return Answer(outcome, desk.place, load_average())
         except TuningError as error:
             desk.close()
             return Answer(error=f"{error} (on {machine_name()})")
@@ -185,8 +185,8 @@ class Desk:
         """Return the result of a job of an evaluator, a `Lost` where it cost the process its life."""
         self.worker.allow(self.timeout)
         self.worker.post(job, *args)
-        *_, found = self.worker.result()
-        return found
+        *_, outcome = self.worker.result()
+        return outcome
 
     def alone(self) -> Any:
         """Return a context manager that excludes other timings on this machine."""
@@ -200,12 +200,12 @@ class Desk:
 def described(desk: Desk) -> None:
     """Find out where the evaluator runs."""
     if desk.place is None:
-        found = desk.ask(place_of, None)
-        if isinstance(found, Lost):  # one that was killed as it began says nothing of the next
-            found = desk.ask(place_of, None)
-        if isinstance(found, Lost):
-            raise TuningError(f"a worker process could not begin: it {found}")
-        desk.place = found
+        place = desk.ask(place_of, None)
+        if isinstance(place, Lost):  # one that was killed as it began says nothing of the next
+            place = desk.ask(place_of, None)
+        if isinstance(place, Lost):
+            raise TuningError(f"a worker process could not begin: it {place}")
+        desk.place = place
 
 
 def place_of(evaluator: Evaluator, _: None) -> Place:
@@ -216,8 +216,8 @@ def place_of(evaluator: Evaluator, _: None) -> Place:
 
 def prepared(desk: Desk, format: Format | None) -> Prepared:
     """Return a format that is ready, or why it is unavailable."""
-    found = desk.ask(prepare, format)
-    return Prepared(error=f"its process {found}") if isinstance(found, Lost) else found
+    outcome = desk.ask(prepare, format)
+    return Prepared(error=f"its process {outcome}") if isinstance(outcome, Lost) else outcome
 
 
 def untuned(desk: Desk) -> Measurement:
@@ -240,14 +240,14 @@ def measured(desk: Desk, candidate: Candidate, best: float) -> Measurement:
     if error is not None:
         return Measurement(error=f"its process {error}" if isinstance(error, Lost) else error)
     with desk.alone():
-        found = _measurement(desk.ask(time_candidate, candidate))
+        measurement = _measurement(desk.ask(time_candidate, candidate))
         for number in range(1, TURNS):
-            if found.usual is None or not found.wants_a_turn(CLOSE * best * found.usual, number):
-                return found
+            if measurement.usual is None or not measurement.wants_a_turn(CLOSE * best * measurement.usual, number):
+                return measurement
             turn = desk.ask(interleaved_seconds, candidate, TURN_SECONDS)
-            seconds, usual = (float("inf"), found.usual) if isinstance(turn, Lost) else turn
-            found = found.again(at_pace(seconds, usual, found.usual))
-        return found
+            seconds, usual = (float("inf"), measurement.usual) if isinstance(turn, Lost) else turn
+            measurement = measurement.again(at_pace(seconds, usual, measurement.usual))
+        return measurement
 
 
 def compared(desk: Desk, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
@@ -267,8 +267,8 @@ def _measurement(found: Measurement | Lost) -> Measurement:
 
 
 def _typical(desk: Desk, candidate: Candidate | None, seconds: float) -> float:
-    found = desk.ask(typical_seconds, candidate, seconds)
-    return float("inf") if isinstance(found, Lost) else float(found)
+    outcome = desk.ask(typical_seconds, candidate, seconds)
+    return float("inf") if isinstance(outcome, Lost) else float(outcome)
 
 
 # ------------------------------------------------------------------------------------------- evaluators of a process
@@ -551,30 +551,30 @@ class Fleet(Formats):
         ExecutorLostError
             The executor is gone. What was measured is told before.
         """
-        found: dict[Candidate, Measurement] = {}
+        measurements: dict[Candidate, Measurement] = {}
         waiting = deque(batch)
         try:
             for candidate, answer in self._answers({c: self._order(measured, c, self.best) for c in batch}):
-                found[candidate] = self._timed(candidate, answer)
-                while waiting and waiting[0] in found:
-                    yield waiting[0], found[waiting.popleft()]
+                measurements[candidate] = self._timed(candidate, answer)
+                while waiting and waiting[0] in measurements:
+                    yield waiting[0], measurements[waiting.popleft()]
         except (KeyboardInterrupt, ExecutorLostError) as error:
             self.gone = error if isinstance(error, ExecutorLostError) else None
-            yield from ((c, found[c]) for c in waiting if c in found)
+            yield from ((c, measurements[c]) for c in waiting if c in measurements)
             raise
 
     def _timed(self, candidate: Candidate | None, answer: Answer) -> Measurement:
         """Return a measurement as if it were the main machine's, and as fast as that one usually is."""
-        found: Measurement = replace(answer.value, place=answer.place, load=answer.load)
-        if candidate is None and found.seconds is not None:
-            self.usual = self.usual or found.seconds
-            self.timeout = max(self.timeout, ALLOWED * found.seconds)
+        measurement: Measurement = replace(answer.value, place=answer.place, load=answer.load)
+        if candidate is None and measurement.seconds is not None:
+            self.usual = self.usual or measurement.seconds
+            self.timeout = max(self.timeout, ALLOWED * measurement.seconds)
         if answer.place is not None and self.places.get(answer.place) is None:
-            self.places[answer.place] = self.usual if answer.place == self.place else found.usual
-        found = found if self.usual is None else found.paced(self.usual)
-        if found.seconds is not None:
-            self.times[candidate] = found.seconds
-        return found
+            self.places[answer.place] = self.usual if answer.place == self.place else measurement.usual
+        measurement = measurement if self.usual is None else measurement.paced(self.usual)
+        if measurement.seconds is not None:
+            self.times[candidate] = measurement.seconds
+        return measurement
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
         """Return seconds of candidates and, at None, of the untuned kernel, in turn on the main machine.
@@ -659,12 +659,12 @@ class Fleet(Formats):
 
     def _sent(self, order: Order) -> Future[Answer]:
         try:
-            found = self.executor.submit(work, order)
+            future = self.executor.submit(work, order)
         except Exception as error:  # whatever an executor of another package raises
             raise ExecutorLostError(lost(reason(error))) from error
-        if not isinstance(found, Future):
-            raise ExecutorLostError(lost(f"submit returned {type(found).__name__}, not a concurrent.futures.Future"))
-        return found
+        if not isinstance(future, Future):
+            raise ExecutorLostError(lost(f"submit returned {type(future).__name__}, not a concurrent.futures.Future"))
+        return future
 
 
 def taken(future: Future[Answer]) -> Answer:

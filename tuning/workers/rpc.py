@@ -147,16 +147,16 @@ class Boards(Formats):
 
     def _arguments(self, connection: Connection, format: Format | None) -> dict[str, Any]:
         """Return the parameters of a format's function, on the server."""
-        held = connection.arguments
-        if format not in held:
-            while len(held) >= MOST_HELD:
-                held.pop(next(iter(held)))
+        cached = connection.arguments
+        if format not in cached:
+            while len(cached) >= MOST_HELD:
+                cached.pop(next(iter(cached)))
             workload, device = self.evaluator.variants(format).workload, connection.session.cpu()
-            held[format] = {
+            cached[format] = {
                 name: on(device, workload.arrays[name]) if name in workload.arrays else value
                 for name, value in workload.ready.items()
             }
-        return held[format]
+        return cached[format]
 
     def _library(self, connection: Connection, candidate: Candidate | None) -> Any:
         """Return a candidate's machine code, on the server."""
@@ -169,14 +169,14 @@ class Boards(Formats):
     def _compiled(self, candidate: Candidate | None) -> Path:
         """Return a library of a candidate."""
         if candidate not in self.paths:
-            known = self.evaluator
+            evaluator = self.evaluator
             if candidate is None:
-                base = defaults.usual(known.func, Registers.of(known.kernel.compiled.target))
-                chosen = base.changed(**known.kernel.suitable(known.workload.args))
-                second, target = to_stage_2(known.func), known.kernel.compiled.target
+                base = defaults.usual(evaluator.func, Registers.of(evaluator.kernel.compiled.target))
+                chosen = base.changed(**evaluator.kernel.suitable(evaluator.workload.args))
+                second, target = to_stage_2(evaluator.func), evaluator.kernel.compiled.target
             else:
-                form = known.variants(candidate.format).form
-                second, target, chosen = form.second, form.target, with_knobs(known.template, candidate.choices)
+                form = evaluator.variants(candidate.format).form
+                second, target, chosen = form.second, form.target, with_knobs(evaluator.template, candidate.choices)
             path = Path(self.folder.name, f"candidate{len(self.paths)}.so")
             unchecked(lowered(second, chosen, target)[3], target).export_library(str(path))
             self.paths[candidate] = path
@@ -194,13 +194,13 @@ class Boards(Formats):
         ExecutorLostError
             There is no server any more.
         """
-        found = self._tried(candidate)
+        measurement = self._tried(candidate)
         if candidate is not None:
-            return found if self.usual is None else found.paced(self.usual)
-        if found.seconds is None:
-            raise TuningError(f"the RPC server {self.name!r} cannot run the untuned kernel: {found.error}")
-        self.usual = self.usual or found.seconds
-        return found
+            return measurement if self.usual is None else measurement.paced(self.usual)
+        if measurement.seconds is None:
+            raise TuningError(f"the RPC server {self.name!r} cannot run the untuned kernel: {measurement.error}")
+        self.usual = self.usual or measurement.seconds
+        return measurement
 
     def _tried(self, candidate: Candidate | None) -> Measurement:
         try:
@@ -222,20 +222,20 @@ class Boards(Formats):
         if candidate is None:
             return replace(summary(self._burst(connection, None, BURST_SECONDS)), place=self.place)
         before = lower_quartile(self._burst(connection, None, PACE_SECONDS))
-        found = summary(self._burst(connection, candidate, BURST_SECONDS))
+        timing = summary(self._burst(connection, candidate, BURST_SECONDS))
         after = lower_quartile(self._burst(connection, None, PACE_SECONDS))
-        return replace(found, usual=min(before, after), place=self.place)
+        return replace(timing, usual=min(before, after), place=self.place)
 
     def _wrong(self, connection: Connection, candidate: Candidate | None) -> str | None:
         """Return what is wrong with the results of one run on a clean slate."""
         format = None if candidate is None else candidate.format
-        given, workload = self._arguments(connection, format), self.evaluator.variants(format).workload
+        tensors, workload = self._arguments(connection, format), self.evaluator.variants(format).workload
         workload.reset()
         for name, array in workload.written.items():
-            given[name].copyfrom(plain(array))
+            tensors[name].copyfrom(plain(array))
         self._function(connection, candidate)()
-        found = {name: like(given[name].numpy(), array) for name, array in workload.written.items()}
-        return self.evaluator.reference.disagreement(found)
+        results = {name: like(tensors[name].numpy(), array) for name, array in workload.written.items()}
+        return self.evaluator.reference.disagreement(results)
 
     def _function(self, connection: Connection, candidate: Candidate | None) -> Callable[[], Any]:
         """Return a call on the server."""
@@ -244,12 +244,12 @@ class Boards(Formats):
 
     def _call(self, connection: Connection, candidate: Candidate | None) -> tuple[str, list[Any]]:
         """Return the name of a candidate's function, and its arguments in order."""
-        known = self.evaluator
-        given = self._arguments(connection, None if candidate is None else candidate.format)
+        evaluator = self.evaluator
+        tensors = self._arguments(connection, None if candidate is None else candidate.format)
         if candidate is None:
-            return known.kernel.name, [given[name] for name in known.names]
-        form = known.variants(candidate.format).form
-        return form.name, [given[name] for name in form.names]
+            return evaluator.kernel.name, [tensors[name] for name in evaluator.names]
+        form = evaluator.variants(candidate.format).form
+        return form.name, [tensors[name] for name in form.names]
 
     def _burst(self, connection: Connection, candidate: Candidate | None, seconds: float) -> list[float]:
         """Return seconds of consecutive calls."""
@@ -316,17 +316,17 @@ def parsed(address: str) -> tuple[str, int, str]:
     >>> parsed("rpc://127.0.0.1:9190/board")
     ('127.0.0.1', 9190, 'board')
     """
-    found = ADDRESS.fullmatch(address)
-    if found is None:
+    match = ADDRESS.fullmatch(address)
+    if match is None:
         raise ArgumentError(f"expected the address of an RPC tracker, rpc://host:port/key; found {address!r}")
-    return found[1], int(found[2]), found[3]
+    return match[1], int(match[2]), match[3]
 
 
 def on(device: Any, array: np.ndarray) -> Any:
     """Return an array on a server."""
     if array.dtype.kind == "V" or array.dtype.name == "bfloat16":
-        made = tvm.runtime.empty(array.shape, "bfloat16", device)
-        return made.copyfrom(plain(array))
+        buffer = tvm.runtime.empty(array.shape, "bfloat16", device)
+        return buffer.copyfrom(plain(array))
     return tvm.runtime.tensor(np.ascontiguousarray(array), device)
 
 
