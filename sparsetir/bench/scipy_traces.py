@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces of calls with `sparsetir.scipy.accelerate` beside plain scipy, each in a process of its own, in turn.
+
+Run ``python -m sparsetir.bench.scipy_traces``. A trace is a number of calls of an operation on a generated matrix; what
+counts is its whole time, with whatever is spent on loading and comparing kernels. A first run compiles the kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+ROW_ENTRIES = 16
+COLUMNS = 32
+MAX_WORK = 3e9  # calls times entries times columns of a trace
+
+
+def operations(rows: int) -> dict[str, tuple[int, Callable[[], Any]]]:
+    """Return the operations on a drawn matrix: work in units of entries, and the call."""
+    import numpy as np
+    import scipy.sparse as sp
+
+    rng = np.random.default_rng(0)
+    density = min(1.0, ROW_ENTRIES / rows)
+    A = sp.random_array((rows, rows), density=density, format="csr", rng=rng)
+    x, X = rng.standard_normal(rows), rng.standard_normal((rows, COLUMNS))
+    return {
+        "A @ x": (1, lambda: A @ x),
+        "A @ X": (COLUMNS, lambda: A @ X),
+        "A @ A": (10 * ROW_ENTRIES, lambda: A @ A),
+        "A + A": (10, lambda: A + A),
+    }
+
+
+def run(operation: str, rows: int, calls: int, is_accelerated: bool) -> float:
+    """Run one trace in this process; return its seconds."""
+    from sparsetir.scipy import accelerate
+
+    _, call = operations(rows)[operation]
+    start = time.perf_counter()
+    with accelerate() if is_accelerated else nullcontext():
+        for _ in range(calls):
+            call()
+    return time.perf_counter() - start
+
+
+def compare(operation: str, rows: int, calls: int, repeat: int) -> tuple[float, list[float]]:
+    """Return the median seconds of scipy's trace, and the ratios of both traces, sorted."""
+    plain, ratios = [], []
+    for _ in range(repeat):
+        seconds = []
+        for way in ("scipy", "accelerated"):
+            command = [sys.executable, "-m", __spec__.name, "--one", operation, str(rows), str(calls), way]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            seconds.append(float(done.stdout))
+        plain.append(seconds[0])
+        ratios.append(seconds[1] / seconds[0])
+    return statistics.median(plain), sorted(ratios)
+
+
+def lines(sizes: Sequence[int], counts: Sequence[int], repeat: int) -> Iterator[str]:
+    """Yield the rows of the table."""
+    yield "| operation | rows | calls | scipy ms | accelerated / scipy: least, median, largest |"
+    yield "|---|---|---|---|---|"
+    for rows in sizes:
+        for operation, (work, _) in operations(rows).items():
+            for calls in counts:
+                if calls > 1 and calls * rows * ROW_ENTRIES * work > MAX_WORK:
+                    continue
+                seconds, ratios = compare(operation, rows, calls, repeat)
+                spread = ", ".join(f"{r:.2f}" for r in (ratios[0], statistics.median(ratios), ratios[-1]))
+                yield f"| `{operation}` | {rows} | {calls} | {seconds * 1e3:.1f} | {spread} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table, or run one trace of it."""
+    parser = argparse.ArgumentParser("python -m sparsetir.bench.scipy_traces", description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[300, 3000, 100_000])
+    parser.add_argument("--calls", type=int, nargs="+", default=[1, 10, 100, 1000, 10_000])
+    parser.add_argument("--repeat", type=int, default=3, help="traces of each way")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.one:
+        operation, rows, calls, way = options.one
+        print(run(operation, int(rows), int(calls), way == "accelerated"))
+        return
+    for line in lines(options.rows, options.calls, options.repeat):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
+
+
+__all__ = ["compare", "lines", "run"]
