@@ -139,7 +139,7 @@ def _exists(path: Path) -> bool:
 
 def is_stored(path: Path) -> bool:
     """Return whether the path has a form that `open_store` reads."""
-    return path.suffix.lower() in (".h5ad", ".zarr", ".h5", ".hdf5") or (path / "indptr.npy").is_file()
+    return path.suffix.lower() in (".h5ad", ".zarr", ".h5", ".hdf5") or _exists(path / "indptr.npy")
 
 
 def _opener(path: Path) -> Callable[[Path, str | None], Store]:

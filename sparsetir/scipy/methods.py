@@ -70,7 +70,7 @@ def _dtypes(matrix: Any) -> tuple[str, str] | None:
     """Return the dtypes of values and indices where there are kernels for them."""
     indices = matrix.indices
     dtype, idtype = DTYPES.get(matrix.data.dtype), INDEX_DTYPES.get(indices.dtype)
-    is_plain = matrix.indptr.dtype == indices.dtype and len(matrix._shape) == 2
+    is_plain = matrix.indptr.dtype == indices.dtype and len(matrix.shape) == 2
     is_dense = matrix.data.flags.c_contiguous and indices.flags.c_contiguous and matrix.indptr.flags.c_contiguous
     return (dtype, idtype) if dtype and idtype and is_plain and is_dense else None
 
@@ -106,7 +106,7 @@ def _dense_product(
     dtypes = _dtypes(matrix)
     if dtypes is None or other.dtype != matrix.data.dtype or not 0 < other.ndim <= 2 or not other.flags.aligned:
         return None
-    major, minor = len(matrix.indptr) - 1, matrix._shape[matrix.format == "csr"]
+    major, minor = len(matrix.indptr) - 1, matrix.shape[matrix.format == "csr"]
     rows, columns = (major, minor) if is_by_rows else (minor, major)
     width = 1 if other.ndim == 1 else other.shape[1]
     if other.shape[0] != columns or width == 0 or not _fits(dtypes[1], max(rows, columns) * width):
@@ -164,9 +164,9 @@ class _Memory:
 
 def _sparse_product(selection: Selection, original: Method, left: Any, right: Any) -> Any:
     dtypes = _dtypes(left)
-    if dtypes is None or len(right._shape) != 2 or left._shape[1] != right._shape[0]:
+    if dtypes is None or len(right.shape) != 2 or left.shape[1] != right.shape[0]:
         return original(left, right)
-    shape = (left._shape[0], right._shape[1])
+    shape = (left.shape[0], right.shape[1])
 
     def by_kernel(kernel: Library) -> Any:
         converted = right if type(right) is type(left) else left.__class__(right)
@@ -194,11 +194,11 @@ def _elementwise(operation: str, **scalars: float) -> Callable[[Selection, Metho
             converted = right if right.format == left.format else left.__class__(right)
             if _dtypes(converted) != dtypes or not (left.has_canonical_format and converted.has_canonical_format):
                 return None
-            minor = left._shape[left.format == "csr"]
+            minor = left.shape[left.format == "csr"]
             sizes = {"m": len(left.indptr) - 1, "n": minor, **scalars}
-            return _assemble(kernel, left, left._shape, left, converted, sizes)
+            return _assemble(kernel, left, left.shape, left, converted, sizes)
 
-        size = (left.data.size, right.data.size, left._shape[0])
+        size = (left.data.size, right.data.size, left.shape[0])
         return selection.run((operation, *dtypes), size, lambda: original(left, right), by_kernel)
 
     return run

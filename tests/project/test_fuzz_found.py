@@ -539,7 +539,7 @@ def test_each_slot_of_a_repeated_coordinate_is_initialised(chosen: Any) -> None:
 
 def test_starts_of_repeated_coordinates_elsewhere_are_refused() -> None:
     text = STARTS_OF_REPEATED_COORDINATES.replace("C[i, k] = 1", "C[0, k] = 1")
-    with pytest.raises(VerifyError, match="initialises C over axis K, which repeats coordinates, elsewhere"):
+    with pytest.raises(VerifyError, match="initialises C over axis K, which repeats coordinates, at other coordinates"):
         sparsetir.decompose_format(
             sparsetir.parse(
                 text.replace("(I, K)", "(K, I)").replace("C[0, k]", "C[0, i]").replace("C[i, k]", "C[k, i]")
