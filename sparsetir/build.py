@@ -99,7 +99,7 @@ def build(
 
 
 def _judged(*arguments: Any, **how: Any) -> Any:
-    """What the cost model says to the format of a kernel with many calls to come."""
+    """Return the cost model's prediction for the format of a kernel with many expected calls."""
     from sparsetir.tuning.predict import chosen  # with a binding, not with a build
 
     return chosen(*arguments, **how)

@@ -290,7 +290,7 @@ def run_tune(args: argparse.Namespace) -> int:
 
 
 def operand(file: str, sparse: Any) -> Any:
-    """What a file holds, if there is anything to tune on it."""
+    """Return the contents of a file, if there is anything to tune on it."""
     shape = " x ".join(map(str, sparse.shape))
     if not sparse.nnz:
         raise ArgumentError(f"{file} is {shape} without entries: there is nothing to time")
@@ -651,7 +651,7 @@ def programs(path: Path, name: str | None) -> list[Any]:
 
 
 def loaded(path: Path) -> dict[str, Any]:
-    """What a script defines."""
+    """Return the names that a script defines."""
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         return runpy.run_path(str(path), run_name="__sparsetir_show__")
@@ -717,7 +717,7 @@ def process_caches() -> dict[str, Any]:
 
 
 def bandwidth(size: int) -> str:
-    """How fast one core copies within `size` bytes; nothing where the call itself would take most of the time."""
+    """Measure how fast one core copies within `size` bytes; None where the call itself would take most of the time."""
     return f", {copy_bandwidth(size) / 1e9:.1f} GB/s read and written by one core" if size >= SMALLEST_COPY else ""
 
 

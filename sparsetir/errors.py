@@ -25,7 +25,7 @@ class SparseTIRError(Exception):
 
 
 class ScriptWarning(UserWarning):
-    """A legal program that hardly means what it says."""
+    """A legal program that is probably a mistake."""
 
 
 class UpstreamWarning(UserWarning):

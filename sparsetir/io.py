@@ -36,12 +36,12 @@ CHUNK = 1 << 20
 
 
 def most_bytes(size: int) -> int:
-    """How much a compressed file of `size` bytes may expand to."""
+    """Return the largest size that a compressed file of `size` bytes may expand to."""
     return max(FREE_BYTES, MOST_TIMES * size)
 
 
 def contents(path: Path, packing: str) -> bytes:
-    """What a file holds, after unpacking.
+    """Return the contents of a file, after unpacking.
 
     Raises
     ------
@@ -383,7 +383,7 @@ def _line_of(entry: int, text: bytes) -> int:
 
 
 def _bad_line(text: bytes) -> str | None:
-    """What is wrong with the first line that is not as many numbers as the first one."""
+    """Describe the first line that has not as many numbers as the first one."""
     expected = None
     for n, line in enumerate(text.decode("ascii", "replace").splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -432,7 +432,7 @@ def _as_csr(matrix: Any, size: int) -> Any:
 
 
 def _check_pointers(indptr: Array, count: int) -> None:
-    """What scipy leaves out where there are no entries."""
+    """Check the row pointers, which scipy leaves out where there are no entries."""
     if indptr[0] != 0 or indptr[-1] > count or (np.diff(indptr) < 0).any():
         raise FileFormatError(f"expected row pointers that rise from 0 to {count}, found {indptr[:8].tolist()}")
 

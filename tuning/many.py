@@ -106,7 +106,7 @@ def most_gain(curves: Sequence[Curve], awake: Sequence[bool]) -> int | None:
     >>> often, rarely = Curve(100.0, [(1, 2e-3)]), Curve(1.0, [(1, 2e-3)])
     >>> most_gain([rarely, often], [True, True])
     1
-    >>> often.add(41, 1e-3, 10.0), often.add(81, 1e-3, 10.0), often.add(121, 1e-3, 10.0)  # nothing more to be had
+    >>> often.add(41, 1e-3, 10.0), often.add(81, 1e-3, 10.0), often.add(121, 1e-3, 10.0)  # no gain is left
     (None, None, None)
     >>> most_gain([rarely, often], [True, True])
     0

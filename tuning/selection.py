@@ -22,7 +22,7 @@ from sparsetir.tuning.space import Candidate
 # Final selection: which kernel a search returns, so that it is not slower than the untuned baselines.
 #
 # The untuned kernel and what ``sparsetir.build(program, calls=1000)`` makes are the *incumbents*. Another kernel
-# takes their place only if it is clearly faster, and sure to be hardly behind any of them. Where the machine is so
+# takes their place only if it is clearly faster, and certainly not much slower than any of them. Where the machine is so
 # noisy that the usual number of rounds does not tell, there are more of them; where these do not tell either, the
 # incumbent that was faster stays.
 
@@ -45,7 +45,7 @@ class Outcome:
     chosen : Candidate or None
         The one to return; None is the untuned kernel.
     is_sure : bool
-        Whether further rounds would hardly change it.
+        Whether further rounds are unlikely to change it.
     """
 
     times: dict[Name, float]
@@ -105,14 +105,14 @@ def judged(
 
 
 def _is_level(costs: Costs, name: Name, incumbents: Sequence[Name]) -> bool:
-    """Return whether a contestant is sure to be hardly behind any of the incumbents."""
+    """Return whether a contestant is certainly not much slower than any of the incumbents."""
     return all(at_most(costs[name] / costs[incumbent]) <= BEHIND for incumbent in incumbents if incumbent != name)
 
 
 def at_most(ratios: np.ndarray) -> float:
     """Return an upper confidence bound of the median of ratios, wrong with probability `DOUBT`, for any distribution.
 
-    Half of the draws lie above the median: that hardly any do is unlikely (the sign test). The largest one where there
+    Half of the draws lie above the median: that only few do is unlikely (the sign test). The largest one where there
     are too few.
 
     Examples

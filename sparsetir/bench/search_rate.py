@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast searches are: trials in a second, the way to the result, and what it gains over kernels that nobody tuned.
+"""Speed of searches: trials per second, convergence to the result, and its gain over untuned kernels.
 
 ``sparsetir warm; python -m sparsetir.bench.search_rate --data FOLDER --ops spmm:128,spmv`` searches from an empty
 database for every case, then times what was found in turn with the untuned kernels.
@@ -87,7 +87,7 @@ def until(result: TuneResult, share: float = NEARLY) -> float:
 
 
 def measure(name: str, case: Case, **how: Any) -> Pace:
-    """Search, and time what was found in turn with kernels that nobody tuned."""
+    """Search, and time the result in turn with untuned kernels."""
     began = time.perf_counter()
     result = tune_sparse(case.program, case.inputs, progress=False, **how)
     seconds = time.perf_counter() - began

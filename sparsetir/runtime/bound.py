@@ -77,7 +77,7 @@ class Bound(Saved):
 class BoundKernel(Bound):
     """A kernel with some arguments fixed; a call costs microseconds on top of the loops.
 
-    A result that nobody has any more gives its memory to the next one.
+    The memory of an unreferenced result is reused for the next one.
     """
 
     def __init__(self, kernel: Kernel, arguments: dict[str, Any]) -> None:

@@ -478,7 +478,7 @@ class Plan:
         return axes
 
     def _solve(self, sources: list[sizes.Size]) -> None:
-        """How the sizes follow from the dimensions."""
+        """Express the sizes by the dimensions."""
         signature, base = self.caller.signature, self.caller.base
         solved, self.defined = set(base.sizes), []
         for at, size in enumerate(sources):

@@ -178,7 +178,7 @@ class Converter:
         return conversion
 
     def _check_shape(self, group: Group, name: str, shape: tuple[int, ...]) -> None:
-        """Whether a tensor of this shape can stand for the buffer."""
+        """Check that a tensor of this shape fits the buffer."""
         if len(shape) != len(group.axes):
             axes = ", ".join(a.name for a in group.axes)
             raise ArgumentError(f"{name} has shape {shape} but the buffer has the axes {axes}")

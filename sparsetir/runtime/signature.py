@@ -234,7 +234,7 @@ class Signature:
     covered : collection of str
         Results of which every element is surely written, although the program does not show it.
     made : collection of str
-        Arrays that nobody passes.
+        Arrays that no caller passes.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class Signature:
 
     @property
     def results(self) -> list[str]:
-        """The arrays of what a call returns: outputs, which may be passed, and what nobody passes."""
+        """The arrays of what a call returns: outputs, which may be passed, and arrays that no caller passes."""
         return [*self.outputs, *(name for name in self.made if name not in self.outputs)]
 
     # ------------------------------------------------------------------ names

@@ -546,7 +546,7 @@ def note(how: Recipe, *tensors: Tensor) -> Noted:
 
 
 def recipe(value: Any) -> Recipe | None:
-    """How a value is computed, None where it is no noted one."""
+    """Return how a deferred value is computed; None for other values."""
     return value.recipe if type(value) is Noted and value.is_usual else None
 
 

@@ -109,7 +109,7 @@ class EdgeDraft(Draft):
         return f"{name}[{', '.join(['i', 'j', *_lower(self.heads)])}]"
 
     def dropped(self, rate: float) -> str:
-        """Whether dropout takes the element of edges at hand: 32 bits that its place and a number of the call tell."""
+        """Return whether dropout removes the current element: decided by 32 bits of its position and the call's seed."""
         self.dense("ONE", 1, self.idtype)
         self.array("SEED", ("ONE",), "int64")
         self.array("PLACE", ("I", "J"), self.idtype)

@@ -75,7 +75,7 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % LINE)
 
 
-# The memory of a result that nobody has any more, for the next result.
+# Reuse of output buffers that the caller no longer references.
 #
 # The system hands out large arrays page by page, each cleared when it is first written: for a large result of a short
 # kernel that takes as long as the kernel. What the compiled function takes for an array is kept with it, which saves a
@@ -122,7 +122,7 @@ class Spare:
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Held:
         """Return an array and the same for a compiled function.
 
-        The last array, if it is like that and nobody else has it or a view of it, or a new one.
+        The last array, if it fits and neither it nor a view of it is referenced elsewhere, or a new one.
         """
         try:
             entry = self.held.pop()  # at once: another thread finds nothing
@@ -140,7 +140,7 @@ class Spare:
 class Rooms:
     """Memory for entries whose number is known when they are written: arrays of some length, of which a part is used.
 
-    Whoever holds a part holds the array, so one that nobody else has can be written again.
+    A reference to a part keeps the array, so an array without other references can be written again.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ class Rooms:
         return tuple([np.empty(count, d) for d in self.dtypes])
 
     def keep(self, room: tuple[np.ndarray, ...]) -> None:
-        """Wait until nobody has the arrays any more; the first of several are forgotten."""
+        """Wait until the arrays are no longer referenced; the first of several are dropped."""
         if LEAST_ROOM <= len(room[0]) * self.item <= MOST_ROOM:
             self.held = [*self.held[-1:], room]
 
@@ -191,7 +191,7 @@ def _in_room(room: tuple[np.ndarray, ...]) -> int:
 
 
 class Copies:
-    """Copies of one array, of which the last is written again once nobody has it any more.
+    """Copies of one array, of which the last is written again once it is no longer referenced.
 
     Examples
     --------
@@ -228,7 +228,7 @@ class Copies:
 
 
 def _popped(held: list[np.ndarray]) -> int:
-    """References to an array that nobody else has, as `Copies.take` counts them."""
+    """References to an array without other owners, as `Copies.take` counts them."""
     array = held.pop()
     return getrefcount(array)
 

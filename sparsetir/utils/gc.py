@@ -44,7 +44,7 @@ def uncollected(function: Callable[P, R]) -> Callable[P, R]:
 def old_objects_aside() -> Iterator[None]:
     """Leave the objects that there are out of garbage collections; what is made meanwhile is collected as ever.
 
-    Nothing changes where somebody has set objects aside already.
+    Nothing changes where objects were frozen before.
 
     Examples
     --------

@@ -68,7 +68,7 @@ def private_cache() -> int:
 
 @cache
 def last_cache() -> int:
-    """Bytes of the largest cache, whoever shares it."""
+    """Bytes of the largest cache, shared or not."""
     return max((level.size for level in levels()), default=LAST_BYTES)
 
 

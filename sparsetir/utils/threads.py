@@ -111,7 +111,7 @@ def _leave_without_the_pool() -> None:
         at_thread_exit(libc._exit, ctypes.c_void_p(1 if crashed else status["code"] & 0xFF), None)
         at_thread_exit(libc.fflush, None, None)
 
-    sys.exit = exit  # Python tells nobody else how it ends
+    sys.exit = exit  # Python reports its exit status nowhere else
     atexit.register(register)
 
 
