@@ -109,7 +109,7 @@ class EdgeDraft(Draft):
         return f"{name}[{', '.join(['i', 'j', *_lower(self.heads)])}]"
 
     def dropped(self, rate: float) -> str:
-        """Return whether dropout removes the current element: decided by 32 bits of its position and the call's seed."""
+        """Return whether dropout removes the current element: by 32 bits of its position and the seed."""
         self.dense("ONE", 1, self.idtype)
         self.array("SEED", ("ONE",), "int64")
         self.array("PLACE", ("I", "J"), self.idtype)
