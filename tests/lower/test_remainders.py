@@ -184,9 +184,22 @@ def test_results_over_formats(name: str) -> None:
 
 def test_results_loaded_after_a_store_may_not_overlap() -> None:
     x = tirx.decl_buffer((64,), "float32", name="x", layout=None)
-    k = tirx.Var("k", "int32")
-    load = tirx.BufferLoad(x, [k])
-    twice = tirx.For(k, 0, 16, VECTORIZED, tirx.BufferStore(x, load + load, [k]))
-    once = tirx.For(k, 0, 16, VECTORIZED, tirx.BufferStore(x, tirx.FloatImm("float32", 1), [k]))
-    assert may_overlap(once)
-    assert not may_overlap(twice)
+    outer, k = tirx.Var("outer", "int32"), tirx.Var("k", "int32")
+    column = outer * 16 + k
+    load = tirx.BufferLoad(x, [column])
+    twice = tirx.For(k, 0, 16, VECTORIZED, tirx.BufferStore(x, load + load, [column]))
+    once = tirx.For(k, 0, 16, VECTORIZED, tirx.BufferStore(x, tirx.FloatImm("float32", 1), [column]))
+    assert may_overlap(once, outer)
+    assert not may_overlap(twice, outer)
+
+
+def test_an_outer_array_by_lanes_may_not_overlap() -> None:
+    """Its elements would be those of the place in the remainder, which is not the column in an overlapping vector."""
+    x = tirx.decl_buffer((64,), "float32", name="x", layout=None)
+    scratch = tirx.decl_buffer((16,), "float32", name="scratch", layout=None)
+    outer, k = tirx.Var("outer", "int32"), tirx.Var("k", "int32")
+    column = outer * 16 + k
+    stored = tirx.For(k, 0, 16, VECTORIZED, tirx.BufferStore(scratch, tirx.BufferLoad(x, [column]), [k]))
+    read = tirx.For(k, 0, 16, VECTORIZED, tirx.BufferStore(x, tirx.BufferLoad(scratch, [k]), [column]))
+    assert not may_overlap(stored, outer)
+    assert not may_overlap(read, outer)

@@ -206,15 +206,16 @@ class _Accesses:
         return self.position
 
 
-def may_overlap(body: tirx.Stmt) -> bool:
+def may_overlap(body: tirx.Stmt, outer: Var) -> bool:
     """Return whether columns that two vector loops of a tile share get the same result as columns of one.
 
-    Each array from outside must be loaded before it is stored to, and local arrays must have an element for each lane.
+    Each array from outside must be loaded before it is stored to, and be accessed by columns, which `outer` numbers
+    together with the lane; local arrays must have an element for each lane.
     """
     accesses = _Accesses()
     accesses.visit(body)
     own = {a.buffer for a in collect(body, tirx.AllocBuffer)}
-    if not accesses.is_known or not all(_is_by_lane(lane, own) for lane in vector_loops(body)):
+    if not accesses.is_known or not all(_is_by_lane(lane, outer, own) for lane in vector_loops(body)):
         return False
     for buffer, stored_at, around_store in accesses.stores:
         for other, loaded_at, around_load in accesses.loads:
@@ -232,14 +233,19 @@ def reads_results(body: tirx.Stmt) -> bool:
     return any(x.source in results for x in collect(body, ir.TensorLoad))
 
 
-def _is_by_lane(lane: tirx.For, own: set[Var]) -> bool:
-    """Return whether a vector loop stores an element for each lane and accesses local arrays at its lane."""
+def _is_by_lane(lane: tirx.For, outer: Var, own: set[Var]) -> bool:
+    """Return whether a vector loop stores an element for each lane, local arrays at its lane, others at its column."""
     var = lane.loop_var
     stores = collect(lane.body, tirx.BufferStore)
     if not all(mentions(list(s.indices), [var]) for s in stores):
         return False
     accesses = [*stores, *(x for x in collect(lane.body, ir.TensorLoad) if mentions(list(x.indices), [var]))]
-    local = [x.indices for x in accesses if (x.buffer if isinstance(x, tirx.BufferStore) else x.source) in own]
+    local, others = [], []
+    for access in accesses:
+        buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+        (local if buffer in own else others).append(list(access.indices))
+    if not all(mentions(indices, [outer]) for indices in others):
+        return False
     return all(moves_by_one(indices[-1], var) and not mentions(list(indices)[:-1], [var]) for indices in local)
 
 
@@ -334,10 +340,10 @@ def peel(loop: tirx.For, facts: Facts) -> tirx.Stmt:
         return loop
     tile, limit = matched
     rewrite, body = _Tile(loop, tile), loop.body
-    is_overlapping = may_overlap(body)
+    is_overlapping = may_overlap(body, loop.loop_var)
     if not is_overlapping:
         promoted = promote(renewed(body), facts)
-        is_overlapping = may_overlap(promoted)
+        is_overlapping = may_overlap(promoted, loop.loop_var)
         body = promoted if is_overlapping else body
 
     def emit(pieces: list[Piece]) -> tirx.Stmt:
