@@ -18,7 +18,6 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.codegen import cache
 from sparsetir.codegen.cache import CACHE_VARIABLE, cache_folder
 from sparsetir.utils import version
 
