@@ -120,8 +120,8 @@ def order_free_axes(program: Program) -> set[Axis]:
 
 def _is_order_free(axis: Axis, program: Program) -> bool:
     buffers = [b for b in program.buffers.values() if axis in b.axes]
-    if buffers and buffers[0].dtype == "bool":
-        return False  # two True are one
+    if buffers and "float" not in buffers[0].dtype:
+        return False  # two True are one, and integers may be widened only after they were added up
     if axis.kind != "sparse_variable" or axis.parent is None or axis.parent.kind != "dense_fixed":
         return False
     if len(buffers) != 1 or buffers[0].allocated or any(child.parent is axis for child in program.axes.values()):

@@ -21,6 +21,7 @@ from sparsetir.ir import sizes
 from sparsetir.ir.effects import Effects, analyse
 from sparsetir.ir.usage import order_free_axes
 from sparsetir.ir.views import Axis, Program, SparseBuffer
+from sparsetir.lower.annotations import FINITE
 from sparsetir.runtime.validation import is_sound
 from sparsetir.utils import buffers as alignment
 from sparsetir.utils.dtypes import as_int64
@@ -251,7 +252,9 @@ class Signature:
         self.levels = {name: levels(b) for name, b in self.buffers.items()}
         self.length = {a: sizes.Size(a.length) for a in program.axes.values()}
         self.width = {a: sizes.Size(a.width) for a in program.axes.values() if a.width is not None}
-        free = order_free_axes(program)
+        # Entries with the same coordinates are added up first, which matters where a sum overflows.
+        is_finite = bool((program.func.attrs or {}).get(FINITE, False))
+        free = order_free_axes(program) if is_finite else set()
         self.open_levels = {name: levels(b, free) for name, b in self.buffers.items()}
         self.fixed_levels = {
             (name, in_order): fixed_levels(found[name], b)
