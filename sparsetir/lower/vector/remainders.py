@@ -240,7 +240,8 @@ def _is_by_lane(lane: tirx.For, outer: Var, own: set[Var]) -> bool:
     if not all(mentions(list(s.indices), [var]) for s in stores):
         return False
     accesses = [*stores, *(x for x in collect(lane.body, ir.TensorLoad) if mentions(list(x.indices), [var]))]
-    local, others = [], []
+    local: list[list[ir.Expr]] = []
+    others: list[list[ir.Expr]] = []
     for access in accesses:
         buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
         (local if buffer in own else others).append(list(access.indices))
