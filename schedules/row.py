@@ -198,7 +198,8 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, regist
     for loop in rows:
         sch.unroll(loop)
     sch.vectorize(lanes)
-    sch.annotate(outer, VECTOR, registers.bits // max(bits, 32))
+    if not isinstance(extent, tirx.IntImm) or int(extent) != tile:  # TVM keeps loops of one step that are annotated
+        sch.annotate(outer, VECTOR, registers.bits // max(bits, 32))
     _annotate_steps(sch, reduced[-1], choices)
     return outer
 

@@ -334,11 +334,11 @@ class _IndexedByTile(Exception):
 
 def peel(loop: tirx.For, facts: Facts) -> tirx.Stmt:
     """Split `loop` into full tiles and one pass over the remainder; return other loops unchanged."""
-    is_tiled, vector = VECTOR in loop.annotations, int(loop.annotations.get(VECTOR, DEFAULT_VECTOR))
+    vector = int(loop.annotations.get(VECTOR, DEFAULT_VECTOR))
     loop = with_(loop, notes=without(loop, VECTOR))
     matched = match(loop)
     if matched is None:
-        return _without_unit(loop) if is_tiled else loop
+        return loop
     tile, limit = matched
     rewrite, body = _Tile(loop, tile), loop.body
     is_overlapping = may_overlap(body, loop.loop_var)
@@ -363,16 +363,9 @@ def peel(loop: tirx.For, facts: Facts) -> tirx.Stmt:
     main = with_(loop, extent=full, body=rewrite.whole(loop.body))
     zero = const(0, str(limit.ty.dtype))
     if isinstance(limit, tirx.IntImm):
-        parts = [_without_unit(main)] if int(limit) >= tile else []
+        parts = [main] if int(limit) >= tile else []
         return seq(*parts, *([rest] if int(limit) % tile else []))
     return seq(main, tirx.IfThenElse(remainder.rest > zero, rest, None))
-
-
-def _without_unit(loop: tirx.For) -> tirx.Stmt:
-    """Return the body of a loop of one step, any other loop as it is."""
-    if not isinstance(loop.extent, tirx.IntImm) or int(loop.extent) != 1:
-        return loop
-    return substitute(loop.body, {loop.loop_var: loop.min})
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PeelRemainders")
