@@ -23,7 +23,7 @@ RESERVE = 3  # of the memory, one part in so many is kept for blocks
 
 @dataclass(frozen=True)
 class Plan:
-    """What a product over blocks will do.
+    """Blocks, panels and bytes of a product over blocks.
 
     Parameters
     ----------

@@ -136,7 +136,7 @@ TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-lin
 
 @dataclass(frozen=True)
 class Cpu:
-    """What the operating system reports about a processor.
+    """A processor as the operating system reports it.
 
     Parameters
     ----------

@@ -116,7 +116,7 @@ class Nest:
 
     @property
     def drives(self) -> bool:
-        """Whether loops may iterate over stored coordinates only."""
+        """True if loops may iterate over stored coordinates only."""
         return self.ring.skips(self.dtype, len(self.operands))
 
     @cached_property

@@ -204,12 +204,12 @@ class Semiring:
 
     @property
     def adds_entries(self) -> bool:
-        """Whether duplicate entries may stay apart: sums of products add them up."""
+        """True if duplicate entries may stay apart: sums of products add them up."""
         return (self.reduce, self.combine) == ("sum", "mul")
 
     @property
     def is_usual(self) -> bool:
-        """Whether these are sum and product."""
+        """True if these are sum and product."""
         return (self.reduce, self.combine, self.fill) == ("sum", "mul", 0)
 
 

@@ -230,7 +230,7 @@ def _declaration(line: str, idtype: str) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a format would store for a tensor.
+    """Storage that a format would need for a tensor.
 
     Parameters
     ----------

@@ -509,7 +509,7 @@ class Buckets(Format):
 
     @cached_property
     def layouts(self) -> Sequence[RowList]:
-        """How the rows of each bucket are stored."""
+        """The storage of the rows of each bucket."""
         *narrow, widest = self.widths
         lists = [RowList(width, idtype=self.index_type) for width in (0, *narrow)]
         return [*lists[not self.empty :], SplitRows(widest, idtype=self.index_type)]

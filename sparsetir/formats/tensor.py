@@ -77,7 +77,7 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        """Of the values and the index arrays."""
+        """Bytes of the values and the index arrays."""
         return self.values.nbytes + sum(a.nbytes for a in self.arrays.values())
 
     @property

@@ -401,7 +401,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What the rules of stage I ask for."""
+    """Facts about a program that the rules of stage I require."""
 
     func: tirx.PrimFunc
     program: Program

@@ -84,7 +84,7 @@ class Unfit(Exception):
 
 
 class Seen(NamedTuple):
-    """What a plan looks at in a call.
+    """The properties of a call that a plan inspects.
 
     Parameters
     ----------

@@ -10,6 +10,7 @@ of the package's sources and of the processor's features, under their final name
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -27,6 +28,7 @@ from time import monotonic
 from typing import Any
 
 from sparsetir.utils.cache_folder import cache_folder
+from sparsetir.utils.machine import CORES
 
 OPERATIONS = ("spmv", "spmm", "spgemm", "add", "subtract", "multiply")
 BUILD_SECONDS = 0.3  # seconds that scipy spends in an operation before its kernel is compiled
@@ -97,7 +99,9 @@ class Libraries:
             with self.lock:
                 self._start(key)
                 if key in self.running:
-                    self.running[key][0].wait(COMPILE_TIMEOUT)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self.running[key][0].wait(COMPILE_TIMEOUT)
+                    self._check(key)
                 if key not in self.failures:
                     self._load(key)
             return self.loaded.get(key)
@@ -131,7 +135,7 @@ class Libraries:
         if library_path(key).exists() or key in self.running:
             return
         command = [sys.executable, "-m", "sparsetir.scipy.libraries", *key, str(library_path(key).parent)]
-        environment = {**os.environ, "TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "TVM_NUM_THREADS": str(CORES)}  # default choices depend on the cores
         try:
             process = subprocess.Popen(
                 command,
@@ -147,8 +151,8 @@ class Libraries:
         self.running[key] = (process, monotonic())
 
     def _check(self, key: tuple[str, str, str]) -> None:
-        process, since = self.running[key]
-        if process.poll() is None and monotonic() - since < COMPILE_TIMEOUT:
+        process, start = self.running[key]
+        if process.poll() is None and monotonic() - start < COMPILE_TIMEOUT:
             return
         del self.running[key]
         if not library_path(key).exists():
@@ -173,7 +177,7 @@ def folder() -> Path:
         return Path(temporary)
     from sparsetir.utils.version import source_digest
 
-    facts = "\n".join([source_digest(), platform.machine(), sys.platform, *processor()])
+    facts = "\n".join([source_digest(), platform.machine(), sys.platform, str(CORES), *processor()])
     return base / "scipy" / hashlib.sha256(facts.encode()).hexdigest()[:20]
 
 

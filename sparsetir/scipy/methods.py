@@ -75,6 +75,21 @@ def _dtypes(matrix: Any) -> tuple[str, str] | None:
     return (dtype, idtype) if dtype and idtype and is_plain and is_dense else None
 
 
+def _is_canonical(matrix: Any) -> bool:
+    """Return whether the entries of each row (of csc: column) are in order, and none is repeated.
+
+    scipy's property of that name keeps its first answer, which is wrong once the index arrays were changed in place.
+    """
+    indices, indptr = matrix.indices, matrix.indptr
+    count = int(indptr[-1])
+    if indices.size != count or matrix.data.size != count:
+        return False
+    rises = indices[1:] > indices[:-1]
+    starts = indptr[1:-1]
+    rises[starts[(starts > 0) & (starts < count)] - 1] = True
+    return bool(rises.all())
+
+
 def _fits(idtype: str, *products: int) -> bool:
     return idtype == "int64" or max(products) <= MAX_NARROW
 
@@ -192,7 +207,7 @@ def _elementwise(operation: str, **scalars: float) -> Callable[[Selection, Metho
 
         def by_kernel(kernel: Library) -> Any:
             converted = right if right.format == left.format else left.__class__(right)
-            if _dtypes(converted) != dtypes or not (left.has_canonical_format and converted.has_canonical_format):
+            if _dtypes(converted) != dtypes or not (_is_canonical(left) and _is_canonical(converted)):
                 return None
             minor = left.shape[left.format == "csr"]
             sizes = {"m": len(left.indptr) - 1, "n": minor, **scalars}

@@ -37,12 +37,13 @@ class SizeClass:
         times = self.scipy_seconds if side == "scipy" else self.kernel_seconds
         times.append(seconds)
         del times[:-TRIALS]
-        if not self.kernel_seconds or not self.scipy_seconds:
+        by_scipy, by_kernel = self.scipy_seconds, self.kernel_seconds  # another thread may reopen the class
+        if not by_kernel or not by_scipy:
             return
-        scipy_best, kernel_best = min(self.scipy_seconds), min(self.kernel_seconds)
-        if len(self.kernel_seconds) > 1 and kernel_best > GIVE_UP_RATIO * scipy_best:
+        scipy_best, kernel_best = min(by_scipy), min(by_kernel)
+        if len(by_kernel) > 1 and kernel_best > GIVE_UP_RATIO * scipy_best:
             self.choice = "scipy"
-        elif min(len(self.scipy_seconds), len(self.kernel_seconds)) >= TRIALS:
+        elif min(len(by_scipy), len(by_kernel)) >= TRIALS:
             self.choice = "kernel" if scipy_best > MIN_GAIN * kernel_best else "scipy"
 
     def reopen(self) -> None:

@@ -6,10 +6,8 @@ What they raise names the argument. Arrays are checked in `sparsetir.interop`, d
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +16,15 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.utils.dtypes import as_whole, dtype_name
 
 MAX_DIGITS = 60  # of a value in a message
+MAX_ELEMENTS = 8  # of a tuple in a message
 MAX_BITS = 1 << 12  # of an integer in a message: Python refuses to print long ones
 
 
 def shown(value: Any) -> str:
-    """Show a number, a short string or None by its value, anything else by its class: arrays print many lines."""
+    """Show numbers, strings, None and short tuples of them by value, all else by class: arrays print many lines."""
+    if isinstance(value, tuple) and len(value) <= MAX_ELEMENTS:
+        elements = [shown(element) for element in value]
+        return f"({', '.join(elements)}{',' * (len(elements) == 1)})"
     if isinstance(value, (str, bytes, int, float, complex, type(None))):
         is_long = isinstance(value, int) and value.bit_length() > MAX_BITS
         text = "a longer integer" if is_long else repr(value)
@@ -104,31 +106,6 @@ def as_real(value: Any, name: str, expected: str = "a real number") -> int | flo
     return value if isinstance(value, int) else number
 
 
-def as_real_between(
-    value: Any, name: str, low: float, high: float, *, open_low: bool = False, open_high: bool = False
-) -> float:
-    """Return a real number that lies in an interval, whose ends count unless they are open.
-
-    Raises
-    ------
-    ArgumentTypeError
-        The argument is no number.
-    ArgumentError
-        It is NaN or lies outside.
-
-    Examples
-    --------
-    >>> as_real_between(0.5, "density", 0, 1, open_low=True)
-    0.5
-    """
-    expected = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-    number = as_real(value, name, expected)
-    is_inside = low <= number <= high and not (open_low and number == low) and not (open_high and number == high)
-    if isinstance(value, bool) or not is_inside:
-        raise ArgumentError(f"{name}: expected {expected}, got {shown(value)}. Pass one in that range.")
-    return float(number)
-
-
 def as_dtype(value: Any, name: str) -> str:
     """Return the name of a dtype of numbers, of numpy, torch, Python or TVM.
 
@@ -174,77 +151,11 @@ def as_mapping(value: Any, name: str, expected: str) -> dict[str, Any]:
     return dict(value)
 
 
-def as_items(value: Any, name: str, expected: str) -> tuple[Any, ...]:
-    """Return the elements of a list, a tuple or another iterable; a string, a mapping or an array has none here.
-
-    Raises
-    ------
-    ArgumentTypeError
-        The argument is something else.
-
-    Examples
-    --------
-    >>> as_items(["I", "J"], "order", "names of axes")
-    ('I', 'J')
-    """
-    is_other = isinstance(value, (str, bytes, Mapping, np.ndarray)) or _is_torch(value)
-    is_plain = isinstance(value, (Sequence, set, frozenset)) or (isinstance(value, Iterable) and hasattr(value, "send"))
-    if is_other or not is_plain:
-        raise ArgumentTypeError(f"{name}: expected {expected}, got {shown(value)}. Pass a list.")
-    return tuple(value)
-
-
-def as_choice(value: Any, name: str, choices: Sequence[str], error: type = ArgumentError) -> str:
-    """Return a string that is one of several.
-
-    Raises
-    ------
-    error
-        The argument is none of them.
-
-    Examples
-    --------
-    >>> as_choice("sum", "reduce", ("sum", "max"))
-    'sum'
-    """
-    if isinstance(value, str) and value in choices:
-        return value
-    expected = " or ".join(map(repr, choices)) if len(choices) < 3 else f"one of {', '.join(map(repr, choices))}"
-    raise error(f"{name}: expected {expected}, got {shown(value)}. Pass one of them.")
-
-
-def as_path(value: Any, name: str = "path") -> Path:
-    """Return the path of a file.
-
-    Raises
-    ------
-    ArgumentTypeError
-        The argument is no string or path.
-    ArgumentError
-        No file can have that name.
-
-    Examples
-    --------
-    >>> as_path("kernel.so").name
-    'kernel.so'
-    """
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str):
-        raise ArgumentTypeError(f"{name}: expected a str or Path, got {shown(value)}. Pass the path of a file.")
-    if not path or "\0" in path:
-        raise ArgumentError(f"{name}: expected the path of a file, got {path!r}. Pass a name that a file can have.")
-    return Path(path)
-
-
 __all__ = [
-    "as_choice",
     "as_count",
     "as_dtype",
     "as_flag",
-    "as_items",
     "as_mapping",
-    "as_path",
     "as_real",
-    "as_real_between",
     "shown",
 ]

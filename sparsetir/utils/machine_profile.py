@@ -267,8 +267,9 @@ def shipped_profile(mcpu: str) -> MachineProfile:
     if "sizes" not in family:
         return base
     sizes = {int(ours): int(theirs) for ours, theirs in family["sizes"].items()}
-    origin = f"scaled from {base.name} to other cache sizes"
-    return base.scaled(family["name"], origin, sizes, family.get("speed", 1.0))
+    speed = family.get("speed", 1.0)
+    origin = f"scaled from {base.name} to other cache sizes, at an assumed speed of {speed:g}; not measured"
+    return base.scaled(family["name"], origin, sizes, speed)
 
 
 __all__ = ["EffectiveLevel", "MachineProfile", "find_knees", "interpolate", "shipped_profile"]

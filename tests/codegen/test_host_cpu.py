@@ -11,7 +11,7 @@ from sparsetir.cli import main
 from sparsetir.codegen import host_cpu, target
 from sparsetir.codegen.host_cpu import Cpu, choose_target, parse_cpuinfo, parse_sysctl
 
-# Flags as printed by Linux on these machines, without those that do not concern code.
+# Flags of these processors, put together from published lists in the form that Linux prints; not captured.
 X86_BASE = "fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush mmx fxsr sse sse2 ht"
 ZEN2 = f"""{X86_BASE} pni pclmulqdq monitor ssse3 fma cx16 sse4_1 sse4_2 movbe popcnt aes xsave avx f16c rdrand
     lahf_lm cmp_legacy svm extapic cr8_legacy abm sse4a misalignsse 3dnowprefetch bmi1 avx2 smep bmi2 rdseed adx smap

@@ -107,6 +107,21 @@ def test_special_operands_are_scipy_s() -> None:
                         same(result, expected)
 
 
+@pytest.mark.slow
+def test_index_arrays_that_were_changed_in_place() -> None:
+    """scipy remembers that rows were in order; its sums do not rely on that, nor do those of kernels."""
+    A, B = draw((60, 40), 0, "float64"), draw((60, 40), 1, "float64")
+    assert A.has_canonical_format
+    assert B.has_canonical_format
+    for start, stop in zip(A.indptr[:-1], A.indptr[1:], strict=True):
+        A.indices[start:stop] = A.indices[start:stop][::-1].copy()
+        A.data[start:stop] = A.data[start:stop][::-1].copy()
+    expected = A.toarray() + B.toarray()
+    with accelerate(min_entries=0, wait=True):
+        for _ in range(2 * TRIALS + 2):
+            np.testing.assert_allclose((A + B).toarray(), expected)
+
+
 def test_errors_are_scipy_s() -> None:
     A = draw((60, 40), 0, "float64")
     for call in (lambda: A @ np.ones(3), lambda: A + A.T, lambda: A @ A, lambda: A.multiply(A.T)):

@@ -118,7 +118,7 @@ class Guard:
     condition: ir.Expr
     depth: int
     is_bound: bool
-    """Whether it only keeps variables within their domains: the ``T.where`` of a block, or a loop that runs."""
+    """True if it only keeps variables within their domains: the ``T.where`` of a block, or a loop that runs."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,7 +51,7 @@ class Nesting:
 
     @cached_property
     def _is_flat(self) -> bool:
-        """Whether all arguments are positional and none is nested, so that they need not be flattened."""
+        """True if all arguments are positional and none is nested, so that they need not be flattened."""
         tree = self._trees[0]
         return tree.unflatten(list(range(tree.num_leaves))) == (tuple(range(tree.num_leaves)), {})
 
