@@ -242,6 +242,12 @@ WITHOUT_CASE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def empty_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty folder: a text passed as a path may name a file that is then written."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
     """Restore the number of threads; build without LLVM's optimisations."""
