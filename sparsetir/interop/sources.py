@@ -23,7 +23,7 @@ from sparsetir.utils.dtypes import as_whole
 # torch tensors in host memory as numpy arrays, and back.
 
 
-HAVE_GRADIENTS = "sparsetir.torch.Graph has operators with gradients"
+HAVE_GRADIENTS = "sparsetir.torch.Graph and sparsetir.torch.matmul have gradients"
 
 
 def to_torch(array: Array) -> Any:

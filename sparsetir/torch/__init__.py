@@ -16,10 +16,11 @@ from sparsetir.torch.linear import (
     SparseLinear,
     sparsify_,
 )
+from sparsetir.torch.products import matmul
 from sparsetir.torch.pyg import patch_pyg
 from sparsetir.utils.optional import require
 
 require("torch", extra="torch", purpose="sparsetir.torch")
 
 
-__all__ = ["Graph", "LayerChange", "SparseLinear", "patch_pyg", "sparsify_"]
+__all__ = ["Graph", "LayerChange", "SparseLinear", "matmul", "patch_pyg", "sparsify_"]

@@ -47,10 +47,11 @@ class _Refused(Function):
         raise LoweringError(f"{fault}: differentiate it once, without create_graph=True; or use dense operations")
 
 
-def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a backward function without gradients, and refuse to differentiate what it returns."""
+def differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse batches of gradients in a backward function of operations that have gradients themselves."""
 
-    def run(ctx: Any, *gradients: Any) -> Any:
+    @wraps(backward)
+    def wrapper(ctx: Any, *gradients: Any) -> Any:
         try:
             return backward(ctx, *gradients)
         except RuntimeError:
@@ -58,6 +59,13 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
                 fault = f"the gradients of {_name_of(ctx)} are kernels for one gradient at a time"
                 raise LoweringError(f"{fault}: leave out is_grads_batched=True, or vectorize=True") from None
             raise
+
+    return wrapper
+
+
+def once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a backward function without gradients, and refuse to differentiate what it returns."""
+    run = differentiable(backward)
 
     @wraps(backward)
     def wrapper(ctx: Any, *gradients: Any) -> Any:
@@ -72,6 +80,31 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(map(refuse, gradients_in)) if isinstance(gradients_in, tuple) else refuse(gradients_in)
 
     return wrapper
+
+
+def composed(steps: Callable[..., Any]) -> Callable[..., Any]:
+    """Differentiate a backward function through a composition of operators that have gradients of gradients.
+
+    `steps` computes the result again from the saved tensors; it returns None where no composition is available.
+    """
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        refused = once(backward)
+
+        @wraps(backward)
+        def wrapper(ctx: Any, g: Any) -> Any:
+            result = steps(ctx) if torch.is_grad_enabled() and not _is_batched(g) else None
+            if result is None:
+                return refused(ctx, g)
+            tensors = iter(ctx.saved_tensors)
+            sources = [next(tensors) if is_tensor else None for is_tensor in ctx.are_tensors]
+            wanted = [t for t, needs in zip(sources, ctx.needs_input_grad, strict=True) if needs]
+            gradients = iter(torch.autograd.grad(result, wanted, g, create_graph=True))
+            return tuple(next(gradients) if needs else None for needs in ctx.needs_input_grad)
+
+        return wrapper
+
+    return decorate
 
 
 def _name_of(ctx: Any) -> str:
@@ -117,6 +150,7 @@ class Graphs:
     """What a function needs of a graph: rows and, when a gradient wants them, columns."""
 
     rows: Compressed
+    shape: tuple[int, int]
 
     @property
     def columns(self) -> Compressed:
@@ -140,19 +174,36 @@ class SpMM(KernelFunction):
         return y
 
     @staticmethod
-    @once
+    @differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         graph, inner, share = ctx.graph, ctx.inner, ctx.share
         _, _, _, _, needs_weight, needs_x, needs_bias = ctx.needs_input_grad
         weight, x, y = ctx.saved_tensors
-        g = g.contiguous() if y is None else torch.ops.aten.threshold_backward(g.contiguous(), y, 0)
-        dtype, g_weight, g_x = NAMES[g.dtype], None, None
-        if needs_x:
-            scaled = "" if share is None else "column"
-            g_x = graph.columns.run("spmm", dtype, inner, "sum", weight is not None, scaled, W=weight, S=share, X=g)
-        if needs_weight:
-            g_weight = graph.rows.run("sddmm", dtype, inner, share is not None, X=g, S=share, Y=x)
+        g = g.contiguous() if y is None else torch.ops.aten.threshold_backward(g.contiguous(), y.detach(), 0)
+        g_x = TransposedSpMM.apply(graph, inner, share, weight, g) if needs_x else None
+        g_weight = SDDMM.apply(graph, inner, share, g, x) if needs_weight else None
         return None, None, None, None, g_weight, g_x, g.sum(0) if needs_bias else None
+
+
+class TransposedSpMM(KernelFunction):
+    """Sums over the edges of each column, with values of edges in the order of rows and a factor for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, share: Tensor | None, weight: Tensor | None, g: Tensor) -> Any:
+        ctx.graph, ctx.inner, ctx.share = graph, inner, share
+        ctx.save_for_backward(weight, g if ctx.needs_input_grad[3] else None)
+        options = (NAMES[g.dtype], inner, "sum", weight is not None, "" if share is None else "column")
+        return graph.columns.run("spmm", *options, W=weight, S=share, X=g)
+
+    @staticmethod
+    @differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        graph, inner, share = ctx.graph, ctx.inner, ctx.share
+        _, _, _, needs_weight, needs_g = ctx.needs_input_grad
+        (weight, g), gradient = ctx.saved_tensors, gradient.contiguous()
+        g_weight = SDDMM.apply(graph, inner, share, g, gradient) if needs_weight else None
+        g_g = SpMM.apply(graph, inner, share is not None, "", weight, gradient, None) if needs_g else None
+        return None, None, None, g_weight, g_g
 
 
 class ReadLinear(KernelFunction):
@@ -164,12 +215,12 @@ class ReadLinear(KernelFunction):
         return torch.nn.functional.linear(x, weight)
 
     @staticmethod
-    @once
+    @differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         unread, x, weight = ctx.saved_tensors
         g_x = g_weight = None
         if ctx.needs_input_grad[1]:
-            g_x = (g @ weight).masked_fill_(unread, 0)
+            g_x = (g @ weight).masked_fill(unread, 0)
         if ctx.needs_input_grad[2]:
             g_weight = g.t() @ x
             if not g_weight.isfinite().all():  # which costs less than to clear rows of x each time
@@ -187,15 +238,34 @@ class Linear(KernelFunction):
         return graph.rows.run("linear", NAMES[x.dtype], FEATURES, w_data=values, X=x)
 
     @staticmethod
-    @once
+    @differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        graph, dtype, g_values, g_x = ctx.graph, NAMES[g.dtype], None, None
-        values, x = ctx.saved_tensors
+        (values, x), g_values, g_x = ctx.saved_tensors, None, None
         if ctx.needs_input_grad[2]:
-            g_x = graph.columns.run("linear", dtype, FEATURES, W=values, X=g.contiguous())
+            g_x = TransposedLinear.apply(ctx.graph, values, g.contiguous())
         if ctx.needs_input_grad[1]:
-            g_values = graph.rows.run("sddmm", dtype, FEATURES, False, X=g.t().contiguous(), Y=x.t().contiguous())
+            g_values = SDDMM.apply(ctx.graph, FEATURES, None, g.t().contiguous(), x.t().contiguous())
         return None, g_values, g_x
+
+
+class TransposedLinear(KernelFunction):
+    """A product ``g @ W``, W the matrix of the graph with values in the order of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, values: Tensor, g: Tensor) -> Tensor:
+        ctx.graph = graph
+        ctx.save_for_backward(values, g if ctx.needs_input_grad[1] else None)
+        return graph.columns.run("linear", NAMES[g.dtype], FEATURES, W=values, X=g)
+
+    @staticmethod
+    @differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (values, g), g_values, g_g = ctx.saved_tensors, None, None
+        if ctx.needs_input_grad[2]:
+            g_g = Linear.apply(ctx.graph, values, gradient.contiguous())
+        if ctx.needs_input_grad[1]:
+            g_values = SDDMM.apply(ctx.graph, FEATURES, None, g.t().contiguous(), gradient.t().contiguous())
+        return None, g_values, g_g
 
 
 class Extreme(KernelFunction):
@@ -223,25 +293,26 @@ class Extreme(KernelFunction):
 
 
 class SDDMM(KernelFunction):
-    """Dot products along edges."""
+    """Dot products along edges, perhaps with a factor for each row."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, q: Tensor, k: Tensor) -> Tensor:
-        ctx.graph, ctx.inner = graph, inner
-        ctx.save_for_backward(q, k)
-        return graph.rows.run("sddmm", NAMES[q.dtype], inner, False, X=q, Y=k)
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, share: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+        ctx.graph, ctx.inner, ctx.share = graph, inner, share
+        _, _, _, needs_q, needs_k = ctx.needs_input_grad[:5]
+        ctx.save_for_backward(q if needs_k else None, k if needs_q else None)
+        return graph.rows.run("sddmm", NAMES[q.dtype], inner, share is not None, X=q, S=share, Y=k)
 
     @staticmethod
-    @once
+    @differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        graph, options = ctx.graph, (NAMES[g.dtype], ctx.inner, "sum", True, "")
+        graph, inner, share = ctx.graph, ctx.inner, ctx.share
         q, k = ctx.saved_tensors
         g, g_q, g_k = g.contiguous(), None, None
-        if ctx.needs_input_grad[2]:
-            g_q = graph.rows.run("spmm", *options, w_data=g, X=k)
         if ctx.needs_input_grad[3]:
-            g_k = graph.columns.run("spmm", *options, W=g, X=q)
-        return None, None, g_q, g_k
+            g_q = SpMM.apply(graph, inner, share is not None, "", g, k, None)
+        if ctx.needs_input_grad[4]:
+            g_k = TransposedSpMM.apply(graph, inner, share, g, q)
+        return None, None, None, g_q, g_k
 
 
 class EdgeSum(KernelFunction):
@@ -253,15 +324,37 @@ class EdgeSum(KernelFunction):
         return graph.rows.run("edge_sum", NAMES[rows.dtype], inner, X=rows, Y=columns)
 
     @staticmethod
-    @once
+    @differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        graph, options = ctx.graph, (NAMES[g.dtype], ctx.inner)
         g, g_rows, g_columns = g.contiguous(), None, None
         if ctx.needs_input_grad[2]:
-            g_rows = graph.rows.run("row_sum", *options, w_data=g)
+            g_rows = EndSum.apply(ctx.graph, ctx.inner, False, g)
         if ctx.needs_input_grad[3]:
-            g_columns = graph.columns.run("row_sum", *options, W=g)
+            g_columns = EndSum.apply(ctx.graph, ctx.inner, True, g)
         return None, None, g_rows, g_columns
+
+
+class EndSum(KernelFunction):
+    """Sums of values of edges, in the order of rows, over the edges of each row or of each column."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, of_columns: bool, values: Tensor) -> Tensor:
+        ctx.graph, ctx.inner, ctx.of_columns = graph, inner, of_columns
+        options = (NAMES[values.dtype], inner)
+        if of_columns:
+            return graph.columns.run("row_sum", *options, W=values)
+        return graph.rows.run("row_sum", *options, w_data=values)
+
+    @staticmethod
+    @differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return None, None, None, _at_edges(ctx.graph, ctx.inner, g.contiguous(), of_columns=ctx.of_columns)
+
+
+def _at_edges(graph: Graphs, inner: Sizes, ends: Tensor, *, of_columns: bool = False) -> Tensor:
+    """Return the value of the row, or of the column, of each edge."""
+    zeros = ends.new_zeros(graph.shape[0 if of_columns else 1], *ends.shape[1:])
+    return EdgeSum.apply(graph, inner, *((zeros, ends) if of_columns else (ends, zeros)))
 
 
 class Softmax(KernelFunction):
@@ -275,11 +368,31 @@ class Softmax(KernelFunction):
         return weights
 
     @staticmethod
-    @once
+    @differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         (p,) = ctx.saved_tensors
-        rows, dtype = ctx.graph.rows, NAMES[g.dtype]
-        return None, None, rows.run("softmax_gradient", dtype, ctx.inner, p__data=p, g_data=g.contiguous())
+        return None, None, SoftmaxGradient.apply(ctx.graph, ctx.inner, p, g.contiguous())
+
+
+class SoftmaxGradient(KernelFunction):
+    """``p * (g - sum_j p * g)`` over the edges of each row: symmetric in g, as the Jacobian of softmax is."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, p: Tensor, g: Tensor) -> Tensor:
+        ctx.graph, ctx.inner = graph, inner
+        ctx.save_for_backward(p, g)
+        return graph.rows.run("softmax_gradient", NAMES[p.dtype], inner, p__data=p, g_data=g)
+
+    @staticmethod
+    @differentiable
+    def backward(ctx: Any, h: Tensor) -> Any:
+        graph, inner, (p, g) = ctx.graph, ctx.inner, ctx.saved_tensors
+        h, g_p = h.contiguous(), None
+        if ctx.needs_input_grad[2]:
+            sums = (EndSum.apply(graph, inner, False, (p * factor).contiguous()) for factor in (g, h))
+            of_g, of_h = (_at_edges(graph, inner, ends) for ends in sums)
+            g_p = h * (g - of_g) - g * of_h
+        return None, None, g_p, SoftmaxGradient.apply(graph, inner, p, h)
 
 
 class Dropout(KernelFunction):
@@ -292,10 +405,37 @@ class Dropout(KernelFunction):
         return graph.rows.run("dropout", NAMES[values.dtype], inner, rate, w_data=values, seed_data=seed)
 
     @staticmethod
-    @once
+    @differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        (seed,), options = ctx.saved_tensors, (NAMES[g.dtype], ctx.inner, ctx.rate)
-        return None, None, None, ctx.graph.rows.run("dropout", *options, w_data=g.contiguous(), seed_data=seed), None
+        (seed,) = ctx.saved_tensors
+        return None, None, None, Dropout.apply(ctx.graph, ctx.inner, ctx.rate, g.contiguous(), seed), None
+
+
+def _shared_out(graph: Graphs, rate: float, scores: Tensor, v: Tensor, seed: Tensor | None) -> Tensor:
+    """Return the sums of values by the softmax of scores along edges, in single operators."""
+    inner: Sizes = (("H", None),) if scores.dim() == 2 else ()
+    shares = Softmax.apply(graph, inner, scores.contiguous())
+    shares = Dropout.apply(graph, inner, rate, shares, seed) if rate else shares
+    outer = (("H", v.shape[1]), ("K", v.shape[2])) if v.dim() == 3 else FEATURES
+    return SpMM.apply(graph, outer, False, "", shares, v, None)
+
+
+def _attention_by_steps(ctx: Any) -> Tensor | None:
+    q, k, v, e, seed, _ = ctx.saved_tensors
+    scale, _, rate = ctx.options
+    if e is not None:
+        return None
+    scores = SDDMM.apply(ctx.graph, ctx.inner[:-1], None, q, k) * scale
+    return _shared_out(ctx.graph, rate, scores, v, seed)
+
+
+def _additive_by_steps(ctx: Any) -> Tensor:
+    targets, sources, v, e, seed, _ = ctx.saved_tensors
+    slope, _, rate = ctx.options
+    inner: Sizes = (("H", None),) if targets.dim() == 2 else ()
+    scores = EdgeSum.apply(ctx.graph, inner, targets, sources)
+    scores = torch.nn.functional.leaky_relu(scores if e is None else scores + e, slope)
+    return _shared_out(ctx.graph, rate, scores, v, seed)
 
 
 class Attention(KernelFunction):
@@ -319,14 +459,15 @@ class Attention(KernelFunction):
         if not keep:
             return result
         p, out = result
-        ctx.save_for_backward(q, k, v, e, p)
+        ctx.are_tensors = (False, False, False, True, True, True, True, True)
+        ctx.save_for_backward(q, k, v, e, seed, p)
         return out
 
     @staticmethod
-    @once
+    @composed(_attention_by_steps)
     def backward(ctx: Any, g: Tensor) -> Any:
         graph, inner, (*_, rate) = ctx.graph, ctx.inner, ctx.options
-        q, k, v, e, p = ctx.saved_tensors
+        q, k, v, e, _, p = ctx.saved_tensors
         dtype, g, g_k, g_v, g_e = NAMES[g.dtype], g.contiguous(), None, None, None
         operands = {"p__data": p, "G": g, "V": v, "KEYS": k, "edges_data": e, "edges_v_data": e}
         s, g_q = graph.rows.run("attention_rows", dtype, inner, *ctx.options, **operands)
@@ -366,14 +507,15 @@ class Additive(KernelFunction):
         if not keep:
             return result
         p, out = result
-        ctx.save_for_backward(t, s, v, e, p)
+        ctx.are_tensors = (False, False, False, True, True, True, True, True)
+        ctx.save_for_backward(t, s, v, e, seed, p)
         return out
 
     @staticmethod
-    @once
+    @composed(_additive_by_steps)
     def backward(ctx: Any, g: Tensor) -> Any:
         graph, inner, (*_, rate) = ctx.graph, ctx.inner, ctx.options
-        t, s, v, e, p = ctx.saved_tensors
+        t, s, v, e, _, p = ctx.saved_tensors
         dtype, g = NAMES[g.dtype], g.contiguous()
         operands = {"TARGETS": t, "SOURCES": s, "edges_data": e, "p__data": p, "G": g, "V": v}
         scores, g_t = graph.rows.run("additive_rows", dtype, inner, *ctx.options, **operands)
@@ -437,13 +579,13 @@ class Reorder(KernelFunction):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, order: Tensor, back: Tensor) -> Tensor:
-        ctx.back = back
+        ctx.order, ctx.back = order, back
         return values.index_select(0, order)
 
     @staticmethod
-    @once
+    @differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        return g.index_select(0, ctx.back), None, None
+        return Reorder.apply(g, ctx.back, ctx.order), None, None
 
 
 __all__ = [

@@ -270,7 +270,7 @@ class Graph(functions.Graphs):
             return self._traced("sddmm", [q, k])
         self._check(q=q, k=k)
         inner = self._pair("q", q, "k", k)
-        return self.as_given(functions.SDDMM.apply(self, inner, q.contiguous(), k.contiguous()))
+        return self.as_given(functions.SDDMM.apply(self, inner, None, q.contiguous(), k.contiguous()))
 
     def edge_sum(self, targets: Tensor, sources: Tensor) -> Tensor:
         """Return what the ends of edges have, added: ``s[i, j] = targets[i] + sources[j]``.

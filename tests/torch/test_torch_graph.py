@@ -545,11 +545,43 @@ def test_own_arrays_are_not_those_that_were_passed():
     close(made.spmm(x), before)
 
 
+TWICE = {
+    "spmm": (lambda g, x, w: g.spmm(x, w), [(N, 3), (EDGES,)]),
+    "mean of heads": (lambda g, x, w: g.spmm(x, w, "mean"), [(N, 2, 3), (EDGES, 2)]),
+    "layer": (lambda g, x, w, b: g.conv(x, w, b, activation="relu"), [(N, 3), (2, 3), (2,)]),
+    "sddmm": (lambda g, q, k: g.sddmm(q, k), [(M, 2, 3), (N, 2, 3)]),
+    "edge_sum": (lambda g, t, s: g.edge_sum(t, s).square(), [(M, 2), (N, 2)]),
+    "softmax": (lambda g, s: g.softmax(s), [(EDGES, 2)]),
+    "dropout": (lambda g, s: g.dropout(s, seed=torch.tensor([3])).square(), [(EDGES,)]),
+    "attention": (
+        lambda g, q, k, v: g.attention(q, k, v, dropout=0.4, seed=torch.tensor([3])),
+        [(M, 3), (N, 3), (N, 2)],
+    ),
+    "attention of heads": (lambda g, q, k, v: g.attention(q, k, v), [(M, 2, 3), (N, 2, 3), (N, 2, 2)]),
+    "additive_attention": (
+        lambda g, t, s, v, e: g.additive_attention(t, s, v, edges=e),
+        [(M,), (N,), (N, 2), (EDGES,)],
+    ),
+    "linear": (lambda g, w, x: g.linear(w, x), [(EDGES,), (3, N)]),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_gradients_of_gradients(name):
+    call, shapes = TWICE[name]
+    made, operands = Graph(INDEX, (N, M)), wanting(*(real(*shape) for shape in shapes))
+    assert torch.autograd.gradgradcheck(lambda *tensors: call(made, *tensors), operands, atol=1e-6)
+
+
 def test_gradients_of_gradients_are_refused():
     made = Graph(INDEX, (N, M))
     x, weight = wanting(real(N, 3), real(EDGES))
-    (gradient,) = torch.autograd.grad(made.spmm(x, weight).sum(), x, create_graph=True)
-    with pytest.raises(LoweringError, match="gradients of SpMM are kernels without gradients of their own"):
+    (gradient,) = torch.autograd.grad(made.spmm(x, weight, "max").sum(), x, create_graph=True)
+    with pytest.raises(LoweringError, match="gradients of Extreme are kernels without gradients of their own"):
+        gradient.sum().backward()
+    q, k, v, e = wanting(*(real(rows, 2) for rows in (M, N, N, EDGES)))
+    (gradient,) = torch.autograd.grad(made.attention(q, k, v, edges=e).sum(), q, create_graph=True)
+    with pytest.raises(LoweringError, match="gradients of Attention are kernels without"):
         gradient.sum().backward()
     (gradient,) = torch.autograd.grad(made.spmm(x).sum(), x, create_graph=True)
     assert not gradient.requires_grad

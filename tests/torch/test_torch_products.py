@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of torch's sparse tensors that require grad, against dense ones."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
+
+torch = pytest.importorskip("torch")
+import sparsetir.torch  # noqa: E402
+from sparsetir.torch.products import Assembled, Values  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+LAYOUTS = {"csr": torch.sparse_csr, "csc": torch.sparse_csc, "coo": torch.sparse_coo, "dense": torch.strided}
+PAIRS = [pair for pair in product(LAYOUTS, repeat=2) if pair != ("dense", "dense")]
+
+
+def sparse(*shape: int, seed: int = 0, density: float = 0.4) -> Any:
+    """A dense matrix of zeros and numbers, with an empty row and an empty column."""
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(shape, dtype=torch.float64, generator=generator)
+    matrix *= torch.rand(shape, generator=generator) < density
+    matrix[shape[0] // 2] = 0
+    matrix[:, 0] = 0
+    return matrix
+
+
+def laid_out(matrix: Any, layout: str) -> Any:
+    return matrix if layout == "dense" else matrix.to_sparse(layout=LAYOUTS[layout])
+
+
+def assembled(like: Any, values: Any) -> Any:
+    if like.layout is torch.strided:
+        return values
+    if like.layout is torch.sparse_coo:
+        return torch.sparse_coo_tensor(like.indices(), values, like.shape)
+    return Assembled.apply(like, values)
+
+
+def values_of(matrix: Any) -> Any:
+    if matrix.layout is torch.strided:
+        return matrix.clone().requires_grad_()
+    matrix = matrix.coalesce() if matrix.layout is torch.sparse_coo else matrix
+    return matrix.values().clone().requires_grad_()
+
+
+@pytest.mark.parametrize(("left", "right"), PAIRS)
+def test_products_and_their_gradients(left, right):
+    dense = sparse(4, 5), sparse(5, 3, seed=1, density=0.6)
+    A, B = (laid_out(m, layout) for m, layout in zip(dense, (left, right), strict=True))
+    A, B = (m.coalesce() if m.layout is torch.sparse_coo else m for m in (A, B))
+
+    def values(a: Any, b: Any) -> Any:
+        result = sparsetir.torch.matmul(assembled(A, a), assembled(B, b))
+        return result if result.layout is torch.strided else Values.apply(result)
+
+    torch.testing.assert_close(sparsetir.torch.matmul(A, B).to_dense(), dense[0] @ dense[1])
+    operands = values_of(A), values_of(B)
+    assert torch.autograd.gradcheck(values, operands)
+    if "coo" not in (left, right):  # torch's coalesce() has no second derivative
+        assert torch.autograd.gradgradcheck(values, operands)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shapes", [(4, 5, 3), (1, 1, 1), (0, 3, 2), (3, 0, 2), (30, 40, 20)])
+def test_gradients_of_leaves_have_their_pattern(dtype, index, shapes):
+    m, p, n = shapes
+    dense = [t.to(dtype) for t in (torch.randn(m, p) * (torch.rand(m, p) < 0.3), torch.randn(p, n))]
+    dense[1] *= torch.rand(p, n) < 0.3
+    A, B = (t.to_sparse_csr() for t in dense)
+    A, B = (
+        torch.sparse_csr_tensor(t.crow_indices().to(index), t.col_indices().to(index), t.values(), t.shape)
+        for t in (A, B)
+    )
+    A.requires_grad_(), B.requires_grad_()
+    for _ in range(2):  # gradients accumulate
+        sparsetir.torch.matmul(A, B).to_dense().square().sum().backward()
+    expected = [t.clone().requires_grad_() for t in dense]
+    (2 * (expected[0] @ expected[1]).square().sum()).backward()
+    for matrix, plain in zip((A, B), expected, strict=True):
+        assert matrix.grad.layout is torch.sparse_csr
+        assert torch.equal(matrix.grad.col_indices(), matrix.col_indices())
+        torch.testing.assert_close(matrix.grad.values(), plain.grad[plain != 0], rtol=1e-4, atol=1e-4)
+
+
+def test_values_and_index_arrays_that_change():
+    A = sparse(6, 6).to_sparse_csr()
+    x = torch.randn(6, 2, dtype=torch.float64)
+    torch.testing.assert_close(sparsetir.torch.matmul(A, x), A.to_dense() @ x)
+    A.values().mul_(3)
+    torch.testing.assert_close(sparsetir.torch.matmul(A, x), A.to_dense() @ x)
+    first = A.crow_indices().numpy()
+    row = int((first[1:] - first[:-1] > 0).argmax())
+    A.col_indices()[first[row] : first[row + 1]] = torch.arange(first[row + 1] - first[row])
+    torch.testing.assert_close(sparsetir.torch.matmul(A, x), A.to_dense() @ x)
+
+
+def test_vectors_and_halves():
+    A = sparse(5, 4).float().to_sparse_csr().requires_grad_()
+    x = torch.randn(4, requires_grad=True)
+    y = sparsetir.torch.matmul(A, x)
+    y.sum().backward()
+    torch.testing.assert_close(y, A.detach().to_dense() @ x)
+    torch.testing.assert_close(x.grad, A.detach().to_dense().sum(0))
+    half = sparsetir.torch.matmul(A.detach().bfloat16(), x.detach()[:, None].bfloat16())
+    torch.testing.assert_close(half.float()[:, 0], y.detach(), rtol=0.05, atol=0.05)
+
+
+CSR = torch.eye(3).to_sparse_csr()
+UNSORTED = torch.sparse_csr_tensor(
+    torch.tensor([0, 2]), torch.tensor([1, 0]), torch.ones(2), (1, 2), check_invariants=False
+)
+OUTSIDE = torch.sparse_csr_tensor(
+    torch.tensor([0, 1]), torch.tensor([5]), torch.ones(1), (1, 2), check_invariants=False
+)
+POINTERS = torch.sparse_csr_tensor(
+    torch.tensor([0, 2, 1]), torch.tensor([0]), torch.ones(1), (2, 2), check_invariants=False
+)
+
+
+@pytest.mark.parametrize(
+    ("A", "B", "error", "message"),
+    [
+        (CSR, [1.0], ArgumentTypeError, "B: expected a torch tensor, got list"),
+        (torch.eye(3), torch.eye(3), ArgumentTypeError, "A, B: expected a sparse operand, got two dense ones"),
+        (CSR, torch.eye(3).double(), ArgumentTypeError, "B: expected the dtype of A"),
+        (CSR, torch.eye(4), ArgumentError, "B: expected 3 rows, got the shape"),
+        (CSR, torch.ones(3, 1, 1), ArgumentError, "B: expected a matrix, got the shape"),
+        (torch.ones(3), CSR, ArgumentError, "A: expected a matrix, got the shape"),
+        (CSR.to(torch.int32), torch.eye(3), ArgumentTypeError, "A: expected floats in CSR, CSC, COO or dense"),
+        (CSR.half(), CSR.half(), ArgumentTypeError, "A: expected float32 or float64, got torch.float16"),
+        (
+            torch.eye(3).to_sparse_csc().requires_grad_(),
+            CSR,
+            ArgumentTypeError,
+            "A: expected .* got a leaf of layout CSC",
+        ),
+        (UNSORTED, torch.eye(2), StructureError, "A: expected sorted and distinct indices in each row"),
+        (OUTSIDE, torch.eye(2), StructureError, r"A: expected indices in \[0, 2\)"),
+        (POINTERS, torch.eye(2), StructureError, "A: expected row pointers that rise from 0 to 1"),
+    ],
+)
+def test_wrong_operands(A, B, error, message):
+    with pytest.raises(error, match=message):
+        sparsetir.torch.matmul(A, B)
+
+
+def test_one_gradient_at_a_time():
+    A = CSR.clone().requires_grad_()
+    y = sparsetir.torch.matmul(A, torch.eye(3))
+    with pytest.raises(LoweringError, match="for one gradient at a time"):
+        torch.autograd.grad(y, A, torch.ones(2, 3, 3), is_grads_batched=True)
