@@ -79,6 +79,7 @@ class accelerate:
             if self not in _active:
                 return
             _active.remove(self)
+            self.selection.save()
             if _active:
                 methods.install(_active[-1].selection)
             else:

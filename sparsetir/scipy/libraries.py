@@ -24,15 +24,17 @@ import tempfile
 import threading
 from functools import cache
 from pathlib import Path
-from time import monotonic
-from typing import Any
+from time import monotonic, perf_counter
+from typing import Any, Protocol
 
 from sparsetir.utils.cache_folder import cache_folder
 from sparsetir.utils.machine import CORES
 
 OPERATIONS = ("spmv", "spmm", "spgemm", "add", "subtract", "multiply")
 BUILD_SECONDS = 0.3  # seconds that scipy spends in an operation before its kernel is compiled
-LOAD_SECONDS = 0.003  # the same before a library that exists already is loaded
+FOLDER_SECONDS = 0.004  # assumed cost of computing the folder's name
+LOAD_SECONDS = 0.001  # assumed cost of loading a library
+START_SECONDS = 0.005  # assumed cost of starting a process that compiles
 POLL_SECONDS = 0.05  # how often a library that is being compiled is looked for
 COMPILE_TIMEOUT = 600.0  # seconds after which a compilation counts as failed
 PROTOTYPE = re.compile(r"^int (\w+)\(([^;]*)\);", re.MULTILINE | re.DOTALL)
@@ -43,6 +45,13 @@ C_TYPES = {
     "int32": ctypes.c_int32,
     "int64": ctypes.c_int64,
 }
+
+
+class Account(Protocol):
+    """Seconds that may be lost to plain scipy, `sparsetir.scipy.selection.Account`."""
+
+    def pay(self, seconds: float) -> None: ...
+    def covers(self, seconds: float) -> bool: ...
 
 
 class Library:
@@ -107,23 +116,26 @@ class Libraries:
             return self.loaded.get(key)
         return library
 
-    def want(self, key: tuple[str, str, str], seconds: float) -> None:
-        """Record seconds that scipy spent; load or compile the kernel once they are worth it."""
+    def want(self, key: tuple[str, str, str], seconds: float, account: Account) -> None:
+        """Record seconds that scipy spent; load or compile the kernel once `account` covers the cost."""
         if key in self.failures:
             return
         spent = self.seconds[key] = self.seconds.get(key, 0.0) + seconds
-        if spent < LOAD_SECONDS or monotonic() < self.next_poll or not self.lock.acquire(blocking=False):
+        cost = LOAD_SECONDS + (0.0 if folder.cache_info().currsize else FOLDER_SECONDS)
+        if not account.covers(cost) or monotonic() < self.next_poll or not self.lock.acquire(blocking=False):
             return
+        start = perf_counter()
         try:
             self.next_poll = monotonic() + POLL_SECONDS
             if library_path(key).exists():
                 self._load(key)
             elif key in self.running:
                 self._check(key)
-            elif spent >= BUILD_SECONDS and not self.running:  # one compilation at a time leaves the other cores alone
-                self._start(key)
+            elif spent >= BUILD_SECONDS and not self.running and account.covers(START_SECONDS):
+                self._start(key)  # one compilation at a time leaves the other cores alone
         finally:
             self.lock.release()
+            account.pay(perf_counter() - start)
 
     def state(self, key: tuple[str, str, str]) -> str:
         """Return what has become of a kernel."""
@@ -175,9 +187,9 @@ def folder() -> Path:
         temporary = tempfile.mkdtemp(prefix="sparsetir-")
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         return Path(temporary)
-    from sparsetir.utils.version import source_digest
+    from sparsetir.utils.version import quick_source_digest
 
-    facts = "\n".join([source_digest(), platform.machine(), sys.platform, str(CORES), *processor()])
+    facts = "\n".join([quick_source_digest(base), platform.machine(), sys.platform, str(CORES), *processor()])
     return base / "scipy" / hashlib.sha256(facts.encode()).hexdigest()[:20]
 
 

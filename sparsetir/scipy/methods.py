@@ -18,10 +18,12 @@ CLASSES = (sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix)
 MATRICES = (sp.csr_matrix, sp.csc_matrix)
 DTYPES = {np.dtype("float32"): "float32", np.dtype("float64"): "float64"}
 INDEX_DTYPES = {np.dtype("int32"): "int32", np.dtype("int64"): "int64"}
+VECTOR_FACTOR = 4  # a product with a vector is offered from so many times `min_entries` on
 MAX_NARROW = 2**31 - 1  # largest offset where sizes have 32 bits
 MIN_CONVERTED_COLUMNS = 16  # columns of a dense operand from which a matrix by columns is converted to rows
 
 Method = Callable[[Any, Any], Any]
+Size = tuple[int, ...]
 
 _originals: dict[type, dict[str, Method | None]] = {}
 
@@ -35,8 +37,9 @@ def install(selection: Selection) -> None:
         if matrix_class in MATRICES:
             names.update({"__mul__": _matmul, "__rmul__": _rmatmul})
         _originals[matrix_class] = {name: vars(matrix_class).get(name) for name in names}
-        for name, run in names.items():
-            setattr(matrix_class, name, _replacement(run, getattr(matrix_class, name), selection))
+        for kind, (name, run) in enumerate(names.items()):
+            kind += len(names) * CLASSES.index(matrix_class)
+            setattr(matrix_class, name, _replacement(run, getattr(matrix_class, name), selection, kind))
 
 
 def remove() -> None:
@@ -50,15 +53,25 @@ def remove() -> None:
     _originals.clear()
 
 
-def _replacement(run: Callable[..., Any], original: Method, selection: Selection) -> Method:
-    """Return a method that offers large operands to `run`, and leaves the others to scipy."""
-    least = selection.min_entries
+def _replacement(run: Callable[..., Any], original: Method, selection: Selection, kind: int) -> Method:
+    """Return a method that offers large operands to `run`, and leaves the others to scipy at little cost."""
+    least, least_of_vectors = selection.min_entries, VECTOR_FACTOR * selection.min_entries
+    settled = selection.settled
+    ndarray = np.ndarray
 
     @wraps(original)
     def method(self: Any, other: Any, *args: Any, **options: Any) -> Any:
-        if self.data.size < least or args or options:
+        values = self.data
+        count = values.size
+        if count < least or args or options:
             return original(self, other, *args, **options)
-        return run(selection, original, self, other)
+        values_b = other if type(other) is ndarray else getattr(other, "data", None)
+        if type(values_b) is not ndarray or (values_b is other and count < least_of_vectors and other.ndim == 1):
+            return original(self, other)
+        # Whatever the time depends on, within a factor of two.
+        bits = (count.bit_length(), self.indptr.size.bit_length(), values_b.size.bit_length())
+        size = (*bits, values_b.ndim, values.dtype.num, kind)
+        return original(self, other) if size in settled else run(selection, original, self, other, size)
 
     return method
 
@@ -94,25 +107,27 @@ def _fits(idtype: str, *products: int) -> bool:
     return idtype == "int64" or max(products) <= MAX_NARROW
 
 
-def _matmul(selection: Selection, original: Method, matrix: Any, other: Any) -> Any:
+def _matmul(selection: Selection, original: Method, matrix: Any, other: Any, size: Size) -> Any:
     if type(other) is np.ndarray:
-        result = _dense_product(selection, lambda: original(matrix, other), matrix, other, matrix.format == "csr")
+        by_rows = matrix.format == "csr"
+        result = _dense_product(selection, lambda: original(matrix, other), matrix, other, by_rows, size)
         return original(matrix, other) if result is None else result
     if type(other) in CLASSES:
-        return _sparse_product(selection, original, matrix, other)
+        return _sparse_product(selection, original, matrix, other, size)
     return original(matrix, other)
 
 
-def _rmatmul(selection: Selection, original: Method, matrix: Any, other: Any) -> Any:
+def _rmatmul(selection: Selection, original: Method, matrix: Any, other: Any, size: Size) -> Any:
     """Compute ``other @ matrix``, the transposed product of the transposed operands."""
     if type(other) is not np.ndarray or not 0 < other.ndim <= 2:
         return original(matrix, other)
-    result = _dense_product(selection, lambda: original(matrix, other).T, matrix, other.T, matrix.format == "csc")
+    by_rows = matrix.format == "csc"
+    result = _dense_product(selection, lambda: original(matrix, other).T, matrix, other.T, by_rows, size)
     return original(matrix, other) if result is None else result.T
 
 
 def _dense_product(
-    selection: Selection, by_scipy: Callable[[], Any], matrix: Any, other: np.ndarray, is_by_rows: bool
+    selection: Selection, by_scipy: Callable[[], Any], matrix: Any, other: np.ndarray, is_by_rows: bool, size: Size
 ) -> np.ndarray | None:
     """Multiply by a dense array; None where there is no kernel for the operands.
 
@@ -147,7 +162,6 @@ def _dense_product(
         )
         return result if done else None
 
-    size = (matrix.data.size, rows, width) if is_by_rows else (matrix.data.size, rows, width, columns)
     return selection.run((operation, *dtypes), size, by_scipy, by_kernel)
 
 
@@ -177,7 +191,7 @@ class _Memory:
             self.library.free(self.address)
 
 
-def _sparse_product(selection: Selection, original: Method, left: Any, right: Any) -> Any:
+def _sparse_product(selection: Selection, original: Method, left: Any, right: Any, size: Size) -> Any:
     dtypes = _dtypes(left)
     if dtypes is None or len(right.shape) != 2 or left.shape[1] != right.shape[0]:
         return original(left, right)
@@ -193,14 +207,13 @@ def _sparse_product(selection: Selection, original: Method, left: Any, right: An
         sizes = {"m": len(first.indptr) - 1, "p": len(second.indptr) - 1, "n": minor}
         return _assemble(kernel, left, shape, first, second, sizes)
 
-    size = (left.data.size, right.data.size, shape[0])
     return selection.run(("spgemm", *dtypes), size, lambda: original(left, right), by_kernel)
 
 
-def _elementwise(operation: str, **scalars: float) -> Callable[[Selection, Method, Any, Any], Any]:
+def _elementwise(operation: str, **scalars: float) -> Callable[[Selection, Method, Any, Any, Size], Any]:
     """Return the method of an elementwise operation of two sparse operands of one shape."""
 
-    def run(selection: Selection, original: Method, left: Any, right: Any) -> Any:
+    def run(selection: Selection, original: Method, left: Any, right: Any, size: Size) -> Any:
         dtypes = _dtypes(left) if type(right) in CLASSES and left.shape == right.shape else None
         if dtypes is None:
             return original(left, right)
@@ -213,7 +226,6 @@ def _elementwise(operation: str, **scalars: float) -> Callable[[Selection, Metho
             sizes = {"m": len(left.indptr) - 1, "n": minor, **scalars}
             return _assemble(kernel, left, left.shape, left, converted, sizes)
 
-        size = (left.data.size, right.data.size, left.shape[0])
         return selection.run((operation, *dtypes), size, lambda: original(left, right), by_kernel)
 
     return run

@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError
-from sparsetir.scipy import accelerate, libraries
+from sparsetir.scipy import accelerate, libraries, selection
 from sparsetir.scipy.selection import TRIALS, SizeClass
 
 CLASSES = (sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix)
@@ -164,6 +164,68 @@ def test_the_slower_side_is_left() -> None:
     assert times.choice == "kernel"
 
 
+class Clock:
+    """A clock that only simulated calls move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> str:
+        self.now += seconds
+        return "done"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_regret_is_bounded_on_every_trace(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever loading and calls of kernels cost, a trace takes at most a few per cent more than by scipy alone."""
+    rng = np.random.default_rng(seed)
+    clock = Clock()
+    monkeypatch.setattr(selection, "perf_counter", clock)
+    monkeypatch.setattr(selection, "folder", lambda: tmp_path)
+    sizes = [(size,) for size in range(rng.integers(1, 6))]
+    scipy_seconds = {size: 10.0 ** rng.uniform(-6, -1) for size in sizes}
+    ratios = {size: 2.0 ** rng.uniform(-3, 2) for size in sizes}
+    load_seconds = 10.0 ** rng.uniform(-4, -2)
+
+    class Loaded(libraries.Libraries):
+        def want(self, key: Any, seconds: float, account: Any) -> None:
+            if account.covers(load_seconds):
+                clock.spend(load_seconds)
+                account.pay(load_seconds)
+                self.loaded[key] = object()  # type: ignore[assignment]
+
+    for program in range(2):  # the second one starts with the outcomes of the first
+        chosen = selection.Selection(threads=None, min_entries=0, wait=False)
+        chosen.libraries = Loaded()
+        start, by_scipy, used = clock.now, 0.0, 0
+        for call in range(2000):
+            size = sizes[rng.integers(len(sizes))]
+            seconds, ratio = scipy_seconds[size], ratios[size]
+
+            def kernel(_: Any, seconds: float = seconds, ratio: float = ratio) -> str:
+                nonlocal used
+                used += 1
+                return clock.spend(seconds * ratio * (1 if used > 3 else 2))
+
+            args = ("spmv", "float64", "int32"), size
+            assert chosen.run(*args, lambda s=seconds: clock.spend(s), kernel) == "done"
+            by_scipy += seconds
+            assert clock.now - start <= 1.05 * by_scipy + 2 * max(scipy_seconds.values()), (program, call)
+        chosen.save()
+        best = min(ratios, key=lambda s: ratios[s])
+        if ratios[best] < 0.5 and 0.02 * by_scipy > load_seconds + 2 * scipy_seconds[best]:
+            assert used
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"a": [1, null]}', "{"])
+def test_damaged_outcomes_are_ignored(text: str, tmp_path: Path) -> None:
+    (tmp_path / "outcomes.json").write_text(text)
+    assert selection.read_outcomes(tmp_path / "outcomes.json") == {}
+
+
 def test_without_a_kernel_scipy_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "C_TYPES", {})
     monkeypatch.setattr(libraries.subprocess, "Popen", lambda *a, **b: (_ for _ in ()).throw(OSError("no process")))
@@ -181,7 +243,7 @@ def test_a_script_runs_accelerated_without_tvm(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, numpy as np, scipy.sparse as sp\n"
-        "A = sp.random_array((300, 300), density=0.2, format='csr', rng=np.random.default_rng(0))\n"
+        "A = sp.random_array((300, 300), density=0.5, format='csr', rng=np.random.default_rng(0))\n"
         "for _ in range(8): y = A @ np.ones(300)\n"
         "print(np.allclose(y, A.sum(axis=1)), 'tvm' in sys.modules, sys.argv[1:])\n"
     )
