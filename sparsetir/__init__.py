@@ -15,7 +15,7 @@ expressions `einsum`, `einsum_expression`: index notation over sparse and dense 
 programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
 products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices,
-            `triangles` of a graph; `linear_operator` for scipy's solvers
+            `tensordot`, `vstack` and `hstack` of tensors, `triangles` of a graph; `linear_operator` for scipy's solvers
 formats     `formats`, `format` of an encoding as text, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
 schedules   `Schedule` (stage I), `Choices` and `template` (loops), `Accumulators` (computed patterns)
 searching   `tune_sparse`, `autotune`; `tune_many` kernels under one budget
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from sparsetir.codegen.pipeline import lower
     from sparsetir.einsum import einsum, einsum_expression
     from sparsetir.einsum.linear_operators import linear_operator
-    from sparsetir.einsum.products import matmul, multiply
+    from sparsetir.einsum.products import add, matmul, multiply, subtract
+    from sparsetir.einsum.shapes import hstack, tensordot, vstack
     from sparsetir.einsum.sparsify import sparsify
     from sparsetir.errors import SparseTIRError
     from sparsetir.formats.encoding import format
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from sparsetir.script import tvmscript as T
     from sparsetir.script.printer import parse, script
     from sparsetir.sparse_output import Accumulators
-    from sparsetir.sparse_output.products import add, matmul_plan, maximum, rap, subtract
+    from sparsetir.sparse_output.products import matmul_plan, maximum, rap
     from sparsetir.sparse_output.triangles import triangles
     from sparsetir.transform import FormatRewriteRule, Schedule
     from sparsetir.transform.decompose import Decomposition, decompose_format
@@ -94,7 +95,7 @@ _PUBLIC = {
     "TuneManyResult": "sparsetir.tuning",
     "TuneResult": "sparsetir.tuning",
     "TuneTask": "sparsetir.tuning",
-    "add": "sparsetir.sparse_output.products",
+    "add": "sparsetir.einsum.products",
     "aligned": "sparsetir.utils.buffers",
     "autotune": "sparsetir.tuning",
     "build": "sparsetir.build",
@@ -108,6 +109,7 @@ _PUBLIC = {
     "fused": "sparsetir.lazy",
     "get_num_threads": "sparsetir.utils.threads",
     "interpret": "sparsetir.ir.interpreter",
+    "hstack": "sparsetir.einsum.shapes",
     "ir": "sparsetir.ir",
     "lazy": "sparsetir.lazy",
     "linear_operator": "sparsetir.einsum.linear_operators",
@@ -130,13 +132,15 @@ _PUBLIC = {
     "set_num_threads": "sparsetir.utils.threads",
     "softmax": "sparsetir.lazy",
     "sparsify": "sparsetir.einsum.sparsify",
-    "subtract": "sparsetir.sparse_output.products",
+    "subtract": "sparsetir.einsum.products",
     "template": "sparsetir.tuning.knobs",
+    "tensordot": "sparsetir.einsum.shapes",
     "triangles": "sparsetir.sparse_output.triangles",
     "tune_many": "sparsetir.tuning",
     "tune_sparse": "sparsetir.tuning",
     "unchecked": "sparsetir.runtime.signature",
     "verify": "sparsetir.ir.verifier",
+    "vstack": "sparsetir.einsum.shapes",
 }
 _MODULES = ("T", "errors", "formats", "ir", "ops", "relax")
 
@@ -199,6 +203,7 @@ __all__ = [
     "formats",
     "fused",
     "get_num_threads",
+    "hstack",
     "interpret",
     "ir",
     "lazy",
@@ -224,9 +229,11 @@ __all__ = [
     "sparsify",
     "subtract",
     "template",
+    "tensordot",
     "triangles",
     "tune_many",
     "tune_sparse",
     "unchecked",
     "verify",
+    "vstack",
 ]

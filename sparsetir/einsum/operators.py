@@ -8,29 +8,29 @@ import operator
 from collections.abc import Callable
 from numbers import Number
 from string import ascii_lowercase as LETTERS
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.einsum.complex_parts import by_parts, has_complex
+from sparsetir.einsum.complex_parts import linear as complex_sum
+from sparsetir.einsum.complex_parts import product as complex_product
 from sparsetir.einsum.doors import classify, doors, product_door
 from sparsetir.einsum.expression import einsum
 from sparsetir.einsum.steps import array_dtype, cast, transposed
-from sparsetir.einsum.subscripts import LIMITS
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.hypersparse import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, array_of_numbers, as_numpy, compressed_of, is_sparse, is_torch
 from sparsetir.sparse_output import products
 from sparsetir.utils.arguments import as_dtype
-from sparsetir.utils.dtypes import common_dtype, dtype_name, is_float
+from sparsetir.utils.dtypes import common_dtype, dtype_name
 
 FEW_ROWS = 1 << 16  # a slice of as many rows is made row by row, one of more rows than entries entry by entry
 
-Axis: TypeAlias = "int | tuple[int, ...] | None"
 
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, (Number, np.generic)) or (isinstance(value, np.ndarray) and value.ndim == 0)
 
 
@@ -48,13 +48,13 @@ def _tensor(value: Any) -> SparseTensor:
     return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value)
 
 
-def _made(like: SparseTensor, coords: Any, values: Any, shape: tuple[int, ...]) -> SparseTensor:
+def of_entries(like: SparseTensor, coords: Any, values: Any, shape: tuple[int, ...]) -> SparseTensor:
     """Return a tensor of entries, with index arrays of the same type as those of `like`."""
     return SparseTensor.from_any(CooTensor(np.stack(coords).astype(like.idtype, copy=False), values, shape))
 
 
-def _is_operand(value: Any) -> bool:
-    return _is_number(value) or is_sparse(value) or is_torch(value) or isinstance(value, (np.ndarray, list))
+def is_operand(value: Any) -> bool:
+    return is_number(value) or is_sparse(value) or is_torch(value) or isinstance(value, (np.ndarray, list))
 
 
 # ------------------------------------------------------------------ products
@@ -62,13 +62,22 @@ def _is_operand(value: Any) -> bool:
 
 def matmul(left: Any, right: Any) -> Any:
     """Compute ``left @ right``; of two sparse matrices a `SparseTensor`, else dense."""
-    product = product_door(left, right)
-    if product is not None:
-        return product
-    if type(left) is type(right) is SparseTensor and left.format.name == right.format.name == "csr":
-        _check_product(left, right)
-        return SparseTensor.from_any(products.matmul(left.compressed, right.compressed), check=False)
-    if not (_is_operand(left) and _is_operand(right)) or _is_number(left) or _is_number(right):
+    try:
+        product = product_door(left, right)
+        if product is not None:
+            return product
+        if type(left) is type(right) is SparseTensor and left.format.name == right.format.name == "csr":
+            _check_product(left, right)
+            return SparseTensor.from_any(products.matmul(left.compressed, right.compressed), check=False)
+        return _matmul(left, right)
+    except ArgumentTypeError:
+        if not has_complex(left, right):
+            raise
+    return complex_product(matmul, left, right)
+
+
+def _matmul(left: Any, right: Any) -> Any:
+    if not (is_operand(left) and is_operand(right)) or is_number(left) or is_number(right):
         return NotImplemented
     left, right = (v if is_sparse(v) or is_torch(v) else np.asarray(v) for v in (left, right))
     a, b = len(left.shape), len(right.shape)
@@ -107,17 +116,19 @@ def _compressed(value: Any) -> Any:
     return value.to_scipy("coo" if has_hypersparse([value]) else "csr", copy=False)
 
 
+@by_parts(complex_product)
 def multiply(left: Any, right: Any) -> Any:
     """Compute ``left * right`` elementwise; an entry is stored where both store one."""
-    if not (_is_operand(left) and _is_operand(right)):
+    if not (is_operand(left) and is_operand(right)):
         return NotImplemented
     tensor, factor = (left, right) if isinstance(left, SparseTensor) else (right, left)
-    if _is_number(factor):
+    if is_number(factor):
         if not isinstance(factor, int) and not np.isfinite(_met(factor, tensor.dtype)):
             raise ArgumentError(f"zeros that are not stored would not stay zero under * {factor}: use to_dense()")
         return _scaled(tensor, operator.mul, factor)
     if is_sparse(factor):
-        _same_shape(left, right)
+        if tuple(left.shape) != tuple(right.shape):
+            return stretched(_tensor(left), _tensor(right))
         if tensor.ndim == 2:
             return SparseTensor.from_any(products.multiply(_compressed(left), _compressed(right)))
         return _common(tensor, _tensor(factor))
@@ -126,16 +137,16 @@ def multiply(left: Any, right: Any) -> Any:
 
 def divide(left: Any, right: Any) -> Any:
     """Compute ``left / right`` for a number or a dense array; entries are stored where `left` stores them."""
-    if _is_number(right):
+    if is_number(right):
         if right == 0 or right != right:
             raise ArgumentError(f"zeros that are not stored would not stay zero under / {right}: use to_dense()")
         return _scaled(left, operator.truediv, right)
     if is_sparse(right):
         raise ArgumentTypeError("division by a sparse tensor divides by the zeros that it does not store")
-    if not _is_operand(right):
+    if not is_operand(right):
         return NotImplemented
     shape, array = left.shape, as_numpy(right if is_torch(right) else np.asarray(right), "the divisor")[0]
-    if array.ndim > left.ndim or np.broadcast_shapes(shape, array.shape) != shape:
+    if array.ndim > left.ndim or not _stretches(array.shape, shape):
         raise ArgumentError(f"an array of shape {array.shape} divides no sparse tensor of shape {shape}")
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.true_divide(left.values, np.broadcast_to(array, shape)[left.coords])
@@ -144,7 +155,7 @@ def divide(left: Any, right: Any) -> Any:
 
 def power(tensor: SparseTensor, number: Any) -> SparseTensor:
     """Compute ``tensor ** number`` of each element, for a number above zero."""
-    if not _is_number(number):
+    if not is_number(number):
         return NotImplemented
     if isinstance(number, complex) or not number > 0:
         raise ArgumentError(f"zeros that are not stored would not stay zero under ** {number}: use to_dense()")
@@ -184,14 +195,47 @@ def over_dense(tensor: Any, other: Any) -> Any:
 
 def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     """Multiply the entries that both tensors store."""
-    first, second = _keys(left), _keys(right)
+    first, second = entry_keys(left), entry_keys(right)
     _, a, b = np.intersect1d(first, second, assume_unique=True, return_indices=True)
     dtype = array_dtype(common_dtype([dtype_name(left.dtype), dtype_name(right.dtype)]))
     values = np.multiply(left.values[a].astype(dtype), right.values[b].astype(dtype))
-    return _made(left, [c[a] for c in left.coords], values, left.shape)
+    return of_entries(left, [c[a] for c in left.coords], values, left.shape)
 
 
-def _keys(tensor: SparseTensor) -> np.ndarray:
+def stretched(left: SparseTensor, right: SparseTensor) -> SparseTensor:
+    """Multiply tensors of which one is stretched along dimensions of extent 1, as numpy broadcasts."""
+    try:
+        shape = np.broadcast_shapes(left.shape, right.shape)
+    except ValueError:
+        check_same_shape(left, right)
+    if shape not in (left.shape, right.shape):
+        if left.ndim == right.ndim == 2:  # a column times a row
+            column, row = (left, right) if left.shape[1] == 1 else (right, left)
+            product: SparseTensor = matmul(column, row)
+            return product
+        raise ArgumentError(
+            f"sparse tensors of the shapes {left.shape} and {right.shape}: one must have the shape {shape}"
+        )
+    whole, factor = (left, right) if left.shape == shape else (right, left)
+    skipped = whole.ndim - factor.ndim
+    dims = [d for d, n in enumerate(factor.shape) if n != 1]
+    extents = tuple(factor.shape[d] for d in dims)
+    known, asked = (
+        np.ravel_multi_index([t.coords[d + s].astype(np.int64) for d in dims], extents)
+        if dims and t.nnz
+        else np.zeros(t.nnz, np.int64)
+        for t, s in ((factor, 0), (whole, skipped))
+    )
+    order = np.argsort(known)
+    at = np.searchsorted(known, asked, sorter=order)
+    stored = np.flatnonzero(np.isin(asked, known))
+    chosen = order[at[stored]]
+    dtype = array_dtype(common_dtype([dtype_name(left.dtype), dtype_name(right.dtype)]))
+    values = np.multiply(whole.values[stored].astype(dtype), factor.values[chosen].astype(dtype))
+    return of_entries(whole, [c[stored] for c in whole.coords], values, shape)
+
+
+def entry_keys(tensor: SparseTensor) -> np.ndarray:
     """Return one number for the coordinates of each entry."""
     if math.prod(tensor.shape) >= 2**63:
         raise ArgumentError(f"elements of a tensor of shape {tensor.shape} cannot be numbered in 64 bits")
@@ -200,7 +244,7 @@ def _keys(tensor: SparseTensor) -> np.ndarray:
     )
 
 
-def _same_shape(left: Any, right: Any) -> None:
+def check_same_shape(left: Any, right: Any) -> None:
     if tuple(left.shape) != tuple(right.shape):
         raise ArgumentError(f"sparse tensors of the shapes {tuple(left.shape)} and {tuple(right.shape)} do not fit")
 
@@ -208,39 +252,41 @@ def _same_shape(left: Any, right: Any) -> None:
 # ------------------------------------------------------------------ sums
 
 
+@by_parts(complex_sum)
 def add(left: Any, right: Any) -> Any:
     """Compute ``left + right``: stored where either is; dense with a dense array."""
     return _sum(left, right, 1)
 
 
+@by_parts(complex_sum)
 def subtract(left: Any, right: Any) -> Any:
     """Compute ``left - right``, stored as by `add`."""
     return _sum(left, right, -1)
 
 
 def _sum(left: Any, right: Any, sign: int) -> Any:
-    if not (_is_operand(left) and _is_operand(right)):
+    if not (is_operand(left) and is_operand(right)):
         return NotImplemented
     for value in (left, right):
-        if _is_number(value):
+        if is_number(value):
             if value != 0:
                 raise ArgumentError(f"adding {value} changes every element: pass to_dense() + {value}")
             tensor = right if value is left else left
             return _scaled(-tensor if value is left and sign < 0 else tensor, operator.add, value)
     if not (is_sparse(left) and is_sparse(right)):
         return _dense_sum(left, right, sign)
-    _same_shape(left, right)
+    check_same_shape(left, right)
     a, b = _tensor(left), _tensor(right)
-    dtype = _common_dtype(a, b, sign)
+    dtype = sum_dtype(a, b, sign)
     if a.ndim == 2 and dtype.name != "bool":
         return SparseTensor.from_any(products.add(_compressed(left), _compressed(right), beta=sign))
     second = b.values.astype(dtype)
     values = np.concatenate([a.values.astype(dtype), second if sign > 0 else np.negative(second)])
     coords = [np.concatenate(pair) for pair in zip(a.coords, b.coords, strict=True)]
-    return _made(a, coords, values, a.shape)
+    return of_entries(a, coords, values, a.shape)
 
 
-def _common_dtype(a: Any, b: Any, sign: int) -> np.dtype[Any]:
+def sum_dtype(a: Any, b: Any, sign: int) -> np.dtype[Any]:
     """Return the dtype of a sum of two arrays or, for `sign` -1, of a difference."""
     dtype = np.dtype(array_dtype(common_dtype([dtype_name(a.dtype), dtype_name(b.dtype)])))
     if dtype.name == "bool" and sign < 0:
@@ -251,10 +297,10 @@ def _common_dtype(a: Any, b: Any, sign: int) -> np.dtype[Any]:
 def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
     tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
     array = as_numpy(other if is_torch(other) else np.asarray(other), "the other operand")[0]
-    shape = np.broadcast_shapes(tensor.shape, array.shape)
-    if shape != tensor.shape:
+    shape = tensor.shape
+    if array.ndim > tensor.ndim or not _stretches(array.shape, shape):
         raise ArgumentError(f"an array of shape {array.shape} plus a sparse tensor of {tensor.shape}: they do not fit")
-    dtype = _common_dtype(array, tensor, sign)
+    dtype = sum_dtype(array, tensor, sign)
     out, values = np.broadcast_to(array, shape).astype(dtype), tensor.values.astype(dtype)
     if sign > 0:
         out[tensor.coords] += values
@@ -303,18 +349,59 @@ def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
     return moved
 
 
+SIGNS = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "==", "not_equal": "!="}
+
+
 def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
-    """Compare each element with a number; the result stores the entries for which the comparison is true."""
-    if not _is_number(other):
-        if not _is_operand(other):
+    """Compare each element with a number, another sparse tensor or a dense array.
+
+    The result stores the entries for which the comparison is true; with a dense array it is dense.
+    """
+    if not is_number(other):
+        if not is_operand(other):
             return NotImplemented
-        raise ArgumentTypeError("a sparse tensor is compared with a number: for two, compare their difference with 0")
-    if ufunc(tensor.dtype.type(0), other):
-        sign = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "=="}
-        shown = sign.get(ufunc.__name__, "!=")
-        raise ArgumentError(f"S {shown} {other} is true of every element that is not stored: compare S.to_dense()")
+        return _compared_sparse(ufunc, tensor, other) if is_sparse(other) else _compared_dense(ufunc, tensor, other)
+    _check_zeros(ufunc, ufunc(tensor.dtype.type(0), other), str(other))
     held = np.flatnonzero(ufunc(tensor.values, other))
-    return _made(tensor, [c[held] for c in tensor.coords], np.ones(len(held), np.bool_), tensor.shape)
+    return of_entries(tensor, [c[held] for c in tensor.coords], np.ones(len(held), np.bool_), tensor.shape)
+
+
+def _check_zeros(ufunc: np.ufunc, is_true: Any, other: str) -> None:
+    if is_true:
+        fault = f"S {SIGNS[ufunc.__name__]} {other} is true of every element that is not stored"
+        raise ArgumentError(f"{fault}: compare S.to_dense()")
+
+
+def _compared_sparse(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> SparseTensor:
+    """Compare two sparse tensors where either stores an entry."""
+    check_same_shape(tensor, other)
+    _check_zeros(ufunc, ufunc(0, 0), "R")
+    other = _tensor(other)
+    keys = [entry_keys(t).astype(np.int64) for t in (tensor, other)]
+    union = np.union1d(*keys)
+    sides = []
+    for t, places in zip((tensor, other), keys, strict=True):
+        values = np.zeros(len(union), t.dtype)
+        values[np.searchsorted(union, places)] = t.values
+        sides.append(values)
+    stored = union[np.flatnonzero(ufunc(*sides))]
+    coords = np.unravel_index(stored, tensor.shape) if len(stored) else [stored] * tensor.ndim
+    return of_entries(tensor, list(coords), np.ones(len(stored), np.bool_), tensor.shape)
+
+
+def _stretches(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Return whether an array of a shape, of no more dimensions, broadcasts to another one."""
+    return all(n in (1, extent) for n, extent in zip(shape, to[len(to) - len(shape) :], strict=True))
+
+
+def _compared_dense(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> np.ndarray:
+    """Compare every element with that of a dense array, which broadcasts to the shape of the tensor."""
+    array = as_numpy(other if is_torch(other) else np.asarray(other), "the other operand")[0]
+    if array.ndim > tensor.ndim or not _stretches(array.shape, tensor.shape):
+        raise ArgumentError(f"an array of shape {array.shape} and a sparse tensor of {tensor.shape}: they do not fit")
+    result = np.array(np.broadcast_to(ufunc(np.zeros((), tensor.dtype), array), tensor.shape))
+    result[tensor.coords] = ufunc(tensor.values, np.broadcast_to(array, tensor.shape)[tensor.coords])
+    return result
 
 
 def sliced(tensor: SparseTensor, index: Any) -> Any:
@@ -326,10 +413,10 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
         raise ArgumentError(f"{len(asked)} indices of a tensor of {tensor.ndim} dimensions")
     place = next((n for n, at in enumerate(asked) if at is Ellipsis), len(asked))
     asked[place : place + 1] = [slice(None)] * (tensor.ndim - len(asked) + dots)
-    lists = [d for d, at in enumerate(asked) if not (_is_index(at) or isinstance(at, slice))]
+    lists = [d for d, at in enumerate(asked) if not (is_index(at) or isinstance(at, slice))]
     if len(lists) > 1:
         raise ArgumentTypeError("a sparse tensor is sliced by one list at a time: slice the result again")
-    if all(_is_index(at) for at in asked):
+    if all(is_index(at) for at in asked):
         return _element(tensor, tuple(asked))
     others = [slice(None) if d in lists else at for d, at in enumerate(asked)]
     if not any(at != slice(None) for at in others[1:]) and lists in ([], [0]):
@@ -338,12 +425,12 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
         return _within(_rows(tensor, asked[0]), others)
     if others[0] != slice(None):  # of all entries only those in the rows are read
         first: Any = others[0]
-        chosen = slice(first, first + 1 or None) if _is_index(first) else first
-        tensor, others[0] = _rows(tensor, chosen), 0 if _is_index(first) else slice(None)
+        chosen = slice(first, first + 1 or None) if is_index(first) else first
+        tensor, others[0] = _rows(tensor, chosen), 0 if is_index(first) else slice(None)
     found = tensor if all(at == slice(None) for at in others) else _within(tensor, others)
     if not lists:
         return found
-    at = sum(not _is_index(held) for held in asked[: lists[0]])  # where the dimension is among those that are left
+    at = sum(not is_index(held) for held in asked[: lists[0]])  # where the dimension is among those that are left
     first = [at, *(d for d in range(found.ndim) if d != at)]
     return transpose(_rows(transpose(found, [first]), asked[lists[0]]), [np.argsort(first).tolist()])
 
@@ -352,7 +439,7 @@ def _within(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
     """Return the entries at indices and in slices."""
     held, coords, shape = np.ones(tensor.nnz, np.bool_), [], []
     for d, (at, c, n) in enumerate(zip(asked, tensor.coords, tensor.shape, strict=True)):
-        if _is_index(at):
+        if is_index(at):
             if not -n <= at < n:
                 raise ArgumentError(f"index {at} of dimension {d}, which has {n}")
             held &= c == at % n
@@ -362,13 +449,13 @@ def _within(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
         held &= (rest == 0) & (place >= 0) & (place < len(span))
         coords.append(place)
         shape.append(len(span))
-    return _made(tensor, [c[held] for c in coords], tensor.values[held], tuple(shape))
+    return of_entries(tensor, [c[held] for c in coords], tensor.values[held], tuple(shape))
 
 
 def _rows(tensor: SparseTensor, index: Any) -> Any:
     """Return some rows: an index removes the dimension, a slice or a list of indices keeps it."""
     m = tensor.shape[0]
-    if _is_index(index):
+    if is_index(index):
         return _one_row(tensor, int(index))
     if isinstance(index, slice):
         span = range(m)[index]
@@ -398,13 +485,13 @@ def _of_rows(tensor: SparseTensor, indptr: np.ndarray, entries: np.ndarray, coun
     shape = (count, *tensor.shape[1:])
     if tensor.ndim != 2 or tensor.nnz == 0:
         coords = [np.repeat(np.arange(count), np.diff(indptr)), *(c[entries] for c in tensor.coords[1:])]
-        return _made(tensor, coords, tensor.values[entries], shape)
+        return of_entries(tensor, coords, tensor.values[entries], shape)
     offsets, columns = (a.astype(tensor.idtype, copy=False) for a in (indptr, tensor.entries.last[entries]))
     matrix = compressed_of(sp.csr_array, offsets, columns, tensor.values[entries], shape)
     return SparseTensor.from_any(matrix, "csr", idtype=tensor.idtype, check=False)
 
 
-def _is_index(value: Any) -> bool:
+def is_index(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -457,106 +544,26 @@ def _one_row(tensor: SparseTensor, index: int) -> Any:
     if tensor.ndim == 1:
         return tensor.values[begin:end].sum(dtype=tensor.dtype)
     coords = [_coordinate(tensor, d)[begin:end] for d in range(1, tensor.ndim)]
-    return _made(tensor, coords, tensor.values[begin:end], tensor.shape[1:])
-
-
-# ------------------------------------------------------------------ reductions
-
-
-def _kept(tensor: SparseTensor, axis: Axis) -> str:
-    """Return the letters that a reduction over `axis` keeps."""
-    if axis is None:
-        return ""
-    given = axis if isinstance(axis, tuple) else (axis,)
-    if not all(_is_index(d) for d in given):
-        raise ArgumentTypeError(f"an axis is a whole number, found {axis!r}")
-    if any(not -tensor.ndim <= d < tensor.ndim for d in given):
-        raise ArgumentError(f"axis {axis} of a tensor of {tensor.ndim} dimensions")
-    gone = {int(d) % tensor.ndim for d in given}
-    return "".join(c for d, c in enumerate(LETTERS[: tensor.ndim]) if d not in gone)
-
-
-def total(tensor: SparseTensor, axis: Axis) -> Any:
-    """Compute the sum; of bools and short integers in 64 bits, as numpy does."""
-    if tensor.dtype.kind == "c":
-        return _of_parts(total, tensor, axis)
-    if tensor.dtype.kind in "biu" and tensor.dtype.itemsize < 8:
-        tensor = astype(tensor, "uint64" if tensor.dtype.kind == "u" else "int64")
-    return einsum(f"{LETTERS[: tensor.ndim]}->{_kept(tensor, axis)}", tensor, result="dense")
-
-
-def _of_parts(reduction: Callable[[SparseTensor, Axis], Any], tensor: SparseTensor, axis: Axis) -> Any:
-    """Reduce complex numbers by a linear reduction of their parts; complex arithmetic makes NaN of infinite parts."""
-    real, imag = (np.asarray(reduction(mapped(part, tensor), axis)) for part in (np.real, np.imag))
-    joined = np.empty(real.shape, tensor.dtype)
-    joined.real, joined.imag = real, imag
-    return joined[()]
-
-
-def mean(tensor: SparseTensor, axis: Axis) -> Any:
-    if tensor.dtype.kind == "c":
-        return _of_parts(mean, tensor, axis)
-    kept = _kept(tensor, axis)
-    count = math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
-    dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
-    wide = "float32" if dtype.itemsize == 2 else dtype.name  # as numpy has means of 16 bits
-    found = total(tensor if tensor.dtype.name == wide else astype(tensor, wide), axis)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(found / np.asarray(count, found.dtype)).astype(dtype)[()]
-
-
-def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
-    """Compute the largest or smallest element."""
-    kept, name = _kept(tensor, axis), dtype_name(tensor.dtype)
-    counted = [n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept]
-    if 0 in counted:
-        raise ArgumentError(f"there is no {which} of no elements: the shape is {tensor.shape}")
-    low, high = LIMITS.get(name, (-math.inf, math.inf))
-    text = f"{LETTERS[: tensor.ndim]}->{kept}"
-    found = np.asarray(
-        einsum(text, tensor, reduce=which, fill=low if which == "max" else high, result="dense"), tensor.dtype
-    )
-    stored = _stored_counts(tensor, kept)
-    join = np.maximum if which == "max" else np.minimum
-    nan = _nan_where_stored(tensor, kept, found)
-    with np.errstate(invalid="ignore"):  # NaN of bfloat16
-        return join(np.where(stored < math.prod(counted), join(found, tensor.dtype.type(0)), found), nan)[()]
-
-
-def _nan_where_stored(tensor: SparseTensor, kept: str, found: np.ndarray) -> Any:
-    """Return NaN where an entry is NaN, as numpy's reductions do; else the value of `found`."""
-    if not is_float(tensor.dtype) or not np.isnan(tensor.values).any():
-        return found
-    bad = astype(mapped(np.isnan, tensor), "float64")
-    return np.where(np.asarray(total(bad, _axes(tensor, kept))) > 0, tensor.dtype.type(np.nan), found)
-
-
-def _axes(tensor: SparseTensor, kept: str) -> Axis:
-    return tuple(d for d, c in enumerate(LETTERS[: tensor.ndim]) if c not in kept)
-
-
-def _stored_counts(tensor: SparseTensor, kept: str) -> Any:
-    """Return the number of entries that are reduced to each element of a result."""
-    dims = [LETTERS.index(c) for c in kept]
-    if not dims:
-        return np.asarray(tensor.nnz)
-    shape = tuple(tensor.shape[d] for d in dims)
-    flat = np.ravel_multi_index([tensor.coords[d] for d in dims], shape) if tensor.nnz else np.zeros(0, np.int64)
-    return np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
+    return of_entries(tensor, coords, tensor.values[begin:end], tensor.shape[1:])
 
 
 __all__ = [
     "SparseTensor",
     "add",
+    "check_same_shape",
     "compare",
     "diagonal",
     "divide",
+    "entry_keys",
+    "is_index",
     "matmul",
     "multiply",
+    "of_entries",
     "over_dense",
     "over_number",
     "power",
     "sliced",
+    "stretched",
     "subtract",
     "transpose",
 ]

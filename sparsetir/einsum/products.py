@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public products of sparse operands with sparse or dense ones: `matmul` and `multiply`."""
+"""Public products and sums of sparse operands with sparse or dense ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.einsum import operators
+from sparsetir.einsum.complex_parts import by_parts, has_complex
+from sparsetir.einsum.complex_parts import linear as complex_sum
+from sparsetir.einsum.complex_parts import product as complex_product
 from sparsetir.einsum.doors import product_door
-from sparsetir.errors import ArgumentError
-from sparsetir.interop import is_sparse, is_torch
+from sparsetir.einsum.shapes import like_class
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import as_numpy, is_sparse, is_torch
+from sparsetir.interop import to_torch as as_torch
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import ROWS
 from sparsetir.utils.arguments import as_flag
@@ -72,13 +78,21 @@ def matmul(
     >>> sparsetir.matmul(A, A, top=1).toarray().tolist()
     [[0.0, 8.0], [0.0, 22.0]]
     """
-    if type(A) in ROWS and type(B) in ROWS:
-        return products.matmul(A, B, mask=mask, complement=complement, top=top, above=above)
-    if mask is top is above is None and complement is False:
-        product = product_door(A, B)
-        if product is not None:
-            return product
-    complement = as_flag(complement, "complement")
+    try:
+        if type(A) in ROWS and type(B) in ROWS:
+            return products.matmul(A, B, mask=mask, complement=complement, top=top, above=above)
+        if mask is top is above is None and complement is False:
+            product = product_door(A, B)
+            if product is not None:
+                return product
+        return _matmul(A, B, mask, as_flag(complement, "complement"), top, above)
+    except ArgumentTypeError:
+        if not has_complex(A, B):
+            raise
+    return complex_product(matmul, A, B, mask=mask, complement=complement, top=top, above=above)
+
+
+def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, above: Any) -> Any:
     if _is_one_dense(A, B):
         if complement and mask is None:
             raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
@@ -97,6 +111,7 @@ def _is_one_dense(A: Any, B: Any) -> bool:
     )
 
 
+@by_parts(complex_product)
 def multiply(A: Any, B: Any) -> Any:
     """Multiply two sparse matrices elementwise, or a sparse one and a dense one or a number, on all threads.
 
@@ -129,7 +144,83 @@ def multiply(A: Any, B: Any) -> Any:
     if _is_one_dense(A, B):
         sparse, dense = (A, B) if is_sparse(A) else (B, A)
         return operators.over_dense(sparse, dense)
+    if is_sparse(A) and is_sparse(B) and tuple(A.shape) != tuple(B.shape):
+        return like_class(A, operators.stretched(*map(SparseTensor.from_any, (A, B))))
     return products.multiply(A, B)
 
 
-__all__ = ["matmul", "multiply"]
+@by_parts(complex_sum)
+def add(A: Any, B: Any, alpha: float = 1, beta: float = 1) -> Any:
+    """Compute the linear combination ``alpha * A + beta * B`` of sparse matrices, or of a sparse and a dense one.
+
+    Parameters
+    ----------
+    A, B : sparse matrix, shape (m, n)
+        As for `matmul`; complex ones too. One may be a dense array that broadcasts to the shape of the other.
+    alpha, beta : float
+        Numbers.
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `A`. An entry is stored where one of the two stores one, also where the sum is zero. A dense
+        array where an operand is dense.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentError
+        As `matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> sparsetir.add(A, A.T, beta=2).toarray().tolist()
+    [[0.0, 8.0], [7.0, 0.0]]
+    >>> sparsetir.add(A, np.ones(2, "float32")).tolist()
+    [[1.0, 3.0], [4.0, 1.0]]
+    """
+    if not (type(A) in ROWS and type(B) in ROWS) and _is_one_dense(A, B):
+        return _dense_sum(A, B, alpha, beta)
+    return products.add(A, B, alpha, beta)
+
+
+@by_parts(complex_sum)
+def subtract(A: Any, B: Any) -> Any:
+    """Compute the difference ``A - B`` of two matrices; operands and result are as for `add`.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> sparsetir.subtract(A, A.T).toarray().tolist()
+    [[0.0, -1.0], [1.0, 0.0]]
+    """
+    if not (type(A) in ROWS and type(B) in ROWS) and _is_one_dense(A, B):
+        return _dense_sum(A, B, 1, -1)
+    return products.subtract(A, B)
+
+
+def _dense_sum(A: Any, B: Any, alpha: Any, beta: Any) -> Any:
+    """Add a sparse and a dense operand; the result is dense, of torch if the dense one is."""
+    for name, number in (("alpha", alpha), ("beta", beta)):
+        if not isinstance(number, (Number, np.generic)):
+            kind = type(number).__name__
+            raise ArgumentTypeError(f"{name}: expected a number, got {kind}. Pass one such as 2.0.")
+    sign = -1 if type(beta) is int and beta == -1 else 1
+    sides = [
+        SparseTensor.from_any(side) if is_sparse(side) else np.asarray(as_numpy(side, "the dense operand")[0])
+        for side in (A, B)
+    ]
+    for name, side in zip("AB", sides, strict=True):
+        if side.dtype.kind not in "biufc" and side.dtype.name != "bfloat16":
+            raise ArgumentTypeError(f"{name}: expected numbers, got {side.dtype}. Convert it by astype.")
+    scaled = [
+        side if type(number) is int and number in (1, sign) else side * number
+        for side, number in zip(sides, (alpha, beta), strict=True)
+    ]
+    result = operators.add(*scaled) if sign > 0 else operators.subtract(*scaled)
+    return as_torch(result) if is_torch(A if is_sparse(B) else B) else result
+
+
+__all__ = ["add", "matmul", "multiply", "subtract"]

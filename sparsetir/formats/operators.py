@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from html import escape
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentTypeError
+from sparsetir.utils.arguments import as_flag
 
 # Operators of sparse tensors. Their functions compile programs, and so are in a package above this one, which is
 # imported when the first of them is called.
@@ -22,6 +24,17 @@ from sparsetir.errors import ArgumentTypeError
 def functions() -> ModuleType:
     """Import the functions behind the operators."""
     return importlib.import_module("sparsetir.einsum.operators")
+
+
+@cache
+def reductions() -> ModuleType:
+    """Import the functions behind the reductions."""
+    return importlib.import_module("sparsetir.einsum.reductions")
+
+
+def _reduced(tensor: Any, axis: Any, keepdims: bool, result: Any) -> Any:
+    """Return the result of a reduction, with the reduced dimensions if these are kept."""
+    return reductions().keeping(tensor, axis, result) if as_flag(keepdims, "keepdims") else result
 
 
 def _operator(name: str, *, swapped: bool = False) -> Callable[[Any, Any], Any]:
@@ -38,6 +51,9 @@ def _comparison(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
         return functions().compare(ufunc, self, operand)
 
     return comparison
+
+
+DISPATCHERS = ("_matmul_dispatch", "_rmatmul_dispatch")  # of scipy's matrices
 
 
 class Operators:
@@ -80,8 +96,15 @@ class Operators:
         return functions().mapped(np.abs, self)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """Refuse the conversion: `to_dense` makes a dense array of all elements."""
-        raise ArgumentTypeError("numpy would make this sparse tensor dense: call to_dense() where that is meant")
+        """Refuse the conversion: `to_dense` makes a dense array of all elements, `to_scipy` a matrix of scipy."""
+        caller = sys._getframe(1).f_code
+        if caller.co_name in DISPATCHERS and "scipy" in caller.co_filename:
+            # scipy's products ask numpy for an object before they leave the product to the other operand.
+            scalar = np.empty((), object)
+            scalar[()] = self
+            return scalar
+        fault = "numpy would make this sparse tensor dense: call to_dense() where that is meant"
+        raise ArgumentTypeError(f"{fault}, or to_scipy(copy=False) for a library that takes scipy's matrices")
 
     def _repr_html_(self) -> str:
         """Return the description and the drawing for notebooks."""
@@ -112,8 +135,26 @@ class Operators:
         """Return the sum of the diagonal of a matrix."""
         return self.diagonal().sum()
 
-    def sum(self, axis: int | tuple[int, ...] | None = None) -> Any:
+    def reshape(self, *shape: Any) -> Any:
+        """Return the tensor with another shape, its elements in row-major order; one extent may be -1.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsetir
+        >>> sparsetir.SparseTensor.from_dense(np.eye(4)).reshape(2, -1).to_dense().tolist()
+        [[1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]]
+        """
+        return importlib.import_module("sparsetir.einsum.shapes").reshape(self, shape)
+
+    def sum(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
         """Return the sum over some dimensions, or all, as a dense array or a number.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            The dimensions that are reduced; by default all.
+        keepdims : bool
+            Keep the reduced dimensions, with extent 1.
 
         Examples
         --------
@@ -122,19 +163,65 @@ class Operators:
         >>> S.sum(axis=1).tolist(), float(S.sum()), float(S.max()), (2 * S @ S.T).to_dense().tolist()
         ([2.0, 7.0], 9.0, 4.0, [[8.0, 16.0], [16.0, 50.0]])
         """
-        return functions().total(self, axis)
+        return _reduced(self, axis, keepdims, reductions().total(self, axis))
 
-    def mean(self, axis: int | tuple[int, ...] | None = None) -> Any:
+    def mean(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
         """Return the mean over some dimensions, or all; of integers in float64."""
-        return functions().mean(self, axis)
+        return _reduced(self, axis, keepdims, reductions().mean(self, axis))
 
-    def max(self, axis: int | tuple[int, ...] | None = None) -> Any:
+    def var(self, axis: int | tuple[int, ...] | None = None, *, ddof: float = 0, keepdims: bool = False) -> Any:
+        """Return the variance over some dimensions, or all: squared distances from the mean over their count - `ddof`.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsetir
+        >>> S = sparsetir.SparseTensor.from_dense(np.array([[0, 2.0], [4.0, 4.0]]))
+        >>> S.var(axis=0).tolist(), float(S.std(axis=0, ddof=1)[1]) == 2**0.5
+        ([4.0, 1.0], True)
+        """
+        return _reduced(self, axis, keepdims, reductions().variance(self, axis, ddof))
+
+    def std(self, axis: int | tuple[int, ...] | None = None, *, ddof: float = 0, keepdims: bool = False) -> Any:
+        """Return the standard deviation, the square root of `var`."""
+        return _reduced(self, axis, keepdims, reductions().deviation(self, axis, ddof))
+
+    def logsumexp(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
+        """Return ``log(sum(exp(...)))`` over some dimensions, or all, without overflow; of integers in float64.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsetir
+        >>> S = sparsetir.SparseTensor.from_dense(np.array([[0, 1000.0], [0.0, 0.0]]))
+        >>> S.logsumexp(axis=1).round(4).tolist()
+        [1000.0, 0.6931]
+        """
+        return _reduced(self, axis, keepdims, reductions().logsumexp(self, axis))
+
+    def max(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
         """Return the largest element over some dimensions, or all; zeros that are not stored count."""
-        return functions().extreme(self, axis, "max")
+        return _reduced(self, axis, keepdims, reductions().extreme(self, axis, "max"))
 
-    def min(self, axis: int | tuple[int, ...] | None = None) -> Any:
+    def min(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
         """Return the smallest element over some dimensions, or all; zeros that are not stored count."""
-        return functions().extreme(self, axis, "min")
+        return _reduced(self, axis, keepdims, reductions().extreme(self, axis, "min"))
+
+    def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Any:
+        """Return the first place of the largest element along a dimension, or among all in row-major order.
+
+        Zeros that are not stored count; NaN is larger than all.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsetir
+        >>> S = sparsetir.SparseTensor.from_dense(np.array([[0, 2.0, 2.0], [-3.0, -4.0, 0]]))
+        >>> S.argmax(axis=1).tolist(), int(S.argmin())
+        ([1, 2], 4)
+        """
+        return _reduced(self, axis, keepdims, reductions().place_of_extreme(self, axis, "max"))
+
+    def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Any:
+        """Return the first place of the smallest element, as `argmax` does that of the largest."""
+        return _reduced(self, axis, keepdims, reductions().place_of_extreme(self, axis, "min"))
 
 
 # How a sparse tensor shows itself in a notebook: a table, and a drawing of where its entries lie.

@@ -30,6 +30,10 @@ NAMES = {
     torch.bfloat16: "bfloat16",
 }
 
+WHOLE = {  # those that torch computes with
+    getattr(torch, name): name for name in ("bool", "int8", "uint8", "int16", "int32", "int64")
+}
+
 FEATURES: Sizes = (("K", None),)
 
 
@@ -591,6 +595,7 @@ class Reorder(KernelFunction):
 __all__ = [
     "NAMES",
     "SDDMM",
+    "WHOLE",
     "Additive",
     "Attention",
     "Dropout",

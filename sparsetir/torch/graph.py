@@ -159,7 +159,7 @@ class Graph(functions.Graphs):
         Returns
         -------
         Tensor
-            [m, ...], of the dtype of `x`.
+            [m, ...], of the dtype of `x`. Integers and bools have no means; sums of bools tell whether one is true.
 
         Raises
         ------
@@ -172,6 +172,8 @@ class Graph(functions.Graphs):
             raise ArgumentError(f'activation is None or "relu"; found {shown(activation)}')
         if self.is_to_trace(x):
             return self._traced("spmm", [x, weight, bias], reduce=reduce, activation=activation or "")
+        if isinstance(x, Tensor) and x.dtype in functions.WHOLE:
+            return self._whole_spmm(x, weight, reduce, bias, activation)
         self._check(x=x, weight=weight, bias=bias)
         self._check_nodes("x", x, self.shape[1])
         if bias is not None and (bias.shape != x.shape[1:] or bias.dtype is not x.dtype):
@@ -188,6 +190,26 @@ class Graph(functions.Graphs):
             raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {reduce!r}')
         y = functions.Extreme.apply(self, inner, EXTREMES[reduce], edges, x).view(shape)
         y = y if bias is None else y + bias
+        return y.relu() if activation else y
+
+    def _whole_spmm(self, x: Tensor, weight: Tensor | None, reduce: Any, bias: Any, activation: Any) -> Tensor:
+        """Reduce integers or bools, in their own dtype: sums wrap around, sums of bools tell whether one is true."""
+        self.rows.check()
+        for name, tensor in (("x", x), ("weight", weight)):
+            if tensor is not None and not (
+                tensor.dtype is x.dtype and tensor.is_cpu and tensor.layout is torch.strided
+            ):
+                fault = f"{name}: expected a dense tensor of {x.dtype} on the cpu, got {_shown(tensor)}"
+                raise ArgumentTypeError(f"{fault}. Convert it, or pass x.float().")
+        self._check_nodes("x", x, self.shape[1])
+        if not isinstance(reduce, str) or reduce not in ("sum", "add", *EXTREMES):
+            raise ArgumentError(f'reduce is "sum", "max" or "min" for {x.dtype}; found {reduce!r}: pass x.float()')
+        edges = None if weight is None else self.by_rows(weight)
+        x, inner, shape = self._product(x.contiguous(), edges)
+        options = (EXTREMES.get(reduce, "sum"), edges is not None, "")
+        y = self.rows.run("spmm", functions.WHOLE[x.dtype], inner, *options, w_data=edges, X=x).view(shape)
+        if bias is not None:
+            y = y + bias
         return y.relu() if activation else y
 
     def conv(

@@ -163,10 +163,19 @@ def spmm(
         return _epilogue(draft, y, biased, activation)
     draft.scratch("count", ("I",), "int32")
     draft.reduce("count", ("I", "J"), "count[i] = count[i] + 1", "count[i] = 0")
-    worst = f'T.Cast("{draft.dtype}", {"-" if reduce == "max" else ""}T.infinity("{draft.wide}"))'
+    worst = _worst(draft, reduce)
     draft.reduce("spmm", axes, f"{y} = T.{reduce}({y}, {value})", f"{y} = {worst}")
     empty = f"{y} = T.if_then_else(count[i] > 0, {y}, T.{draft.dtype}(0))"
     return draft.spread("empty", ("I", *draft.all), empty)
+
+
+def _worst(draft: EdgeDraft, reduce: str) -> str:
+    """Return the element that no other one is worse than: the start of a maximum or minimum."""
+    if draft.dtype == "bool":
+        return f"T.bool({reduce == 'min'})"
+    if "int" in draft.dtype:
+        return f'T.{"min" if reduce == "max" else "max"}_value("{draft.dtype}")'
+    return f'T.Cast("{draft.dtype}", {"-" if reduce == "max" else ""}T.infinity("{draft.wide}"))'
 
 
 def _epilogue(draft: EdgeDraft, y: str, biased: bool, activation: str) -> None:
