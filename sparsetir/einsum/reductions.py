@@ -164,7 +164,7 @@ def _reduced(tensor: SparseTensor, kept: str) -> int:
 class _Lines(NamedTuple):
     """Entries by the lines that are searched: of each entry its line, its place there, and its value."""
 
-    count: int
+    number: int
     length: int
     line: np.ndarray
     place: np.ndarray
@@ -181,9 +181,10 @@ def _lines(tensor: SparseTensor, axis: int | None) -> tuple[_Lines, tuple[int, .
     shape = tuple(n for at, n in enumerate(tensor.shape) if at != d)
     dims = [tensor.coords[at].astype(np.int64) for at in range(tensor.ndim) if at != d]
     line = np.ravel_multi_index(dims, shape) if dims and tensor.nnz else np.zeros(tensor.nnz, np.int64)
-    place, order = tensor.coords[d].astype(np.int64), slice(None)
-    if d != tensor.ndim - 1:
-        order = np.lexsort((place, line))
+    place = tensor.coords[d].astype(np.int64)
+    if d == tensor.ndim - 1:
+        return _Lines(math.prod(shape), tensor.shape[d], line, place, values), shape
+    order = np.lexsort((place, line))
     return _Lines(math.prod(shape), tensor.shape[d], line[order], place[order], values[order]), shape
 
 
@@ -196,7 +197,7 @@ def place_of_extreme(tensor: SparseTensor, axis: int | None, which: str) -> Any:
     lines, shape = _lines(tensor, axis)
     if not lines.length:
         raise ArgumentError(f"there is no arg{which} of no elements: the shape is {tensor.shape}")
-    found = np.zeros(lines.count, np.intp)
+    found = np.zeros(lines.number, np.intp)
     if not lines.line.size:
         return found.reshape(shape)[()]
     starts = np.flatnonzero(np.diff(lines.line, prepend=-1))
