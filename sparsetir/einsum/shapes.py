@@ -175,9 +175,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     kept = [c for d, c in enumerate(of_a) if d not in left] + [c for d, c in enumerate(of_b) if d not in right]
     both = all(map(is_sparse, operands)) and bool(kept)
     if both:
-        return _sparse_tensordot(
-            *(v if isinstance(v, SparseTensor) else SparseTensor.from_any(v) for v in operands), left, right
-        )
+        return _sparse_tensordot(_tensor(operands[0]), _tensor(operands[1]), left, right)
     return einsum(f"{''.join(of_a)},{''.join(of_b)}->{''.join(kept)}", *operands, result="dense")
 
 
