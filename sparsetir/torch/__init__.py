@@ -11,16 +11,25 @@ from __future__ import annotations
 
 from sparsetir.torch import tracing as _traced  # noqa: F401
 from sparsetir.torch.graph import Graph
-from sparsetir.torch.linear import (
-    LayerChange,
-    SparseLinear,
-    sparsify_,
-)
+from sparsetir.torch.linear import SparseLinear
 from sparsetir.torch.products import matmul
+from sparsetir.torch.pruned_layers import PrunedAttention, PrunedConv, PrunedLinear
 from sparsetir.torch.pyg import patch_pyg
+from sparsetir.torch.sparsify import LayerChange, SparsifyReport, sparsify_
 from sparsetir.utils.optional import require
 
 require("torch", extra="torch", purpose="sparsetir.torch")
 
 
-__all__ = ["Graph", "LayerChange", "SparseLinear", "matmul", "patch_pyg", "sparsify_"]
+__all__ = [
+    "Graph",
+    "LayerChange",
+    "PrunedAttention",
+    "PrunedConv",
+    "PrunedLinear",
+    "SparseLinear",
+    "SparsifyReport",
+    "matmul",
+    "patch_pyg",
+    "sparsify_",
+]

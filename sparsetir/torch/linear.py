@@ -3,17 +3,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import warnings
-from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
 import torch
@@ -25,8 +20,6 @@ from sparsetir.utils.arguments import shown
 from torch import Tensor, nn
 
 Array = np.ndarray
-NO_LINEAR = "not a torch.nn.Linear"
-MOST_NONZERO = 0.9  # of weights of a layer that counts as pruned
 STRUCTURE = ("crow_indices", "col_indices")
 
 
@@ -225,7 +218,7 @@ class SparseLinear(nn.Module):
         optimizer : torch.optim.Optimizer, optional
             See `regrow`.
         """
-        _check_share("fraction", fraction)
+        check_share("fraction", fraction)
         if scores is not None and tuple(scores.shape) != self._shape:
             raise ArgumentError(f"scores have shape {list(scores.shape)}, expected {list(self._shape)}")
         count = self.graph.num_edges
@@ -303,185 +296,10 @@ class SparseLinear(nn.Module):
         return f"{sizes}, density={self.density:.3g}, bias={self.bias is not None}"
 
 
-@dataclass(frozen=True)
-class LayerChange:
-    """Report of `sparsify_` on one layer.
-
-    Parameters
-    ----------
-    name : str
-        As in ``model.named_modules()``.
-    kind : str
-        The class of the layer.
-    is_sparse : bool
-        Whether it is sparse now.
-    reason : str
-    weights, nonzeros, kept : int
-        Weights of the layer, those that were not zero, and those that it has now.
-    """
-
-    name: str
-    kind: str
-    is_sparse: bool
-    reason: str
-    weights: int
-    nonzeros: int
-    kept: int
-
-    def __str__(self) -> str:
-        now = f"sparse, {self.kept} of {self.weights} weights" if self.is_sparse else "dense"
-        return f"{self.name or 'the model'} ({self.kind}): {now}, {self.reason}"
-
-
-def sparsify_(
-    model: nn.Module,
-    density: float | None = None,
-    *,
-    keep: str | None = None,
-    skip: Collection[str] = (),
-    report: list[LayerChange] | None = None,
-) -> nn.Module:
-    """Replace the linear layers of a model by sparse ones with their largest weights, or with those that are not zero.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Changed in place: layers of the class ``torch.nn.Linear``, also pruned and parametrized ones, whose weights are
-        those that the layer computes with; not of classes derived from it. Hooks and parametrizations of these layers
-        are not taken along.
-    density : float, optional
-        The share of each layer's weights that stay, in [0, 1].
-    keep : {"largest", "nonzeros"}, optional
-        Which weights stay: the largest, as many as `density` says, or those that are not zero. Default: the largest
-        where there is a density.
-    skip : collection of str
-        Names of layers to leave alone, as in ``model.named_modules()``.
-    report : list, optional
-        A `LayerChange` is appended for each layer with a matrix of weights.
-
-    Returns
-    -------
-    torch.nn.Module
-        The model; the new layer where it is one itself. Make the optimizer afterwards: parameters are new.
-
-    Raises
-    ------
-    ArgumentError
-        No layer has a name of `skip`; two modules share a weight, which they would not any more; a density where
-        nonzeros are kept, or none for the largest weights.
-
-    Warns
-    -----
-    UserWarning
-        Layers that stay dense and are not in `skip`; a layer that was pruned loses weights that are not zero.
-
-    Examples
-    --------
-    >>> import torch, sparsetir.torch
-    >>> sparsetir.torch.sparsify_(torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.ReLU()), 0.2)[0]
-    SparseLinear(in_features=100, out_features=50, density=0.2, bias=True)
-    """
-    _check_keep(density, keep)
-    if not isinstance(model, nn.Module) or isinstance(skip, str):
-        description = f"skip={skip!r}" if isinstance(skip, str) else type(model).__name__
-        raise ArgumentTypeError(f"sparsify_ takes a torch.nn.Module, and a list of names to skip; found {description}")
-    layers = {name: m for name, m in model.named_modules() if _is_linear(m)}
-    skippable = _other_layers(model, layers)
-    unknown = sorted(set(skip) - set(layers) - set(skippable))
-    if unknown:
-        raise ArgumentError(f"skip has {unknown[0]!r}; the linear layers are {', '.join(layers) or 'none'}")
-    sparse_layers: dict[int, SparseLinear] = {}
-    changes: list[LayerChange] = []
-    for name, layer in layers.items():
-        if name in skip:
-            changes.append(_unchanged(name, layer, "in skip"))
-            continue
-        _check_unshared(model, name, layer)
-        sparse_layers[id(layer)] = SparseLinear.from_dense(layer, density)
-        changes.append(_change(name, layer, sparse_layers[id(layer)], density))
-    for module in list(model.modules()):
-        for name, child in module._modules.items():  # named_children() leaves out what comes twice
-            if id(child) in sparse_layers:
-                module._modules[name] = sparse_layers[id(child)]
-    changes += [_unchanged(n, m, "in skip" if n in skip else NO_LINEAR) for n, m in skippable.items()]
-    _warn(changes)
-    if report is not None:
-        report.extend(changes)
-    return sparse_layers.get(id(model), model)
-
-
 def _is_trained(layer: nn.Module, name: str) -> bool:
     """Return whether a tensor of a layer is trained, or what pruning or a parametrization makes it of."""
     heads = (f"parametrizations.{name}.", f"{name}_orig")
     return any(p.requires_grad for n, p in layer.named_parameters() if n == name or n.startswith(heads))
-
-
-def _check_keep(density: float | None, keep: str | None) -> None:
-    if density is not None:
-        _check_share("density", density)
-    if keep not in (None, "largest", "nonzeros"):
-        raise ArgumentError(f"keep: expected 'largest' or 'nonzeros', got {keep!r}.")
-    if keep == "nonzeros" and density is not None:
-        raise ArgumentError(f"density: expected None with keep='nonzeros', got {density}. Leave one of them out.")
-    if keep == "largest" and density is None:
-        raise ArgumentError("density: expected a share in [0, 1] with keep='largest', got None.")
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return parametrize.type_before_parametrizations(module) in (nn.Linear, nn.LazyLinear)
-
-
-def _other_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the other modules that have matrices of weights."""
-    inside = tuple(f"{name}." if name else "parametrizations." for name in layers)
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if name not in layers and not name.startswith(inside) and _matrices(module)
-    }
-
-
-def _matrices(module: nn.Module) -> list[Tensor]:
-    """Return the weights of two dimensions or more that a module has itself, as it computes with them."""
-    if isinstance(module, parametrize.ParametrizationList):
-        return []
-    names = [*module._parameters, *(module.parametrizations if parametrize.is_parametrized(module) else ())]
-    weights = [getattr(module, n.removesuffix("_orig"), None) for n in names]  # which pruning adds
-    return [w for w in weights if isinstance(w, Tensor) and not nn.parameter.is_lazy(w) and w.dim() > 1]
-
-
-def _unchanged(name: str, module: nn.Module, reason: str) -> LayerChange:
-    matrices = _matrices(module)
-    weights, nonzeros = sum(w.numel() for w in matrices), sum(int(torch.count_nonzero(w)) for w in matrices)
-    kind = parametrize.type_before_parametrizations(module).__name__
-    return LayerChange(name, kind, False, reason, weights, nonzeros, weights)
-
-
-def _change(name: str, layer: nn.Linear, sparse: SparseLinear, density: float | None) -> LayerChange:
-    before = _unchanged(name, layer, "the weights that were not zero" if density is None else "the largest weights")
-    return dataclasses.replace(before, weights=layer.weight.numel(), is_sparse=True, kept=sparse.graph.num_edges)
-
-
-def _warn(changes: list[LayerChange]) -> None:
-    """Warn of layers that stay dense, and of pruned ones that lose weights."""
-    unchanged = [c for c in changes if not c.is_sparse and c.reason == NO_LINEAR and not c.kind.startswith("Embedding")]
-    dense = [f"{c.name or 'the model'} ({c.kind})" for c in unchanged]
-    if dense:
-        text = f"sparsify_ leaves {', '.join(dense)} dense: only layers of the class torch.nn.Linear are replaced. "
-        warnings.warn(f"{text}Name them in skip to leave them without this warning.", stacklevel=3)
-    for change in changes:
-        dropped = change.nonzeros - change.kept
-        if change.is_sparse and dropped > 0 and change.nonzeros <= MOST_NONZERO * change.weights:
-            text = f"sparsify_ drops {dropped} of the {change.nonzeros} weights of {change.name or 'the layer'}"
-            share = change.nonzeros / change.weights
-            advice = f"give a density of {share:.3g} or more, or none to keep all that are not zero"
-            warnings.warn(f"{text} that earlier pruning left: {advice}", stacklevel=3)
-
-
-def _check_unshared(model: nn.Module, name: str, layer: nn.Linear) -> None:
-    for other, module in model.named_modules():
-        if module is not layer and any(p is layer.weight for p in module._parameters.values()):
-            raise ArgumentError(f"{name} shares its weight with {other or 'the model'}: pass skip=[{name!r}]")
 
 
 # ------------------------------------------------------------------ masks
@@ -495,14 +313,14 @@ def _check_layer(inputs: Any, outputs: Any, dtype: Any) -> None:
         raise ArgumentTypeError(f"the weights are of one of {', '.join(map(str, NAMES))}; found {dtype}")
 
 
-def _check_share(name: str, share: Any) -> None:
+def check_share(name: str, share: Any) -> None:
     if not isinstance(share, (int, float, np.number)) or not 0 <= share <= 1:
         raise ArgumentError(f"{name} is a share in [0, 1], found {share!r}")
 
 
 def _drawn(shape: tuple[int, int], density: float) -> sp.csr_array:
     """Draw places at random."""
-    _check_share("density", density)
+    check_share("density", density)
     seed = int(torch.randint(2**31, (), device="cpu").item())
     total = math.prod(shape)
     positions = np.sort(np.random.default_rng(seed).choice(total, round(density * total), replace=False))
@@ -513,7 +331,7 @@ def _drawn(shape: tuple[int, int], density: float) -> sp.csr_array:
 
 def _largest(weight: Tensor, density: float) -> Tensor:
     """Return a mask of the largest weights."""
-    _check_share("density", density)
+    check_share("density", density)
     mask = torch.zeros(weight.numel(), dtype=torch.bool)
     mask[torch.topk(weight.abs().float().flatten(), round(density * weight.numel())).indices] = True
     return mask.view_as(weight)
@@ -536,4 +354,4 @@ def _places(mask: Any, shape: tuple[int, int], *, is_sorted: bool = False) -> An
     return sp.csr_array((np.ones(keys.size, bool), graph.rows.indices, graph.rows.indptr), shape=shape)
 
 
-__all__ = ["LayerChange", "SparseLinear", "sparsify_"]
+__all__ = ["SparseLinear", "check_share"]

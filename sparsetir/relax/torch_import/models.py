@@ -109,7 +109,8 @@ def from_torch(
     A module is traced in eval mode, and is not modified. Sparse parameters and buffers (CSR, CSC, COO, BSR) are traced
     as dense ones, because torch cannot export them. A pass given as `sparsify` makes them sparse again, and makes
     pruned dense weights sparse. Operators of `register_torch_ops` stay sparse throughout. So do layers of
-    `sparsetir.torch.SparseLinear`, and ``linear``, ``spmm``, ``conv``, ``softmax``, ``sddmm`` and ``attention`` of a
+    `sparsetir.torch.SparseLinear`, sparse ones of `sparsetir.torch.PrunedLinear`, which compute in the dtype of their
+    inputs, and ``linear``, ``spmm``, ``conv``, ``softmax``, ``sddmm`` and ``attention`` of a
     `sparsetir.torch.Graph` that the model stores, whose structures become constants.
 
     Parameters
@@ -228,7 +229,17 @@ def dense_copy(model: Any) -> Any:
         dense = tensor.detach().to_dense()
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         memo[id(tensor)] = torch.nn.Parameter(dense, requires_grad=False) if is_parameter else dense
-    return with_pruned_weights(copy.deepcopy(model, memo).eval())
+    return with_pruned_weights(_with_exportable_layers(copy.deepcopy(model, memo).eval()))
+
+
+def _with_exportable_layers(model: Any) -> Any:
+    """Return a module whose layers for inference, such as `sparsetir.torch.PrunedLinear`, are ones that TVM imports."""
+    layers = {id(m): m.for_export() for m in model.modules() if hasattr(m, "for_export")}
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if id(child) in layers:
+                module._modules[name] = layers[id(child)]
+    return layers.get(id(model), model)
 
 
 def with_pruned_weights(model: Any) -> Any:
