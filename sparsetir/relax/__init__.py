@@ -28,6 +28,7 @@ from sparsetir.relax.sparsify import Layer, SparsifyWeights
 
 if TYPE_CHECKING:
     from sparsetir.relax import nn
+    from sparsetir.relax.onnx_import import from_onnx
     from sparsetir.relax.torch_import.models import from_torch
     from sparsetir.relax.torch_import.operators import register_torch_ops
     from sparsetir.relax.training.api import train_step
@@ -42,6 +43,7 @@ dense_gradients.register()
 # Names of front ends and of training -> the modules that define them, which are imported at the first use of a name.
 _LAZY = {
     "TrainStep": "sparsetir.relax.training.trainer",
+    "from_onnx": "sparsetir.relax.onnx_import",
     "from_torch": "sparsetir.relax.torch_import.models",
     "nn": "sparsetir.relax.nn",
     "register_torch_ops": "sparsetir.relax.torch_import.operators",
@@ -67,6 +69,7 @@ __all__ = [
     "build",
     "compile_model",
     "csr_constants",
+    "from_onnx",
     "from_torch",
     "gather_matmul_scatter",
     "gather_outer",

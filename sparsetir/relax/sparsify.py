@@ -41,9 +41,8 @@ from sparsetir.relax.operators import constant
 from sparsetir.tuning import tune_many
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.dtypes import is_real
+from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, choose, fastest
 
-MOST_DENSE = 0.7  # Larger densities are not worth timing.
-LEAST_SIZE = 1 << 12  # Elements; smaller weights stay dense.
 UNKNOWN_ROWS = 64  # The assumed number of rows of an input where it is known only at run time.
 CALLS = 1_000_000  # The cost of a conversion is divided by this number, since a model is built once.
 SECONDS = 0.1  # For timing a kernel.
@@ -208,11 +207,12 @@ def timed(operator: str, matrix: sp.csr_array, weight: np.ndarray, rows: int, ta
     expected = {"linear": x @ weight.T, "spmv": weight @ x[0], "spmm": weight @ x.T}[operator]
     agree = np.allclose(result, expected, rtol=RTOL, atol=RTOL * float(np.abs(expected).max(initial=1.0)))
     whole, arguments = whole_product(operator, weight, x, target)
-    sparse, all_of_it = [], []
-    for _ in range(3):
-        sparse.append(kernel.time(seconds=SECONDS / 3, **operands).median)
-        all_of_it.append(whole.time(seconds=SECONDS / 3, **arguments).median)
-    return Times(min(sparse), min(all_of_it), bool(agree))
+    timers = {
+        "dense": lambda seconds: float(whole.time(seconds=seconds, **arguments).median),
+        "sparse": lambda seconds: float(kernel.time(seconds=seconds, **operands).median),
+    }
+    choice = choose(timers, seconds=SECONDS)
+    return Times(choice.times["sparse"], choice.times["dense"], bool(agree))
 
 
 def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any) -> tuple[Any, dict[str, Any]]:
@@ -356,7 +356,8 @@ class SparsifyWeights:
         if not times.agree:
             return dataclasses.replace(measured, is_sparse=False, reason=f"results differ by more than {RTOL}")
         ratio = f"{times.sparse * 1e6:.0f} us against {times.dense * 1e6:.0f} us"
-        return dataclasses.replace(measured, is_sparse=times.sparse < times.dense, reason=ratio)
+        is_sparse = fastest({"dense": times.dense, "sparse": times.sparse}) == "sparse"
+        return dataclasses.replace(measured, is_sparse=is_sparse, reason=ratio)
 
     def _tune(self) -> None:
         """Tune the sparse products, where the expected gain for the whole model is highest."""

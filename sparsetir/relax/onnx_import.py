@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models from ONNX: sparse initializers become sparse weights, dense ones where a pass says so."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import tvm
+from tvm import ir, relax
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, MissingFileError
+from sparsetir.formats.fingerprint import hash_arrays
+from sparsetir.relax.model import CompiledModel, Passes, compile_model
+from sparsetir.relax.operators import constant
+from sparsetir.relax.sparsify import UNKNOWN_ROWS, Found, Layer, Rewriter
+from sparsetir.utils.optional import require
+
+STORED = "stored as a sparse initializer"
+NO_PRODUCT = "a sparse initializer that is not the constant matrix of a product"
+
+
+def from_onnx(
+    model: Any,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    sparsify: Passes = None,
+    report: list[Layer] | None = None,
+    database: str | Path | None = None,
+    target: Any = None,
+) -> CompiledModel:
+    """Compile an ONNX model to a `CompiledModel`, with sparse kernels for its sparse weights.
+
+    Sparse initializers and sparse values of ``Constant`` nodes become sparse weights where a matrix product, a ``Gemm``
+    or a 1 x 1 convolution takes them, and dense constants elsewhere. Dense initializers stay dense unless a pass given
+    as `sparsify`, such as `SparsifyWeights`, makes them sparse.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto, str, Path or bytes
+        The model, its file, or the bytes of the file. It is not modified.
+    shapes : mapping of str to sequence of int, optional
+        Shapes of inputs, in place of those in the model.
+    sparsify : Pass or sequence of Pass, optional
+        Passes that run on the model before it is lowered.
+    report : list, optional
+        A `Layer` is appended for each sparse initializer and each product with it.
+    database : str or Path, optional
+        Records of `sparsetir.tune_sparse`.
+    target : Target, str or dict, optional
+        An LLVM target; this machine by default.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        The model is no ONNX model, or a sparse initializer is not canonical.
+    LoweringError
+        The model has operators that TVM's importer does not know.
+    MissingPackageError
+        The package onnx is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np, onnx, sparsetir.relax
+    >>> from onnx import helper, numpy_helper
+    >>> values = numpy_helper.from_array(np.ones(2, "float32"), "W")
+    >>> weight = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([0, 5])), [3, 2])
+    >>> shape = lambda name, size: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, size])
+    >>> node = helper.make_node("MatMul", ["x", "W"], ["y"])
+    >>> graph = helper.make_graph([node], "g", [shape("x", 3)], [shape("y", 2)], sparse_initializer=[weight])
+    >>> model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    >>> sparsetir.relax.from_onnx(model)(np.ones((4, 3), "float32"))[0]
+    array([1., 1.], dtype=float32)
+    """
+    require("onnx", extra="onnx", purpose="sparsetir.relax.from_onnx")
+    plain, stored = with_dense_initializers(_loaded(model))
+    mod = _imported(plain, shapes)
+    owner = StoredWeights(stored)
+    mod = owner.rewritten(mod)
+    if report is not None:
+        report.extend(owner.layers)
+    return compile_model(mod, target, sparsify=sparsify, database=database)
+
+
+def _loaded(model: Any) -> Any:
+    onnx = importlib.import_module("onnx")
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if not isinstance(model, (str, Path, bytes)):
+        raise ArgumentTypeError(f"model: expected an onnx.ModelProto, a path or bytes, got {type(model).__name__}.")
+    if not isinstance(model, bytes) and not Path(model).is_file():
+        raise MissingFileError(f"model: expected a file, got {str(model)!r}.")
+    try:
+        return onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(str(model))
+    except Exception as error:  # Protobuf's decoder raises classes of its own.
+        raise ArgumentError(f"model: expected an ONNX model, got data that onnx does not read ({error}).") from None
+
+
+def _imported(model: Any, shapes: Mapping[str, Sequence[int]] | None) -> ir.IRModule:
+    from tvm.relax.frontend.onnx import from_onnx as import_onnx
+
+    try:
+        return import_onnx(model, shape_dict=None if shapes is None else {n: list(s) for n, s in shapes.items()})
+    except tvm.error.OpNotImplemented as error:
+        raise LoweringError(f"model: TVM's importer for ONNX does not take it: {error}") from None
+
+
+# ------------------------------------------------------------------ sparse initializers
+
+
+def with_dense_initializers(model: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """Return a copy of a model with dense initializers in place of sparse ones, and the arrays of these by name."""
+    onnx = importlib.import_module("onnx")
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    graph, stored = copied.graph, {}
+    sparse = [(str(tensor.values.name), tensor) for tensor in graph.sparse_initializer]
+    nodes = [node for node in graph.node if node.op_type == "Constant" and _sparse_value(node) is not None]
+    sparse += [(str(node.output[0]), _sparse_value(node)) for node in nodes]
+    for name, tensor in sparse:
+        stored[name] = _dense(onnx, name, tensor)
+        graph.initializer.append(onnx.numpy_helper.from_array(stored[name], name))
+    for node in nodes:
+        graph.node.remove(node)
+    del graph.sparse_initializer[:]
+    return copied, stored
+
+
+def _sparse_value(node: Any) -> Any:
+    return next((a.sparse_tensor for a in node.attribute if a.name == "sparse_value"), None)
+
+
+def _dense(onnx: Any, name: str, tensor: Any) -> np.ndarray:
+    """Return the array of a sparse tensor, whose indices are linear or one row for each entry."""
+    shape = tuple(int(size) for size in tensor.dims)
+    values = onnx.numpy_helper.to_array(tensor.values).reshape(-1)
+    indices = onnx.numpy_helper.to_array(tensor.indices).astype("int64")
+    total = math.prod(shape)
+    if indices.ndim == 2 and indices.shape[1] == len(shape):
+        if np.any((indices < 0) | (indices >= np.array(shape, "int64"))):
+            raise ArgumentError(f"model: expected indices inside of {shape} in {name!r}, got others.")
+        indices = np.ravel_multi_index(tuple(indices.T), shape) if indices.size else np.zeros(0, "int64")
+    if indices.ndim != 1 or indices.size != values.size:
+        raise ArgumentError(f"model: expected {values.size} indices in {name!r}, got an array {indices.shape}.")
+    if np.any((indices < 0) | (indices >= total)):
+        raise ArgumentError(f"model: expected indices from 0 to {total - 1} in {name!r}, got others.")
+    if np.unique(indices).size != indices.size:
+        raise ArgumentError(f"model: expected each place once in {name!r}, got repeated ones. Sum them first.")
+    dense = np.zeros(total, values.dtype)
+    dense[indices] = values
+    return dense.reshape(shape)
+
+
+class StoredWeights:
+    """Decisions for the rewriter of `SparsifyWeights`: weights from sparse initializers are sparse, others unchanged.
+
+    Parameters
+    ----------
+    stored : mapping of str to ndarray
+        Arrays by the name of the initializer.
+
+    Attributes
+    ----------
+    layers : list of Layer
+    """
+
+    rows = UNKNOWN_ROWS
+
+    def __init__(self, stored: Mapping[str, np.ndarray]) -> None:
+        self.layers: list[Layer] = []
+        self._stored = dict(stored)
+        self._names = {key: name for name, array in stored.items() for key in _keys(array)}
+        self._used: set[str] = set()
+
+    def rewritten(self, mod: ir.IRModule) -> ir.IRModule:
+        """Return a module with sparse products."""
+        rewriter = Rewriter(mod, self)
+        for var, func in mod.functions.items():
+            if isinstance(func, relax.Function) and self._names:
+                rewriter.builder_.update_func(var, rewriter.run(func))
+        for name in self._stored.keys() - self._used:
+            array = self._stored[name]
+            density = np.count_nonzero(array) / max(array.size, 1)
+            self.layers.append(Layer(name, "", array.shape, density, 0, False, NO_PRODUCT))
+        return rewriter.builder_.get()
+
+    def decided(self, _name: str, match: Found) -> tuple[Any, Any, Any] | None:
+        """Return the arrays of a weight that was stored as a sparse one."""
+        name = self._names.get(hash_arrays("weight", [np.ascontiguousarray(match.weight)]))
+        if name is None:
+            return None
+        self._used.add(name)
+        self.layers.append(Layer(name, match.operator, match.weight.shape, match.density, match.rows, True, STORED))
+        matrix = sp.csr_array(match.weight)
+        parts = matrix.data, matrix.indptr.astype("int32"), matrix.indices.astype("int32")
+        return constant(parts[0]), constant(parts[1]), constant(parts[2])
+
+
+def _keys(array: np.ndarray) -> list[str]:
+    """Return hashes of an array as the weight of a product, as it is and transposed."""
+    matrix = array[:, :, 0, 0] if array.ndim == 4 and array.shape[2:] == (1, 1) else array
+    if matrix.ndim != 2:
+        return []
+    return [hash_arrays("weight", [np.ascontiguousarray(m)]) for m in (matrix, matrix.T)]
+
+
+__all__ = ["from_onnx"]

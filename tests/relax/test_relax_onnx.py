@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX models whose weights are sparse initializers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetir.relax as srelax
+from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError
+
+onnx = pytest.importorskip("onnx")
+helper, numpy_helper = onnx.helper, onnx.numpy_helper
+
+
+def pruned(*shape: int, density: float = 0.2, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random(shape) < density, rng.standard_normal(shape), 0).astype("float32")
+
+
+def stored(name: str, array: np.ndarray, *, linear: bool = True) -> Any:
+    places = np.flatnonzero(array) if linear else np.argwhere(array)
+    values = numpy_helper.from_array(array[array != 0], name)
+    return helper.make_sparse_tensor(values, numpy_helper.from_array(places.astype("int64")), list(array.shape))
+
+
+def network(nodes: list[Any], inputs: list[Any], outputs: list[Any], dense: dict[str, Any], sparse: list[Any]) -> Any:
+    value = lambda name, shape: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)  # noqa: E731
+    tensors = [numpy_helper.from_array(array, name) for name, array in dense.items()]
+    sides = [value(*side) for side in inputs], [value(*side) for side in outputs]
+    graph = helper.make_graph(nodes, "network", *sides, tensors, sparse_initializer=sparse)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+V, W, B = pruned(30, 24, seed=1), pruned(40, 30), np.ones(24, "float32")
+
+
+def perceptron(linear: bool = True) -> Any:
+    nodes = [
+        helper.make_node("MatMul", ["x", "W"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Gemm", ["b", "V", "B"], ["y"], transB=1),
+    ]
+    weights = [stored("W", W, linear=linear), stored("V", np.ascontiguousarray(V.T), linear=linear)]
+    return network(nodes, [("x", ["batch", 40])], [("y", ["batch", 24])], {"B": B}, weights)
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("source", ["model", "path", "bytes"])
+def test_sparse_initializers_are_sparse_weights(linear: bool, source: str, tmp_path: Path) -> None:
+    model = perceptron(linear)
+    before = model.SerializeToString()
+    onnx.save(model, tmp_path / "model.onnx")
+    given = {"model": model, "path": tmp_path / "model.onnx", "bytes": before}[source]
+    report: list[Any] = []
+    compiled = srelax.from_onnx(given, report=report)
+    for rows in (0, 1, 5):
+        x = np.random.default_rng(2).standard_normal((rows, 40)).astype("float32")
+        np.testing.assert_allclose(compiled(x), np.maximum(x @ W, 0) @ V + B, rtol=1e-4, atol=1e-5)
+    assert [(layer.name, layer.is_sparse, layer.shape) for layer in report] == [
+        ("W", True, (30, 40)),
+        ("V", True, (24, 30)),
+    ]
+    assert model.SerializeToString() == before
+
+
+def test_constants_convolutions_and_other_uses() -> None:
+    kernel, shift = pruned(8, 6, 1, 1), pruned(8, 4, 5)
+    constant = helper.make_node("Constant", [], ["S"], sparse_value=stored("", shift))
+    nodes = [constant, helper.make_node("Conv", ["x", "K"], ["a"]), helper.make_node("Add", ["a", "S"], ["y"])]
+    model = network(nodes, [("x", [2, 6, 4, 5])], [("y", [2, 8, 4, 5])], {}, [stored("K", kernel)])
+    report: list[Any] = []
+    x = np.random.default_rng(3).standard_normal((2, 6, 4, 5)).astype("float32")
+    expected = np.einsum("oi,nihw->nohw", kernel[:, :, 0, 0], x) + shift
+    np.testing.assert_allclose(srelax.from_onnx(model, report=report)(x), expected, rtol=1e-4, atol=1e-5)
+    assert [(layer.name, layer.is_sparse) for layer in report] == [("K", True), ("S", False)]
+
+
+def test_no_entries_and_dense_weights_beside() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "Z"], ["a"]), helper.make_node("MatMul", ["a", "W"], ["y"])]
+    wide, zeros = pruned(64, 128, density=0.05), np.zeros((40, 64), "float32")
+    model = network(nodes, [("x", ["n", 40])], [("y", ["n", 128])], {"W": wide}, [stored("Z", zeros)])
+    sparsify = srelax.SparsifyWeights(decide="predict")
+    compiled = srelax.from_onnx(model, sparsify=sparsify)
+    assert not compiled(np.ones((3, 40), "float32")).any()
+    assert [layer.is_sparse for layer in sparsify.layers] == [True]
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [([0, 0], "expected each place once"), ([0, 99], "expected indices from 0 to 5"), ([-1, 2], "from 0 to 5")],
+)
+def test_bad_indices(indices: list[int], message: str) -> None:
+    values = numpy_helper.from_array(np.ones(2, "float32"), "W")
+    weight = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(indices)), [3, 2])
+    node = helper.make_node("MatMul", ["x", "W"], ["y"])
+    with pytest.raises(ArgumentError, match=message):
+        srelax.from_onnx(network([node], [("x", [4, 3])], [("y", [4, 2])], {}, [weight]))
+
+
+def test_bad_models(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentTypeError, match="model: expected an onnx"):
+        srelax.from_onnx(3)
+    with pytest.raises(MissingFileError, match="model: expected a file"):
+        srelax.from_onnx(tmp_path / "none.onnx")
+    with pytest.raises(ArgumentError, match="model: expected an ONNX model"):
+        srelax.from_onnx(b"no model")
