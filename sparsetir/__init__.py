@@ -17,7 +17,8 @@ kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
 products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices,
             `tensordot`, `vstack` and `hstack` of tensors, `triangles` of a graph; `linear_operator` for scipy's solvers
 formats     `formats`, `format` of an encoding as text, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
-schedules   `Schedule` (stage I), `Choices` and `template` (loops), `Accumulators` (computed patterns)
+schedules   `Schedule` (stage I), `Choices` and `template` (loops), `Accumulators` (computed patterns),
+            matrix instructions for `sch.tensorize` in `intrin`
 searching   `tune_sparse`, `autotune`; `tune_many` kernels under one budget
 models      `relax`; `import sparsetir.torch` for training with torch
 files       `read` of matrices and tensors, `load` of saved kernels
@@ -42,7 +43,7 @@ from sparsetir.utils.tvm_import import postpone_torch as _postpone_torch
 from sparsetir.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from sparsetir import errors, formats, ir, ops, relax
+    from sparsetir import errors, formats, intrin, ir, ops, relax
     from sparsetir.blocks import open_blocks, save_blocks
     from sparsetir.build import build
     from sparsetir.codegen.pipeline import lower
@@ -108,8 +109,9 @@ _PUBLIC = {
     "formats": "sparsetir.formats",
     "fused": "sparsetir.lazy",
     "get_num_threads": "sparsetir.utils.threads",
-    "interpret": "sparsetir.ir.interpreter",
     "hstack": "sparsetir.einsum.shapes",
+    "interpret": "sparsetir.ir.interpreter",
+    "intrin": "sparsetir.intrin",
     "ir": "sparsetir.ir",
     "lazy": "sparsetir.lazy",
     "linear_operator": "sparsetir.einsum.linear_operators",
@@ -142,7 +144,7 @@ _PUBLIC = {
     "verify": "sparsetir.ir.verifier",
     "vstack": "sparsetir.einsum.shapes",
 }
-_MODULES = ("T", "errors", "formats", "ir", "ops", "relax")
+_MODULES = ("T", "errors", "formats", "intrin", "ir", "ops", "relax")
 
 
 _postpone_torch()  # before anything imports TVM
@@ -205,6 +207,7 @@ __all__ = [
     "get_num_threads",
     "hstack",
     "interpret",
+    "intrin",
     "ir",
     "lazy",
     "linear_operator",

@@ -685,6 +685,7 @@ def run_info(_args: argparse.Namespace) -> int:
     from sparsetir.codegen.cache import cache_folder
     from sparsetir.codegen.calibration import family_profile, read_profile
     from sparsetir.codegen.target import describe_target, native_target
+    from sparsetir.intrin import available
     from sparsetir.utils.machine import machine_name
     from sparsetir.utils.threads import get_num_threads
     from sparsetir.utils.version import __version__
@@ -692,6 +693,8 @@ def run_info(_args: argparse.Namespace) -> int:
     rows = [("sparsetir", __version__), ("python", platform.python_version())]
     rows += [(package, version(package)) for package in PACKAGES]
     rows += [("machine", machine_name()), *describe_target(), ("target", str(native_target()))]
+    units = [f"{unit.name} ({unit.instruction})" for unit in available(native_target())]
+    rows.append(("matrix units", ", ".join(units) or "none"))
     rows.append(("threads", str(get_num_threads())))
     profile = read_profile() or family_profile()
     rows.append(("profile", f"{profile.name}: {profile.origin}"))

@@ -14,7 +14,7 @@ from sparsetir.lower.checks.cached_copies import CheckCaches, GuardCopies, Guard
 from sparsetir.lower.checks.step_order import CheckOrder, CheckParallel, MarkIndependent
 from sparsetir.lower.checks.structure import CheckForm, CheckLoops, CheckScratch, CheckWrites
 from sparsetir.lower.iterations.emit import EmitNest
-from sparsetir.lower.iterations.normalize import AlignParams, CompareNaN, NameScratch, ReplaceBools
+from sparsetir.lower.iterations.normalize import AlignParams, CompareNaN, NameScratch, ReduceAlignment, ReplaceBools
 from sparsetir.lower.iterations.regions import DeclareRegions
 from sparsetir.lower.rows.block_registers import BlockRegisters
 from sparsetir.lower.rows.fuse_loops import FuseLoops
@@ -51,7 +51,7 @@ TO_STAGE_2 = [
     NameScratch,  # names of scratch as in the program
     ReplaceBools,  # sums and products of bools -> or and and
     CompareNaN,  # comparisons of floats that are false for NaN -> choices
-    AlignParams,  # natural alignment, noalias
+    AlignParams,  # alignment of 64 bytes, noalias
     EmitNest,  # sp_iter -> nested blocks over positions, searches as calls
     DeclareRegions,  # reads and writes of every block
 ]
@@ -73,6 +73,7 @@ TO_LOOPS = [
     s_tir.transform.ConvertBlocksToOpaque(),
     CompactScratch(),  # scratch as large as its use
     s_tir.transform.LowerMatchBuffer(),
+    ReduceAlignment,  # natural alignment: callers pass arrays of any
     s_tir.transform.LowerOpaqueBlock(),
 ]
 

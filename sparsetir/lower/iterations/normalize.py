@@ -13,25 +13,27 @@ from tvm.ir import Var
 from sparsetir.ir.rewriting import collect, same
 from sparsetir.ir.views import Axis, cast, const, decode, substitute_args
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.annotations import ASCENDING, DISTINCT, FIBERS, INDPTR, STRUCTURE
+from sparsetir.lower.annotations import ASCENDING, DISTINCT, FIBERS, INDPTR, STRUCTURE, from_dialect
 from sparsetir.lower.loops import with_body
 
-# Require only the natural alignment of the caller's arrays, and declare that they do not overlap.
+# Declare that the caller's arrays do not overlap, and an alignment of 64 bytes at stage II.
 #
 # before::
 #
-#     def spmm(x: T.Buffer((n,), "float32")): ...
+#     def spmm(x: T.Buffer((n,), "float32", align=4)): ...
 #
 # after::
 #
-#     def spmm(x: T.Buffer((n,), "float32", align=4)):
+#     def spmm(x: T.Buffer((n,), "float32")):
 #         T.func_attr({"tirx.noalias": True})
 #
-# By default TVM assumes an alignment of 64 bytes and does not check it for numpy arrays: an aligned vector load from
-# such an array would crash.
+# ``sch.tensorize`` compares the alignment of a buffer with that of the intrinsic's operand, which is 64 bytes by default.
+# Below stage II only the natural alignment is required (`ReduceAlignment`): TVM does not check the alignment of numpy
+# arrays, and an aligned vector load from such an array would crash.
 
 
 NOALIAS = "tirx.noalias"
+STAGE_2_ALIGNMENT = 64  # bytes, TVM's default, which its printer omits
 
 
 def _itemsize(dtype: str) -> int:
@@ -39,11 +41,10 @@ def _itemsize(dtype: str) -> int:
     return max(1, int(bits) // 8) if bits else 1
 
 
-def _realigned(buffer: Var) -> Var:
+def _realigned(buffer: Var, alignment: int) -> Var:
     ty = buffer.ty
-    dtype = str(ty.dtype)
     return tirx.decl_buffer(
-        ty.shape, dtype, name=str(buffer.name), strides=ty.strides, data_alignment=_itemsize(dtype), layout=None
+        ty.shape, str(ty.dtype), name=str(buffer.name), strides=ty.strides, data_alignment=alignment, layout=None
     )
 
 
@@ -67,12 +68,15 @@ def _fibers(axis: Axis) -> str:
     return f"{load.source.name}:{int(axis.width)}" if isinstance(start, tirx.IntImm) and int(start) == 0 else ""
 
 
-def realign(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Reduce the alignment of buffer parameters to that of their elements."""
+def realign(func: tirx.PrimFunc, alignment: int | None = None) -> tirx.PrimFunc:
+    """Declare an alignment of all buffer parameters in bytes; by default that of their elements."""
     fresh: dict[Var, Var] = {}
     for param in func.params:
-        if tirx.is_buffer_var(param) and int(param.ty.data_alignment) > _itemsize(str(param.ty.dtype)):
-            fresh[param] = _realigned(param)
+        if not tirx.is_buffer_var(param):
+            continue
+        requested = alignment or _itemsize(str(param.ty.dtype))
+        if int(param.ty.data_alignment) != requested:
+            fresh[param] = _realigned(param, requested)
     if not fresh:
         return func
 
@@ -101,8 +105,14 @@ def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     fibers = sorted({f for f in map(_fibers, program.axes.values()) if f})
     if fibers:
         func = func.with_attr(FIBERS, fibers)
-    out = realign(func).with_attr(NOALIAS, True).with_attr(INDPTR, pointers)
+    out = realign(func, STAGE_2_ALIGNMENT).with_attr(NOALIAS, True).with_attr(INDPTR, pointers)
     return out.with_attr(STRUCTURE, sorted({*pointers, *indices})).with_attr(ASCENDING, ascending)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ReduceAlignment")
+def ReduceAlignment(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Reduce the alignment of a scheduled function's parameters to that of their elements."""
+    return realign(func) if from_dialect(func) else func
 
 
 # Prevent TVM simplifications of floats that are wrong for infinities and NaN.

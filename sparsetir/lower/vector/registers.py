@@ -231,6 +231,8 @@ def keep(loop: tirx.For, facts: Facts, before: tirx.Stmt | None = None) -> tirx.
     sites = _sites(loop)
     if not sites or not _agree(sites, loop) or not _are_apart(sites[0], facts):
         return None
+    if any(collect(site.store.indices, tirx.Ramp) for site in sites):  # vectors of tensor intrinsics
+        return None
     first = sites[0]
     start = None if before is None else _initial(before, first)
     if before is not None and start is None:
