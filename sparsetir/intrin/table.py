@@ -121,7 +121,9 @@ class Intrinsic:
         return total.astype(arrays[2].dtype).reshape(shapes[2])
 
 
-def _dots(name: str, instruction: str, bits: int, kinds: str, features: tuple[str, ...], **more: Any) -> list[Intrinsic]:
+def _dots(
+    name: str, instruction: str, bits: int, kinds: str, features: tuple[str, ...], **more: Any
+) -> list[Intrinsic]:
     """Return the dot products of registers of `bits` for pairs of operand kinds such as ``"u8s8 s8u8"``."""
     out = []
     for pair in kinds.split():

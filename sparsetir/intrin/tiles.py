@@ -79,14 +79,15 @@ def functions(stmts: Any) -> list[str]:
 
 def define(names: Sequence[str]) -> str:
     """Return the LLVM IR of tile functions, for a target with AMX."""
-    parts, declared = [], {}
+    parts: list[str] = []
+    declared: dict[str, None] = {}
     for name in names:
         operation, *tiles = name.split("_")
         body, parameters, declaration = _body(operation, tiles)
         declared[declaration] = None
         features = "+amx-tile,+amx-int8,+amx-bf16"
         parts.append(
-            f'define linkonce_odr void @st_tile_{name}({parameters}) alwaysinline nounwind '
+            f"define linkonce_odr void @st_tile_{name}({parameters}) alwaysinline nounwind "
             f'"target-features"="{features}" {{\n  {body}\n  ret void\n}}'
         )
     return "\n".join([*parts, *declared])

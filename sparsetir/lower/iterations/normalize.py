@@ -27,7 +27,7 @@ from sparsetir.lower.loops import with_body
 #     def spmm(x: T.Buffer((n,), "float32")):
 #         T.func_attr({"tirx.noalias": True})
 #
-# ``sch.tensorize`` compares the alignment of a buffer with that of the intrinsic's operand, which is 64 bytes by default.
+# ``sch.tensorize`` compares the alignment of a buffer with that of the intrinsic's operand: 64 bytes by default.
 # Below stage II only the natural alignment is required (`ReduceAlignment`): TVM does not check the alignment of numpy
 # arrays, and an aligned vector load from such an array would crash.
 
