@@ -32,16 +32,44 @@ class RawArray:
 
     def __getitem__(self, part: slice) -> Array:
         begin, end, _ = part.indices(self.shape[0])
-        offset = self.offset + begin * self.dtype.itemsize
-        values = np.fromfile(self.path, self.dtype, count=end - begin, offset=offset)
-        if len(values) != end - begin:
-            message = f"expected {self.shape[0]} elements, got {begin + len(values)}. Write the file again"
-            raise FileFormatError(f"{self.path}: {message}.")
+        values = np.empty(max(end - begin, 0), self.dtype)
+        self.read_into(values, begin)
         return values
+
+    def read_into(self, values: Array, begin: int) -> None:
+        """Read the elements from `begin` on into a contiguous array of the same dtype."""
+        view = memoryview(values.view(np.uint8)) if values.size else memoryview(b"")
+        offset = self.offset + begin * self.dtype.itemsize
+        file = os.open(self.path, os.O_RDONLY)
+        try:
+            while view:
+                count = os.preadv(file, [view], offset)
+                if not count:
+                    got = begin + (values.nbytes - len(view)) // self.dtype.itemsize
+                    message = f"expected {self.shape[0]} elements, got {got}. Write the file again"
+                    raise FileFormatError(f"{self.path}: {message}.")
+                view, offset = view[count:], offset + count
+        finally:
+            os.close(file)
 
     @property
     def byte_count(self) -> int:
         return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+class Buffers:
+    """Memory of one block, used again for later ones: fresh pages cost more than reading into them."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Array] = {}
+
+    def array(self, name: str, count: int, dtype: Any) -> Array:
+        """Return an uninitialised vector in the memory of that name; earlier ones in it end."""
+        dtype = np.dtype(dtype)
+        memory = self.arrays.get(name)
+        if memory is None or memory.size < count * dtype.itemsize:
+            memory = self.arrays[name] = np.empty(count * dtype.itemsize, np.uint8)
+        return memory[: count * dtype.itemsize].view(dtype)
 
 
 @dataclass(frozen=True)
@@ -84,14 +112,26 @@ class Store:
     def entry_bytes(self) -> int:
         return int(self.data.dtype.itemsize + self.indices.dtype.itemsize)
 
-    def read(self, begin: int, end: int) -> tuple[Array, Array]:
-        """Return indices and values of a range of entries, one read each."""
+    def read(self, begin: int, end: int, buffers: Buffers | None = None) -> tuple[Array, Array]:
+        """Return indices and values of a range of entries, one read each, in `buffers` where they are given."""
+        buffers = Buffers() if buffers is None else buffers
         try:
-            return np.asarray(self.indices[begin:end]), np.asarray(self.data[begin:end])
+            arrays = ("indices", self.indices), ("data", self.data)
+            indices, data = [_read(array, begin, end, name, buffers) for name, array in arrays]
+            return indices, data
         except SparseTIRError:
             raise
         except Exception as error:  # h5py, zarr and codecs raise classes of their own
             raise FileFormatError(f"{self.label}: entries {begin} to {end} cannot be read: {error}.") from error
+
+
+def _read(array: Any, begin: int, end: int, name: str, buffers: Buffers) -> Array:
+    into = getattr(array, "read_into", None) or getattr(array, "read_direct", None)
+    if into is None or end <= begin or not array.dtype.isnative:  # zarr
+        return np.asarray(array[begin:end])
+    values = buffers.array(name, end - begin, array.dtype)
+    into(values, begin if isinstance(array, RawArray) else np.s_[begin:end])
+    return values
 
 
 def open_store(source: Any, name: str | None = None) -> Store:

@@ -15,13 +15,15 @@ from sparsetir import ops
 from sparsetir.blocks.reading import Block
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.kernel_factory import make_kernel
+from sparsetir.ops.dense_output import added_spmm
 from sparsetir.runtime.signature import unchecked
 from sparsetir.sparse_output.products import matmul
 from sparsetir.stores import Array
 
 # Multiply-adds of a product with a densified block in the time of one of a sparse product, whose rows are scattered.
 SCATTER_COST = 30
-DENSIFIED_BYTES = 16 << 20  # of rows and of their product: more would not stay in a shared cache
+GRAM_PANEL_BYTES = 512  # of a row of a dense panel: 128 columns of float32
+DENSIFIED_PANEL_BYTES = 256 << 10  # of a dense panel, which stays in the second cache
 # Threads of a process that call kernels take turns: each call uses all of its threads.
 LOCK = threading.RLock()
 
@@ -30,6 +32,7 @@ LOCK = threading.RLock()
 def kernel(name: str, dtype: str, idtype: str) -> Any:
     """Compile a kernel once in a process."""
     makers: dict[str, Callable[[], Any]] = {
+        "added": lambda: added_spmm(dtype, idtype),
         "spmm": lambda: ops.spmm(dtype, idtype=idtype),
         "spmv": lambda: ops.spmv(dtype, idtype=idtype),
         "transposed": lambda: ops.spmm(dtype, "csc", idtype=idtype),
@@ -47,11 +50,12 @@ def run(name: str, block: Block, dtype: Any, **operands: Any) -> Any:
         return function(**operands)
 
 
-def multiply(block: Block, B: Array) -> Array:
-    """Return ``block @ B`` for a matrix or a vector, as a matrix."""
+def multiply(block: Block, B: Array, out: Array | None = None) -> Array:
+    """Return ``block @ B`` for a matrix or a vector, as a matrix, in the contiguous array `out` if it is given."""
     if B.ndim == 1 or B.shape[1] == 1:
-        return run("spmv", block, B.dtype, x=B.reshape(-1)).reshape(-1, 1)
-    return run("spmm", block, B.dtype, B=B)
+        result = {} if out is None else {"y": out.reshape(-1)}
+        return run("spmv", block, B.dtype, x=B.reshape(-1), **result).reshape(-1, 1)
+    return run("spmm", block, B.dtype, B=B, **({} if out is None else {"C": out}))
 
 
 def multiply_transposed(block: Block, Y: Array, extent: int) -> Array:
@@ -75,13 +79,30 @@ def add_gram(block: Block, extent: int, total: Array, room: int) -> None:
         for begin in range(0, extent, 1024):
             total[begin : begin + 1024] += product[begin : begin + 1024].toarray()
         return
-    step = max(1, int(min(room, DENSIFIED_BYTES) // (2 * extent * block.data.dtype.itemsize)))
+    _add_dense_gram(block, extent, total, room)
+
+
+def _add_dense_gram(block: Block, extent: int, total: Array, room: int) -> None:
+    """Multiply panels of columns, made dense by some rows at a time, by the columns up to the panel's end."""
+    dtype = block.data.dtype
+    width = min(extent, GRAM_PANEL_BYTES // dtype.itemsize)
+    rows = max(1, min(DENSIFIED_PANEL_BYTES // (width * dtype.itemsize), room // (2 * extent * dtype.itemsize)))
     whole = to_scipy(block, extent)
-    for begin in range(0, block.end - block.begin, step):
-        rows = whole[begin : begin + step]
-        columns = rows.T.tocsr()
-        part = Block(0, 0, extent, columns.indptr.astype(np.int32), columns.indices.astype(np.int32), columns.data)
-        total += run("spmm", part, block.data.dtype, B=rows.toarray())
+    panels = -(-extent // width)
+    sums = [np.zeros((min((p + 1) * width, extent), min(width, extent - p * width)), dtype) for p in range(panels)]
+    for begin in range(0, block.end - block.begin, rows):
+        part = whole[begin : begin + rows]
+        columns, dense = part.T.tocsr(), part.toarray()
+        indptr, indices = columns.indptr.astype(np.int32), columns.indices.astype(np.int32)
+        for panel, out in enumerate(sums):
+            B = np.ascontiguousarray(dense[:, panel * width : (panel + 1) * width])
+            lines, count = len(out), int(indptr[len(out)])
+            left = Block(0, 0, lines, indptr[: lines + 1], indices[:count], columns.data[:count])
+            run("added", left, dtype, B=B, C=out)
+    for panel, out in enumerate(sums):
+        begin, end = panel * width, min((panel + 1) * width, extent)
+        total[: len(out), begin:end] += out
+        total[begin:end, :begin] += out[:begin].T
 
 
 def to_scipy(block: Block, extent: int) -> Any:

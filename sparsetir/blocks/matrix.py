@@ -15,8 +15,9 @@ import scipy.sparse as sp
 from sparsetir.blocks import kernels
 from sparsetir.blocks.pca import MAX_GRAM_FEATURES, PCA, by_passes, check_components, from_gram
 from sparsetir.blocks.plan import Plan, make_plan, parse_memory, with_estimate
-from sparsetir.blocks.products import dense_panel, plan_product, product, sampled
+from sparsetir.blocks.products import dense_panel, identity, plan_product, product, sampled
 from sparsetir.blocks.reading import BUFFERS, Bar, iterate
+from sparsetir.blocks.results import Checkpoint, NpyResult, check_path
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Array, Store, open_store
 
@@ -197,31 +198,46 @@ class BlockMatrix:
         with np.errstate(invalid="ignore", divide="ignore"):
             return squares / max(self.shape[0] - ddof, 0)
 
-    def gram(self, *, center: bool = False, progress: bool = False) -> Array:
+    def gram(self, *, center: bool = False, out: Any = None, progress: bool = False) -> Any:
         """Return ``M.T @ M`` in float64, shape (columns, columns).
 
         Parameters
         ----------
         center : bool
             Subtract the mean of each column first, without making M dense.
+        out : str or Path, optional
+            A ``.npy`` file for the result, whose path is returned. Of CSR, a killed run continues from the sum that was
+            last kept beside it.
         """
         n = self.shape[1]
-        total = self._gram_by_rows(progress) if self.is_csr else self._gram_by_columns(progress)
+        path = None if out is None else check_path(out)
+        job = {"store": identity(self.store), "operation": "gram", "memory": self.memory}
+        checkpoint = Checkpoint(path, job)
+        total = self._gram_by_rows(progress, checkpoint) if self.is_csr else self._gram_by_columns(progress)
         if center:
             mean = self.colsums()
             for begin in range(0, n, 1024):
                 total[begin : begin + 1024] -= np.outer(mean[begin : begin + 1024] / max(self.shape[0], 1), mean)
-        return total
+        if path is None:
+            return total
+        result = NpyResult(path, total.shape, total.dtype, {**job, "center": bool(center)})
+        result.write(0, total)
+        result.close(is_complete=True)
+        checkpoint.end()
+        return path
 
-    def _gram_by_rows(self, progress: bool) -> Array:
+    def _gram_by_rows(self, progress: bool, checkpoint: Checkpoint) -> Array:
         n, dtype = self.shape[1], kernels.compute_dtype(self.dtype)
         # The sum in float64, the product of a block in the dtype of the kernel, and its sparse form at worst.
         held = n * n * (8 + dtype.itemsize)
         plan = make_plan(self.store, self.memory, "gram", dtype, 0, held=held, column=0, line=8)
         room = max(1, (self.memory - held) // (BUFFERS + 1))
-        total = np.zeros((n, n))
-        for block in iterate(self.store, plan.starts, dtype, Bar(plan.bytes_read, progress)):
+        begin, saved = checkpoint.load()
+        total = np.zeros((n, n)) if saved is None else saved
+        bar = Bar(plan.bytes_read, progress)
+        for block in iterate(self.store, plan.starts, dtype, bar, range(begin, plan.blocks)):
             kernels.add_gram(block, n, total, room)
+            checkpoint.save(block.number + 1, total)
         return total
 
     def _gram_by_columns(self, progress: bool) -> Array:

@@ -13,9 +13,9 @@ import numpy as np
 from sparsetir.blocks.kernels import compute_dtype, multiply, multiply_transposed, run
 from sparsetir.blocks.plan import Plan, make_plan
 from sparsetir.blocks.reading import Bar, iterate
-from sparsetir.blocks.results import NpyResult, check_path, digest
+from sparsetir.blocks.results import Checkpoint, NpyResult, check_path, digest
 from sparsetir.errors import ArgumentError, WriteError
-from sparsetir.stores import Array, Store
+from sparsetir.stores import Array, Buffers, Store
 
 ROWS_AT_ONCE = 1 << 16  # of a dense operand that is converted or written
 
@@ -27,9 +27,15 @@ class MemoryResult:
         self.array = np.empty(shape, dtype)
         self.done: set[str] = set()
 
+    def rows(self, begin: int, count: int, columns: slice, buffers: Buffers) -> Array:
+        """Return memory for a part of the result: its own, where it is contiguous."""
+        part = self.array[begin : begin + count, columns]
+        return part if part.flags.c_contiguous else buffers.array("rows", part.size, part.dtype).reshape(part.shape)
+
     def write(self, begin: int, values: Array, columns: slice | None = None) -> None:
-        rows = self.array[begin : begin + len(values)]
-        rows[..., columns or slice(None)] = values
+        rows = self.array[begin : begin + len(values)][..., columns or slice(None)]
+        if not np.may_share_memory(rows, values):
+            rows[...] = values
 
     def record(self, part: str) -> None:
         """Do nothing: the memory ends with the process."""
@@ -88,7 +94,8 @@ def _along(store: Store, plan: Plan, operand: Array, columns: slice, dtype: Any,
         return
     panel = dense_panel(operand, columns, dtype)
     for block in iterate(store, plan.starts, dtype, bar, numbers):
-        values = multiply(block, panel)
+        count = block.end - block.begin
+        values = multiply(block, panel, result.rows(block.begin, count, columns, block.buffers))
         result.write(block.begin, values if finish is None else finish(values), columns)
         result.record(names[block.number])
 
@@ -98,14 +105,18 @@ def _across(store: Store, plan: Plan, operand: Array, columns: slice, dtype: Any
     if str(columns.start) in result.done:
         return
     extent = store.lines[1]
-    total = np.zeros((extent, columns.stop - columns.start), np.float64)
-    for block in iterate(store, plan.starts, dtype, bar):
+    checkpoint = Checkpoint(getattr(result, "path", None), {"job": getattr(result, "job", ""), "panel": columns.start})
+    begin, saved = checkpoint.load()
+    total = np.zeros((extent, columns.stop - columns.start), np.float64) if saved is None else saved
+    for block in iterate(store, plan.starts, dtype, bar, range(begin, plan.blocks)):
         rows = dense_panel(operand[block.begin : block.end], columns, dtype)
         total += multiply_transposed(block, rows, extent)
+        checkpoint.save(block.number + 1, total)
     for begin in range(0, extent, ROWS_AT_ONCE):
         values = total[begin : begin + ROWS_AT_ONCE].astype(dtype)
         result.write(begin, values if finish is None else finish(values), columns)
     result.record(str(columns.start))
+    checkpoint.end()
 
 
 def dense_panel(operand: Array, columns: slice, dtype: Any) -> Array:

@@ -10,19 +10,17 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from sparsetir.errors import FileFormatError
-from sparsetir.stores import Array, Store
+from sparsetir.stores import Array, Buffers, Store
 from sparsetir.utils.memory import MemoryLimitError, readable
 
 BUFFERS = 3  # blocks in memory: one is read, one waits, one is multiplied
-MAX_BLOCK_BYTES = (
-    16 << 20
-)  # the allocator reuses arrays of this size; larger ones are mapped and cleared for each block
+MAX_BLOCK_BYTES = 4 << 20  # of a block, which is still in the last cache when it is multiplied
 MAX_BLOCK_ENTRIES = (1 << 31) - 1  # positions in a block are int32
 
 
@@ -36,6 +34,7 @@ class Block:
     indptr: Array
     indices: Array
     data: Array
+    buffers: Buffers = field(default_factory=Buffers, repr=False)
 
 
 def block_starts(indptr: Array, entry_bytes: int, line_bytes: int, limit: int) -> list[int]:
@@ -62,11 +61,14 @@ def block_starts(indptr: Array, entry_bytes: int, line_bytes: int, limit: int) -
     return starts
 
 
-def read_block(store: Store, number: int, begin: int, end: int, dtype: np.dtype[Any]) -> Block:
+def read_block(
+    store: Store, number: int, begin: int, end: int, dtype: np.dtype[Any], buffers: Buffers | None = None
+) -> Block:
     """Read and validate a block; indices become int32 where they fit."""
+    buffers = Buffers() if buffers is None else buffers
     first, last = int(store.indptr[begin]), int(store.indptr[end])
     try:
-        indices, data = store.read(first, last)
+        indices, data = store.read(first, last, buffers)
     except FileFormatError as error:
         raise FileFormatError(f"{error} This is {_place(store, number, begin, end)}.") from error
     extent = store.lines[1]
@@ -76,8 +78,10 @@ def read_block(store: Store, number: int, begin: int, end: int, dtype: np.dtype[
         where = _place(store, number, begin, end)
         raise FileFormatError(f"{store.label}: expected indices from 0 to {extent - 1}, got {worst} in {where}.")
     idtype = np.int32 if extent < 1 << 31 else np.int64
-    indptr = (store.indptr[begin : end + 1] - first).astype(idtype)
-    return Block(number, begin, end, indptr, indices.astype(idtype, copy=False), data.astype(dtype, copy=False))
+    indptr = buffers.array("indptr", end + 1 - begin, idtype)
+    np.subtract(store.indptr[begin : end + 1], first, out=indptr, casting="unsafe")
+    indices, data = indices.astype(idtype, copy=False), data.astype(dtype, copy=False)
+    return Block(number, begin, end, indptr, indices, data, buffers)
 
 
 def _place(store: Store, number: int, begin: int, end: int) -> str:
@@ -86,27 +90,22 @@ def _place(store: Store, number: int, begin: int, end: int) -> str:
 
 
 def read_blocks(store: Store, starts: Sequence[int], dtype: Any, numbers: Sequence[int]) -> Iterator[Block]:
-    """Yield blocks in order, read ahead by a thread."""
-    ready: queue.Queue[Any] = queue.Queue(maxsize=BUFFERS - 2)
-    stop = threading.Event()
-
-    def put(item: Any) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.05)
-            except queue.Full:
-                continue
-            return True
-        return False
+    """Yield blocks in order, read ahead by a thread; the arrays of a block end when the next one is asked for."""
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    free: queue.SimpleQueue[Buffers | None] = queue.SimpleQueue()  # None ends the reader
+    for _ in range(BUFFERS):
+        free.put(Buffers())
 
     def run() -> None:
         try:
             for number in numbers:
-                if not put(read_block(store, number, starts[number], starts[number + 1], np.dtype(dtype))):
+                buffers = free.get()
+                if buffers is None:
                     return
-            put(None)
+                ready.put(read_block(store, number, starts[number], starts[number + 1], np.dtype(dtype), buffers))
+            ready.put(None)
         except BaseException as error:
-            put(error)
+            ready.put(error)
 
     thread = threading.Thread(target=run, name="sparsetir-reader", daemon=True)
     thread.start()
@@ -115,9 +114,10 @@ def read_blocks(store: Store, starts: Sequence[int], dtype: Any, numbers: Sequen
             if isinstance(item, BaseException):
                 raise item
             yield item
+            free.put(item.buffers)
             del item
     finally:
-        stop.set()
+        free.put(None)
         thread.join()
 
 

@@ -8,14 +8,17 @@ import json
 import math
 import os
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, WriteError
+from sparsetir.stores import Array, Buffers
 
-Array = np.ndarray[Any, Any]
+CHECKPOINT_SECONDS = 10.0  # between checkpoints of sums, which are as large as the result
+CHECKPOINT_RATIO = 20.0  # seconds of work for each second that a checkpoint takes
 SYNC_SECONDS = 1.0  # between records of finished blocks, which the disk must have before
 
 
@@ -66,6 +69,11 @@ class NpyResult:
             stream.truncate(stream.tell() + math.prod(self.shape) * self.dtype.itemsize)
         self.progress.write_text(self.job + "\n", encoding="utf-8")
 
+    def rows(self, begin: int, count: int, columns: slice, buffers: Buffers) -> Array:
+        """Return memory for rows that are then written."""
+        width = columns.stop - columns.start
+        return buffers.array("rows", count * width, self.dtype).reshape(count, width)
+
     def write(self, begin: int, values: Array, columns: slice | None = None) -> None:
         """Write rows from `begin` on, all columns or a panel of them."""
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
@@ -104,6 +112,57 @@ class NpyResult:
             os.close(self.file)
 
 
+class Checkpoint:
+    """Sums over the first blocks of a pass, kept beside a result so that a killed run continues from there.
+
+    Parameters
+    ----------
+    path : Path or None
+        Of the result, to which ``.sums.npz`` is appended; None keeps nothing.
+    job : dict
+        What the sums depend on.
+    """
+
+    def __init__(self, path: Path | None, job: dict[str, Any]) -> None:
+        self.path = None if path is None else Path(f"{path}.sums.npz")
+        self.job = json.dumps(job, sort_keys=True)
+        self.next_save = time.monotonic() + CHECKPOINT_SECONDS
+
+    def load(self) -> tuple[int, Array | None]:
+        """Return the number of blocks that are summed, and their sum; zero blocks without a file of this job."""
+        if self.path is None or not self.path.is_file():
+            return 0, None
+        try:
+            with np.load(self.path, allow_pickle=False) as stored:
+                if stored["job"].item() == self.job:
+                    return int(stored["blocks"]), stored["total"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            pass  # a file that is not ours is written again
+        return 0, None
+
+    def save(self, blocks: int, total: Array) -> None:
+        """Keep the sum of so many blocks, from time to time."""
+        if self.path is None or time.monotonic() < self.next_save:
+            return
+        start = time.monotonic()
+        scratch = self.path.with_suffix(".partial")
+        try:
+            with open(scratch, "wb") as stream:
+                np.savez(stream, job=np.array(self.job), blocks=np.array(blocks), total=total)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(scratch, self.path)
+        except OSError as error:
+            raise WriteError(f"out: {self.path} cannot be written: {error.strerror}.") from error
+        now = time.monotonic()
+        self.next_save = now + max(CHECKPOINT_SECONDS, CHECKPOINT_RATIO * (now - start))
+
+    def end(self) -> None:
+        """Remove the file: the result is complete."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
 def write_all(file: int, values: Array, offset: int, path: Path) -> None:
     """Write an array at an offset; a disk may take less than asked at once."""
     view = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
@@ -136,4 +195,4 @@ def digest(*arrays: Array) -> str:
     return state.hexdigest()
 
 
-__all__ = ["NpyResult", "check_path", "digest", "write_all"]
+__all__ = ["Checkpoint", "NpyResult", "check_path", "digest", "write_all"]

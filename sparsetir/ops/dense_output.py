@@ -81,6 +81,35 @@ def _spmm_csr(dtype: str, idtype: str) -> tirx.PrimFunc:
     return spmm
 
 
+def added_spmm(dtype: str, idtype: str) -> tirx.PrimFunc:
+    """Return a program that adds a product to what C holds: ``C += A @ B``."""
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def added_spmm(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        indptr: T.handle,
+        indices: T.handle,
+        m: size,
+        n: size,
+        nnz: size,
+        feat: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        J_dense = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        B = T.match_sparse_buffer(b, (J_dense, K), dtype)
+        C = T.match_sparse_buffer(c, (I, K), dtype)
+        with T.sp_iter([I, J, K], "SRS", "added_spmm") as [i, j, k]:
+            C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+    return added_spmm
+
+
 def _spmm_csc(dtype: str, idtype: str) -> tirx.PrimFunc:
     size = T.int64 if idtype == "int64" else T.int32
 

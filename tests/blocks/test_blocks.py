@@ -106,15 +106,14 @@ def test_no_more_entries_are_in_memory_than_planned(tmp_path: Path, monkeypatch:
     A = matrix("csr", (4000, 300))
     M = small(A, tmp_path / "a", 500_000)
     sizes = []
-    read = RawArray.__getitem__
+    read = RawArray.read_into
 
-    def counted(self: Any, part: slice) -> Any:
-        values = read(self, part)
+    def counted(self: Any, values: Any, begin: int) -> None:
+        read(self, values, begin)
         sizes.append(values.nbytes)
-        return values
 
     plan = M.plan(np.ones((300, 8), "float32"), out="C.npy")
-    monkeypatch.setattr(RawArray, "__getitem__", counted)
+    monkeypatch.setattr(RawArray, "read_into", counted)
     M.spmm(np.ones((300, 8), "float32"), out=tmp_path / "C.npy")
     assert sum(sizes) >= A.nnz * 8
     assert len(sizes) <= 2 * plan.blocks + 2  # one read of the indices of a block, one of its values
@@ -126,16 +125,57 @@ KILLED = """
     from sparsetir.blocks import products, results
     results.SYNC_SECONDS = 0
     multiply, calls = products.multiply, []
-    def dying(block, B):
+    def dying(block, B, out):
         calls.append(block.number)
         if len(calls) > int(sys.argv[1]):
             os.kill(os.getpid(), signal.SIGKILL)
-        return multiply(block, B)
+        return multiply(block, B, out)
     products.multiply = dying
     M = sparsetir.open_blocks("A", memory=500_000)
     M.spmm(np.load("B.npy"), out="C.npy")
     print(len(calls))
 """
+
+
+SUMMED = """
+    import os, signal, sys, numpy as np, sparsetir
+    from sparsetir.blocks import kernels, products, results
+    results.CHECKPOINT_SECONDS = results.CHECKPOINT_RATIO = 0
+    module, name = (kernels, "add_gram") if sys.argv[2] == "gram" else (products, "multiply_transposed")
+    compute, calls = getattr(module, name), []
+    def dying(block, *arguments):
+        calls.append(block.number)
+        if len(calls) > int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return compute(block, *arguments)
+    setattr(module, name, dying)
+    M = sparsetir.open_blocks("A", memory=1_000_000)
+    M.gram(center=True, out="C.npy") if sys.argv[2] == "gram" else M.rmatmul(np.load("B.npy"), out="C.npy")
+    print(calls[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["gram", "rmatmul"])
+def test_killed_sums_are_continued(operation: str, tmp_path: Path) -> None:
+    A = matrix("csr", (9000, 150))
+    sparsetir.save_blocks(A, tmp_path / "A")
+    B = np.random.default_rng(1).random((9000, 8), "float32")
+    np.save(tmp_path / "B.npy", B)
+
+    def run(blocks: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", textwrap.dedent(SUMMED), str(blocks), operation]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+
+    assert run(2).returncode == -signal.SIGKILL
+    assert not (tmp_path / "C.npy").exists()
+    last = run(10_000)
+    assert last.returncode == 0, last.stderr
+    dense = A.toarray().astype("float64")
+    expected = dense.T @ B if operation == "rmatmul" else (dense - dense.mean(0)).T @ (dense - dense.mean(0))
+    np.testing.assert_allclose(np.load(tmp_path / "C.npy"), expected, rtol=1e-4, atol=1e-4)
+    assert int(last.stdout) == 2  # the first block that was not summed
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["A", "B.npy", "C.npy"]
 
 
 @pytest.mark.slow
