@@ -38,7 +38,7 @@ class RawArray:
 
     def read_into(self, values: Array, begin: int) -> None:
         """Read the elements from `begin` on into a contiguous array of the same dtype."""
-        view = memoryview(values.view(np.uint8)) if values.size else memoryview(b"")
+        view: memoryview = values.view(np.uint8).data if values.size else memoryview(b"")
         offset = self.offset + begin * self.dtype.itemsize
         file = os.open(self.path, os.O_RDONLY)
         try:
