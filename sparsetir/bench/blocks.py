@@ -28,12 +28,12 @@ REPEAT = 3
 
 def write_matrix(family: str, entries: int, folder: Path) -> Path:
     """Write a generated matrix as a folder of .npy files; return its path."""
-    import sparsetir
+    from sparsetir.blocks import save_blocks
     from sparsetir.workloads.suite import families
 
     path = folder / f"{family}-{entries}"
     if not path.exists():
-        sparsetir.save_blocks(families()[family](entries), path)
+        save_blocks(families()[family](entries), path)
     return path
 
 
@@ -62,28 +62,28 @@ def write_cells(cells: int, folder: Path) -> Path:
 def _product_in_memory(path: str, width: int, memory: str) -> Callable[[], Any]:
     import numpy as np
 
-    import sparsetir
+    from sparsetir.einsum.products import matmul
+    from sparsetir.io import read
 
-    A = sparsetir.read(path)
+    A = read(path)
     B = np.ones((A.shape[1], width), np.float32)
-    kernel = sparsetir.matmul
-    return lambda: kernel(A, B)
+    return lambda: matmul(A, B)
 
 
 def _product_of_blocks(path: str, width: int, memory: str) -> Callable[[], Any]:
     import numpy as np
 
-    import sparsetir
+    from sparsetir.blocks import open_blocks
 
-    M = sparsetir.open_blocks(path, memory=memory)
+    M = open_blocks(path, memory=memory)
     B = np.ones((M.shape[1], width), np.float32)
     return lambda: M.spmm(B)
 
 
 def _pca_of_blocks(path: str, width: int, memory: str) -> Callable[[], Any]:
-    import sparsetir
+    from sparsetir.blocks import open_blocks
 
-    return lambda: sparsetir.open_blocks(path, memory=memory).pca(width).explained_variance_
+    return lambda: open_blocks(path, memory=memory).pca(width).explained_variance_
 
 
 def _pca_of_scanpy(path: str, width: int, memory: str) -> Callable[[], Any]:
