@@ -510,12 +510,12 @@ def run_formats(args: argparse.Namespace) -> int:
     known = pattern(tensor)
     if args.plot:
         print(f"wrote {portrait(tensor, known, args.plot)}", file=sys.stderr)
-    found = survey(Path(args.file).name, tensor, known=known, feat=args.feat, most=args.most)
+    result = survey(Path(args.file).name, tensor, known=known, feat=args.feat, most=args.most)
     if args.json != "-":
-        print(found.report())
+        print(result.report())
     if args.json:
-        write_json(args.json, found.as_dict())
-    return FINDING if found.findings else DONE
+        write_json(args.json, result.as_dict())
+    return FINDING if result.findings else DONE
 
 
 # ---------------------------------------------------------------------------------------------------- bench
@@ -642,12 +642,12 @@ def programs(path: Path, name: str | None) -> list[Any]:
     if path.suffix != ".py":
         hint = "sparsetir formats shows a matrix or tensor"
         raise ArgumentError(f"{path} is no Python script; expected SCRIPT.py or SCRIPT.py:FUNC; {hint}")
-    found = {n: v for n, v in loaded(path).items() if isinstance(v, (tirx.PrimFunc, ir.IRModule)) and n[0] != "_"}
-    if name is not None and name not in found:
-        raise ArgumentError(f"{path} defines no program {name!r}; it defines {', '.join(found) or 'none'}")
-    if not found:
+    functions = {n: v for n, v in loaded(path).items() if isinstance(v, (tirx.PrimFunc, ir.IRModule)) and n[0] != "_"}
+    if name is not None and name not in functions:
+        raise ArgumentError(f"{path} defines no program {name!r}; it defines {', '.join(functions) or 'none'}")
+    if not functions:
         raise ArgumentError(f"{path} defines no program: expected a function with @T.prim_func at its top level")
-    return [found[name]] if name is not None else list(found.values())
+    return [functions[name]] if name is not None else list(functions.values())
 
 
 def loaded(path: Path) -> dict[str, Any]:

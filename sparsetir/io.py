@@ -71,11 +71,11 @@ def _unxz(data: bytes) -> bytes:
     while left and room > 0:
         stream = lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=XZ_MEMORY)
         while not stream.eof and room > 0:
-            found = stream.decompress(left, max_length=min(CHUNK, room))
-            if not found and stream.needs_input and not stream.eof:
+            chunk = stream.decompress(left, max_length=min(CHUNK, room))
+            if not chunk and stream.needs_input and not stream.eof:
                 raise FileFormatError("the compressed data ends too early")
-            parts.append(found)
-            left, room = b"", room - len(found)
+            parts.append(chunk)
+            left, room = b"", room - len(chunk)
         left = stream.unused_data.lstrip(b"\0")  # streams follow each other, with padding between them
     if not parts:
         raise FileFormatError("there are no compressed data")
@@ -300,15 +300,15 @@ def read_npz(data: bytes) -> Any:
         heads = check_archive(archive, len(data))
     stream.seek(0)
     with np.load(stream, allow_pickle=False) as arrays:
-        held = set(arrays.files)
+        names = set(arrays.files)
         for name in heads.keys() & INTEGER_ARRAYS:
             _check_integers(name, *heads[name], arrays)
-        if {"coords", "values", "shape"} <= held:
+        if {"coords", "values", "shape"} <= names:
             shape = tuple(arrays["shape"].tolist())
             return _checked_tensor(CooTensor(arrays["coords"], arrays["values"], shape))
-    if "format" not in held:
+    if "format" not in names:
         expected = "those of scipy.sparse.save_npz, or coords, values and shape"
-        raise FileFormatError(f"expected arrays {expected}; found {', '.join(sorted(held)) or 'none'}")
+        raise FileFormatError(f"expected arrays {expected}; found {', '.join(sorted(names)) or 'none'}")
     stream.seek(0)
     return _as_csr(sp.load_npz(stream), len(data))
 

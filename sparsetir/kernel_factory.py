@@ -171,10 +171,10 @@ def format_for(
     if len(matrix.shape) != 2 or name not in kernel.signature.buffers:
         return None
     shapes = {other: np.shape(value) for other, value in arguments.items() if other != name}
-    found = suited(kernel.signature.program, matrix, shapes, calls=calls)
+    conversion = suited(kernel.signature.program, matrix, shapes, calls=calls)
     if judge is not None:
-        found = judge(kernel, matrix, arguments, found if _pays(found, calls) else None, calls=calls)
-    return found.format if found is not None and _pays(found, calls) else None
+        conversion = judge(kernel, matrix, arguments, conversion if _pays(conversion, calls) else None, calls=calls)
+    return conversion.format if conversion is not None and _pays(conversion, calls) else None
 
 
 def _pays(found: Conversion | None, calls: float) -> bool:

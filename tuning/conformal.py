@@ -77,9 +77,9 @@ class Bounds:
         for r in found:
             for name in {"", group(r.chosen, away[id(r)] <= near)}:
                 groups.setdefault(name, []).append(r.wrong_by)
-        kept = {name: quantiles(held, level) for name, held in groups.items() if not name or len(held) >= LEAST}
+        kept = {name: quantiles(errors, level) for name, errors in groups.items() if not name or len(errors) >= LEAST}
         of_each = [[r.wrong_by for r in strange if r.case.kind == kind] for kind in {r.case.kind for r in strange}]
-        enough = [held for held in of_each if len(held) >= LEAST]
+        enough = [errors for errors in of_each if len(errors) >= LEAST]
         known = sorted({operation(r.chosen) for r in found}) if enough else []
         return cls(kept | widest(enough, level), [list(c) for c in centres.values()], near, level, known)
 
@@ -239,10 +239,10 @@ def coverage(
         for r in (r for r in found if str(getattr(r.case, by)) == name):
             bound, low, high = bounds.interval(np.log(r.gain), r.chosen)
             actual = float(np.log(r.actual))
-            for held in (table.setdefault(name, Coverage()), table.setdefault("all", Coverage())):
-                held.held.append(actual >= bound)
-                held.inside.append(low <= actual <= high)
-                held.taken += [actual] if bound > 0 else []
+            for entry in (table.setdefault(name, Coverage()), table.setdefault("all", Coverage())):
+                entry.held.append(actual >= bound)
+                entry.inside.append(low <= actual <= high)
+                entry.taken += [actual] if bound > 0 else []
     return table
 
 

@@ -168,12 +168,16 @@ def _of_matrix(p: MatrixPattern) -> dict[str, float]:
         "symmetry": p.symmetry or 0.0,
         "profile": log(sum(p.profile) / nnz),
     }
-    for name, held in (("row", p.rows), ("column", p.columns)):
-        count = max(held.count, 1)
-        features |= {f"{name}_mean": log(held.mean), f"{name}_max": log(held.max), f"{name}_cv": held.cv}
-        features |= {f"{name}_gini": held.gini, f"{name}_empty": held.empty / count, f"{name}_median": log(held.median)}
+    for name, counts in (("row", p.rows), ("column", p.columns)):
+        count = max(counts.count, 1)
+        features |= {f"{name}_mean": log(counts.mean), f"{name}_max": log(counts.max), f"{name}_cv": counts.cv}
+        features |= {
+            f"{name}_gini": counts.gini,
+            f"{name}_empty": counts.empty / count,
+            f"{name}_median": log(counts.median),
+        }
     bins = [*p.rows.histogram, *([0] * BINS)][:BINS]
-    features |= {f"length_{2**k // 2}": held / max(m, 1) for k, held in enumerate(bins)}
+    features |= {f"length_{2**k // 2}": bin_size / max(m, 1) for k, bin_size in enumerate(bins)}
     features |= {f"fill_{r}x{c}": fill.fill for (r, c), fill in p.blocks.items()}
     return features | {f"imbalance_{parts}": log(value) for parts, value in p.imbalance.items()}
 

@@ -189,19 +189,19 @@ def shelf_of(task: Task) -> Shelf:
 
 def there(task: Task) -> Made | None:
     """Return what was made before."""
-    found = shelf_of(task).held(task.format)
-    return Made(task, len(found.kernels), found.path.stat().st_size) if found is not None else None
+    entry = shelf_of(task).held(task.format)
+    return Made(task, len(entry.kernels), entry.path.stat().st_size) if entry is not None else None
 
 
 def make(task: Task) -> Made:
     """Compile a library."""
     began = time.perf_counter()
     try:
-        known, shelf = evaluator(task.op, task.dtype, task.feat), shelf_of(task)
-        ready = known.variants(task.format)
-        base = defaults.usual(known.func, Registers.of(ready.form.target))
+        timer, shelf = evaluator(task.op, task.dtype, task.feat), shelf_of(task)
+        ready = timer.variants(task.format)
+        base = defaults.usual(timer.func, Registers.of(ready.form.target))
         chosen = portfolio(ready.values, base, 0 if task.format is None else ready.stored.pieces)
-        count = shelf.put(ready.form, task.format, ready.workload.feat, chosen, partial(is_right, known, ready))
+        count = shelf.put(ready.form, task.format, ready.workload.feat, chosen, partial(is_right, timer, ready))
         path = shelf.path(task.format)
         size = path.stat().st_size if count and path is not None else 0
         return Made(task, count, size, time.perf_counter() - began, None if count else "nothing could be compiled")
@@ -250,8 +250,8 @@ def warm(
             f"compiled kernels are not kept, so none can be made ahead: set {CACHE_VARIABLE} to a folder"
         )
     found = {task: there(task) for task in wanted}
-    yield from (made for made in found.values() if made is not None)
-    wanted = [task for task, made in found.items() if made is None]
+    yield from (result for result in found.values() if result is not None)
+    wanted = [task for task, result in found.items() if result is None]
     if processes < 2 or len(wanted) < 2:
         yield from map(make, wanted)
         return

@@ -229,7 +229,7 @@ class Work:
         entries = max(self.entries, 1.0)
         loads = [a for a in self.accesses if not a.is_store]
         gathers, rows = self.of_kind(GATHER), self.of_kind(ROW)
-        gathered, held = sum(a.moved for a in gathers), sum(a.held for a in gathers)
+        gathered, footprint = sum(a.moved for a in gathers), sum(a.held for a in gathers)
         near, reuse = sum(a.moved for a in rows), self.gathered
         results = sum(a.held for a in self.results)
         found = {
@@ -250,11 +250,11 @@ class Work:
             "work_reuse_results": log2(
                 1 + sum(a.points for a in self.results) / max(sum(a.elements for a in self.results), 1.0)
             ),
-            "work_held_private": log2(1 + held / private_cache()),
-            "work_held_last": log2(1 + (held + results + self.streamed) / last_cache()),
-            "work_intensity": log2(1 + self.flops / max(self.streamed + held + results, 1.0)),
+            "work_held_private": log2(1 + footprint / private_cache()),
+            "work_held_last": log2(1 + (footprint + results + self.streamed) / last_cache()),
+            "work_intensity": log2(1 + self.flops / max(self.streamed + footprint + results, 1.0)),
         }
-        return found | self._times(rates, padding, gathered, held, results)
+        return found | self._times(rates, padding, gathered, footprint, results)
 
     @property
     def streamed(self) -> float:

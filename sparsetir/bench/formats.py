@@ -205,21 +205,21 @@ def survey(
     """
     case = operands(name, tensor, feat) if feat else None
     sparse = as_float32(tensor) if case is None else case.inputs["A"]
-    found = Survey(name, known or pattern(tensor), feat)
-    found.skipped.extend(c for c in considered(found.pattern, most=most) if c.objection)
+    result = Survey(name, known or pattern(tensor), feat)
+    result.skipped.extend(c for c in considered(result.pattern, most=most) if c.objection)
     products = Products(name, case, rounds) if case is not None else None
-    listed = candidates(found.pattern, most=most)
+    listed = candidates(result.pattern, most=most)
     for n, format in enumerate(listed, 1):
         with status(f"{name}: {n} of {len(listed)}, {format!r}"):
             try:
-                found.stored.append(measure(sparse, format, products))
+                result.stored.append(measure(sparse, format, products))
             except Exception as error:  # one format must not end a run over many
-                found.findings.append(f"failed: {format!r}: {reason(error)}")
-        if found.findings and found.findings[-1].startswith(f"failed: {format!r}:"):
-            say(f"{name}: {found.findings[-1]}")
+                result.findings.append(f"failed: {format!r}: {reason(error)}")
+        if result.findings and result.findings[-1].startswith(f"failed: {format!r}:"):
+            say(f"{name}: {result.findings[-1]}")
     if feat:
-        found.stored.sort(key=lambda row: row.spmm.median / row.csr.median if row.spmm and row.csr else 0.0)
-    return found
+        result.stored.sort(key=lambda row: row.spmm.median / row.csr.median if row.spmm and row.csr else 0.0)
+    return result
 
 
 @contextmanager

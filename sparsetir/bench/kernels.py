@@ -116,7 +116,8 @@ def our_calls(kernels: Mapping[str, Any], case: Case) -> dict[str, Callable[[], 
 
 def _takes_result(kernel: Any, case: Case) -> bool:
     """Return whether a kernel writes where it is told to: of those that store the values of O otherwise no array is
-    theirs."""
+    theirs.
+    """
     return case.op != "sddmm" or isinstance(getattr(kernel, "best", kernel), Kernel)
 
 

@@ -95,7 +95,8 @@ class Row:
 
     def ratio(self, ours: str, other: str | None) -> float | None:
         """Return how many times faster a kernel of ours is than a peer, or the fastest one (`BEST`); None without
-        them."""
+        them.
+        """
         names = list(self.peers) if other == BEST else [other]
         peer_seconds = [self.peers[name].median for name in names if name in self.peers]
         if ours not in self.ours or not peer_seconds:

@@ -88,7 +88,8 @@ class Row:
 
 def reached(result: TuneResult, seconds: float) -> float:
     """Return the share of the final speed that a search had after some seconds; that of the untuned kernel if none
-    yet."""
+    yet.
+    """
     final = min(record.seconds for record in result.history if record.seconds is not None)
     times = [r.seconds for r in result.history if r.seconds is not None and r.elapsed <= seconds]
     return final / min(times) if times else 0.0

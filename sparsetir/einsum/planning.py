@@ -282,7 +282,8 @@ def plan(
 
 def _masked(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]) -> MaskedStep | None:
     """Return the expression as a product under a mask, if it is one of scipy's matrices and searches would take
-    longer."""
+    longer.
+    """
     terms = task.terms.inputs
     is_plain = task.ring.is_usual and all(k.family == "scipy" and k.layout is not None for k in task.kinds)
     is_plain = is_plain and task.dtype not in ("bool", *HALVES)

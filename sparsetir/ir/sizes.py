@@ -125,7 +125,6 @@ class Size:
 
 def symbols(expr: ir.Expr) -> list[str]:
     """Return the names of the symbols of an expression."""
-
     names: list[str] = []
     structural_walk(expr, (Var, lambda v: names.append(str(v.name))))
     return list(dict.fromkeys(names))

@@ -143,11 +143,13 @@ def as_module(func: Any) -> ir.IRModule:
 def single(func: Any) -> tirx.PrimFunc:
     """Return the one function of a program or module."""
     if isinstance(func, ir.IRModule):
-        found = [f for f in func.functions.values() if isinstance(f, tirx.PrimFunc)]
-        if len(found) != 1:
+        functions = [f for f in func.functions.values() if isinstance(f, tirx.PrimFunc)]
+        if len(functions) != 1:
             names = ", ".join(gv.name_hint for gv in func.functions)
-            raise VerifyError(f"expected a module with one PrimFunc, found {len(found)} ({names}); build mod['name']")
-        func = found[0]
+            raise VerifyError(
+                f"expected a module with one PrimFunc, found {len(functions)} ({names}); build mod['name']"
+            )
+        func = functions[0]
     mod = as_module(func)
     return next(iter(mod.functions.values()))
 

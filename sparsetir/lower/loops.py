@@ -89,12 +89,12 @@ def each_loop(func: tirx.PrimFunc, *, outer: Change | None = None, inner: Change
     """
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        found = None if outer is None else outer(node)
-        if found is not None:
-            return found
+        replacement = None if outer is None else outer(node)
+        if replacement is not None:
+            return replacement
         changed = mutator.default_mutate(node)
-        found = None if inner is None else inner(changed)
-        return changed if found is None else found
+        replacement = None if inner is None else inner(changed)
+        return changed if replacement is None else replacement
 
     return with_body(func, structural_mutate(func.body, [(tirx.For, on_for)]))
 

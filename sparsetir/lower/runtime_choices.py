@@ -48,8 +48,8 @@ def with_late_choices(mod: ir.IRModule) -> tuple[ir.IRModule, tuple[str, ...]]:
     """
     ((where, func),) = mod.functions.items()
     notes = [loop.annotations for loop in collect(func.body, tirx.For)]
-    marks = {name: mark for name, mark in LATE.items() if any(mark in held for held in notes)}
-    if any(CARRY in held for held in notes):
+    marks = {name: mark for name, mark in LATE.items() if any(mark in text for text in notes)}
+    if any(CARRY in text for text in notes):
         marks.pop("chunks", None)
     params = {mark: Var(f"{name}_given", ir.PrimType("int32")) for name, mark in marks.items()}
 

@@ -206,7 +206,8 @@ class BoundComposedKernel(Bound):
 
     def _translated(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Converted]]:
         """Return the open arguments of the compiled function, which must agree with the fixed ones, and every
-        structure."""
+        structure.
+        """
         translated, converted = self.kernel.converter.translate(arguments, self.converted)
         for name in translated.keys() & self.given.keys():
             if isinstance(translated[name], SizeOf):

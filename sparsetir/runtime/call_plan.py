@@ -129,7 +129,8 @@ def look(arguments: Values) -> Seen | None:
 
 def _from_torch(tensor: Any) -> Any:
     """Return the memory of a tensor on the host that requires no gradient, of a compressed one in scipy's class; else
-    None."""
+    None.
+    """
     try:
         if tensor.requires_grad:
             return None
@@ -574,18 +575,18 @@ class Plan:
 
     def _run(self, dims: tuple[int, ...]) -> Run:
         caller, current = self.caller, self._function(dims)
-        known, rest = self._sized(dims)
-        checks = [(entry, *entry.counts(known)) for entry in self.sparse]
-        made = self._made(rest)
-        empty = self._empty([(at, dims[part]) for at, part in self.parts] + [(at, shape) for at, shape, *_ in made])
+        sizes, rest = self._sized(dims)
+        checks = [(entry, *entry.counts(sizes)) for entry in self.sparse]
+        result = self._made(rest)
+        empty = self._empty([(at, dims[part]) for at, part in self.parts] + [(at, shape) for at, shape, *_ in result])
         template = self.template.copy()
         for at, name in self.scalars:
-            template[at] = known[name]
+            template[at] = sizes[name]
         dense, axes, finish, arrays = self.dense, self.axes, self.finish, self._arrays
         if self.is_simple and caller.spare is not None and not empty:
-            ((out, shape, dtype, _),) = made
+            ((out, shape, dtype, _),) = result
             return _run_spare(template, dense, out, partial(caller.spare.take, shape, dtype), current, arrays)
-        results, separation = Results(made, caller.spare), Separation(self.others, self.written, self.filled)
+        results, separation = Results(result, caller.spare), Separation(self.others, self.written, self.filled)
 
         def run(values: Values, passed: Values | None = None) -> Any:
             ready = template.copy()
@@ -594,7 +595,7 @@ class Plan:
             for entry, parents, length in checks:
                 entry.fill(values[entry.name], ready, parents, length)
             if axes:
-                self._check_raw(ready, known)
+                self._check_raw(ready, sizes)
             if separation.written:
                 separation.check(ready)
             found = results.fill(ready)

@@ -50,7 +50,8 @@ class Converted:
 
     def has_room(self, source: Source) -> bool:
         """Return whether the argument has as many values: one that is broken may have its index arrays from a sound
-        one."""
+        one.
+        """
         return source.values.shape == self.tensor.origin.source.values.shape
 
     def values(self, group: Group, storage: str, piece_arrays: list[np.ndarray]) -> dict[str, np.ndarray]:

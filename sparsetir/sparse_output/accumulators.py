@@ -600,17 +600,17 @@ class Table:
         """Sort the coordinates of the row (Shell sort)."""
         keys = self.out.keys
         assert keys is not None
-        gap, to, held = cell("gap", LONG), cell("to", LONG), cell("held", str(keys.ty.dtype))
+        gap, to, inserted = cell("gap", LONG), cell("to", LONG), cell("held", str(keys.ty.dtype))
         step = Var("step", ir.PrimType(LONG))
         base = get(self.out.pos)
         before = tirx.BufferLoad(keys, [base + tirx.max(get(to) - get(gap), long(0))])
         shift = seq(tirx.BufferStore(keys, before, [base + get(to)]), put(to, get(to) - get(gap)))
-        insert = [put(to, get(gap) + step), put(held, tirx.BufferLoad(keys, [base + get(gap) + step]))]
-        insert += [tirx.While(tirx.And(get(to) >= get(gap), before > get(held)), shift)]
-        insert += [tirx.BufferStore(keys, get(held), [base + get(to)])]
+        insert = [put(to, get(gap) + step), put(inserted, tirx.BufferLoad(keys, [base + get(gap) + step]))]
+        insert += [tirx.While(tirx.And(get(to) >= get(gap), before > get(inserted)), shift)]
+        insert += [tirx.BufferStore(keys, get(inserted), [base + get(to)])]
         smaller = put(gap, tirx.max(tirx.floordiv(get(gap) * long(5), long(11)), long(1)))
         rounds = seq(smaller, serial(step, get(self.out.count) - get(gap), seq(*insert)))
-        return [*alloc(gap, to, held), put(gap, get(self.out.count)), tirx.While(get(gap) > long(1), rounds)]
+        return [*alloc(gap, to, inserted), put(gap, get(self.out.count)), tirx.While(get(gap) > long(1), rounds)]
 
     def fetched(self) -> tirx.Stmt:
         """Write the value of each coordinate."""

@@ -382,7 +382,6 @@ class Functions:
         self, out: Output, work: Workspace | Stamps, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
     ) -> Callable[[Var], list[tirx.Stmt]]:
         """Choose how a row is accumulated: short rows by ranks or by insertion, others in an array or a table."""
-
         accumulators = self.options.accumulators
         ranked = 0 if accumulators.is_table else accumulators.ranked
         small = accumulators.insertion if accumulators.insertion > ranked else 0
@@ -549,7 +548,6 @@ class Functions:
 
         `rewrite` may replace the code of a loop.
         """
-
         blocks: list[Var] = []  # the coordinate of the block that the enclosing loop iterates over
 
         def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:

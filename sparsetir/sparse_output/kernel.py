@@ -329,7 +329,8 @@ class AssembledKernel(Saved):
 
     def assemble(self, args: Arguments, top: int | None = None, above: Any = None) -> Pattern:
         """Compute pattern and values; if the kernel selects, only the `top` largest entries `above` a number of each
-        row."""
+        row.
+        """
         if self.is_wide(args):
             return self.tabled.assemble(args, top, above)
         call = self.begin(args)
@@ -357,7 +358,7 @@ class AssembledKernel(Saved):
 
     @cached_property
     def tabled(self) -> AssembledKernel:
-        """This program's kernel with hash tables."""
+        """Kernel of the same program that accumulates in hash tables."""
         compiled = compile_cached(self.func, self.compiled.target, self.options.tabled(), AssembledCompiled)
         return AssembledKernel(cast("AssembledCompiled", compiled))
 
@@ -535,7 +536,8 @@ class AssembledKernel(Saved):
 
     def room(self, count: int, sizes: dict[str, int]) -> list[np.ndarray]:
         """Return buffers for coordinates and values, reused from an earlier call so that the system need not clear
-        pages."""
+        pages.
+        """
         for room in popped(self._rooms):
             blocks = [self.block(n, sizes) for n in range(len(room) - 1)]
             is_like = all(a.shape[1:] == _flat(b) for a, b in zip(room[1:], blocks, strict=True))

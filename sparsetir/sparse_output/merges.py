@@ -339,7 +339,8 @@ class _Emitter:
 
     def either(self, cursor: Cursor, there: ir.Expr, element: ir.Expr, fallback: ir.Expr) -> ir.Expr:
         """Select one of two values without a branch: LLVM turns a select into a branch, but not arithmetic or a
-        subscript."""
+        subscript.
+        """
         dtype = str(element.ty.dtype)
         if isinstance(there, tirx.IntImm):
             return tirx.Select(there, element, fallback)

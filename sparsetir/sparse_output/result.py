@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results with a computed pattern: selection arguments, row orders, pattern caches, and conversion to operands'
-classes."""
+classes.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,8 @@ class Rows(Recipe):
 
     def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
         """Return the product with a weight of each edge, or of each edge and head, or with the values of the other
-        ends."""
+        ends.
+        """
         (x,), shape = tensors, self.shape(*tensors)
         source, shape_of_other = recipe(other), tuple(getattr(other, "shape", ()))
         ends = self._ends(tensors, other)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This machine: its processor, its cores and caches."""
+"""Properties of the machine: processor, cores, caches."""
 
 from __future__ import annotations
 

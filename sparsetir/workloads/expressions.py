@@ -155,10 +155,10 @@ def torch_call(case: Case, operands: list[Any]) -> Call | None:
 def sparse_call(case: Case, operands: list[Any]) -> Call | None:
     """``sparse.einsum`` of pydata/sparse; sums by its operators."""
     sparse = require("sparse", extra="bench", purpose="the pydata/sparse peer")
-    given = [_pydata(sparse, value) for value in operands]
+    converted = [_pydata(sparse, value) for value in operands]
     if case.others:
-        return lambda: sparse.einsum(case.text, *given)
-    return (lambda: given[0] + given[1]) if case.options == {"combine": "add"} else None
+        return lambda: sparse.einsum(case.text, *converted)
+    return (lambda: converted[0] + converted[1]) if case.options == {"combine": "add"} else None
 
 
 def _pydata(sparse: Any, value: Any) -> Any:
@@ -189,9 +189,9 @@ def wide(value: Any) -> Any:
     """Return a CSR matrix with 64-bit indices; anything else as it is."""
     if not sp.issparse(value):
         return value
-    made = sp.csr_array(value.shape, dtype=value.dtype)
-    made.data, made.indices, made.indptr = value.data, value.indices.astype("int64"), value.indptr.astype("int64")
-    return made
+    result = sp.csr_array(value.shape, dtype=value.dtype)
+    result.data, result.indices, result.indptr = value.data, value.indices.astype("int64"), value.indptr.astype("int64")
+    return result
 
 
 PEERS: dict[str, Callable[[Case, list[Any]], Call | None]] = {
@@ -212,9 +212,9 @@ def entries(value: Any) -> tuple[np.ndarray, np.ndarray]:
     if type(value).__module__.startswith("torch"):
         value = sp.csr_array(value.to_dense().numpy()) if value.ndim == 2 else value.to_dense().numpy()
     if sp.issparse(value):
-        made = sp.csr_array(value) if value.ndim == 2 else value.tocoo()
-        made.sum_duplicates()
-        coords, values, shape = made.tocoo().coords, made.tocoo().data, value.shape
+        matrix = sp.csr_array(value) if value.ndim == 2 else value.tocoo()
+        matrix.sum_duplicates()
+        coords, values, shape = matrix.tocoo().coords, matrix.tocoo().data, value.shape
     elif hasattr(value, "coords"):
         coords, values, shape = value.coords, getattr(value, "values", getattr(value, "data", None)), value.shape
     else:

@@ -100,15 +100,15 @@ def train(
 def usable(cases: Sequence[Recording]) -> list[Recording]:
     """Return the cases with one sparse matrix, recorded with the features of this version."""
     names = matrix_names()
-    found = [case for case in cases if case.names == names]
-    if not found:
+    matching = [case for case in cases if case.names == names]
+    if not matching:
         raise TuningError("expected records with the features of this version; found none: collect them again")
-    families = sorted({case.family for case in found})
+    families = sorted({case.family for case in matching})
     if len(families) < 2:
         raise TuningError(f"expected matrices of two families or more, to leave one out; found {families[0]} only")
-    if len(found) < len(cases):
-        say(f"left out {len(cases) - len(found)} cases that were recorded with other features")
-    return found
+    if len(matching) < len(cases):
+        say(f"left out {len(cases) - len(matching)} cases that were recorded with other features")
+    return matching
 
 
 def trainers(rounds: int) -> dict[str, Trainer]:

@@ -499,10 +499,10 @@ class Pool(Formats):
         workers, timed = self._compile(batch, ahead=AHEAD), dict[Candidate, Measurement]()
         try:
             for candidate, worker in workers.items():
-                found = Measurement(error=worker) if isinstance(worker, str) else self.time(candidate, worker)
-                timed[candidate] = found
+                measurement = Measurement(error=worker) if isinstance(worker, str) else self.time(candidate, worker)
+                timed[candidate] = measurement
             for turn in range(1, TURNS):
-                near = [c for c, found in timed.items() if found.wants_a_turn(CLOSE * self.best, turn)]
+                near = [c for c, measurement in timed.items() if measurement.wants_a_turn(CLOSE * self.best, turn)]
                 self._time_again({c: workers[c] for c in near}, timed)
         except KeyboardInterrupt:
             yield from timed.items()

@@ -104,13 +104,13 @@ def load(name: str, *, features: int = 64, classes: int = 8, seed: int = 0) -> P
     elif name in FILES:
         adjacency, relations = _read(name, rng)
     else:
-        known = ", ".join([*FILES, *FAMILIES, f"{FAMILIES[0]}:1e6"])
-        raise ArgumentError(f"expected a graph, one of {known}; found {name!r}")
+        names = ", ".join([*FILES, *FAMILIES, f"{FAMILIES[0]}:1e6"])
+        raise ArgumentError(f"expected a graph, one of {names}; found {name!r}")
     x = _words(name) if name in FEATURES else rng.standard_normal((adjacency.shape[0], features), np.float32)
     order = torch.from_numpy(rng.permutation(adjacency.shape[0]))
-    known = order.numel() // 2
+    train_count = order.numel() // 2
     y = _classes(adjacency, x, classes, rng)
-    parts = (torch.from_numpy(x), torch.from_numpy(y), order[:known], order[known:])
+    parts = (torch.from_numpy(x), torch.from_numpy(y), order[:train_count], order[train_count:])
     return Problem(name, adjacency, *parts, relations)
 
 
@@ -121,7 +121,8 @@ def available() -> list[str]:
 
 def usual(*, relations: bool) -> str:
     """Return the name of a small graph, whose edges have relations where those matter: a real one, or else a generated
-    one."""
+    one.
+    """
     names = [name for name in available() if (name in RELATIONAL) == relations]
     return next(iter(names), FAMILIES[-1])
 

@@ -286,7 +286,6 @@ def _rest(shared: Shared, count: ir.Expr, left: ir.Expr) -> tirx.Stmt:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BlockRegisters")
 def BlockRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Block the shared row of every loop around annotated sums of a function."""
-
     why = "no row is shared by the sums of the loop around it"
     return each_loop(func, outer=hold, inner=lambda loop: refused(loop, HELD, why))
 

@@ -182,7 +182,6 @@ def unroll(loop: tirx.For) -> tirx.Stmt:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.UnrollRagged")
 def UnrollRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Unroll every annotated loop of a function."""
-
     return each_loop(func, inner=lambda loop: unroll(loop) if UNROLL in loop.annotations else None)
 
 
@@ -218,19 +217,19 @@ def _choice(term: ir.Expr) -> tuple[ir.Expr, ir.Expr] | None:
         return term.args[0], term.args[1]
     if isinstance(term, tirx.Mul):
         for one, other, first in ((term.a, term.b, True), (term.b, term.a, False)):
-            found = _choice(one)
-            if found is not None:
-                return found[0], found[1] * other if first else other * found[1]
+            choice = _choice(one)
+            if choice is not None:
+                return choice[0], choice[1] * other if first else other * choice[1]
     return None
 
 
 def _guarded(store: tirx.BufferStore) -> tirx.Stmt:
     """Rewrite ``x = x + if_then_else(c, t, 0)`` to ``if c: x = x + t``."""
     update = Update.of(store, (tirx.Add, tirx.Sub))
-    found = None if update is None else _choice(update.term)
-    if update is None or found is None or mentions(found[0], [store.buffer]):
+    choice = None if update is None else _choice(update.term)
+    if update is None or choice is None or mentions(choice[0], [store.buffer]):
         return store
-    condition, term = found
+    condition, term = choice
     alone = tirx.BufferStore(store.buffer, update.op(update.own, term), store.indices)
     return tirx.IfThenElse(condition, alone, None)
 
@@ -324,16 +323,16 @@ def _edges(loop: tirx.For) -> list[tuple[ir.Expr, ir.Expr]]:
     inner = [f.loop_var for f in collect(loop.body, tirx.For) if f.loop_var not in lanes]
     inner += [b.var for b in collect(loop.body, tirx.Bind)]
     written = [s.buffer for s in collect(loop.body, tirx.BufferStore)]
-    found: list[tuple[ir.Expr, ir.Expr]] = []
+    edges: list[tuple[ir.Expr, ir.Expr]] = []
     for branch in collect(loop.body, tirx.IfThenElse):
         for bound in conjuncts(branch.condition):
             is_own = mentions(bound, [loop.loop_var]) and mentions(bound, list(lanes))
-            if not is_own or mentions(bound, [*inner, *written]) or any(same(bound, b) for b, _ in found):
+            if not is_own or mentions(bound, [*inner, *written]) or any(same(bound, b) for b, _ in edges):
                 continue
             hardest = hull(bound, lanes)
             if hardest is not None:
-                found.append((bound, hardest))
-    return found
+                edges.append((bound, hardest))
+    return edges
 
 
 def _without(body: tirx.Stmt, bounds: list[ir.Expr]) -> tirx.Stmt:
@@ -376,7 +375,6 @@ def version(loop: tirx.For) -> tirx.For:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VersionLoops")
 def VersionLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Version every row loop of a function, the innermost ones first."""
-
     return each_loop(func, inner=version)
 
 

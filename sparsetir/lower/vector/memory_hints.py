@@ -38,14 +38,14 @@ MOST_LINES = 16
 
 def gathers(body: Any, step: Var) -> list[ir.TensorLoad]:
     """Return the loads whose subscript is itself loaded at a position that depends on `step`."""
-    found: list[ir.TensorLoad] = []
+    loads: list[ir.TensorLoad] = []
     for load in collect(body, ir.TensorLoad):
         inner = [x for i in load.indices for x in collect(i, ir.TensorLoad)]
         if any(mentions(x, [step]) for x in inner) and not any(
-            load.source.same_as(f.source) and all_same(load.indices, f.indices) for f in found
+            load.source.same_as(f.source) and all_same(load.indices, f.indices) for f in loads
         ):
-            found.append(load)
-    return found
+            loads.append(load)
+    return loads
 
 
 def ahead(load: ir.TensorLoad, loop: tirx.For) -> list[ir.Expr]:
@@ -111,7 +111,6 @@ def prefetch(loop: tirx.For) -> tirx.Stmt:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.InsertPrefetch")
 def InsertPrefetch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Prefetch in every annotated loop of a function."""
-
     return each_loop(func, inner=lambda loop: prefetch(loop) if PREFETCH in loop.annotations else None)
 
 

@@ -89,19 +89,19 @@ class _Reads:
 
 def _reads(dot: Dot, structure: set[str]) -> _Reads | None:
     """Classify the loads of a sum; None if one of them cannot be masked."""
-    var, found = dot.loop.loop_var, _Reads()
+    var, reads = dot.loop.loop_var, _Reads()
     for load in collect(dot.term, ir.TensorLoad):
         if not mentions(list(load.indices), [var]):
             continue
         if is_along(load, var):
             if str(load.ty.dtype) == "bool":
                 return None
-            found.along.append(load)
+            reads.along.append(load)
         elif not _is_computed(load, var):
             return None
         else:
-            (found.gathered if _is_gathered(load, var, structure) else found.computed).append(load)
-    return found
+            (reads.gathered if _is_gathered(load, var, structure) else reads.computed).append(load)
+    return reads
 
 
 def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
@@ -178,18 +178,18 @@ class _Sum:
 
     def part(self, done: ir.Expr, left: ir.Expr) -> tirx.Stmt:
         """Emit a masked step; the term is a separate statement, as TVM would simplify its subscripts by the mask."""
-        held: list[tuple[ir.TensorLoad, Var]] = []
+        loads: list[tuple[ir.TensorLoad, Var]] = []
         for load in self.reads.along:
-            if not any(same(load, other) for other, _ in held):
-                held.append((load, self.array("held", str(load.ty.dtype))))
-        kept = [tirx.BufferStore(array, self.masked(load, done, left), [self.every()]) for load, array in held]
+            if not any(same(load, other) for other, _ in loads):
+                loads.append((load, self.array("held", str(load.ty.dtype))))
+        kept = [tirx.BufferStore(array, self.masked(load, done, left), [self.every()]) for load, array in loads]
         term = self.array("term", self.kind)
         value = _clamp(self.dot.term, self.reads.computed, self.j)
-        value = _replaced(value, [(load, tirx.BufferLoad(array, [self.lane])) for load, array in held])
+        value = _replaced(value, [(load, tirx.BufferLoad(array, [self.lane])) for load, array in loads])
         value = substitute(value, {self.j: done + self.lane})
         chosen = tirx.Select(self.lane < left, tirx.BufferLoad(term, [self.lane]), const(0, self.kind))
         added = self.vector(tirx.BufferStore(term, value, [self.lane])), self.vector(self.add(chosen))
-        return seq(*alloc(term, *(array for _, array in held)), *kept, *added)
+        return seq(*alloc(term, *(array for _, array in loads)), *kept, *added)
 
     def guarded(self, step: tirx.Stmt) -> tirx.Stmt:
         """Guard a step by the gathered arrays not being empty, which holds where the row is not empty."""
@@ -250,8 +250,8 @@ def _moving_sizes(load: ir.TensorLoad, var: Var) -> list[ir.Expr]:
 
 def _emit(dot: Dot, reads: _Reads) -> tirx.Stmt:
     """Emit a sum in vectors."""
-    made = _Sum(dot, reads)
-    stmt = seq(*alloc(made.acc), made.clear(), made.steps(), made.finish())
+    total = _Sum(dot, reads)
+    stmt = seq(*alloc(total.acc), total.clear(), total.steps(), total.finish())
     # An empty loop must not access the element, which may not exist then.
     runs = dot.loop.extent > const(0, str(dot.loop.extent.ty.dtype))
     return stmt if dot.is_whole else tirx.IfThenElse(runs, stmt, None)
@@ -376,11 +376,11 @@ def _inside(block: Block) -> tuple[list[ir.Expr], ir.Expr] | None:
     def on_call(node: ir.Call, mutator: Any) -> ir.Expr:
         if not dialect.is_if_then_else(node):
             return mutator.default_mutate(node)
-        found = hull(node.args[0], lanes)
-        if found is None:
+        bounds = hull(node.args[0], lanes)
+        if bounds is None:
             return mutator.default_mutate(node)
-        if not any(same(found, h) for h in hulls):
-            hulls.append(found)
+        if not any(same(bounds, h) for h in hulls):
+            hulls.append(bounds)
         return mutator.mutate(node.args[1])
 
     term = structural_mutate(block.store.value.b, [(ir.Call, on_call)])
@@ -454,7 +454,6 @@ def _in_turn(acc: Var, begin: int, count: int) -> ir.Expr:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumBlocks")
 def SumBlocks(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Vectorize every annotated sum over blocks of a function; refuse annotations of other loops."""
-
     why = "the loops around it are no sum over blocks"
     return each_loop(func, outer=blocked, inner=lambda loop: refused(loop, BLOCK, why))
 

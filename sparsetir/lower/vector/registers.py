@@ -396,7 +396,6 @@ def factor(loop: tirx.For) -> tirx.Stmt | None:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FactorInvariants")
 def FactorInvariants(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Factor every annotated sum of a function; refuse annotations of other loops."""
-
     marked = lambda loop: factor(loop) if FACTOR in loop.annotations else None  # noqa: E731
     why = "none of its factors is the same in every step"
     return each_loop(func, outer=marked, inner=lambda loop: refused(loop, FACTOR, why))

@@ -119,7 +119,6 @@ def split_word(index: ir.TensorLoad, lane: Var, first: ir.Expr, each: int) -> li
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ScalarizeGathers")
 def ScalarizeGathers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every gather of a function's vector loops."""
-
     return each_loop(func, outer=gather)
 
 

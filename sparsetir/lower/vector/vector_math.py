@@ -77,7 +77,7 @@ def exp(x: ir.Expr) -> ir.Expr:
     form = FORMATS[dtype]
     value = lambda v: tirx.const(v, dtype)  # noqa: E731
     call = lambda name, *args: tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *args)  # noqa: E731
-    given, bounded, whole, rest = (Var(name, x.ty) for name in ("x", "bounded", "whole", "rest"))
+    argument, bounded, whole, rest = (Var(name, x.ty) for name in ("x", "bounded", "whole", "rest"))
     power = Var("power", ir.PrimType("int32"))
 
     def two_to(exponent: ir.Expr) -> ir.Expr:
@@ -91,14 +91,14 @@ def exp(x: ir.Expr) -> ir.Expr:
     half = tirx.shift_right(power, const(1))
     # A multiply-add, not a product, so that reassociation cannot multiply the two powers of two first.
     scaled = call("fmuladd", total, two_to(half), value(0.0)) * two_to(power - half)
-    result = tirx.Select(given >= value(-math.inf), scaled, given)
+    result = tirx.Select(argument >= value(-math.inf), scaled, argument)
     reduced = call("fmuladd", whole, value(-form.low), call("fmuladd", whole, value(-form.high), bounded))
     steps = [
         (power, tirx.Cast("int32", whole)),
         (rest, reduced),
         (whole, call("rint", bounded * value(math.log2(math.e)))),
-        (bounded, tirx.Select(given > value(form.least), tirx.Min(given, value(form.most)), value(form.least))),
-        (given, x),
+        (bounded, tirx.Select(argument > value(form.least), tirx.Min(argument, value(form.most)), value(form.least))),
+        (argument, x),
     ]
     for name, meaning in steps:
         result = tirx.Let(name, meaning, result)
@@ -143,9 +143,11 @@ def _near_zero(x: ir.Expr, near: Callable[[Var, ir.Expr], ir.Expr], far: Callabl
     """Select `near`, which also takes the square, for magnitudes below a quarter, and `far` for others."""
     if str(x.ty.dtype) not in FORMATS:
         return far(x)
-    given, square = Var("x", x.ty), Var("square", x.ty)
+    argument, square = Var("x", x.ty), Var("square", x.ty)
     is_near = square < tirx.const(1 / 16, str(x.ty.dtype))
-    return tirx.Let(given, x, tirx.Let(square, given * given, tirx.Select(is_near, near(given, square), far(given))))
+    return tirx.Let(
+        argument, x, tirx.Let(square, argument * argument, tirx.Select(is_near, near(argument, square), far(argument)))
+    )
 
 
 def _series(given: ir.Expr, square: ir.Expr, coefficient: Callable[[int], float], last: dict[str, int]) -> ir.Expr:
@@ -165,21 +167,21 @@ def exp10(x: ir.Expr) -> ir.Expr:
     value = lambda v: tirx.const(v, dtype)  # noqa: E731
     high = float(np.dtype(dtype).type(LOG2_10[0]))
     low = LOG2_10[0] - high + LOG2_10[1]
-    given, power = Var("x", x.ty), Var("power", x.ty)
-    rest = tirx.call_llvm_pure_intrin(dtype, "llvm.fma", given, value(high), -power) + given * value(low)
-    factor = tirx.Select(given * given < value(1e6), value(1.0) + rest * value(math.log(2)), value(1.0))
-    return tirx.Let(given, x, tirx.Let(power, given * value(high), tirx.exp2(power) * factor))
+    argument, power = Var("x", x.ty), Var("power", x.ty)
+    rest = tirx.call_llvm_pure_intrin(dtype, "llvm.fma", argument, value(high), -power) + argument * value(low)
+    factor = tirx.Select(argument * argument < value(1e6), value(1.0) + rest * value(math.log(2)), value(1.0))
+    return tirx.Let(argument, x, tirx.Let(power, argument * value(high), tirx.exp2(power) * factor))
 
 
 def _halves(x: ir.Expr, of: Callable[[ir.Expr, ir.Expr, Var], ir.Expr]) -> ir.Expr:
     """Apply a function to half of exp(x), half of exp(-x), and x."""
-    given, root = Var("x", x.ty), Var("root", x.ty)
+    argument, root = Var("x", x.ty), Var("root", x.ty)
     dtype = str(x.ty.dtype)
     half, zero = tirx.const(0.5, dtype), tirx.const(0.0, dtype)
     # A multiply-add, as in `exp`: reassociation must not square the root first, which may overflow.
     up = tirx.call_llvm_pure_intrin(dtype, "llvm.fmuladd", half * root, root, zero)
-    result = of(up, half / root / root, given)
-    return tirx.Let(given, x, tirx.Let(root, tirx.exp(half * given), result))
+    result = of(up, half / root / root, argument)
+    return tirx.Let(argument, x, tirx.Let(root, tirx.exp(half * argument), result))
 
 
 # Functions without vector code in LLVM; TVM's versions of the last three lose digits.

@@ -216,10 +216,10 @@ def _guarded(loop: tirx.For) -> tuple[tirx.BufferStore, list[ir.Expr], list[ir.E
 
 def mask(loop: tirx.For) -> tirx.Stmt | None:
     """Rewrite a guarded sum over lanes to a masked vector loop; None for other loops."""
-    found = _guarded(loop)
-    if found is None or str(found[0].buffer.ty.storage_scope) != "local":
+    guard = _guarded(loop)
+    if guard is None or str(guard[0].buffer.ty.storage_scope) != "local":
         return None
-    store, masks, kept = found
+    store, masks, kept = guard
     lane, lanes, update, indices = loop.loop_var, int(loop.extent), Update.of(store), list(store.indices)
     if update is None or not update.is_alone or len(indices) != 1 or not moves_by_one(indices[0], lane):
         return None
@@ -343,7 +343,6 @@ def _vector(x: Any, lane: Var, lanes: int) -> ir.Expr:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeMasked")
 def VectorizeMasked(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Vectorize every guarded loop over padded lanes of a function."""
-
     return each_loop(func, outer=lambda loop: mask(loop) or unguarded(loop))
 
 
@@ -580,12 +579,12 @@ def totals(acc: Var, total: Var, group: int, lanes: int, combine: Any = tirx.Add
 
 def interleaved(width: int, unit: int, piece: int) -> tuple[list[ir.Expr], list[ir.Expr]]:
     """Return shuffle lanes for the lower and upper halves of each `piece` lanes of two vectors, in turns of `unit`."""
-    found: list[list[ir.Expr]] = [[], []]
-    for half, lanes in enumerate(found):
+    halves: list[list[ir.Expr]] = [[], []]
+    for half, lanes in enumerate(halves):
         for begin in range(0, width, piece):
             for first in range(begin + half * piece // 2, begin + (half + 1) * piece // 2, unit):
                 lanes += [const(n + side) for side in (0, width) for n in range(first, first + unit)]
-    return found[0], found[1]
+    return halves[0], halves[1]
 
 
 def reduced(acc: Var, begin: ir.Expr, lanes: int, combine: Any = tirx.Add) -> ir.Expr:
