@@ -193,6 +193,10 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--tune", type=seconds, default=0.0, metavar="S", help="also tune so long before each row")
     database = Path("tuning-bench.jsonl")
     bench.add_argument("--database", type=Path, default=database, metavar="FILE", help="where tuning keeps trials")
+    points = "measure nothing: judge decisions on measured points of `sparsetir collect`, .jsonl or .jsonl.xz"
+    bench.add_argument("--from", type=Path, metavar="POINTS", dest="points", help=points)
+    train = "with --from: also judge a model that is trained on these points of another machine"
+    bench.add_argument("--train", type=Path, metavar="POINTS", help=train)
     bench.add_argument("--json", metavar="OUT", help="write everything as JSON, to stdout if OUT is -")
     bench.add_argument("--markdown", type=Path, metavar="OUT", help="write the tables as Markdown")
     bench.add_argument("--plot", type=Path, metavar="PNG", help="draw the rows below the ceilings of the machine")
@@ -527,6 +531,8 @@ def run_bench(args: argparse.Namespace) -> int:
     from sparsetir.utils import optional
     from sparsetir.workloads import inputs
 
+    if args.points is not None:
+        return run_judge(args.points, args.train)
     if args.plot:
         optional.require("matplotlib.figure", extra="plot", purpose="--plot")
     products = measure.parse_products(args.ops)
@@ -542,6 +548,16 @@ def run_bench(args: argparse.Namespace) -> int:
         if report is not None:
             show_bench(report, args)
     return FINDING if report is not None and report.findings else DONE
+
+
+def run_judge(points: Path, training: Path | None) -> int:
+    """Print what share of the best measured point each decision reaches."""
+    from sparsetir.tuning.train import judge
+    from sparsetir.workloads.plot import markdown
+
+    for table in judge.tables(judge.read(points), judge.read(training) if training is not None else ()):
+        print(markdown(table), end="\n\n")
+    return DONE
 
 
 def keep(report: Any, args: argparse.Namespace) -> None:

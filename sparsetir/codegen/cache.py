@@ -353,7 +353,7 @@ def _load_quietly(compiled: Compiled, path: Path) -> bool:
     return True
 
 
-def variant(compiled: Compiled, sizes: Mapping[str, int] | None = None, **changes: int) -> Callable[..., Any]:
+def variant(compiled: Compiled, sizes: Mapping[str, int] | None = None, /, **changes: int) -> Callable[..., Any]:
     """Return the function of the same program with other choices, compiled when first asked for.
 
     Return the function itself if its schedule was chosen by the user, or if the other choices are refused.

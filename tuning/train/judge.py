@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured points as a test bench of decisions: the share of the best measured point that a choice reaches."""
+
+from __future__ import annotations
+
+import lzma
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from sparsetir.errors import TuningError
+from sparsetir.tuning.conformal import Bounds
+from sparsetir.tuning.model import CostModel, pretrained
+from sparsetir.tuning.records import Recording
+from sparsetir.tuning.train.dataset import recordings
+from sparsetir.tuning.train.evaluate import SLOWER, geomean
+from sparsetir.tuning.train.pretrain import SPREAD, train
+
+# The candidate that is chosen, by its place among those of the case; None is the kernel that `build` makes.
+Decision: TypeAlias = Callable[[Recording], "int | None"]
+HEADING = ("", "cases", "share of the best", "5th percentile", "slower than build")
+PARTS = ("op", "family")
+GAIN = 1.2  # times as fast as the kernel that `build` makes, from which on a candidate of a model is taken
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A decision on a case.
+
+    Parameters
+    ----------
+    case : Recording
+    share : float
+        Seconds of the best measured point over those of the choice; 1 is the best.
+    is_slower : bool
+        Whether the choice is slower than the kernel that `build` makes, by more than noise.
+    """
+
+    case: Recording
+    share: float
+    is_slower: bool
+
+
+def judge(cases: Sequence[Recording], decision: Decision) -> list[Verdict]:
+    """Apply a decision to cases.
+
+    Parameters
+    ----------
+    cases : sequence of Recording
+        Those without a measured baseline are left out.
+    decision : callable
+    """
+    return [verdict for case in cases if (verdict := _judged(case, decision)) is not None]
+
+
+def _judged(case: Recording, decision: Decision) -> Verdict | None:
+    if case.untuned is None or not np.isfinite(case.untuned[0]):
+        return None
+    baseline, (_, seconds) = case.untuned[0], case.rows()
+    place = decision(case)
+    chosen = baseline if place is None else float(seconds[place])
+    return Verdict(case, min(baseline, float(seconds.min())) / chosen, chosen > SLOWER * baseline)
+
+
+# ------------------------------------------------------------------ decisions
+
+
+def rules(case: Recording) -> None:
+    """Choose the kernel that `build` makes without a hint."""
+
+
+def best_schedule(case: Recording) -> int | None:
+    """Choose the fastest measured schedule of the format that the argument came in: what no rule can exceed."""
+    _, seconds = case.rows()
+    own = [n for n, candidate in enumerate(case.ran) if candidate.format is None]
+    best = min(own, key=lambda n: seconds[n], default=None)
+    return None if best is None or case.untuned is None or seconds[best] >= case.untuned[0] else best
+
+
+def of_model(model: CostModel, *, gain: float = 1.0) -> Decision:
+    """Return the decision for the first candidate of a cost model, where it expects at least this gain.
+
+    Parameters
+    ----------
+    model : CostModel
+    gain : float
+        Times as fast as the kernel that `build` makes; at 1 or below the first candidate is always taken.
+    """
+
+    def decide(case: Recording) -> int | None:
+        rows, _ = case.rows()
+        scores = model.predict(rows)
+        best = int(np.argmax(scores))
+        if gain <= 1 or case.untuned is None:
+            return best
+        expected = np.exp(scores[best] - model.predict(case.untuned[1][None])[0])
+        return best if expected >= gain * _certain(model, case, rows[best]) else None
+
+    return decide
+
+
+def _certain(model: CostModel, case: Recording, row: np.ndarray) -> float:
+    """Return the margin that the bounds of a model add; 1 for a model without bounds."""
+    bounds: Any = model.about.get("bounds")
+    if not isinstance(bounds, dict):
+        return 1.0
+    return Bounds(**bounds).margin(dict(zip(case.names, row.tolist(), strict=False)))
+
+
+def decisions(cases: Sequence[Recording], training: Sequence[Recording] = ()) -> Iterator[tuple[str, Decision]]:
+    """Yield the decisions that are compared, by title; `training` are cases of other machines."""
+    yield "rules (build without a hint)", rules
+    yield "best measured schedule", best_schedule
+    shipped = pretrained()
+    if shipped is not None:
+        yield "shipped model, first", of_model(shipped)
+        yield f"shipped model, guarded at {GAIN:g}x", of_model(shipped, gain=GAIN)
+    if training:
+        other = train(training)
+        yield "model of the other machine, first", of_model(other)
+        yield f"model of the other machine, guarded at {GAIN:g}x", of_model(other, gain=GAIN)
+
+
+# ------------------------------------------------------------------ tables
+
+
+def read(path: Path) -> list[Recording]:
+    """Return the cases of a file of points, also of one that is compressed by xz.
+
+    Raises
+    ------
+    TuningError
+        The file cannot be read or holds no case with enough points.
+    """
+    if path.suffix != ".xz":
+        cases = recordings(path, spread=SPREAD)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / path.stem
+            try:
+                plain.write_bytes(lzma.decompress(path.read_bytes()))
+            except (OSError, lzma.LZMAError) as error:
+                raise TuningError(f"{path}: expected measured points compressed by xz, got {error}") from error
+            cases = recordings(plain, spread=SPREAD)
+    if not cases:
+        raise TuningError(
+            f"{path}: expected cases with measured points, got none. Measure some with sparsetir collect."
+        )
+    return cases
+
+
+def tables(cases: Sequence[Recording], training: Sequence[Recording] = ()) -> Iterator[list[list[str]]]:
+    """Yield a table of all decisions, and one of each part of the cases for the rules."""
+    verdicts = {title: judge(cases, decision) for title, decision in decisions(cases, training)}
+    yield [["decision", *HEADING[1:]], *(_row(title, of_all) for title, of_all in verdicts.items())]
+    for part in PARTS:
+        yield [[part, "cases", *verdicts], *_by_part(verdicts, part)]
+
+
+def _row(title: str, verdicts: Sequence[Verdict]) -> list[str]:
+    shares = [verdict.share for verdict in verdicts]
+    if not shares:
+        return [title, "0", "", "", ""]
+    slower = float(np.mean([verdict.is_slower for verdict in verdicts]))
+    return [title, str(len(shares)), f"{geomean(shares):.3f}", f"{np.percentile(shares, 5):.3f}", f"{slower:.1%}"]
+
+
+def _by_part(verdicts: Mapping[str, Sequence[Verdict]], part: str) -> Iterator[list[str]]:
+    """Yield the shares of each operation or family, those that the first decision suits least first."""
+    groups: dict[str, dict[str, list[float]]] = {}
+    for title, of_all in verdicts.items():
+        for verdict in of_all:
+            groups.setdefault(getattr(verdict.case, part), {}).setdefault(title, []).append(verdict.share)
+    first = next(iter(verdicts))
+    for name, shares in sorted(groups.items(), key=lambda item: geomean(item[1][first])):
+        yield [name, str(len(shares[first])), *(f"{geomean(shares[title]):.3f}" for title in verdicts)]
+
+
+__all__ = ["Decision", "Verdict", "best_schedule", "decisions", "judge", "of_model", "read", "rules", "tables"]
