@@ -29,11 +29,14 @@ def case(untuned: float, first: float, second: float) -> Recording:
 
 def test_shares_are_those_of_the_best_point_or_of_the_baseline() -> None:
     (verdict,) = judge.judge([case(2.0, 1.0, 4.0)], judge.rules)
-    assert verdict.share == 0.5 and not verdict.is_slower
+    assert verdict.share == 0.5
+    assert not verdict.is_slower
     (verdict,) = judge.judge([case(2.0, 1.0, 4.0)], lambda _case: 1)
-    assert verdict.share == 0.25 and verdict.is_slower
+    assert verdict.share == 0.25
+    assert verdict.is_slower
     (verdict,) = judge.judge([case(1.0, 2.0, 4.0)], judge.best_schedule)
-    assert verdict.share == 1.0 and not verdict.is_slower
+    assert verdict.share == 1.0
+    assert not verdict.is_slower
     (verdict,) = judge.judge([case(4.0, 2.0, 1.0)], judge.best_schedule)
     assert verdict.share == 1.0
 
@@ -50,7 +53,8 @@ def test_points_are_judged_without_measuring(tmp_path: Path, capsys: pytest.Capt
     assert [c.name for c in judge.read(packed)] == [c.name for c in judge.read(points)]
     assert main(["bench", "--from", str(packed), "--train", str(points)]) == 0
     text = capsys.readouterr().out
-    assert "rules (build without a hint)" in text and "model of the other machine, first" in text
+    assert "rules (build without a hint)" in text
+    assert "model of the other machine, first" in text
     operations = {json.loads(line)["job"]["op"].partition("_")[0] for line in points.read_text().splitlines()}
     assert all(f"| {name}:" in text for name in operations)
 
