@@ -159,7 +159,7 @@ def outcome(tests: Sequence[str], root: Path) -> str:
     """Run tests in a copy until one fails; report whether one did."""
     paths = [f"tests/{path}" for path in tests]
     flags = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "TVM_NUM_THREADS": "2", "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, *paths], cwd=root, env=environment, capture_output=True, text=True
     )
