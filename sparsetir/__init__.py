@@ -15,7 +15,8 @@ expressions `einsum`, `einsum_expression`: index notation over sparse and dense 
 programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
 products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices,
-            `tensordot`, `vstack` and `hstack` of tensors, `triangles` of a graph; `linear_operator` for scipy's solvers
+            `tensordot`, `vstack`, `hstack`; `Postings` for retrieval; `triangles` of a graph;
+            `linear_operator` for scipy's solvers
 formats     `formats`, `format` of an encoding as text, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
 schedules   `Schedule` (stage I), `Choices` and `template` (loops), `Accumulators` (computed patterns),
             matrix instructions for `sch.tensorize` in `intrin`
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from sparsetir.script import tvmscript as T
     from sparsetir.script.printer import parse, script
     from sparsetir.sparse_output import Accumulators
+    from sparsetir.sparse_output.postings import Postings
     from sparsetir.sparse_output.products import matmul_plan, maximum, rap
     from sparsetir.sparse_output.triangles import triangles
     from sparsetir.transform import FormatRewriteRule, Schedule
@@ -89,6 +91,7 @@ _PUBLIC = {
     "FormatRewriteRule": "sparsetir.transform",
     "Kernel": "sparsetir.runtime.kernel",
     "Pattern": "sparsetir.formats.pattern",
+    "Postings": "sparsetir.sparse_output.postings",
     "Schedule": "sparsetir.transform",
     "SparseTIRError": "sparsetir.errors",
     "SparseTensor": "sparsetir.formats.tensor",
@@ -185,6 +188,7 @@ __all__ = [
     "FormatRewriteRule",
     "Kernel",
     "Pattern",
+    "Postings",
     "Schedule",
     "SparseTIRError",
     "SparseTensor",

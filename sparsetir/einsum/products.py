@@ -21,6 +21,7 @@ from sparsetir.interop import as_numpy, is_sparse, is_torch
 from sparsetir.interop import to_torch as as_torch
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import ROWS
+from sparsetir.sparse_output.postings import Postings
 from sparsetir.utils.arguments import as_flag
 
 
@@ -42,6 +43,7 @@ def matmul(
         entries with the same coordinates, which are added up before dtypes meet. One of the
         operands may be a dense matrix or vector, of numpy or torch.
     B : sparse matrix, shape (p, n)
+        With ``top=`` also a `Postings` index of one, which is searched without reading all of it.
     mask : sparse matrix, shape (m, n), optional
         Entries of the product are computed where it stores one, whatever its value.
     complement : bool
@@ -81,6 +83,8 @@ def matmul(
     try:
         if type(A) in ROWS and type(B) in ROWS:
             return products.matmul(A, B, mask=mask, complement=complement, top=top, above=above)
+        if isinstance(B, Postings):
+            return _of_postings(A, B, mask, top, above)
         if mask is top is above is None and complement is False:
             product = product_door(A, B)
             if product is not None:
@@ -90,6 +94,14 @@ def matmul(
         if not has_complex(A, B):
             raise
     return complex_product(matmul, A, B, mask=mask, complement=complement, top=top, above=above)
+
+
+def _of_postings(A: Any, index: Postings, mask: Any, top: Any, above: Any) -> Any:
+    if top is None:
+        raise ArgumentError("top: expected a number of documents, got None. Pass top=10 to search an index.")
+    if mask is not None or above is not None:
+        raise ArgumentError("mask, above: expected none with an index, got one. Multiply by the matrix itself.")
+    return index.top(A, top)
 
 
 def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, above: Any) -> Any:

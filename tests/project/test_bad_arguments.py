@@ -199,6 +199,7 @@ def cases() -> dict[str, Case]:
         "set_num_threads": (sparsetir.set_num_threads, {"count": 1}),
         "softmax": (sparsetir.softmax, {"value": matrix()}),
         "sparsify": (sparsetir.sparsify, {"func": ops.spmm(), "formats": {"A": "csr"}}),
+        "Postings": (lambda D, Q, k: sparsetir.Postings(D).search(Q, k), {"D": matrix(), "Q": matrix(), "k": 2}),
         "subtract": (sparsetir.subtract, PAIR),
         "hstack": (lambda A, B: sparsetir.hstack([A, B]), PAIR),
         "tensordot": (sparsetir.tensordot, {"a": matrix(), "b": matrix(), "axes": 1}),
