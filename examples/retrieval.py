@@ -32,6 +32,7 @@ def main() -> None:
     print(f"{(time.perf_counter() - start) / asked.shape[0] * 1e3:.3f} ms a query")
     whole = (asked @ weights.T).toarray()
     assert np.allclose(np.sort(whole, axis=1)[:, :-11:-1], scores, rtol=1e-5)
+    print(f"best documents for the terms {asked.indices[: asked.indptr[1]].tolist()}:")
     for document, score in zip(ids[0, :3], scores[0, :3], strict=True):
         print(f"document {document}: {score:.3f}")
 

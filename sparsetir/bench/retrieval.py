@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-import sparsetir
+from sparsetir.einsum.products import matmul
+from sparsetir.sparse_output.postings import Postings
+from sparsetir.utils.threads import get_num_threads
 
 TERMS_OF_QUERY = 5
 K1, B = 1.2, 0.75  # of BM25
@@ -76,15 +78,15 @@ def of_bm25s(weights: sp.csr_array) -> Any:
 def ways(weights: sp.csr_array, k: int) -> dict[str, Callable[[sp.csr_array], Any]]:
     """Return functions that answer queries, by their names."""
     D = weights.T.tocsr()
-    index = sparsetir.Postings(D)
+    index = Postings(D)
     chosen: dict[str, Callable[[sp.csr_array], Any]] = {
         "scipy, product alone": lambda Q: Q @ D,
         "sparsetir.Postings": lambda Q: index.search(Q, k),
-        "sparsetir.matmul(top=)": lambda Q: sparsetir.matmul(Q, D, top=k),
+        "sparsetir.matmul(top=)": lambda Q: matmul(Q, D, top=k),
     }
     try:
         topn = importlib.import_module("sparse_dot_topn").sp_matmul_topn
-        threads, matrix = sparsetir.get_num_threads(), sp.csr_matrix(D)
+        threads, matrix = get_num_threads(), sp.csr_matrix(D)
         chosen["sparse_dot_topn"] = lambda Q: topn(sp.csr_matrix(Q), matrix, top_n=k, sort=True, n_threads=threads)
     except ImportError:
         pass

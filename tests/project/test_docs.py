@@ -241,7 +241,7 @@ def test_the_example_runs_and_shows_its_loops(path: Path, tmp_path: Path) -> Non
 
 
 def test_there_are_examples() -> None:
-    names = {"csf_mttkrp", "graph_attention", "single_cell_pca", "spmm", "string_matching"}
+    names = {"csf_mttkrp", "graph_attention", "retrieval", "single_cell_pca", "spmm", "string_matching"}
     assert {path.stem for path in EXAMPLES} == names
 
 
