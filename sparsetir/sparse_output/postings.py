@@ -144,13 +144,13 @@ class Postings:
         ArgumentTypeError, ArgumentError, StructureError
             As for `Postings`; or `Q` has another number of terms.
         """
-        if k is None:
+        number = top_of(k)
+        if number is None:
             raise ArgumentError("k: expected a number of documents, got None. Pass one such as 10.")
-        k = top_of(k)
         queries = _rows(Q, "Q", self.dtype) if not _is_plain(Q, self.dtype) else Q
         if queries.shape[1] != self.shape[0]:
             raise ArgumentError(f"Q: expected {self.shape[0]} columns, the terms of the index, got {queries.shape[1]}.")
-        count, k = queries.shape[0], min(k, self.shape[1])
+        count, k = queries.shape[0], min(number, self.shape[1])
         if not count or not k or not queries.data.size or not self._values.size:
             return np.full((count, k), -1, np.int64), np.zeros((count, k), self.dtype)
         threads, ranges = self._shares(queries)
