@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 
 from sparsetir import interop
 from sparsetir.codegen.cache import Compiled, compile_cached, variant, write_one
+from sparsetir.codegen.pass_trace import PassTrace, trace_passes
 from sparsetir.errors import VerifyError
 from sparsetir.ir.sizes import with_sizes
 from sparsetir.ir.usage import Usage
@@ -251,6 +252,32 @@ class Kernel(Saved):
         if stage > 1:
             func = (self.compiled.of(func) if sizes else self.compiled).stage(stage)
         return outlined(script(func)) if outline else script(func)
+
+    def trace(self, *, outline: bool = False, **sizes: int) -> PassTrace:
+        """Return the program after each pass, from the script to the loops that are compiled.
+
+        Parameters
+        ----------
+        outline : bool
+            Loops, conditions and the names of what is stored, without the arithmetic.
+        **sizes
+            The programs for these sizes, which are shorter.
+
+        Returns
+        -------
+        PassTrace
+            Shown in a notebook as a page of differences; `PassTrace.html` writes it, `print` shows it as text.
+
+        Examples
+        --------
+        >>> import sparsetir
+        >>> trace = sparsetir.build(sparsetir.ops.spmv()).trace()
+        >>> [step.name for step in trace.changed][:2]
+        ['AlignParams', 'EmitNest']
+        """
+        func = with_sizes(self.func, sizes)
+        compiled = self.compiled.of(func) if sizes else self.compiled
+        return trace_passes(func, compiled.stages[2], compiled.name, outlined=outline)
 
     def source(self, kind: str = "ll") -> str:
         """Return the compiled module as ``"ll"`` (LLVM IR) or ``"asm"``."""
