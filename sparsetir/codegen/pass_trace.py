@@ -23,8 +23,10 @@ STYLE = """
 color:var(--fg);background:var(--bg);font:14px/1.45 system-ui,sans-serif;text-align:left;max-width:100%}
 @media(prefers-color-scheme:dark){.sparsetir-trace{--fg:#e6edf3;--bg:#0d1117;--dim:#9198a1;--line:#3d444d;
 --add:#12361f;--cut:#481a1d}}
-html[data-theme=light] .sparsetir-trace{--fg:#1f2328;--bg:#fff;--dim:#59636e;--line:#d1d9e0;--add:#dafbe1;--cut:#ffebe9}
-html[data-theme=dark] .sparsetir-trace{--fg:#e6edf3;--bg:#0d1117;--dim:#9198a1;--line:#3d444d;--add:#12361f;--cut:#481a1d}
+html[data-theme=light] .sparsetir-trace{--fg:#1f2328;--bg:#fff;--dim:#59636e;--line:#d1d9e0;
+--add:#dafbe1;--cut:#ffebe9}
+html[data-theme=dark] .sparsetir-trace{--fg:#e6edf3;--bg:#0d1117;--dim:#9198a1;--line:#3d444d;
+--add:#12361f;--cut:#481a1d}
 .sparsetir-trace details{border-top:1px solid var(--line);padding:.35em .2em}
 .sparsetir-trace summary{cursor:pointer}.sparsetir-trace .same{color:var(--dim)}
 .sparsetir-trace pre{overflow-x:auto;margin:.4em 0;padding:.4em 0;background:none;color:inherit;border:0;
