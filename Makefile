@@ -6,6 +6,7 @@
 #   make test-quick       one case of each test that starts no process, within a minute
 #   make fuzz             drawn cases on all fronts; SECONDS=600 SEED=1 WORKERS=1 FRONTS="einsum lazy" OUT=folder
 #   make lint             ruff and mypy
+#   make docs             the documentation site, in build/site
 #   make bench-overhead   cost of calls, compilation and caches
 #   make clean            remove everything that was built, the environment too
 #
@@ -27,7 +28,7 @@ DEMO_FLAGS := $(if $(MATRIX),--matrix "$(MATRIX)") $(if $(OP),--op $(OP)) $(if $
 FUZZ_FLAGS := --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) --workers $(or $(WORKERS),1) \
               $(FRONTS:%=--front %) $(if $(OUT),--out "$(OUT)")
 
-.PHONY: help demo test test-quick fuzz lint bench-overhead clean
+.PHONY: help demo test test-quick fuzz lint docs bench-overhead clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,6 +51,11 @@ lint: $(VENV)/.with-dev
 	@rm -rf $(TYPED)/sparsetir && mkdir -p $(TYPED)/sparsetir
 	@ln -s "$(CURDIR)"/sparsetir/* "$(CURDIR)/schedules" "$(CURDIR)/tuning" $(TYPED)/sparsetir/
 	cd $(TYPED) && "$(abspath $(BIN))/mypy" --config-file "$(CURDIR)/pyproject.toml" -p sparsetir
+
+docs: $(VENV)/.with-docs
+	rm -rf docs/generated build/site
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	@echo "build/site/index.html"
 
 bench-overhead: $(VENV)/.with-plot
 	$(BIN)/python -m sparsetir.bench.overhead

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-__version__ = "0.1.0"  # as in pyproject.toml
+__version__ = "0.2.0"  # as in pyproject.toml
 DIGEST_DIGITS = 64
 
 

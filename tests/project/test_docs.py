@@ -255,3 +255,18 @@ def test_overhead_prints_a_line_for_each_goal(capsys: pytest.CaptureFixture[str]
     goals = [line for line in printed.splitlines() if re.search(r" (yes|no)$", line)]
     assert len(goals) == 14
     assert "from the disk cache" in printed
+
+
+# --- the site ---------------------------------------------------------------------------------------------------
+
+
+def test_every_page_is_in_one_section_of_the_site() -> None:
+    tree = re.compile(r"^:::\{toctree\}\n(?:^:.*\n)*\n(.*?)^:::$", re.MULTILINE | re.DOTALL)
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+    listed = [name for text in pages.values() for entries in tree.findall(text) for name in entries.split()]
+    assert sorted(listed) == sorted(pages.keys() - {"index"})
+
+
+def test_the_reference_lists_every_public_name() -> None:
+    listed = re.findall(r"^   (\w+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(sparsetir.__all__)

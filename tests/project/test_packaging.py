@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import tvm.script
 
+import sparsetir
 from sparsetir import _tvm_plugin
 
 pytestmark = pytest.mark.slow
@@ -115,3 +116,10 @@ def test_the_wheel_holds_every_module(tmp_path: Path, pyproject: dict[str, Any])
     data = {f"sparsetir/tuning/data/{path.name}" for path in (ROOT / "tuning" / "data").glob("*")}
     assert data <= shipped
     assert any(re.fullmatch(r"sparsetir-.*\.dist-info/entry_points\.txt", name) for name in shipped)
+
+
+def test_the_version_is_the_same_everywhere(pyproject: dict[str, Any]) -> None:
+    version = pyproject["project"]["version"]
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert cited is not None
+    assert (sparsetir.__version__, cited[1]) == (version, version)
