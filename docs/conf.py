@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 from pathlib import Path
+
+import sparsetir
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
@@ -13,7 +14,7 @@ sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 project = "SparseTIR"
 author = "The SparseTIR authors"
 copyright = "The SparseTIR authors"
-release = version = metadata.version("sparsetir")
+release = version = sparsetir.__version__
 
 extensions = [
     "myst_parser",
