@@ -14,7 +14,9 @@ import torch
 from sparsetir.errors import ArgumentError
 from sparsetir.torch import caches, tracing
 from sparsetir.torch.caches import INTEGERS
+from sparsetir.torch.chosen_linear import choose_linear_layers
 from sparsetir.torch.fx_patterns import Messages, value
+from sparsetir.torch.pruned_choice import Options, options_of
 
 DENSE = ("eager", "aot_eager", "inductor")
 
@@ -30,7 +32,10 @@ def compile_graph(
         What torch traced; changed in place.
     inputs : list of Tensor
     options : dict, optional
-        `dense` is what runs the rest: "eager" (the default), "aot_eager", or "inductor".
+        `dense` is what runs the rest: "eager" (the default), "aot_eager", or "inductor". `sparsify` makes linear
+        layers sparse where that is faster, in calls without gradients: True, or the lowest precision, "bfloat16".
+        It takes weights as constant until they change in place, times each layer in its first call, and needs
+        ``dense="eager"``.
     mode : str, optional
         None: there are no modes.
 
@@ -44,7 +49,9 @@ def compile_graph(
     ArgumentError
         Other options, or a mode.
     """
-    dense = _checked(dict(options or {}), mode)
+    dense, choice = _checked(dict(options or {}), mode)
+    if choice is not None:
+        choose_linear_layers(module, choice)
     plain = _copy(module) if dense == "eager" else None
     messages = Messages(module)
     messages.replace()
@@ -60,14 +67,22 @@ def compile_graph(
     return lookup_backend(dense)(module, inputs)
 
 
-def _checked(options: dict[str, Any], mode: str | None) -> str:
+def _checked(options: dict[str, Any], mode: str | None) -> tuple[str, Options | None]:
     if mode is not None:
         raise ArgumentError(f"the backend sparsetir has no modes; found mode={mode!r}: leave it out, or pass options")
-    dense = options.pop("dense", "eager")
+    dense, sparsify = options.pop("dense", "eager"), options.pop("sparsify", False)
     if options or dense not in DENSE:
         description = f"dense={dense!r}" if dense not in DENSE else ", ".join(options)
-        raise ArgumentError(f'options are {{"dense": one of {", ".join(map(repr, DENSE))}}}; found {description}')
-    return str(dense)
+        expected = f'"dense": one of {", ".join(map(repr, DENSE))}, "sparsify": True or a dtype'
+        raise ArgumentError(f"options are {{{expected}}}; found {description}")
+    if sparsify is False:
+        return str(dense), None
+    if dense != "eager" or sparsify not in (True, "float32", "bfloat16"):
+        description = f"sparsify={sparsify!r} with dense={dense!r}"
+        raise ArgumentError(
+            f"options: expected sparsify to be True or 'bfloat16', with dense='eager', got {description}."
+        )
+    return "eager", options_of(None if sparsify is True else sparsify, 1, None, 100.0, 0.1, None)
 
 
 def _copy(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -344,3 +344,31 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         st.sparsify_(nn.Linear(64, 64).eval(), **options)
     with pytest.raises(ArgumentError, match="model: expected evaluation mode"):
         st.sparsify_(nn.Linear(64, 64), decide="measure")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_programs_choose_layers(take: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparsetir.torch import chosen_linear
+
+    take("columns float32")
+    calls = []
+    original = chosen_linear.PrunedLinear.forward
+    monkeypatch.setattr(chosen_linear.PrunedLinear, "forward", lambda self, x: calls.append(1) or original(self, x))
+    model = masked(nn.Sequential(nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 64, bias=False)))
+    compiled = torch.compile(model, backend="sparsetir", options={"sparsify": True})
+    for rows in (5, 5, 0, 1):
+        x = torch.randn(rows, 128)
+        with torch.no_grad():
+            assert close(compiled(x), model(x))
+    assert len(calls) >= 4  # and some that measure
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+        assert close(compiled(x), model(x))
+    count, x = len(calls), torch.randn(5, 128, requires_grad=True)
+    compiled(x).sum().backward()
+    assert len(calls) == count  # gradients are those of torch
+    assert model[0].weight.grad is not None
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="expected sparsify to be True or 'bfloat16'"):
+        torch.compile(model, backend="sparsetir", options={"sparsify": "int4"})(x)
+    torch._dynamo.reset()
