@@ -42,7 +42,7 @@ class ChosenLinear(nn.Module):
 
     def _layer_of(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> PrunedLinear | None:
         """Return the layer that was chosen for the weight; choose again after changes in place."""
-        state = tuple(None if t is None else (t.data_ptr(), _version(t)) for t in (weight, bias))
+        state = tuple(None if t is None else (t.data_ptr(), version_of(t)) for t in (weight, bias))
         with self._lock:
             if state == self._decided:
                 return self.layer
@@ -55,7 +55,7 @@ class ChosenLinear(nn.Module):
             return self.layer
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
