@@ -16,6 +16,7 @@ from sparsetir.schedules.block import tile_block
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.defaults import usual
 from sparsetir.schedules.dot import tile_dot
+from sparsetir.schedules.dot_product import use_dot_product
 from sparsetir.schedules.elementwise import tile_map
 from sparsetir.schedules.fallback import is_strict, piecewise
 from sparsetir.schedules.nested_sum import fixed_sum, take_factors
@@ -25,6 +26,7 @@ from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.row import independent_blocks, share_block, share_rows, split_rows, tile_row
 
 SKETCHES = [
+    use_dot_product,  # sums of products in bfloat16 and 8 bits, where the target has the instructions
     tile_panels,  # columns that are not the last dimension of some array, or panels that were chosen
     tile_row,  # register tiles of a result's rows
     tile_block,  # sums over blocks in vectors
@@ -164,4 +166,5 @@ __all__ = [
     "tile_panels",
     "tile_row",
     "tile_sum",
+    "use_dot_product",
 ]

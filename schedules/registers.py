@@ -10,6 +10,9 @@ from typing import Any
 from tvm.target import codegen
 
 
+UNITS = {"bf16": "avx512bf16", "int8": "avx512vnni"}  # kinds of dot products and the features that they need
+
+
 @dataclass(frozen=True)
 class Registers:
     """Number and width of a target's vector registers.
@@ -18,6 +21,8 @@ class Registers:
     ----------
     count : int
     bits : int
+    units : frozenset of str
+        Kinds of dot products over 16 sums at once: ``"bf16"``, ``"int8"``.
 
     Examples
     --------
@@ -29,6 +34,7 @@ class Registers:
 
     count: int = 16
     bits: int = 256
+    units: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, target: Any) -> Registers:
@@ -52,8 +58,10 @@ class Registers:
 
 @cache
 def _registers(target: Any) -> Registers:
+    has = lambda feature: codegen.target_has_features(feature, target)  # noqa: E731
+    units = frozenset(kind for kind, feature in UNITS.items() if has(feature) and has("avx512bw") and has("avx512vl"))
     for feature, registers in (
-        ("avx512f", Registers(32, 512)),
+        ("avx512f", Registers(32, 512, units)),
         ("avx", Registers(16, 256)),
         ("neon", Registers(32, 128)),
     ):

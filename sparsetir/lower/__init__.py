@@ -33,6 +33,7 @@ from sparsetir.lower.target.scratch import (
     ReplaceAggregates,
 )
 from sparsetir.lower.target.search import LowerFind
+from sparsetir.lower.vector.dot_products import UseDotProducts
 from sparsetir.lower.vector.loop_transforms import (
     InterchangeLoops,
     UnrollRagged,
@@ -85,6 +86,7 @@ REWRITES = [
     FuseLoops,  # loop fusion: neighbouring row loops -> parallel chunks of the same rows
     SplitMergePath,  # merge-path split: annotated rows -> parallel chunks of the same number of entries, with carry-out
     BalanceNonzeros,  # load balancing: annotated rows -> parallel chunks of equal work
+    UseDotProducts,  # annotated sums of products -> dot-product instructions over interleaved rows
     VersionLoops,  # loop versioning: rows whose blocks are in bounds -> no bounds checks
     SumBlocks,  # annotated sums over blocks -> an accumulator for each element, in vectors
     InterchangeLoops,  # loop interchange: tiles of a row around all the sums of the row

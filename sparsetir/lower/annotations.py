@@ -23,6 +23,7 @@ STREAM = "sparsetir.stream"
 UNROLL = "sparsetir.unroll"
 VECTOR = "sparsetir.vector"
 PREFETCH = "sparsetir.prefetch"
+UNIT = "sparsetir.unit"
 DOT = "sparsetir.dot"
 HELD = "sparsetir.held"
 SUM = "sparsetir.sum"
@@ -145,6 +146,14 @@ TABLE = (
         "dot fast_paths row rows",
         "block_registers memory_hints runtime_choices vectorize",
         "refused where nothing is gathered along the steps",
+    ),
+    Mark(
+        UNIT,
+        "loop",
+        "add products of entries and rows by dot-product instructions, in tiles of at most this many columns",
+        "dot_product",
+        "dot_products",
+        "refused where the sum does not begin with zero, or rows of blocks have no whole number of groups",
     ),
     Mark(
         DOT,

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of products of sparse entries and gathered rows, by dot-product instructions.
+
+before::
+
+    for k in range(feat):
+        c[i, k] = 0
+    for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.unit": 8}):
+        for k in range(feat):
+            c[i, k] = c[i, k] + a[indptr[i] + j] * b[indices[indptr[i] + j], k]
+
+after::
+
+    for k_0 in range((feat + 127) // 128):
+        acc_0, acc_1, ... = 0
+        for p in range((indptr[i + 1] - indptr[i] + 1) // 2):
+            x, y = 32 columns of the rows of entries 2p and 2p + 1
+            acc_0 = dot(acc_0, a[indptr[i] + 2 * p : 2 * p + 2], interleave_low(x, y))
+            acc_1 = dot(acc_1, a[indptr[i] + 2 * p : 2 * p + 2], interleave_high(x, y))
+            ...
+        c[i, k_0 * 128 : ...] = acc_0, acc_1, ...
+
+An instruction multiplies two bfloat16 or four 8-bit terms of a sum at once, which must lie side by side: entries of a row
+do, and so do the columns of a block's row. The rows of the dense operand are interleaved in registers. Columns behind the
+last one, and terms behind the last entry, are masked: what lies there is not read, and counts as zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.intrin.vectors import LANES, functions
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import collect, mentions, moves_by_one, seq, substitute
+from sparsetir.ir.views import cast, const
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.annotations import UNIT, refused
+from sparsetir.lower.loops import serial, with_body
+
+IMPORT = "pragma_import_llvm"
+WORD = f"int32x{LANES}"
+MOST_SUMS = 24  # registers for sums, of 32
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """A nest of loops that adds products to a result: loops outside in, the store, its factors and its guards."""
+
+    loops: list[tirx.For]
+    store: tirx.BufferStore
+    a: ir.TensorLoad
+    b: ir.TensorLoad
+    guards: list[ir.Expr]
+    b_guard: ir.Expr | None
+
+    @property
+    def columns(self) -> tirx.For:
+        """The loop along the rows of the result."""
+        return self.loops[-1]
+
+    @property
+    def rows(self) -> list[tirx.For]:
+        return [lp for lp in self.loops[:-1] if mentions(list(self.store.indices), [lp.loop_var])]
+
+    @property
+    def reduced(self) -> list[tirx.For]:
+        return [lp for lp in self.loops[:-1] if not mentions(list(self.store.indices), [lp.loop_var])]
+
+    @property
+    def kind(self) -> str:
+        return "bf16" if str(self.a.source.ty.dtype) == "bfloat16" else "int8"
+
+    @property
+    def group(self) -> int:
+        return 2 if self.kind == "bf16" else 4
+
+    @property
+    def result(self) -> str:
+        return str(self.store.buffer.ty.dtype)
+
+
+def _uncast(expr: Any) -> Any:
+    while isinstance(expr, tirx.Cast):
+        expr = expr.value
+    return expr
+
+
+def match(loop: tirx.For) -> Nest | None:
+    """Match a nest whose innermost loop runs along rows of the result and of one factor."""
+    loops, guards, body = [], [], loop
+    while isinstance(body, (tirx.For, tirx.IfThenElse)):
+        if isinstance(body, tirx.For):
+            loops.append(body)
+            body = body.body
+        elif body.else_case is None:
+            guards.append(body.condition)
+            body = body.then_case
+        else:
+            return None
+    if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add) or len(loops) < 2:
+        return None
+    own, term = body.value.a, _uncast(body.value.b)
+    is_own = isinstance(own, ir.TensorLoad) and own.source.same_as(body.buffer)
+    if not is_own or not isinstance(term, tirx.Mul):
+        return None
+    column = loops[-1].loop_var
+    sides = [_uncast(term.a), _uncast(term.b)]
+    if not mentions(sides[1], [column]):
+        sides.reverse()
+    a, b = sides
+    b_guard = None
+    if dialect.is_if_then_else(b):
+        b_guard, b = b.args[0], _uncast(b.args[1])
+    if not isinstance(a, ir.TensorLoad) or not isinstance(b, ir.TensorLoad) or mentions(a, [column]):
+        return None
+    nest = Nest(loops, body, a, b, guards, b_guard)
+    return nest if _fits(nest, column) else None
+
+
+PAIRS = {
+    ("bfloat16", "bfloat16"): ("bfloat16", "float32"),
+    ("int8", "uint8"): ("int32",),
+    ("uint8", "int8"): ("int32",),
+    ("int8", "int8"): ("int32",),
+}
+
+
+def _fits(nest: Nest, column: Var) -> bool:
+    dtypes = str(nest.a.source.ty.dtype), str(nest.b.source.ty.dtype)
+    if nest.result not in PAIRS.get(dtypes, ()):
+        return False
+    if not all(x.indices[-1].same_as(column) for x in (nest.store, nest.b)):
+        return False
+    if any(mentions(list(x.indices)[:-1], [column]) for x in (nest.store, nest.b)):
+        return False
+    rows, reduced = nest.rows, nest.reduced
+    if not reduced or any(not isinstance(lp.extent, tirx.IntImm) for lp in rows):
+        return False
+    inner = reduced[-1]
+    is_whole = not isinstance(inner.extent, tirx.IntImm) or int(inner.extent) % nest.group == 0
+    steps, along = [lp.loop_var for lp in reduced], inner.loop_var
+    if not is_whole or not moves_by_one(nest.a.indices[-1], along) or mentions(list(nest.a.indices)[:-1], [along]):
+        return False
+    if any(mentions(guard, [column, *steps]) for guard in nest.guards):
+        return False
+    variables = [lp.loop_var for lp in nest.loops]
+    others = [lp for lp in nest.loops if lp is not inner]
+    if any(mentions(lp.extent, variables) for lp in others) or mentions(inner.extent, [lp.loop_var for lp in rows]):
+        return False
+    return not mentions(nest.b, [lp.loop_var for lp in rows])
+
+
+def match_body(block: Any, kinds: frozenset[str]) -> bool:
+    """Return whether a stage-II block's loops match, and need one of these kinds of dot products."""
+    nest: tirx.Stmt = block.body
+    for iv in reversed(block.iter_vars):
+        nest = tirx.For(iv.var, const(0, str(iv.var.ty.dtype)), iv.dom.extent, tirx.ForKind.SERIAL, nest)
+    found = match(nest)
+    return found is not None and found.kind in kinds
+
+
+def is_initial(stmt: tirx.Stmt, nest: Nest) -> bool:
+    """Return whether a statement only sets elements of the result to zero."""
+    stores = collect(stmt, tirx.BufferStore)
+    zeros = all(isinstance(_uncast(s.value), (tirx.IntImm, tirx.FloatImm)) and float(_uncast(s.value).value) == 0 for s in stores)
+    return len(stores) == 1 and zeros and stores[0].buffer.same_as(nest.store.buffer)
+
+
+class _Emitter:
+    """Emitter of the tiles of one nest."""
+
+    def __init__(self, nest: Nest) -> None:
+        self.nest, self.kind, self.group = nest, nest.kind, nest.group
+        self.inner = nest.reduced[-1]
+        self.is_ragged = not isinstance(self.inner.extent, tirx.IntImm)
+        self.acc = f"float32x{LANES}" if self.kind == "bf16" else WORD
+        self.shifted = str(nest.a.source.ty.dtype) == str(nest.b.source.ty.dtype) == "int8"
+        self.column = nest.columns.loop_var
+        self.dtype = str(self.column.ty.dtype)
+
+    def call(self, dtype: str, name: str, *arguments: Any) -> Any:
+        return tirx.call_extern(dtype, f"st_{name}_{self.kind}", *arguments)
+
+    def emit(self, widest: int) -> tirx.Stmt:
+        """Return all rows in groups, each over all columns in tiles."""
+        places = [{}]
+        for lp in self.nest.rows:
+            places = [{**p, lp.loop_var: const(n, str(lp.loop_var.ty.dtype))} for p in places for n in range(int(lp.extent))]
+        most = self.vectors(len(places), widest)
+        together = max(1, MOST_SUMS // most)
+        groups = [places[n : n + together] for n in range(0, len(places), together)]
+        body = seq(*(self.columns(rows, most) for rows in groups))
+        text = functions(self.kind, self.nest.result)
+        return tirx.AttrStmt(const(0), IMPORT, ir.StringImm(text), body)
+
+    def vectors(self, rows: int, widest: int) -> int:
+        """Return the registers of a row of a full tile: a multiple of the parts that interleaved rows have."""
+        vectors = max(widest // LANES, self.group)
+        while vectors > self.group and min(rows, MOST_SUMS // self.group) * vectors > MOST_SUMS:
+            vectors //= 2
+        return vectors
+
+    def columns(self, rows: list[dict[Var, Any]], most: int) -> tirx.Stmt:
+        """Return full tiles of columns, and a narrower one for the columns that are left."""
+        width, tile = self.nest.columns.extent, const(most * LANES, self.dtype)
+        k_0 = Var("k_0", self.column.ty)
+        full = serial(k_0, tirx.floordiv(width, tile), self.tile(rows, most, k_0 * tile, None))
+        left, begin = tirx.floormod(width, tile), tirx.floordiv(width, tile) * tile
+        rest: tirx.Stmt = self.tile(rows, most, begin, left)
+        narrow = most // 2
+        while narrow >= self.group:
+            fits = left <= const(narrow * LANES, self.dtype)
+            rest = self.chosen(fits, self.tile(rows, narrow, begin, left), rest)
+            narrow //= 2
+        return seq(full, tirx.IfThenElse(left > const(0, self.dtype), rest, None))
+
+    def chosen(self, condition: Any, first: tirx.Stmt, second: tirx.Stmt) -> tirx.Stmt:
+        return tirx.IfThenElse(condition, first, second)
+
+    def tile(self, rows: list[dict[Var, Any]], vectors: int, begin: Any, left: Any) -> tirx.Stmt:
+        """Return a tile of columns from `begin` on, of which `left` exist (None: all)."""
+        local = lambda name: tirx.decl_buffer([LANES], self.acc.partition("x")[0], name, scope="local", layout=None)  # noqa: E731
+        sums = [[local(f"acc_{r}_{v}") for v in range(vectors)] for r in range(len(rows))]
+        shifts = [local(f"shift_{r}") for r in range(len(rows))] if self.shifted else []
+        buffers = [*(x for row in sums for x in row), *shifts]
+        zero = tirx.Broadcast(tirx.const(0, self.acc.partition("x")[0]), LANES)
+        begin_stmts = [*(tirx.AllocBuffer(x) for x in buffers), *(put(x, zero) for x in buffers)]
+        steps = self.steps(rows, sums, shifts, begin, left)
+        end = [self.finish(row, sums[r], shifts[r] if shifts else None, begin, left) for r, row in enumerate(rows)]
+        return seq(*begin_stmts, steps, *end)
+
+    def mask(self, first: int, count: int, left: Any, dtype: str) -> Any:
+        """Return the bits of the `count` columns from `first` on that exist."""
+        if left is None:
+            return const(-1, dtype)
+        here = tirx.max(tirx.min(cast(left, dtype) - const(first, dtype), const(count, dtype)), const(0, dtype))
+        all_bits = const(-1, dtype)
+        return tirx.Select(here >= const(count, dtype), all_bits, (const(1, dtype) << tirx.min(here, const(count - 1, dtype))) - const(1, dtype))
+
+    def steps(self, rows: Any, sums: Any, shifts: Any, begin: Any, left: Any) -> tirx.Stmt:
+        step = Var("step", self.inner.loop_var.ty)
+        dtype, group = str(step.ty.dtype), self.group
+        extent = self.inner.extent
+        at = step * const(group, dtype)
+        whole = serial(step, tirx.floordiv(extent, const(group, dtype)), self.step(rows, sums, shifts, begin, left, at, None))
+        body: tirx.Stmt = whole
+        if self.is_ragged:
+            last = tirx.floordiv(extent, const(group, dtype)) * const(group, dtype)
+            rest = self.step(rows, sums, shifts, begin, left, last, extent - last)
+            body = seq(whole, tirx.IfThenElse(last < extent, rest, None))
+        for lp in reversed(self.nest.reduced[:-1]):
+            body = tirx.For(lp.loop_var, lp.min, lp.extent, lp.kind, body)
+        return body
+
+    def step(self, rows: Any, sums: Any, shifts: Any, begin: Any, left: Any, at: Any, terms: Any) -> tirx.Stmt:
+        """Return the products of one group of terms from `at` on; `terms` of them exist (None: all)."""
+        out: list[tirx.Stmt] = []
+        dtype = str(self.inner.loop_var.ty.dtype)
+        words = []
+        for r, row in enumerate(rows):
+            load = substitute(tirx.address_of(self.nest.a), {**row, self.inner.loop_var: at})
+            if terms is None:
+                value = self.call("int32", "full", load)
+            else:
+                bits = (const(1) << cast(terms, "int32")) - const(1)
+                value = self.call("int32", "word", load, bits)
+            words.append(self.bind(out, f"word_{r}", "int32", value))
+        per_load = LANES * self.group
+        columns = [self.place(at, t, terms, dtype) for t in range(self.group)]
+        for part in range(len(sums[0]) // self.group):
+            loaded = []
+            for t, (place, exists) in enumerate(columns):
+                moved = {self.inner.loop_var: place, self.column: begin + const(part * per_load, self.dtype)}
+                mask = self.mask(part * per_load, per_load, left, "int64")
+                conditions = [exists] if exists is not None else []
+                if self.nest.b_guard is not None:
+                    conditions.append(substitute(self.nest.b_guard, moved))
+                for condition in conditions:
+                    mask = tirx.Select(condition, mask, const(0, "int64"))
+                address = substitute(tirx.address_of(self.nest.b), moved)
+                rows_ = self.call(WORD, "rows", address, mask)
+                if self.shifted:
+                    rows_ = tirx.bitwise_xor(rows_, tirx.Broadcast(const(-2139062144), LANES))
+                loaded.append(self.bind(out, f"row_{t}", WORD, rows_))
+            for v, value in enumerate(self.interleaved(out, loaded)):
+                for r in range(len(rows)):
+                    out.append(self.dot(sums[r][part * self.group + v], words[r], value))
+        for shift, word in zip(shifts, words, strict=False):
+            out.append(self.dot(shift, word, tirx.Broadcast(const(-2139062144), LANES)))
+        return seq(*out)
+
+    def place(self, at: Any, t: int, terms: Any, dtype: str) -> tuple[Any, Any]:
+        """Return the position of a term, and the condition that it exists (None: always)."""
+        position = at + const(t, dtype)
+        if terms is None or t == 0:
+            return position, None
+        return tirx.min(position, at + terms - const(1, dtype)), const(t, dtype) < terms
+
+    def bind(self, out: list[tirx.Stmt], name: str, dtype: str, value: Any) -> Var:
+        var = Var(name, ir.PrimType(dtype))
+        out.append(tirx.Bind(var, value))
+        return var
+
+    def interleaved(self, out: list[tirx.Stmt], rows: list[Var]) -> list[Var]:
+        pair = lambda width, a, b: [self.bind(out, "x", WORD, self.call(WORD, f"{h}{width}", a, b)) for h in ("lo", "hi")]  # noqa: E731
+        if self.kind == "bf16":
+            return pair(16, *rows)
+        (a, b), (c, d) = pair(8, *rows[:2]), pair(8, *rows[2:])
+        return [*pair(16, a, c), *pair(16, b, d)]
+
+    def dot(self, acc: Any, word: Any, value: Any) -> tirx.Stmt:
+        order = "sb" if str(self.nest.a.source.ty.dtype) == "uint8" else "bs"
+        return put(acc, self.call(self.acc, f"dot_{order}", get(acc), word, value))
+
+    def finish(self, row: Any, sums: Any, shift: Any, begin: Any, left: Any) -> tirx.Stmt:
+        """Return the stores of a row's sums, in the order of the columns."""
+        out: list[tirx.Stmt] = []
+        for part in range(len(sums) // self.group):
+            values = [get(x) for x in sums[part * self.group : (part + 1) * self.group]]
+            if shift is not None:
+                values = [value - get(shift) for value in values]
+            for v in range(self.group):
+                first = (part * self.group + v) * LANES
+                ordered = self.call(self.acc, f"order_{v}", *values)
+                at = substitute(tirx.BufferLoad(self.nest.store.buffer, self.nest.store.indices), {**row, self.column: begin + const(first, self.dtype)})
+                mask = self.mask(first, LANES, left, "int32")
+                out.append(tirx.Evaluate(tirx.call_extern("void", f"st_put_{self.nest.result}", tirx.address_of(at), ordered, mask)))
+        body = seq(*out)
+        for guard in self.nest.guards:
+            body = tirx.IfThenElse(substitute(guard, row), body, None)
+        return body
+
+
+def get(buffer: Any) -> Any:
+    """Return the whole local register."""
+    return tirx.BufferLoad(buffer, [tirx.Ramp(const(0), const(1), LANES)])
+
+
+def put(buffer: Any, value: Any) -> tirx.Stmt:
+    """Set the whole local register."""
+    return tirx.BufferStore(buffer, value, [tirx.Ramp(const(0), const(1), LANES)])
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.UseDotProducts")
+def UseDotProducts(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Rewrite the annotated loops of a function."""
+    if not any(UNIT in lp.annotations for lp in collect(func.body, tirx.For)):
+        return func
+
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        out: list[tirx.Stmt] = []
+        for stmt in node.seq:
+            nest = match(stmt) if isinstance(stmt, tirx.For) and UNIT in stmt.annotations else None
+            if nest is not None and out and is_initial(out[-1], nest):
+                out[-1] = _Emitter(nest).emit(int(stmt.annotations[UNIT]))
+            else:
+                out.append(mutator.mutate(stmt))
+        return seq(*out)
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        changed = mutator.default_mutate(node)
+        return refused(changed, UNIT, "it is no sum of products of entries and rows that begins with zero")
+
+    return with_body(func, structural_mutate(func.body, [(tirx.SeqStmt, on_seq), (tirx.For, on_for)]))
+
+
+__all__ = ["UseDotProducts"]
