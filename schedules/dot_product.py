@@ -21,14 +21,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvm import ir, s_tir, tirx
+from tvm import s_tir
 
-from sparsetir.ir.rewriting import collect
 from sparsetir.lower.annotations import UNIT
 from sparsetir.lower.vector.dot_products import match_body
 from sparsetir.schedules.choice import Choice
 from sparsetir.schedules.registers import Registers
-from sparsetir.schedules.row import REDUCE, store_of
+from sparsetir.schedules.row import REDUCE
 
 if TYPE_CHECKING:
     from sparsetir.schedules.choices import Choices

@@ -9,7 +9,6 @@ from typing import Any
 
 from tvm.target import codegen
 
-
 UNITS = {"bf16": "avx512bf16", "int8": "avx512vnni"}  # kinds of dot products and the features that they need
 
 

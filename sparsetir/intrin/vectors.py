@@ -88,7 +88,9 @@ declare {piece} @llvm.masked.load.v{group}{scalar}.p0(ptr, i32 immarg, <{group} 
 }}""")
     out += _ordered(kind, acc, attributes)
     element = {"bfloat16": "bfloat", "float32": "float", "int32": "i32"}[result]
-    narrowed = f"  %y = fptrunc {acc} %x to <16 x bfloat>" if result == "bfloat16" else f"  %y = bitcast {acc} %x to {acc}"
+    narrowed = (
+        f"  %y = fptrunc {acc} %x to <16 x bfloat>" if result == "bfloat16" else f"  %y = bitcast {acc} %x to {acc}"
+    )
     stored = f"<16 x {element}>"
     code = {"bfloat": "bf16", "float": "f32", "i32": "i32"}[element]
     out.append(f"""

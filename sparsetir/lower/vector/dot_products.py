@@ -44,7 +44,8 @@ from sparsetir.lower.loops import serial, with_body
 
 IMPORT = "pragma_import_llvm"
 WORD = f"int32x{LANES}"
-MOST_SUMS = 24  # registers for sums, of 32
+# Registers for sums, of 32: with more, LLVM spills those of bfloat16, whose words it keeps in registers as well.
+MOST_SUMS = {"bf16": 16, "int8": 24}
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +168,10 @@ def match_body(block: Any, kinds: frozenset[str]) -> bool:
 def is_initial(stmt: tirx.Stmt, nest: Nest) -> bool:
     """Return whether a statement only sets elements of the result to zero."""
     stores = collect(stmt, tirx.BufferStore)
-    zeros = all(isinstance(_uncast(s.value), (tirx.IntImm, tirx.FloatImm)) and float(_uncast(s.value).value) == 0 for s in stores)
+    zeros = all(
+        isinstance(_uncast(s.value), (tirx.IntImm, tirx.FloatImm)) and float(_uncast(s.value).value) == 0
+        for s in stores
+    )
     return len(stores) == 1 and zeros and stores[0].buffer.same_as(nest.store.buffer)
 
 
@@ -190,9 +194,11 @@ class _Emitter:
         """Return all rows in groups, each over all columns in tiles."""
         places = [{}]
         for lp in self.nest.rows:
-            places = [{**p, lp.loop_var: const(n, str(lp.loop_var.ty.dtype))} for p in places for n in range(int(lp.extent))]
+            places = [
+                {**p, lp.loop_var: const(n, str(lp.loop_var.ty.dtype))} for p in places for n in range(int(lp.extent))
+            ]
         most = self.vectors(len(places), widest)
-        together = max(1, MOST_SUMS // most)
+        together = max(1, MOST_SUMS[self.kind] // most)
         groups = [places[n : n + together] for n in range(0, len(places), together)]
         body = seq(*(self.columns(rows, most) for rows in groups))
         text = functions(self.kind, self.nest.result)
@@ -201,7 +207,8 @@ class _Emitter:
     def vectors(self, rows: int, widest: int) -> int:
         """Return the registers of a row of a full tile: a multiple of the parts that interleaved rows have."""
         vectors = max(widest // LANES, self.group)
-        while vectors > self.group and min(rows, MOST_SUMS // self.group) * vectors > MOST_SUMS:
+        limit = MOST_SUMS[self.kind]
+        while vectors > self.group and min(rows, limit // self.group) * vectors > limit:
             vectors //= 2
         return vectors
 
@@ -240,14 +247,20 @@ class _Emitter:
             return const(-1, dtype)
         here = tirx.max(tirx.min(cast(left, dtype) - const(first, dtype), const(count, dtype)), const(0, dtype))
         all_bits = const(-1, dtype)
-        return tirx.Select(here >= const(count, dtype), all_bits, (const(1, dtype) << tirx.min(here, const(count - 1, dtype))) - const(1, dtype))
+        return tirx.Select(
+            here >= const(count, dtype),
+            all_bits,
+            (const(1, dtype) << tirx.min(here, const(count - 1, dtype))) - const(1, dtype),
+        )
 
     def steps(self, rows: Any, sums: Any, shifts: Any, begin: Any, left: Any) -> tirx.Stmt:
         step = Var("step", self.inner.loop_var.ty)
         dtype, group = str(step.ty.dtype), self.group
         extent = self.inner.extent
         at = step * const(group, dtype)
-        whole = serial(step, tirx.floordiv(extent, const(group, dtype)), self.step(rows, sums, shifts, begin, left, at, None))
+        whole = serial(
+            step, tirx.floordiv(extent, const(group, dtype)), self.step(rows, sums, shifts, begin, left, at, None)
+        )
         body: tirx.Stmt = whole
         if self.is_ragged:
             last = tirx.floordiv(extent, const(group, dtype)) * const(group, dtype)
@@ -307,7 +320,9 @@ class _Emitter:
         return var
 
     def interleaved(self, out: list[tirx.Stmt], rows: list[Var]) -> list[Var]:
-        pair = lambda width, a, b: [self.bind(out, "x", WORD, self.call(WORD, f"{h}{width}", a, b)) for h in ("lo", "hi")]  # noqa: E731
+        pair = lambda width, a, b: [
+            self.bind(out, "x", WORD, self.call(WORD, f"{h}{width}", a, b)) for h in ("lo", "hi")
+        ]
         if self.kind == "bf16":
             return pair(16, *rows)
         (a, b), (c, d) = pair(8, *rows[:2]), pair(8, *rows[2:])
@@ -327,9 +342,16 @@ class _Emitter:
             for v in range(self.group):
                 first = (part * self.group + v) * LANES
                 ordered = self.call(self.acc, f"order_{v}", *values)
-                at = substitute(tirx.BufferLoad(self.nest.store.buffer, self.nest.store.indices), {**row, self.column: begin + const(first, self.dtype)})
+                at = substitute(
+                    tirx.BufferLoad(self.nest.store.buffer, self.nest.store.indices),
+                    {**row, self.column: begin + const(first, self.dtype)},
+                )
                 mask = self.mask(first, LANES, left, "int32")
-                out.append(tirx.Evaluate(tirx.call_extern("void", f"st_put_{self.nest.result}", tirx.address_of(at), ordered, mask)))
+                out.append(
+                    tirx.Evaluate(
+                        tirx.call_extern("void", f"st_put_{self.nest.result}", tirx.address_of(at), ordered, mask)
+                    )
+                )
         body = seq(*out)
         for guard in self.nest.guards:
             body = tirx.IfThenElse(substitute(guard, row), body, None)

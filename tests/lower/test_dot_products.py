@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums by dot-product instructions: numbers over CSR and blocks, degenerate matrices, infinities and NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from sparsetir import CooTensor, T, build, decompose_format, formats, ops
+from sparsetir.codegen.target import native_target
+from sparsetir.schedules import Choices, Registers
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+PAIRS = (
+    ("bfloat16", "bfloat16", "float32"),
+    ("int8", "uint8", "int32"),
+    ("uint8", "int8", "int32"),
+    ("int8", "int8", "int32"),
+)
+SHAPES = ((40, 50, 130, 0.1), (33, 27, 65, 0.3), (1, 1, 1, 1.0), (8, 9, 16, 0.0), (13, 11, 7, 0.5))
+UNIT = {"bfloat16": "bf16", "int8": "int8", "uint8": "int8"}
+
+
+def program(a_type: str, b_type: str, c_type: str) -> Any:
+    @T.prim_func
+    def spmm(
+        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+        m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+    ):  # fmt: skip
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+        J_dense = T.dense_fixed(n)
+        K = T.dense_fixed(feat)
+        A = T.match_sparse_buffer(a, (I, J), a_type)
+        B = T.match_sparse_buffer(b, (J_dense, K), b_type)
+        C = T.match_sparse_buffer(c, (I, K), c_type)
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+            with T.init():
+                C[i, k] = 0
+            C[i, k] = C[i, k] + T.Cast(c_type, A[i, j]) * T.Cast(c_type, B[j, k])
+
+    return spmm
+
+
+def needs(kind: str) -> None:
+    if kind not in Registers.of(native_target()).units:
+        pytest.skip(f"this machine has no {kind} dot products")
+
+
+def drawn(rng: np.random.Generator, shape: Any, dtype: str) -> np.ndarray:
+    if dtype == "bfloat16":
+        return (rng.integers(-32, 32, shape) / 8).astype(BF16)  # whose sums are exact
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
+
+
+@pytest.mark.parametrize("dtypes", PAIRS, ids="-".join)
+@pytest.mark.parametrize("format", ["csr", "bsr"])
+def test_sums_are_those_of_numpy(dtypes: tuple[str, str, str], format: str) -> None:
+    needs(UNIT[dtypes[0]])
+    func = program(*dtypes)
+    if format == "bsr":
+        func = decompose_format(func, {"A": formats.make("bsr", r=9, c=4)})
+    kernel = build(func)
+    rng = np.random.default_rng(0)
+    for m, n, feat, density in SHAPES:
+        places = sp.random_array((m, n), density=density, format="coo", rng=rng)
+        values, B = drawn(rng, places.nnz, dtypes[0]), drawn(rng, (n, feat), dtypes[1])
+        A = sp.csr_array((values.astype(np.float64), (places.row, places.col)), shape=(m, n))
+        result = kernel(A=CooTensor(np.stack([places.row, places.col]), values, (m, n)), B=B)
+        np.testing.assert_array_equal(np.asarray(result, np.float64), A @ B.astype(np.float64))
+
+
+def test_a_lonely_last_entry_keeps_infinities_and_nan_where_they_are() -> None:
+    needs("bf16")
+    coords = np.array([[0, 0, 0, 1], [0, 1, 2, 2]])
+    A = CooTensor(coords, np.ones(4, BF16), (2, 3))
+    B = np.zeros((3, 40), BF16)
+    B[2, 0], B[2, 1], B[0, 2], B[1, 3] = np.inf, np.nan, -np.inf, np.nan
+    out = np.asarray(build(ops.spmm("bfloat16"))(A=A, B=B), np.float32)
+    expected = np.zeros((2, 40), np.float32)
+    expected[:, 0], expected[:, 1], expected[0, 2], expected[0, 3] = np.inf, np.nan, -np.inf, np.nan
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.optimised
+def test_the_knob_leaves_vector_arithmetic() -> None:
+    needs("bf16")
+    assert "vdpbf16ps" in build(ops.spmm("bfloat16")).source("asm")
+    assert "vdpbf16ps" not in build(ops.spmm("bfloat16"), schedule=Choices(units=0)).source("asm")
