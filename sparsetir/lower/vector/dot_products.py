@@ -20,9 +20,9 @@ after::
             ...
         c[i, k_0 * 128 : ...] = acc_0, acc_1, ...
 
-An instruction multiplies two bfloat16 or four 8-bit terms of a sum at once, which must lie side by side: entries of a row
-do, and so do the columns of a block's row. The rows of the dense operand are interleaved in registers. Columns behind the
-last one, and terms behind the last entry, are masked: what lies there is not read, and counts as zero.
+An instruction multiplies two bfloat16 or four 8-bit terms of a sum at once, which must lie side by side: entries of a
+row do, and so do the columns of a block's row. The rows of the dense operand are interleaved in registers. Columns
+behind the last one, and terms behind the last entry, are masked: what lies there is not read, and counts as zero.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ from sparsetir.lower.loops import serial, with_body
 
 IMPORT = "pragma_import_llvm"
 WORD = f"int32x{LANES}"
+SIGN_BITS = -0x7F7F7F80  # 0x80808080: turns signed into unsigned bytes, which are 128 more
 # Registers for sums, of 32: with more, LLVM spills those of bfloat16, whose words it keeps in registers as well.
-MOST_SUMS = {"bf16": 16, "int8": 24}
+MAX_SUM_REGISTERS = {"bf16": 16, "int8": 24}
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,13 +193,13 @@ class _Emitter:
 
     def emit(self, widest: int) -> tirx.Stmt:
         """Return all rows in groups, each over all columns in tiles."""
-        places = [{}]
+        places: list[dict[Var, Any]] = [{}]
         for lp in self.nest.rows:
             places = [
                 {**p, lp.loop_var: const(n, str(lp.loop_var.ty.dtype))} for p in places for n in range(int(lp.extent))
             ]
         most = self.vectors(len(places), widest)
-        together = max(1, MOST_SUMS[self.kind] // most)
+        together = max(1, MAX_SUM_REGISTERS[self.kind] // most)
         groups = [places[n : n + together] for n in range(0, len(places), together)]
         body = seq(*(self.columns(rows, most) for rows in groups))
         text = functions(self.kind, self.nest.result)
@@ -207,7 +208,7 @@ class _Emitter:
     def vectors(self, rows: int, widest: int) -> int:
         """Return the registers of a row of a full tile: a multiple of the parts that interleaved rows have."""
         vectors = max(widest // LANES, self.group)
-        limit = MOST_SUMS[self.kind]
+        limit = MAX_SUM_REGISTERS[self.kind]
         while vectors > self.group and min(rows, limit // self.group) * vectors > limit:
             vectors //= 2
         return vectors
@@ -231,15 +232,18 @@ class _Emitter:
 
     def tile(self, rows: list[dict[Var, Any]], vectors: int, begin: Any, left: Any) -> tirx.Stmt:
         """Return a tile of columns from `begin` on, of which `left` exist (None: all)."""
-        local = lambda name: tirx.decl_buffer([LANES], self.acc.partition("x")[0], name, scope="local", layout=None)  # noqa: E731
-        sums = [[local(f"acc_{r}_{v}") for v in range(vectors)] for r in range(len(rows))]
-        shifts = [local(f"shift_{r}") for r in range(len(rows))] if self.shifted else []
+        sums = [[self.register(f"acc_{r}_{v}") for v in range(vectors)] for r in range(len(rows))]
+        shifts = [self.register(f"shift_{r}") for r in range(len(rows))] if self.shifted else []
         buffers = [*(x for row in sums for x in row), *shifts]
         zero = tirx.Broadcast(tirx.const(0, self.acc.partition("x")[0]), LANES)
         begin_stmts = [*(tirx.AllocBuffer(x) for x in buffers), *(put(x, zero) for x in buffers)]
         steps = self.steps(rows, sums, shifts, begin, left)
         end = [self.finish(row, sums[r], shifts[r] if shifts else None, begin, left) for r, row in enumerate(rows)]
         return seq(*begin_stmts, steps, *end)
+
+    def register(self, name: str) -> tirx.Buffer:
+        """Return a buffer for one vector of sums."""
+        return tirx.decl_buffer([LANES], self.acc.partition("x")[0], name, scope="local", layout=None)
 
     def mask(self, first: int, count: int, left: Any, dtype: str) -> Any:
         """Return the bits of the `count` columns from `first` on that exist."""
@@ -273,39 +277,39 @@ class _Emitter:
     def step(self, rows: Any, sums: Any, shifts: Any, begin: Any, left: Any, at: Any, terms: Any) -> tirx.Stmt:
         """Return the products of one group of terms from `at` on; `terms` of them exist (None: all)."""
         out: list[tirx.Stmt] = []
-        dtype = str(self.inner.loop_var.ty.dtype)
-        words = []
-        for r, row in enumerate(rows):
-            load = substitute(tirx.address_of(self.nest.a), {**row, self.inner.loop_var: at})
-            if terms is None:
-                value = self.call("int32", "full", load)
-            else:
-                bits = (const(1) << cast(terms, "int32")) - const(1)
-                value = self.call("int32", "word", load, bits)
-            words.append(self.bind(out, f"word_{r}", "int32", value))
-        per_load = LANES * self.group
-        columns = [self.place(at, t, terms, dtype) for t in range(self.group)]
+        words = [self.bind(out, f"word_{r}", "int32", self.word(row, at, terms)) for r, row in enumerate(rows)]
+        columns = [self.place(at, t, terms, str(self.inner.loop_var.ty.dtype)) for t in range(self.group)]
         for part in range(len(sums[0]) // self.group):
-            loaded = []
-            for t, (place, exists) in enumerate(columns):
-                moved = {self.inner.loop_var: place, self.column: begin + const(part * per_load, self.dtype)}
-                mask = self.mask(part * per_load, per_load, left, "int64")
-                conditions = [exists] if exists is not None else []
-                if self.nest.b_guard is not None:
-                    conditions.append(substitute(self.nest.b_guard, moved))
-                for condition in conditions:
-                    mask = tirx.Select(condition, mask, const(0, "int64"))
-                address = substitute(tirx.address_of(self.nest.b), moved)
-                rows_ = self.call(WORD, "rows", address, mask)
-                if self.shifted:
-                    rows_ = tirx.bitwise_xor(rows_, tirx.Broadcast(const(-2139062144), LANES))
-                loaded.append(self.bind(out, f"row_{t}", WORD, rows_))
+            loaded = [
+                self.bind(out, f"row_{t}", WORD, self.row(part, place, exists, begin, left))
+                for t, (place, exists) in enumerate(columns)
+            ]
             for v, value in enumerate(self.interleaved(out, loaded)):
                 for r in range(len(rows)):
                     out.append(self.dot(sums[r][part * self.group + v], words[r], value))
         for shift, word in zip(shifts, words, strict=False):
-            out.append(self.dot(shift, word, tirx.Broadcast(const(-2139062144), LANES)))
+            out.append(self.dot(shift, word, tirx.Broadcast(const(SIGN_BITS), LANES)))
         return seq(*out)
+
+    def word(self, row: dict[Var, Any], at: Any, terms: Any) -> Any:
+        """Return the entries of one group of terms, side by side in 32 bits."""
+        load = substitute(tirx.address_of(self.nest.a), {**row, self.inner.loop_var: at})
+        if terms is None:
+            return self.call("int32", "full", load)
+        return self.call("int32", "word", load, (const(1) << cast(terms, "int32")) - const(1))
+
+    def row(self, part: int, place: Any, exists: Any, begin: Any, left: Any) -> Any:
+        """Return a vector of the dense operand's row at `place`, zero where the term or the column does not exist."""
+        per_load = LANES * self.group
+        moved = {self.inner.loop_var: place, self.column: begin + const(part * per_load, self.dtype)}
+        mask = self.mask(part * per_load, per_load, left, "int64")
+        conditions = [exists] if exists is not None else []
+        if self.nest.b_guard is not None:
+            conditions.append(substitute(self.nest.b_guard, moved))
+        for condition in conditions:
+            mask = tirx.Select(condition, mask, const(0, "int64"))
+        values = self.call(WORD, "rows", substitute(tirx.address_of(self.nest.b), moved), mask)
+        return tirx.bitwise_xor(values, tirx.Broadcast(const(SIGN_BITS), LANES)) if self.shifted else values
 
     def place(self, at: Any, t: int, terms: Any, dtype: str) -> tuple[Any, Any]:
         """Return the position of a term, and the condition that it exists (None: always)."""
@@ -320,12 +324,12 @@ class _Emitter:
         return var
 
     def interleaved(self, out: list[tirx.Stmt], rows: list[Var]) -> list[Var]:
-        pair = lambda width, a, b: [
-            self.bind(out, "x", WORD, self.call(WORD, f"{h}{width}", a, b)) for h in ("lo", "hi")
-        ]
+        def pair(width: int, a: Var, b: Var) -> list[Var]:
+            return [self.bind(out, "x", WORD, self.call(WORD, f"{half}{width}", a, b)) for half in ("lo", "hi")]
+
         if self.kind == "bf16":
-            return pair(16, *rows)
-        (a, b), (c, d) = pair(8, *rows[:2]), pair(8, *rows[2:])
+            return pair(16, rows[0], rows[1])
+        (a, b), (c, d) = pair(8, rows[0], rows[1]), pair(8, rows[2], rows[3])
         return [*pair(16, a, c), *pair(16, b, d)]
 
     def dot(self, acc: Any, word: Any, value: Any) -> tirx.Stmt:
