@@ -530,10 +530,11 @@ class Encoding:
         values = self.knobs(candidate.format) if self.knobs is not None else None
         features = of_candidate(candidate, stored, self.operands, nnz, values)
         features |= terms(candidate, stored, self.operands, self.structure)
-        features |= {SPECIALISED: float(specialised), **of_other_choices(candidate.choices)}
+        features |= {SPECIALISED: float(specialised)}
         if stored not in self._work:
             self._work[stored] = of_work(stored, self.operands, nnz)
-        return features | self._work[stored]
+        # Last: a model reads as many numbers as it was trained on.
+        return features | self._work[stored] | of_other_choices(candidate.choices)
 
     def named(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
         """Return all numbers by name, rounded to what is worth writing down."""
