@@ -240,11 +240,6 @@ def test_the_example_runs_and_shows_its_loops(path: Path, tmp_path: Path) -> Non
     assert "for " in done.stdout
 
 
-def test_there_are_examples() -> None:
-    names = {"csf_mttkrp", "graph_attention", "retrieval", "single_cell_pca", "spmm", "string_matching"}
-    assert {path.stem for path in EXAMPLES} == names
-
-
 # --- the commands behind the figures ----------------------------------------------------------------------------
 
 
