@@ -410,7 +410,9 @@ class _Writer:
         kinds = "".join("S" if loop.letter in nest.output else "R" for loop in loops)
         variables = ", ".join(self.vars[loop.letter] for loop in loops)
         self.lines.append(f'with T.sp_iter([{axes}], "{kinds}", "{self.name}") as [{variables}]:')
-        has_pattern = nest.pattern is not None or nest.assembled
+        # Sums skip steps in which a searched operand stores nothing; a plain product would multiply by its fill.
+        is_direct = all(nest.is_direct(at) for at in range(len(nest.operands))) or not nest.drives
+        has_pattern = (nest.pattern is not None and is_direct) or nest.assembled
         if "R" not in kinds and (has_pattern or all(loop.owner is None for loop in loops)):
             self.lines.append(f"    {target} = {nest.ring.product(reads)}")
             return

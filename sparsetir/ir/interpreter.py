@@ -18,6 +18,7 @@ from tvm.ir import Call, Op, Var
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.effects import Both, Coordinates, Stored, operand_coordinates
+from sparsetir.ir.rewriting import all_same
 from sparsetir.ir.views import INIT, STORED, Axis, Entry, Program, SparseBuffer, SpIter, decode, is_sp_iter
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.utils.arguments import as_mapping
@@ -326,6 +327,7 @@ class _Machine:
         self.starts: list[tuple[SpIter, Any]] = []  # what sets new elements of results, of the iterations now running
         self.rule_args: Sequence[int] = ()
         self.initialising = False
+        self.added: dict[tirx.BufferStore, list[ir.TensorLoad]] = {}  # factors that an update reads
 
     # --- storage: which slots there are, and where a coordinate is ---
 
@@ -451,6 +453,8 @@ class _Machine:
 
     def store(self, node: tirx.BufferStore) -> None:
         buffer = self.program.buffers.get(node.buffer)
+        if node.buffer not in self.assembly.trees and self.adds_nothing(node):
+            return
         if buffer is None:
             place = self.plain(node.buffer, node.indices)
             self.memory[node.buffer][place] = self.eval(node.value)
@@ -462,6 +466,19 @@ class _Machine:
         # An initial value belongs to the coordinate, so every stored duplicate of it is initialised.
         for place in list(places if self.initialising else itertools.islice(places, 1)):
             self.memory[buffer.storage][place] = self.eval(node.value)
+
+    def adds_nothing(self, node: tirx.BufferStore) -> bool:
+        """Return whether a store adds a product to its own element and a factor of that is absent and zero."""
+        if node not in self.added:
+            self.added[node] = _added_loads(node)
+        return any(self.is_absent(factor) for factor in self.added[node])
+
+    def is_absent(self, node: ir.TensorLoad) -> bool:
+        """Return whether the element of an operand is not stored and reads as zero."""
+        buffer = self.program.buffers.get(node.source)
+        if buffer is None or node.source in self.assembly.trees or self.eval(buffer.default) != 0:
+            return False
+        return next(iter(self.places(buffer, list(node.indices))), None) is None
 
     def assemble(self, node: tirx.BufferStore, buffer: SparseBuffer) -> None:
         """Store an element of a result; what ``T.init`` sets comes first where its coordinate is new."""
@@ -738,6 +755,24 @@ def _split_init(init: Any, results: Collection[Var]) -> tuple[Any, list[tirx.Buf
     late = [s for s in stmts if isinstance(s, tirx.BufferStore) and s.buffer in results]
     early = [s for s in stmts if s not in late]
     return (tirx.SeqStmt(early) if len(early) > 1 else early[0] if early else None), late
+
+
+def _added_loads(node: tirx.BufferStore) -> list[ir.TensorLoad]:
+    """Return the factors that a store reads, if it adds a product to its own element."""
+    own = node.value.a if isinstance(node.value, (tirx.Add, tirx.Sub)) else None
+    if not isinstance(own, ir.TensorLoad) or not own.source.same_as(node.buffer):
+        return []
+    is_own = all_same(list(own.indices), list(node.indices))
+    return [factor for factor in _factors(node.value.b) if isinstance(factor, ir.TensorLoad)] if is_own else []
+
+
+def _factors(term: ir.Expr) -> Iterator[ir.Expr]:
+    """Yield the factors of a product."""
+    if isinstance(term, tirx.Mul):
+        yield from _factors(term.a)
+        yield from _factors(term.b)
+    else:
+        yield term
 
 
 def _occurs(var: Var, node: Any) -> bool:

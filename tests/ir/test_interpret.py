@@ -11,8 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from tvm.script import sparsetir as T
 
+import sparsetir
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.ir.interpreter import interpret
 
@@ -277,6 +279,29 @@ def sparsify(a: T.handle, d: T.handle, indptr: T.handle, indices: T.handle, m: T
     D = T.match_sparse_buffer(d, (I, J_dense), "float32")
     with T.sp_iter([I, J_dense], "SS", "sparsify") as [i, j]:
         A[i, j] = D[i, j]
+
+
+@T.prim_func
+def shifted_products(a: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
+                     m: T.int32, n: T.int32, nnz: T.int32):  # fmt: skip
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    J_dense = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    X = T.match_sparse_buffer(x, (J_dense,), "float32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I, J_dense], "SR", "shifted") as [i, j]:
+        with T.init():
+            Y[i] = T.float32(0)
+        Y[i] = Y[i] + X[j] * A[i, j] * A[i, j + 1]
+
+
+def test_sums_leave_out_products_with_an_absent_factor():
+    inf = float("inf")
+    A = sp.csr_array(np.array([[1, 2, 0], [0, 0, 0], [3, 0, 4]], "float32"))
+    arrays = {"indptr": A.indptr, "indices": A.indices, "a": A.data, "x": np.array([5, inf, inf], "float32")}
+    check(shifted_products, {**arrays, "m": 3}, "y", [10, 0, 0])
+    np.testing.assert_array_equal(sparsetir.build(shifted_products)(A=A, X=arrays["x"]), [10, 0, 0])
 
 
 def test_stores_reach_only_stored_coordinates():

@@ -224,14 +224,21 @@ def _choice(term: ir.Expr) -> tuple[ir.Expr, ir.Expr] | None:
 
 
 def _guarded(store: tirx.BufferStore) -> tirx.Stmt:
-    """Rewrite ``x = x + if_then_else(c, t, 0)`` to ``if c: x = x + t``."""
+    """Rewrite ``x = x + if_then_else(c, t, 0)`` to ``if c: x = x + t``, with the conditions of all factors."""
     update = Update.of(store, (tirx.Add, tirx.Sub))
-    choice = None if update is None else _choice(update.term)
-    if update is None or choice is None or mentions(choice[0], [store.buffer]):
+    if update is None:
         return store
-    condition, term = choice
+    conditions: list[ir.Expr] = []
+    term, choice = update.term, _choice(update.term)
+    while choice is not None and not mentions(choice[0], [store.buffer]):
+        # In order: a condition may be evaluated only where those found before it hold.
+        conditions.append(choice[0])
+        term = choice[1]
+        choice = _choice(term)
+    if not conditions:
+        return store
     alone = tirx.BufferStore(store.buffer, update.op(update.own, term), store.indices)
-    return tirx.IfThenElse(condition, alone, None)
+    return tirx.IfThenElse(conjunction(conditions), alone, None)
 
 
 def _lifted(loop: tirx.For) -> tirx.Stmt:
