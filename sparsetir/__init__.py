@@ -15,7 +15,8 @@ expressions `einsum`, `einsum_expression`: index notation over sparse and dense 
 programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
 products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices,
-            `tensordot`, `vstack`, `hstack`; `Postings` for retrieval; `triangles` of a graph;
+            `tensordot`, `vstack`, `hstack`; `Postings` for retrieval; `grouped_matmul` of ragged groups;
+            `triangles` of a graph;
             `linear_operator` for scipy's solvers
 formats     `formats`, `format` of an encoding as text, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
 schedules   `Schedule` (stage I), `Choices` and `template` (loops), `Accumulators` (computed patterns),
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from sparsetir.build import build
     from sparsetir.codegen.pipeline import lower
     from sparsetir.einsum import einsum, einsum_expression
+    from sparsetir.einsum.grouped import grouped_matmul
     from sparsetir.einsum.linear_operators import linear_operator
     from sparsetir.einsum.products import add, matmul, multiply, subtract
     from sparsetir.einsum.shapes import hstack, tensordot, vstack
@@ -112,6 +114,7 @@ _PUBLIC = {
     "formats": "sparsetir.formats",
     "fused": "sparsetir.lazy",
     "get_num_threads": "sparsetir.utils.threads",
+    "grouped_matmul": "sparsetir.einsum.grouped",
     "hstack": "sparsetir.einsum.shapes",
     "interpret": "sparsetir.ir.interpreter",
     "intrin": "sparsetir.intrin",
@@ -209,6 +212,7 @@ __all__ = [
     "formats",
     "fused",
     "get_num_threads",
+    "grouped_matmul",
     "hstack",
     "interpret",
     "intrin",

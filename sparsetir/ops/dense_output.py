@@ -7,6 +7,7 @@ from tvm import tirx
 from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
+from sparsetir.ops.grouped import grouped_matmul
 from sparsetir.ops.memo import once
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
 
@@ -440,6 +441,7 @@ def triangles(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc
 
 __all__ = [
     "add",
+    "grouped_matmul",
     "linear",
     "masked_spgemm",
     "maximum",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from sparsetir.torch import tracing as _traced  # noqa: F401
 from sparsetir.torch.graph import Graph
+from sparsetir.torch.grouped import grouped_mm
 from sparsetir.torch.linear import SparseLinear
 from sparsetir.torch.products import matmul
 from sparsetir.torch.pruned_layers import PrunedAttention, PrunedConv, PrunedLinear
@@ -29,6 +30,7 @@ __all__ = [
     "PrunedLinear",
     "SparseLinear",
     "SparsifyReport",
+    "grouped_mm",
     "matmul",
     "patch_pyg",
     "sparsify_",

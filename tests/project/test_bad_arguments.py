@@ -201,6 +201,8 @@ def cases() -> dict[str, Case]:
         "sparsify": (sparsetir.sparsify, {"func": ops.spmm(), "formats": {"A": "csr"}}),
         "Postings": (lambda D, Q, k: sparsetir.Postings(D).search(Q, k), {"D": matrix(), "Q": matrix(), "k": 2}),
         "subtract": (sparsetir.subtract, PAIR),
+        "grouped_matmul": (
+            sparsetir.grouped_matmul, {"x": np.ones((4, 4)), "offsets": [0, 4], "W": np.ones((1, 4, 4))}),
         "hstack": (lambda A, B: sparsetir.hstack([A, B]), PAIR),
         "tensordot": (sparsetir.tensordot, {"a": matrix(), "b": matrix(), "axes": 1}),
         "vstack": (sparsetir.vstack, {"operands": [matrix(), matrix()]}),

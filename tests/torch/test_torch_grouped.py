@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`grouped_mm` beside loops of `torch.mm`, its gradients, and its refusals."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
+
+import sparsetir.torch  # noqa: E402
+from sparsetir.errors import ArgumentError, ArgumentTypeError  # noqa: E402
+from sparsetir.torch import grouped  # noqa: E402
+
+ENDS = {"ragged": [0, 1, 9, 9, 30, 37], "one": [12], "ones": [1, 2, 3, 4], "empty": [0, 0, 0]}
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+grouped_mm = sparsetir.torch.grouped_mm
+
+
+def operands(dims: tuple[int, int], ends: list[int], dtype: torch.dtype = torch.float64, *, feat: int = 5) -> tuple:
+    """Return the two operands, and the ends of groups, three positions behind which the ragged dimension ends."""
+    torch.manual_seed(0)
+    total, groups = ends[-1] + 3, len(ends)
+    shapes = {
+        (2, 3): ((total, 4), (groups, 4, feat)),
+        (2, 2): ((4, total), (total, feat)),
+        (3, 2): ((groups, feat, 4), (4, total)),
+    }
+    left, right = (torch.randn(shape).to(dtype) for shape in shapes[dims])
+    return left, right, torch.tensor(ends)
+
+
+def looped(left: torch.Tensor, right: torch.Tensor, ends: list[int]) -> torch.Tensor:
+    """Return the product by a loop in double precision, zeros behind the last end."""
+    left, right = left.double(), right.double()
+    parts = list(zip([0, *ends[:-1]], ends, strict=True))
+    if left.dim() == right.dim():
+        return torch.stack([left[:, low:high] @ right[low:high] for low, high in parts])
+    if left.dim() == 2:
+        y = left.new_zeros(left.shape[0], right.shape[2])
+        for g, (low, high) in enumerate(parts):
+            y[low:high] = left[low:high] @ right[g]
+        return y
+    y = left.new_zeros(left.shape[1], right.shape[1])
+    for g, (low, high) in enumerate(parts):
+        y[:, low:high] = left[g] @ right[:, low:high]
+    return y
+
+
+@pytest.mark.parametrize("dims", [(2, 3), (2, 2), (3, 2)])
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, torch.float64) for case in ENDS), *(("ragged", dtype) for dtype in TOLERANCES)]
+)
+def test_products_are_those_of_a_loop(dims: tuple[int, int], case: str, dtype: torch.dtype) -> None:
+    for feat in (1, 17, 70):
+        left, right, offs = operands(dims, ENDS[case], dtype, feat=feat)
+        y = grouped_mm(left, right, offs=offs.int() if feat == 1 else offs)
+        assert y.dtype == dtype
+        expected = looped(left, right, ENDS[case])
+        torch.testing.assert_close(y.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("result", ["rows", "weights"])
+@pytest.mark.parametrize("case", ["ragged", "one", "ones"])
+def test_ways_agree(result: str, case: str) -> None:
+    ends = ENDS[case]
+    starts = grouped._starts(torch.tensor([*ends, ends[-1]]), ends[-1], torch.empty(0, 0), (2, 3))
+    x = torch.randn(ends[-1], 7, dtype=torch.float64)
+    w = torch.randn(*((starts.size - 1, 7, 20) if result == "rows" else (ends[-1], 20)), dtype=torch.float64)
+    first, *others = [way(x, w, starts) for way in grouped.WAYS[result].values()]
+    for y in others:
+        torch.testing.assert_close(y, first)
+
+
+def test_class_of_shapes_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    grouped._fastest.clear()
+    monkeypatch.setattr(grouped, "MIN_TIMED_FLOPS", 0)
+    runs, compare = [], grouped._compare
+    monkeypatch.setattr(
+        grouped, "_compare", lambda ways, *operands: runs.append(list(ways)) or compare(ways, *operands)
+    )
+    left, right, offs = operands((2, 3), [2, 5])
+    for _ in range(2):
+        torch.testing.assert_close(grouped_mm(left, right, offs=offs), looped(left, right, [2, 5]))
+    assert runs == [["kernel", "loop", "padded"]]
+    grouped._fastest.clear()
+
+
+@pytest.mark.parametrize("dims", [(2, 3), (2, 2), (3, 2)])
+def test_gradients(dims: tuple[int, int]) -> None:
+    left, right, offs = operands(dims, [0, 1, 4, 4, 6])
+    pair = left.requires_grad_(), right.requires_grad_()
+    product = lambda a, b: grouped_mm(a, b, offs=offs)  # noqa: E731
+    assert gradcheck(product, pair)
+    assert gradgradcheck(product, pair)
+
+
+def test_three_dimensions_bias_and_dtype() -> None:
+    a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    torch.testing.assert_close(grouped_mm(a, b), torch.bmm(a, b))
+    y = grouped_mm(a[0], b[:1], offs=torch.tensor([3]), bias=torch.ones(5), out_dtype=torch.float64)
+    torch.testing.assert_close(y, (a[0] @ b[0] + 1).double())
+
+
+@pytest.mark.parametrize(
+    ("ends", "fault"),
+    [
+        ([3, 2], r"offs: expected ascending positions"),
+        ([-1, 2], r"offs: expected ascending positions"),
+        ([2, 11], r"offs: expected positions up to 10, the number of rows, got 11"),
+        ([1, 2, 3], r"offs: expected 2 ends, one for each matrix, got 3"),
+    ],
+)
+def test_wrong_offsets(ends: list[int], fault: str) -> None:
+    with pytest.raises(ArgumentError, match=fault):
+        grouped_mm(torch.ones(10, 4), torch.ones(2, 4, 5), offs=torch.tensor(ends))
+
+
+@pytest.mark.parametrize("offs", [None, [1, 2], torch.tensor([1.0, 2.0]), torch.tensor([[1, 2]])])
+def test_offsets_of_another_kind(offs: object) -> None:
+    with pytest.raises(ArgumentTypeError, match="offs: expected one dimension of int32 or int64"):
+        grouped_mm(torch.ones(10, 4), torch.ones(2, 4, 5), offs=offs)
+
+
+def test_wrong_operands() -> None:
+    x, w, offs = torch.ones(10, 4), torch.ones(2, 4, 5), torch.tensor([4, 10])
+    with pytest.raises(ArgumentTypeError, match="self: expected a tensor of floats"):
+        grouped_mm(x.int(), w, offs=offs)
+    with pytest.raises(ArgumentTypeError, match=r"mat2: expected torch\.float32 as self has"):
+        grouped_mm(x, w.double(), offs=offs)
+    with pytest.raises(ArgumentError, match="mat2: expected 4 rows in each matrix"):
+        grouped_mm(x, w.transpose(1, 2), offs=offs)
+    with pytest.raises(ArgumentError, match="self: expected 2 or 3 dense dimensions"):
+        grouped_mm(x[0], w, offs=offs)
+    with pytest.raises(ArgumentError, match="offs: expected None for 3d x 3d"):
+        grouped_mm(w, w.transpose(1, 2), offs=offs)
