@@ -47,7 +47,8 @@ def _weights_by_kernel(x: Tensor, w: Tensor, starts: np.ndarray) -> Tensor:
 
 def _call(result: str, x: Tensor, w: Tensor, y: Tensor, starts: np.ndarray) -> None:
     is_array = x.dtype != torch.bfloat16  # which numpy does not have
-    left, right, out = (t.numpy() if is_array else t for t in (x.contiguous(), w.contiguous(), y))
+    operands = (t.detach().resolve_neg().contiguous() for t in (x, w, y))
+    left, right, out = (t.numpy() if is_array else t for t in operands)
     run_kernel(NAMES[x.dtype], result, left, right, out, starts)
 
 

@@ -133,3 +133,12 @@ def test_wrong_operands() -> None:
         grouped_mm(x[0], w, offs=offs)
     with pytest.raises(ArgumentError, match="offs: expected None for 3d x 3d"):
         grouped_mm(w, w.transpose(1, 2), offs=offs)
+
+
+def test_parameters_without_gradients() -> None:
+    left, right, offs = operands((2, 3), [2, 5])
+    expected = looped(left, right, [2, 5])
+    with torch.no_grad():
+        torch.testing.assert_close(grouped_mm(left, right.requires_grad_(), offs=offs), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(grouped_mm(torch._neg_view(-left), right, offs=offs), expected)
