@@ -77,7 +77,7 @@ def lines(sizes: Sequence[int], counts: Sequence[int], repeat: int) -> Iterator[
                     continue
                 seconds, ratios = compare(operation, rows, calls, repeat)
                 spread = ", ".join(f"{r:.2f}" for r in (ratios[0], statistics.median(ratios), ratios[-1]))
-                yield f"| `{operation}` | {rows} | {calls} | {seconds * 1e3:.1f} | {spread} |"
+                yield f"| `{operation}` | {rows} | {calls} | {seconds * 1e3:.3g} | {spread} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

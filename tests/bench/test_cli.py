@@ -408,7 +408,8 @@ def test_completion_shows_what_is_public() -> None:
     assert not {"Any", "sys", "importlib", "annotations", "ModuleType"} & set(dir(sparsetir))
     kernel = sparsetir.build(sparsetir.ops.spmv())
     shown = {name for name in dir(kernel) if name[0] != "_"}
-    assert shown == {"bind", "export", "func", "name", "save", "script", "signature", "source", "target", "time"}
+    names = {"bind", "export", "func", "name", "save", "script", "signature", "source", "target", "time", "trace"}
+    assert shown == names
 
 
 def test_long_programs_are_shortened() -> None:
