@@ -112,7 +112,7 @@ def test_dots_fetch_ahead(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("op", CHECKS)
 def test_sums_are_vectors_of_single_precision(op: str, dtype: str) -> None:
-    func = kernel(op, dtype).compiled.stage(3)
+    func = kernel(op, dtype, units=0).compiled.stage(3)
     held = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
     assert {str(b.ty.dtype) for b in held if str(b.ty.dtype).startswith(("float", "bf"))} == {"float32"}
     loops = [f for f in collect(func.body, tirx.For) if f.kind == VECTORIZED]
@@ -155,7 +155,8 @@ WIDENING = {"float16": r"vcvtph2ps\s+\S*\(.*\), %[yz]mm", "bfloat16": r"vpmovzxw
 def test_loads_are_widened_in_vectors(op: str, dtype: str, mcpu: str) -> None:
     built = sparsetir.build(getattr(ops, op)(dtype), target={"kind": "llvm", "mcpu": mcpu})
     text = built.source("asm")
-    assert re.search(WIDENING[dtype], text)
+    # Where there are dot products of bfloat16, sums take the values as they are stored.
+    assert re.search(WIDENING[dtype], text) or (dtype == "bfloat16" and "vdpbf16ps" in text)
     assert not re.search(r"call\w*\s+__(trunc|extend)\w+2", text)
 
 
