@@ -56,6 +56,8 @@ def use_dot_product(
     node = sch.get(block)
     if not choices.units or not reorders or node.init is None:
         return False
+    if choices.carry:  # parts of a row are added up in another array, of another dtype
+        return False
     kinds = [int(iv.iter_type) for iv in node.iter_vars]
     loops = sch.get_loops(block)[-len(kinds) :]
     if REDUCE not in kinds or kinds[0] != REDUCE or not match_body(node, registers.units):

@@ -92,3 +92,67 @@ def test_the_knob_leaves_vector_arithmetic() -> None:
     needs("bf16")
     assert "vdpbf16ps" in build(ops.spmm("bfloat16")).source("asm")
     assert "vdpbf16ps" not in build(ops.spmm("bfloat16"), schedule=Choices(units=0)).source("asm")
+
+
+KNOBS = {
+    "tile": (16, 64, 128, 256), "chunks": (0, 1, 3, 6), "unroll": (1, 2), "prefetch": (0, 8), "stream": (0, 1),
+    "carry": (0, 1), "panel": (0, 32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("types", [("bfloat16", "bfloat16", "bfloat16"), *PAIRS[:2]])
+def test_with_other_choices(types: Any, seed: int) -> None:
+    """Rows that are cut, shared, streamed or taken in panels have the same sums."""
+    a_type, b_type, c_type = types
+    needs(UNIT[a_type])
+    rng = np.random.default_rng([seed, len(c_type)])
+    m, n, feat = rng.integers(1, (9, 2000, 150))
+    choices = Choices(units=1, **{name: int(rng.choice(values)) for name, values in KNOBS.items()})
+    A = sp.random_array((m, n), density=rng.choice([0.01, 0.3, 1.0]), format="csr", rng=rng).astype(np.float32)
+    A.data = drawn(rng, A.nnz, a_type).astype(np.float32)
+    B = drawn(rng, (n, feat), b_type)
+    kernel = build(ops.spmm("bfloat16") if c_type == "bfloat16" else program(*types), schedule=choices)
+    values = A.data.astype(B.dtype if a_type == b_type else a_type)
+    coo = A.tocoo()
+    result = np.asarray(kernel(A=CooTensor(np.stack([coo.row, coo.col]), values, A.shape), B=B))
+    expected = A.astype(np.float64) @ B.astype(np.float64)
+    if c_type == "bfloat16":
+        np.testing.assert_array_equal(result, expected.astype(np.float32).astype(BF16))
+    else:
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("scratch", ["bfloat16", "float32"])
+@pytest.mark.parametrize("feat", [9, 64, 100])
+def test_sums_in_scratch_are_read_again(scratch: str, feat: int) -> None:
+    needs("bf16")
+
+    @T.prim_func
+    def twice(
+        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+        m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+    ):  # fmt: skip
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+        J_dense = T.dense_fixed(n)
+        K = T.dense_fixed(feat)
+        A = T.match_sparse_buffer(a, (I, J), "bfloat16")
+        B = T.match_sparse_buffer(b, (J_dense, K), "bfloat16")
+        C = T.match_sparse_buffer(c, (I, K), "bfloat16")
+        Q = T.alloc_sparse_buffer((I, K), scratch)
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+            with T.init():
+                Q[i, k] = 0
+            Q[i, k] = Q[i, k] + T.Cast(scratch, A[i, j]) * T.Cast(scratch, B[j, k])
+        with T.sp_iter([I, K], "SS", "twice") as [i, k]:
+            C[i, k] = T.Cast("bfloat16", Q[i, k]) * T.Cast("bfloat16", 2.0)
+
+    rng = np.random.default_rng(feat)
+    A = sp.random_array((30, 50), density=0.2, format="coo", rng=rng)
+    values, B = drawn(rng, A.nnz, "bfloat16"), drawn(rng, (50, feat), "bfloat16")
+    dense = np.zeros(A.shape)
+    dense[A.coords] = values.astype(float)
+    expected = ((dense @ B.astype(float)).astype(np.float32).astype(BF16) * BF16.type(2)).astype(BF16)
+    result = build(twice)(A=CooTensor(np.stack(A.coords), values, A.shape), B=B)
+    np.testing.assert_array_equal(np.asarray(result), expected)
