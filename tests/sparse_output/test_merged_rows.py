@@ -246,5 +246,5 @@ def test_matrices_keep_their_class_and_shapes_must_agree() -> None:
     assert type(sparsetir.add(A, sp.csr_array(A))) is sp.csr_matrix
     assert type(sparsetir.add(sp.csr_array(A), A)) is sp.csr_array
     for call, _ in DOORS.values():
-        with pytest.raises(ValueError, match="of one shape|do not fit"):
+        with pytest.raises(ValueError, match=r"of one shape|do not fit"):
             call(A, sp.csr_matrix(np.eye(3, 4, dtype="float32")))
