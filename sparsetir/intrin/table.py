@@ -73,12 +73,12 @@ class Intrinsic:
 
     @property
     def is_tile(self) -> bool:
-        """Whether it works on tile registers, which a thread configures."""
+        """Use of tile registers, which a thread configures."""
         return self.instruction.startswith("tdp")
 
     @property
     def is_dot(self) -> bool:
-        """Whether it has one row and one group."""
+        """True for a single row and a single group."""
         return self.m == 1 and self.groups == 1
 
     @property

@@ -230,7 +230,7 @@ class PrunedConv(PrunedWeight):
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether patches are the image itself."""
+        """True where the patches are the image itself."""
         return self.kernel_size == self.stride == (1, 1) and not any(self.edges)
 
     def forward(self, x: Tensor) -> Tensor:

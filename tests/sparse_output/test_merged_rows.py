@@ -245,6 +245,7 @@ def test_matrices_keep_their_class_and_shapes_must_agree() -> None:
     A = sp.csr_matrix(np.eye(3, dtype="float32"))
     assert type(sparsetir.add(A, sp.csr_array(A))) is sp.csr_matrix
     assert type(sparsetir.add(sp.csr_array(A), A)) is sp.csr_array
-    for call, _ in DOORS.values():
-        with pytest.raises(ValueError, match=r"of one shape|do not fit"):
+    for name, (call, _) in DOORS.items():
+        message = "do not fit" if name == "multiply" else "of one shape"  # factors of one row or column are repeated
+        with pytest.raises(ValueError, match=message):
             call(A, sp.csr_matrix(np.eye(3, 4, dtype="float32")))
