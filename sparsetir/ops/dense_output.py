@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ready programs of the dialect."""
+"""Ready programs with dense results, and a sampled product; `sparse_output` has those that compute a pattern."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from tvm import tirx
 from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
-from sparsetir.ops.grouped import grouped_matmul
 from sparsetir.ops.memo import once
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
 
 FORMATS = ("csr", "csc", "coo", "bsr", "dcsr", "ell")
+# The results of grouped products with the kinds of their axes: spatial (S) and reduction (R).
+GROUPED_RESULTS = {"rows": "SSRS", "transposed": "SSSR", "weights": "SRSS"}
 
 
 def _only(format: str, supported: tuple[str, ...], name: str) -> None:
@@ -52,8 +53,8 @@ def spmm(
     return makers[format](dtype, idtype)
 
 
-def _spmm_csr(dtype: str, idtype: str) -> tirx.PrimFunc:
-    size = T.int64 if idtype == "int64" else T.int32
+def _spmm_csr(dtype: str, idtype: str, *, accumulate: bool = False) -> tirx.PrimFunc:
+    size, name = T.int64 if idtype == "int64" else T.int32, "added_spmm" if accumulate else "spmm"
 
     @T.prim_func
     def spmm(
@@ -74,41 +75,18 @@ def _spmm_csr(dtype: str, idtype: str) -> tirx.PrimFunc:
         A = T.match_sparse_buffer(a, (I, J), dtype)
         B = T.match_sparse_buffer(b, (J_dense, K), dtype)
         C = T.match_sparse_buffer(c, (I, K), dtype)
-        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0
+        with T.sp_iter([I, J, K], "SRS", name) as [i, j, k]:
+            if not accumulate:
+                with T.init():
+                    C[i, k] = 0
             C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-    return spmm
+    return spmm.with_attr("global_symbol", name)
 
 
 def added_spmm(dtype: str, idtype: str) -> tirx.PrimFunc:
     """Return a program that adds a product to what C holds: ``C += A @ B``."""
-    size = T.int64 if idtype == "int64" else T.int32
-
-    @T.prim_func
-    def added_spmm(
-        a: T.handle,
-        b: T.handle,
-        c: T.handle,
-        indptr: T.handle,
-        indices: T.handle,
-        m: size,
-        n: size,
-        nnz: size,
-        feat: size,
-    ):
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J_dense = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        B = T.match_sparse_buffer(b, (J_dense, K), dtype)
-        C = T.match_sparse_buffer(c, (I, K), dtype)
-        with T.sp_iter([I, J, K], "SRS", "added_spmm") as [i, j, k]:
-            C[i, k] = C[i, k] + A[i, j] * B[j, k]
-
-    return added_spmm
+    return _spmm_csr(dtype, idtype, accumulate=True)
 
 
 def _spmm_csc(dtype: str, idtype: str) -> tirx.PrimFunc:
@@ -437,6 +415,81 @@ def triangles(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc
             C[i] = C[i] + T.int64(1)
 
     return triangles
+
+
+@once
+def grouped_matmul(dtype: str = "float32", result: str = "rows", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """Product of rows in ragged groups with a matrix for each group: ``Y[g, r, k] = sum_d X[g, r, d] * W[g, d, k]``.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of X, W and Y.
+    result : {"rows", "transposed", "weights"}
+        ``"rows"``: the product above. ``"transposed"``: ``X[g, r, d] = sum_k Y[g, r, k] * W[g, d, k]``, the gradient of
+        the rows. ``"weights"``: ``W[g, d, k] = sum_r X[g, r, d] * Y[g, r, k]``, the gradient of the matrices.
+    idtype : {"int32", "int64"}
+        Of the offsets.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers X ``(rows, depth)``, W ``(groups, depth, feat)`` and Y ``(rows, feat)``, the array ``offsets`` of
+        groups + 1 positions where groups begin, and the size ``longest``, at least the number of rows of each group.
+
+    Raises
+    ------
+    ArgumentError
+        For another `result`.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsetir
+    >>> kernel = sparsetir.build(sparsetir.ops.grouped_matmul())
+    >>> X, W = np.ones((3, 2), "float32"), np.array([[[1], [1]], [[2], [2]]], "float32")
+    >>> kernel(X=X, W=W, offsets=np.array([0, 1, 3], "int32"), longest=2).tolist()
+    [[2.0], [4.0], [4.0]]
+    """
+    if result not in GROUPED_RESULTS:
+        raise ArgumentError(
+            f"result: expected one of {', '.join(GROUPED_RESULTS)}, got {result!r}. Choose one of these."
+        )
+    size, name = T.int64 if idtype == "int64" else T.int32, {"rows": "matmul"}.get(result, result)
+
+    @T.prim_func
+    def grouped(
+        x: T.handle,
+        w: T.handle,
+        y: T.handle,
+        offsets: T.handle,
+        groups: size,
+        longest: size,
+        total: size,
+        depth: size,
+        feat: size,
+    ):
+        G = T.dense_fixed(groups, idtype)
+        R = T.dense_variable(G, (longest, total), offsets, idtype)
+        D = T.dense_fixed(depth, idtype)
+        K = T.dense_fixed(feat, idtype)
+        X = T.match_sparse_buffer(x, (G, R, D), dtype)
+        W = T.match_sparse_buffer(w, (G, D, K), dtype)
+        Y = T.match_sparse_buffer(y, (G, R, K), dtype)
+        with T.sp_iter([G, R, D, K], GROUPED_RESULTS[result], f"grouped_{name}") as [g, r, d, k]:
+            if result == "rows":
+                with T.init():
+                    Y[g, r, k] = 0
+                Y[g, r, k] = Y[g, r, k] + X[g, r, d] * W[g, d, k]
+            if result == "transposed":
+                with T.init():
+                    X[g, r, d] = 0
+                X[g, r, d] = X[g, r, d] + Y[g, r, k] * W[g, d, k]
+            if result == "weights":
+                with T.init():
+                    W[g, d, k] = 0
+                W[g, d, k] = W[g, d, k] + X[g, r, d] * Y[g, r, k]
+
+    return grouped.with_attr("global_symbol", result)
 
 
 __all__ = [
