@@ -26,7 +26,7 @@ try:
 except ImportError:
     sp_matmul_topn = None
 
-TOP, ABOVE, LETTERS = 10, 0.8, 3
+TOP, THRESHOLD, LETTERS = 10, 0.8, 3
 SHOWN, PICTURE = 12, "string_matching.png"
 
 
@@ -55,7 +55,7 @@ def trigrams(words: list[str]) -> sp.csr_array:
 def by_scipy(A: sp.csr_array, B: sp.csr_array) -> sp.csr_array:
     """The whole product, then the entries that are kept."""
     C = (A @ B).tocoo()
-    keep = C.data > ABOVE
+    keep = C.data > THRESHOLD
     rows, columns, values = C.row[keep], C.col[keep], C.data[keep]
     order = np.lexsort((-values, rows))
     first = np.searchsorted(rows[order], np.arange(A.shape[0]))
@@ -77,12 +77,12 @@ def table(words: list[str], C: sp.csr_array) -> str:
 def contenders(A: sp.csr_array, B: sp.csr_array) -> dict[str, Callable[[], Any]]:
     """The same result three ways."""
     calls = {
-        "sparsetir": lambda: sparsetir.matmul(A, B, top=TOP, above=ABOVE),
+        "sparsetir": lambda: sparsetir.matmul(A, B, top=TOP, threshold=THRESHOLD),
         "scipy": lambda: by_scipy(A, B),
     }
     if sp_matmul_topn is not None:
         left, right, threads = sp.csr_matrix(A), sp.csr_matrix(B), sparsetir.get_num_threads()
-        calls["sparse_dot_topn"] = lambda: sp_matmul_topn(left, right, TOP, threshold=ABOVE, n_threads=threads)
+        calls["sparse_dot_topn"] = lambda: sp_matmul_topn(left, right, TOP, threshold=THRESHOLD, n_threads=threads)
     return calls
 
 
@@ -93,13 +93,13 @@ def main() -> None:
     A = trigrams(words)
     B = sp.csr_array(A.T)
 
-    C = sparsetir.matmul(A, B, top=TOP, above=ABOVE)
+    C = sparsetir.matmul(A, B, top=TOP, threshold=THRESHOLD)
     expected = by_scipy(A, B)
     # Which ones of equal similarities are kept is not said, and rounding decides about those at the limit itself.
-    clear = [M.multiply(M > ABOVE + 1e-5).sum(axis=1) for M in (C, expected)]
+    clear = [M.multiply(M > THRESHOLD + 1e-5).sum(axis=1) for M in (C, expected)]
     np.testing.assert_allclose(*clear, rtol=1e-5)
 
-    print(f"{len(words):,} words, {A.shape[1]:,} trigrams; pairs above {ABOVE}: {C.nnz - len(words):,}\n")
+    print(f"{len(words):,} words, {A.shape[1]:,} trigrams; pairs above {THRESHOLD}: {C.nnz - len(words):,}\n")
     print(table(words, C), "\n")
     _, _, loops = sparsetir.build(sparsetir.ops.spgemm()).script(stage=2).partition("_values(")
     print(f"The loops that multiply rows, where the pattern is known:\n{loops.partition(chr(10))[2]}\n")

@@ -14,6 +14,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.utils.arguments import renamed_parameters
 from sparsetir.utils.threads import get_num_threads
 
 if TYPE_CHECKING:
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
 Buildable: TypeAlias = "tirx.PrimFunc | ir.IRModule | s_tir.Schedule | Schedule | Decomposition"
 
 
+@renamed_parameters(calls="expected_calls", finite="assume_finite")
 def build(
     func: Buildable,
     target: tvm.target.Target | str | Mapping[str, Any] | None = None,
     *,
     schedule: Any = None,
-    calls: int | None = None,
+    expected_calls: int | None = None,
     database: str | Path | None = None,
-    finite: bool = False,
+    assume_finite: bool = False,
 ) -> Kernel:
     """Compile a program.
 
@@ -45,7 +47,7 @@ def build(
         How to order the loops: the row sketch's choices, a template with values, a stock schedule of the stage-II
         module, or a function that is given one and changes it. By default the sketches decide. Of a program that
         computes the pattern of its results: how its rows are collected.
-    calls : int, optional
+    expected_calls : int, optional
         About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
         this pays within that many calls; its values are copied then. Rules propose the format; where the calls are long
         enough to ask, the shipped cost model may name another one that is faster for nine matrices in ten.
@@ -54,9 +56,9 @@ def build(
         with: of the same pattern and sizes, else of the same pattern over the format that was best for other sizes,
         else the untuned kernel. `schedule` may be the template whose knobs were searched. A kernel that computes
         patterns is that of the program's last search.
-    finite : bool
-        A promise that arguments hold neither infinities nor NaN. Without it, results over formats that `calls` or
-        `database` chose and that store zeros between the entries are checked for NaN and infinities.
+    assume_finite : bool
+        A promise that arguments hold neither infinities nor NaN. Without it, results over formats that `expected_calls`
+        or `database` chose and that store zeros between the entries are checked for NaN and infinities.
 
     Returns
     -------
@@ -73,19 +75,21 @@ def build(
         `schedule` is something else.
     """
     # Most programs are built without what the imports below bring.
-    if database is None and calls is None:
-        return make_kernel(func, target, schedule=schedule, finite=finite)
+    if database is None and expected_calls is None:
+        return make_kernel(func, target, schedule=schedule, assume_finite=assume_finite)
     if database is None:
         from sparsetir.kernel_factory import bound_over_another
 
         convert = partial(bound_over_another, judge=_judged)
-        return make_kernel(func, target, schedule=schedule, calls=calls, finite=finite, convert=convert)
+        return make_kernel(
+            func, target, schedule=schedule, expected_calls=expected_calls, assume_finite=assume_finite, convert=convert
+        )
     from sparsetir.tuning.accumulators import computes_patterns, recorded_accumulators
     from sparsetir.tuning.kernel import recorded
 
     get_num_threads()
-    if calls is not None:
-        raise ArgumentError("calls= goes by rules and database= by measurements: give one of them")
+    if expected_calls is not None:
+        raise ArgumentError("expected_calls= goes by rules and database= by measurements: give one of them")
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule)):
         found = type(func).__name__
         raise ArgumentTypeError(f"a database has records of programs as they were tuned, PrimFuncs; found {found}")
@@ -94,7 +98,7 @@ def build(
             raise ArgumentError("the database decides how rows are collected: leave schedule out")
         chosen: Any = recorded_accumulators(func, target, database)
         return chosen
-    tuned: Any = recorded(func, target, schedule, database, finite=finite)  # called like any other kernel
+    tuned: Any = recorded(func, target, schedule, database, assume_finite=assume_finite)  # called like any other kernel
     return tuned
 
 

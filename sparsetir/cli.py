@@ -93,7 +93,8 @@ def parser() -> argparse.ArgumentParser:
         "--strategy", default="guided", help="guided, evolution, annealing, portfolio, random, exhaustive"
     )
     tune.add_argument("--amortize-over", type=positive(float), metavar="CALLS", help="that share a conversion")
-    tune.add_argument("--against", default="", metavar="PEERS", help="scipy,torch,mkl: time these libraries too")
+    tune.add_argument("--compare-with", default="", metavar="PEERS", help="scipy,torch,mkl: time these libraries too")
+    tune.add_argument("--against", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     workers = "whose workers measure: processes:N, tcp://host:port of a dask scheduler, or rpc://host:port/key"
     tune.add_argument("--executor", metavar="WHICH", help=workers)
     tune.add_argument("--machines", choices=("same", "each"), default="same", help="whether these are of one kind")
@@ -267,14 +268,16 @@ def run_tune(args: argparse.Namespace) -> int:
     """``sparsetir tune``."""
     from sparsetir.io import read
     from sparsetir.tuning import tune_sparse
+    from sparsetir.utils.arguments import take_old_options
     from sparsetir.workloads.inputs import make_case
 
+    take_old_options(args, against="compare_with")
     database = args.database or (args.out / "tuning.jsonl" if args.out else None)
     case = make_case(args.op, operand(args.file, read(args.file)), feat=args.feat, seed=args.seed)
     budget = {"max_trials": args.trials, "max_seconds": args.seconds, "amortize_over": args.amortize_over}
     budget["preset"] = args.preset
     how = {"strategy": args.strategy, "formats": [] if args.schedules_only else None, "seed": args.seed}
-    how["against"] = [name for name in args.against.split(",") if name]
+    how["compare_with"] = [name for name in args.compare_with.split(",") if name]
     how |= {"executor": args.executor, "machines": args.machines}
     result = tune_sparse(case.program, case.inputs, database=database, **budget, **how)
     if args.json != "-":
@@ -426,7 +429,7 @@ def run_demo(args: argparse.Namespace) -> int:
     print(script(case.program))
     heading(f"The search, {args.seconds:g} s")
     args.out.mkdir(parents=True, exist_ok=True)
-    limits = {"max_trials": 10_000, "max_seconds": args.seconds, "against": available(args.op)}
+    limits = {"max_trials": 10_000, "max_seconds": args.seconds, "compare_with": available(args.op)}
     result = tune_sparse(case.program, case.inputs, database=args.out / "tuning.jsonl", **limits)
     print(result.report())
     heading("Why this kernel")

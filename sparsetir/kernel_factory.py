@@ -41,8 +41,8 @@ def make_kernel(
     target: Any = None,
     *,
     schedule: Any = None,
-    calls: int | None = None,
-    finite: bool = False,
+    expected_calls: int | None = None,
+    assume_finite: bool = False,
     convert: Convert | None = None,
 ) -> Any:
     """Compile a program; see `sparsetir.build`.
@@ -53,8 +53,8 @@ def make_kernel(
         See `Kernel`.
     """
     get_num_threads()
-    finite = as_flag(finite, "finite")
-    calls = None if calls is None else as_count(calls, "calls")
+    assume_finite = as_flag(assume_finite, "assume_finite")
+    expected_calls = None if expected_calls is None else as_count(expected_calls, "expected_calls")
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
         func = _transformed(func)
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
@@ -68,8 +68,10 @@ def make_kernel(
     warn_of_other_meanings(decode(program), stacklevel=4)
     warn_of_doubtful(decode(program), stacklevel=4)
     _check_stores(program)
-    program = program.with_attr(FINITE, True) if finite else program
-    return _kernel(program, target, schedule, calls=calls, finite=finite, convert=convert)
+    program = program.with_attr(FINITE, True) if assume_finite else program
+    return _kernel(
+        program, target, schedule, expected_calls=expected_calls, assume_finite=assume_finite, convert=convert
+    )
 
 
 def _transformed(func: Any) -> Any:
@@ -133,7 +135,7 @@ def bound_over_another(
     if len(matrices) != 1 or set(matrices) - set(fixed):
         return None
     ((name, matrix),) = matrices.items()
-    format = format_for(kernel, name, {**fixed, **arguments}, calls=kernel.calls or 0, judge=judge)
+    format = format_for(kernel, name, {**fixed, **arguments}, calls=kernel.expected_calls or 0, judge=judge)
     if format is None:
         return None
     try:
@@ -143,7 +145,7 @@ def bound_over_another(
     except SparseTIRError:  # the program cannot be written over it
         return None
     # Without zeros between the entries none is multiplied.
-    is_safe = kernel.finite or other.convert(name, matrix).padding == 0
+    is_safe = kernel.assume_finite or other.convert(name, matrix).padding == 0
     watch = None if is_safe else Watch.over(parts, kernel.signature)
     if bound is None or watch is None:
         return bound

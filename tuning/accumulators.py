@@ -62,7 +62,7 @@ def refuse_assembled(func: tirx.PrimFunc, search: str) -> None:
         raise LoweringError(f"{program}: {search} compares loops and formats; tune_sparse searches its accumulators")
 
 
-def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], against: Sequence[str]) -> None:
+def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], compare_with: Sequence[str]) -> None:
     """Raise where a search was given what only those of other programs take.
 
     Parameters
@@ -71,7 +71,7 @@ def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], against
         What is searched there.
     apart : mapping of str to value
         How candidates run in other processes.
-    against : sequence of str
+    compare_with : sequence of str
         Libraries to compare with.
     """
     argument = next((name for name, value in searched.items() if value), None)
@@ -80,9 +80,9 @@ def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], against
     argument = next((name for name, value in apart.items() if value), None)
     if argument is not None:
         raise ArgumentError(f"candidates for computed patterns run in this process, one by one: leave {argument} out")
-    if against:
+    if compare_with:
         advice = "`sparsetir bench FILE --ops spgemm` compares products with them"
-        raise ArgumentError(f"no other library is timed against computed patterns: leave against out; {advice}")
+        raise ArgumentError(f"no other library is timed against computed patterns: leave compare_with out; {advice}")
 
 
 class Trials:

@@ -27,6 +27,7 @@ from sparsetir.tuning.session import Session, shown
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
+from sparsetir.utils.arguments import renamed_parameters
 from sparsetir.utils.dtypes import as_whole
 from sparsetir.utils.gc import old_objects_aside
 
@@ -44,10 +45,11 @@ def finalists(history: list[Record], cost: Cost) -> list[Candidate]:
     return [candidate for *_, candidate in timed[:FINALISTS]]
 
 
-UNTIL = 0.05  # see `tune_sparse`, where nothing but a preset says how long to search
+STOP_PROBABILITY = 0.05  # see `tune_sparse`, where nothing but a preset says how long to search
 PRESETS: dict[str, tuple[int, float | None]] = {"quick": (24, 8.0), "standard": (64, None), "thorough": (400, 120.0)}
 
 
+@renamed_parameters(until="stop_probability", against="compare_with", finite="assume_finite")
 def tune_sparse(
     program: Any,
     inputs: Mapping[str, Any],
@@ -62,14 +64,14 @@ def tune_sparse(
     seed: int = 0,
     database: str | Path | Database | None = None,
     patience: int | None = None,
-    until: float | None = None,
+    stop_probability: float | None = None,
     target: Any = None,
     isolate: bool | None = None,
     timeout: float = TIMEOUT,
     executor: Executor | str | None = None,
     machines: str = "same",
-    against: Sequence[str] = (),
-    finite: bool = False,
+    compare_with: Sequence[str] = (),
+    assume_finite: bool = False,
     progress: bool | None = None,
 ) -> TuneResult:
     """Find the fastest format and schedule of a program on the arguments of one call.
@@ -110,7 +112,7 @@ def tune_sparse(
         target, machine, threads and version are not measured again.
     patience : int, optional
         End after this many trials without a better one.
-    until : float, optional
+    stop_probability : float, optional
         End when it is less likely than this that something that was not tried is more than 3 % faster, by what the cost
         model expects and how far it was wrong lately. By default 0.05 where the preset alone limits the search; 0
         never ends one.
@@ -131,10 +133,10 @@ def tune_sparse(
     machines : {"same", "each"}
         Whether the executor's workers must be of one kind of machine, number of threads and versions, or may be of
         several, of which each has its own records.
-    against : sequence of {"scipy", "torch", "mkl"}
+    compare_with : sequence of {"scipy", "torch", "mkl"}
         Libraries that are timed side by side with the result, where the program is one of `sparsetir.ops`:
         `TuneResult.break_even_with` tells after how many calls the conversion has paid.
-    finite : bool
+    assume_finite : bool
         A promise that the kernel's arguments will hold neither infinities nor NaN. Without it, results over formats
         that store zeros between the entries are checked for NaN and infinities.
     progress : bool, optional
@@ -183,24 +185,33 @@ def tune_sparse(
             f"the schedule of a search is a function below @sparsetir.template; found {schedule_name}"
         )
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
-    if until is not None and (isinstance(until, (str, bool)) or not 0 <= until <= 1):
-        raise ArgumentError(f"until must be a probability, found {until!r}")
+    if stop_probability is not None and (isinstance(stop_probability, (str, bool)) or not 0 <= stop_probability <= 1):
+        raise ArgumentError(
+            f"stop_probability: expected a probability from 0 to 1, got {stop_probability!r}. Pass one such as 0.05."
+        )
     if not timeout > 0:
         raise ArgumentError(f"timeout must be positive, found {timeout!r}")
-    if isinstance(against, str):
-        raise ArgumentTypeError(f'against is a list of libraries, such as ["mkl"]; found {against!r}')
+    if isinstance(compare_with, str):
+        raise ArgumentTypeError(
+            f'compare_with: expected a list of libraries, got {compare_with!r}. Pass one such as ["mkl"].'
+        )
     if amortize_over is not None and not amortize_over > 0:
         raise ArgumentError(f"amortize_over must be a positive number of calls, found {amortize_over!r}")
     search_seconds = (
         seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
     )
     is_preset = max_trials is None and max_seconds is None
-    budget = Budget(trials_left, search_seconds, patience, UNTIL if until is None and is_preset else until)
+    budget = Budget(
+        trials_left,
+        search_seconds,
+        patience,
+        STOP_PROBABILITY if stop_probability is None and is_preset else stop_probability,
+    )
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     if computes_patterns(program):
         searched = {"formats": formats, "schedule": schedule, "amortize_over": amortize_over}
         elsewhere = {"executor": executor, "machines": machines != "same"}
-        refuse_others(searched, {**elsewhere, "isolate": isolate, "timeout": timeout != TIMEOUT}, against)
+        refuse_others(searched, {**elsewhere, "isolate": isolate, "timeout": timeout != TIMEOUT}, compare_with)
         settings: dict[str, Any] = {"strategy": strategy, "seed": seed, "target": target, "progress": progress}
         return tune_accumulators(program, inputs, budget, records, **settings)
     apart = trials_left > ALONE if isolate is None else isolate
@@ -208,10 +219,10 @@ def tune_sparse(
     check_executor(executor, machines)
     with old_objects_aside(), opened(executor) as workers, Progress(budget, shown=progress) as bar:
         bar.say("preparing the untuned kernel")
-        settings = {"isolate": apart, "timeout": timeout, "finite": finite}
+        settings = {"isolate": apart, "timeout": timeout, "assume_finite": assume_finite}
         settings |= {"executor": workers, "machines": machines}
         with closing(Session(program, inputs, target, formats, schedule, **settings)) as session:
-            peers, search = session.peers(against), session.search(seed, strategy, records=records)
+            peers, search = session.peers(compare_with), session.search(seed, strategy, records=records)
             history, interrupted = trials(session, search, budget, records, cost=cost, bar=bar)
             if not interrupted and (not trials_left or is_repeated(session, history, records, amortize_over)):
                 schedule_name = unmeasured(session, search, history, budget, records, amortize_over)
@@ -322,8 +333,8 @@ def finish(
 ) -> TuneResult:
     """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it.
 
-    What `sparsetir.build` makes with ``calls=1000`` is in all comparisons, however slow it was when it was tried: see
-    `sparsetir.tuning.selection`. What they say is recorded, unless Ctrl-C ended the search.
+    What `sparsetir.build` makes with ``expected_calls=1000`` is in all comparisons, however slow it was when it was
+    tried: see `sparsetir.tuning.selection`. What they say is recorded, unless Ctrl-C ended the search.
     """
     cost = partial(full_cost, amortize_over=amortize_over)
     tuned = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]

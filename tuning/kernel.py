@@ -135,12 +135,12 @@ class TunedKernel(Saved):
         The untuned one.
     variants : sequence of Variant
         The best first.
-    finite : bool
+    assume_finite : bool
         Whether arguments are promised to hold neither infinities nor NaN: results are not checked then.
     """
 
-    def __init__(self, plain: Kernel, variants: Sequence[Variant], *, finite: bool = False) -> None:
-        self.plain, self.variants, self.finite = plain, tuple(variants), finite
+    def __init__(self, plain: Kernel, variants: Sequence[Variant], *, assume_finite: bool = False) -> None:
+        self.plain, self.variants, self.assume_finite = plain, tuple(variants), assume_finite
         self._fixed = sorted({name for v in self.variants for name in (*v.fixed, *v.sizes)})
         self._places = _places(plain.signature)
         self.is_for_patterns = any(v.pattern is not None for v in self.variants)
@@ -194,7 +194,7 @@ class TunedKernel(Saved):
         if kernel is self.plain:
             return kernel(**arguments)
         try:
-            if self.finite or not _multiplies_zeros(kernel):
+            if self.assume_finite or not _multiplies_zeros(kernel):
                 return kernel(**arguments)
             return self.watch.call(kernel, self.plain, arguments, {})
         except SparseTIRError:  # the format does not take this matrix, or the arguments are wrong: then that says how
@@ -272,7 +272,7 @@ class TunedKernel(Saved):
             yield from kernel.compiled_parts()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.plain, self.variants, self.finite)
+        return _restored, (self.plain, self.variants, self.assume_finite)
 
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
         """Write the best kernel as a C library; see `Kernel.export`."""
@@ -321,7 +321,7 @@ class BoundTunedKernel(Bound):
             bound = kernel.bind(**self.fixed)
         except SparseTIRError:  # the format does not take this matrix
             return self.checked
-        if self.kernel.finite or not _multiplies_zeros(kernel) or self._is_full(kernel):
+        if self.kernel.assume_finite or not _multiplies_zeros(kernel) or self._is_full(kernel):
             return bound
         return WatchedBound(bound, lambda: self.checked, self.kernel.watch)
 
@@ -331,9 +331,9 @@ class BoundTunedKernel(Bound):
         return bool(names) and all(kernel.convert(name, self.fixed[name]).padding == 0 for name in names)
 
 
-def _restored(plain: Kernel, variants: Sequence[Variant], finite: bool) -> TunedKernel:
+def _restored(plain: Kernel, variants: Sequence[Variant], assume_finite: bool) -> TunedKernel:
     """Return a tuned kernel out of what pickle kept."""
-    return TunedKernel(plain, variants, finite=finite)
+    return TunedKernel(plain, variants, assume_finite=assume_finite)
 
 
 def _multiplies_zeros(kernel: Kernel | ComposedKernel) -> bool:
@@ -378,7 +378,7 @@ def circumstances(kernel: Kernel | AssembledKernel, template: Template | None = 
     }
 
 
-def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, finite: bool = False) -> TunedKernel:
+def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, assume_finite: bool = False) -> TunedKernel:
     """Return the kernel that takes for each call what the last search for such arguments ended with.
 
     Parameters
@@ -389,7 +389,7 @@ def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, finite:
         Whose knobs were searched.
     path : str or Path
         The database.
-    finite : bool
+    assume_finite : bool
         See `TunedKernel`.
 
     Raises
@@ -425,7 +425,7 @@ def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, finite:
     if not comparisons and not best:
         warn_of_no_records(path, stacklevel=4)
     variants = [_variant(program, target, schedule, *parts) for parts in reversed(best)]
-    return TunedKernel(plain, variants, finite=finite)
+    return TunedKernel(plain, variants, assume_finite=assume_finite)
 
 
 def warn_of_no_records(path: Path, *, stacklevel: int) -> None:

@@ -135,14 +135,14 @@ class Budget:
         From when the budget was made.
     patience : int, optional
         Trials in a row without a better one.
-    until : float, optional
+    stop_probability : float, optional
         How unlikely it is in the end that something clearly better was not tried.
     """
 
     trials: int
     seconds: float | None = None
     patience: int | None = None
-    until: float | None = None
+    stop_probability: float | None = None
 
     def __post_init__(self) -> None:
         self.start = time.perf_counter()
@@ -227,9 +227,9 @@ def explore(
     See `step`; `chance` tells how likely it is that something clearly better was not tried yet.
     """
     settings: dict[str, Any] = {"fixed": fixed, "conversion": conversion, "cost": cost, "slots": slots}
-    until = log.budget.until
+    stop_probability = log.budget.stop_probability
     while not log.budget.is_spent(log.history) and step(search, measure, log, **settings):
-        if until is not None and chance is not None and chance() < until:
+        if stop_probability is not None and chance is not None and chance() < stop_probability:
             return
 
 

@@ -25,6 +25,7 @@ from sparsetir.tuning.session import Session
 from sparsetir.tuning.similar import RADIUS, distance
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
+from sparsetir.utils.arguments import renamed_parameters
 from sparsetir.workloads.plot import aligned
 
 # Task scheduler of `tune_many`: the next trials go to the search with the highest expected gain per second.
@@ -140,6 +141,7 @@ FINALISTS = 3
 MANY_SECONDS = 5.0  # of a budget for which worker processes are started
 
 
+@renamed_parameters(calls="expected_calls")
 @dataclass(frozen=True)
 class TuneTask:
     """A kernel to be tuned with others.
@@ -150,7 +152,7 @@ class TuneTask:
         At stage I.
     inputs : mapping of str to array
         The arguments of a call by name.
-    calls : float
+    expected_calls : float
         How often it is called where the others are called so often as they say: its weight.
     name : str, optional
         In the report; by default the program's.
@@ -158,7 +160,7 @@ class TuneTask:
 
     program: Any
     inputs: Mapping[str, Any]
-    calls: float = 1.0
+    expected_calls: float = 1.0
     name: str | None = None
 
 
@@ -194,12 +196,16 @@ class TuneManyResult(Sequence[TuneResult]):
     @property
     def untuned(self) -> float:
         """Seconds of all calls by the untuned kernels."""
-        return sum(task.calls * (r.untuned.seconds or 0.0) for task, r in zip(self.tasks, self.results, strict=True))
+        return sum(
+            task.expected_calls * (r.untuned.seconds or 0.0) for task, r in zip(self.tasks, self.results, strict=True)
+        )
 
     @property
     def tuned(self) -> float:
         """Seconds of all calls by the kernels that were found."""
-        return sum(task.calls * (r.best.seconds or 0.0) for task, r in zip(self.tasks, self.results, strict=True))
+        return sum(
+            task.expected_calls * (r.best.seconds or 0.0) for task, r in zip(self.tasks, self.results, strict=True)
+        )
 
     @property
     def speedup(self) -> float:
@@ -221,7 +227,14 @@ def _row(task: TuneTask, result: TuneResult, spent: float) -> list[str]:
     description = "the untuned kernel" if result.best == result.untuned else str(result.best.candidate)
     times = [f"{(record.seconds or 0.0) * 1e3:.4g}" for record in (result.untuned, result.best)]
     trials = [str(len(result.history)), f"{spent:.1f}"]
-    return [task.name or result.key.name, f"{task.calls:g}", *trials, *times, f"{result.speedup:.2f}", description]
+    return [
+        task.name or result.key.name,
+        f"{task.expected_calls:g}",
+        *trials,
+        *times,
+        f"{result.speedup:.2f}",
+        description,
+    ]
 
 
 class Run:
@@ -311,6 +324,7 @@ class Run:
         return finish(self.session, self.search, self.history, self.budget, self.records, **settings)
 
 
+@renamed_parameters(finite="assume_finite")
 def tune_many(
     tasks: Sequence[Any],
     *,
@@ -325,7 +339,7 @@ def tune_many(
     timeout: float = TIMEOUT,
     executor: Executor | str | None = None,
     machines: str = "same",
-    finite: bool = False,
+    assume_finite: bool = False,
 ) -> TuneManyResult:
     """Tune several kernels, such as those of a model, under one budget: the next trials where most is to be gained.
 
@@ -343,7 +357,7 @@ def tune_many(
         Of everything. The untuned kernel of every task is timed all the same, and what was found compared once more.
     policy : {"gain", "equal"}
         Equal shares of time are there to compare with.
-    strategy, seed, database, target, isolate, timeout, executor, machines, finite
+    strategy, seed, database, target, isolate, timeout, executor, machines, assume_finite
         As for `tune_sparse`. Worker processes are started for a budget of more than 5 seconds.
     patience : int
         Trials without a better one after which a search ends.
@@ -381,7 +395,7 @@ def tune_many(
     check_executor(executor, machines)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     apart = seconds > MANY_SECONDS if isolate is None else isolate
-    settings: dict[str, Any] = {"isolate": apart, "timeout": timeout, "finite": finite}
+    settings: dict[str, Any] = {"isolate": apart, "timeout": timeout, "assume_finite": assume_finite}
     begin = time.perf_counter()
     with ExitStack() as stack, closing(records):
         settings |= {"executor": stack.enter_context(opened(executor)), "machines": machines}
@@ -415,10 +429,10 @@ class Many:
         name = _name(session.key)
         self.order.append(name)
         if name in self.runs:
-            self.runs[name].curve.calls += task.calls
+            self.runs[name].curve.calls += task.expected_calls
             session.pool.rest()
             return
-        run = Run(session, search_in(session), self.records, task.calls, self.patience)
+        run = Run(session, search_in(session), self.records, task.expected_calls, self.patience)
         self.runs[name] = run
         self._wake(run)
         run.begin()
@@ -477,10 +491,12 @@ def _task(task: Any, number: int) -> TuneTask:
         task = TuneTask(*task)
     if not isinstance(task, TuneTask):
         fault = f"task {number} is {type(task).__name__}"
-        raise ArgumentTypeError(f"tasks are TuneTask(program, inputs, calls) or tuples of these; {fault}")
-    calls = task.calls
+        raise ArgumentTypeError(f"tasks are TuneTask(program, inputs, expected_calls) or tuples of these; {fault}")
+    calls = task.expected_calls
     if isinstance(calls, (bool, str)) or not (calls > 0 and isfinite(calls)):
-        raise ArgumentError(f"the calls of a task must be a positive number; task {number} has {calls!r}")
+        raise ArgumentError(
+            f"expected_calls: expected a positive number, got {calls!r} of task {number}. Pass how often it is called."
+        )
     return task
 
 

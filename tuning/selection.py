@@ -21,8 +21,8 @@ from sparsetir.tuning.space import Candidate
 
 # Final selection: which kernel a search returns, so that it is not slower than the untuned baselines.
 #
-# The untuned kernel and what ``sparsetir.build(program, calls=1000)`` makes are the *incumbents*. Another kernel
-# takes their place only if it is clearly faster, and not much slower than any of them. Where the machine is so
+# The untuned kernel and what ``sparsetir.build(program, expected_calls=1000)`` makes are the *incumbents*. Another
+# kernel takes their place only if it is clearly faster, and not much slower than any of them. Where the machine is so
 # noisy that the usual number of rounds does not tell, there are more of them; where these do not tell either, the
 # incumbent that was faster stays.
 

@@ -63,7 +63,7 @@ class Session:
         Whether candidates run in worker processes.
     timeout : float
         Seconds of a compilation or a measurement there.
-    finite : bool
+    assume_finite : bool
         Whether arguments are promised to hold neither infinities nor NaN.
     executor : concurrent.futures.Executor or str, optional
         Whose workers measure, rather than processes of this one; the address of an RPC tracker.
@@ -81,11 +81,11 @@ class Session:
         *,
         isolate: bool = False,
         timeout: float = TIMEOUT,
-        finite: bool = False,
+        assume_finite: bool = False,
         executor: Executor | str | None = None,
         machines: str = "same",
     ) -> None:
-        self.finite = finite
+        self.assume_finite = assume_finite
         if isolate and executor is None and can_send(inputs):
             Process.warm()
         self.evaluator = Evaluator(single(program), inputs, target, template)
@@ -145,7 +145,7 @@ class Session:
 
     @cached_property
     def preferred(self) -> Format | None:
-        """The format that ``sparsetir.build(program, calls=ANNOUNCED)`` converts the argument to, if any."""
+        """The format that ``sparsetir.build(program, expected_calls=ANNOUNCED)`` converts the argument to, if any."""
         return self._format_for(ANNOUNCED, partial(chosen, described=self.described))
 
     def _format_for(self, calls: float, judge: Judge | None = None) -> Format | None:
@@ -155,7 +155,7 @@ class Session:
 
     @cached_property
     def announced(self) -> Candidate | None:
-        """What ``sparsetir.build(program, calls=ANNOUNCED)`` does; None where that is what the untuned kernel does.
+        """What ``sparsetir.build(program, expected_calls=ANNOUNCED)`` does; None if the same as the untuned kernel.
 
         None, too, where the caller's formats or configurations are without it.
         """
@@ -266,9 +266,9 @@ class Session:
         """Return a variant's kernel for callers: it takes other sizes and numbers that are not finite."""
         kernel = variant.built()
         is_plain = isinstance(kernel, Kernel) or not kernel.decomposition.multiplies_zeros
-        if (is_plain or self.finite) and not variant.fixed:
+        if (is_plain or self.assume_finite) and not variant.fixed:
             return kernel
-        return TunedKernel(self.kernel, [variant], finite=self.finite)
+        return TunedKernel(self.kernel, [variant], assume_finite=self.assume_finite)
 
     def peers(self, names: Sequence[str]) -> dict[str, Call]:
         """Return calls of other libraries for the same product.
@@ -329,7 +329,7 @@ class Session:
         """Return a call with the look at its operands or results that it costs where the format multiplies zeros."""
         parts = getattr(kernel, "decomposition", None)
         name, inputs = self.evaluator.name, self.evaluator.inputs
-        if self.finite or parts is None or not parts.multiplies_zeros or name is None:
+        if self.assume_finite or parts is None or not parts.multiplies_zeros or name is None:
             return call
         if not kernel.convert(name, inputs[name]).padding:
             return call

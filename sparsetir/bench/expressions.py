@@ -20,6 +20,7 @@ from sparsetir.einsum import einsum, einsum_expression
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.script.printer import parse
 from sparsetir.utils import memory
+from sparsetir.utils.arguments import take_old_options
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.workloads.expressions import CASES, PEERS, Case, agree
 from sparsetir.workloads.inputs import reason, say
@@ -176,7 +177,7 @@ BY_HAND: dict[str, Callable[..., Call]] = {
 # call, of later calls, also with sparse operands fixed where others are open, of our ready program or one by hand,
 # and of each library that is installed and says it; then how much memory a call takes, relative to operands and
 # result. Results that disagree are named below the table. finch-tensor takes seconds for a call and is asked for by
-# ``--against finch``.
+# ``--compare-with finch``.
 
 
 OWN = ("einsum", "bound", "program")
@@ -244,7 +245,7 @@ def measure(
     case: Case,
     size: int,
     *,
-    against: Sequence[str] = USUAL,
+    compare_with: Sequence[str] = USUAL,
     rounds: int = 3,
     rest: float = 0.1,
     burst: float = 0.05,
@@ -256,7 +257,7 @@ def measure(
     case : Case
     size : int
         Extent of most letters.
-    against : sequence of str
+    compare_with : sequence of str
         Names in `PEERS`; those that are not installed are left out.
     rounds, rest, burst
         As for `interleave`.
@@ -268,7 +269,7 @@ def measure(
     calls = {"einsum": lambda: einsum(case.text, *operands, **case.options)}
     if "d" in case.kinds:
         calls["bound"] = bound_call(case, operands)
-    for name, make in {"program": program_call, **{name: PEERS[name] for name in against}}.items():
+    for name, make in {"program": program_call, **{name: PEERS[name] for name in compare_with}}.items():
         call = checked(name, make, case, operands, expected, row)
         if call is not None:
             calls[name] = call
@@ -355,26 +356,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each call")
     parser.add_argument("--rest", type=float, default=0.25, metavar="SECONDS", help="sleep before each turn")
     parser.add_argument("--threads", type=int, metavar="N", help="for every library")
-    parser.add_argument("--against", default=",".join(USUAL), metavar="NAMES", help=f"some of {', '.join(PEERS)}")
+    parser.add_argument("--against", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument("--compare-with", default=",".join(USUAL), metavar="NAMES", help=f"some of {', '.join(PEERS)}")
     parser.add_argument("--only", default="", metavar="NAMES", help="names of the first column, with commas")
     args = parser.parse_args(argv)
+    take_old_options(args, against="compare_with")
     selected = [case for case in CASES if not args.only or case.name in args.only.split(",")]
     if not selected or min(args.size, args.rounds) < 1:
         parser.error(
             f"--only names some of {', '.join(case.name for case in CASES)}; --size and --rounds are at least 1"
         )
-    against = [name for name in args.against.split(",") if name]
-    if not set(against) <= set(PEERS):
-        parser.error(f"--against names some of {', '.join(PEERS)}, found {args.against}")
+    compare_with = [name for name in args.compare_with.split(",") if name]
+    if not set(compare_with) <= set(PEERS):
+        parser.error(f"--compare-with names some of {', '.join(PEERS)}, found {args.compare_with}")
     if args.threads is not None:
         set_num_threads(args.threads)
     set_threads(get_num_threads())
-    for name in against:
+    for name in compare_with:
         if importlib.util.find_spec(name) is None:
             say(f"without {name}, which is not installed")
     rows = []
     for case in selected:
-        rows.append(measure(case, args.size, against=against, rounds=args.rounds, rest=args.rest))
+        rows.append(measure(case, args.size, compare_with=compare_with, rounds=args.rounds, rest=args.rest))
         say(f"{case.name}: {', '.join(f'{n} {t.median * 1e3:.3g} ms' for n, t in rows[-1].times.items())}")
     print(table(rows))
     findings = [finding for row in rows for finding in row.findings]

@@ -55,7 +55,7 @@ Kind = Callable[[Case, Plan], dict[str, Any]]
 
 def untuned(case: Case, _plan: Plan) -> dict[str, Any]:
     """Return what `sparsetir.build` makes of the program for many calls."""
-    return {"untuned": build(case.program, calls=CALLS)}
+    return {"untuned": build(case.program, expected_calls=CALLS)}
 
 
 def tuned(case: Case, plan: Plan) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -
     alone = tune_sparse(case.program, case.inputs, formats=[], **budget)
     unled = tune_sparse(case.program, case.inputs, strategy="evolution", **budget)
     kernels = {
-        "untuned": build(case.program, calls=CALLS),
+        "untuned": build(case.program, expected_calls=CALLS),
         "schedules": alone.kernel,
         "evolution": unled.kernel,
     }

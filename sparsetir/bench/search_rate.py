@@ -91,7 +91,11 @@ def measure(name: str, case: Case, **how: Any) -> Pace:
     began = time.perf_counter()
     result = tune_sparse(case.program, case.inputs, progress=False, **how)
     seconds = time.perf_counter() - began
-    kernels = {"tuned": result.kernel, "default": build(case.program), "called": build(case.program, calls=CALLS)}
+    kernels = {
+        "tuned": result.kernel,
+        "default": build(case.program),
+        "called": build(case.program, expected_calls=CALLS),
+    }
     turns = [in_rounds(our_calls(kernels, case), ROUNDS // BINDINGS) for _ in range(BINDINGS)]
     times = {name: np.concatenate([turn[name] for turn in turns]) for name in kernels}
     over = {name: float(np.median(times[name] / times["tuned"])) for name in kernels}

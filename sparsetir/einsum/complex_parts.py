@@ -114,8 +114,8 @@ def _with_values(part: Any, values: Any) -> Any:
 
 def product(operation: Callable[..., Any], A: Any, B: Any, **options: Any) -> Any:
     """Multiply by four real products, or by two where an operand is real."""
-    if options.get("top") is not None or options.get("above") is not None:
-        fault = "top, above: expected real values, which have an order, got complex ones"
+    if options.get("top") is not None or options.get("threshold") is not None:
+        fault = "top, threshold: expected real values, which have an order, got complex ones"
         raise ArgumentTypeError(f"{fault}. Multiply without them.")
     dtype = _real_dtype(A, B)
     a, b = _parts(A, dtype), _parts(B, dtype)

@@ -17,26 +17,28 @@ from sparsetir.einsum.expression import einsum_expression
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
+from sparsetir.utils.arguments import renamed_parameters
 from sparsetir.utils.dtypes import is_float
 
 DEFAULT_CALLS = 1000  # products that a solver is expected to make
 MIN_ENTRIES = 1 << 14  # of a matrix; the products of smaller ones cost less than code for another format
-TRIAL_PRODUCTS = 8  # products of one kind before a format is looked for, unless calls= announces more
+TRIAL_PRODUCTS = 8  # products of one kind before a format is looked for, unless expected_calls= announces more
 SAMPLES = 3  # timed products of each candidate, after one that is not counted
 
 
-def linear_operator(A: Any, *, calls: int | None = None) -> linalg.LinearOperator:
+@renamed_parameters(calls="expected_calls")
+def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.LinearOperator:
     """Wrap a sparse matrix as a linear operator for scipy's solvers.
 
     After a few products with vectors, or with matrices, that kind of product is tried over the format that
-    ``sparsetir.build(program, calls=calls)`` finds for the matrix. Some products are timed over both formats, and the
-    faster one makes the others. A second copy of the matrix is kept for each format.
+    ``sparsetir.build(program, expected_calls=expected_calls)`` finds for the matrix. Some products are timed over both
+    formats, and the faster one makes the others. A second copy of the matrix is kept for each format.
 
     Parameters
     ----------
     A : sparse matrix, shape (m, n)
         Of scipy, torch or a `SparseTensor`, of float32 or float64. Integers, bools and other floats become float64.
-    calls : int, optional
+    expected_calls : int, optional
         About how many products of each kind will be made. Given that, the format is looked for at the first product,
         and 0 keeps the format of `A`. By default a thousand are expected once eight have been made.
 
@@ -49,9 +51,9 @@ def linear_operator(A: Any, *, calls: int | None = None) -> linalg.LinearOperato
     Raises
     ------
     ArgumentTypeError
-        `A` is not sparse, or complex, or `calls` is no integer.
+        `A` is not sparse, or complex, or `expected_calls` is no integer.
     ArgumentError
-        `A` is no matrix, or `calls` is negative.
+        `A` is no matrix, or `expected_calls` is negative.
 
     Examples
     --------
@@ -70,11 +72,17 @@ def linear_operator(A: Any, *, calls: int | None = None) -> linalg.LinearOperato
         raise ArgumentTypeError(f"linear_operator takes real numbers, found {tensor.dtype}")
     if tensor.dtype not in (np.float32, np.float64):
         tensor = _in_float64(tensor)
-    if calls is not None and (isinstance(calls, bool) or not isinstance(calls, (int, np.integer))):
-        raise ArgumentTypeError(f"calls: expected an integer, got {calls!r}. Pass the expected number of products.")
-    if calls is not None and calls < 0:
-        raise ArgumentError(f"calls: expected a non-negative integer, got {calls}. Pass 0 to keep the format.")
-    return _Operator(tensor, calls)
+    if expected_calls is not None and (
+        isinstance(expected_calls, bool) or not isinstance(expected_calls, (int, np.integer))
+    ):
+        raise ArgumentTypeError(
+            f"expected_calls: expected an integer, got {expected_calls!r}. Pass a number of products."
+        )
+    if expected_calls is not None and expected_calls < 0:
+        raise ArgumentError(
+            f"expected_calls: expected a non-negative integer, got {expected_calls}. Pass 0 to keep the format."
+        )
+    return _Operator(tensor, expected_calls)
 
 
 def _in_float64(tensor: SparseTensor) -> SparseTensor:
@@ -92,8 +100,8 @@ def _in_float64(tensor: SparseTensor) -> SparseTensor:
 
 
 class _Operator(linalg.LinearOperator):
-    def __init__(self, tensor: SparseTensor, calls: int | None) -> None:
-        self.tensor, self.calls = tensor, calls
+    def __init__(self, tensor: SparseTensor, expected_calls: int | None) -> None:
+        self.tensor, self.expected_calls = tensor, expected_calls
         super().__init__(tensor.dtype, tensor.shape)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,9 +121,9 @@ class _Operator(linalg.LinearOperator):
         key = f"{text}{x.dtype}"
         if key not in self._products:
             first = einsum_expression(text, self.tensor, x).bind(self.tensor)
-            is_large = self.tensor.nnz >= MIN_ENTRIES if self.calls is None else self.calls > 0
+            is_large = self.tensor.nnz >= MIN_ENTRIES if self.expected_calls is None else self.expected_calls > 0
             is_alike = x.dtype == self.tensor.dtype and is_large
-            self._products[key] = _Product(first, self._second(text) if is_alike else None, self.calls)
+            self._products[key] = _Product(first, self._second(text) if is_alike else None, self.expected_calls)
         return self._products[key](x)
 
     def _common_dtype(self, x: Any) -> np.dtype[Any]:
@@ -126,14 +134,16 @@ class _Operator(linalg.LinearOperator):
 
     def _second(self, text: str) -> Callable[[Any], Any]:
         """Return a function of an operand: the product over another format, or None where converting does not pay."""
-        tensor, calls = self.tensor, DEFAULT_CALLS if self.calls is None else self.calls
+        tensor, expected_calls = self.tensor, DEFAULT_CALLS if self.expected_calls is None else self.expected_calls
         is_transposed = text[3] == "i"
 
         def convert(x: Any) -> Any:
             matrix = tensor.to_scipy("csr", copy=False)
             matrix = matrix.T.tocsr() if is_transposed else matrix
             program, name = (ops.spmv, "x") if x.ndim == 1 else (ops.spmm, "B")
-            kernel = build(program(tensor.dtype.name, idtype=matrix.indices.dtype.name), calls=int(calls))
+            kernel = build(
+                program(tensor.dtype.name, idtype=matrix.indices.dtype.name), expected_calls=int(expected_calls)
+            )
             bound = kernel.bind(A=matrix)
             bound(**{name: x})
             is_other = bound.over_another is not None or is_transposed
@@ -162,13 +172,15 @@ class _Product:
     first : callable
     convert : callable or None
         Takes an operand; returns the second candidate, or None.
-    calls : int or None
+    expected_calls : int or None
         Number of products that the caller expects.
     """
 
-    def __init__(self, first: Callable[[Any], Any], convert: Callable[[Any], Any] | None, calls: int | None) -> None:
+    def __init__(
+        self, first: Callable[[Any], Any], convert: Callable[[Any], Any] | None, expected_calls: int | None
+    ) -> None:
         self.best, self.convert = first, convert
-        self.left = TRIAL_PRODUCTS if calls is None else 0
+        self.left = TRIAL_PRODUCTS if expected_calls is None else 0
         self.candidates: list[tuple[Callable[[Any], Any], list[float]]] = []
 
     def __call__(self, x: Any) -> Any:

@@ -22,7 +22,7 @@ from sparsetir.interop import to_torch as as_torch
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import ROWS
 from sparsetir.sparse_output.postings import Postings
-from sparsetir.utils.arguments import as_flag
+from sparsetir.utils.arguments import as_flag, take_old_argument
 
 
 def matmul(
@@ -32,7 +32,8 @@ def matmul(
     mask: Any = None,
     complement: bool = False,
     top: int | None = None,
-    above: float | None = None,
+    threshold: float | None = None,
+    **old_names: Any,
 ) -> Any:
     """Multiply sparse matrices, or a sparse and a dense one, on all threads.
 
@@ -50,8 +51,10 @@ def matmul(
         Compute them where the mask stores none instead.
     top : int, optional
         Keep so many entries of each row, those with the largest values; of equal ones those in the first columns.
-    above : float, optional
+    threshold : float, optional
         Keep the entries with larger values. With one of the two NaN is not kept.
+    **old_names
+        ``above``, the former name of `threshold`, with a DeprecationWarning.
 
     Returns
     -------
@@ -80,38 +83,39 @@ def matmul(
     >>> sparsetir.matmul(A, A, top=1).toarray().tolist()
     [[0.0, 8.0], [0.0, 22.0]]
     """
+    if old_names:
+        threshold = take_old_argument(old_names, "above", "threshold", threshold, "matmul")
     try:
         if type(A) in ROWS and type(B) in ROWS:
-            return products.matmul(A, B, mask=mask, complement=complement, top=top, above=above)
+            return products.matmul(A, B, mask=mask, complement=complement, top=top, threshold=threshold)
         if isinstance(B, Postings):
-            return _of_postings(A, B, mask, top, above)
-        if mask is top is above is None and complement is False:
+            return _of_postings(A, B, mask, top, threshold)
+        if mask is top is threshold is None and complement is False:
             product = product_door(A, B)
             if product is not None:
                 return product
-        return _matmul(A, B, mask, as_flag(complement, "complement"), top, above)
+        return _matmul(A, B, mask, as_flag(complement, "complement"), top, threshold)
     except ArgumentTypeError:
         if not has_complex(A, B):
             raise
-    return complex_product(matmul, A, B, mask=mask, complement=complement, top=top, above=above)
+    return complex_product(matmul, A, B, mask=mask, complement=complement, top=top, threshold=threshold)
 
 
-def _of_postings(A: Any, index: Postings, mask: Any, top: Any, above: Any) -> Any:
+def _of_postings(A: Any, index: Postings, mask: Any, top: Any, threshold: Any) -> Any:
     if top is None:
         raise ArgumentError("top: expected a number of documents, got None. Pass top=10 to search an index.")
-    if mask is not None or above is not None:
-        raise ArgumentError("mask, above: expected none with an index, got one. Multiply by the matrix itself.")
+    if mask is not None or threshold is not None:
+        raise ArgumentError("mask, threshold: expected none with an index, got one. Multiply by the matrix itself.")
     return index.top(A, top)
 
 
-def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, above: Any) -> Any:
+def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: Any) -> Any:
     if _is_one_dense(A, B):
-        if complement and mask is None:
-            raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
-        if mask is not None or top is not None or above is not None:
-            raise ArgumentError("mask=, top= and above= choose entries of sparse results, but an operand is dense")
+        if complement or not mask is top is threshold is None:
+            options = "mask=, complement=, top= and threshold="
+            raise ArgumentError(f"{options} choose entries of sparse results, but an operand is dense")
         return operators.matmul(A, B)
-    return products.matmul(A, B, mask=mask, complement=complement, top=top, above=above)
+    return products.matmul(A, B, mask=mask, complement=complement, top=top, threshold=threshold)
 
 
 def _is_one_dense(A: Any, B: Any) -> bool:

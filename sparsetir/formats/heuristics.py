@@ -93,7 +93,7 @@ def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -
 # * `promising`: those that a search tries, the likeliest first.
 # * `suited`: the one format that a matrix is worth converting to before many products with it. The rules look at a
 #   sample of the rows, or at their lengths. Converting has to pay within the calls that were announced
-#   (``sparsetir.build(program, calls=1000)``).
+#   (``sparsetir.build(program, expected_calls=1000)``).
 #
 #   * Dense blocks: `bsr`, whose loops load a row of the dense operand, or a few elements of a vector, once for all rows
 #     of a block.

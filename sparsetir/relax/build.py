@@ -22,6 +22,7 @@ from sparsetir.relax.dense import ScheduleDense, is_ours
 from sparsetir.relax.legalize import LowerSparse
 from sparsetir.relax.programs import OPAQUE
 from sparsetir.tuning import TuneTask, tune_many
+from sparsetir.utils.arguments import renamed_parameters
 from sparsetir.utils.threads import get_num_threads
 
 
@@ -69,14 +70,14 @@ def HideZeros(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
 
 
 def lowering(
-    target: Any, database: Path | None, *, checked: bool = True, finite: bool = False
+    target: Any, database: Path | None, *, checked: bool = True, assume_finite: bool = False
 ) -> list[tvm.transform.Pass]:
     """Return the passes that run before TVM's own, in order."""
     return [
         MarkOpaque,  # A user's programs are not to be fused with other operators.
         relax.transform.DecomposeOpsForInference(),
         # Lower the operators and dense products, with their epilogues.
-        LowerSparse(target, database, checked=checked, finite=finite),
+        LowerSparse(target, database, checked=checked, assume_finite=assume_finite),
         relax.transform.RemoveRedundantReshape(),
         HideZeros,
         relax.transform.LegalizeOps(),
@@ -90,6 +91,7 @@ def lowering(
     ]
 
 
+@renamed_parameters(finite="assume_finite")
 def build(
     mod: ir.IRModule,
     target: Any = None,
@@ -98,7 +100,7 @@ def build(
     database: str | Path | None = None,
     tune_seconds: float | None = None,
     checked: bool = True,
-    finite: bool = False,
+    assume_finite: bool = False,
 ) -> relax.VMExecutable:
     """Compile a model: sparse operators by this package's kernels, everything else by TVM.
 
@@ -118,7 +120,7 @@ def build(
         Whether a structure passed at run time is validated in each call, at the cost of a pass over its index
         arrays: an invalid one raises an error, where it would otherwise cause accesses out of bounds. Constants are
         validated by `build`.
-    finite : bool
+    assume_finite : bool
         A promise that operands hold neither infinities nor NaN: constant matrices are then stored in formats with zeros
         between the entries, too, where they are faster.
 
@@ -140,8 +142,8 @@ def build(
             folder = stack.enter_context(TemporaryDirectory(prefix="sparsetir-"))
             records = Path(folder, "tuning.jsonl") if records is None else records
             if products := tasks(mod, cpu, params=params):
-                tune_many(products, seconds=tune_seconds, database=records, target=target, finite=finite)
-        module = lowered(mod, cpu, params, records, checked=checked, finite=finite)
+                tune_many(products, seconds=tune_seconds, database=records, target=target, assume_finite=assume_finite)
+        module = lowered(mod, cpu, params, records, checked=checked, assume_finite=assume_finite)
         return relax.build(module, _free(cpu, module), tir_pipeline="sparsetir")
 
 
@@ -164,7 +166,7 @@ def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | N
     >>> with builder.function("main", [x]):
     ...     out = builder.emit(sparsetir.relax.spmm(*sparsetir.relax.csr_constants(A), x))
     ...     _ = builder.emit_func_output(builder.emit(sparsetir.relax.spmm(*sparsetir.relax.csr_constants(A), out)))
-    >>> [(task.inputs["B"].shape, task.calls) for task in sparsetir.relax.tasks(builder.get())]
+    >>> [(task.inputs["B"].shape, task.expected_calls) for task in sparsetir.relax.tasks(builder.get())]
     [((4, 2), 2)]
     """
     cpu, products = cpu_target(target), list[Any]()
@@ -204,12 +206,12 @@ def lowered(
     database: Path | None = None,
     *,
     checked: bool = True,
-    finite: bool = False,
+    assume_finite: bool = False,
 ) -> ir.IRModule:
     """Return the module as `build` compiles it: calls of functions only."""
     mod = bind(mod, params or {})
     with own_errors(), target:
-        return tvm.transform.Sequential(lowering(target, database, checked=checked, finite=finite))(mod)
+        return tvm.transform.Sequential(lowering(target, database, checked=checked, assume_finite=assume_finite))(mod)
 
 
 def bind(mod: ir.IRModule, params: Mapping[str, Any]) -> ir.IRModule:

@@ -53,7 +53,7 @@ class Options:
         Records of `sparsetir.tune_sparse`.
     checked : bool
         Whether structures passed at run time are validated before they are used.
-    finite : bool
+    assume_finite : bool
         Whether operands are promised to hold neither infinities nor NaN.
     asked : list, optional
         Records products with constant matrices, for `tasks_of`.
@@ -62,7 +62,7 @@ class Options:
     target: Any = None
     database: Path | None = None
     checked: bool = False
-    finite: bool = False
+    assume_finite: bool = False
     asked: list[tuple[str, sp.csr_array, Mapping[str, Any]]] | None = field(default=None, compare=False)
 
 
@@ -100,7 +100,7 @@ def chosen(name: str, program: Program, matrix: sp.csr_array, shapes: Mapping[st
     func, arrays = program.func, _arrays(matrix)
     if format is not None:
         try:
-            func, arrays = _over(program, matrix, format, finite=options.finite or name == "linear")
+            func, arrays = _over(program, matrix, format, assume_finite=options.assume_finite or name == "linear")
         except SparseTIRError:  # The program cannot be written over this format.
             format = None
     if choices is None:
@@ -118,12 +118,13 @@ def _arrays(matrix: sp.csr_array) -> dict[str, Any]:
 
 
 def _over(
-    program: Program, matrix: sp.csr_array, format: Format, *, finite: bool
+    program: Program, matrix: sp.csr_array, format: Format, *, assume_finite: bool
 ) -> tuple[tirx.PrimFunc, dict[str, Any]]:
     """Return the program over a format, and the arrays of the converted matrix by the names of parameters.
 
-    Unless `finite`, a format whose padding is multiplied is rejected, since an infinity times a stored zero is NaN. A
-    caller may pass `finite` where an infinity affects its own row of results only: a dense product does the same.
+    Unless `assume_finite`, a format whose padding is multiplied is rejected, since an infinity times a stored zero is
+    NaN. A caller may pass `assume_finite` where an infinity affects its own row of results only: a dense product does
+    the same.
 
     Raises
     ------
@@ -132,7 +133,7 @@ def _over(
     """
     decomposition = decompose_format(program.func, {"A": format})
     composed = ComposedKernel(decomposition)
-    if decomposition.multiplies_zeros and not finite and composed.convert("A", matrix).padding:
+    if decomposition.multiplies_zeros and not assume_finite and composed.convert("A", matrix).padding:
         raise LoweringError(f"{format!r} stores zeros, which would make NaN of infinities in results without them")
     arrays = composed.pieces(A=matrix)
     params = {str(p.name) for p in decomposition.func.params}

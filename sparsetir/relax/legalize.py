@@ -25,6 +25,7 @@ from sparsetir.relax.lowered import Head, Lowered, emitted, known, product, same
 from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, operator_of
 from sparsetir.relax.programs import Epilogue, Program, attention, grouped, groups_of
 from sparsetir.relax.training import layers
+from sparsetir.utils.arguments import renamed_parameters
 from sparsetir.utils.threads import get_num_threads
 
 # Lowering rules: the program of each operator, and the arguments of its call.
@@ -397,12 +398,13 @@ class Lowerer(relax.PyExprMutator):
         return new
 
 
+@renamed_parameters(finite="assume_finite")
 def LowerSparse(
     target: Any = None,
     database: Any = None,
     *,
     checked: bool = True,
-    finite: bool = False,
+    assume_finite: bool = False,
     asked: list[Any] | None = None,
 ) -> tvm.transform.Pass:
     """Return a pass that lowers the operators, with the elementwise operators that follow them.
@@ -415,13 +417,13 @@ def LowerSparse(
         Records of `sparsetir.tune_sparse`, looked up for constant matrices.
     checked : bool
         Whether structures passed at run time are validated before they are used.
-    finite : bool
+    assume_finite : bool
         Whether operands are promised to hold neither infinities nor NaN.
     asked : list, optional
         Records products with constant matrices.
     """
     cpu = native_target() if target is None else tvm.target.Target(target)
-    options = Options(cpu, None if database is None else Path(database), checked, finite, asked)
+    options = Options(cpu, None if database is None else Path(database), checked, assume_finite, asked)
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.LowerSparse")
     def lower(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:

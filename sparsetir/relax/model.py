@@ -28,6 +28,7 @@ from sparsetir.interop.sources import check_detached, is_torch
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.relax.build import bind, build, cpu_target
 from sparsetir.relax.torch_import.fixed_values import Nesting
+from sparsetir.utils.arguments import renamed_parameters
 from sparsetir.utils.threads import get_num_threads
 
 # Signatures: names, dtypes and shapes of arguments, validated at every call and stored in a saved model.
@@ -370,6 +371,7 @@ class CompiledModel:
         return f"CompiledModel {self.signature if self.signature is not None else ''}".rstrip()
 
 
+@renamed_parameters(finite="assume_finite")
 def compile_model(
     mod: ir.IRModule,
     target: Any = None,
@@ -378,7 +380,7 @@ def compile_model(
     sparsify: Passes = None,
     database: str | Path | None = None,
     nesting: Nesting | None = None,
-    finite: bool = False,
+    assume_finite: bool = False,
 ) -> CompiledModel:
     """Compile a Relax module from any front end to a model that takes arrays.
 
@@ -396,7 +398,7 @@ def compile_model(
         Records of `sparsetir.tune_sparse`.
     nesting : Nesting, optional
         Nesting of arguments and results, for models traced by torch.
-    finite : bool
+    assume_finite : bool
         As for `sparsetir.relax.build`.
 
     Raises
@@ -417,7 +419,7 @@ def compile_model(
     mod = _passed(bind(mod, params or {}), sparsify, cpu)
     signature = Signature.of(mod, _function_of(mod))
     metadata = {"signature": signature.to_json(), "nesting": None if nesting is None else nesting.to_json()}
-    executable = build(attached(mod, metadata), cpu, database=database, finite=finite)
+    executable = build(attached(mod, metadata), cpu, database=database, assume_finite=assume_finite)
     return CompiledModel(Machines(executable, signature.function), signature, nesting, mod=mod, executable=executable)
 
 

@@ -201,7 +201,7 @@ def timed(operator: str, matrix: sp.csr_array, weight: np.ndarray, rows: int, ta
     rng = np.random.default_rng(0)
     dtype = str(weight.dtype)
     x = rng.standard_normal((rows, weight.shape[1])).astype(dtype)
-    kernel = build(tunable(operator, dtype, "int32"), target, calls=CALLS).bind(A=matrix)
+    kernel = build(tunable(operator, dtype, "int32"), target, expected_calls=CALLS).bind(A=matrix)
     operands = arguments_of(operator, x)
     result = kernel(**operands)
     expected = {"linear": x @ weight.T, "spmv": weight @ x[0], "spmm": weight @ x.T}[operator]

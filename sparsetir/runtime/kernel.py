@@ -25,6 +25,7 @@ from sparsetir.runtime.signature import Arguments, Signature, argument_list, che
 from sparsetir.schedules import Choices, defaults
 from sparsetir.script.printer import script
 from sparsetir.script.sugar import outline as outlined
+from sparsetir.utils.arguments import renamed_parameters
 
 Fit: TypeAlias = Callable[[], Callable[..., Any]]
 Convert: TypeAlias = Callable[["Kernel", dict[str, Any], dict[str, Any]], Any]
@@ -32,11 +33,12 @@ Convert: TypeAlias = Callable[["Kernel", dict[str, Any], dict[str, Any]], Any]
 HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
 # What completion leaves out: for other modules of this package.
 HIDDEN = """
-    calls compiled compiled_parts convert covered finite fitting function is_small plans prepare results run suitable
-    sums_numbers usage
+    assume_finite calls compiled compiled_parts convert covered expected_calls finite fitting function is_small plans
+    prepare results run suitable sums_numbers usage
 """.split()
 
 
+@renamed_parameters(calls="expected_calls", finite="assume_finite")
 class Kernel(Saved):
     """A compiled function, called by buffer names.
 
@@ -46,9 +48,9 @@ class Kernel(Saved):
         The stage-I program.
     compiled : Compiled
         What `sparsetir.build` made of it.
-    calls : int, optional
+    expected_calls : int, optional
         About how often a bound kernel will be called.
-    finite : bool
+    assume_finite : bool
         Whether arguments are promised to hold neither infinities nor NaN.
     covered : collection of str
         Results of which every element is surely written, although the program does not show it.
@@ -71,14 +73,19 @@ class Kernel(Saved):
         func: tirx.PrimFunc,
         compiled: Compiled,
         *,
-        calls: int | None = None,
-        finite: bool = False,
+        expected_calls: int | None = None,
+        assume_finite: bool = False,
         covered: Collection[str] = (),
         convert: Convert | None = None,
     ) -> None:
         self.func = func
         self.compiled = compiled
-        self.calls, self.finite, self.covered, self.convert = calls, finite, covered, convert
+        self.expected_calls, self.assume_finite, self.covered, self.convert = (
+            expected_calls,
+            assume_finite,
+            covered,
+            convert,
+        )
         self.name = compiled.name
         self.signature = Signature(decode(func), compiled.searched, covered)
         self.function: Callable[..., Any] = compiled.function
@@ -281,7 +288,12 @@ class Kernel(Saved):
 
     @property
     def _facts(self) -> dict[str, Any]:
-        return {"calls": self.calls, "finite": self.finite, "covered": self.covered, "convert": self.convert}
+        return {
+            "expected_calls": self.expected_calls,
+            "assume_finite": self.assume_finite,
+            "covered": self.covered,
+            "convert": self.convert,
+        }
 
     def compiled_parts(self) -> Iterator[Compiled]:
         yield self.compiled

@@ -232,12 +232,12 @@ class BlockedKernel(AssembledKernel):
         compiled = compile_cached(func, self.compiled.target, self.options, AssembledCompiled)
         return AssembledKernel(cast("AssembledCompiled", compiled))
 
-    def assemble(self, args: Arguments, top: int | None = None, above: Any = None) -> Pattern:
+    def assemble(self, args: Arguments, top: int | None = None, threshold: Any = None) -> Pattern:
         """Compute pattern and values."""
         r, q, s = self.sizes
         left, right = self.blocks(self.product.left, args, (r, q)), self.blocks(self.product.right, args, (q, s))
         if left is None or right is None:
-            return super().assemble(args, top, above)
+            return super().assemble(args, top, threshold)
         m, n = self._held_shape_of(args)
         p = int(Size(self.product.left.axes[1].length).at(args.sizes))
         inner = Arguments(sizes={"m": m // r, "p": p // q, "n": n // s})

@@ -58,6 +58,7 @@ from sparsetir.sparse_output.workspace import (
     without_gaps,
 )
 from sparsetir.utils import buffers
+from sparsetir.utils.arguments import with_new_names
 from sparsetir.utils.buffers import LEAST_ROOM, MOST_ROOM, Rooms
 from sparsetir.utils.memory import memory_size
 from sparsetir.utils.threads import get_num_threads
@@ -68,7 +69,7 @@ MOST_COUNTS = 2  # arrays of one number a row that are kept for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = max(1 << 28, memory_size() // 2)  # of addresses for a result that is written before its size is known
 HELD_BYTES = 1 << 28  # of such addresses that are kept for the next call
-CHOSEN = ("top", "above")  # arguments of a kernel that selects
+SELECTION = ("top", "threshold")  # arguments of a kernel that selects
 MUCH = 8  # a gain that is at least the inverse of what is left counts
 MOST_COORDINATES = 2**63 - 1  # below a row: of several axes they are one number
 HYPERSPARSE = 2  # elements per entry of the operands above which hash tables are faster
@@ -183,6 +184,7 @@ class AssembledKernel(Saved):
         StructureError
             Index arrays that are not what the axes promise.
         """
+        arguments = self._renamed(arguments)
         selection = self._chosen(arguments) if self.options.select else ()
         if not unnamed:
             result = self.merged_at_once(arguments) if self._merged_rows else self._often_small(arguments, *selection)
@@ -216,13 +218,19 @@ class AssembledKernel(Saved):
         calls = self.small_calls
         return None if calls is None else calls(name, arguments, self.function, *selected)
 
+    def _renamed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a caller with the new name of `threshold`."""
+        if not self.options.select or "above" not in arguments or self.signature.knows("above"):
+            return arguments
+        return with_new_names(arguments, {"above": "threshold"}, self.name, stacklevel=3)
+
     def _chosen(self, arguments: dict[str, Any]) -> tuple[int | None, Any]:
         """Pop the selection of each row's entries from the arguments of a call."""
-        top, above = (arguments.pop(name, None) for name in CHOSEN)
-        return top_of(top), least_of(above, self.assembly.results[0].dtype)
+        top, threshold = (arguments.pop(name, None) for name in SELECTION)
+        return top_of(top), least_of(threshold, self.assembly.results[0].dtype)
 
     def selecting(self) -> AssembledKernel:
-        """Return the kernel that keeps the largest entries of each row, given by ``top=`` and ``above=``.
+        """Return the kernel that keeps the largest entries of each row, given by ``top=`` and ``threshold=``.
 
         Returns
         -------
@@ -294,7 +302,7 @@ class AssembledKernel(Saved):
 
     def unknown(self, name: str) -> ArgumentTypeError:
         """Return the error for an argument that a call does not take."""
-        if name in CHOSEN:
+        if name in SELECTION:
             return ArgumentTypeError(f"{name} is an argument of kernel.selecting(), which keeps the largest entries")
         return self.signature.unknown(name)
 
@@ -309,7 +317,7 @@ class AssembledKernel(Saved):
 
     def bind(self, **arguments: Any) -> BoundAssembledKernel:
         """Fix some arguments: ``kernel.bind(B=B)(A=A)`` is ``kernel(A=A, B=B)``."""
-        return BoundAssembledKernel(self, arguments)
+        return BoundAssembledKernel(self, self._renamed(arguments))
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated computations of pattern and values, arguments ready.
@@ -321,22 +329,23 @@ class AssembledKernel(Saved):
         **arguments
             As for a call.
         """
+        arguments = self._renamed(arguments)
         selection = self._chosen(arguments) if self.options.select else ()
         args = self.prepare((), arguments)
         return measure(lambda: self.assemble(args, *selection), seconds=seconds)
 
     # ------------------------------------------------------------------ the pattern and its values
 
-    def assemble(self, args: Arguments, top: int | None = None, above: Any = None) -> Pattern:
-        """Compute pattern and values; if the kernel selects, only the `top` largest entries `above` a number of each
+    def assemble(self, args: Arguments, top: int | None = None, threshold: Any = None) -> Pattern:
+        """Compute pattern and values; if the kernel selects, only the `top` largest entries above `threshold` of each
         row.
         """
         if self.is_wide(args):
-            return self.tabled.assemble(args, top, above)
+            return self.tabled.assemble(args, top, threshold)
         call = self.begin(args)
         if not self.is_roomy(call):
             return self.two_phases(call)
-        pattern = self.one_phase(call, top, above) if call.order is None else self.ordered_rows(call)
+        pattern = self.one_phase(call, top, threshold) if call.order is None else self.ordered_rows(call)
         if call.bound is not None:
             self.keep_counts(call.bound)
         return pattern
@@ -484,7 +493,7 @@ class AssembledKernel(Saved):
         keys, *values = (closed(array, parts) for array in (keys, *values))
         return Pattern(self._held_shape(call), indptr, keys, values)
 
-    def one_phase(self, call: Call, top: int | None = None, above: Any = None) -> Pattern:
+    def one_phase(self, call: Call, top: int | None = None, threshold: Any = None) -> Pattern:
         """Write the rows of each chunk from an upper bound of its position on, then close the gaps."""
         if self.assembly.merge is not None:
             return self.merged(call)
@@ -497,7 +506,7 @@ class AssembledKernel(Saved):
             return self.two_phases(call)
         work = self.stamps(call) if self.is_stamped else self.take(call)
         indptr = np.zeros(call.rows + 1, np.int64)
-        self.numeric(call, work, indptr[1:], first, room[0], room[1:], *self.selected(call, top, above))
+        self.numeric(call, work, indptr[1:], first, room[0], room[1:], *self.selected(call, top, threshold))
         self.give_back(work)
         keys, *values = self.together(room, self.parts(call, indptr, first))
         return Pattern(self._held_shape(call), indptr, keys, values)
@@ -755,7 +764,7 @@ class BoundAssembledKernel:
     """
 
     def __init__(self, kernel: AssembledKernel, arguments: dict[str, Any]) -> None:
-        names = (*kernel.signature.buffers, *kernel.signature.by_name, *(CHOSEN if kernel.options.select else ()))
+        names = (*kernel.signature.buffers, *kernel.signature.by_name, *(SELECTION if kernel.options.select else ()))
         unknown = next((name for name in arguments if name not in names), None)
         if unknown is not None:
             raise kernel.unknown(unknown)

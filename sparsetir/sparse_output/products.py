@@ -107,18 +107,18 @@ def matmul(
     mask: Any = None,
     complement: bool = False,
     top: int | None = None,
-    above: float | None = None,
+    threshold: float | None = None,
 ) -> Any:
     """Multiply sparse matrices; `sparsetir.matmul` documents the arguments."""
     complement = as_flag(complement, "complement")
     if complement and mask is None:
         raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
-    selects = top is not None or above is not None
+    selects = top is not None or threshold is not None
     program = "spgemm" if mask is None else "masked_spgemm"
-    key = program, complement, selects, above is not None
+    key = program, complement, selects, threshold is not None
     kernel = _made_before(key, A, B)
     if kernel is not None:
-        selected = _selected(kernel, top, above) if selects else ()
+        selected = _selected(kernel, top, threshold) if selects else ()
         product = _small_product(kernel, {"A": A, "B": B}, mask, selected)
         if product is not None:
             return product
@@ -139,21 +139,21 @@ def matmul(
         operands = [A, B] if mask is None else [A, B, mask]
         short = renumber(("ik", "kj", "ij")[: len(operands)], operands)
         A, B, *masks = short.values
-        choice: dict[str, Any] = {"complement": complement, "top": top, "above": above}
+        choice: dict[str, Any] = {"complement": complement, "top": top, "threshold": threshold}
         return short.restore(_matmul(key, A, B, masks[0] if masks else None, **choice), "ij")
     product = None if selects else _by_columns(A, B, mask, complement=complement)
-    return _matmul(key, A, B, mask, complement=complement, top=top, above=above) if product is None else product
+    return _matmul(key, A, B, mask, complement=complement, top=top, threshold=threshold) if product is None else product
 
 
-def _matmul(key: Any, A: Any, B: Any, mask: Any, *, complement: bool, top: Any, above: Any) -> Any:
+def _matmul(key: Any, A: Any, B: Any, mask: Any, *, complement: bool, top: Any, threshold: Any) -> Any:
     """Multiply sparse matrices by rows."""
     program, _, selects, _ = key
     operands = _Operands.of("matmul", A=A, B=B)
     _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
-    options = Options(complement=bool(complement), select=selects, limited=above is not None)
+    options = Options(complement=bool(complement), select=selects, limited=threshold is not None)
     kernel = _kernel_of_product(program, operands, options, operands["A"], operands["B"])
     operands.keep(kernel, key)
-    return operands.like_first(_product(kernel, dict(operands), mask, top, above))
+    return operands.like_first(_product(kernel, dict(operands), mask, top, threshold))
 
 
 def _are_matrices(*values: Any) -> bool:
@@ -218,18 +218,18 @@ def _transposed_rows(kind: Any, B: Any) -> Any:
     return interop.compressed_of(by_columns, *parts, (columns, rows)).tocsr()
 
 
-def _product(kernel: AssembledKernel, operands: dict[str, Any], mask: Any, top: Any, above: Any) -> Any:
+def _product(kernel: AssembledKernel, operands: dict[str, Any], mask: Any, top: Any, threshold: Any) -> Any:
     """Multiply operands that have the dtypes of the kernel."""
-    selected = _selected(kernel, top, above)
+    selected = _selected(kernel, top, threshold)
     product = _small_product(kernel, operands, mask, selected)
     return _large_product(kernel, operands, mask, selected) if product is None else product
 
 
-def _selected(kernel: AssembledKernel, top: Any, above: Any) -> tuple[Any, ...]:
+def _selected(kernel: AssembledKernel, top: Any, threshold: Any) -> tuple[Any, ...]:
     """Return the validated selection of a row's entries; empty if all are kept."""
-    if top is None and above is None:
+    if top is None and threshold is None:
         return ()
-    return top_of(top), least_of(above, kernel.assembly.results[0].dtype)
+    return top_of(top), least_of(threshold, kernel.assembly.results[0].dtype)
 
 
 def _small_product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, selected: tuple[Any, ...]) -> Any:
@@ -372,45 +372,12 @@ class ProductPlan:
 
 
 def add(A: Any, B: Any, alpha: float = 1, beta: float = 1) -> Any:
-    """Compute the linear combination ``alpha * A + beta * B`` of two sparse matrices, on all threads.
-
-    Parameters
-    ----------
-    A, B : sparse matrix, shape (m, n)
-        As for `matmul`.
-    alpha, beta : float
-        Numbers.
-
-    Returns
-    -------
-    sparse matrix, shape (m, n)
-        Of the class of `A`. An entry is stored where one of the two stores one, also where the sum is zero.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentError
-        As `matmul`.
-
-    Examples
-    --------
-    >>> import numpy as np, scipy.sparse as sp, sparsetir
-    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
-    >>> sparsetir.add(A, A.T, beta=2).toarray().tolist()
-    [[0.0, 8.0], [7.0, 0.0]]
-    """
+    """Add two sparse matrices; `sparsetir.add` documents the arguments."""
     return _added("add", A, B, alpha, beta)
 
 
 def subtract(A: Any, B: Any) -> Any:
-    """Compute the difference ``A - B`` of two sparse matrices; operands and result are as for `add`.
-
-    Examples
-    --------
-    >>> import numpy as np, scipy.sparse as sp, sparsetir
-    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
-    >>> sparsetir.subtract(A, A.T).toarray().tolist()
-    [[0.0, -1.0], [1.0, 0.0]]
-    """
+    """Subtract a sparse matrix from another one; `sparsetir.subtract` documents the arguments."""
     return _added("subtract", A, B, 1, -1)
 
 

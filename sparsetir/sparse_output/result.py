@@ -36,19 +36,21 @@ def top_of(top: Any) -> int | None:
     return None if number is None else min(number, LARGEST_INT64)
 
 
-def least_of(above: Any, dtype: str) -> Any:
+def least_of(threshold: Any, dtype: str) -> Any:
     """Return the least value above a number, or the least of all; NaN, which no value reaches, if none is above it."""
     kind = numpy_dtype(dtype)
-    above = above if above is None else as_real(above, "above")
+    threshold = threshold if threshold is None else as_real(threshold, "threshold")
     if kind.kind in "fV":
-        least = -np.inf if above is None else float(np.nextafter(kind.type(above), kind.type(np.inf)))
-        return least if above != np.inf else np.nan
+        least = -np.inf if threshold is None else float(np.nextafter(kind.type(threshold), kind.type(np.inf)))
+        return least if threshold != np.inf else np.nan
     low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-    if above is None or above < low:
+    if threshold is None or threshold < low:
         return low
-    if not above < high:
-        raise ArgumentError(f"above is less than the largest {dtype}, {high}; found {above!r}")
-    least = int(np.floor(above)) + 1
+    if not threshold < high:
+        raise ArgumentError(
+            f"threshold: expected less than the largest {dtype}, {high}, got {threshold!r}. Pass a smaller one."
+        )
+    least = int(np.floor(threshold)) + 1
     return least if least <= LARGEST_INT64 else least - 2**64  # the functions take the bits of an int64
 
 

@@ -60,7 +60,7 @@ def ways(weight: torch.dtype, lowest: torch.dtype | None) -> list[str]:
 @cache
 def _kernel(operator: str, dtype: str) -> Any:
     program = _spmm_int8() if dtype == "int8" else getattr(ops, operator)(dtype)
-    return build(program, calls=CALLS)
+    return build(program, expected_calls=CALLS)
 
 
 def _spmm_int8() -> Any:

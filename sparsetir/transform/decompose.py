@@ -41,7 +41,7 @@ from sparsetir.transform.structure import (
     with_declarations,
     without_unused,
 )
-from sparsetir.utils.arguments import as_flag, as_mapping
+from sparsetir.utils.arguments import as_flag, as_mapping, renamed_parameters
 
 # The iterations that one iteration becomes when a structure is stored in pieces.
 
@@ -204,7 +204,7 @@ class Pieces:
         body = tirx.IfThenElse(conjunction(inside), body, None) if inside else body
         is_masked = piece.rule.fills and not neutral
         if piece.rule.fills and neutral and multiplies(self.it.block.body, set(self.views)):
-            is_masked = not self.structure.finite
+            is_masked = not self.structure.assume_finite
             if not is_masked:
                 self.structure.multiply_zeros()
         if is_masked:
@@ -366,9 +366,11 @@ class Group:
 class Rewriter:
     """Rewriter of one structure of a program."""
 
-    def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, finite: bool = True) -> None:
+    def __init__(
+        self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, assume_finite: bool = True
+    ) -> None:
         self.program = program
-        self.structure = Structure(program, name, rules, finite=finite)
+        self.structure = Structure(program, name, rules, assume_finite=assume_finite)
 
     # ------------------------------------------------------------------ the function
 
@@ -464,6 +466,7 @@ class Rewriter:
                 )
 
 
+@renamed_parameters(finite="assume_finite")
 @dataclass(frozen=True, eq=False)
 class Decomposition:
     """A program over other formats, and how its parameters come from those of the original.
@@ -476,7 +479,7 @@ class Decomposition:
     func: tirx.PrimFunc
     formats: dict[str, Any]
     groups: tuple[Group, ...]
-    finite: bool = True
+    assume_finite: bool = True
 
     def __repr__(self) -> str:
         chosen = ", ".join(f"{name} as {format!r}" for name, format in self.formats.items())
@@ -498,7 +501,7 @@ class Decomposition:
         return any(group.multiplies_zeros for group in self.groups)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.original, self.formats, self.finite)
+        return _again, (self.original, self.formats, self.assume_finite)
 
     def with_formats(self, formats: Any) -> dict[str, Any]:
         """Add `formats` to those of the original's buffers; a key may be the buffer name of a piece."""
@@ -543,7 +546,10 @@ def _rules(format: Any, name: str) -> list[FormatRewriteRule]:
     return [replace(rule, partitions_rows=False) if is_bare else rule for rule in rules]
 
 
-def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, finite: bool | None = None) -> Decomposition:
+@renamed_parameters(finite="assume_finite")
+def decompose_format(
+    func: Any, formats: Mapping[str, Any] | Any, *, assume_finite: bool | None = None
+) -> Decomposition:
     """Rewrite a program so that sparse buffers are stored in other formats.
 
     Parameters
@@ -554,7 +560,7 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, finite: boo
         For each buffer by name; every buffer over the same axes is stored alike. A single format stands for the
         program's first sparse buffer. The pieces of a decomposed buffer are buffers like any other: decompose them
         again by name (``A_rest``).
-    finite : bool, optional
+    assume_finite : bool, optional
         Whether the dense operands are taken to hold neither infinities nor NaNs: zeros that a format stores between the
         entries, as in blocks, are then multiplied like entries. False leaves them out one by one, which is slow. True
         by default, or as it was for a decomposition that is decomposed again.
@@ -582,26 +588,26 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, finite: boo
     Composable formats are those of SparseTIR (Ye et al., ASPLOS 2023).
     """
     if isinstance(func, Decomposition):
-        finite = func.finite if finite is None else finite
-        return decompose_format(func.original, func.with_formats(formats), finite=finite)
+        assume_finite = func.assume_finite if assume_finite is None else assume_finite
+        return decompose_format(func.original, func.with_formats(formats), assume_finite=assume_finite)
     current, groups = func, []
-    finite = None if finite is None else as_flag(finite, "finite")
+    assume_finite = None if assume_finite is None else as_flag(assume_finite, "assume_finite")
     expected = "formats by the names of buffers"
     is_mapping = isinstance(formats, Mapping)
     resolved = as_mapping(formats, "formats", expected) if is_mapping else {_first_sparse(func): formats}
     for name, format in resolved.items():
         program = decode(current)
         resolved[name] = format = _resolved(format, program.buffer(name).axes)
-        rewriter = Rewriter(program, name, _rules(format, name), finite=finite is not False)
+        rewriter = Rewriter(program, name, _rules(format, name), assume_finite=assume_finite is not False)
         with own_errors():
             current = rewriter.function()
         groups.append(rewriter.record(current))
-    return Decomposition(func, current, resolved, tuple(groups), finite is not False)
+    return Decomposition(func, current, resolved, tuple(groups), assume_finite is not False)
 
 
-def _again(func: Any, formats: Mapping[str, Any], finite: bool) -> Decomposition:
+def _again(func: Any, formats: Mapping[str, Any], assume_finite: bool) -> Decomposition:
     """Rebuild a decomposition from its pickled state: the formulas of formats have no names."""
-    return decompose_format(func, formats, finite=finite)
+    return decompose_format(func, formats, assume_finite=assume_finite)
 
 
 def _first_sparse(func: tirx.PrimFunc) -> str:

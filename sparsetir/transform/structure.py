@@ -217,13 +217,15 @@ class Made:
 class Structure:
     """The buffers over one list of axes, and the pieces they become.
 
-    ``padded`` are those whose slots between the entries are known to hold zero so far. With ``finite``, zeros there are
-    multiplied as if they were entries; ``multiplies_zeros`` tells whether any are. ``adds_up`` says whether all
-    iterations seen so far compute the same of entries that were added up.
+    ``padded`` are those whose slots between the entries are known to hold zero so far. With ``assume_finite``, zeros
+    there are multiplied as if they were entries; ``multiplies_zeros`` tells whether any are. ``adds_up`` says whether
+    all iterations seen so far compute the same of entries that were added up.
     """
 
-    def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, finite: bool = True) -> None:
-        self.program, self.name, self.finite = program, name, finite
+    def __init__(
+        self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, assume_finite: bool = True
+    ) -> None:
+        self.program, self.name, self.assume_finite = program, name, assume_finite
         self.multiplies_zeros = False
         self.axes = program.buffer(name).axes
         self.rules = list(rules)

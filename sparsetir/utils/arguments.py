@@ -2,13 +2,16 @@
 """Checks of arguments that are flags, numbers, mappings or sequences: one function for each kind.
 
 What they raise names the argument. Arrays are checked in `sparsetir.interop`, dtypes in `sparsetir.utils.dtypes`.
+`renamed_parameters` keeps the old names of parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import warnings
+from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +21,8 @@ from sparsetir.utils.dtypes import as_whole, dtype_name
 MAX_DIGITS = 60  # of a value in a message
 MAX_ELEMENTS = 8  # of a tuple in a message
 MAX_BITS = 1 << 12  # of an integer in a message: Python refuses to print long ones
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 
 def shown(value: Any) -> str:
@@ -151,11 +156,117 @@ def as_mapping(value: Any, name: str, expected: str) -> dict[str, Any]:
     return dict(value)
 
 
+# ------------------------------------------------------------------ old names
+
+
+def renamed_parameters(**new_names: str) -> Callable[[T], T]:
+    """Accept the old names of keyword parameters, with a DeprecationWarning.
+
+    Parameters
+    ----------
+    **new_names
+        The new name of each parameter by its old name. Of a class, the parameters of its constructor; its attributes
+        of these names can be read by their old names, too.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> @renamed_parameters(calls="expected_calls")
+    ... def convert(*, expected_calls=0):
+    ...     return expected_calls
+    >>> with warnings.catch_warnings(record=True, action="always") as caught:
+    ...     convert(calls=3), [str(warning.message) for warning in caught]
+    (3, ['convert(calls=) is now convert(expected_calls=)'])
+    """
+
+    def decorate(target: T) -> T:
+        if isinstance(target, type):
+            _keep_old_attributes(target, new_names)
+            return cast("T", target)
+
+        @functools.wraps(target)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs and not new_names.keys().isdisjoint(kwargs):
+                kwargs = with_new_names(kwargs, new_names, target.__qualname__.removesuffix(".__init__"), stacklevel=3)
+            return target(*args, **kwargs)
+
+        return cast("T", call)
+
+    return decorate
+
+
+def _keep_old_attributes(target: Any, new_names: Mapping[str, str]) -> None:
+    def old_attribute(old: str, new: str) -> property:
+        def read(instance: Any) -> Any:
+            text = f"{target.__name__}.{old} is now {target.__name__}.{new}"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return getattr(instance, new)
+
+        return property(read, doc=f"Deprecated: `{new}`.")
+
+    target.__init__ = renamed_parameters(**new_names)(target.__init__)
+    for old, new in new_names.items():
+        setattr(target, old, old_attribute(old, new))
+
+
+def with_new_names(
+    arguments: Mapping[str, Any], new_names: Mapping[str, str], function: str, *, stacklevel: int
+) -> dict[str, Any]:
+    """Return the arguments under their new names, with a DeprecationWarning for each old name.
+
+    Raises
+    ------
+    ArgumentTypeError
+        An argument is given by both names.
+    """
+    renamed = dict(arguments)
+    for old, new in new_names.items():
+        if old not in arguments:
+            continue
+        if new in arguments:
+            raise ArgumentTypeError(f"{new}: expected one value, got another one as {old}. Leave {old} out.")
+        text = f"{function}({old}=) is now {function}({new}=)"
+        warnings.warn(text, DeprecationWarning, stacklevel=stacklevel + 1)
+        renamed[new] = renamed.pop(old)
+    return renamed
+
+
+def take_old_argument(arguments: Mapping[str, Any], old: str, new: str, value: Any, function: str) -> Any:
+    """Return the value of a parameter, also by its old name among the other keyword arguments of a function.
+
+    For functions whose calls are so short that the frame of `renamed_parameters` counts.
+
+    Raises
+    ------
+    TypeError
+        There is another keyword argument.
+    ArgumentTypeError
+        The argument is given by both names.
+    """
+    unknown = next((name for name in arguments if name != old), None)
+    if unknown is not None:
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}")
+    by_new_name = {} if value is None else {new: value}
+    return with_new_names({**by_new_name, **arguments}, {old: new}, function, stacklevel=3)[new]
+
+
+def take_old_options(options: Any, **new_names: str) -> None:
+    """Move the values of old command line options to the new ones; FutureWarning is what users of commands see."""
+    for old, new in new_names.items():
+        if hasattr(options, old):
+            warnings.warn(f"--{old} is now --{new.replace('_', '-')}", FutureWarning, stacklevel=2)
+            setattr(options, new, getattr(options, old))
+
+
 __all__ = [
     "as_count",
     "as_dtype",
     "as_flag",
     "as_mapping",
     "as_real",
+    "renamed_parameters",
     "shown",
+    "take_old_argument",
+    "take_old_options",
+    "with_new_names",
 ]

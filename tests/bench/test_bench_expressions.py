@@ -60,7 +60,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_results_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PEERS, "scipy", lambda case, operands: lambda: operands[0] @ operands[1] * 2)
-    row = bench.measure(BY_NAME["spmv"], 50, against=["scipy"], rounds=1, rest=0, burst=0.001)
+    row = bench.measure(BY_NAME["spmv"], 50, compare_with=["scipy"], rounds=1, rest=0, burst=0.001)
     assert row.findings == ["spmv: scipy differs from einsum"]
     assert set(row.times) == {"einsum", "bound", "program", "scipy"}
 
@@ -81,7 +81,7 @@ def test_results_of_all_classes_are_compared() -> None:
     assert agree(5.0, np.float32(5.0))
 
 
-@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--against", "nobody"], ["--size", "0"]])
+@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--compare-with", "nobody"], ["--size", "0"]])
 def test_wrong_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(arguments)

@@ -295,13 +295,13 @@ def test_nothing_is_left_to_be_better() -> None:
 
 def test_until_is_a_probability() -> None:
     A = suite.generate("uniform", 400)
-    with pytest.raises(ArgumentError, match="until must be a probability, found 2"):
-        tune_sparse(ops.spmv(), {"A": A, "x": np.ones(A.shape[1], np.float32)}, until=2)
+    with pytest.raises(ArgumentError, match="stop_probability: expected a probability from 0 to 1, got 2"):
+        tune_sparse(ops.spmv(), {"A": A, "x": np.ones(A.shape[1], np.float32)}, stop_probability=2)
 
 
 def kernel_and_inputs() -> tuple[Any, dict[str, Any]]:
     A = suite.generate("fem_blocks", 3_000)
-    kernel = sparsetir.build(ops.spmm(), calls=1000)
+    kernel = sparsetir.build(ops.spmm(), expected_calls=1000)
     return kernel, {"A": A, "B": np.ones((A.shape[1], 32), np.float32)}
 
 

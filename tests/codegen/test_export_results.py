@@ -276,7 +276,7 @@ def test_the_largest_of_each_row(name: str, tmp_path: Path) -> None:
 def test_a_kernel_that_selects_is_called_like_matmul() -> None:
     kernel = sparsetir.build(sparsetir.ops.spgemm()).selecting()
     given = operands("spgemm", 60, 0.1)
-    for how in ({"top": 2}, {"above": 3}, {"top": 4, "above": -1}, {}):
+    for how in ({"top": 2}, {"threshold": 3}, {"top": 4, "threshold": -1}, {}):
         assert (kernel(**given, **how) != sparsetir.matmul(given["A"], given["B"], **how)).nnz == 0
     assert (kernel.bind(A=given["A"], top=2)(B=given["B"]) != kernel(**given, top=2)).nnz == 0
     with pytest.raises(ArgumentError, match="at least 1; found 0"):

@@ -275,7 +275,7 @@ def test_operators_over_another_format(make: Any, dtype: str) -> None:
 
 def test_an_operator_converts_as_many_products_are_expected() -> None:
     A, x = stencil(60, "float64"), np.ones(3600)
-    once, never = linear_operator(A, calls=1000), linear_operator(A, calls=0)
+    once, never = linear_operator(A, expected_calls=1000), linear_operator(A, expected_calls=0)
     for _ in range(linear_operators.TRIAL_PRODUCTS + 4):
         np.testing.assert_allclose(never @ x, A @ x)
     assert never._products["ij,j->ifloat64"].convert is None
@@ -284,7 +284,7 @@ def test_an_operator_converts_as_many_products_are_expected() -> None:
     assert len(once._products["ij,j->ifloat64"].candidates) == 2
     for calls, kind, error in ((-1, ArgumentError, "non-negative"), (1.5, ArgumentTypeError, "expected an integer")):
         with pytest.raises(kind, match=error):
-            linear_operator(A, calls=calls)
+            linear_operator(A, expected_calls=calls)
 
 
 def test_the_faster_of_two_products_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,7 +222,7 @@ def S() -> SparseTensor:
         (lambda: S() * S().T, ArgumentError, r"the shapes \(3, 2\) and \(2, 3\) do not fit"),
         (lambda: S() < np.ones(3), ArgumentError, "they do not fit"),
         (lambda: sparsetir.add(S(), np.eye(2), "x"), ArgumentTypeError, "alpha: expected a number, got str"),
-        (lambda: sparsetir.matmul(S() * 1j, S().T, top=1), ArgumentTypeError, "top, above: expected real values"),
+        (lambda: sparsetir.matmul(S() * 1j, S().T, top=1), ArgumentTypeError, "top, threshold: expected real values"),
         (lambda: sparsetir.einsum("ij,j", S() * 1j, np.ones(2)), ArgumentTypeError, "operand 0 holds complex128"),
         (lambda: sparsetir.maximum(S() * 1j, S()), ArgumentTypeError, "found complex128"),
     ],

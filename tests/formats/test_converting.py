@@ -109,7 +109,7 @@ def test_similar_rows_are_looked_for_if_grouping_them_can_pay(monkeypatch: pytes
 def test_converting_has_to_pay() -> None:
     A, B = blocks(4), np.ones((240, 64), np.float32)
     for calls, is_converted in ((1, False), (MANY, True)):
-        bound = sparsetir.build(sparsetir.ops.spmm(), calls=calls).bind(A=A)
+        bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=calls).bind(A=A)
         np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-5)
         assert (bound.over_another is not None) is is_converted
         assert ("bsr" in repr(bound)) is is_converted
@@ -119,7 +119,9 @@ def test_converting_has_to_pay() -> None:
 @pytest.mark.parametrize(("family", "op"), share(product(families(), ["spmm", "spmv", "sddmm"]), 2))
 def test_results_stay_what_they_are(family: str, op: str) -> None:
     A, rng = families()[family]("small"), np.random.default_rng(0)
-    bound = sparsetir.build(getattr(sparsetir.ops, op)(), calls=MANY).bind(**{"S" if op == "sddmm" else "A": A})
+    bound = sparsetir.build(getattr(sparsetir.ops, op)(), expected_calls=MANY).bind(
+        **{"S" if op == "sddmm" else "A": A}
+    )
     x, y = rng.standard_normal((A.shape[1], 16), np.float32), rng.standard_normal((A.shape[0], 16), np.float32)
     for _ in range(2):
         if op == "spmm":
@@ -135,7 +137,7 @@ def test_results_stay_what_they_are(family: str, op: str) -> None:
 
 def test_later_calls_go_straight_to_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     A, rng = families()["stencil_2d"]("small"), np.random.default_rng(0)
-    bound = sparsetir.build(sparsetir.ops.spmv(), calls=MANY).bind(A=A)
+    bound = sparsetir.build(sparsetir.ops.spmv(), expected_calls=MANY).bind(A=A)
     vectors = [rng.standard_normal(A.shape[1], np.float32) for _ in range(4)]
     for x in vectors[:3]:
         np.testing.assert_allclose(bound(x=x), A @ x, rtol=1e-3, atol=1e-4)
@@ -160,20 +162,20 @@ def test_later_calls_go_straight_to_the_loops(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_was_asked_for_is_kept() -> None:
     A, B = blocks(4), np.ones((240, 64), np.float32)
-    bound = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices(tile=16), calls=MANY).bind(A=A)
+    bound = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices(tile=16), expected_calls=MANY).bind(A=A)
     bound(B=B)
     assert bound.over_another is None
 
 
 @pytest.mark.parametrize("calls", [0, -1, 1.5, True])
 def test_calls_are_a_number(calls: Any) -> None:
-    with pytest.raises(ArgumentError, match="calls: expected an integer of at least 1"):
-        sparsetir.build(sparsetir.ops.spmm(), calls=calls)
+    with pytest.raises(ArgumentError, match="expected_calls: expected an integer of at least 1"):
+        sparsetir.build(sparsetir.ops.spmm(), expected_calls=calls)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (6, 6)])
 def test_nothing_stored(shape: tuple[int, int]) -> None:
     A = sp.csr_array(shape, dtype=np.float32)
-    bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY).bind(A=A)
+    bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=MANY).bind(A=A)
     np.testing.assert_array_equal(bound(B=np.ones((shape[1], 8), np.float32)), np.zeros((shape[0], 8), np.float32))
     assert bound.over_another is None

@@ -283,7 +283,7 @@ def test_numpy_s_numbers_everywhere_else() -> None:
     assert Choices(tile=whole(32), chunks=whole(2)) == Choices(tile=32, chunks=2)
     assert repr(formats.bsr(whole(2), whole(4))) == "bsr(r=2, c=4)"
     sparsetir.set_num_threads(whole(sparsetir.get_num_threads()))
-    assert sparsetir.build(ops.spmm(), calls=whole(1000)).calls == 1000
+    assert sparsetir.build(ops.spmm(), expected_calls=whole(1000)).expected_calls == 1000
     for value in ("x", 2.5):
         with pytest.raises(ScheduleError, match=f"tile must be a whole number, found {value!r}"):
             Choices(tile=value)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ ORDERS = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
 def kernel(order: tuple[int, ...] | None, dtype: str = "float32", idtype: str = "int32") -> Any:
     program = ops.mttkrp(dtype, idtype=idtype)
     if order is None:
-        return sparsetir.build(program, finite=True)
+        return sparsetir.build(program, assume_finite=True)
     format = formats.coo(3) if order == () else formats.csf(order)
     return sparsetir.build(sparsetir.decompose_format(program, {"T_": format}))
 

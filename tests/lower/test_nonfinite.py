@@ -64,7 +64,7 @@ def test_formats_tell_whether_they_multiply_zeros(format: Format) -> None:
     assert parts.multiplies_zeros is (format in FILLING)
     A = sp.random_array((24, 24), density=0.15, format="csr", dtype="float32", rng=rng)
     B = spoilt(rng, (24, 8))
-    careful = sparsetir.decompose_format(program, {"A": format}, finite=False)
+    careful = sparsetir.decompose_format(program, {"A": format}, assume_finite=False)
     assert not careful.multiplies_zeros
     np.testing.assert_allclose(sparsetir.build(careful)(A=A, B=B), A @ B, rtol=1e-4, atol=1e-5)
 
@@ -85,7 +85,7 @@ def test_a_kernel_for_many_calls_keeps_them_apart(seed: int, op: str, is_spoilt:
     A = blocks(rng)[:, : 40 if is_tall else 120]
     name, shape = ("x", A.shape[1:]) if op == "spmv" else ("B", (A.shape[1], 8))
     program = sparsetir.parse(RELU) if op == "relu" else getattr(sparsetir.ops, op)()
-    fast, plain = sparsetir.build(program, calls=MANY).bind(A=A), sparsetir.build(program).bind(A=A)
+    fast, plain = sparsetir.build(program, expected_calls=MANY).bind(A=A), sparsetir.build(program).bind(A=A)
     for _ in range(3):  # the first call, the plan, and what goes past it
         B = spoilt(rng, shape) if is_spoilt else rng.standard_normal(shape).astype(np.float32)
         np.testing.assert_allclose(fast(**{name: B}), plain(**{name: B}), rtol=1e-3, atol=1e-4)
@@ -99,7 +99,7 @@ def test_a_kernel_for_many_calls_keeps_them_apart(seed: int, op: str, is_spoilt:
 def test_full_blocks_need_no_watch() -> None:
     A = sp.kron(sp.random_array((30, 30), density=0.1, rng=np.random.default_rng(0)), np.ones((4, 4)), format="csr")
     A, B = sp.csr_array(A.astype(np.float32)), spoilt(np.random.default_rng(1), (120, 16))
-    bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY).bind(A=A)
+    bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=MANY).bind(A=A)
     np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4)
     assert bound.over_another is not None
     assert not isinstance(bound.over_another, nonfinite.WatchedBound)
@@ -108,7 +108,7 @@ def test_full_blocks_need_no_watch() -> None:
 def test_a_promise_saves_the_look() -> None:
     A, B = blocks(np.random.default_rng(0)), np.ones((120, 16), np.float32)
     for promised in (False, True):
-        bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY, finite=promised).bind(A=A)
+        bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=MANY, assume_finite=promised).bind(A=A)
         np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4)
         assert isinstance(bound.over_another, nonfinite.WatchedBound) is not promised
 
@@ -120,7 +120,7 @@ def test_the_smaller_ones_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(nonfinite, "has_nan", lambda found: looked.append(found.size) or has_nan(found))
     A = blocks(np.random.default_rng(0))
     for matrix, count in ((A[:, :40], 0), (A, 3), (A[:40], 3)):
-        bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY).bind(A=matrix)
+        bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=MANY).bind(A=matrix)
         B = np.ones((matrix.shape[1], 16), "float32")
         for _ in range(3):
             np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)

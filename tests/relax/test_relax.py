@@ -443,7 +443,7 @@ def test_infinities_stay_where_they_belong() -> None:
     vm = relax.VirtualMachine(srelax.build(mod), tvm.cpu())
     np.testing.assert_array_equal(np.isnan(vm["main"](tvm.runtime.tensor(B)).numpy()), np.isnan(A @ B))
     for finite in (False, True):
-        found = lowered(mod, native_target(), finite=finite)
+        found = lowered(mod, native_target(), assume_finite=finite)
         text = next(str(f.script()) for v, f in found.functions.items() if v.name_hint.startswith("spmm"))
         assert ("_bsr" in text) is finite
 

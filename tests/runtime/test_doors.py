@@ -55,7 +55,7 @@ def test_short_dtypes(name: str) -> None:
         same(einsum("ij,ij->ij", A, B, combine="add"), x + y, dtype)
         same(A - Y, x - y, dtype)
         same(Y - A, y - x, dtype)
-    best = sparsetir.matmul(A, B.T, top=2, above=0)
+    best = sparsetir.matmul(A, B.T, top=2, threshold=0)
     kept = np.sort(np.where(x @ y.T > 0, x @ y.T, 0), axis=1)[:, -2:]
     np.testing.assert_array_equal(np.sort(best.to_dense().astype(int), axis=1)[:, -2:], kept)
     T, U = (SparseTensor.from_dense(Z.reshape(5, 3, 2)) for Z in (X, Y))
@@ -130,12 +130,12 @@ def test_numbers() -> None:
     with pytest.raises(ArgumentError, match="takes factors of 64 bits"):
         sparsetir.add(A, A, alpha=10**30)
     Y = sp.csr_array(np.array([[1, 2], [0, INF]]))
-    assert sparsetir.matmul(Y, sp.eye_array(2, format="csr"), above=INF).nnz == 0
-    assert sparsetir.matmul(Y, Y, above=np.nan).nnz == 0
-    with pytest.raises(ArgumentError, match="above is less than the largest int64"):
-        sparsetir.matmul(A, A, above=np.nan)
+    assert sparsetir.matmul(Y, sp.eye_array(2, format="csr"), threshold=INF).nnz == 0
+    assert sparsetir.matmul(Y, Y, threshold=np.nan).nnz == 0
+    with pytest.raises(ArgumentError, match="threshold: expected less than the largest int64"):
+        sparsetir.matmul(A, A, threshold=np.nan)
     with pytest.raises(ArgumentTypeError, match="above: expected a real number"):
-        sparsetir.matmul(A, A, above="x")
+        sparsetir.matmul(A, A, threshold="x")
     with pytest.raises(ArgumentTypeError, match="an axis is a whole number"):
         S.sum(axis=0.5)
 

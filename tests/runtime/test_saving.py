@@ -64,7 +64,7 @@ KERNELS: dict[str, Callable[[], Any]] = {
     "schedule": scheduled,
     "function": lambda: sparsetir.build(ops.spmm(), schedule=lambda sch: None),
     "template": lambda: sparsetir.build(ops.spmm(), schedule=tiled.with_values(tile=(None, 4))),
-    "calls": lambda: sparsetir.build(ops.spmm(), calls=1000),
+    "calls": lambda: sparsetir.build(ops.spmm(), expected_calls=1000),
     "composed": lambda: over(formats.bsr(2, 2)),
     "pieces": lambda: over(formats.blocks(2, 2)),
     "nested": lambda: over(formats.columns(2), ("A_c0_csr", formats.ell(8))),

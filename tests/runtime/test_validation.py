@@ -229,7 +229,7 @@ def test_a_sum_takes_unsorted_and_repeated_entries_as_they_are(name: str, monkey
     A = matrix(30, 20, 0.3)
     while not A.indptr[1]:
         A = matrix(30, 20, 0.3)
-    kernel, named = sparsetir.build(program(), finite=True), arguments(shuffled(A))
+    kernel, named = sparsetir.build(program(), assume_finite=True), arguments(shuffled(A))
     results = [kernel(**named) for _ in range(4)]
     assert set(orders) == {"any"}
     for result in results:
@@ -272,7 +272,7 @@ def test_a_torch_matrix_is_validated_once_by_compiled_code(
 
     monkeypatch.setattr(validation, "_compiled", counting)
     A = matrix(30, 20, 0.3, idtype)
-    kernel = sparsetir.build(ops.spmv(idtype="int32" if narrow else idtype), finite=True)
+    kernel = sparsetir.build(ops.spmv(idtype="int32" if narrow else idtype), assume_finite=True)
     parts = [torch.from_numpy(part) for part in (A.indptr, A.indices, A.data)]
     T, x = torch.sparse_csr_tensor(*parts, size=A.shape, check_invariants=False), torch.ones(20)
     kernel(A=T, x=x)

@@ -369,7 +369,7 @@ def test_a_search_times_for_real() -> None:
 @pytest.mark.slow
 def test_a_search_ends_when_little_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulators, "Trials", Timed)
-    found = sparsetir.tune_sparse(ops.spgemm(), operands(), max_trials=40, until=0.9)
+    found = sparsetir.tune_sparse(ops.spgemm(), operands(), max_trials=40, stop_probability=0.9)
     assert 1 < len(found.history) < 40
 
 
@@ -393,7 +393,7 @@ def test_what_is_not_searched_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=f"run in this process, one by one: leave {name} out"):
             sparsetir.tune_sparse(ops.spgemm(), operands(), **{name: value})
     with pytest.raises(ArgumentError, match="no other library is timed against computed patterns"):
-        sparsetir.tune_sparse(ops.spgemm(), operands(), against=["scipy"])
+        sparsetir.tune_sparse(ops.spgemm(), operands(), compare_with=["scipy"])
     with pytest.raises(LoweringError, match="autotune compares loops and formats; tune_sparse searches its accum"):
         sparsetir.autotune(configs=[sparsetir.Choices()])(ops.spgemm())
     with pytest.raises(LoweringError, match="tune_many compares loops and formats; tune_sparse searches its accum"):

@@ -111,7 +111,7 @@ def test_torch_tensors_of_halves(dtype: str) -> None:
     }
     for name, value in expected.items():
         with on(name):
-            found = sparsetir.matmul(A, A, top=2, above=2) if name == "top" else getattr(sparsetir, name)(A, A)
+            found = sparsetir.matmul(A, A, top=2, threshold=2) if name == "top" else getattr(sparsetir, name)(A, A)
             assert found.dtype == A.dtype
             np.testing.assert_array_equal(found.to_dense().float(), value)
 
@@ -153,11 +153,11 @@ def test_what_is_not_finite_among_the_largest() -> None:
 @pytest.mark.slow
 def test_a_limit_that_nothing_exceeds_is_an_error() -> None:
     A = sp.csr_array(np.ones((2, 2), "uint8"))
-    assert sparsetir.matmul(A, A, above=1.5).nnz == 4
-    assert sparsetir.matmul(A, A, above=2).nnz == 0
-    assert sparsetir.matmul(A, A, above=-7).nnz == 4
+    assert sparsetir.matmul(A, A, threshold=1.5).nnz == 4
+    assert sparsetir.matmul(A, A, threshold=2).nnz == 0
+    assert sparsetir.matmul(A, A, threshold=-7).nnz == 4
     with pytest.raises(ArgumentError, match="less than the largest uint8, 255; found 255"):
-        sparsetir.matmul(A, A, above=255)
+        sparsetir.matmul(A, A, threshold=255)
 
 
 @pytest.mark.parametrize("program", ["add", "scaled_add"])
@@ -180,7 +180,7 @@ def test_numbers_beyond_int64_choose_entries(wide: bool) -> None:
     eye = sp.eye_array(2, 2**16 + 1 if wide else 2, format="csr", dtype="uint64")
     assert sparsetir.matmul(A, eye, top=2**70).nnz == 3
     for above in (2**63 - 1, 2**63, 2**63 + 6):
-        assert sparsetir.matmul(A, eye, above=above).data.tolist() == A.data[A.data > above].tolist()
+        assert sparsetir.matmul(A, eye, threshold=above).data.tolist() == A.data[A.data > above].tolist()
 
 
 @pytest.mark.parametrize("layout", ["bsr", "bsc"])
@@ -484,7 +484,7 @@ SMALL = {
     "matmul": lambda A, B: sparsetir.matmul(A, B),
     "mask": lambda A, B: sparsetir.matmul(A, A, mask=B),
     "outside of a mask": lambda A, B: sparsetir.matmul(A, A, mask=B, complement=True),
-    "top": lambda A, B: sparsetir.matmul(A, B, top=2, above=0.1),
+    "top": lambda A, B: sparsetir.matmul(A, B, top=2, threshold=0.1),
 }
 
 

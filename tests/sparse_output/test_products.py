@@ -151,7 +151,7 @@ def of_top(rng: np.random.Generator, dtype: str) -> Case:
     for row in range(m):
         found = [(-int(v), j) for (i, j), v in exact.items() if i == row and (above is None or v > above)]
         kept |= {(row, j): exact[row, j] for _, j in sorted(found)[:top]}
-    return sparsetir.matmul(A, B, top=top, above=above), kept, {at: scale[at] for at in kept}, (m, n)
+    return sparsetir.matmul(A, B, top=top, threshold=above), kept, {at: scale[at] for at in kept}, (m, n)
 
 
 PROGRAMS: dict[str, Program] = {
@@ -350,7 +350,7 @@ def test_the_largest_entries_of_any_row(dtype: str) -> None:
     one = sp.eye_array(len(lengths), format="csr", dtype=dtype)
     for top in (1, 2, 9, 15, 16, 17, 60, None):
         for above in (None, 0) if top else (0,):
-            found = sparsetir.matmul(one, B, top=top, above=above)
+            found = sparsetir.matmul(one, B, top=top, threshold=above)
             for row, (held, at) in enumerate(zip(values, columns, strict=True)):
                 wanted, here = largest(held, top, above), slice(*found.indptr[row : row + 2])
                 assert np.array_equal(found.indices[here], at[wanted]), (top, above, row)

@@ -82,7 +82,7 @@ def test_the_untuned_kernel_is_recalled_too(monkeypatch: pytest.MonkeyPatch, tmp
     with pytest.raises(ArgumentError, match=r"there is no database .*nothing\.jsonl"):
         build(ops.spmm(), database=tmp_path / "nothing.jsonl")
     with pytest.raises(ArgumentError, match="give one of them"):
-        build(ops.spmm(), calls=9, database=path)
+        build(ops.spmm(), expected_calls=9, database=path)
     with pytest.raises(ArgumentTypeError, match="a template that was tuned"):
         build(ops.spmm(), schedule=Choices(), database=path)
 

@@ -1010,7 +1010,7 @@ def test_progress_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_other_libraries_are_timed_beside_the_result() -> None:
-    result = tune_sparse(ops.spmm(), arguments(), max_trials=2, against=["scipy"], progress=False)
+    result = tune_sparse(ops.spmm(), arguments(), max_trials=2, compare_with=["scipy"], progress=False)
     assert result.peers["scipy"] > 0
     assert "scipy: " in result.report()
     with pytest.raises(ArgumentError, match="expected one of scipy"):
@@ -1022,13 +1022,13 @@ def test_other_libraries_are_timed_beside_the_result() -> None:
     A, raw = arguments()["A"], {"B": arguments()["B"]}
     raw |= {"a": A.data, "indptr": A.indptr, "indices": A.indices, "m": A.shape[0], "n": A.shape[1], "nnz": A.nnz}
     with pytest.raises(ArgumentError, match="timed on the arguments A, B; found B, a"):
-        tune_sparse(ops.spmm(), raw, max_trials=2, against=["scipy"], progress=False)
-    with pytest.raises(ArgumentTypeError, match="against is a list of libraries"):
-        tune_sparse(ops.spmm(), arguments(), max_trials=2, against="mkl", progress=False)
+        tune_sparse(ops.spmm(), raw, max_trials=2, compare_with=["scipy"], progress=False)
+    with pytest.raises(ArgumentTypeError, match="compare_with: expected a list of libraries"):
+        tune_sparse(ops.spmm(), arguments(), max_trials=2, compare_with="mkl", progress=False)
     with pytest.raises(ArgumentError, match="spmm is timed against"):
-        tune_sparse(ops.spmm(), arguments(), max_trials=2, against=["dgl"], progress=False)
+        tune_sparse(ops.spmm(), arguments(), max_trials=2, compare_with=["dgl"], progress=False)
     with pytest.raises(ArgumentError, match="no program of"):
-        tune_sparse(add_product, updating(), max_trials=2, against=["scipy"], progress=False)
+        tune_sparse(add_product, updating(), max_trials=2, compare_with=["scipy"], progress=False)
 
 
 # --- a list of one's own --------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ CALLS = (
     ("sparsetir.matmul({}, {})", "S", "D"),
     ("sparsetir.matmul(S, S, mask={}, complement={})", "S", "True"),
     ("sparsetir.matmul(S, S, top={})", "2"),
-    ("sparsetir.matmul(S, S, above={})", "0.5"),
+    ("sparsetir.matmul(S, S, threshold={})", "0.5"),
     ("sparsetir.matmul_plan({}, {})", "S", "S"),
     ("PLAN({}, {})", "S", "S"),
     ("sparsetir.add({}, {}, {}, {})", "S", "S", "1", "2.0"),

@@ -88,7 +88,7 @@ class Products(CodeFront):
             "masked": "matmul(A, B, mask=C)",
             "complement": "matmul(A, B, mask=C, complement=True)",
             "top": f"matmul(A, B, top={facts['top']})",
-            "above": f"matmul(A, B, above={facts['above']})",
+            "above": f"matmul(A, B, threshold={facts['above']})",
             "plan": "matmul_plan(A, B)(A, B)",
             "rap": "rap(A, B, C)",
             "add": f"add(A, B, {facts['alpha']}, {facts['beta']})",
