@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from tvm import s_tir
+from tvm import s_tir, tirx
 
 import sparsetir
 from sparsetir.errors import ScheduleError
 from sparsetir.ir.rewriting import collect
 from sparsetir.ir.views import decode
-from sparsetir.lower.analysis.independence import is_parallel
+from sparsetir.lower.analysis.independence import Facts, is_parallel, shared_array
+from sparsetir.lower.loops import serial
 
 HEAD = """
 @T.prim_func
@@ -110,6 +112,53 @@ def test_what_is_proven_of_drawn_programs_holds() -> None:
             rows = [sorted(rng.choice(N, rng.integers(0, N), replace=False).tolist()) for _ in range(N)]
             assert drawn.are_apart(rows, rng.integers(0, N, N)), drawn.text
     assert proven > 3
+
+
+# ---------------------------------------------------------------- flat loops, of every combination of a few texts
+
+STEPS, COLUMNS = 5, 9
+BEGINS = {"block": ("4 * p", "4"), "fiber": ("ptr[p]", "ptr[p + 1] - ptr[p]")}
+# Extents and guards of the inner loop, of the number of elements that belong to a step.
+INSIDE = [("SIZE", None), ("SIZE + 1", None), (COLUMNS, "j < SIZE"), (COLUMNS, "j <= SIZE")]
+PLACES = ["BEGIN + j", "BEGIN + j - 1", "BEGIN + j + 1", "p", "j"]
+
+
+def flat_loop(target: str, source: str, extent: Any, guard: str | None) -> tirx.For:
+    """A loop over p with one over j inside: ``x[target] = x[source]`` under a guard."""
+    names: dict[str, Any] = {name: tirx.Var(name, "int32") for name in "pj"}
+    x = tirx.decl_buffer((99,), "float32", name="x", layout=None)
+    names["ptr"] = tirx.decl_buffer((STEPS + 1,), "int32", name="ptr", layout=None)
+    at = [eval(text, names) for text in (target, source)]
+    body: Any = tirx.BufferStore(x, tirx.BufferLoad(x, [at[1]]), [at[0]])
+    if guard is not None:
+        body = tirx.IfThenElse(eval(guard, names), body, None)
+    return serial(names["p"], STEPS, serial(names["j"], eval(str(extent), names), body))
+
+
+def steps_are_apart(target: str, source: str, extent: Any, guard: str | None, ptr: list[int]) -> bool:
+    """Whether no step of the loop writes what another one reads or writes, for given row pointers."""
+    writes, reads = [], []
+    for p in range(STEPS):
+        values = [{"p": p, "j": j, "ptr": ptr} for j in range(eval(str(extent), {"p": p, "ptr": ptr}))]
+        values = [names for names in values if guard is None or eval(guard, names)]
+        writes.append({eval(target, names) for names in values})
+        reads.append({eval(source, names) for names in values})
+    pairs = [(p, q) for p in range(STEPS) for q in range(STEPS) if p != q]
+    return not any(writes[p] & (writes[q] | reads[q]) for p, q in pairs)
+
+
+@pytest.mark.parametrize("kind", BEGINS)
+def test_what_is_proven_of_flat_loops_holds(kind: str) -> None:
+    begin, size = BEGINS[kind]
+    pointers = [[0, 3, 3, 5, 9, 12], [0, 0, 1, 1, 6, 7], [0, 4, 8, 12, 16, 20]]
+    proven = 0
+    for target, source, (extent, guard) in product(PLACES, PLACES, INSIDE):
+        texts = [text and str(text).replace("BEGIN", begin).replace("SIZE", size)
+                 for text in (target, source, extent, guard)]  # fmt: skip
+        if shared_array(flat_loop(*texts), Facts({"ptr"}, set())) is None:
+            proven += 1
+            assert all(steps_are_apart(*texts, ptr) for ptr in pointers), texts
+    assert proven >= 3  # the block or the fiber itself under the two extents, and the subscript p
 
 
 @pytest.mark.parametrize(
