@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from each import FULL, sample
+from each import FULL, sample, share
 from quick_code import quick_code
 
 # Hundreds of programs are compiled here once: none of them belongs in the user's cache.
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a sample of the cases of tests marked so; with ``--quick``, the first case of each test that is not slow."""
+    """Keep some of the cases of tests marked so; with ``--quick``, the first case of each test that is not slow."""
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -49,11 +49,29 @@ def _quick(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _sampled(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """One case in as many as the mark says: all of them if one is named, or SPARSETIR_FULL is set."""
+    """Keep one case in as many as a mark says; all of them if one is named, or SPARSETIR_FULL is set.
+
+    Tests of one module that share their cases take others each: the first, fourth, ... and the second, fifth, ...
+    """
+    if FULL or len(cases) == 1:
+        return cases
+    shared = cases[0].get_closest_marker("shared")
+    if shared is not None:
+        return share(cases, *shared.args, first=_place_among_shared(cases[0]))
     mark = cases[0].get_closest_marker("sampled")
-    if mark is None or FULL:
+    if mark is None:
         return cases
     return [cases[at] for at in sample([case.callspec.params for case in cases], *mark.args)]  # type: ignore[attr-defined]
+
+
+def _place_among_shared(item: Any) -> int:
+    """Return how many tests of a module that share their cases stand before one."""
+    names = [
+        name
+        for name, test in vars(item.module).items()
+        if any(mark.name == "shared" for mark in getattr(test, "pytestmark", []))
+    ]
+    return names.index(item.originalname)
 
 
 @pytest.fixture

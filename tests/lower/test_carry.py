@@ -97,6 +97,7 @@ def test_spmm_of_random_row_lengths(chunks: int, dtype: str, idtype: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.shared(3)
 @pytest.mark.parametrize("chunks", CHUNKS)
 def test_sddmm_needs_no_carry(chunks: int) -> None:
     kernel = carrying("sddmm", chunks=chunks)
@@ -117,6 +118,7 @@ def compiled() -> dict[tuple[str, int], Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.shared(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family: str, compiled: dict[tuple[str, int], Any]) -> None:
     A = FAMILIES[family](size="small", seed=0)

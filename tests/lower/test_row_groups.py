@@ -64,8 +64,8 @@ def typed(A: Any, dtype: str, idtype: str) -> Any:
 # ---------------------------------------------------------------- kernels
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.slow
+@pytest.mark.shared(5)
 @pytest.mark.parametrize(("dtype", "idtype"), TYPES)
 @pytest.mark.parametrize("name", MATRICES)
 def test_products_are_scipys(name: str, dtype: str, idtype: str) -> None:
@@ -81,6 +81,7 @@ def test_products_are_scipys(name: str, dtype: str, idtype: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.shared(3)
 @pytest.mark.parametrize("name", MATRICES)
 def test_sampled_products_are_numpys(name: str) -> None:
     S, rng = MATRICES[name].astype("float32"), np.random.default_rng(2)
@@ -103,7 +104,7 @@ def test_rows_of_a_group_share_a_load_and_no_slot_is_tested() -> None:
 # ---------------------------------------------------------------- groups
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.shared(6)
 @pytest.mark.parametrize("r", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("name", MATRICES)
 def test_groups_keep_their_bound(name: str, r: int) -> None:
@@ -136,6 +137,7 @@ def test_rows_with_little_in_common_are_left_to_the_rest() -> None:
     assert (stored.to_scipy().toarray() == A.toarray()).all()
 
 
+@pytest.mark.shared(3)
 @pytest.mark.parametrize("name", MATRICES)
 def test_storage_is_bounded_and_leads_back(name: str) -> None:
     A = MATRICES[name]

@@ -27,6 +27,7 @@ def product(A: Any, B: Any) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.shared(3)
 @pytest.mark.parametrize("family", list(families()))
 def test_every_family(family: str) -> None:
     A = families()[family]("small")
@@ -35,6 +36,7 @@ def test_every_family(family: str) -> None:
     np.testing.assert_allclose(kernel(A=A, B=B), product(A, B), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("feat", [1, 3, 8, 16, 17, 40])

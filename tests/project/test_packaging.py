@@ -42,12 +42,6 @@ def package_name(folder: Path, mapping: dict[str, str]) -> str:
     return ".".join((head, *parts[1:]))
 
 
-def test_every_package_folder_is_listed_and_every_listed_package_is_there(pyproject: dict[str, Any]) -> None:
-    setuptools = pyproject["tool"]["setuptools"]
-    found = [init.parent for top in TOP_FOLDERS for init in (ROOT / top).rglob("__init__.py")]
-    assert sorted(package_name(folder, setuptools["package-dir"]) for folder in found) == sorted(setuptools["packages"])
-
-
 def test_no_module_stands_in_a_folder_without_init() -> None:
     modules = [path for top in TOP_FOLDERS for path in (ROOT / top).rglob("*.py")]
     orphans = [path.relative_to(ROOT) for path in modules if not (path.parent / "__init__.py").exists()]

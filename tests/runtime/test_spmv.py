@@ -85,12 +85,14 @@ def of_lengths(lengths: Any, columns: int = 80) -> Any:
     return sp.csr_array((values, indices.astype(np.int32), indptr.astype(np.int32)), shape=(len(lengths), columns))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lanes", [0, 4, 8])
 @pytest.mark.parametrize("name", suite.families())
 def test_every_family(name: str, lanes: int) -> None:
     check(kernel(lanes), suite.families()[name]("small"))
 
 
+@pytest.mark.shared(3)
 @pytest.mark.parametrize("name", suite.families())
 def test_every_family_in_slices(name: str) -> None:
     check(over_sell(8, 8192), suite.families()[name]("small"))
@@ -119,6 +121,7 @@ def test_dtypes(dtype: str, idtype: str, lanes: int) -> None:
     check(kernel(lanes, dtype, idtype), matrix)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("lanes", [4, 8])
 @pytest.mark.parametrize("name", degenerate("float32"))

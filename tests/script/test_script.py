@@ -35,6 +35,7 @@ def make(case: Case, idtype: str = "int32") -> tirx.PrimFunc:
 # ---------------------------------------------------------------- text
 
 
+@pytest.mark.shared(3)
 @pytest.mark.parametrize(("case", "idtype"), IN_TURN, ids=lambda given: getattr(given, "name", given))
 def test_text_and_json_keep_the_function(case: Case, idtype: str) -> None:
     """The printed text parses back to an equal function, which prints the same text; JSON and the hash agree."""
@@ -93,6 +94,7 @@ def specialised(case: Case, kind: str) -> tuple[tirx.PrimFunc, dict[str, Any]]:
     return func.specialize(sizes), {name: value for name, value in args.items() if name not in names}
 
 
+@pytest.mark.shared(3)
 @every_program
 def test_a_specialised_function_has_constant_sizes(case: Case) -> None:
     func, args = specialised(case, "random")

@@ -111,6 +111,7 @@ def packed(parts: Any, **given: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.shared(2)
 @pytest.mark.parametrize(("name", "op"), [(name, ("spmm", "sddmm")[at % 2]) for at, name in enumerate(FORMATS)])
 def test_rewritten_functions_are_ordinary_programs(name: str, op: str) -> None:
     func = getattr(sparsetir.ops, op)("float64")
@@ -120,6 +121,7 @@ def test_rewritten_functions_are_ordinary_programs(name: str, op: str) -> None:
     assert kept <= {str(p.name) for p in parts.func.params}
 
 
+@pytest.mark.shared(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_interpreter_agrees(name: str) -> None:
     parts = sparsetir.decompose_format(sparsetir.ops.spmm("float64"), {"A": made(name)})
@@ -220,7 +222,7 @@ def flat(value: Any) -> np.ndarray:
     return value.data if sp.issparse(value) else value
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.shared(3)
 @pytest.mark.parametrize("name", ["bsr", "hyb"])
 @pytest.mark.parametrize("program", WALKING)
 def test_programs_of_the_corpus_are_rewritten(program: str, name: str) -> None:
@@ -228,6 +230,7 @@ def test_programs_of_the_corpus_are_rewritten(program: str, name: str) -> None:
     check_function(sparsetir.decompose_format(func, {structure_of(BY_NAME[program], func).name: made(name)}))
 
 
+@pytest.mark.shared(2)
 @pytest.mark.parametrize(("program", "name"), [(p, SHOWN[at % len(SHOWN)]) for at, p in enumerate(WALKING)])
 def test_programs_of_the_corpus(program: str, name: str) -> None:
     case, dtype = BY_NAME[program], "float64" if "float64" in BY_NAME[program].dtypes else "float32"

@@ -328,7 +328,7 @@ def test_thin_matrices(name: str, op: str) -> None:
             check_call(kernel, op, random_matrix(11, *shape, density), dtype, feat)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.shared(5)
 @pytest.mark.parametrize("op", OPERANDS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_lists_of_entries_in_any_order(name: str, op: str) -> None:
@@ -352,6 +352,7 @@ def test_lists_of_entries_in_any_order(name: str, op: str) -> None:
             np.testing.assert_array_equal(kernel(A=tensor, x=Y[:, 0].copy()), dense @ Y[:, 0])
 
 
+@pytest.mark.shared(5)
 @pytest.mark.parametrize("given_as", ["int32", "int64"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_index_arrays_of_another_type(name: str, given_as: str) -> None:
@@ -362,6 +363,7 @@ def test_index_arrays_of_another_type(name: str, given_as: str) -> None:
     close(ready("spmm", name, dtype, idtype)[1](A=A, B=B), C, dtype)
 
 
+@pytest.mark.shared(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_a_result_held_does_not_matter(name: str) -> None:
     """Nothing of it is left, in any layout, and nothing is written beside it."""
@@ -391,6 +393,7 @@ def test_read_only_arguments(given_csr: Any) -> None:
     assert not C.any()
 
 
+@pytest.mark.shared(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_bound_matrix_meets_many_operands(name: str) -> None:
     """Of any width and layout; each result is an array of its own."""

@@ -90,6 +90,7 @@ def test_which_formats_fill() -> None:
     assert {"bsr", "dia", "band", "sr_bcrs", "ragged"} < FILLING
 
 
+@pytest.mark.shared(2)
 @pytest.mark.parametrize("name", TESTING)
 def test_padding_spreads_neither_nan_nor_infinity(name: str) -> None:
     dtype, idtype = types_of("spmm", name)
@@ -105,6 +106,7 @@ def test_padding_within_a_format_spreads_nothing(name: str) -> None:
         check_specials(kernel, typed(MATRICES[kind], "float32"), "float32")
 
 
+@pytest.mark.shared(2)
 @pytest.mark.parametrize("name", sorted(FILLING))
 def test_filled_slots_spread_nothing_to_other_features(name: str) -> None:
     dtype, idtype = types_of("spmm", name)
@@ -118,6 +120,7 @@ def test_filled_slots_spread_nothing_to_other_features(name: str) -> None:
         assert not np.isfinite(found[special]).any()
 
 
+@pytest.mark.shared(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_entries_that_are_not_finite(name: str) -> None:
     """A value of an entry reaches its row; an entry that holds zero times infinity is NaN, for it is an entry."""
@@ -133,6 +136,7 @@ def test_entries_that_are_not_finite(name: str) -> None:
     assert np.isnan(kernel(A=A, B=B)[np.isnan(expected)]).all()
 
 
+@pytest.mark.shared(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_sampled_products_that_are_not_finite(name: str) -> None:
     dtype, idtype = types_of("sddmm", name)
