@@ -89,3 +89,8 @@ def share(cases: Iterable[Any], of: int, first: int = 0) -> list[Any]:
     All of them if SPARSETIR_FULL is set.
     """
     return list(cases) if FULL else list(cases)[first % of :: of]
+
+
+def examples(count: int) -> int:
+    """How many examples hypothesis draws for a test: a third of `count`, or all of them if SPARSETIR_FULL is set."""
+    return count if FULL else count // 3

@@ -19,6 +19,7 @@ from tvm.script import ir as tvm_ir
 from tvm.script import tirx as tvm_tirx
 
 import sparsetir
+from each import on, share
 from sparsetir import lazy
 from sparsetir.ir.interpreter import interpret
 from sparsetir.ir.rewriting import collect
@@ -136,10 +137,10 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr"])
 @pytest.mark.parametrize("subscripts", CASES)
-@pytest.mark.sampled(3)
 def test_factors_of_sums_keep_infinities_and_overflow(subscripts: str, format: str, dtype: str) -> None:
     rng = np.random.default_rng(len(subscripts))
     sizes = {"i": 7, "j": 11, "k": 9}
@@ -205,34 +206,37 @@ ZEROS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("text", [*BINARY, *ZEROS])
-def test_lazy_arrays_are_not_folded(text: str) -> None:
-    function = BINARY.get(text) or ZEROS[text]
-    check(sparsetir.compute(function(lazy(X), lazy(Y))), function(X, Y).astype("float32"))
+def test_lazy_arrays_are_not_folded() -> None:
+    functions = {**ZEROS, **BINARY}
+    results = sparsetir.compute(*(function(lazy(X), lazy(Y)) for function in functions.values()))
+    for (text, function), result in zip(functions.items(), results, strict=True):
+        with on(text):
+            check(result, function(X, Y).astype("float32"))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (5,), (0,), (3, 4), (0, 3), (2, 3, 4)])
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.sampled(2)
-def test_functions_of_every_rank(name: str, shape: tuple[int, ...]) -> None:
+SHAPES = [(), (1,), (5,), (0,), (3, 4), (0, 3), (2, 3, 4)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_functions_of_every_rank(shape: tuple[int, ...]) -> None:
+    """All in one module, which takes as long to compile as one function."""
     values = np.abs(np.random.default_rng(0).standard_normal(shape)).astype("float32")
-    check(sparsetir.compute(getattr(lazy(values), name)()), FUNCTIONS[name](values).astype("float32"))
+    results = sparsetir.compute(*(getattr(lazy(values), name)() for name in FUNCTIONS))
+    for name, result in zip(FUNCTIONS, results, strict=True):
+        with on(name):
+            check(result, FUNCTIONS[name](values))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (5,), (0,), (3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_operators_of_every_rank(shape: tuple[int, ...]) -> None:
     values = np.abs(np.random.default_rng(0).standard_normal(shape)).astype("float32") + 0.5
-    for function in (np.add, np.subtract, np.multiply, np.divide, np.power):
-        operate = {
-            "add": "__add__",
-            "subtract": "__sub__",
-            "multiply": "__mul__",
-            "divide": "__truediv__",
-            "power": "__pow__",
-        }
-        method = getattr(lazy(values), operate[function.__name__])
-        for other in (values, 2.0, -1.0):
-            check(sparsetir.compute(method(other)), function(values, np.float32(other)))
+    functions = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "**": np.power}
+    methods = {"+": "__add__", "-": "__sub__", "*": "__mul__", "/": "__truediv__", "**": "__pow__"}
+    cases = list(itertools.product(functions, (values, 2.0, -1.0)))
+    results = sparsetir.compute(*(getattr(lazy(values), methods[name])(other) for name, other in cases))
+    for (name, other), result in zip(cases, results, strict=True):
+        with on((name, other)):
+            check(result, functions[name](values, np.float32(other)))
 
 
 # Functions of a sparse array, and of the dense array with the same elements.
@@ -276,7 +280,7 @@ def test_functions_of_sparse_arrays_as_operands_of_every_product(name: str) -> N
             2 * (rows @ a @ columns),
         ),
     }
-    for text, (expression, expected) in products.items():
+    for text, (expression, expected) in share(products.items(), 3, first=list(OF_SPARSE).index(name)):
         np.testing.assert_allclose(sparsetir.compute(expression), expected, rtol=1e-10, err_msg=f"{name}: {text}")
 
 
@@ -316,6 +320,7 @@ SCRIPT_ZEROS: dict[str, Callable[[Any, Any], Any]] = {  # of x and the class of 
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("text", SCRIPT_ZEROS)
 def test_products_with_zeros_and_quotients_keep_infinities_and_nan(text: str, dtype: str) -> None:
@@ -364,6 +369,7 @@ class Module:
     assert [len(products[name]) for name in ("ours", "theirs")] == [1, 0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", ["ij,j->", "ij,j->j", "i,j->", "ij,jk->k", "ij,kj,j->i", "ji,kl->jl"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("limit", [4, 1 << 22])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import sparsetir
 import torch
+from each import examples
 from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
 from sparsetir.einsum import expression, subscripts
 from sparsetir.einsum.order import Value, contractions, joins, statistics
@@ -426,7 +427,7 @@ def test_orders_do_not_follow_the_operands_before(monkeypatch: pytest.MonkeyPatc
         assert steps == [[(0, 1), (2, 3)]] * 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 6), st.integers(0, 6), st.floats(0, 1))
 def test_data_of_one_expression(seed: int, m: int, n: int, density: float) -> None:
     rng = np.random.default_rng(seed)

@@ -14,6 +14,7 @@ from test_notation import JOIN, dense, drawn, stored, terms_of
 
 import sparsetir
 import torch
+from each import examples
 from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
 from sparsetir.errors import LoweringError
 
@@ -132,7 +133,7 @@ def tensor(data: Any, shape: tuple[int, ...]) -> CooTensor:
     return CooTensor(coords.astype(data.draw(st.sampled_from(["int32", "int64"]))), values, shape)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("text", TEXTS)
 def test_data(text: str, data: Any) -> None:

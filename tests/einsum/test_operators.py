@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import sparsetir
 import torch
+from each import examples
 from sparsetir import SparseTensor, linear_operator
 from sparsetir.einsum import linear_operators
 from sparsetir.errors import ArgumentError, ArgumentTypeError
@@ -39,7 +40,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(matrices(), st.sampled_from(FORMATS), st.integers(0, 2**32 - 1))
 def test_against_numpy(dense: np.ndarray, format: str, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
+from each import examples
 from sparsetir import SparseTensor
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 
@@ -44,7 +45,7 @@ def axes_of(data: Any, ndim: int, *, tuples: bool = True) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(tensors(), st.data())
 def test_places_of_extremes(drawn: Any, data: Any) -> None:
     dense, format = drawn
@@ -58,7 +59,7 @@ def test_places_of_extremes(drawn: Any, data: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(tensors(), st.data())
 def test_spread(drawn: Any, data: Any) -> None:
     dense, format = drawn

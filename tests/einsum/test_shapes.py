@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import sparsetir
 import torch
+from each import examples
 from sparsetir import CooTensor, SparseTensor
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 
@@ -42,7 +43,7 @@ def same(result: Any, expected: Any, rtol: float = 0) -> None:
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(SEEDS, st.sampled_from(DTYPES), st.sampled_from(DTYPES), st.sampled_from(KINDS), st.sampled_from(KINDS))
 def test_stacks(seed: int, first: str, second: str, kind: Any, other: Any) -> None:
     rng = np.random.default_rng(seed)
@@ -68,7 +69,7 @@ def test_stacks_of_other_classes() -> None:
     assert sorted(tall.coords[0].tolist()) == [0, 2**31 - 2, 2**31 - 1, 2**32 - 3]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(SEEDS, st.sampled_from(DTYPES))
 def test_reshape(seed: int, dtype: str) -> None:
     rng = np.random.default_rng(seed)
@@ -81,7 +82,7 @@ def test_reshape(seed: int, dtype: str) -> None:
     same(SparseTensor.from_dense(np.zeros((0, 3))).reshape(3, -1), np.zeros((3, 0)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(SEEDS, st.sampled_from(["float64", "float32", "int64"]))
 def test_tensordot(seed: int, dtype: str) -> None:
     rng = np.random.default_rng(seed)
@@ -100,7 +101,7 @@ def test_tensordot(seed: int, dtype: str) -> None:
 COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(SEEDS, st.sampled_from(DTYPES[:6]), st.sampled_from(DTYPES[:6]))
 def test_comparisons(seed: int, first: str, second: str) -> None:
     rng = np.random.default_rng(seed)
@@ -118,7 +119,7 @@ def test_comparisons(seed: int, first: str, second: str) -> None:
     same(S >= b[..., :1] if shape and shape[-1] else S >= b, a >= b[..., :1] if shape and shape[-1] else a >= b)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(SEEDS, st.sampled_from(DTYPES), st.sampled_from(DTYPES), st.sampled_from(KINDS))
 def test_stretched_factors(seed: int, first: str, second: str, kind: Any) -> None:
     rng = np.random.default_rng(seed)
@@ -135,7 +136,7 @@ def test_stretched_factors(seed: int, first: str, second: str, kind: Any) -> Non
     same(SparseTensor.from_dense(T) * SparseTensor.from_dense(a), T * a, 1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(SEEDS, st.sampled_from(DTYPES), st.sampled_from(["complex64", "complex128"]), st.sampled_from(KINDS))
 def test_complex_values(seed: int, first: str, second: str, kind: Any) -> None:
     rng = np.random.default_rng(seed)
@@ -161,7 +162,7 @@ def test_complex_values(seed: int, first: str, second: str, kind: Any) -> None:
     same(R + a, like + a, 1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(SEEDS, st.sampled_from(DTYPES[:5]), st.sampled_from(DTYPES[:5]), st.sampled_from(KINDS))
 def test_sums_with_dense_arrays(seed: int, first: str, second: str, kind: Any) -> None:
     rng = np.random.default_rng(seed)

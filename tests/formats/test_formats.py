@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from each import examples
 from sparsetir import formats
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats import format as limits
@@ -28,7 +29,7 @@ from sparsetir.ir.sizes import evaluator, formula
 from sparsetir.schedules import Choices
 
 SparseTensor = sparsetir.SparseTensor
-quick = settings(max_examples=80, deadline=None)
+quick = settings(max_examples=examples(80), deadline=None)
 
 MATRIX_FORMATS = [
     ("csr", {}),

@@ -21,7 +21,7 @@ from drawing import SHAPES, Data, Program
 from fences import fenced
 
 THOROUGH = "SPARSETIR_EXAMPLES" in os.environ
-EXAMPLES = int(os.environ.get("SPARSETIR_EXAMPLES", "10"))
+EXAMPLES = int(os.environ.get("SPARSETIR_EXAMPLES", "5"))
 #: largest length of an axis in each data set of one program
 LENGTHS = (6, 1, 3, 4)
 TILES, CHUNKS, UNROLLS, PREFETCHES, LANES = (2, 8, 64), (0, 1, 3, 16), (1, 2, 3, 4), (0, 1, 8), (0, 2, 4, 8)

@@ -19,6 +19,7 @@ import scipy.sparse as sp
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from each import examples
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError
 from sparsetir.interop import CooTensor
 from sparsetir.io import read
@@ -97,7 +98,7 @@ def test_npz_of_other_orders(tmp_path):
 
 @pytest.mark.slow
 @given(st.integers(0, 5), st.integers(0, 5), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_matrices_read_as_written(tmp_path_factory, rows, cols, data):
     cells = st.sampled_from([0.0, 0.0, 1.0, -2.5, 1e-30])
     dense = np.array(data.draw(st.lists(cells, min_size=rows * cols, max_size=rows * cols))).reshape(rows, cols)
@@ -332,7 +333,7 @@ def same(one, other):
 
 
 @given(st.sampled_from([*PYTHON]), st.lists(WORDS, max_size=4), st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_mtx_lines_are_read_as_python_reads_them_or_refused(tmp_path_factory, field, words, is_dense):
     assume(not (is_dense and field == "pattern"))
     layout, sizes = ("array", "1 1") if is_dense else ("coordinate", "1 1 1")
@@ -352,7 +353,7 @@ def test_mtx_lines_are_read_as_python_reads_them_or_refused(tmp_path_factory, fi
 
 
 @given(st.lists(WORDS, min_size=1, max_size=4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_tns_lines_are_read_as_python_reads_them_or_refused(tmp_path_factory, words):
     line = " ".join(words)
     found = read_or_none(written(tmp_path_factory.mktemp("t"), "a.tns", f"{line}\n"))
@@ -364,7 +365,7 @@ def test_tns_lines_are_read_as_python_reads_them_or_refused(tmp_path_factory, wo
 
 
 @given(st.lists(WORDS, min_size=3, max_size=3), WORDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_smtx_lines_are_read_as_python_reads_them_or_refused(tmp_path_factory, header, index):
     text = f"{', '.join(header)}\n0 1\n{index}\n"
     found = read_or_none(written(tmp_path_factory.mktemp("s"), "a.smtx", text))

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from each import examples
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.interop import (
     CooTensor,
@@ -33,7 +34,7 @@ from sparsetir.interop import (
 from sparsetir.interop import is_sound as found_sound
 from sparsetir.utils import buffers
 
-settings.register_profile("interop", max_examples=60, deadline=None)
+settings.register_profile("interop", max_examples=examples(60), deadline=None)
 settings.load_profile("interop")
 
 CLASSES = [f"{f}_{kind}" for f in ("csr", "csc", "coo", "bsr", "dia", "lil", "dok") for kind in ("array", "matrix")]
@@ -245,7 +246,7 @@ def entries(value):
 
 @pytest.mark.slow
 @given(st.data(), st.sampled_from(CLASSES), st.sampled_from(MATRIX_FORMATS), st.sampled_from(["int32", "int64"]))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_matrix_classes_and_formats(data, cls, fmt, idtype):
     tensor = data.draw(tensors(2))
     value = as_scipy(tensor, cls)
@@ -254,21 +255,21 @@ def test_matrix_classes_and_formats(data, cls, fmt, idtype):
 
 @pytest.mark.slow
 @given(tensors(2), st.sampled_from(MATRIX_FORMATS))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_unsorted_and_repeated_csr(tensor, fmt):
     round_trip(shuffled_csr(tensor), tensor.to_dense(), matrix_formats()[fmt])
 
 
 @pytest.mark.slow
 @given(tensors(2), st.sampled_from(MATRIX_FORMATS))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_coo_tensor_of_order_2(tensor, fmt):
     round_trip(tensor, tensor.to_dense(), matrix_formats()[fmt])
 
 
 @pytest.mark.slow
 @given(st.data(), st.integers(2, 5), st.sampled_from(["dense_fixed", "sparse_variable", "sparse_fixed"]))
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 def test_csf_in_every_mode_order(data, order, root):
     tensor = data.draw(tensors(order, max_extent=4))
     modes = data.draw(st.permutations(range(order)))
@@ -284,7 +285,7 @@ def test_coo_levels_in_every_mode_order(data, order):
 
 @pytest.mark.slow
 @given(tensors(3, max_extent=4), st.sampled_from(["csr", "csc", "dcsr", "ell", "ragged", "coo"]), st.integers(0, 2))
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 def test_batches(tensor, fmt, where):
     """A dense axis beside a tree, before, between or behind its levels."""
     inner = [d if d < where else d + 1 for d in range(2)]
@@ -324,7 +325,7 @@ def test_scipy_coo_of_order_3(tensor):
     st.integers(1, 3),
     st.sampled_from(["bsr", "bsc", "ell", "dcsr"]),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_blocks(data, cls, rows, cols, fmt):
     grid = data.draw(tensors(2, max_extent=3))
     fill = data.draw(tensors(2, max_extent=9))
@@ -975,7 +976,7 @@ def is_sound(indptr, indices, parent_count, length, in_order, unique):
 
 @pytest.mark.slow
 @given(st.data(), st.booleans(), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_check_level_agrees_with_a_slow_one(data, in_order, unique):
     indices = data.draw(st.lists(st.integers(-1, 4), max_size=5))
     inner = st.lists(st.integers(-1, 6), max_size=3).map(lambda x: x if data.draw(st.booleans()) else sorted(x))
@@ -993,7 +994,7 @@ def test_check_level_agrees_with_a_slow_one(data, in_order, unique):
 
 
 @given(st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_disorder_is_found_across_chunks(data):
     """Arrays longer than one chunk: the row start on a chunk boundary counts, a wrong pair there too."""
     chunk = 1 << 16

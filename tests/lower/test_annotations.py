@@ -11,7 +11,7 @@ import tvm
 from tvm import ir, tirx
 
 from corpus import BY_NAME
-from each import FULL
+from each import FULL, share
 from sparsetir.codegen.pipeline import lowered, to_stage_2
 from sparsetir.errors import ScheduleError
 from sparsetir.lower import annotations as marks
@@ -58,14 +58,14 @@ def test_some_annotations_must_apply() -> None:
 
 @cache
 def corpus() -> list[ir.IRModule]:
-    """Its programs at stage II."""
-    return [to_stage_2(case.make(case.dtypes[0], "int32")) for case in BY_NAME.values()]
+    """Return a third of its programs at stage II."""
+    return [to_stage_2(case.make(case.dtypes[0], "int32")) for case in share(BY_NAME.values(), 3)]
 
 
-def refused_by(choices: Choices | None, every: int = 1) -> Counter[str]:
-    """How often each annotation of the sketches is refused in the programs of the corpus, or in every few of them."""
+def refused_by(choices: Choices | None) -> Counter[str]:
+    """Return how often each annotation of the sketches is refused in programs of the corpus."""
     count: Counter[str] = Counter()
-    for second in corpus()[::every]:
+    for second in corpus():
         with refusals() as found:
             lowered(second, choices, TARGET)
         count.update(r.mark for r in found)
@@ -74,10 +74,12 @@ def refused_by(choices: Choices | None, every: int = 1) -> Counter[str]:
 
 @pytest.mark.slow
 def test_the_sketches_of_a_default_build_write_nothing_that_is_refused_but_shared_rows() -> None:
-    assert refused_by(None) == {HELD: 5}  # sums that share no row, which only the flat loops show
+    count = refused_by(None)
+    assert set(count) == {HELD}  # sums that share no row, which only the flat loops show
+    assert not FULL or count[HELD] == 5
 
 
 @pytest.mark.slow
 def test_of_all_knobs_only_those_that_are_hints_are_refused() -> None:
     every = Choices(chunks=2, carry=1, unroll=4, prefetch=8, stream=1, panel=32)
-    assert set(refused_by(every, 1 if FULL else 3)) <= {CARRY, HELD, PANEL, PREFETCH, STREAM}
+    assert set(refused_by(every)) <= {CARRY, HELD, PANEL, PREFETCH, STREAM}

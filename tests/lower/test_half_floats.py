@@ -73,7 +73,7 @@ def check_sddmm(built: Any, matrix: sp.csr_array, feat: int, dtype: str) -> None
 CHECKS = {"spmm": check_spmm, "sddmm": check_sddmm}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.shared(7)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("op", CHECKS)
 @pytest.mark.parametrize("family", suite.families())

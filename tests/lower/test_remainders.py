@@ -157,6 +157,7 @@ def test_results_of_targets_without_masks(mcpu: str) -> None:
         np.testing.assert_array_equal(C, A @ B, err_msg=f"feat {feat}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mcpu", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_target_compiles(mcpu: str, dtype: str) -> None:

@@ -197,7 +197,7 @@ class Arrays:
             step(self, int(i), int(j), c)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize("choices", CHOICES)
 @pytest.mark.parametrize("format", [None, *FORMATS])
 @pytest.mark.parametrize("name", PROGRAMS)

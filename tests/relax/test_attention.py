@@ -367,6 +367,7 @@ def test_exponentials_are_close(dtype: str, reassociates: bool, plain: bool) -> 
     assert error.max() < (2 if plain or not HAS_FMA else 1), x[finite][error.argmax()]
 
 
+@pytest.mark.shared(3)
 @pytest.mark.parametrize("n", [*range(1, 18), 31, 32])
 def test_a_value_does_not_depend_on_its_place(n: int) -> None:
     x = np.full(n, 0.7, np.float32)

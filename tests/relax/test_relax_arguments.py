@@ -117,6 +117,7 @@ def test_every_operator_is_in_the_table() -> None:
     assert {name.replace("segment_reduce", "segment_sum") for name in TORCH_OPERATORS} <= set(ARGUMENTS)
 
 
+@pytest.mark.shared(3)
 @pytest.mark.parametrize(("name", "bad"), bad_cases(ARGUMENTS, no_tensors()))
 def test_relax_refuses(name: str, bad: dict[str, Any]) -> None:
     with pytest.raises(SparseTIRError, match=f"R.sparse.{name}"):
@@ -132,6 +133,7 @@ def test_torch_takes_the_arguments_of_the_table(name: str) -> None:
     assert getattr(OPS, name)(*torch_arguments(name, ARGUMENTS[name.replace("reduce", "sum")])).numel()
 
 
+@pytest.mark.shared(3)
 @pytest.mark.parametrize(
     ("name", "bad"), bad_cases([n.replace("segment_reduce", "segment_sum") for n in TORCH_OPERATORS])
 )

@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from each import examples
 from sparsetir import formats, ops
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, ScriptError, ScriptWarning, VerifyError
 from sparsetir.formats.encoding import parse_format
@@ -197,7 +198,7 @@ def func(f: T.handle, h: T.handle, n: T.handle, b: T.handle, c: T.handle, m: T.i
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(value=EXPRESSIONS, dtype=DTYPES)
 @example(value="T.popcount(0.5)", dtype="int8")
 @example(value="T.likely(x)", dtype="float32")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from each import examples
 from sparsetir import Postings
 from sparsetir.bench import retrieval
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
@@ -38,7 +39,7 @@ def drawn(rng: np.random.Generator, shape: Any, density: float, *, negative: boo
     return sp.csr_array(dense.astype(dtype))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans(), st.sampled_from(["float32", "float64"]))
 def test_small_collections(seed: int, negative: bool, of_queries: bool, dtype: str) -> None:
     rng = np.random.default_rng(seed)

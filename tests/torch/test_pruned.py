@@ -62,6 +62,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Any:
     return choose_only
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", ALL)
 @pytest.mark.parametrize("shape", [(128,), (0, 128), (2, 3, 4, 128)])
 def test_every_way_is_the_linear_layer(way: str, shape: tuple[int, ...]) -> None:

@@ -413,7 +413,7 @@ def test_other_dtypes(dtype):
 
 
 @pytest.mark.slow
-@settings(max_examples=int(os.environ.get("SPARSETIR_EXAMPLES", "40")), deadline=None)
+@settings(max_examples=int(os.environ.get("SPARSETIR_EXAMPLES", "15")), deadline=None)
 @given(st.data())
 def test_drawn_graphs(data):
     m, n, count = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)), data.draw(st.integers(0, 30))

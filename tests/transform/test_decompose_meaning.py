@@ -26,7 +26,7 @@ from sparsetir.runtime.composed import ComposedKernel
 
 THOROUGH = "SPARSETIR_EXAMPLES" in os.environ
 drawn = settings(
-    max_examples=int(os.environ.get("SPARSETIR_EXAMPLES", "80")),
+    max_examples=int(os.environ.get("SPARSETIR_EXAMPLES", "30")),
     deadline=None,
     derandomize=not THOROUGH,
     database=None,

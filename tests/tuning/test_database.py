@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from each import examples
 from sparsetir.errors import TuningError
 from sparsetir.formats.encoding import parse_format
 from sparsetir.schedules import Choices
@@ -87,7 +88,7 @@ VALUES = st.recursive(
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_fields_of_any_type_are_read_or_skipped(path: Path, data: st.DataObject) -> None:
     (line,) = lines_of(path)
     name = data.draw(st.sampled_from(sorted(line)))

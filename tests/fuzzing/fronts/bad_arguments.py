@@ -356,7 +356,7 @@ class ArgumentCase(Case):
 class BadArguments(Front):
     """Calls of the public functions with bad arguments."""
 
-    name, groups, patience = "arguments", 3, 1 << 30
+    name, groups, patience = "arguments", 1, 1 << 30
 
     def draw(self, rng: Random) -> Iterator[Case]:
         for _ in range(40):

@@ -48,7 +48,7 @@ def drawn_subscripts(rng: Random) -> list[str]:
 class Einsum(CodeFront):
     """`sparsetir.einsum` and its expressions."""
 
-    name, groups = "einsum", 4
+    name, groups = "einsum", 2
 
     def draw(self, rng: Random) -> Iterator[Case]:
         *letters, kept = drawn_subscripts(rng)

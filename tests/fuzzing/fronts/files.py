@@ -62,7 +62,7 @@ sys.exit(1)
 class Files(Front):
     """`sparsetir.read`."""
 
-    name, groups, patience = "files", 2, 1 << 30
+    name, groups, patience = "files", 1, 1 << 30
 
     def draw(self, rng: Random) -> Iterator[Case]:
         for _ in range(100):

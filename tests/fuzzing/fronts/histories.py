@@ -102,7 +102,7 @@ class HistoryCase(Case):
 class Histories(Front):
     """Calls of ten kernels, bound and unbound, with arguments of every class, layout and fault."""
 
-    name, groups, patience = "histories", 6, 1 << 30
+    name, groups, patience = "histories", 2, 1 << 30
     fenced = False  # at a page's end other arrays are aligned than their copies
 
     def draw(self, rng: Random) -> Iterator[Case]:

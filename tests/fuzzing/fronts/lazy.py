@@ -85,7 +85,7 @@ class Grower:
 class Lazies(CodeFront):
     """`sparsetir.lazy` and `sparsetir.compute`."""
 
-    name, groups = "lazy", 4
+    name, groups = "lazy", 2
 
     def draw(self, rng: Random) -> Iterator[Case]:
         is_special = rng.random() < 0.25

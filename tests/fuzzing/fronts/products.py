@@ -45,7 +45,7 @@ NAMES = "ABC"
 class Products(CodeFront):
     """`sparsetir.matmul` and its siblings."""
 
-    name, groups = "products", 6
+    name, groups = "products", 2
 
     def draw(self, rng: Random) -> Iterator[Case]:
         call = rng.choice(list(CALLS))

@@ -202,7 +202,7 @@ def call_lines(call: Call) -> list[str]:
 class Programs(Front):
     """Programs in all modes."""
 
-    name, groups = "programs", 3
+    name, groups = "programs", 2
 
     def program(self, rng: Random, mode: str) -> Program:
         return draw(rng, is_plain=mode == "formats")

@@ -31,7 +31,7 @@ OPERATIONS = (
 class Tensors(CodeFront):
     """`SparseTensor` as an array."""
 
-    name, groups = "tensors", 5
+    name, groups = "tensors", 2
 
     def draw(self, rng: Random) -> Iterator[Case]:
         order = rng.choice([2, 2, 2, 3])

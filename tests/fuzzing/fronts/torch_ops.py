@@ -57,7 +57,7 @@ CALLS = {
 class TorchOperators(CodeFront):
     """`sparsetir.torch.Graph`: results and gradients in one array."""
 
-    name, groups = "torch", 3
+    name, groups = "torch", 1
 
     def draw(self, rng: Random) -> Iterator[Case]:
         if torch is None:
