@@ -75,7 +75,7 @@ def refused_by(choices: Choices | None) -> Counter[str]:
 @pytest.mark.slow
 def test_the_sketches_of_a_default_build_write_nothing_that_is_refused_but_shared_rows() -> None:
     count = refused_by(None)
-    assert set(count) == {HELD}  # sums that share no row, which only the flat loops show
+    assert set(count) <= {HELD}  # sums that share no row, which only the flat loops show
     assert not FULL or count[HELD] == 5
 
 
