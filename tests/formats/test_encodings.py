@@ -82,6 +82,7 @@ def test_all_orders_of_three_levels(text: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.shared(2)
 @pytest.mark.parametrize("text", SOME)
 def test_computing_with_all_orders(text: str) -> None:
     S, X = SparseTensor.from_dense(CUBE, text), np.random.default_rng(2).random((6, 3))

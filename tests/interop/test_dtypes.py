@@ -82,6 +82,7 @@ NARROW = ("bool", "int8", "uint8", "float16", "bfloat16")
 PAIRS = [(name, list(OPERAND)[n % 4], NARROW[n % 5]) for n, name in enumerate(FORMATS)]
 
 
+@pytest.mark.shared(2)
 @pytest.mark.parametrize(("name", "op", "dtype"), PAIRS)
 def test_every_format(name: str, op: str, dtype: str) -> None:
     check(op, compiled(sparsetir.decompose_format(getattr(ops, op)(dtype), {OPERAND[op]: made(name)})), dtype)

@@ -100,6 +100,7 @@ KNOBS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("types", [("bfloat16", "bfloat16", "bfloat16"), *PAIRS[:2]])
 def test_with_other_choices(types: Any, seed: int) -> None:

@@ -87,6 +87,7 @@ def small() -> sp.csr_array:
     return sp.csr_array(matrix)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("op", CHECKS)
@@ -95,6 +96,7 @@ def test_rows_of_every_length(op: str, dtype: str, idtype: str) -> None:
         CHECKS[op](kernel(op, dtype, idtype), small(), feat, dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("op", CHECKS)
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (6, 4)])

@@ -127,6 +127,7 @@ def test_products(name: str, dtype: str, idtype: str) -> None:
         np.testing.assert_allclose(built(A=typed, x=x), typed @ x, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.shared(3)
 @pytest.mark.parametrize("name", families())
 def test_every_family(name: str) -> None:
     A = families()[name]("small")

@@ -151,7 +151,7 @@ def test_chosen_panels(order: str, choices: Choices) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", share(suite.families(), 2))
+@pytest.mark.parametrize("family", share(suite.families(), 4))
 def test_every_family(family: str) -> None:
     A = suite.families()[family](size="small")
     for order in ORDERS:

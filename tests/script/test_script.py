@@ -103,6 +103,7 @@ def test_a_specialised_function_has_constant_sizes(case: Case) -> None:
     assert_equal(sparsetir.parse(sparsetir.script(func)), func)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["csrmm", "sr_bcrs", "dia", "triangular", "nm_spmm", "sparse_conv", "batched_spmm"])
 @pytest.mark.parametrize("kind", ["random", "one_by_one", "zero_nnz"])
 def test_a_specialised_kernel_computes_the_same(name: str, kind: str) -> None:

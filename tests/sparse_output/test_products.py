@@ -190,7 +190,7 @@ def test_drawn_inputs(name: str, request: pytest.FixtureRequest) -> None:
     """One test, so that one process compiles the kernels of all dtypes."""
     judge(PROGRAMS[name], 1, 6)
     if not request.config.getoption("--quick"):
-        judge(PROGRAMS[name], 2, 50 if FULL else 18)
+        judge(PROGRAMS[name], 2, 50 if FULL else 9)
 
 
 # --- ways through -----------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_all_ways_agree(way: str, name: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(fast_paths, "limits", lambda: (-1, -1))
     for limit, value in WAYS[way].items():
         monkeypatch.setattr(assembled, limit, value)
-    judge(PROGRAMS[name], 3, 40, ("float32", "int32"))
+    judge(PROGRAMS[name], 3, 40 if FULL else 15, ("float32", "int32"))
 
 
 def by_scipy(A: sp.csr_array, B: sp.csr_array) -> sp.csr_array:

@@ -209,6 +209,7 @@ def test_a_bias_and_relu_are_of_the_product(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.shared(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_what_they_were(taken, name):
     make, args, methods = LAYERS[name]

@@ -171,6 +171,7 @@ ATTENTIONS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], bool]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.shared(2)
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_is_one_kernel(attentions, name, monkeypatch):
     kind, options, given, is_one = ATTENTIONS[name]
