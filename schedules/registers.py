@@ -9,7 +9,15 @@ from typing import Any
 
 from tvm.target import codegen
 
-UNITS = {"bf16": "avx512bf16", "int8": "avx512vnni"}  # kinds of dot products and the features that they need
+from sparsetir.intrin.emulation import is_emulated
+
+# Kinds of matrix units and the features that they need.
+UNITS = {
+    "bf16": ("avx512bf16", "avx512bw", "avx512vl"),
+    "int8": ("avx512vnni", "avx512bw", "avx512vl"),
+    "tile_bf16": ("amx-tile", "amx-bf16", "avx512bw", "avx512vl"),
+    "tile_int8": ("amx-tile", "amx-int8", "avx512bw", "avx512vl"),
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,8 @@ class Registers:
     count : int
     bits : int
     units : frozenset of str
-        Kinds of dot products over 16 sums at once: ``"bf16"``, ``"int8"``.
+        Kinds of dot products over 16 sums at once, ``"bf16"`` and ``"int8"``, and of tiles, ``"tile_bf16"`` and
+        ``"tile_int8"``.
 
     Examples
     --------
@@ -58,15 +67,16 @@ class Registers:
 @cache
 def _registers(target: Any) -> Registers:
     has = lambda feature: codegen.target_has_features(feature, target)  # noqa: E731
-    units = frozenset(kind for kind, feature in UNITS.items() if has(feature) and has("avx512bw") and has("avx512vl"))
+    emulated = is_emulated(target)
+    units = frozenset(kind for kind, features in UNITS.items() if emulated or all(map(has, features)))
     for feature, registers in (
         ("avx512f", Registers(32, 512, units)),
-        ("avx", Registers(16, 256)),
-        ("neon", Registers(32, 128)),
+        ("avx", Registers(16, 256, units)),
+        ("neon", Registers(32, 128, units)),
     ):
-        if codegen.target_has_features(feature, target):
+        if has(feature):
             return registers
-    return Registers(16, 128)
+    return Registers(16, 128, units)
 
 
 __all__ = ["Registers"]

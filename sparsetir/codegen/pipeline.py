@@ -13,12 +13,13 @@ from tvm.ir import Var
 
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentTypeError, OffsetError, ScheduleError, VerifyError
+from sparsetir.intrin.emulation import is_emulated
 from sparsetir.ir.rewriting import collect, seq, substitute
 from sparsetir.ir.sizes import fits_int32, narrow_extents, with_sizes
 from sparsetir.ir.verifier import verify
 from sparsetir.ir.views import accesses, decode
 from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_module, run
-from sparsetir.lower.annotations import from_dialect
+from sparsetir.lower.annotations import EMULATED, from_dialect
 from sparsetir.lower.loops import with_body
 from sparsetir.lower.target.scratch import has_unknown_scratch
 
@@ -73,6 +74,10 @@ def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
 
 def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModule:
     """Apply a schedule to a stage-II module: choices of the sketches, a stock schedule, or a function of one."""
+    return _with_emulation(_scheduled(mod, schedule, target), target)
+
+
+def _scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
     from sparsetir import schedules
 
     names = [gv.name_hint for gv in mod.functions]
@@ -115,7 +120,16 @@ def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir
             raise
     registers = schedules.Registers.of(target or native_target())
     second = schedules.legal_schedule(mod, schedule, to_stage_3, registers=registers, reorders=True)
+    second = _with_emulation(second, target)
     return {2: second, 3: to_stage_3(second)}
+
+
+def _with_emulation(mod: ir.IRModule, target: Any) -> ir.IRModule:
+    """Mark the functions of a module if the target emulates matrix units."""
+    if target is None or not is_emulated(target):
+        return mod
+    functions = mod.functions.items()
+    return ir.IRModule({gv: f.with_attr(EMULATED, True) if from_dialect(f) else f for gv, f in functions})
 
 
 def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:

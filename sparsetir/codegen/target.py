@@ -11,6 +11,7 @@ from tvm import ir, tirx
 
 from sparsetir.codegen.host_cpu import choose_target, host_cpu
 from sparsetir.errors import ArgumentError
+from sparsetir.intrin.emulation import KEY
 from sparsetir.ir.views import decode
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.lower.annotations import FREE_SUMS
@@ -31,6 +32,12 @@ def native_target() -> Any:
     choice = choose_target(cpu, llvm_cpu())
     config = {**llvm.export(), "mcpu": choice.mcpu, "mattr": list(choice.mattr)}
     return tvm.target.Target({key: value for key, value in config.items() if key != "mattr" or value})
+
+
+def emulating_target() -> Any:
+    """Return the target of this machine with its matrix units, and those that it lacks, emulated."""
+    config = native_target().export()
+    return tvm.target.Target({**config, "keys": [*config["keys"], KEY]})
 
 
 @cache

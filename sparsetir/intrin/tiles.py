@@ -2,46 +2,37 @@
 """Operations on the tile registers of AMX, as calls of functions with one tile number in each name.
 
 A tile number is part of an instruction, so that a function takes it by its name: ``st_tile_load_2(address, stride)``.
-The functions are LLVM IR where the target has the unit. Under `emulated` they stay external, and C code that a test
-loads computes the same (`sparsetir.codegen.tiles`).
+The pass `sparsetir.lower.target.tile_state` configures the tiles around the calls, and defines the functions: as the
+instructions, or as their emulation (`sparsetir.intrin.emulation`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, tirx
 
+PREFIX = "st_tile_"
 CONFIGURATION_BYTES = 64
 TILES, ROWS, ROW_BYTES = 8, 16, 64  # registers, and the size of each
 PALETTE = 1
 ROW_BYTES_AT, ROWS_AT = 16, 48  # offsets in the configuration: two bytes a register, one byte a register
-IMPORT = "pragma_import_llvm"
-
-_emulated: ContextVar[bool] = ContextVar("emulated", default=False)
+FEATURES = {"tdpbf16ps": ",+amx-bf16", "tdpfp16ps": ",+amx-fp16"}  # beyond those of tiles; of 8 bits by default
 
 
-@contextmanager
-def emulated() -> Iterator[None]:
-    """Emit calls of external functions in place of tile instructions while the block runs."""
-    token = _emulated.set(True)
-    try:
-        yield
-    finally:
-        _emulated.reset(token)
-
-
-def is_emulated() -> bool:
-    """Return whether tile operations are calls of external functions."""
-    return _emulated.get()
+def configuration() -> bytes:
+    """Return the configuration of all tiles in full size."""
+    out = bytearray(CONFIGURATION_BYTES)
+    out[0] = PALETTE
+    for tile in range(TILES):
+        out[ROW_BYTES_AT + 2 * tile], out[ROWS_AT + tile] = ROW_BYTES, ROWS
+    return bytes(out)
 
 
 def call(name: str, *arguments: Any) -> tirx.Stmt:
     """Return the statement that calls one of the functions."""
-    return tirx.Evaluate(tirx.call_extern("void", f"st_tile_{name}", *arguments))
+    return tirx.Evaluate(tirx.call_extern("void", PREFIX + name, *arguments))
 
 
 def zero(tile: int) -> tirx.Stmt:
@@ -64,17 +55,19 @@ def multiply(instruction: str, c: int, a: int, b: int) -> tirx.Stmt:
     return call(f"{instruction}_{c}_{a}_{b}")
 
 
-def functions(stmts: Any) -> list[str]:
-    """Return the names of the tile functions that a statement calls, without the prefix, each once."""
+def called(node: Any) -> str:
+    """Return the name of the tile function that a call is of, without the prefix; empty for other calls."""
+    if str(getattr(node.op, "name", "")) != "tirx.call_extern":
+        return ""
+    name = str(getattr(node.args[0], "value", ""))
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else ""
+
+
+def functions(node: Any) -> list[str]:
+    """Return the names of the tile functions that are called below a node, without the prefix, each once."""
     from sparsetir.ir.rewriting import collect
 
-    names: dict[str, None] = {}
-    for node in collect(stmts, ir.Call):
-        if str(getattr(node.op, "name", "")) in ("tirx.call_extern", "tir.call_extern"):
-            name = str(getattr(node.args[0], "value", ""))
-            if name.startswith("st_tile_"):
-                names[name.removeprefix("st_tile_")] = None
-    return list(names)
+    return list(dict.fromkeys(name for call in collect(node, ir.Call) if (name := called(call))))
 
 
 def define(names: Sequence[str]) -> str:
@@ -85,7 +78,7 @@ def define(names: Sequence[str]) -> str:
         operation, *tiles = name.split("_")
         body, parameters, declaration = _body(operation, tiles)
         declared[declaration] = None
-        features = "+amx-tile,+amx-int8,+amx-bf16"
+        features = "+amx-tile" + (FEATURES.get(operation, ",+amx-int8") if operation.startswith("tdp") else "")
         parts.append(
             f"define linkonce_odr void @st_tile_{name}({parameters}) alwaysinline nounwind "
             f'"target-features"="{features}" {{\n  {body}\n  ret void\n}}'
@@ -112,17 +105,15 @@ def _body(operation: str, tiles: Sequence[str]) -> tuple[str, str, str]:
 
 __all__ = [
     "CONFIGURATION_BYTES",
-    "PALETTE",
+    "PREFIX",
     "ROWS",
-    "ROWS_AT",
     "ROW_BYTES",
-    "ROW_BYTES_AT",
     "TILES",
     "call",
+    "called",
+    "configuration",
     "define",
-    "emulated",
     "functions",
-    "is_emulated",
     "load",
     "multiply",
     "store",

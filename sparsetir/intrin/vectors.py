@@ -87,12 +87,12 @@ declare {piece} @llvm.masked.load.v{group}{scalar}.p0(ptr, i32 immarg, <{group} 
   ret {acc} %r
 }}""")
     out += _ordered(kind, acc, attributes)
-    element = {"bfloat16": "bfloat", "float32": "float", "int32": "i32"}[result]
-    narrowed = (
-        f"  %y = fptrunc {acc} %x to <16 x bfloat>" if result == "bfloat16" else f"  %y = bitcast {acc} %x to {acc}"
-    )
+    # Stored as integers: without AVX512-BF16, LLVM calls a function for every element of bfloat16.
+    element, code = {"bfloat16": ("i16", "i16"), "float32": ("float", "f32"), "int32": ("i32", "i32")}[result]
     stored = f"<16 x {element}>"
-    code = {"bfloat": "bf16", "float": "f32", "i32": "i32"}[element]
+    narrowed = f"  %y = bitcast {acc} %x to {stored}"
+    if result == "bfloat16":
+        narrowed = f"  %n = fptrunc {acc} %x to <16 x bfloat>\n  %y = bitcast <16 x bfloat> %n to {stored}"
     out.append(f"""
 {head} void @st_put_{result}(ptr %at, {acc} %x, i32 %mask) {attributes} {{
   %narrow = trunc i32 %mask to i16

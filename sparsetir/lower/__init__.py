@@ -33,6 +33,7 @@ from sparsetir.lower.target.scratch import (
     ReplaceAggregates,
 )
 from sparsetir.lower.target.search import LowerFind
+from sparsetir.lower.target.tile_state import ConfigureTiles
 from sparsetir.lower.vector.dot_products import UseDotProducts
 from sparsetir.lower.vector.loop_transforms import (
     InterchangeLoops,
@@ -106,6 +107,7 @@ REWRITES = [
     ScalarizeLoops,  # scalarisation: vector loops whose lanes differ -> serial loops
     ScalarizeGathers,  # gathers of vector loops -> loads of words of indices, and scalar loads of elements
     HoistScratch,  # scratch of unknown size outside the loops
+    ConfigureTiles,  # tiles configured by each thread that uses them; matrix units that the target emulates
 ]
 
 TO_FLAT = [

@@ -43,6 +43,7 @@ FREE_SUMS = "sparsetir.free_sums"
 FINITE = "sparsetir.finite"
 CHOICES = "sparsetir.choices"
 DROPPED = "sparsetir.dropped"
+EMULATED = "sparsetir.emulated"
 
 
 @dataclass(frozen=True)
@@ -338,6 +339,14 @@ TABLE = (
         "fallback",
         "",
         "without it all were",
+    ),
+    Mark(
+        EMULATED,
+        "function",
+        "compute matrix instructions by other ones",
+        "pipeline",
+        "tile_state",
+        "without it they are emitted",
     ),
 )
 ERRORS = frozenset(mark.name for mark in TABLE if mark.is_error)

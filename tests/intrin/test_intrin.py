@@ -12,16 +12,21 @@ import numpy as np
 import pytest
 import tvm
 from tvm import s_tir
+from tvm.script import tirx
 
 from sparsetir import build, intrin
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.intrin.tensor import describe, implement
+from sparsetir.lower import run
+from sparsetir.lower.annotations import EMULATED
+from sparsetir.lower.target.tile_state import ConfigureTiles
 
 pytestmark = pytest.mark.optimised
 
 ROOT = Path(__file__).resolve().parents[2]
-MACHINES = ({"mcpu": "sapphirerapids"}, {"mcpu": "znver4"}, {"mcpu": "alderlake"})
+MACHINES = tuple({"mcpu": name} for name in ("sapphirerapids", "znver4", "alderlake", "graniterapids"))
+EMULATED_UNITS = [unit for unit in intrin.TABLE if unit.architecture == "x86_64" and unit.c != "float16"]
 ARM = {"mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-v1"}
 
 
@@ -52,43 +57,73 @@ def test_the_loops_of_an_intrinsic_compute_what_its_numpy_meaning_does(unit: int
     np.testing.assert_array_equal(tensors[2].numpy(), unit.compute(*arrays))
 
 
-@pytest.mark.parametrize("unit", intrin.TABLE, ids=lambda unit: unit.name)
-def test_an_intrinsic_computes_its_numpy_meaning_where_the_machine_has_it(unit: intrin.Intrinsic) -> None:
-    if unit not in intrin.available(native_target()) or unit.is_tile:
-        pytest.skip(f"this machine lacks {' '.join(unit.features)}")
+def compiled(unit: intrin.Intrinsic, target: Any, *, emulated: bool = False) -> Any:
+    """The loops of an intrinsic, replaced by it, with tiles configured around them."""
+    func = tensorized(unit)["main"]
+    mod = tvm.ir.IRModule({"main": func.with_attr(EMULATED, True) if emulated else func})
+    passes = [getattr(s_tir.transform, name)() for name in ("ConvertBlocksToOpaque", "LowerMatchBuffer")]
+    return tvm.compile(run([*passes, s_tir.transform.LowerOpaqueBlock(), ConfigureTiles], mod), target=target)
+
+
+def check(unit: intrin.Intrinsic, *, emulated: bool) -> None:
     rng = np.random.default_rng(1)
     dtypes = (unit.a, unit.b, unit.c)
     arrays = [numbers(rng, shape, dtype) for shape, dtype in zip(unit.operand_shapes, dtypes, strict=True)]
     tensors = [tvm.runtime.tensor(array) for array in arrays]
-    tvm.compile(tensorized(unit), target=native_target())["main"](*tensors)
+    compiled(unit, native_target(), emulated=emulated)["main"](*tensors)
     np.testing.assert_array_equal(tensors[2].numpy(), unit.compute(*arrays))
 
 
-@pytest.mark.parametrize("unit", [u for u in intrin.TABLE if not u.is_tile], ids=lambda unit: unit.name)
+@pytest.mark.parametrize("unit", intrin.TABLE, ids=lambda unit: unit.name)
+def test_an_intrinsic_computes_its_numpy_meaning_where_the_machine_has_it(unit: intrin.Intrinsic) -> None:
+    if unit not in intrin.available(native_target()):
+        pytest.skip(f"this machine lacks {' '.join(unit.features)}")
+    check(unit, emulated=False)
+
+
+@pytest.mark.parametrize("unit", EMULATED_UNITS, ids=lambda unit: unit.name)
+def test_an_emulated_intrinsic_computes_its_numpy_meaning(unit: intrin.Intrinsic) -> None:
+    check(unit, emulated=True)
+
+
+@pytest.mark.parametrize("unit", intrin.TABLE, ids=lambda unit: unit.name)
 def test_other_machines_get_the_instruction(unit: intrin.Intrinsic) -> None:
     machines = [ARM] if unit.architecture == "aarch64" else MACHINES
     targets = [tvm.target.Target({"kind": "llvm", **machine}) for machine in machines]
     target = next(t for t in targets if unit in intrin.available(t))
-    host = tvm.target.Target(target, host=target)
-    assembly = tvm.compile(tensorized(unit), target=host).mod.inspect_source("asm")
+    assembly = compiled(unit, tvm.target.Target(target, host=target)).mod.inspect_source("asm")
     name = re.sub("231", r"\\d+", unit.instruction)  # The register allocator chooses among forms of multiply-adds.
     assert re.search(rf"\t{name}\b", assembly)
+    around = ("ldtilecfg", "tileloadd", "tilestored", "tilerelease")
+    assert [f"\t{name}" in assembly for name in around] == [unit.is_tile] * 4
 
 
-def test_bfloat16_dots_keep_infinities_and_nan_and_flush_denormals() -> None:
-    unit = intrin.get("dot_bf16_512")
-    if unit not in intrin.available(native_target()):
-        pytest.skip("this machine lacks AVX512-BF16")
-    kernel = tvm.compile(tensorized(unit), target=native_target())["main"]
-    a = np.array([1, 1], np.dtype(unit.a))
-    b = np.zeros((16, 2), np.dtype(unit.b))
-    b[0, 0], b[1, 1], b[2, 0], b[2, 1], b[3, 0] = np.inf, np.nan, np.inf, -np.inf, 1e-39
-    c = tvm.runtime.tensor(np.zeros(16, np.float32))
-    kernel(tvm.runtime.tensor(a), tvm.runtime.tensor(b), c)
-    out = c.numpy()
-    assert out[0] == np.inf
-    assert np.isnan(out[1:3]).all()
-    assert not out[3:].any()
+def special(unit: intrin.Intrinsic, *, emulated: bool) -> np.ndarray:
+    """Sums of a row with infinities, NaN, denormal numbers, and one that rounds."""
+    dtypes = (unit.a, unit.b, unit.c)
+    a, b, c = (np.zeros(shape, np.dtype(x)) for shape, x in zip(unit.operand_shapes, dtypes, strict=True))
+    pair, columns, sums = a.reshape(unit.m, -1), b.reshape(-1, unit.n, unit.group)[0], c.reshape(unit.m, unit.n)
+    pair[0, :2] = 1
+    columns[:4] = [[np.inf, 0], [0, np.nan], [np.inf, -np.inf], [1e-39, 0]]
+    columns[4], sums[0, 4] = [1, 0], np.float32(2.0**24 + 2)
+    columns[5], sums[0, 5] = [2.0**-20, -(2.0**-20)], 1
+    columns[6], sums[0, 6] = [0, 0], 1e-39
+    tensors = [tvm.runtime.tensor(x) for x in (a, b, c)]
+    compiled(unit, native_target(), emulated=emulated)["main"](*tensors)
+    return tensors[2].numpy().reshape(unit.m, unit.n)[0, :7]
+
+
+@pytest.mark.parametrize("name", ["dot_bf16_512", "dot_bf16_256", "tile_bf16"])
+def test_bfloat16_units_keep_infinities_and_nan_round_to_even_and_flush_denormals(name: str) -> None:
+    unit = intrin.get(name)
+    ways = [True, False] if unit in intrin.available(native_target()) else [True]
+    for emulated in ways:
+        out = special(unit, emulated=emulated)
+        assert out[0] == np.inf
+        assert np.isnan(out[1:3]).all()
+        assert out[3] == out[6] == 0
+        assert out[4] == 2.0**24 + 4  # 2**24 + 3 lies between, and the even one is above
+        assert out[5] == 1
 
 
 def test_names_with_and_without_the_prefix() -> None:
@@ -108,6 +143,23 @@ def test_operands_in_another_layout_are_refused() -> None:
 def test_tiles_are_called_by_number() -> None:
     text = implement(intrin.get("tile_bf16")).script()
     assert 'T.call_extern("void", "st_tile_tdpbf16ps_0_1_2")' in text
+
+
+def test_each_thread_configures_its_tiles_inside_the_parallel_loop() -> None:
+    @tirx.prim_func(s_tir=True)
+    def two_loops(a: tirx.handle, n: tirx.int32) -> None:
+        A = tirx.match_buffer(a, (4096,), "uint8")
+        for _i in tirx.serial(n):
+            tirx.evaluate(tirx.call_extern("void", "st_tile_zero_0"))
+        for i in tirx.parallel(8):
+            for _j in tirx.serial(n):
+                tirx.evaluate(tirx.call_extern("void", "st_tile_store_0", tirx.address_of(A[i * 512]), tirx.int64(64)))
+
+    lines = str(run([ConfigureTiles], tvm.ir.IRModule({"main": two_loops}))["main"].script()).split("\n")
+    found = [re.search(r"parallel|st_tile_\w+", line) for line in lines if "import_llvm" not in line]
+    names = [match[0] for match in found if match and "define" not in match.string]
+    loop = ["st_tile_config", "st_tile_zero_0", "st_tile_release"]
+    assert names == [*loop, "parallel", "st_tile_config", "st_tile_store_0", "st_tile_release"]
 
 
 # ------------------------------------------------------------------ by hand
