@@ -24,8 +24,10 @@ from sparsetir.schedules.panel import tile_panels
 from sparsetir.schedules.ragged_sum import tile_sum
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.row import independent_blocks, share_block, share_rows, split_rows, tile_row
+from sparsetir.schedules.tile import use_tiles
 
 SKETCHES = [
+    use_tiles,  # sums of products of blocks of rows in bfloat16 and 8 bits, where the target has tiles
     use_dot_product,  # sums of products in bfloat16 and 8 bits, where the target has the instructions
     tile_panels,  # columns that are not the last dimension of some array, or panels that were chosen
     tile_row,  # register tiles of a result's rows
@@ -167,4 +169,5 @@ __all__ = [
     "tile_row",
     "tile_sum",
     "use_dot_product",
+    "use_tiles",
 ]

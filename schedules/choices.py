@@ -8,11 +8,12 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from sparsetir.errors import ScheduleError, checks_keywords
-from sparsetir.schedules import dot_product, panel, ragged_sum, row
+from sparsetir.schedules import dot_product, panel, ragged_sum, row, tile
 from sparsetir.utils.arguments import as_count, shown
 from sparsetir.utils.dtypes import as_whole
 
-DECLARED = (*row.DECLARED, *row.CARRY_DECLARED, *panel.DECLARED, *ragged_sum.DECLARED, *dot_product.DECLARED)
+SKETCHES = (panel, ragged_sum, dot_product, tile)
+DECLARED = (*row.DECLARED, *row.CARRY_DECLARED, *(choice for sketch in SKETCHES for choice in sketch.DECLARED))
 WIDTH, INDENT = 120, " " * 8  # of the documentation
 
 

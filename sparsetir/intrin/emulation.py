@@ -56,7 +56,82 @@ def emulate(text: str) -> str:
     rounded = rf"call <16 x i16> @st_emulated_narrow({FLOATS} \1)"
     text, count = re.subn(rf"fptrunc {FLOATS} (%\w+) to <16 x bfloat>", rounded, text)
     text = text.replace("bitcast <16 x bfloat> %n to", "bitcast <16 x i16> %n to")
-    return "\n".join([text, *(_dot(name, full) for name, full in needed.items()), _narrowing() if count else ""])
+    text, accesses = _through_loops(text)
+    dots = (_dot(name, full) for name, full in needed.items())
+    return "\n".join([text, *accesses, *dots, _narrowing() if count else ""])
+
+
+def _through_loops(text: str) -> tuple[str, list[str]]:
+    """Return IR whose masked loads and stores are loops, and their functions: LLVM writes each element out."""
+    codes: dict[tuple[str, str], None] = {}
+
+    def on_load(match: re.Match[str]) -> str:
+        codes["load", match[2]] = None
+        return f"call {match[1]} @st_masked_load_{match[2]}(ptr {match[3]}, {match[4]})"
+
+    def on_store(match: re.Match[str]) -> str:
+        codes["store", match[1]] = None
+        return f"call void @st_masked_store_{match[1]}({match[2]}, ptr {match[3]}, {match[4]})"
+
+    vector = r"<\d+ x \w+>"
+    load = rf"call ({vector}) @llvm\.masked\.load\.(\w+)\.p0\(ptr (%\w+), i32 1, ({vector} %\w+), [^)]*\)"
+    store = rf"call void @llvm\.masked\.store\.(\w+)\.p0\(({vector} %\w+), ptr (%\w+), i32 1, ({vector} %\w+)\)"
+    text = re.sub(store, on_store, re.sub(load, on_load, text))
+    text = re.sub(r"^declare .*@llvm\.masked\..*$", "", text, flags=re.MULTILINE)
+    return text, [*([_MASKED] if codes else []), *(_masked(*code) for code in codes)]
+
+
+def _masked(operation: str, code: str) -> str:
+    """Return the function of masked loads or stores of vectors such as ``"v16f32"``."""
+    count, dtype, bits = re.findall(r"v(\d+)([fi])(\d+)", code)[0]
+    kind = {"f32": "float"}.get(dtype + bits, f"i{bits}")
+    vector, size = f"<{count} x {kind}>", int(bits) // 8
+    mask = f"  %m = bitcast <{count} x i1> %bits to i{count}\n"
+    mask += "  %w = or i64 %m, 0" if count == "64" else f"  %w = zext i{count} %m to i64"
+    head = "define linkonce_odr"
+    if operation == "load":
+        return f"""
+{head} {vector} @st_masked_load_{code}(ptr %at, <{count} x i1> %bits) alwaysinline nounwind {{
+  %out = alloca {vector}, align 64
+  store {vector} zeroinitializer, ptr %out, align 64
+{mask}
+  call void @st_masked_copy(ptr %out, ptr %at, i64 %w, i64 {count}, i64 {size})
+  %x = load {vector}, ptr %out, align 64
+  ret {vector} %x
+}}"""
+    return f"""
+{head} void @st_masked_store_{code}({vector} %x, ptr %at, <{count} x i1> %bits) alwaysinline nounwind {{
+  %in = alloca {vector}, align 64
+  store {vector} %x, ptr %in, align 64
+{mask}
+  call void @st_masked_copy(ptr %at, ptr %in, i64 %w, i64 {count}, i64 {size})
+  ret void
+}}"""
+
+
+_MASKED = """
+define linkonce_odr void @st_masked_copy(ptr %to, ptr %from, i64 %mask, i64 %count, i64 %size) noinline nounwind {
+entry:
+  br label %head
+head:
+  %n = phi i64 [ 0, %entry ], [ %next, %tail ]
+  %moved = lshr i64 %mask, %n
+  %bit = trunc i64 %moved to i1
+  br i1 %bit, label %copy, label %tail
+copy:
+  %offset = mul i64 %n, %size
+  %a = getelementptr i8, ptr %to, i64 %offset
+  %b = getelementptr i8, ptr %from, i64 %offset
+  call void @llvm.memcpy.p0.p0.i64(ptr %a, ptr %b, i64 %size, i1 false)
+  br label %tail
+tail:
+  %next = add i64 %n, 1
+  %more = icmp ult i64 %next, %count
+  br i1 %more, label %head, label %done
+done:
+  ret void
+}
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)"""
 
 
 def _dot(name: str, intrinsic: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLVM IR of the vector operations around dot products: masked loads, interleaved rows, and stores of sums."""
+"""LLVM IR of vector operations around dot products and tiles: masked loads, interleaved rows, and stores of sums."""
 
 from __future__ import annotations
 
@@ -24,6 +24,77 @@ def _unpack(bits: int, high: int) -> list[int]:
             at = start + high * (lane // 2) + n
             out += [at, at + count]
     return out
+
+
+def tile_functions(kind: str, result: str) -> str:
+    """Return the functions that tiles need besides: they lay out entries, and read results again."""
+    attributes = f'alwaysinline nounwind "target-features"="{FEATURES[kind]}"'
+    bits = 16 if kind == "bf16" else 8
+    acc = "<16 x float>" if kind == "bf16" else WORD
+    column, code = f"<16 x i{bits}>", f"v16i{bits}"
+    head = "define linkonce_odr"
+    out = [
+        f"""
+{head} {WORD} @st_column_{kind}(ptr %at, i32 %mask) {attributes} {{
+  %narrow = trunc i32 %mask to i16
+  %bits = bitcast i16 %narrow to <16 x i1>
+  %x = call {column} @llvm.masked.load.{code}.p0(ptr %at, i32 1, <16 x i1> %bits, {column} zeroinitializer)
+  %y = zext {column} %x to {WORD}
+  ret {WORD} %y
+}}
+declare {column} @llvm.masked.load.{code}.p0(ptr, i32 immarg, <16 x i1>, {column})""",
+        _transposition(kind, attributes),
+    ]
+    run = 1
+    while run * bits <= 512:
+        vector = f"<{run} x i{bits}>"
+        out.append(f"""
+{head} void @st_copy{run}_{kind}(ptr %to, ptr %from) {attributes} {{
+  %x = load {vector}, ptr %from, align 1
+  store {vector} %x, ptr %to, align 1
+  ret void
+}}
+{head} void @st_clear{run}_{kind}(ptr %to) {attributes} {{
+  store {vector} zeroinitializer, ptr %to, align 1
+  ret void
+}}""")
+        run *= 2
+    element, code = {"bfloat16": ("i16", "v16i16"), "float32": ("float", "v16f32"), "int32": ("i32", "v16i32")}[result]
+    stored = f"<16 x {element}>"
+    widened = f"  %y = bitcast {stored} %x to {acc}"
+    if result == "bfloat16":
+        shift = _numbers([16] * 16)
+        widened = f"  %w = zext {stored} %x to {WORD}\n  %s = shl {WORD} %w, {shift}\n  %y = bitcast {WORD} %s to {acc}"
+    out.append(f"""
+{head} {acc} @st_get_{result}(ptr %at, i32 %mask) {attributes} {{
+  %narrow = trunc i32 %mask to i16
+  %bits = bitcast i16 %narrow to <16 x i1>
+  %x = call {stored} @llvm.masked.load.{code}.p0(ptr %at, i32 1, <16 x i1> %bits, {stored} zeroinitializer)
+{widened}
+  ret {acc} %y
+}}""")
+    if not (kind == "bf16" and result == "bfloat16"):  # which is that of columns
+        out.append(f"declare {stored} @llvm.masked.load.{code}.p0(ptr, i32 immarg, <16 x i1>, {stored})")
+    return "\n".join(out)
+
+
+def _transposition(kind: str, attributes: str) -> str:
+    """Return the function that transposes 16 x 16 words."""
+    lines = []
+    for n in range(LANES):
+        lines += [f"%p0_{n} = getelementptr {WORD}, ptr %in, i64 {n}", f"%v0_{n} = load {WORD}, ptr %p0_{n}, align 4"]
+    # In each step, rows that are `far` apart exchange every other block of `far` columns.
+    for step, far in enumerate((1, 2, 4, 8)):
+        for n in range(LANES):
+            low, high = n & ~far, n | far
+            offset = far if n & far else 0
+            picks = [(c & ~far) + offset + (LANES if c & far else 0) for c in range(LANES)]
+            pair = f"{WORD} %v{step}_{low}, {WORD} %v{step}_{high}"
+            lines.append(f"%v{step + 1}_{n} = shufflevector {pair}, <16 x i32> {_numbers(picks)}")
+    for n in range(LANES):
+        lines += [f"%q_{n} = getelementptr {WORD}, ptr %out, i64 {n}", f"store {WORD} %v4_{n}, ptr %q_{n}, align 4"]
+    body = "\n  ".join(lines)
+    return f"define linkonce_odr void @st_transpose_{kind}(ptr %in, ptr %out) {attributes} {{\n  {body}\n  ret void\n}}"
 
 
 def functions(kind: str, result: str) -> str:
@@ -131,4 +202,4 @@ def _ordered(kind: str, acc: str, attributes: str) -> list[str]:
     return out
 
 
-__all__ = ["LANES", "functions"]
+__all__ = ["LANES", "functions", "tile_functions"]

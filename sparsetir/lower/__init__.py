@@ -46,6 +46,7 @@ from sparsetir.lower.vector.ragged_sums import SumBlocks, SumRagged
 from sparsetir.lower.vector.registers import FactorInvariants, PromoteRegisters
 from sparsetir.lower.vector.remainders import PeelRemainders
 from sparsetir.lower.vector.scalarize import ScalarizeGathers, ScalarizeLoops
+from sparsetir.lower.vector.tile_products import UseTiles
 from sparsetir.lower.vector.vector_math import ReplaceMissing
 from sparsetir.lower.vector.vectorize import VectorizeDots, VectorizeMaps, VectorizeMasked
 
@@ -87,6 +88,7 @@ REWRITES = [
     FuseLoops,  # loop fusion: neighbouring row loops -> parallel chunks of the same rows
     SplitMergePath,  # merge-path split: annotated rows -> parallel chunks of the same number of entries, with carry-out
     BalanceNonzeros,  # load balancing: annotated rows -> parallel chunks of equal work
+    UseTiles,  # annotated sums of products -> tile instructions over blocks and interleaved rows
     UseDotProducts,  # annotated sums of products -> dot-product instructions over interleaved rows
     VersionLoops,  # loop versioning: rows whose blocks are in bounds -> no bounds checks
     SumBlocks,  # annotated sums over blocks -> an accumulator for each element, in vectors

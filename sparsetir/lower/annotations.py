@@ -24,6 +24,7 @@ UNROLL = "sparsetir.unroll"
 VECTOR = "sparsetir.vector"
 PREFETCH = "sparsetir.prefetch"
 UNIT = "sparsetir.unit"
+TILE = "sparsetir.tile"
 DOT = "sparsetir.dot"
 HELD = "sparsetir.held"
 SUM = "sparsetir.sum"
@@ -155,6 +156,14 @@ TABLE = (
         "dot_product",
         "dot_products",
         "refused where the sum does not begin with zero, or rows of blocks have no whole number of groups",
+    ),
+    Mark(
+        TILE,
+        "loop",
+        "add products of blocks and rows by tile instructions, with this many tiles of columns side by side",
+        "tile",
+        "tile_products",
+        "refused where the body is no sum of products of blocks of 8 to 64 rows and gathered rows",
     ),
     Mark(
         DOT,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -13,8 +12,8 @@ import scipy.sparse as sp
 from sparsetir import CooTensor, T, build, decompose_format, formats, ops
 from sparsetir.codegen.target import emulating_target, native_target
 from sparsetir.schedules import Choices, Registers
+from unit_products import BF16, drawn, program
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
 PAIRS = (
     ("bfloat16", "bfloat16", "float32"),
     ("int8", "uint8", "int32"),
@@ -24,38 +23,10 @@ PAIRS = (
 SHAPES = ((40, 50, 130, 0.1), (33, 27, 65, 0.3), (1, 1, 1, 1.0), (8, 9, 16, 0.0), (13, 11, 7, 0.5))
 
 
-def program(a_type: str, b_type: str, c_type: str) -> Any:
-    @T.prim_func
-    def spmm(
-        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
-    ):  # fmt: skip
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-        J_dense = T.dense_fixed(n)
-        K = T.dense_fixed(feat)
-        A = T.match_sparse_buffer(a, (I, J), a_type)
-        B = T.match_sparse_buffer(b, (J_dense, K), b_type)
-        C = T.match_sparse_buffer(c, (I, K), c_type)
-        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0
-            C[i, k] = C[i, k] + T.Cast(c_type, A[i, j]) * T.Cast(c_type, B[j, k])
-
-    return spmm
-
-
 def units() -> Any:
     """The target of this machine, with emulated units if it lacks any."""
     native = native_target()
     return native if {"bf16", "int8"} <= Registers.of(native).units else emulating_target()
-
-
-def drawn(rng: np.random.Generator, shape: Any, dtype: str) -> np.ndarray:
-    if dtype == "bfloat16":
-        return (rng.integers(-32, 32, shape) / 8).astype(BF16)  # whose sums are exact
-    limits = np.iinfo(dtype)
-    return rng.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
 
 
 @pytest.mark.parametrize("dtypes", PAIRS, ids="-".join)

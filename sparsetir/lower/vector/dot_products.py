@@ -27,7 +27,6 @@ behind the last one, and terms behind the last entry, are masked: what lies ther
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -35,30 +34,21 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.intrin.vectors import LANES, functions
-from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import collect, mentions, moves_by_one, seq, substitute
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import UNIT, refused
 from sparsetir.lower.loops import serial, with_body
+from sparsetir.lower.vector.products import WORD, Product, as_nest, bind, interleaved, is_zero, mask, parse
 
 IMPORT = "pragma_import_llvm"
-WORD = f"int32x{LANES}"
 SIGN_BITS = -0x7F7F7F80  # 0x80808080: turns signed into unsigned bytes, which are 128 more
 # Registers for sums, of 32: with more, LLVM spills those of bfloat16, whose words it keeps in registers as well.
 MAX_SUM_REGISTERS = {"bf16": 16, "int8": 24}
 
 
-@dataclass(frozen=True, eq=False)
-class Nest:
-    """A nest of loops that adds products to a result: loops outside in, the store, its factors and its guards."""
-
-    loops: list[tirx.For]
-    store: tirx.BufferStore
-    a: ir.TensorLoad
-    b: ir.TensorLoad
-    guards: list[ir.Expr]
-    b_guard: ir.Expr | None
+class Nest(Product):
+    """A nest of loops whose innermost one runs along rows of the result and of one factor."""
 
     @property
     def columns(self) -> tirx.For:
@@ -86,42 +76,13 @@ class Nest:
         return str(self.store.buffer.ty.dtype)
 
 
-def _uncast(expr: Any) -> Any:
-    while isinstance(expr, tirx.Cast):
-        expr = expr.value
-    return expr
-
-
 def match(loop: tirx.For) -> Nest | None:
     """Match a nest whose innermost loop runs along rows of the result and of one factor."""
-    loops, guards, body = [], [], loop
-    while isinstance(body, (tirx.For, tirx.IfThenElse)):
-        if isinstance(body, tirx.For):
-            loops.append(body)
-            body = body.body
-        elif body.else_case is None:
-            guards.append(body.condition)
-            body = body.then_case
-        else:
-            return None
-    if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add) or len(loops) < 2:
+    product = parse(loop)
+    if product is None:
         return None
-    own, term = body.value.a, _uncast(body.value.b)
-    is_own = isinstance(own, ir.TensorLoad) and own.source.same_as(body.buffer)
-    if not is_own or not isinstance(term, tirx.Mul):
-        return None
-    column = loops[-1].loop_var
-    sides = [_uncast(term.a), _uncast(term.b)]
-    if not mentions(sides[1], [column]):
-        sides.reverse()
-    a, b = sides
-    b_guard = None
-    if dialect.is_if_then_else(b):
-        b_guard, b = b.args[0], _uncast(b.args[1])
-    if not isinstance(a, ir.TensorLoad) or not isinstance(b, ir.TensorLoad) or mentions(a, [column]):
-        return None
-    nest = Nest(loops, body, a, b, guards, b_guard)
-    return nest if _fits(nest, column) else None
+    nest = Nest(**vars(product))
+    return nest if _fits(nest, nest.columns.loop_var) else None
 
 
 PAIRS = {
@@ -159,21 +120,14 @@ def _fits(nest: Nest, column: Var) -> bool:
 
 def match_body(block: Any, kinds: frozenset[str]) -> bool:
     """Return whether a stage-II block's loops match, and need one of these kinds of dot products."""
-    nest: tirx.Stmt = block.body
-    for iv in reversed(block.iter_vars):
-        nest = tirx.For(iv.var, const(0, str(iv.var.ty.dtype)), iv.dom.extent, tirx.ForKind.SERIAL, nest)
-    found = match(nest)
+    found = match(as_nest(block))
     return found is not None and found.kind in kinds
 
 
 def is_initial(stmt: tirx.Stmt, nest: Nest) -> bool:
     """Return whether a statement only sets elements of the result to zero."""
     stores = collect(stmt, tirx.BufferStore)
-    zeros = all(
-        isinstance(_uncast(s.value), (tirx.IntImm, tirx.FloatImm)) and float(_uncast(s.value).value) == 0
-        for s in stores
-    )
-    return len(stores) == 1 and zeros and stores[0].buffer.same_as(nest.store.buffer)
+    return len(stores) == 1 and is_zero(stores[0].value) and stores[0].buffer.same_as(nest.store.buffer)
 
 
 class _Emitter:
@@ -245,18 +199,6 @@ class _Emitter:
         """Return a buffer for one vector of sums."""
         return tirx.decl_buffer([LANES], self.acc.partition("x")[0], name, scope="local", layout=None)
 
-    def mask(self, first: int, count: int, left: Any, dtype: str) -> Any:
-        """Return the bits of the `count` columns from `first` on that exist."""
-        if left is None:
-            return const(-1, dtype)
-        here = tirx.max(tirx.min(cast(left, dtype) - const(first, dtype), const(count, dtype)), const(0, dtype))
-        all_bits = const(-1, dtype)
-        return tirx.Select(
-            here >= const(count, dtype),
-            all_bits,
-            (const(1, dtype) << tirx.min(here, const(count - 1, dtype))) - const(1, dtype),
-        )
-
     def steps(self, rows: Any, sums: Any, shifts: Any, begin: Any, left: Any) -> tirx.Stmt:
         step = Var("step", self.inner.loop_var.ty)
         dtype, group = str(step.ty.dtype), self.group
@@ -277,14 +219,14 @@ class _Emitter:
     def step(self, rows: Any, sums: Any, shifts: Any, begin: Any, left: Any, at: Any, terms: Any) -> tirx.Stmt:
         """Return the products of one group of terms from `at` on; `terms` of them exist (None: all)."""
         out: list[tirx.Stmt] = []
-        words = [self.bind(out, f"word_{r}", "int32", self.word(row, at, terms)) for r, row in enumerate(rows)]
+        words = [bind(out, f"word_{r}", self.word(row, at, terms), "int32") for r, row in enumerate(rows)]
         columns = [self.place(at, t, terms, str(self.inner.loop_var.ty.dtype)) for t in range(self.group)]
         for part in range(len(sums[0]) // self.group):
             loaded = [
-                self.bind(out, f"row_{t}", WORD, self.row(part, place, exists, begin, left))
+                bind(out, f"row_{t}", self.row(part, place, exists, begin, left), WORD)
                 for t, (place, exists) in enumerate(columns)
             ]
-            for v, value in enumerate(self.interleaved(out, loaded)):
+            for v, value in enumerate(interleaved(out, self.kind, loaded)):
                 for r in range(len(rows)):
                     out.append(self.dot(sums[r][part * self.group + v], words[r], value))
         for shift, word in zip(shifts, words, strict=False):
@@ -302,13 +244,13 @@ class _Emitter:
         """Return a vector of the dense operand's row at `place`, zero where the term or the column does not exist."""
         per_load = LANES * self.group
         moved = {self.inner.loop_var: place, self.column: begin + const(part * per_load, self.dtype)}
-        mask = self.mask(part * per_load, per_load, left, "int64")
+        bits = mask(part * per_load, per_load, left, "int64")
         conditions = [exists] if exists is not None else []
         if self.nest.b_guard is not None:
             conditions.append(substitute(self.nest.b_guard, moved))
         for condition in conditions:
-            mask = tirx.Select(condition, mask, const(0, "int64"))
-        values = self.call(WORD, "rows", substitute(tirx.address_of(self.nest.b), moved), mask)
+            bits = tirx.Select(condition, bits, const(0, "int64"))
+        values = self.call(WORD, "rows", substitute(tirx.address_of(self.nest.b), moved), bits)
         return tirx.bitwise_xor(values, tirx.Broadcast(const(SIGN_BITS), LANES)) if self.shifted else values
 
     def place(self, at: Any, t: int, terms: Any, dtype: str) -> tuple[Any, Any]:
@@ -317,20 +259,6 @@ class _Emitter:
         if terms is None or t == 0:
             return position, None
         return tirx.min(position, at + terms - const(1, dtype)), const(t, dtype) < terms
-
-    def bind(self, out: list[tirx.Stmt], name: str, dtype: str, value: Any) -> Var:
-        var = Var(name, ir.PrimType(dtype))
-        out.append(tirx.Bind(var, value))
-        return var
-
-    def interleaved(self, out: list[tirx.Stmt], rows: list[Var]) -> list[Var]:
-        def pair(width: int, a: Var, b: Var) -> list[Var]:
-            return [self.bind(out, "x", WORD, self.call(WORD, f"{half}{width}", a, b)) for half in ("lo", "hi")]
-
-        if self.kind == "bf16":
-            return pair(16, rows[0], rows[1])
-        (a, b), (c, d) = pair(8, rows[0], rows[1]), pair(8, rows[2], rows[3])
-        return [*pair(16, a, c), *pair(16, b, d)]
 
     def dot(self, acc: Any, word: Any, value: Any) -> tirx.Stmt:
         order = "sb" if str(self.nest.a.source.ty.dtype) == "uint8" else "bs"
@@ -350,10 +278,10 @@ class _Emitter:
                     tirx.BufferLoad(self.nest.store.buffer, self.nest.store.indices),
                     {**row, self.column: begin + const(first, self.dtype)},
                 )
-                mask = self.mask(first, LANES, left, "int32")
+                bits = mask(first, LANES, left, "int32")
                 out.append(
                     tirx.Evaluate(
-                        tirx.call_extern("void", f"st_put_{self.nest.result}", tirx.address_of(at), ordered, mask)
+                        tirx.call_extern("void", f"st_put_{self.nest.result}", tirx.address_of(at), ordered, bits)
                     )
                 )
         body = seq(*out)
