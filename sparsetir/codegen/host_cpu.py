@@ -8,6 +8,8 @@ programs may use, so the name is the newest one all of whose features are among 
 
 from __future__ import annotations
 
+import ctypes
+import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -131,6 +133,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "0xc0": ("ampere1b", "ampere1a", "ampere1"),
 }
 SLOW_GATHERS = ("AuthenticAMD", "HygonGenuine")
+# The system call by which a process asks Linux for the state of tile registers (arch_prctl).
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
+TILE_FEATURES = frozenset(name for name in X86_FLAGS if name.startswith("amx-"))
 TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 
 
@@ -222,10 +227,33 @@ def host_cpu() -> Cpu | None:
     if platform.system() == "Darwin":
         return parse_sysctl(_read_sysctl()) if architecture == "aarch64" else None
     cpu = parse_cpuinfo(_read(CPUINFO), architecture)
+    if cpu is not None and (why := refused_tiles(cpu)):
+        cpu = replace(cpu, features=cpu.features - TILE_FEATURES, source=f"{cpu.source}, without AMX: {why}")
     if cpu is None or not _read(GATHER_MITIGATION).startswith("Mitigation"):
         return cpu
     # The microcode that prevents leaks through gathers ("Downfall") makes each of them wait.
     return replace(cpu, slow_gathers=True)
+
+
+def refused_tiles(cpu: Cpu) -> str:
+    """Ask the operating system for the tile registers of AMX; return why it refuses them, or an empty text.
+
+    Linux saves their 8 KiB only for processes that ask, and ends others at the first tile instruction. A permission
+    holds for all threads of a process, and for its children.
+    """
+    if "amx-tile" not in cpu.features:
+        return ""
+    if platform.system() != "Linux":
+        return "how to ask for tile registers is known of Linux only"
+    error = _request_tiles()
+    return f"the kernel refuses tile registers ({os.strerror(error)})" if error else ""
+
+
+def _request_tiles() -> int:
+    """Return 0, or the error number of the request."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (ctypes.c_long(x) for x in (ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA))
+    return ctypes.get_errno() if libc.syscall(*arguments) else 0
 
 
 def _read(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tvm
 from tvm import ir, tirx
+from tvm.target import codegen
 
 from sparsetir.codegen.host_cpu import choose_target, host_cpu
 from sparsetir.errors import ArgumentError
@@ -87,6 +88,11 @@ def _check_machine(target: Any) -> None:
     if requested and native and requested != native:
         fault = f"the target is for {requested}, this machine is {native}"
         raise ArgumentError(f"{fault}, and a kernel runs where it is built: build and export it on the other machine")
+    cpu = host_cpu()
+    refused = "" if cpu is None else cpu.source.partition("without AMX: ")[2]
+    if refused and codegen.target_has_features("amx-tile", target):
+        fault = f"target: expected one without AMX, as {refused}, got {target.attrs.get('mcpu')!r}."
+        raise ArgumentError(f'{fault} Add "-amx-tile" to its mattr, or allow tile registers to this process.')
 
 
 def _architecture(target: Any) -> str:

@@ -23,6 +23,7 @@ from tvm import ir, relax, tirx
 from tvm.support.cc import get_cc
 
 from sparsetir.codegen.cache import ROOM, writing
+from sparsetir.codegen.host_cpu import host_cpu
 from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError, SparseTIRError, own_errors
 from sparsetir.interop.sources import check_detached, is_torch
 from sparsetir.ir.visitor import structural_walk
@@ -438,6 +439,7 @@ def load(path: str | Path) -> CompiledModel:
     if path.suffix not in SUFFIXES:
         raise ArgumentError(f"a model is a library: expected a name ending in .so, found {path.name}")
     get_num_threads()  # Sets the number of threads: TVM's default is half of the cores.
+    host_cpu()  # Asks for tile registers, which the model may use.
     try:
         with _without_notes_on_scopes():
             library = tvm.runtime.load_module(str(path.resolve()))

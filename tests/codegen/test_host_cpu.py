@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+import errno
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import tvm
 from tvm.target import codegen
@@ -10,6 +16,9 @@ from tvm.target import codegen
 from sparsetir.cli import main
 from sparsetir.codegen import host_cpu, target
 from sparsetir.codegen.host_cpu import Cpu, choose_target, parse_cpuinfo, parse_sysctl
+from sparsetir.errors import ArgumentError
+from sparsetir.ops import spmm
+from sparsetir.schedules import Registers
 
 # Flags of these processors, put together from published lists in the form that Linux prints; not captured.
 X86_BASE = "fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush mmx fxsr sse sse2 ht"
@@ -221,3 +230,38 @@ def test_info_reports_flags_and_choice(capsys: pytest.CaptureFixture[str]) -> No
     assert f"processor used   {' '.join((choice.mcpu, *choice.mattr))}: {choice.reason}" in out
     assert ", ".join(sorted(cpu.features)) in out
     assert target.native_target().attrs["mcpu"] == choice.mcpu
+
+
+def test_without_permission_tiles_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    requests: list[int] = []
+    refuse = lambda: requests.append(errno.EPERM) or errno.EPERM  # noqa: E731
+    (tmp_path / "cpuinfo").write_text(f"vendor_id: {INTEL}\nflags: {' '.join(SAPPHIRE_RAPIDS.split())}\n")
+    monkeypatch.setattr(host_cpu, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host_cpu.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(host_cpu.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(host_cpu, "_request_tiles", refuse)
+    for cached in (host_cpu.host_cpu, target.native_target):
+        cached.cache_clear()
+    try:
+        cpu = host_cpu.host_cpu()
+        native = target.native_target()
+        assert cpu is not None
+        assert cpu.source.endswith("without AMX: the kernel refuses tile registers (Operation not permitted)")
+        assert not codegen.target_has_features("amx-tile", native)
+        assert codegen.target_has_features("avx512bf16", native)
+        assert "tile_bf16" not in Registers.of(native).units
+        with pytest.raises(ArgumentError, match=r"expected one without AMX, as the kernel refuses .* 'sapphirerapids'"):
+            target.make_target({**native.export(), "mcpu": "sapphirerapids", "mattr": []}, spmm())
+        assert requests == [errno.EPERM]  # once
+        allowed = replace(cpu, features=cpu.features | {"amx-tile"})
+        monkeypatch.setattr(host_cpu, "_request_tiles", lambda: 0)
+        assert host_cpu.refused_tiles(allowed) == ""
+    finally:
+        for cached in (host_cpu.host_cpu, target.native_target):
+            cached.cache_clear()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="a system call of Linux on x86")
+def test_the_kernel_answers_the_request() -> None:
+    error = host_cpu._request_tiles()
+    assert error == 0 or errno.errorcode[error] in ("EINVAL", "EOPNOTSUPP", "ENOTSUP", "EPERM", "ENOSPC", "ENOSYS")
