@@ -178,6 +178,7 @@ class Clock:
         return "done"
 
 
+@pytest.mark.shared(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_regret_is_bounded_on_every_trace(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever loading and calls of kernels cost, a trace takes at most a few per cent more than by scipy alone."""

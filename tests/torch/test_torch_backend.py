@@ -471,6 +471,7 @@ EDGES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["gradients", "inference"])
 @pytest.mark.parametrize("edges", EDGES)
 @pytest.mark.parametrize("kind", KINDS)

@@ -831,6 +831,7 @@ def test_a_tensor_of_more_elements_than_32_bits_count(tmp_path):
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 @pytest.mark.parametrize("outputs", [2, 9])
@@ -980,6 +981,7 @@ def test_edges_that_are_not_full_blocks(fault, monkeypatch):
     assert Graph(torch.from_numpy(np.kron(np.eye(3), np.ones((16, 16))))).rows.blocks[0] == 16
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
 @pytest.mark.parametrize("reduce", ["sum", "max", "min"])
 def test_integers_and_bools(dtype, reduce):

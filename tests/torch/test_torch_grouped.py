@@ -46,6 +46,7 @@ def looped(left: torch.Tensor, right: torch.Tensor, ends: list[int]) -> torch.Te
     return y
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dims", [(2, 3), (2, 2), (3, 2)])
 @pytest.mark.parametrize(
     ("case", "dtype"), [*((case, torch.float64) for case in ENDS), *(("ragged", dtype) for dtype in TOLERANCES)]

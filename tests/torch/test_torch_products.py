@@ -66,6 +66,7 @@ def test_products_and_their_gradients(left, right):
         assert torch.autograd.gradgradcheck(values, operands)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shapes", [(4, 5, 3), (1, 1, 1), (0, 3, 2), (3, 0, 2), (30, 40, 20)])

@@ -560,6 +560,7 @@ SMALL = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("name", SMALL)
 def test_structures_of_small_graphs_are_built_for_edges_that_come_again(name, history, structures, monkeypatch):
