@@ -53,7 +53,7 @@ lint: $(VENV)/.with-dev
 	cd $(TYPED) && "$(abspath $(BIN))/mypy" --config-file "$(CURDIR)/pyproject.toml" -p sparsetir
 
 docs: $(VENV)/.with-docs
-	rm -rf docs/generated build/site
+	rm -rf docs/generated docs/gallery build/site
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
 	@echo "build/site/index.html"
 

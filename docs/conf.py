@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+import matplotlib
 
 import sparsetir
 
@@ -23,9 +26,10 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx_copybutton",
     "sphinx_design",
+    "sphinx_gallery.gen_gallery",
     "repository_links",
 ]
-exclude_patterns = ["_build", "_ext"]
+exclude_patterns = ["_build", "_ext", "gallery/*.py", "gallery/*.ipynb"]
 templates_path = ["_templates"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
@@ -35,6 +39,32 @@ autodoc_typehints = "none"
 numpydoc_show_class_members = False
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
+
+
+def style_figures(_configuration: dict[str, Any], _file: str) -> None:
+    """Draw on a transparent ground in a grey that is readable on the light and on the dark page."""
+    grey = "#7d858f"
+    inks = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    matplotlib.rcdefaults()
+    matplotlib.rcParams.update(dict.fromkeys(inks, grey))
+    matplotlib.rcParams.update({"axes.titlesize": "medium", "legend.framealpha": 0, "savefig.transparent": True})
+
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples/gallery",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": "gallery_order.GalleryOrder",
+    "image_scrapers": ("matplotlib",),
+    "reset_modules": (style_figures,),
+    "capture_repr": ("_repr_html_",),
+    "show_memory": False,
+    "write_computation_times": False,
+    "show_signature": False,
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "abort_on_example_error": True,
+}
 
 html_theme = "pydata_sphinx_theme"
 html_title = "SparseTIR"

@@ -13,6 +13,7 @@ LINK = re.compile(r"\]\((?P<path>(?!https?:|mailto:|#)[^)#\s]+)(?P<anchor>#[^)]*
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 # Documents at the root that are pages of the site.
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+GALLERY = "examples/gallery/"
 
 
 def rewrite(text: str, docs: Path, folder: Path) -> str:
@@ -25,6 +26,8 @@ def rewrite(text: str, docs: Path, folder: Path) -> str:
         name = path.relative_to(ROOT).as_posix()
         if name in PAGES:
             return f"](/{PAGES[name]})"
+        if name.startswith(GALLERY):
+            return f"](/gallery/{path.stem}.rst)"
         if path.is_relative_to(docs):
             return f"](/{path.relative_to(docs).as_posix()}{match['anchor'] or ''})"
         # A leading slash would be taken from docs; only a file can be downloaded.

@@ -101,7 +101,7 @@ def test_strict_checkers_find_no_error(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     good.write_text(PROGRAM)
     bad.write_text(PROGRAM.replace("T.dense_fixed(m)", "T.dense_fixed()").replace('"SR"', "2"))
-    examples = [ROOT / "examples" / f"{name}.py" for name in ("spmm", "csf_mttkrp", "graph_attention")]
+    examples = [ROOT / "examples" / f"{name}.py" for name in ("spmm", "csf_mttkrp", "gallery/fused_attention")]
     assert mypy(tmp_path, good, *examples) == (0, "Success: no issues found in 4 source files\n")
     status, text = mypy(tmp_path, bad)
     assert status == 1
