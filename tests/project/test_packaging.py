@@ -117,3 +117,12 @@ def test_the_version_is_the_same_everywhere(pyproject: dict[str, Any]) -> None:
     cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
     assert cited is not None
     assert (sparsetir.__version__, cited[1]) == (version, version)
+
+
+def test_the_changelog_has_its_sections() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    unreleased = re.search(r"^## Unreleased\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert unreleased is not None
+    sections = re.findall(r"^### (.+)$", unreleased[1], re.MULTILINE)
+    assert set(sections) <= {"New", "Quicker", "Changed", "Fixed"}
+    assert len(sections) == len(set(sections))
