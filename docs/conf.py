@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
-
-import matplotlib
 
 import sparsetir
 
@@ -40,23 +37,13 @@ numpydoc_show_class_members = False
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
-
-def style_figures(_configuration: dict[str, Any], _file: str) -> None:
-    """Draw on a transparent ground in a grey that is readable on the light and on the dark page."""
-    grey = "#7d858f"
-    inks = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
-    matplotlib.rcdefaults()
-    matplotlib.rcParams.update(dict.fromkeys(inks, grey))
-    matplotlib.rcParams.update({"axes.titlesize": "medium", "legend.framealpha": 0, "savefig.transparent": True})
-
-
 sphinx_gallery_conf = {
     "examples_dirs": "../examples/gallery",
     "gallery_dirs": "gallery",
     "filename_pattern": r"\.py$",
-    "within_subsection_order": "gallery_order.GalleryOrder",
+    "within_subsection_order": "gallery.GalleryOrder",
     "image_scrapers": ("matplotlib",),
-    "reset_modules": (style_figures,),
+    "reset_modules": ("gallery.style_figures",),
     "capture_repr": ("_repr_html_",),
     "show_memory": False,
     "write_computation_times": False,

@@ -17,7 +17,7 @@ import sparsetir.torch
 import torch
 
 SCALE = float(os.environ.get("SPARSETIR_GALLERY_SCALE", 1))
-NODES, EPOCHS, CLASSES, FEATURES = int(2000 * SCALE), 2 + int(10 * SCALE), 5, 64
+NODES, EPOCHS, CLASSES, FEATURES = int(2000 * SCALE), 2 + int(6 * SCALE), 5, 64
 
 # %%
 # Data and model

@@ -18,7 +18,7 @@ import sparsetir.torch
 import torch
 from sparsetir.bench import interleave
 
-WIDTH = 16 * int(24 * float(os.environ.get("SPARSETIR_GALLERY_SCALE", 1)) + 1)
+WIDTH = 16 * int(15 * float(os.environ.get("SPARSETIR_GALLERY_SCALE", 1)) + 1)
 
 # %%
 # A pruned model
@@ -35,7 +35,7 @@ for linear, name in [
 ]:
     prune.l1_unstructured(linear, name, 0.9)
     prune.remove(linear, name)
-tokens = torch.randn(2, 64, WIDTH)
+tokens = torch.randn(2, 32, WIDTH)
 with torch.no_grad():
     expected = model(tokens)
 

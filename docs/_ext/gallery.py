@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of the examples in the gallery: what most readers have first."""
+"""The gallery: the order of the examples, with what most readers have first, and the colours of their figures."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import matplotlib
 
 ORDER = [
     "scipy_script",
@@ -34,3 +38,12 @@ class GalleryOrder:
     def __repr__(self) -> str:
         """Return the same text in each process: the configuration is compared with that of the last build."""
         return "GalleryOrder"
+
+
+def style_figures(_configuration: dict[str, Any], _file: str) -> None:
+    """Draw on a transparent ground in a grey that is readable on the light and on the dark page."""
+    grey = "#7d858f"
+    inks = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    matplotlib.rcdefaults()
+    matplotlib.rcParams.update(dict.fromkeys(inks, grey))
+    matplotlib.rcParams.update({"axes.titlesize": "medium", "legend.framealpha": 0, "savefig.transparent": True})
