@@ -58,10 +58,12 @@ html_title = "SparseTIR"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+# Pages without neighbours in their section.
+html_sidebars = {"benchmarks": [], "changelog": [], "contributing": []}
 html_theme_options = {
     "navbar_align": "left",
     "show_toc_level": 2,
-    "header_links_before_dropdown": 8,
+    "header_links_before_dropdown": 6,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],

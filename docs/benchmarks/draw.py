@@ -122,7 +122,11 @@ def draw_speed(path: Path) -> None:
     content = {name: bars(name) for name in MACHINES}
     heights = [len(groups) for groups in content.values()]
     figure, panels = pyplot.subplots(
-        len(MACHINES), figsize=(8, 0.52 * sum(heights) + 1.6), height_ratios=heights, sharex=True, layout="constrained"
+        len(MACHINES),
+        figsize=(6.8, 0.52 * sum(heights) + 1.6),
+        height_ratios=heights,
+        sharex=True,
+        layout="constrained",
     )
     for axes, (name, groups) in zip(panels, content.items(), strict=True):
         for n, (library, colour) in enumerate(LIBRARIES.items()):
@@ -151,7 +155,7 @@ def draw_history(path: Path) -> None:
 
     dated = [run for name in MACHINES for run in read(name) if run.operation == "SpMM" and run.commit]
     runs = sorted(dated, key=lambda run: run.date)
-    figure, axes = pyplot.subplots(figsize=(8, 3.4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(6.8, 3.4), layout="constrained")
     markers = dict(zip(sorted({run.machine for run in runs}), "os", strict=True))
     for library, colour in {"scipy": "C7", "best": "C0"}.items():
         for machine, marker in markers.items():
