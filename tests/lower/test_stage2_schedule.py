@@ -887,7 +887,7 @@ def test_scratch_is_not_larger_than_what_it_copies() -> None:
 
 # ---------------------------------------------------------------- drawn at random
 
-DRAWN = int(os.environ.get("SPARSETIR_EXAMPLES", "32"))
+DRAWN = int(os.environ.get("SPARSETIR_EXAMPLES", "16"))
 FLOAT_PROGRAMS = sorted(name for name, subject in PROGRAMS.items() if "float32" in subject.dtypes)
 
 

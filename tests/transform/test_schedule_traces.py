@@ -192,7 +192,7 @@ BROAD = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", share(BROAD, 2))
+@pytest.mark.parametrize("name", share(BROAD, 4))
 def test_each_primitive_alone(name: str) -> None:
     case, rng = BY_NAME[name], random.Random(name)
     base = case.make("float32", "int64")
@@ -208,7 +208,7 @@ def test_each_primitive_alone(name: str) -> None:
     assert done > 2
 
 
-@pytest.mark.parametrize("case", share(CASES, 3), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", share(CASES, 6), ids=lambda c: c.name)
 def test_walks(case: Case) -> None:
     """Four legal moves, one after the other."""
     rng, dtype, kinds = random.Random(case.name), case.dtypes[0], ("empty_rows", "zero_nnz", "one_by_one")
