@@ -54,7 +54,7 @@ def use_dot_product(
     rewrite: see the module's before and after.
     """
     node = sch.get(block)
-    if not choices.units or not reorders or node.init is None:
+    if not choices.units or not reorders:
         return False
     if choices.carry:  # parts of a row are added up in another array, of another dtype
         return False

@@ -26,11 +26,10 @@ def _unpack(bits: int, high: int) -> list[int]:
     return out
 
 
-def tile_functions(kind: str, result: str) -> str:
-    """Return the functions that tiles need besides: they lay out entries, and read results again."""
+def tile_functions(kind: str) -> str:
+    """Return the functions that tiles need besides: they lay out entries."""
     attributes = f'alwaysinline nounwind "target-features"="{FEATURES[kind]}"'
     bits = 16 if kind == "bf16" else 8
-    acc = "<16 x float>" if kind == "bf16" else WORD
     column, code = f"<16 x i{bits}>", f"v16i{bits}"
     head = "define linkonce_odr"
     out = [
@@ -59,23 +58,31 @@ declare {column} @llvm.masked.load.{code}.p0(ptr, i32 immarg, <16 x i1>, {column
   ret void
 }}""")
         run *= 2
+    return "\n".join(out)
+
+
+def reading(kind: str, result: str) -> str:
+    """Return the function that reads results again, to which sums are added."""
+    attributes = f'alwaysinline nounwind "target-features"="{FEATURES[kind]}"'
+    acc = "<16 x float>" if kind == "bf16" else WORD
     element, code = {"bfloat16": ("i16", "v16i16"), "float32": ("float", "v16f32"), "int32": ("i32", "v16i32")}[result]
     stored = f"<16 x {element}>"
     widened = f"  %y = bitcast {stored} %x to {acc}"
     if result == "bfloat16":
         shift = _numbers([16] * 16)
         widened = f"  %w = zext {stored} %x to {WORD}\n  %s = shl {WORD} %w, {shift}\n  %y = bitcast {WORD} %s to {acc}"
-    out.append(f"""
-{head} {acc} @st_get_{result}(ptr %at, i32 %mask) {attributes} {{
+    text = f"""
+define linkonce_odr {acc} @st_get_{result}(ptr %at, i32 %mask) {attributes} {{
   %narrow = trunc i32 %mask to i16
   %bits = bitcast i16 %narrow to <16 x i1>
   %x = call {stored} @llvm.masked.load.{code}.p0(ptr %at, i32 1, <16 x i1> %bits, {stored} zeroinitializer)
 {widened}
   ret {acc} %y
-}}""")
-    if not (kind == "bf16" and result == "bfloat16"):  # which is that of columns
-        out.append(f"declare {stored} @llvm.masked.load.{code}.p0(ptr, i32 immarg, <16 x i1>, {stored})")
-    return "\n".join(out)
+}}
+"""
+    if kind == "bf16" and result == "bfloat16":  # as `tile_functions` declares it
+        return text
+    return f"{text}declare {stored} @llvm.masked.load.{code}.p0(ptr, i32 immarg, <16 x i1>, {stored})"
 
 
 def _transposition(kind: str, attributes: str) -> str:
@@ -202,4 +209,4 @@ def _ordered(kind: str, acc: str, attributes: str) -> list[str]:
     return out
 
 
-__all__ = ["LANES", "functions", "tile_functions"]
+__all__ = ["LANES", "functions", "reading", "tile_functions"]

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from fences import Fences
 from sparsetir import CooTensor, T, build, decompose_format, formats, ops
 from sparsetir.codegen.target import emulating_target, native_target
+from sparsetir.errors import ArgumentError
 from sparsetir.schedules import Choices, Registers
 from unit_products import BF16, drawn, program
 
@@ -124,3 +126,41 @@ def test_sums_in_scratch_are_read_again(scratch: str, feat: int) -> None:
     expected = ((dense @ B.astype(float)).astype(np.float32).astype(BF16) * BF16.type(2)).astype(BF16)
     result = build(twice, units())(A=CooTensor(np.stack(A.coords), values, A.shape), B=B)
     np.testing.assert_array_equal(np.asarray(result), expected)
+
+
+@pytest.mark.parametrize("feat", [5, 64])
+def test_three_products_of_halves_are_within_the_stated_error(feat: int) -> None:
+    rng = np.random.default_rng(feat)
+    A = sp.random_array((40, 60), density=0.3, format="csr", rng=rng, dtype=np.float32)
+    A.data[:] = rng.standard_normal(A.nnz) * 10.0 ** rng.integers(-3, 4, A.nnz)
+    B = (rng.standard_normal((60, feat)) * 10.0 ** rng.integers(-3, 4, (60, 1))).astype(np.float32)
+    kernel = build(ops.spmm(precision="bf16x3"), units())
+    expected, magnitudes = A.astype(float) @ B.astype(float), abs(A).astype(float) @ abs(B).astype(float)
+    error = np.abs(kernel(A=A, B=B) - expected)
+    assert (error <= 3 * 2.0**-16 * magnitudes).all()
+    assert error.sum() < 2.0**-18 * magnitudes.sum()  # errors of many terms cancel out
+    rounded = A.data.astype(BF16).astype(float)
+    of_high_halves = sp.csr_array((rounded, A.indices, A.indptr), A.shape) @ B.astype(BF16).astype(float)
+    assert np.abs(of_high_halves - expected).max() > 20 * error.max()
+    loops = kernel.script(stage=3)
+    assert "st_get_float32" in loops  # the second and third sums add to the first
+    assert all(name in loops for name in ("A_high", "A_low", "B_high", "B_low"))
+
+
+def test_only_float32_has_halves() -> None:
+    with pytest.raises(ArgumentError, match=r"precision: expected None, or 'bf16x3' .* got 'bf16x3' for float64"):
+        ops.spmm("float64", precision="bf16x3")
+    with pytest.raises(ArgumentError, match=r"got 'high' for float32 and csr"):
+        ops.spmm(precision="high")
+
+
+@pytest.mark.parametrize("dtypes", [PAIRS[0], PAIRS[2]], ids="-".join)
+def test_sums_are_added_to_what_is_there(dtypes: tuple[str, str, str]) -> None:
+    parts = decompose_format(program(*dtypes), {"A": formats.make("hyb", c=2, widths=(2, 4))})
+    kernel = build(parts, units())
+    rng = np.random.default_rng(3)
+    places = sp.random_array((30, 40), density=0.2, format="coo", rng=rng)
+    values, B = drawn(rng, places.nnz, dtypes[0]), drawn(rng, (40, 33), dtypes[1])
+    A = sp.csr_array((values.astype(np.float64), places.coords), shape=places.shape)
+    result = kernel(A=CooTensor(np.stack(places.coords), values, places.shape), B=Fences().fenced(B))
+    np.testing.assert_array_equal(np.asarray(result, np.float64), A @ B.astype(np.float64))

@@ -33,7 +33,7 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.intrin.vectors import LANES, functions
+from sparsetir.intrin.vectors import LANES, functions, reading
 from sparsetir.ir.rewriting import collect, mentions, moves_by_one, seq, substitute
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
@@ -121,7 +121,9 @@ def _fits(nest: Nest, column: Var) -> bool:
 def match_body(block: Any, kinds: frozenset[str]) -> bool:
     """Return whether a stage-II block's loops match, and need one of these kinds of dot products."""
     found = match(as_nest(block))
-    return found is not None and found.kind in kinds
+    if found is None or found.kind not in kinds:
+        return False
+    return block.init is not None or found.result != "bfloat16"  # which would be rounded before each sum
 
 
 def is_initial(stmt: tirx.Stmt, nest: Nest) -> bool:
@@ -133,7 +135,8 @@ def is_initial(stmt: tirx.Stmt, nest: Nest) -> bool:
 class _Emitter:
     """Emitter of the tiles of one nest."""
 
-    def __init__(self, nest: Nest) -> None:
+    def __init__(self, nest: Nest, *, adds: bool) -> None:
+        self.adds = adds
         self.nest, self.kind, self.group = nest, nest.kind, nest.group
         self.inner = nest.reduced[-1]
         self.is_ragged = not isinstance(self.inner.extent, tirx.IntImm)
@@ -157,6 +160,7 @@ class _Emitter:
         groups = [places[n : n + together] for n in range(0, len(places), together)]
         body = seq(*(self.columns(rows, most) for rows in groups))
         text = functions(self.kind, self.nest.result)
+        text += reading(self.kind, self.nest.result) if self.adds else ""
         return tirx.AttrStmt(const(0), IMPORT, ir.StringImm(text), body)
 
     def vectors(self, rows: int, widest: int) -> int:
@@ -279,6 +283,9 @@ class _Emitter:
                     {**row, self.column: begin + const(first, self.dtype)},
                 )
                 bits = mask(first, LANES, left, "int32")
+                if self.adds:
+                    before = tirx.call_extern(self.acc, f"st_get_{self.nest.result}", tirx.address_of(at), bits)
+                    ordered = ordered + before
                 out.append(
                     tirx.Evaluate(
                         tirx.call_extern("void", f"st_put_{self.nest.result}", tirx.address_of(at), ordered, bits)
@@ -311,14 +318,17 @@ def UseDotProducts(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
         for stmt in node.seq:
             nest = match(stmt) if isinstance(stmt, tirx.For) and UNIT in stmt.annotations else None
             if nest is not None and out and is_initial(out[-1], nest):
-                out[-1] = _Emitter(nest).emit(int(stmt.annotations[UNIT]))
+                out[-1] = _Emitter(nest, adds=False).emit(int(stmt.annotations[UNIT]))
             else:
                 out.append(mutator.mutate(stmt))
         return seq(*out)
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        nest = match(node) if UNIT in node.annotations else None
+        if nest is not None and nest.result != "bfloat16":
+            return _Emitter(nest, adds=True).emit(int(node.annotations[UNIT]))
         changed = mutator.default_mutate(node)
-        return refused(changed, UNIT, "it is no sum of products of entries and rows that begins with zero")
+        return refused(changed, UNIT, "it is no sum of products of entries and rows, or rounded again and again")
 
     return with_body(func, structural_mutate(func.body, [(tirx.SeqStmt, on_seq), (tirx.For, on_for)]))
 

@@ -11,7 +11,7 @@ from tvm.ir import Var
 
 from sparsetir.intrin.vectors import LANES
 from sparsetir.ir import dialect
-from sparsetir.ir.rewriting import mentions
+from sparsetir.ir.rewriting import all_same, mentions
 from sparsetir.ir.views import cast, const
 
 WORD = f"int32x{LANES}"
@@ -61,6 +61,7 @@ def parse(loop: tirx.For) -> Product | None:
         return None
     own, term = body.value.a, uncast(body.value.b)
     is_own = isinstance(own, ir.TensorLoad) and own.source.same_as(body.buffer)
+    is_own = is_own and all_same(own.indices, body.indices)
     return _factors(loops, guards, body, term) if is_own and isinstance(term, tirx.Mul) else None
 
 

@@ -43,7 +43,7 @@ from tvm.ir import Var
 
 from sparsetir.intrin import tiles
 from sparsetir.intrin.llvm_ir import BYTES
-from sparsetir.intrin.vectors import LANES, functions, tile_functions
+from sparsetir.intrin.vectors import LANES, functions, reading, tile_functions
 from sparsetir.ir.rewriting import collect, conjuncts, mentions, moves_by_one, same, seq, substitute
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
@@ -126,11 +126,7 @@ class Nest:
 def match(loop: tirx.For) -> Nest | None:
     """Match a nest whose innermost loop runs along rows of the result and of one factor."""
     product = parse(loop)
-    if product is None:
-        return None
-    own = product.store.value.a
-    is_same = all(same(x, y) for x, y in zip(own.indices, product.store.indices, strict=True))
-    nest = _divided(product) if is_same else None
+    nest = None if product is None else _divided(product)
     return nest if nest is not None and LEAST_ROWS <= nest.row_count <= MOST_ROWS and _fits(nest) else None
 
 
@@ -317,7 +313,7 @@ class _Emitter:
         ends = [tirx.BufferStore(x, tirx.const(0, str(x.ty.dtype)), [x.ty.shape[0] - 1]) for x in buffers]
         row_tiles = range(0, -(-self.nest.row_count // tiles.ROWS), self.down)
         body = seq(*(self.panels(first * tiles.ROWS) for first in row_tiles))
-        text = functions(self.kind, self.nest.result) + tile_functions(self.kind, self.nest.result)
+        text = functions(self.kind, self.nest.result) + tile_functions(self.kind) + reading(self.kind, self.nest.result)
         allocations = [tirx.AllocBuffer(x) for x in buffers]
         return tirx.AttrStmt(const(0), IMPORT, ir.StringImm(text), seq(*allocations, *ends, body))
 
