@@ -265,7 +265,8 @@ class _Emitter:
     def lies_in_tiles(self) -> bool:
         """True if tiles are read from the array of entries."""
         whole = self.run == self.depth and self.nest.row_count % tiles.ROWS == 0
-        return whole and self._has_every_row(-2) and not self.nest.term_guards
+        has_stride = isinstance(self.nest.a.source.ty.shape[-1], tirx.IntImm)
+        return whole and has_stride and self._has_every_row(-2) and not self.nest.term_guards
 
     @property
     def lies_in_columns(self) -> bool:
