@@ -151,6 +151,7 @@ _PUBLIC = {
     "vstack": "sparsetir.einsum.shapes",
 }
 _MODULES = ("T", "errors", "formats", "intrin", "ir", "ops", "relax")
+_IMPORTED_BY_NAME = ("bench", "dask", "scipy", "torch", "workloads")
 
 
 _postpone_torch()  # before anything imports TVM
@@ -168,7 +169,8 @@ class _Face(ModuleType):
     def __getattr__(self, name: str) -> Any:
         where = _PUBLIC.get(name)
         if where is None:
-            raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")
+            hint = f": import sparsetir.{name}" if name in _IMPORTED_BY_NAME else ""
+            raise AttributeError(f"module 'sparsetir' has no attribute {name!r}{hint}")
         module = _uncollected(importlib.import_module)(where)
         value = module if name in _MODULES else getattr(module, name)
         super().__setattr__(name, value)

@@ -221,6 +221,14 @@ def test_every_public_name_is_explained() -> None:
     assert not [name for name in sparsetir.__all__ if not re.search(rf"sparsetir\.{name}\b|`{name}\b", text)]
 
 
+def test_a_package_that_is_imported_by_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(sparsetir), "dask", raising=False)
+    with pytest.raises(AttributeError, match=r"has no attribute 'dask': import sparsetir\.dask$"):
+        _ = sparsetir.dask
+    with pytest.raises(AttributeError, match="has no attribute 'dusk'$"):
+        _ = sparsetir.dusk
+
+
 # --- examples ---------------------------------------------------------------------------------------------------
 
 
