@@ -1086,3 +1086,26 @@ def test_half_sums_round_once() -> None:
     out = np.zeros(1, "float16")
     compiled(func)(np.full(4096, 1, "float16"), out, 4096)
     assert out[0] == 4096, "a float16 sum of ones stops at 2048"
+
+
+def test_columns_that_are_a_multiple_of_a_size_are_written_for_empty_rows_too() -> None:
+    func = sparsetir.parse("""
+@T.prim_func
+def tiled(a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+          m: T.int32, n: T.int32, tiles: T.int32, nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    J_dense = T.dense_fixed(n)
+    K = T.dense_fixed(tiles * 8)
+    A = T.match_sparse_buffer(a, (I, J), "float64")
+    B = T.match_sparse_buffer(b, (J_dense, K), "float64")
+    C = T.match_sparse_buffer(c, (I, K), "float64")
+    with T.sp_iter([I, J, K], "SRS", "tiled") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+""")
+    A, kernel = csr_of_row_lengths([0, 3, 0, 1], 5).astype("float64"), sparsetir.build(func)
+    for tiles in (0, 1, 5):
+        B = np.random.default_rng(0).random((5, 8 * tiles))
+        np.testing.assert_allclose(kernel(A=A, B=B, C=np.full((4, 8 * tiles), np.nan)), A @ B, rtol=1e-12)

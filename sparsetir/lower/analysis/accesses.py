@@ -73,13 +73,22 @@ def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
     extent = atoms.replace(loop.extent)
     for iv in realize.block.iter_vars:
         domain = atoms.replace(uncast(iv.dom.extent))
-        for var in atoms.of(iv.dom.extent):
-            _at_least_one(analyzer, var)
+        for factor in _factors(iv.dom.extent):  # sizes are not negative, so none is zero where the product is not
+            for var in atoms.of(factor):
+                _at_least_one(analyzer, var)
         if isinstance(domain, tirx.Sub) and isinstance(domain.a, Var):
             length = Var("length", domain.a.ty)
             _at_least_one(analyzer, length)
             extent = substitute(extent, {domain.a: domain.b + length})
     return bool(analyzer.can_prove(analyzer.simplify(extent) >= const(1, str(extent.ty.dtype))))
+
+
+def _factors(expr: ir.Expr) -> list[ir.Expr]:
+    """Return the factors of a product without its constants, or the expression itself."""
+    plain = uncast(expr)
+    if not isinstance(plain, tirx.Mul):
+        return [expr]
+    return [factor for part in (plain.a, plain.b) if not isinstance(part, tirx.IntImm) for factor in _factors(part)]
 
 
 def uncast(expr: ir.Expr) -> ir.Expr:
