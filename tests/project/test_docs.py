@@ -225,7 +225,7 @@ def test_a_package_that_is_imported_by_name_says_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(vars(sparsetir), "dask", raising=False)
     with pytest.raises(AttributeError, match=r"has no attribute 'dask': import sparsetir\.dask$"):
         _ = sparsetir.dask
-    with pytest.raises(AttributeError, match="has no attribute 'dusk'$"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'dusk'$"):
         _ = sparsetir.dusk
 
 
