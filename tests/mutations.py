@@ -69,7 +69,7 @@ GRADIENTS = "sparsetir/relax/gradients.py"
 DECOMPOSE = "sparsetir/transform/decompose.py"
 
 OF_LOOPS = ("lower/test_fibers.py", "lower/test_passes.py")
-OF_ROWS = ("lower/test_carry.py",)
+OF_ROWS = ("lower/test_carry.py", "lower/test_partitions.py")
 OF_STEPS = ("lower/test_independence.py",)
 OF_MERGES = ("transform/test_coiterate_loops.py", "transform/test_coiterate.py")
 OF_PLANS = ("runtime/test_kernels.py", "runtime/test_histories.py")

@@ -277,14 +277,12 @@ def check(format: Format, matrix: Any) -> list[Packed]:
 # ---------------------------------------------------------------------------------------------- structure
 
 
-@pytest.mark.shared(2)
 @FORMAT
 @MATRIX
 def test_the_axes_hold_the_matrix(format: Format, matrix: Any) -> None:
     check(format, matrix)
 
 
-@pytest.mark.shared(2)
 @FORMAT
 def test_the_axes_hold_the_matrix_with_wide_indices(format: Format) -> None:
     wide = format.resolve(2, "int64")
@@ -295,7 +293,6 @@ def test_the_axes_hold_the_matrix_with_wide_indices(format: Format) -> None:
         check(wide, matrix)
 
 
-@pytest.mark.shared(2)
 @FORMAT
 @given(st.integers(0, 12), st.integers(0, 12), st.floats(0, 1), st.integers(0, 1000))
 @settings(max_examples=12, deadline=None)
@@ -303,7 +300,6 @@ def test_the_axes_hold_any_matrix(format: Format, m: int, n: int, density: float
     check(format, random(m, n, density, seed))
 
 
-@pytest.mark.shared(2)
 @FORMAT
 @MATRIX
 def test_what_is_done_in_chunks_does_not_depend_on_them(
@@ -324,7 +320,6 @@ def test_what_is_done_in_chunks_does_not_depend_on_them(
         np.testing.assert_array_equal(one.values(matrix.data), other.values(matrix.data))
 
 
-@pytest.mark.shared(2)
 @FORMAT
 @MATRIX
 def test_pieces_meet_the_rows_that_the_rules_say(format: Format, matrix: Any) -> None:
@@ -395,7 +390,6 @@ def test_names_are_joined() -> None:
     assert repr(FORMATS["blocks"]) == "blocks(r=2, c=3, rest='dcsr', density=0.6)"
 
 
-@pytest.mark.shared(2)
 @FORMAT
 def test_tensors_hold_it(format: Format) -> None:
     for kind in ("random", "giant row", "no rows"):
