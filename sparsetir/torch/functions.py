@@ -15,7 +15,8 @@ from torch.autograd import Function
 from torch.autograd import forward_ad as _forward_level
 
 import torch
-from sparsetir.errors import LoweringError, OffsetError
+from sparsetir.errors import LoweringError
+from sparsetir.torch import block_attention
 from sparsetir.torch.programs import Sizes
 from torch import Tensor
 
@@ -429,8 +430,8 @@ def _attention_by_steps(ctx: Any) -> Tensor | None:
     scale, _, rate = ctx.options
     if e is not None:
         return None
-    scores = SDDMM.apply(ctx.graph, ctx.inner[:-1], None, q, k) * scale
-    return _shared_out(ctx.graph, rate, scores, v, seed)
+    scores = SDDMM.apply(ctx.graph, ctx.inner[:-1], None, q.contiguous(), k.contiguous()) * scale
+    return _shared_out(ctx.graph, rate, scores, v.contiguous(), seed)
 
 
 def _additive_by_steps(ctx: Any) -> Tensor:
@@ -443,7 +444,7 @@ def _additive_by_steps(ctx: Any) -> Tensor:
 
 
 class Attention(KernelFunction):
-    """Attention along edges: one kernel forward, and backward one by rows and one by columns.
+    """Attention along edges, or over blocks of edges: one kernel forward, and backward one by rows and one by columns.
 
     Shares that are dropped are kept with a minus.
     """
@@ -454,47 +455,44 @@ class Attention(KernelFunction):
         scale, rate = options
         ctx.graph, ctx.inner, ctx.options = graph, inner, (scale, e is not None, rate)
         keep = any(ctx.needs_input_grad)
-        if not keep and e is None and rate == 0 and q.dtype in (torch.float32, torch.float64):
-            mixed = _block_attention(graph.rows, q, k, v, scale)
-            if mixed is not None:
-                return mixed
-        operands = {"Q": q, "KEYS": k, "V": v, "edges_data": e, "edges_v_data": e, "seed_data": seed}
-        result = graph.rows.run("attention", NAMES[q.dtype], inner, *ctx.options, keep, **operands)
-        if not keep:
-            return result
-        p, out = result
-        ctx.are_tensors = (False, False, False, True, True, True, True, True)
-        ctx.save_for_backward(q, k, v, e, seed, p)
+        pattern = None if e is not None or rate else graph.rows.blocks
+        mixed = None if pattern is None else block_attention.attend(pattern, q, k, v, scale, keep=keep)
+        ctx.is_blocked = mixed is not None
+        out, p = _mix_edges(ctx, tensors, keep=keep) if mixed is None else mixed
+        if keep:
+            ctx.are_tensors = (False, False, False, True, True, True, True, True)
+            ctx.save_for_backward(q, k, v, e, seed, p)
         return out
 
     @staticmethod
     @composed(_attention_by_steps)
     def backward(ctx: Any, g: Tensor) -> Any:
-        graph, inner, (*_, rate) = ctx.graph, ctx.inner, ctx.options
-        q, k, v, e, _, p = ctx.saved_tensors
-        dtype, g, g_k, g_v, g_e = NAMES[g.dtype], g.contiguous(), None, None, None
+        graph, inner, (scale, _, rate) = ctx.graph, ctx.inner, ctx.options
+        q, k, v, e, seed, p = ctx.saved_tensors
+        of_columns = any(ctx.needs_input_grad[4:6])
+        if ctx.is_blocked:
+            gradients = block_attention.gradients(graph.rows.blocks, p, q, k, v, g, scale, of_columns=of_columns)
+            if gradients is not None:
+                return None, None, None, *gradients, None, None
+            _, p = _mix_edges(ctx, (q, k, v, e, seed), keep=True)
+        q, k, v, g = (t.contiguous() for t in (q, k, v, g))
+        dtype, g_k, g_v, g_e = NAMES[g.dtype], None, None, None
         operands = {"p__data": p, "G": g, "V": v, "KEYS": k, "edges_data": e, "edges_v_data": e}
         s, g_q = graph.rows.run("attention_rows", dtype, inner, *ctx.options, **operands)
-        if any(ctx.needs_input_grad[4:6]):
+        if of_columns:
             g_k, g_v = graph.columns.run("attention_columns", dtype, inner, rate, P_=p, S=s, Q=q, G=g)
         if ctx.needs_input_grad[6]:
             g_e = graph.rows.run("attention_edges", dtype, inner[:-1], rate, p__data=p, s_data=s, Q=q, G=g)
         return None, None, None, g_q, g_k, g_v, g_e, None
 
 
-def _block_attention(rows: Compressed, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
-    """Attention where edges are full blocks, whose scores are products of matrices; None where they are not."""
-    if rows.blocks is None or 0 in (*q.shape, *v.shape):
-        return None
-    from sparsetir.relax.torch_import.operators import TORCH_OPERATORS
-
-    _, indptr, indices = rows.blocks
-    by_heads = [(t if t.dim() == 3 else t[:, None]).resolve_neg().transpose(0, 1).contiguous() for t in (q, k, v)]
-    try:
-        mixed = TORCH_OPERATORS["attention"].run(*by_heads, indptr, indices, scale).transpose(0, 1).contiguous()
-    except OffsetError:
-        return None
-    return mixed if q.dim() == 3 else mixed[:, 0]
+def _mix_edges(ctx: Any, tensors: Any, *, keep: bool) -> tuple[Tensor, Tensor | None]:
+    """Return attention along single edges, and the shares of edges if `keep`."""
+    q, k, v = (t.contiguous() for t in tensors[:3])
+    e, seed = tensors[3:]
+    operands = {"Q": q, "KEYS": k, "V": v, "edges_data": e, "edges_v_data": e, "seed_data": seed}
+    result = ctx.graph.rows.run("attention", NAMES[q.dtype], ctx.inner, *ctx.options, keep, **operands)
+    return (result[1], result[0]) if keep else (result, None)
 
 
 class Additive(KernelFunction):

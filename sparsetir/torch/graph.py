@@ -383,10 +383,14 @@ class Graph(functions.Graphs):
     ) -> Tensor:
         """Attention of each row over its sources: ``y[i] = sum_j softmax_j(scale * q[i] k[j]) * v[j]``.
 
+        Edges that fill blocks of 16 to 64 rows and columns, as those of block and window masks do, are computed in
+        products of blocks; other ones one by one.
+
         Parameters
         ----------
         q, k, v : Tensor
-            [m, features], [n, features] and [n, out], or each with heads, [m, heads, features].
+            [m, features], [n, features] and [n, out], or each with heads, [m, heads, features], or with heads and
+            batches, [..., m, heads, features].
         scale : float or Tensor, optional
             A number, which may be trained. Default: ``features ** -0.5``.
         edges : Tensor, optional
@@ -398,9 +402,12 @@ class Graph(functions.Graphs):
         Returns
         -------
         Tensor
-            [m, out] or [m, heads, out]; 0 for rows without edges.
+            [m, out], [m, heads, out] or [..., m, heads, out]; 0 for rows without edges.
         """
         q, k, v, edges = _alike(q, k, v, edges)
+        if isinstance(q, Tensor) and q.dim() > 3:
+            options = {"dropout": dropout, "training": training, "seed": seed}
+            return self._attention_of_batches(q, k, v, scale, edges, options)
         q, scale = _scaled(q, scale)
         rate, seed = _dropping(dropout, training, seed)
         if self.is_to_trace(q):
@@ -417,8 +424,21 @@ class Graph(functions.Graphs):
             edges = self.by_rows(edges, "edges", ranks=(2, 3))
         out: Sizes = (("D", v.shape[-1] if v.dim() == 3 else None),)
         scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
-        operands = (q.contiguous(), k.contiguous(), v.contiguous(), edges, seed)
-        return functions.Attention.apply(self, inner + out, (scale, rate), *operands)
+        return functions.Attention.apply(self, inner + out, (scale, rate), q, k, v, edges, seed)
+
+    def _attention_of_batches(self, q: Tensor, k: Any, v: Any, scale: Any, edges: Any, options: Any) -> Tensor:
+        """Compute attention with batches as further heads."""
+        if edges is not None:
+            raise ArgumentError("edges: expected None for q, k and v with batches. Call attention for each batch.")
+        outer = (*q.shape[:-3], q.shape[-2])
+        for name, tensor in (("k", k), ("v", v)):
+            if not isinstance(tensor, Tensor) or (*tensor.shape[:-3], *tensor.shape[-2:-1]) != outer:
+                found = _shown(tensor) if isinstance(tensor, Tensor) else type(tensor).__name__
+                expected = f"the batches and heads of q, {_shown(q)}"
+                raise ArgumentError(f"{name}: expected {expected}, got {found}. Expand it.")
+        q, k, v = (t.movedim(-3, 0).flatten(1, -2) for t in (q, k, v))
+        y = self.attention(q, k, v, scale, **options)
+        return y.unflatten(1, outer).movedim(0, -3)
 
     def additive_attention(
         self,

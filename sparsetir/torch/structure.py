@@ -17,6 +17,7 @@ import torch
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError, StructureError
 from sparsetir.runtime.bound import BoundKernel
+from sparsetir.torch.block_attention import BlockPattern, find_blocks
 from sparsetir.torch.programs import Sizes, kernel
 from sparsetir.utils.caches import Cache
 from torch import Tensor
@@ -111,8 +112,7 @@ class Kept:
 
 Array = np.ndarray
 MAX_BOUND = 64  # programs over a structure
-MIN_BLOCKED = 1 << 14  # edges: a kernel over blocks is compiled for the sizes of a graph
-BLOCKS = (64, 32, 16)  # sizes of the blocks of masks, the largest that fits is taken
+MIN_BLOCKED = 1 << 14  # edges: finding and compiling blocks takes longer than fewer are worth
 WIDE = 2**31 - 1  # sizes up to that have indices of 32 bits
 
 
@@ -197,31 +197,9 @@ class Compressed:
         return Compressed(self.indptr.astype(np.int64), self.indices.astype(np.int64), self.columns, order)
 
     @cached_property
-    def blocks(self) -> tuple[int, torch.Tensor, torch.Tensor] | None:
-        """The size of the full aligned blocks of edges, their row pointers and columns; None without such blocks."""
-        if self.rows != self.columns or self.indices.size < MIN_BLOCKED:
-            return None
-        return next(filter(None, map(self._full_blocks, BLOCKS)), None)
-
-    def _full_blocks(self, size: int) -> tuple[int, torch.Tensor, torch.Tensor] | None:
-        counts = np.diff(self.indptr)
-        if self.rows % size or not self.indices.size or self.indices.size % size**2 or (counts % size).any():
-            return None
-        first = counts[::size]
-        if not np.array_equal(counts, np.repeat(first, size)):
-            return None
-        indptr = np.zeros(first.size + 1, self.indptr.dtype)
-        np.cumsum(first // size, out=indptr[1:])
-        starts = np.repeat(self.indptr[:-1:size] - indptr[:-1] * size, first // size)
-        columns = self.indices[starts + np.arange(indptr[-1]) * size]
-        lines = (columns[:, None] + np.arange(size, dtype=columns.dtype)).ravel()  # the first row of each row of blocks
-        for row in range(size):
-            places = np.repeat(self.indptr[row:-1:size] - indptr[:-1] * size, first) + np.arange(lines.size)
-            if not np.array_equal(self.indices[places], lines):
-                return None
-        if (columns % size).any():
-            return None
-        return size, torch.from_numpy(indptr), torch.from_numpy(columns // size)
+    def blocks(self) -> BlockPattern | None:
+        """The blocks of edges in which attention is expected to be faster; None where single edges are."""
+        return None if self.indices.size < MIN_BLOCKED else find_blocks(self.indptr, self.indices, self.columns)
 
     @cached_property
     def unread(self) -> torch.Tensor | None:

@@ -18,6 +18,7 @@ from torch.autograd import Function
 import torch
 from sparsetir.script.parser import literal
 from sparsetir.torch import functions
+from sparsetir.torch.block_attention import attend
 from sparsetir.torch.caches import Graphs
 from sparsetir.torch.graph import Graph
 from sparsetir.torch.programs import Sizes
@@ -26,6 +27,7 @@ from torch import Tensor
 
 GRAPHS = Graphs()  # of targets and sources
 PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN_ATTENTION = ("Q", "KEYS", "V")  # operands without dropout and features of edges
 STRUCTURE = "Tensor first, Tensor? second, SymInt rows, SymInt columns"
 OPTIONS = 'str reduce="", float? scale=None, float dropout=0.0, str activation=""'
 CALL = f"str method, Tensor?[] tensors, *, {OPTIONS}) -> Tensor"
@@ -47,7 +49,7 @@ class TracedSide:
     is_transposed : bool
     """
 
-    blocks = None  # full blocks are not looked for in symbolic tensors
+    blocks = None  # blocks are looked for when the program runs
     structure: tuple[Tensor, Tensor | None, int, int]
     by_edges: bool
     is_transposed: bool = False
@@ -232,6 +234,10 @@ def edges_kernel(
         order = graph.there if name == "by_rows" else graph.back
         return [tensors[0].clone() if order is None else tensors[0].index_select(0, order)]
     side = side.transposed if is_transposed else side
+    if name == "attention" and names == PLAIN_ATTENTION and not options[-1] and side.blocks is not None:
+        mixed = attend(side.blocks, *tensors, options[0], keep=False)
+        if mixed is not None:
+            return [mixed[0]]
     result = side.run(name, dtype, inner, *options, **dict(zip(names, tensors, strict=True)))
     return list(result) if type(result) is tuple else [result]
 

@@ -942,45 +942,6 @@ def test_tensors_without_memory_that_kernels_read(name, convert, message):
         calls[name]()
 
 
-@pytest.mark.parametrize("size", [16, 32])
-@pytest.mark.parametrize("heads", [(), (2,)])
-def test_attention_over_full_blocks(size, heads, monkeypatch):
-    monkeypatch.setattr(structure, "MIN_BLOCKED", 1)
-    fill = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 1]], bool)  # one row of blocks without any
-    made = Graph(torch.from_numpy(np.kron(fill, np.ones((size, size), bool))))
-    q, k, v = (torch.randn(3 * size, *heads, 4, dtype=torch.float64) for _ in range(3))
-    programs_run = []
-    run = structure.Compressed.run
-    monkeypatch.setattr(
-        structure.Compressed, "run", lambda self, name, *a, **kw: programs_run.append(name) or run(self, name, *a, **kw)
-    )
-    found = made.attention(q, k, v, scale=0.3)
-    assert programs_run == []
-    expected = made.attention(q.clone().requires_grad_(), k, v, scale=0.3).detach()
-    assert programs_run == ["attention"]
-    assert found.is_contiguous()
-    torch.testing.assert_close(found, expected)
-    assert not found[size : 2 * size].any()
-
-
-@pytest.mark.parametrize("fault", ["missing", "shifted", "extra", "none", "wide"])
-def test_edges_that_are_not_full_blocks(fault, monkeypatch):
-    monkeypatch.setattr(structure, "MIN_BLOCKED", 1)
-    mask = np.kron(np.eye(3, dtype=bool), np.ones((16, 16), bool))
-    if fault == "missing":
-        mask[5, 5] = False
-    elif fault == "shifted":
-        mask = np.roll(mask, 1, axis=1)
-    elif fault == "extra":
-        mask[:16, 20] = True
-    elif fault == "none":
-        mask[:] = False
-    else:
-        mask = mask[:, :32]
-    assert Graph(torch.from_numpy(mask)).rows.blocks is None
-    assert Graph(torch.from_numpy(np.kron(np.eye(3), np.ones((16, 16))))).rows.blocks[0] == 16
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
 @pytest.mark.parametrize("reduce", ["sum", "max", "min"])

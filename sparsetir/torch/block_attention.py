@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over edges that lie in blocks: detection of the blocks, kernels over them, and their gradients.
+
+Scores, softmax and weighted sum of a row of blocks are products of dense tiles. Edges that a block lacks are masked;
+equal masks are stored once. Probabilities are kept for gradients, in blocks: one number for each pair of a block and
+each head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+from tvm import tirx
+
+import torch
+from sparsetir.build import build
+from sparsetir.errors import OffsetError
+from sparsetir.relax.programs import Draft
+from sparsetir.runtime.bound import BoundKernel
+from sparsetir.runtime.kernel import Kernel
+from sparsetir.utils.caches import Cache, remember
+from torch import Tensor
+
+Array = np.ndarray
+
+# Time of a pair of a block relative to that of a single edge, as `python -m sparsetir.bench.attention` compares them.
+COSTS = {16: 0.8, 32: 0.7, 64: 0.6}
+MIN_RUNS = 0.5  # share of edges that follow their neighbour of the same row: in blocks of 16 it is nearly one
+MAX_BOUND = 32
+PAIRS = ("JO", "JI", "II")
+
+
+# ------------------------------------------------------------------ blocks of a pattern
+
+
+@dataclass(eq=False)
+class BlockPattern:
+    """Blocks of the edges of a graph: those that have an edge, by rows of blocks.
+
+    Parameters
+    ----------
+    size : int
+        Rows, and columns, of a block.
+    shape : (int, int)
+        Rows and columns of the graph, which need not be multiples of `size`.
+    indptr, indices : ndarray
+        The columns of blocks of each row of blocks.
+    masks : ndarray or None
+        [masks, size, size] of int8, columns of a block before its rows; None where all blocks are full.
+    which : ndarray
+        The mask of each block.
+    """
+
+    size: int
+    shape: tuple[int, int]
+    indptr: Array
+    indices: Array
+    masks: Array | None
+    which: Array
+    bound: Cache[BoundKernel] = field(default_factory=lambda: Cache[BoundKernel](MAX_BOUND))
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Rows and columns of blocks."""
+        return self.indptr.size - 1, -(-self.shape[1] // self.size)
+
+    @cached_property
+    def transposed(self) -> tuple[Array, Array, Array]:
+        """Row pointers and rows of blocks by columns of blocks, and the place of each in the order of rows."""
+        places = np.arange(self.indices.size, dtype=self.indices.dtype)
+        by_columns = sp.csr_array((places, self.indices, self.indptr), shape=self.counts).tocsc()
+        dtype = self.indices.dtype
+        arrays = by_columns.indptr, by_columns.indices, by_columns.data
+        return tuple(a.astype(dtype, copy=False) for a in arrays)  # type: ignore[return-value]
+
+    def kernel(self, name: str, dtype: str, feat: int, out: int, is_kept: bool = False) -> BoundKernel:
+        """Return a kernel over these blocks, compiled and bound on first use."""
+        key = (name, dtype, feat, out, is_kept)
+        bound = self.bound.get(key)
+        if bound is None:
+            is_masked = self.masks is not None and name == "forward"
+            compiled = _kernel(name, self.size, dtype, str(self.indices.dtype), feat, out, is_kept, is_masked)
+            if name == "columns":
+                indptr, indices, places = self.transposed
+                arrays = {"indptr": indptr, "indices": indices, "place_data": places}
+            else:
+                arrays = {"indptr": self.indptr, "indices": self.indices}
+            if is_masked:
+                arrays |= {"MASK": self.masks, "WHICH": self.which}
+            bound = self.bound[key] = compiled.bind(**arrays)
+        return bound
+
+
+def find_blocks(indptr: Array, indices: Array, columns: int) -> BlockPattern | None:
+    """Return the blocks of the size in which attention is expected to be fastest; None where single edges are faster.
+
+    Parameters
+    ----------
+    indptr, indices : ndarray
+        Rows of edges, sorted by columns.
+    columns : int
+    """
+    edges = indices.size
+    if not edges or np.count_nonzero(np.diff(indices) == 1) < MIN_RUNS * edges:
+        return None
+    rows = np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
+    same_row = rows[1:] == rows[:-1]
+    if (indices[1:][same_row] <= indices[:-1][same_row]).any():
+        return None  # repeated edges
+    best, least = None, float(edges)
+    for size, cost in COSTS.items():
+        width = -(-columns // size)
+        keys, of_edge = np.unique(rows // size * width + indices // size, return_inverse=True)
+        if cost * keys.size * size**2 < least:
+            best, least = (size, width, keys, of_edge), cost * keys.size * size**2
+    return None if best is None else _pattern(*best, rows, indices, (indptr.size - 1, columns))
+
+
+def _pattern(
+    size: int, width: int, keys: Array, of_edge: Array, rows: Array, indices: Array, shape: tuple[int, int]
+) -> BlockPattern:
+    """Return the blocks with these numbers, counted along rows of blocks."""
+    dtype = indices.dtype
+    indptr = np.zeros(-(-shape[0] // size) + 1, dtype)
+    np.cumsum(np.bincount(keys // width, minlength=indptr.size - 1), out=indptr[1:])
+    which, masks = np.zeros(keys.size, dtype), None
+    if rows.size < keys.size * size**2:
+        filled = np.zeros((keys.size, size, size), np.int8)
+        filled[of_edge, indices % size, rows % size] = 1
+        packed = np.packbits(filled.reshape(keys.size, -1), axis=1)
+        _, first, which = np.unique(packed.view(f"V{packed.shape[1]}").ravel(), return_index=True, return_inverse=True)
+        masks, which = filled[first], which.astype(dtype)
+    return BlockPattern(size, shape, indptr, (keys % width).astype(dtype), masks, which)
+
+
+# ------------------------------------------------------------------ programs
+
+
+def _axes(draft: Draft, idtype: str, *, by_rows: bool) -> None:
+    """Declare heads, the blocks by rows or by columns, and all blocks."""
+    size_of = {"IO": tirx.Var("row_blocks", "int64"), "JO": tirx.Var("column_blocks", "int64")}
+    own, paired = ("IO", "JO") if by_rows else ("JO", "IO")
+    count = tirx.Var("count", "int64")
+    draft.dense("H", tirx.Var("heads", "int64"), idtype)
+    draft.dense(own, size_of[own], idtype)
+    draft.rows(paired, own, size_of[paired], count, idtype)
+    draft.dense("N", size_of[paired], idtype)
+    if not by_rows:
+        draft.dense("E", count, idtype)
+
+
+def _tile_axes(draft: Draft, size: int, feat: int, out: int, idtype: str) -> None:
+    for name, extent in (("II", size), ("JI", size), ("F", feat), ("D", out), ("ONE", 1)):
+        draft.dense(name, extent, idtype)
+
+
+def _scores(draft: Draft, result: str, own: str, paired: str, over: str, dtype: str) -> None:
+    """Write scaled products of the own positions, transposed for vectors, with those of each paired block."""
+    over, at = over.lower(), f"{result}[jo, ji, ii]"
+    draft.scratch("turned", (over.upper(), "II"), dtype)
+    draft.scratch(result, ("N", "JI", "II"), dtype)
+    draft.iterate(("II", over.upper()), "SS", "turn", [f"turned[{over}, ii] = {own} * SCALE[0]"])
+    line = f"{at} = {at} + turned[{over}, ii] * {paired}"
+    draft.iterate(("JO", "JI", over.upper(), "II"), "SSRS", result, [line], init=f"{at} = 0", is_stored=True)
+
+
+def forward(draft: Draft, size: int, dtype: str, idtype: str, feat: int, out: int, keep: bool, masked: bool) -> None:
+    """Attention; probabilities are a result, too, if `keep`. A row without edges is zero."""
+    _axes(draft, idtype, by_rows=True)
+    _tile_axes(draft, size, feat, out, idtype)
+    draft.array("SCALE", ("ONE",), dtype)
+    draft.array("Q", ("H", "IO", "II", "F"), dtype)
+    draft.array("K", ("H", "N", "JI", "F"), dtype)
+    draft.array("V", ("H", "N", "JI", "D"), dtype)
+    if masked:
+        draft.dense("M", tirx.Var("masks", "int64"), idtype)
+        draft.array("MASK", ("M", "JI", "II"), "int8")
+        draft.array("WHICH", ("IO", "JO"), idtype)
+    if keep:
+        draft.array("P", ("IO", "JO", "H", "JI", "II"), dtype, result=True)
+    draft.array("Y", ("H", "IO", "II", "D"), dtype, result=True)
+    with draft.steps(("IO", "H"), "rows"):
+        _scores(draft, "score", "Q[h, io, ii, f]", "K[h, jo, ji, f]", "F", dtype)
+        for name, axes in (("top", ("II",)), ("total", ("II",)), ("mixed", ("II", "D"))):
+            draft.scratch(name, axes, dtype)
+        at = "score[jo, ji, ii]"
+        if masked:
+            is_edge = "MASK[WHICH[io, jo], ji, ii] != T.int8(0)"
+            draft.iterate(PAIRS, "SSS", "mask", [f'{at} = T.if_then_else({is_edge}, {at}, -T.infinity("{dtype}"))'])
+        lowest = f'top[ii] = T.min_value("{dtype}")'  # finite, so that a row without edges has exponentials of zero
+        draft.iterate(PAIRS, "RRS", "row_max", [f"top[ii] = T.max(top[ii], {at})"], init=lowest)
+        draft.iterate(PAIRS, "SSS", "exponent", [f"{at} = T.exp({at} - top[ii])"])
+        draft.iterate(PAIRS, "RRS", "row_sum", [f"total[ii] = total[ii] + {at}"], init="total[ii] = 0")
+        mixture = f"mixed[ii, d] = mixed[ii, d] + {at} * V[h, jo, ji, d]"
+        draft.iterate((*PAIRS, "D"), "RRSS", "mix", [mixture], init="mixed[ii, d] = 0")
+        # The largest exponential is 1, so a sum below 1 means that the row has no edges.
+        share = f"T.max(total[ii], T.{dtype}(1))"
+        draft.iterate(("II", "D"), "SS", "share", [f"Y[h, io, ii, d] = mixed[ii, d] / {share}"])
+        if keep:
+            draft.iterate(PAIRS, "SSS", "keep", [f"P[io, jo, h, ji, ii] = {at} / {share}"])
+
+
+def rows(draft: Draft, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool) -> None:
+    """Gradients of the scores and of the queries: ``S = scale * P * (G V^T - sum_j P * G V^T)`` and ``S K``."""
+    _axes(draft, idtype, by_rows=True)
+    _tile_axes(draft, size, feat, out, idtype)
+    draft.array("SCALE", ("ONE",), dtype)
+    draft.array("P", ("IO", "JO", "H", "JI", "II"), dtype)
+    draft.array("G", ("H", "IO", "II", "D"), dtype)
+    draft.array("K", ("H", "N", "JI", "F"), dtype)
+    draft.array("V", ("H", "N", "JI", "D"), dtype)
+    draft.array("S", ("IO", "JO", "H", "JI", "II"), dtype, result=True)
+    draft.array("Y", ("H", "IO", "II", "F"), dtype, result=True)
+    with draft.steps(("IO", "H"), "rows"):
+        _scores(draft, "part", "G[h, io, ii, d]", "V[h, jo, ji, d]", "D", dtype)
+        draft.scratch("delta", ("II",), dtype)
+        draft.scratch("mixed", ("II", "F"), dtype)
+        at, p = "part[jo, ji, ii]", "P[io, jo, h, ji, ii]"
+        draft.iterate(PAIRS, "RRS", "delta", [f"delta[ii] = delta[ii] + {p} * {at}"], init="delta[ii] = 0")
+        draft.iterate(PAIRS, "SSS", "gradient", [f"{at} = {p} * ({at} - delta[ii])"])
+        draft.iterate(PAIRS, "SSS", "keep", [f"S[io, jo, h, ji, ii] = {at}"])
+        mixture = f"mixed[ii, f] = mixed[ii, f] + {at} * K[h, jo, ji, f]"
+        draft.iterate((*PAIRS, "F"), "RRSS", "mix", [mixture], init="mixed[ii, f] = 0")
+        draft.iterate(("II", "F"), "SS", "leave", ["Y[h, io, ii, f] = mixed[ii, f]"])
+
+
+def columns(draft: Draft, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool) -> None:
+    """Gradients of keys and of values: ``S^T Q`` and ``P^T G``."""
+    _axes(draft, idtype, by_rows=False)
+    _tile_axes(draft, size, feat, out, idtype)
+    draft.array("PLACE", ("JO", "IO"), idtype)
+    for name, axes in (("P", ("E", "H", "JI", "II")), ("S", ("E", "H", "JI", "II"))):
+        draft.array(name, axes, dtype)
+    draft.array("Q", ("H", "N", "II", "F"), dtype)
+    draft.array("G", ("H", "N", "II", "D"), dtype)
+    draft.array("GK", ("H", "JO", "JI", "F"), dtype, result=True)
+    draft.array("GV", ("H", "JO", "JI", "D"), dtype, result=True)
+    with draft.steps(("JO", "H"), "columns"):
+        for result, factor, source, axis in (("GK", "S", "Q", "F"), ("GV", "P", "G", "D")):
+            last, name = axis.lower(), f"mixed_{source.lower()}"
+            draft.scratch(name, ("JI", axis), dtype)
+            at = f"{name}[ji, {last}]"
+            line = f"{at} = {at} + {factor}[PLACE[jo, io], h, ji, ii] * {source}[h, io, ii, {last}]"
+            draft.iterate(("IO", "II", "JI", axis), "RRSS", f"mix_{name}", [line], init=f"{at} = 0")
+            draft.iterate(("JI", axis), "SS", f"leave_{name}", [f"{result}[h, jo, ji, {last}] = {at}"])
+
+
+_PROGRAMS: dict[str, Callable[..., None]] = {"forward": forward, "rows": rows, "columns": columns}
+
+
+@remember("kernels of block attention", 64)
+def _kernel(name: str, size: int, dtype: str, idtype: str, feat: int, out: int, keep: bool, masked: bool) -> Kernel:
+    """Return the compiled program of a name, for any number of blocks and heads."""
+    draft = Draft(f"block_attention_{name}")
+    _PROGRAMS[name](draft, size, dtype, idtype, feat, out, keep, masked)
+    return build(draft.program().func)
+
+
+# ------------------------------------------------------------------ calls
+
+
+def attend(
+    pattern: BlockPattern, q: Tensor, k: Tensor, v: Tensor, scale: float, *, keep: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return the attention of tensors [nodes, features] or [nodes, heads, features], and its probabilities if `keep`.
+
+    Halves are computed in float32. None where a masked pair would meet a value that is not finite, where there is
+    nothing to compute, and where positions exceed the integers of the pattern: single edges have it then.
+    """
+    if 0 in (*q.shape, *v.shape):
+        return None
+    may_pollute = pattern.masks is not None
+    if may_pollute and not (_are_finite(q, k, v) if keep else _are_finite(v)):
+        return None
+    blocked = {name: _in_blocks(t, pattern) for name, t in zip("QKV", (q, k, v), strict=True)}
+    dtype = str(blocked["Q"].dtype)
+    kernel = pattern.kernel("forward", dtype, q.shape[-1], v.shape[-1], keep)
+    try:
+        results = kernel(SCALE=np.full(1, scale, dtype), **blocked)
+    except OffsetError:
+        return None
+    p, y = results if keep else (None, results)
+    mixed = _out_of_blocks(y, pattern.shape[0], q)
+    if p is None:
+        return mixed, None
+    return None if may_pollute and not _are_finite(mixed) else (mixed, torch.from_numpy(p))
+
+
+def gradients(
+    pattern: BlockPattern, p: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, *, of_columns: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    """Return the gradients of q, and `of_columns` of k and v; None as in `attend`."""
+    if pattern.masks is not None and not _are_finite(g):
+        return None
+    blocked = {name: _in_blocks(t, pattern) for name, t in zip("QKVG", (q, k, v, g), strict=True)}
+    dtype, sizes = str(blocked["Q"].dtype), (q.shape[-1], v.shape[-1])
+    probabilities = p.numpy()
+    by_rows = pattern.kernel("rows", dtype, *sizes)
+    s, g_q = by_rows(SCALE=np.full(1, scale, dtype), P=probabilities, **{name: blocked[name] for name in "GKV"})
+    g_k = g_v = None
+    if of_columns:
+        by_columns = pattern.kernel("columns", dtype, *sizes)
+        results = by_columns(P=probabilities, S=s, Q=blocked["Q"], G=blocked["G"])
+        g_k, g_v = (_out_of_blocks(result, pattern.shape[1], q) for result in results)
+    return _out_of_blocks(g_q, pattern.shape[0], q), g_k, g_v
+
+
+def _are_finite(*tensors: Tensor) -> bool:
+    """Return whether all elements are finite; false where a sum overflows, too."""
+    wide = torch.float64 if tensors[0].dtype is torch.float64 else torch.float32
+    return all(bool(tensor.detach().sum(dtype=wide).isfinite()) for tensor in tensors)
+
+
+def _in_blocks(tensor: Tensor, pattern: BlockPattern) -> Array:
+    """Return a tensor of nodes as blocks of each head, padded with zeros, in float32 or float64."""
+    size, nodes = pattern.size, tensor.shape[0]
+    wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
+    by_heads = tensor.detach().resolve_neg()
+    by_heads = (by_heads if by_heads.dim() == 3 else by_heads[:, None]).transpose(0, 1)
+    if nodes % size:
+        padded = by_heads.new_zeros(by_heads.shape[0], -(-nodes // size) * size, by_heads.shape[2], dtype=wide)
+        padded[:, :nodes] = by_heads
+        by_heads = padded
+    by_heads = by_heads.to(wide).contiguous()
+    return by_heads.view(by_heads.shape[0], -1, size, by_heads.shape[2]).numpy()
+
+
+def _out_of_blocks(blocked: Array, nodes: int, like: Tensor) -> Tensor:
+    """Return blocks of each head as a tensor of nodes, of the dtype and the rank of another one."""
+    heads, _, _, feat = blocked.shape
+    by_heads = torch.from_numpy(blocked).view(heads, -1, feat)[:, :nodes]
+    by_nodes = by_heads.transpose(0, 1).to(like.dtype).contiguous()
+    return by_nodes if like.dim() == 3 else by_nodes[:, 0]
+
+
+__all__ = ["BlockPattern", "attend", "find_blocks", "gradients"]
