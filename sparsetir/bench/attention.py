@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention under masks beside torch: with a mask, compiled ``flex_attention``, and our attention along single edges.
+"""Attention under masks and of jagged batches beside torch, and our attention along single edges.
 
 Run ``python -m sparsetir.bench.attention``. Times are the least of interleaved runs, in milliseconds: of a forward
-pass, and of a forward and a backward pass.
+pass, and of a forward and a backward pass. With ``--jagged`` the table is about sequences of ragged lengths in place of
+masks: padded, one after the other, and as nested tensors of torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -69,7 +71,7 @@ def ways(mask: np.ndarray, names: Sequence[str]) -> dict[str, Attend]:
     """Return the ways to compute attention of tensors [batch, heads, length, features] under a mask."""
     dense = torch.from_numpy(mask)
     by_edges = sparsetir.torch.Graph(dense)
-    by_edges.rows.blocks = None  # type: ignore[misc]
+    by_edges.rows.blocks = None
     makers: dict[str, Callable[[], Attend]] = {
         "torch": lambda: partial(scaled_dot_product_attention, attn_mask=dense),
         "flex": lambda: _flexible(dense),
@@ -113,8 +115,63 @@ def measure(calls: dict[str, Callable[[], Any]], repeat: int, clock: Callable[[]
     return least
 
 
+JAGGED_WAYS = ("padded", "loop", "nested", "sparsetir")
+
+
+def jagged_ways(lengths: np.ndarray, is_causal: bool) -> dict[str, Attend]:
+    """Return the ways to compute attention of rows [positions, heads, features] of sequences of these lengths."""
+    parts = lengths.tolist()
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+    position = torch.arange(int(lengths.max()))
+    is_there = position < torch.from_numpy(lengths)[:, None]
+    mask = is_there[:, None, None] & (position[:, None] >= position if is_causal else True)
+    nested = lambda rows: torch.nested.nested_tensor_from_jagged(rows, offsets)  # noqa: E731
+
+    places = is_there.flatten().nonzero().squeeze(1)
+
+    def spread(rows: torch.Tensor) -> torch.Tensor:
+        wide = rows.new_zeros(is_there.numel(), *rows.shape[1:]).index_copy(0, places, rows)
+        return wide.view(*is_there.shape, *rows.shape[1:]).transpose(1, 2)
+
+    def padded(*tensors: torch.Tensor) -> torch.Tensor:
+        q, k, v = map(spread, tensors)
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return mixed.transpose(1, 2).flatten(0, 1)[places]
+
+    def loop(*tensors: torch.Tensor) -> torch.Tensor:
+        split = zip(*(t.transpose(0, 1)[None].split(parts, dim=2) for t in tensors), strict=True)
+        each = [scaled_dot_product_attention(q, k, v, is_causal=is_causal) for q, k, v in split]
+        return torch.cat(each, dim=2)[0].transpose(0, 1)
+
+    def of_torch(*tensors: torch.Tensor) -> torch.Tensor:
+        q, k, v = (nested(t).transpose(1, 2) for t in tensors)
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal).transpose(1, 2).values()
+
+    ours = lambda *tensors: sparsetir.torch.jagged_attention(*map(nested, tensors), is_causal=is_causal).values()  # noqa: E731
+    return {"padded": padded, "loop": loop, "nested": of_torch, "sparsetir": ours}
+
+
+def jagged_lines(args: argparse.Namespace) -> Iterator[str]:
+    """Yield the rows of the table of jagged batches."""
+    heads = [f"{name}, {each}" for each in PASSES for name in JAGGED_WAYS]
+    yield f"| sequences x length | dtype | causal | {' | '.join(heads)} |"
+    yield "|---" * (len(heads) + 3) + "|"
+    for batch in args.jagged.split(","):
+        count, _, mean = batch.partition("x")
+        lengths = np.random.default_rng(0).geometric(1 / int(mean), int(count))
+        for dtype, is_causal in itertools.product(args.dtypes.split(","), (False, True)):
+            torch.manual_seed(0)
+            shape = (int(lengths.sum()), args.heads, args.features)
+            tensors = [torch.randn(shape).to(getattr(torch, dtype)) for _ in range(3)]
+            made = {name: calls_of(way, tensors) for name, way in jagged_ways(lengths, is_causal).items()}
+            calls = {f"{name}, {each}": made[name][each] for each in PASSES for name in JAGGED_WAYS}
+            least = measure(calls, args.repeat, time.process_time if args.cpu else time.perf_counter)
+            times = " | ".join(f"{least[head]:.1f}" if head in least else "" for head in heads)
+            yield f"| {batch} | {dtype} | {'yes' if is_causal else 'no'} | {times} |"
+
+
 def lines(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the rows of the table."""
+    """Yield the rows of the table of masks."""
     names = args.ways.split(",")
     heads = [f"{name}, {each}" for each in PASSES for name in names]
     yield f"| mask | dtype | edges | {' | '.join(heads)} |"
@@ -139,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--masks", default=",".join(MASKS), help=f"of {', '.join(MASKS)}")
     add("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
+    add("--jagged", default="", help="batches such as 32x128, of 32 sequences of 128 positions on average")
     add("--dtypes", default="float32,bfloat16")
     add("--length", type=int, default=2048, help="a multiple of 64 (default: 2048)")
     add("--batch", type=int, default=1)
@@ -152,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     set_num_threads(args.threads)
     torch.set_num_threads(args.threads)
-    for line in lines(args):
+    for line in jagged_lines(args) if args.jagged else lines(args):
         print(line, flush=True)
 
 
@@ -160,4 +218,4 @@ if __name__ == "__main__":
     main()
 
 
-__all__ = ["calls_of", "lines", "mask_of", "measure", "ways"]
+__all__ = ["calls_of", "jagged_lines", "jagged_ways", "lines", "mask_of", "measure", "ways"]

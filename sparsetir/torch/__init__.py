@@ -12,6 +12,7 @@ from __future__ import annotations
 from sparsetir.torch import tracing as _traced  # noqa: F401
 from sparsetir.torch.graph import Graph
 from sparsetir.torch.grouped import grouped_mm
+from sparsetir.torch.jagged import jagged_attention
 from sparsetir.torch.linear import SparseLinear
 from sparsetir.torch.products import matmul
 from sparsetir.torch.pruned_layers import PrunedAttention, PrunedConv, PrunedLinear
@@ -31,6 +32,7 @@ __all__ = [
     "SparseLinear",
     "SparsifyReport",
     "grouped_mm",
+    "jagged_attention",
     "matmul",
     "patch_pyg",
     "sparsify_",

@@ -53,6 +53,8 @@ class BlockPattern:
         [masks, size, size] of int8, columns of a block before its rows; None where all blocks are full.
     which : ndarray
         The mask of each block.
+    is_strict : bool
+        Whether values that are not finite must not reach masked pairs of the same block.
     """
 
     size: int
@@ -61,6 +63,7 @@ class BlockPattern:
     indices: Array
     masks: Array | None
     which: Array
+    is_strict: bool = True
     bound: Cache[BoundKernel] = field(default_factory=lambda: Cache[BoundKernel](MAX_BOUND))
 
     @property
@@ -75,22 +78,22 @@ class BlockPattern:
         by_columns = sp.csr_array((places, self.indices, self.indptr), shape=self.counts).tocsc()
         dtype = self.indices.dtype
         arrays = by_columns.indptr, by_columns.indices, by_columns.data
-        return tuple(a.astype(dtype, copy=False) for a in arrays)  # type: ignore[return-value]
+        return tuple(a.astype(dtype, copy=False) for a in arrays)
 
     def kernel(self, name: str, dtype: str, feat: int, out: int, is_kept: bool = False) -> BoundKernel:
         """Return a kernel over these blocks, compiled and bound on first use."""
         key = (name, dtype, feat, out, is_kept)
         bound = self.bound.get(key)
         if bound is None:
-            is_masked = self.masks is not None and name == "forward"
-            compiled = _kernel(name, self.size, dtype, str(self.indices.dtype), feat, out, is_kept, is_masked)
+            masks = self.masks if name == "forward" else None
+            compiled = _kernel(name, self.size, dtype, str(self.indices.dtype), feat, out, is_kept, masks is not None)
             if name == "columns":
                 indptr, indices, places = self.transposed
                 arrays = {"indptr": indptr, "indices": indices, "place_data": places}
             else:
                 arrays = {"indptr": self.indptr, "indices": self.indices}
-            if is_masked:
-                arrays |= {"MASK": self.masks, "WHICH": self.which}
+            if masks is not None:
+                arrays |= {"MASK": masks, "WHICH": self.which}
             bound = self.bound[key] = compiled.bind(**arrays)
         return bound
 
@@ -273,28 +276,33 @@ def attend(
     """
     if 0 in (*q.shape, *v.shape):
         return None
-    may_pollute = pattern.masks is not None
+    may_pollute = pattern.masks is not None and pattern.is_strict
     if may_pollute and not (_are_finite(q, k, v) if keep else _are_finite(v)):
         return None
+    try:
+        mixed, p = mix(pattern, q, k, v, scale, keep=keep)
+    except OffsetError:
+        return None
+    return None if keep and may_pollute and not _are_finite(mixed) else (mixed, p)
+
+
+def mix(
+    pattern: BlockPattern, q: Tensor, k: Tensor, v: Tensor, scale: float, *, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `attend` returns, whatever the values are; no size is zero."""
     blocked = {name: _in_blocks(t, pattern) for name, t in zip("QKV", (q, k, v), strict=True)}
     dtype = str(blocked["Q"].dtype)
     kernel = pattern.kernel("forward", dtype, q.shape[-1], v.shape[-1], keep)
-    try:
-        results = kernel(SCALE=np.full(1, scale, dtype), **blocked)
-    except OffsetError:
-        return None
+    results = kernel(SCALE=np.full(1, scale, dtype), **blocked)
     p, y = results if keep else (None, results)
-    mixed = _out_of_blocks(y, pattern.shape[0], q)
-    if p is None:
-        return mixed, None
-    return None if may_pollute and not _are_finite(mixed) else (mixed, torch.from_numpy(p))
+    return _out_of_blocks(y, pattern.shape[0], q), None if p is None else torch.from_numpy(p)
 
 
 def gradients(
     pattern: BlockPattern, p: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, *, of_columns: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
     """Return the gradients of q, and `of_columns` of k and v; None as in `attend`."""
-    if pattern.masks is not None and not _are_finite(g):
+    if pattern.masks is not None and pattern.is_strict and not _are_finite(g):
         return None
     blocked = {name: _in_blocks(t, pattern) for name, t in zip("QKVG", (q, k, v, g), strict=True)}
     dtype, sizes = str(blocked["Q"].dtype), (q.shape[-1], v.shape[-1])
@@ -337,4 +345,4 @@ def _out_of_blocks(blocked: Array, nodes: int, like: Tensor) -> Tensor:
     return by_nodes if like.dim() == 3 else by_nodes[:, 0]
 
 
-__all__ = ["BlockPattern", "attend", "find_blocks", "gradients"]
+__all__ = ["COSTS", "BlockPattern", "attend", "find_blocks", "gradients", "mix"]

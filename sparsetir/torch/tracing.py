@@ -235,7 +235,8 @@ def edges_kernel(
         return [tensors[0].clone() if order is None else tensors[0].index_select(0, order)]
     side = side.transposed if is_transposed else side
     if name == "attention" and names == PLAIN_ATTENTION and not options[-1] and side.blocks is not None:
-        mixed = attend(side.blocks, *tensors, options[0], keep=False)
+        q, k, v = tensors
+        mixed = attend(side.blocks, q, k, v, options[0], keep=False)
         if mixed is not None:
             return [mixed[0]]
     result = side.run(name, dtype, inner, *options, **dict(zip(names, tensors, strict=True)))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -26,3 +27,13 @@ def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         f"{way}, {each}" for each in ("forward", "both") for way in ("torch", "sparsetir")
     ]
     assert all(float(cell) > 0 for cell in row.strip("|").split("|")[3:])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_ways_of_jagged_batches_agree(is_causal: bool) -> None:
+    lengths = np.array([3, 1, 6])
+    tensors = [torch.randn(10, 2, 8, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    ways = attention.jagged_ways(lengths, is_causal)
+    expected = ways["padded"](*tensors)
+    for name in ("loop", "sparsetir"):
+        torch.testing.assert_close(ways[name](*tensors), expected)
