@@ -25,7 +25,7 @@ def test_two_of_four_are_kept_in_each_group() -> None:
 def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruned, "set_num_threads", lambda threads: None)  # Other tests of the process keep theirs.
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    ways = [pruned.EAGER, pruned.BFLOAT16, "sparsetir float32"]
+    ways = [pruned.EAGER, pruned.BFLOAT16, pruned.INT8, "sparsetir float32"]
     sizes = ["--features", "64", "--batch", "1", "--length", "4", "--seconds", "1e-3", "--threads", "1"]
     pruned.main([*sizes, "--weights", "2:4", "--ways", ",".join(ways)])
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in capsys.readouterr().out.splitlines()]
@@ -33,3 +33,26 @@ def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert list(table) == ways
     assert float(table[pruned.EAGER][4]) == 0
     assert float(table["sparsetir float32"][4]) < 1e-5
+
+
+def test_tables_by_density(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruned, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(pruned, "SHAPES", {"16x1": (16, 1)})
+    sizes = ["--features", "64", "--batch", "1", "--length", "8", "--seconds", "1e-3"]
+    pruned.main([*sizes, "--densities", "0.25,0.5"])
+    tables = capsys.readouterr().out.split("\n\n")
+    times, meeting = ([line.split("|")[1:-1] for line in table.splitlines()] for table in tables)
+    assert [[cell.strip() for cell in row[:2]] for row in times[2:]] == [["16x1", "25%"], ["16x1", "50%"]]
+    assert all(float(cell) > 0 for row in times[2:] for cell in row[2:8])
+    assert float(times[2][8]) < 1e-6
+    assert float(times[2][10]) < 0.1
+    assert meeting[2][0].strip() == "16x1"
+
+
+@pytest.mark.parametrize(
+    ("sparse", "dense", "expected"),
+    [([2, 4], [1, 1], "< 10%"), ([1, 3], [2, 2], "20%"), ([1, 2], [3, 3], "> 30%")],
+)
+def test_break_even_density(sparse: list[float], dense: list[float], expected: str) -> None:
+    assert pruned.break_even([0.1, 0.3], sparse, dense) == expected
