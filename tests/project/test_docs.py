@@ -238,7 +238,7 @@ MILLISECONDS = r" +\d+\.\d+ ms.*"
 PRINTED = {
     "csf_mttkrp": [LOOP, r".*\d (ms|us).*"],
     "graph_attention": [r"\d+ edges, \d+ nodes without any; .*", LOOP, r".*\d (ms|us).*"],
-    "mixture_of_experts": [LOOP, r"\d+ tokens, .*", " *the dialect" + MILLISECONDS, " *Relax" + MILLISECONDS],
+    "experts": [LOOP, r"\d+ tokens, .*", " *the dialect" + MILLISECONDS, " *Relax" + MILLISECONDS],
     "retrieval": [r"\d+\.\d+ ms a query", r"best documents for .*", r"document \d+: \d+\.\d+"],
     "single_cell_pca": [r"\d+ cells x \d+ genes, \d+% nonzero", r"shares of the variance.*: \d.*%"],
     "spmm": [LOOP, "sparsetir" + MILLISECONDS, "scipy" + MILLISECONDS],
