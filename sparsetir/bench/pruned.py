@@ -174,7 +174,7 @@ def products(weight: Tensor, x: Tensor, args: argparse.Namespace) -> dict[str, t
     expected = x.double() @ weight.double().t()
     errors = {name: float((call().double() - expected).norm() / expected.norm()) for name, call in calls.items()}
     times = side_by_side(calls, args.seconds, time.process_time if args.cpu else time.perf_counter)
-    results = {}
+    results: dict[str, tuple[float, float]] = {}
     for name in calls:
         kind, dtype = name.split()
         key = name if kind == "dense" else f"sparse {dtype}"
