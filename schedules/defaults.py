@@ -14,6 +14,7 @@
     whole row while the others wait.
   * Rows that are summed into one number each are summed in vectors, unless they fit in one vector and are as long as
     their neighbours; in longer vectors where they are long and the processor mispredicts the loop exit.
+  * The length of dense rows is compiled in where it is at most `NARROW`: loops over one to four vectors need no rest.
   * Dense rows that are summed are kept in registers as a whole if they are shorter than the default tile. They are kept
     half by half where the rows that they are multiplied with come from the last-level cache: that was measured to be
     faster, presumably because the hardware prefetches the second halves while the first ones of many rows are read.
@@ -80,6 +81,10 @@ FETCHED_LATE = 2.0  # multiple of the private cache up to which operands are not
 MANY = 16  # mean entries of a row from which on halves of rows pay
 USUAL = 128  # elements of a dense row that are kept in registers by default
 SHORT = 16  # shorter rows are not worth keeping
+NARROW, NARROW_SUMS = (
+    32,
+    16,
+)  # elements of the longest dense rows whose length is compiled in, and of rows that are summed
 
 # Candidates that tuning measures before any search, each a change to the choices it begins with.
 PORTFOLIO: tuple[dict[str, int], ...] = (
@@ -234,12 +239,35 @@ def suitable_lanes(sums: Sequence[str], arrays: Arrays) -> int:
 
 
 def suitable_tile(rows: Sequence[tuple[str, int]], arrays: Arrays) -> int:
-    """Return the tile for dense rows that are summed and are shorter than the default tile; else 0."""
+    """Return the tile for dense rows that are summed and are shorter than the default tile; else 0.
+
+    It holds the whole row: a rest of a row beside a shorter tile takes longer than unused lanes.
+    """
     for name, dimension in rows:
         array = arrays.get(name)
         if array is not None and array.ndim > dimension and SHORT <= array.shape[dimension] < USUAL:
-            return 1 << (array.shape[dimension].bit_length() - 1)
+            return least_power(array.shape[dimension])
     return 0
+
+
+def narrow_sizes(usage: Usage, arrays: Arrays) -> dict[str, int]:
+    """Return the length of dense rows that are so short that compiling it in pays, by the name of the size.
+
+    Nothing is returned for programs with dense rows of several lengths, and for rows of one element.
+    """
+    if len(usage.widths) != 1:
+        return {}
+    ((size, name, dimension),) = usage.widths
+    array = arrays.get(name)
+    if array is None or array.ndim <= dimension:
+        return {}
+    length = array.shape[dimension]
+    return {size: length} if 1 < length <= (NARROW_SUMS if usage.rows else NARROW) else {}
+
+
+def least_power(length: int) -> int:
+    """Return the least power of two that is not below a positive number."""
+    return 1 << (length - 1).bit_length()
 
 
 def suitable_halves(
@@ -276,6 +304,8 @@ __all__ = [
     "PORTFOLIO",
     "changes",
     "is_small",
+    "least_power",
+    "narrow_sizes",
     "suitable_halves",
     "suitable_lanes",
     "suitable_panel",

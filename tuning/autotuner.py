@@ -12,6 +12,7 @@ from tvm import tirx
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format
+from sparsetir.ir.usage import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.lower import single
@@ -24,7 +25,7 @@ from sparsetir.tuning.loop import Budget, Progress
 from sparsetir.tuning.records import Database
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.session import Session
-from sparsetir.tuning.space import Candidate, Space, free_sizes
+from sparsetir.tuning.space import Candidate, Space
 
 Config: TypeAlias = "Choices | Format | Candidate"
 

@@ -15,7 +15,6 @@ from tvm import ir, tirx
 from sparsetir.codegen.pipeline import scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
-from sparsetir.ir import sizes
 from sparsetir.ir.views import Program, const
 from sparsetir.lower.runtime_choices import LATE
 from sparsetir.schedules import Choices, defaults
@@ -327,20 +326,6 @@ def points(values: Values, base: Choices | Config | None = None) -> Iterator[Cho
     base = Choices() if base is None else base
     for row in product(*values.values()):
         yield base.changed(**dict(zip(values, row, strict=True)))
-
-
-def free_sizes(program: Program) -> list[str]:
-    """Return size symbols that no sparse or ragged axis depends on, such as the number of features."""
-    bound: set[str] = set()
-    free: list[str] = []
-    roots = {a.root for a in program.axes.values() if a.parent is not None or not a.is_dense}
-    for axis in program.axes.values():
-        names = [n for e in (axis.length, axis.count, axis.width) if e is not None for n in sizes.symbols(e)]
-        if axis.root in roots:
-            bound.update(names)
-        free += names
-    scalars = [str(p.name) for p in program.func.params if not tirx.is_buffer_var(p)]
-    return [name for name in scalars if name in free and name not in bound]
 
 
 def fixed(program: Program, values: Mapping[str, int]) -> tirx.PrimFunc:

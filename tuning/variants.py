@@ -16,6 +16,7 @@ from sparsetir.codegen.cache import Compiled
 from sparsetir.codegen.target import make_target
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.formats.format import Format
+from sparsetir.ir.usage import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.runtime.composed import ComposedKernel
 from sparsetir.runtime.kernel import Kernel
@@ -25,7 +26,7 @@ from sparsetir.tuning.features import Stored
 from sparsetir.tuning.kernel_cache import Shelf
 from sparsetir.tuning.knobs import Config, Template
 from sparsetir.tuning.lowered_program import FormatVariant, form_of
-from sparsetir.tuning.space import Values, fixed, free_sizes
+from sparsetir.tuning.space import Values, fixed
 from sparsetir.tuning.workload import Workload
 
 MOST_VARIANTS = 16

@@ -23,13 +23,14 @@ from sparsetir import formats, ops
 from sparsetir.codegen.cache import CACHE_VARIABLE, cache_folder
 from sparsetir.errors import ArgumentError, SparseTIRError
 from sparsetir.formats.format import Format
+from sparsetir.ir.usage import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.kernel_cache import Shelf
 from sparsetir.tuning.lowered_program import Function
 from sparsetir.tuning.measure import reason
-from sparsetir.tuning.space import Values, free_sizes, shared, start
+from sparsetir.tuning.space import Values, shared, start
 from sparsetir.tuning.variants import Ready
 from sparsetir.utils.machine import CORES
 from sparsetir.utils.threads import get_num_threads, set_num_threads

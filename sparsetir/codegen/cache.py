@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.codegen.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
 from sparsetir.errors import ScheduleError, SparseTIRError, VerifyError, WriteError
 from sparsetir.ir import dialect
+from sparsetir.ir.sizes import with_constants
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.schedules import Registers, defaults
 from sparsetir.utils.cache_folder import CACHE_VARIABLE as CACHE_VARIABLE
@@ -352,16 +353,24 @@ def _load_quietly(compiled: Compiled, path: Path) -> bool:
     return True
 
 
-def variant(compiled: Compiled, **changes: int) -> Callable[..., Any]:
+def variant(compiled: Compiled, sizes: Mapping[str, int] | None = None, **changes: int) -> Callable[..., Any]:
     """Return the function of the same program with other choices, compiled when first asked for.
 
     Return the function itself if its schedule was chosen by the user, or if the other choices are refused.
+
+    Parameters
+    ----------
+    compiled : Compiled
+    sizes : mapping of str to int, optional
+        Sizes to compile in; they remain parameters, which are ignored.
+    **changes : int
     """
     if compiled.schedule is not None:
         return compiled.function
     try:
         choices = defaults.usual(compiled.func, Registers.of(compiled.target)).changed(**changes)
-        return compile_cached(compiled.func, compiled.target, choices).function
+        func = with_constants(compiled.func, sizes) if sizes else compiled.func
+        return compile_cached(func, compiled.target, choices).function
     except SparseTIRError:
         return compiled.function
 

@@ -157,6 +157,21 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
     return func.specialize({parameters[name]: value for name, value in values.items()}) if values else func
 
 
+def with_constants(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
+    """Return a program with some of its sizes fixed, which remain parameters and are ignored.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> [str(p.name) for p in with_constants(sparsetir.ops.spmm(), {"feat": 8}).params][-3:]
+    ['n', 'nnz', 'feat']
+    """
+    fixed = with_sizes(func, sizes)
+    kept = iter(fixed.params)
+    params = [Var(str(p.name), p.ty) if str(p.name) in sizes else next(kept) for p in func.params]
+    return tirx.PrimFunc(params, fixed.body, fixed.ret_type, attrs=fixed.attrs)
+
+
 # Offsets of 32 bits.
 
 
@@ -191,4 +206,4 @@ def fits_int32(extents: Sequence[ir.Expr]) -> ir.Expr:
     return sym.Analyzer().simplify(tirx.Or(is_empty, fits))
 
 
-__all__ = ["LARGEST_INT32", "fits_int32", "narrow_extents", "with_sizes"]
+__all__ = ["LARGEST_INT32", "fits_int32", "narrow_extents", "with_constants", "with_sizes"]

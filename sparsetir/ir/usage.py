@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, tirx
 
+from sparsetir.ir import sizes
 from sparsetir.ir.rewriting import all_same, collect, factors, mentions
 from sparsetir.ir.views import Axis, Program, SparseBuffer, SpIter, accesses
 
@@ -41,17 +42,21 @@ class Usage:
         Where the rows begin that an iteration sums into one number each.
     rows : sequence of (str, int)
         Dense arrays that are summed, and along which dimension.
+    widths : sequence of (str, str, int)
+        Sizes that no sparse axis depends on, such as the columns of a dense operand, each with a dense array and its
+        dimension of this size.
     """
 
     gathers: Sequence[Gather]
     pointers: Sequence[str]
     sums: Sequence[str]
     rows: Sequence[tuple[str, int]]
+    widths: Sequence[tuple[str, str, int]] = ()
 
     @classmethod
     def of(cls, program: Program) -> Usage:
         """Return the usage of a program's parameters."""
-        return cls(gathers(program), row_pointers(program), ragged_sums(program), dense_sums(program))
+        return cls(gathers(program), row_pointers(program), ragged_sums(program), dense_sums(program), widths(program))
 
 
 # ------------------------------------------------------------------ programs
@@ -165,6 +170,32 @@ def dense_sums(program: Program) -> list[tuple[str, int]]:
     return list(operands)
 
 
+def free_sizes(program: Program) -> list[str]:
+    """Return size symbols that no sparse or ragged axis depends on, such as the number of features."""
+    bound: set[str] = set()
+    free: list[str] = []
+    roots = {a.root for a in program.axes.values() if a.parent is not None or not a.is_dense}
+    for axis in program.axes.values():
+        names = [n for e in (axis.length, axis.count, axis.width) if e is not None for n in sizes.symbols(e)]
+        if axis.root in roots:
+            bound.update(names)
+        free += names
+    scalars = [str(p.name) for p in program.func.params if not tirx.is_buffer_var(p)]
+    return [name for name in scalars if name in free and name not in bound]
+
+
+def widths(program: Program) -> list[tuple[str, str, int]]:
+    """Return the free sizes, each with a dense parameter and the dimension of it that has this size."""
+    found = []
+    for name in free_sizes(program):
+        for buffer in program.buffers.values():
+            places = [d for d, extent in enumerate(buffer.storage_shape) if sizes.Size(extent).name == name]
+            if buffer.is_dense and not buffer.allocated and places:
+                found.append((name, str(buffer.storage.name), places[0]))
+                break
+    return found
+
+
 # ------------------------------------------------------------------ arrays
 
 
@@ -244,6 +275,7 @@ __all__ = [
     "Gather",
     "Usage",
     "dense_sums",
+    "free_sizes",
     "gathers",
     "has_longer_row",
     "known",
@@ -253,4 +285,5 @@ __all__ = [
     "share_of_changes",
     "share_of_new",
     "some_lengths",
+    "widths",
 ]

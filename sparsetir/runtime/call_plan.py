@@ -30,6 +30,7 @@ from sparsetir.runtime.signature import (
     numpy_dtype,
 )
 from sparsetir.runtime.validation import is_sound
+from sparsetir.schedules.defaults import NARROW
 from sparsetir.utils import buffers
 from sparsetir.utils.buffers import Spare
 
@@ -566,7 +567,8 @@ class Plan:
 
     def _function(self, dims: tuple[int, ...]) -> Function:
         """Return what is called for arguments of about these sizes."""
-        bucket = tuple([n.bit_length() for n in dims])
+        # Lengths that may be compiled in are told apart.
+        bucket = tuple([n if n <= NARROW else NARROW + n.bit_length() for n in dims])
         function = self.functions.get(bucket)
         if function is None:
             function = Function(self.caller.function, self.caller.fitting)

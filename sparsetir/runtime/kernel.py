@@ -149,11 +149,15 @@ class Kernel(Saved):
         """
         if self.compiled.schedule is not None:
             return None, 0
-        changes = self.suitable(args)
-        if not changes:
+        changes, narrow = self.suitable(args), defaults.narrow_sizes(self.usage, args.arrays)
+        if not changes and not narrow:
             return None, 0
-        after = HOT_CALLS if self.is_small(args) else 0 if is_bound else FEW_CALLS
-        return lambda: variant(self.compiled, **changes), after
+        is_hot = self.is_small(args) or (narrow and not changes and not is_bound)
+        if narrow:
+            changes["tile"] = defaults.least_power(max(narrow.values()))
+        after = HOT_CALLS if is_hot else 0 if is_bound else FEW_CALLS
+        sizes: dict[str, Any] = {"sizes": narrow} if narrow else {}
+        return lambda: variant(self.compiled, **sizes, **changes), after
 
     def suitable(self, args: Arguments) -> dict[str, int]:
         """Return the choices that suit these arguments better than the usual ones."""

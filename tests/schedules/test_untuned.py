@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from corpus import BY_NAME
+from sparsetir import ops
 from sparsetir.codegen.pipeline import to_stage_2
 from sparsetir.errors import ArgumentError
 from sparsetir.ir import usage
@@ -301,3 +302,31 @@ def test_plans_keep_no_arrays_of_a_call() -> None:
     bound.spare.held.clear()
     gc.collect()
     assert [ref() is None for ref in held] == [True] * 6
+
+
+@pytest.mark.parametrize("op", ["spmm", "sddmm"])
+def test_short_rows_of_several_lengths_in_turn(op: str) -> None:
+    """Kernels whose length of dense rows is compiled in are used for no other length."""
+    rng = np.random.default_rng(0)
+    A = sp.random_array((70, 900), density=0.5, format="csr", dtype="float32", rng=rng)
+    rows, columns = A.tocoo().coords
+    kernel = sparsetir.build(getattr(ops, op)())
+    bound = kernel.bind(**{"A" if op == "spmm" else "S": A})
+    for length in (8, 1, 16, 9, 33, 8, 32, 16, 0):
+        X, Y = (rng.standard_normal((m, length), dtype="float32") for m in A.shape)
+        for _ in range(2):
+            found = bound(B=Y) if op == "spmm" else bound(X=X, Y=Y).data
+        expected = A @ Y if op == "spmm" else A.data * np.sum(X[rows] * Y[columns], axis=1)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_lengths_that_are_compiled_in() -> None:
+    spmm, sddmm = (usage.Usage.of(decode(program)) for program in (ops.spmm(), ops.sddmm()))
+    rows = lambda length: {"b": np.zeros((5, length)), "x": np.zeros((5, length))}  # noqa: E731
+    lengths = (0, 1, 2, 16, 17, 32, 33)
+    assert [n for n in lengths if defaults.narrow_sizes(spmm, rows(n))] == [2, 16, 17, 32]
+    assert [n for n in lengths if defaults.narrow_sizes(sddmm, rows(n))] == [2, 16]
+    assert defaults.narrow_sizes(spmm, rows(8)) == {"feat": 8}
+    assert not defaults.narrow_sizes(usage.Usage.of(decode(ops.spmv())), {"x": np.zeros(5)})
+    assert not defaults.narrow_sizes(spmm, {})
+    assert [defaults.least_power(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]

@@ -34,6 +34,7 @@ from sparsetir.formats.encoding import parse_format
 from sparsetir.formats.heuristics import Conversion
 from sparsetir.formats.pattern import pattern
 from sparsetir.interop import CooTensor
+from sparsetir.ir.usage import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.schedules import Choices
 from sparsetir.tuning import (
@@ -296,10 +297,10 @@ def test_lanes_are_open_where_a_row_makes_one_number() -> None:
 
 
 def test_free_sizes() -> None:
-    assert space.free_sizes(decode(ops.spmm())) == ["feat"]
-    assert space.free_sizes(decode(ops.spmm(format="bsr"))) == ["feat"]
-    assert space.free_sizes(decode(ops.spmv())) == []
-    assert space.free_sizes(decode(ops.mttkrp())) == ["rank"]
+    assert free_sizes(decode(ops.spmm())) == ["feat"]
+    assert free_sizes(decode(ops.spmm(format="bsr"))) == ["feat"]
+    assert free_sizes(decode(ops.spmv())) == []
+    assert free_sizes(decode(ops.mttkrp())) == ["rank"]
     func = space.fixed(decode(ops.spmm()), {"feat": 32})
     assert [str(p.name) for p in func.params][-1] == "nnz"
     A = matrix()

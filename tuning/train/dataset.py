@@ -30,6 +30,7 @@ from sparsetir.formats.heuristics import promising
 from sparsetir.formats.pattern import Pattern, pattern
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
+from sparsetir.ir.usage import free_sizes
 from sparsetir.ir.views import Program, decode
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.runtime.composed import ComposedKernel
@@ -40,7 +41,7 @@ from sparsetir.tuning import features
 from sparsetir.tuning.features import Encoding, Estimates, Operands, Stored, Structure, matrix_names
 from sparsetir.tuning.lowered_program import FormatVariant, compile_together
 from sparsetir.tuning.records import LEAST, Recording, digest
-from sparsetir.tuning.space import Candidate, Values, drawn, fixed, free_sizes, start
+from sparsetir.tuning.space import Candidate, Values, drawn, fixed, start
 from sparsetir.tuning.variants import own_storage
 from sparsetir.tuning.work import USUAL, Rates, Work, measure_rates
 from sparsetir.tuning.workload import Workload
