@@ -57,6 +57,12 @@ def tiles(_threads: int, feat: int | None) -> tuple[int, ...]:
     return tuple(tile for tile in TILES if feat is None or tile < 2 * feat) or TILES[:1]
 
 
+def default_chunks() -> int:
+    """Return the default number of parallel pieces."""
+    threads = get_num_threads()
+    return threads if threads > 1 else 0
+
+
 DECLARED = (
     Choice(
         "tile",
@@ -69,8 +75,8 @@ DECLARED = (
     Choice(
         "chunks",
         "Parallel pieces with equal numbers of nonzeros; 0 runs on one core. By default one for each thread: TVM gives "
-        "every thread the same number of pieces.",
-        get_num_threads,
+        "every thread the same number of pieces. With one thread 0: a piece alone would still be handed to a pool.",
+        default_chunks,
         "0 or more",
         lambda chunks: chunks >= 0,
         lambda threads, _feat: (0, *(threads * pieces for pieces in CHUNKS_PER_THREAD)),

@@ -285,3 +285,31 @@ def test_panels_are_powers_of_two(panel: int) -> None:
 def test_panels_to_try_are_narrower_than_rows() -> None:
     assert Choices.space(threads=2, feat=100)["panel"] == (0, 32, 64)
     assert Choices.space(threads=2, feat=16)["panel"] == (0,)
+
+
+@T.prim_func
+def first_columns(
+    a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+):  # fmt: skip
+    """The product with a dense matrix whose columns from the sixth on are ones."""
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    J_dense = T.dense_fixed(n)
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (J_dense, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = T.float32(0)
+        C[i, k] = C[i, k] + A[i, j] * T.if_then_else(k < 5, B[j, k], T.float32(1))
+
+
+@pytest.mark.parametrize("choices", [{"panel": 32, "tile": 32}, {"panel": 16, "tile": 16, "prefetch": 8}])
+def test_conditions_on_columns_stay(choices: dict[str, int]) -> None:
+    """A comparison of the column with something else than the number of columns is not that of a panel's end."""
+    A = sp.random_array((30, 40), density=0.3, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    B = np.random.default_rng(1).random((40, 70), dtype="float32")
+    found = sparsetir.build(first_columns, schedule=Choices(**choices))(A=A, B=B)
+    np.testing.assert_allclose(found, A @ np.where(np.arange(70) < 5, B, 1), rtol=1e-5)

@@ -15,12 +15,16 @@ import scipy.sparse as sp
 
 import sparsetir
 from corpus import BY_NAME
+from fences import Fences
 from sparsetir import ops
+from sparsetir.codegen.cache import variant
 from sparsetir.codegen.pipeline import to_stage_2
 from sparsetir.errors import ArgumentError
 from sparsetir.ir import usage
 from sparsetir.ir.views import decode
 from sparsetir.schedules import Choices, Registers, defaults
+from sparsetir.torch.functions import FEATURES
+from sparsetir.torch.programs import kernel as kernel_of_graphs
 from sparsetir.utils.machine import last_cache, private_cache
 
 
@@ -330,3 +334,28 @@ def test_lengths_that_are_compiled_in() -> None:
     assert not defaults.narrow_sizes(usage.Usage.of(decode(ops.spmv())), {"x": np.zeros(5)})
     assert not defaults.narrow_sizes(spmm, {})
     assert [defaults.least_power(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize("length", [1, 3, 17])
+@pytest.mark.parametrize("op", ["spmm", "sddmm", "linear", "linear of graphs"])
+def test_lengths_that_are_compiled_in_stay_within_arrays(op: str, length: int) -> None:
+    """Also where the sizes of a program are of 64 bits, and where results are written one column after the other."""
+    kernel = kernel_of_graphs("linear", "float32", "int32", FEATURES, False) if "graph" in op else sparsetir.build(getattr(ops, op)())
+    program, fences, rng = kernel.signature.program, Fences(), np.random.default_rng(length)
+    A = sp.random_array((6, 7), density=0.5, format="csr", dtype="float32", rng=rng)
+    X, Y = (rng.standard_normal((m, length), dtype="float32") for m in A.shape)
+    rows, columns = A.tocoo().coords
+    dots = (A.data * np.sum(X[rows] * Y[columns], axis=1)).astype("float32")
+    result = dots if op == "sddmm" else np.ascontiguousarray(A @ Y if op == "spmm" else (A @ Y).T)
+    operands = {"spmm": [Y], "sddmm": [X, Y]}.get(op, [np.ascontiguousarray(Y.T)])
+    structure = [a.astype("int32") for a in (A.indptr, A.indices)]
+    values = [*structure, A.data, *operands] if "graph" in op else [A.data, *operands, None, *structure]
+    arrays = iter(fences.fenced(np.zeros_like(result) if v is None else v) for v in [*values, None])
+    scalars = {"m": 6, "i_size": 6, "n": 7, "nnz": A.nnz, "feat": length, "batch": length, "k_size": length}
+    names = [str(p.name) for p in program.func.params]
+    passed = [scalars[n] if n in scalars else next(arrays) for n in names]
+    (size,) = (name for name in usage.free_sizes(program))
+    run = variant(kernel.compiled, sizes={size: length}, tile=defaults.least_power(length), chunks=0)
+    run(*passed)
+    (written,) = (a for n, a in zip(names, passed, strict=True) if n in kernel.signature.effects.written)
+    np.testing.assert_allclose(written, result, rtol=1e-4, atol=1e-4)

@@ -412,7 +412,8 @@ def missing(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[ir.Expr
         extent = atoms.replace(loop.extent)
         analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, extent))
     conditions = [atoms.replace(c) for c in conjuncts(realize.predicate)]
-    bounds = [value < iv.dom.min + iv.dom.extent for iv, value in split]
+    # Simplified: the extent of a size that is compiled in may be a cast of a number.
+    bounds = [value < analyzer.simplify(iv.dom.min + iv.dom.extent) for iv, value in split]
     return [bound for bound in bounds if not _implied(analyzer, atoms.replace(bound), conditions)]
 
 

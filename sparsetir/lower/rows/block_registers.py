@@ -45,6 +45,10 @@ class ColumnLoop:
         sizes = {int(f.extent) if isinstance(f.extent, tirx.IntImm) else 0 for f in inner}
         if len(sizes) != 1 or 0 in sizes or not isinstance(loop.extent, tirx.IntImm):
             return None
+        # A check that `match` does not know may leave some columns out.
+        moving = [loop.loop_var, *(f.loop_var for f in inner)]
+        if any(mentions(node.condition, moving) for node in collect(loop.body, tirx.IfThenElse)):
+            return None
         (tile,) = sizes
         width = const(int(loop.extent) * tile, str(loop.loop_var.ty.dtype))
         return cls(loop, tile, width, tuple(f.loop_var for f in inner))

@@ -38,7 +38,7 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.ir.rewriting import alloc, collect, seq, substitute
+from sparsetir.ir.rewriting import alloc, collect, same, seq, substitute
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import CHUNKS, PANEL, PARALLEL_MARK, refused
@@ -125,7 +125,8 @@ class Panel:
             return tirx.BufferLoad(self.scratch[x.source], [*other_indices, indices[dimension]])
 
         def on_check(x: tirx.LT, mutator: Any) -> ir.Expr:
-            return tirx.LT(x.a, self.count) if column.is_column(x.a) else mutator.default_mutate(x)
+            is_limit = column.is_column(x.a) and same(x.b, column.width)
+            return tirx.LT(x.a, self.count) if is_limit else mutator.default_mutate(x)
 
         def on_mul(x: tirx.Mul, mutator: Any) -> ir.Expr:
             return x + self.first if _is_start(x, column) else mutator.default_mutate(x)
