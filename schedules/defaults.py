@@ -14,7 +14,7 @@
     whole row while the others wait.
   * Rows that are summed into one number each are summed in vectors, unless they fit in one vector and are as long as
     their neighbours; in longer vectors where they are long and the processor mispredicts the loop exit.
-  * The length of dense rows is compiled in where it is at most `NARROW`: loops over one to four vectors need no rest.
+  * The length of dense rows is compiled in where it is at most `NARROW`: loops over whole vectors need no rest then.
   * Dense rows that are summed are kept in registers as a whole if they are shorter than the default tile. They are kept
     half by half where the rows that they are multiplied with come from the last-level cache: that was measured to be
     faster, presumably because the hardware prefetches the second halves while the first ones of many rows are read.
@@ -81,10 +81,7 @@ FETCHED_LATE = 2.0  # multiple of the private cache up to which operands are not
 MANY = 16  # mean entries of a row from which on halves of rows pay
 USUAL = 128  # elements of a dense row that are kept in registers by default
 SHORT = 16  # shorter rows are not worth keeping
-NARROW, NARROW_SUMS = (
-    32,
-    16,
-)  # elements of the longest dense rows whose length is compiled in, and of rows that are summed
+NARROW = 64  # elements of the longest dense rows whose length is compiled in
 
 # Candidates that tuning measures before any search, each a change to the choices it begins with.
 PORTFOLIO: tuple[dict[str, int], ...] = (
@@ -262,7 +259,7 @@ def narrow_sizes(usage: Usage, arrays: Arrays) -> dict[str, int]:
     if array is None or array.ndim <= dimension:
         return {}
     length = array.shape[dimension]
-    return {size: length} if 1 < length <= (NARROW_SUMS if usage.rows else NARROW) else {}
+    return {size: length} if 1 < length <= NARROW else {}
 
 
 def least_power(length: int) -> int:

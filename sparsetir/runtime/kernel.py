@@ -154,7 +154,7 @@ class Kernel(Saved):
             return None, 0
         is_hot = self.is_small(args) or (narrow and not changes and not is_bound)
         if narrow:
-            changes["tile"] = defaults.least_power(max(narrow.values()))
+            changes.setdefault("tile", defaults.least_power(max(narrow.values())))
         after = HOT_CALLS if is_hot else 0 if is_bound else FEW_CALLS
         sizes: dict[str, Any] = {"sizes": narrow} if narrow else {}
         return lambda: variant(self.compiled, **sizes, **changes), after

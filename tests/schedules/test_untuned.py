@@ -22,6 +22,7 @@ from sparsetir.codegen.pipeline import to_stage_2
 from sparsetir.errors import ArgumentError
 from sparsetir.ir import usage
 from sparsetir.ir.views import decode
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.torch.functions import FEATURES
 from sparsetir.torch.programs import kernel as kernel_of_graphs
@@ -316,7 +317,7 @@ def test_short_rows_of_several_lengths_in_turn(op: str) -> None:
     rows, columns = A.tocoo().coords
     kernel = sparsetir.build(getattr(ops, op)())
     bound = kernel.bind(**{"A" if op == "spmm" else "S": A})
-    for length in (8, 1, 16, 9, 33, 8, 32, 16, 0):
+    for length in (8, 1, 16, 9, 65, 8, 64, 16, 0):
         X, Y = (rng.standard_normal((m, length), dtype="float32") for m in A.shape)
         for _ in range(2):
             found = bound(B=Y) if op == "spmm" else bound(X=X, Y=Y).data
@@ -327,20 +328,24 @@ def test_short_rows_of_several_lengths_in_turn(op: str) -> None:
 def test_lengths_that_are_compiled_in() -> None:
     spmm, sddmm = (usage.Usage.of(decode(program)) for program in (ops.spmm(), ops.sddmm()))
     rows = lambda length: {"b": np.zeros((5, length)), "x": np.zeros((5, length))}  # noqa: E731
-    lengths = (0, 1, 2, 16, 17, 32, 33)
-    assert [n for n in lengths if defaults.narrow_sizes(spmm, rows(n))] == [2, 16, 17, 32]
-    assert [n for n in lengths if defaults.narrow_sizes(sddmm, rows(n))] == [2, 16]
+    lengths = (0, 1, 2, 17, 64, 65)
+    assert [n for n in lengths if defaults.narrow_sizes(spmm, rows(n))] == [2, 17, 64]
+    assert [n for n in lengths if defaults.narrow_sizes(sddmm, rows(n))] == [2, 17, 64]
     assert defaults.narrow_sizes(spmm, rows(8)) == {"feat": 8}
     assert not defaults.narrow_sizes(usage.Usage.of(decode(ops.spmv())), {"x": np.zeros(5)})
     assert not defaults.narrow_sizes(spmm, {})
     assert [defaults.least_power(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
 
 
+def built(op: str) -> Kernel:
+    return sparsetir.build(getattr(ops, op)())
+
+
 @pytest.mark.parametrize("length", [1, 3, 17])
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "linear", "linear of graphs"])
 def test_lengths_that_are_compiled_in_stay_within_arrays(op: str, length: int) -> None:
     """Also where the sizes of a program are of 64 bits, and where results are written one column after the other."""
-    kernel = kernel_of_graphs("linear", "float32", "int32", FEATURES, False) if "graph" in op else sparsetir.build(getattr(ops, op)())
+    kernel = kernel_of_graphs("linear", "float32", "int32", FEATURES, False) if "graph" in op else built(op)
     program, fences, rng = kernel.signature.program, Fences(), np.random.default_rng(length)
     A = sp.random_array((6, 7), density=0.5, format="csr", dtype="float32", rng=rng)
     X, Y = (rng.standard_normal((m, length), dtype="float32") for m in A.shape)
@@ -351,7 +356,7 @@ def test_lengths_that_are_compiled_in_stay_within_arrays(op: str, length: int) -
     structure = [a.astype("int32") for a in (A.indptr, A.indices)]
     values = [*structure, A.data, *operands] if "graph" in op else [A.data, *operands, None, *structure]
     arrays = iter(fences.fenced(np.zeros_like(result) if v is None else v) for v in [*values, None])
-    scalars = {"m": 6, "i_size": 6, "n": 7, "nnz": A.nnz, "feat": length, "batch": length, "k_size": length}
+    scalars = {"m": 6, "i_size": 6, "n": 7, "nnz": A.nnz} | dict.fromkeys(("feat", "batch", "k_size"), length)
     names = [str(p.name) for p in program.func.params]
     passed = [scalars[n] if n in scalars else next(arrays) for n in names]
     (size,) = (name for name in usage.free_sizes(program))

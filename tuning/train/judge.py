@@ -13,9 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsetir.errors import TuningError
+from sparsetir.schedules import Choices, defaults
 from sparsetir.tuning.conformal import Bounds
+from sparsetir.tuning.features import CHOICES
 from sparsetir.tuning.model import CostModel, pretrained
 from sparsetir.tuning.records import Recording
+from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.train.dataset import recordings
 from sparsetir.tuning.train.evaluate import SLOWER, geomean
 from sparsetir.tuning.train.pretrain import SPREAD, train
@@ -73,6 +76,31 @@ def rules(case: Recording) -> None:
     """Choose the kernel that `build` makes without a hint."""
 
 
+def current_rules(case: Recording) -> int | None:
+    """Choose the measured point of what `build` makes today, once a kernel is warm; without one, what was measured.
+
+    The cases were measured in the past, when one thread got a parallel loop too and no length was compiled in.
+    """
+    if case.untuned is None:
+        return None
+    (rows, _), untuned = case.rows(), case.untuned[1]
+    same = [case.names.index(name) for name in CHOICES if name not in ("tile", "chunks")]
+    chunks = case.threads if case.threads > 1 else 0
+    _, _, length = case.op.partition(":")
+    is_compiled_in = length.isdigit() and 1 < int(length) <= defaults.NARROW
+
+    def suits(place: int, candidate: Candidate) -> bool:
+        choices = candidate.choices
+        if candidate.format is not None or choices.chunks != chunks or not isinstance(choices, Choices):
+            return False
+        tile = case.names.index("tile")
+        has_tile = choices.tile >= int(length) if is_compiled_in else rows[place][tile] == untuned[tile]
+        return bool(has_tile) and np.array_equal(rows[place][same], untuned[same], equal_nan=True)
+
+    found = [n for n, candidate in enumerate(case.ran) if suits(n, candidate)]
+    return min(found, key=lambda n: case.ran[n].choices.tile, default=None)
+
+
 def best_schedule(case: Recording) -> int | None:
     """Choose the fastest measured schedule of the format that the argument came in: what no rule can exceed."""
     _, seconds = case.rows()
@@ -113,7 +141,8 @@ def _certain(model: CostModel, case: Recording, row: np.ndarray) -> float:
 
 def decisions(cases: Sequence[Recording], training: Sequence[Recording] = ()) -> Iterator[tuple[str, Decision]]:
     """Yield the decisions that are compared, by title; `training` are cases of other machines."""
-    yield "rules (build without a hint)", rules
+    yield "rules (build without a hint), as measured", rules
+    yield "rules of today", current_rules
     yield "best measured schedule", best_schedule
     shipped = pretrained()
     if shipped is not None:
