@@ -8,7 +8,8 @@
     private cache. The rate at which rows repeat is estimated from a few windows of the index array, each as many
     entries long as that cache has room for rows.
   * Where many rows of such an operand are gathered for each result, and each is used many times, a panel of its columns
-    that fits in a cache is packed first; fewer uses suffice if the operand does not fit into the last-level cache.
+    that fits in a cache is packed first; fewer uses suffice if the operand does not fit into the last-level cache, or
+    where the machine's profile says that the level behind the private cache is slow (`schedules.estimate`).
   * Results that take a large share of the last-level cache are written with non-temporal stores.
   * A row is split among threads if it has clearly more than a thread's share of the work: one thread would compute the
     whole row while the others wait.
@@ -25,7 +26,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from tvm import tirx
@@ -44,8 +45,10 @@ from sparsetir.ir.usage import (
     some_lengths,
 )
 from sparsetir.schedules.choices import Choices
+from sparsetir.schedules.estimate import predicted_seconds
 from sparsetir.schedules.registers import Registers
 from sparsetir.utils.machine import LINE, last_cache, private_cache
+from sparsetir.utils.machine_profile import MachineProfile
 from sparsetir.utils.threads import get_num_threads
 
 # ------------------------------------------------------------------ constants
@@ -68,6 +71,8 @@ PANEL = 256  # bytes of a row of a panel
 OFTEN = 32  # entries of a row and uses of each gathered row above which packing pays if rows come from memory
 VERY_OFTEN = 128  # the same if rows come from the last-level cache and those of a panel from the private one
 SHARE = 0.25  # share of the last-level cache: limit for a panel, and for a result that is not streamed
+PANELS = (128, 256, 512)  # bytes of a row of the panels whose time is estimated
+WORTH = 1.18  # times as fast as the operand as it is that a panel must be predicted to be
 MEMORY = 0.5  # share of the last-level cache: larger operands are assumed to come from memory
 
 TIMES_SHARE = 1.5  # multiple of a thread's share of the work above which a row is split
@@ -131,7 +136,12 @@ def usual(func: tirx.PrimFunc, registers: Registers) -> Choices:
 
 
 def changes(
-    usage: Usage, arrays: Arrays, results: Iterable[np.ndarray] = (), *, is_small: bool = False
+    usage: Usage,
+    arrays: Arrays,
+    results: Iterable[np.ndarray] = (),
+    *,
+    is_small: bool = False,
+    profile: Callable[[], MachineProfile] | None = None,
 ) -> dict[str, int]:
     """Return the choices that suit the arguments better than the default ones.
 
@@ -144,8 +154,13 @@ def changes(
     results : iterable of ndarray
     is_small : bool
         Whether the work is too small for a second thread (`defaults.is_small`).
+    profile : callable, optional
+        Returns the rates of the machine that runs the program. Without it the sizes of the caches decide about panels.
     """
+    results = list(results)
     panel = suitable_panel(usage.gathers, usage.pointers, arrays)
+    if not panel and profile is not None:
+        panel = estimated_panel(usage, arrays, results, profile)
     return {
         **({"panel": panel} if panel else {}),
         **({"prefetch": ahead} if (ahead := suitable_prefetch(usage.gathers, arrays, panel=panel)) else {}),
@@ -198,6 +213,26 @@ def suitable_panel(gathers: Sequence[Gather], pointers: Sequence[str], arrays: A
         if pays and operand.size // rows >= 2 * panel:
             return panel
     return 0
+
+
+def estimated_panel(
+    usage: Usage, arrays: Arrays, results: Sequence[np.ndarray], profile: Callable[[], MachineProfile]
+) -> int:
+    """Return the columns of the panel that is predicted to take the least time; 0 where none is worth it.
+
+    A private cache may be so much faster than the level behind it that panels pay for operands that the last-level
+    cache would hold.
+    """
+    wide = [operand for _, operand, rows in known(usage.gathers, arrays) if operand.nbytes >= 2 * PANELS[0] * rows]
+    if not wide or max(operand.nbytes for operand in wide) <= private_cache() // 2:
+        return 0
+    machine, itemsize = profile(), max(operand.itemsize for operand in wide)
+    width = max(operand.nbytes // len(operand) for operand in wide if len(operand))
+    panels = [size // itemsize for size in PANELS if width >= 2 * size]
+    seconds = {panel: predicted_seconds(usage, arrays, results, machine, panel=panel) for panel in panels}
+    direct = min(predicted_seconds(usage, arrays, results, machine, prefetch=ahead) for ahead in (0, PREFETCH[0]))
+    best = min(seconds, key=lambda panel: seconds[panel], default=0)
+    return best if best and seconds[best] * WORTH < direct else 0
 
 
 def suits_streaming(results: Iterable[np.ndarray]) -> bool:

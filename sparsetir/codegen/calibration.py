@@ -228,6 +228,15 @@ def machine_profile() -> MachineProfile:
     return read_profile() or calibrate(seconds=SECONDS)
 
 
+@cache
+def profile_in_use() -> MachineProfile:
+    """Return the profile that default choices go by: the measured one if there is one, else that of the family.
+
+    Nothing is measured for it: the first call of a kernel does not wait.
+    """
+    return family_profile() if os.environ.get(SWITCH) == "0" else read_profile() or family_profile()
+
+
 def family_profile() -> MachineProfile:
     """Return the shipped profile for the processor that code is generated for."""
     return shipped_profile(str(native_target().attrs.get("mcpu", "")))
@@ -293,6 +302,7 @@ def calibrate(*, seconds: float = SECONDS) -> MachineProfile:
     )
     write_profile(profile)
     machine_profile.cache_clear()
+    profile_in_use.cache_clear()
     return profile
 
 

@@ -39,6 +39,13 @@ HIDDEN = """
 
 
 @renamed_parameters(calls="expected_calls", finite="assume_finite")
+def _profile() -> Any:
+    """Return the rates of the machine that default choices go by."""
+    from sparsetir.codegen.calibration import profile_in_use  # where an operand is large enough for it to matter
+
+    return profile_in_use()
+
+
 class Kernel(Saved):
     """A compiled function, called by buffer names.
 
@@ -162,7 +169,8 @@ class Kernel(Saved):
     def suitable(self, args: Arguments) -> dict[str, int]:
         """Return the choices that suit these arguments better than the usual ones."""
         written = [args.arrays[name] for name in self.signature.effects.written]
-        return defaults.changes(self.usage, args.arrays, written, is_small=self.is_small(args))
+        is_small = self.is_small(args)
+        return defaults.changes(self.usage, args.arrays, written, is_small=is_small, profile=_profile)
 
     def is_small(self, args: Arguments) -> bool:
         """Return whether waking a second thread takes longer than the work."""

@@ -23,10 +23,11 @@ from sparsetir.errors import ArgumentError
 from sparsetir.ir import usage
 from sparsetir.ir.views import decode
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.schedules import Choices, Registers, defaults
+from sparsetir.schedules import Choices, Registers, defaults, estimate
 from sparsetir.torch.functions import FEATURES
 from sparsetir.torch.programs import kernel as kernel_of_graphs
 from sparsetir.utils.machine import last_cache, private_cache
+from sparsetir.utils.machine_profile import shipped_profile
 
 
 def scattered(rows: int, columns: int, nnz: int) -> Any:
@@ -364,3 +365,22 @@ def test_lengths_that_are_compiled_in_stay_within_arrays(op: str, length: int) -
     run(*passed)
     (written,) = (a for n, a in zip(names, passed, strict=True) if n in kernel.signature.effects.written)
     np.testing.assert_allclose(written, result, rtol=1e-4, atol=1e-4)
+
+
+def test_panels_where_the_private_cache_is_far_faster_than_what_is_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a virtual Xeon rows from beyond the second level take several times as long; on a Zen 4 they do not."""
+    used = usage.Usage.of(decode(ops.spmm()))
+
+    def panel(A: Any, features: int, mcpu: str) -> int:
+        monkeypatch.setattr(defaults, "private_cache", lambda: 1 << 20)
+        monkeypatch.setattr(estimate, "private_cache", lambda: 1 << 20)
+        arrays = {"a": A.data, "b": np.zeros((A.shape[1], features), "f"), "indptr": A.indptr, "indices": A.indices}
+        results = [np.zeros((A.shape[0], features), "f")]
+        return defaults.estimated_panel(used, arrays, results, lambda: shipped_profile(mcpu))
+
+    many, few = scattered(8000, 8000, 300_000), scattered(8000, 8000, 20_000)
+    assert panel(many, 256, "sapphirerapids") in (32, 64)
+    assert [panel(many, features, "sapphirerapids") for features in (8, 16)] == [0, 0]  # no wider than two panels
+    assert panel(few, 256, "sapphirerapids") == 0  # copying the operand takes longer than reading it
+    assert panel(many, 256, "znver4") == 0
+    assert panel(scattered(8000, 8000, 0), 256, "sapphirerapids") == 0
