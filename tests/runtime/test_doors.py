@@ -134,7 +134,7 @@ def test_numbers() -> None:
     assert sparsetir.matmul(Y, Y, threshold=np.nan).nnz == 0
     with pytest.raises(ArgumentError, match="threshold: expected less than the largest int64"):
         sparsetir.matmul(A, A, threshold=np.nan)
-    with pytest.raises(ArgumentTypeError, match="above: expected a real number"):
+    with pytest.raises(ArgumentTypeError, match="threshold: expected a real number"):
         sparsetir.matmul(A, A, threshold="x")
     with pytest.raises(ArgumentTypeError, match="an axis is a whole number"):
         S.sum(axis=0.5)
