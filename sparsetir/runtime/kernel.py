@@ -163,8 +163,7 @@ class Kernel(Saved):
         if narrow:
             changes.setdefault("tile", defaults.least_power(max(narrow.values())))
         after = HOT_CALLS if is_hot else 0 if is_bound else FEW_CALLS
-        sizes: dict[str, Any] = {"sizes": narrow} if narrow else {}
-        return lambda: variant(self.compiled, **sizes, **changes), after
+        return lambda: variant(self.compiled, narrow or None, **changes), after
 
     def suitable(self, args: Arguments) -> dict[str, int]:
         """Return the choices that suit these arguments better than the usual ones."""

@@ -91,14 +91,14 @@ def current_rules(case: Recording) -> int | None:
 
     def suits(place: int, candidate: Candidate) -> bool:
         choices = candidate.choices
-        if candidate.format is not None or choices.chunks != chunks or not isinstance(choices, Choices):
+        if candidate.format is not None or not isinstance(choices, Choices) or choices.chunks != chunks:
             return False
         tile = case.names.index("tile")
         has_tile = choices.tile >= int(length) if is_compiled_in else rows[place][tile] == untuned[tile]
         return bool(has_tile) and np.array_equal(rows[place][same], untuned[same], equal_nan=True)
 
     found = [n for n, candidate in enumerate(case.ran) if suits(n, candidate)]
-    return min(found, key=lambda n: case.ran[n].choices.tile, default=None)
+    return min(found, key=lambda n: int(case.ran[n].choices.as_dict()["tile"]), default=None)
 
 
 def best_schedule(case: Recording) -> int | None:
