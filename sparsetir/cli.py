@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.utils.files import write_text, writing_file
 
 DONE, FINDING, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 STATUS = "exit status: 0 done, 1 a finding (a wrong result, a format that failed), 2 wrong use, 130 interrupted"
@@ -283,10 +284,9 @@ def run_tune(args: argparse.Namespace) -> int:
     if args.json != "-":
         print(result.report())
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "report.txt").write_text(result.report() + "\n")
-        (args.out / "explanation.txt").write_text(result.explain() + "\n")
-        (args.out / "loops.txt").write_text(result.kernel.script(stage=3) + "\n")
+        loops = result.kernel.script(stage=3)
+        for name, text in (("report", result.report()), ("explanation", result.explain()), ("loops", loops)):
+            write_text(args.out / f"{name}.txt", text + "\n", "--out", makes_folder=True)
         draw(lambda: result.plot(args.out / "tuning.png"))
     if args.json:
         write_json(args.json, facts_of(result))
@@ -328,8 +328,7 @@ def write_json(where: str, facts: dict[str, Any]) -> None:
     if where == "-":
         print(text)
         return
-    Path(where).parent.mkdir(parents=True, exist_ok=True)
-    Path(where).write_text(text + "\n")
+    write_text(Path(where), text + "\n", "--json", makes_folder=True)
 
 
 def draw(picture: Callable[[], Path]) -> None:
@@ -378,9 +377,8 @@ def run_pca(args: argparse.Namespace) -> int:
             f"--out: expected an .npz file in a folder that exists, got {args.out}. Choose another name."
         )
     P = M.pca(args.k, progress=not args.quiet)
-    partial = args.out.with_name(f".partial-{args.out.name}")
-    np.savez(partial, **{name: value for name, value in vars(P).items() if name.endswith("_")})
-    os.replace(partial, args.out)
+    with writing_file(args.out, "--out") as partial:
+        np.savez(partial, **{name: value for name, value in vars(P).items() if name.endswith("_")})
     share = P.explained_variance_ratio_
     print(f"{len(share)} components explain {share.sum():.1%} of the variance, the first {share[0]:.1%}")
     print(f"wrote {args.out}")
@@ -568,8 +566,7 @@ def keep(report: Any, args: argparse.Namespace) -> None:
     if args.json and args.json != "-":
         write_json(args.json, report.as_dict())
     if args.markdown:
-        args.markdown.parent.mkdir(parents=True, exist_ok=True)
-        args.markdown.write_text(report.markdown() + "\n")
+        write_text(args.markdown, report.markdown() + "\n", "--markdown", makes_folder=True)
 
 
 def show_bench(report: Any, args: argparse.Namespace) -> None:

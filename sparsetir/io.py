@@ -7,7 +7,6 @@ import gzip
 import io
 import lzma
 import math
-import os
 import re
 import warnings
 import zipfile
@@ -20,9 +19,10 @@ import numpy as np
 import scipy
 import scipy.sparse as sp
 
-from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError, SparseTIRError
+from sparsetir.errors import FileFormatError, MissingFileError, SparseTIRError
 from sparsetir.interop import Array, CooTensor, Level, check_level
 from sparsetir.stores import is_stored, load_store, open_store
+from sparsetir.utils.arguments import as_path
 
 # The bytes of a file, compressed or not. What a file claims to hold decides over no more memory than it may need.
 
@@ -186,10 +186,8 @@ def read(path: str | Path) -> Any:
     ...     read(path).toarray().tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentTypeError(f"expected the path of a file, found {type(path).__name__}")
-    path = Path(path)
-    if "\0" not in str(path) and is_stored(path):
+    path = as_path(path, "path")
+    if is_stored(path):
         matrix = sp.csr_array(load_store(open_store(path)))
         matrix.sum_duplicates()
         return matrix

@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError, SparseTIRError
+from sparsetir.utils.arguments import as_path
 from sparsetir.utils.optional import require
 
 Array = np.ndarray[Any, Any]
@@ -151,7 +152,7 @@ def open_store(source: Any, name: str | None = None) -> Store:
         return _of_open_group(group)
     if name is not None and not isinstance(name, str):
         raise ArgumentTypeError(f"name: expected text, got {type(name).__name__}. Pass 'X' or 'layers/NAME'.")
-    path = Path(source)
+    path = as_path(source, "path")
     if not _exists(path):
         raise MissingFileError(f"path: expected a file or folder, got {path}, which does not exist. Check the name.")
     try:

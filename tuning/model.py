@@ -18,6 +18,8 @@ import numpy as np
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.tuning.features import PARALLEL, Encoding, matrix_names
 from sparsetir.tuning.work import USUAL, Rates, measured_rates
+from sparsetir.utils.arguments import shown
+from sparsetir.utils.files import write_text
 from sparsetir.utils.version import __version__
 
 # Cost models: from features to scores, higher for faster.
@@ -152,7 +154,7 @@ class CostModel:
         import xgboost
 
         if objective not in OBJECTIVES:
-            raise ArgumentError(f"expected one of the objectives {', '.join(OBJECTIVES)}; found {objective!r}")
+            raise ArgumentError(f"expected one of the objectives {', '.join(OBJECTIVES)}; found {shown(objective)}")
         cases = np.zeros(len(seconds), np.int64) if cases is None else cases
         order = np.argsort(cases, kind="stable")
         features, seconds, cases = features[order], seconds[order], cases[order]
@@ -214,8 +216,7 @@ class CostModel:
         shares = {name: round(share, 5) for name, share in self.importance().items()}
         facts = {"format": FORMAT, "sparsetir": __version__, "objective": self.objective}
         facts |= {"scale": self.scale, "about": self.about, "importance": shares, "names": list(self.names)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**facts, "trees": trees}, indent=1) + "\n", encoding="utf-8")
+        write_text(path, json.dumps({**facts, "trees": trees}, indent=1) + "\n", makes_folder=True)
 
     @classmethod
     def load(cls, path: Path, *, names: Sequence[str] | None = None) -> CostModel:

@@ -24,6 +24,7 @@ from sparsetir.tuning.predict import Judgement
 from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.selection import Comparison
 from sparsetir.tuning.space import Values, start
+from sparsetir.utils.arguments import shown
 from sparsetir.workloads.plot import aligned
 
 SHOWN = 8
@@ -129,7 +130,7 @@ class TuneResult:
     def break_even_with(self, peer: str) -> float | None:
         """Return the break-even calls against a library that was timed too, whose own preparation is not counted."""
         if peer not in self.peers:
-            raise ArgumentError(f"expected one of {', '.join(self.peers) or 'no library'}; found {peer!r}")
+            raise ArgumentError(f"expected one of {', '.join(self.peers) or 'no library'}; found {shown(peer)}")
         return self._paid(self.peers[peer])
 
     def _paid(self, seconds: float) -> float | None:

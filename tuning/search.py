@@ -21,6 +21,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
 from sparsetir.tuning.model import CostModel, Model, labels_of, of_width
 from sparsetir.tuning.space import Candidate, Space
+from sparsetir.utils.arguments import shown
 
 BATCH = 4
 WARMUP = 8  # trials before the model has a say
@@ -277,7 +278,7 @@ class Search:
         hints: Sequence[Candidate] = (),
     ) -> None:
         if strategy not in STRATEGIES:
-            raise ArgumentError(f"expected one of the strategies {', '.join(STRATEGIES)}; found {strategy!r}")
+            raise ArgumentError(f"expected one of the strategies {', '.join(STRATEGIES)}; found {shown(strategy)}")
         self.space, self.features = space, features
         self.seed, self.warmup = seed, warmup
         self.prior, self.hints = prior if strategy == "guided" else None, list(hints)

@@ -6,12 +6,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, reduce
 from math import log2, prod
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -23,6 +21,7 @@ from sparsetir.codegen import cache as disk_cache
 from sparsetir.codegen.target import native_target
 from sparsetir.ir import sizes as symbolic
 from sparsetir.ir.views import Program, SparseBuffer, SpIter, accesses
+from sparsetir.utils.files import caching
 from sparsetir.utils.machine import last_cache, levels, machine_name, private_cache
 from sparsetir.utils.version import __version__
 from sparsetir.workloads.ceilings import DRAM, higher, measure_ceilings, register_lanes
@@ -88,17 +87,9 @@ def measured_rates() -> Rates:
             return Rates(**json.loads(path.read_text()))
     found = measure_rates()
     if path is not None:
-        with contextlib.suppress(OSError):
-            _write(path, json.dumps(found.as_dict()))
+        with caching(path) as partial:
+            partial.write_text(json.dumps(found.as_dict()))
     return found
-
-
-def _write(path: Path, text: str) -> None:
-    """Write all of a file or nothing, whichever other process writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_suffix(f".{os.getpid()}")
-    own.write_text(text)
-    own.replace(path)
 
 
 # Work of a program on data: loads, stores, arithmetic, reuse and bytes, for any operation.

@@ -13,6 +13,7 @@ from typing import Any
 from sparsetir.bench.kernels import RATED
 from sparsetir.bench.measure import BEST, Row
 from sparsetir.bench.roofline import Roofline
+from sparsetir.utils.files import write_text
 from sparsetir.utils.machine import machine_name
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.workloads import peers, result_peers
@@ -235,7 +236,7 @@ def two_digits(value: float | None) -> str:
 def written(path: Path, text: str) -> None:
     """Write a file, and its folder if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.rstrip() + "\n")
+    write_text(path, text.rstrip() + "\n")
     say(f"wrote {path}")
 
 

@@ -20,6 +20,7 @@ from sparsetir.blocks.reading import BUFFERS, Bar, iterate
 from sparsetir.blocks.results import Checkpoint, NpyResult, check_path
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Array, Store, open_store
+from sparsetir.utils.arguments import as_path
 
 DEFAULT_MEMORY = "2GiB"
 
@@ -313,8 +314,7 @@ class BlockMatrix:
         Y = kernels.as_dense(Y, "Y", self.shape[1], (2,))
         if X.shape[1] != Y.shape[1]:
             raise ArgumentError(f"Y: expected {X.shape[1]} columns as of X, got {Y.shape[1]}. Pass matrices alike.")
-        if out is not None and not isinstance(out, (str, Path)):
-            raise ArgumentTypeError(f"out: expected the name of a folder, got {type(out).__name__}. Pass 'S'.")
+        out = as_path(out, "out", "the name of a folder") if out is not None else None
         left, right = (X, Y) if self.is_csr else (Y, X)
         result = sampled(self.store, self.memory, left, right, out, progress)
         if out is not None:

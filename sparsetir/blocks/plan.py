@@ -14,6 +14,7 @@ import numpy as np
 from sparsetir.blocks.reading import BUFFERS, block_starts
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Store
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.memory import MemoryLimitError, readable
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -65,7 +66,7 @@ def parse_memory(memory: Any) -> int:
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", memory.lower())
         if match is None:
-            raise ArgumentError(f"memory: expected a size such as '2GiB', got {memory!r}. Give a number and a unit.")
+            raise ArgumentError(f"memory: expected a size such as '2GiB', got {shown(memory)}. Give a unit too.")
         power = " kmgt".index(match[2] or " ")
         nbytes = float(match[1]) * (1024**power if match[3] else UNITS[match[2]])
         return _positive(int(min(nbytes, sys.maxsize)))

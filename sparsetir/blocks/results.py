@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, WriteError
+from sparsetir.errors import ArgumentError, WriteError
 from sparsetir.stores import Array, Buffers
+from sparsetir.utils.arguments import as_path
+from sparsetir.utils.files import writing_file
 
 CHECKPOINT_SECONDS = 10.0  # between checkpoints of sums, which are as large as the result
 CHECKPOINT_RATIO = 20.0  # seconds of work for each second that a checkpoint takes
@@ -48,6 +50,8 @@ class NpyResult:
                 self._begin()
             self.file = os.open(self.partial, os.O_RDWR)
         except OSError as error:
+            if not self.done:
+                self.partial.unlink(missing_ok=True)
             raise WriteError(f"out: {self.path} cannot be written: {error.strerror}.") from error
         with open(self.partial, "rb") as stream:
             np.lib.format.read_magic(stream)
@@ -66,7 +70,10 @@ class NpyResult:
         with open(self.partial, "wb") as stream:
             header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape}
             np.lib.format.write_array_header_1_0(stream, header)
-            stream.truncate(stream.tell() + math.prod(self.shape) * self.dtype.itemsize)
+            size = stream.tell() + math.prod(self.shape) * self.dtype.itemsize
+            stream.truncate(size)
+            if hasattr(os, "posix_fallocate"):  # a memory map of a full disk ends the process
+                os.posix_fallocate(stream.fileno(), 0, size)
         self.progress.write_text(self.job + "\n", encoding="utf-8")
 
     def rows(self, begin: int, count: int, columns: slice, buffers: Buffers) -> Array:
@@ -94,9 +101,12 @@ class NpyResult:
 
     def flush(self) -> None:
         """Write the record of the finished parts, after the parts themselves."""
-        os.fsync(self.file)
-        with open(self.progress, "a", encoding="utf-8") as stream:
-            stream.write("".join(f"{part}\n" for part in self.waiting))
+        try:
+            os.fsync(self.file)
+            with open(self.progress, "a", encoding="utf-8") as stream:
+                stream.write("".join(f"{part}\n" for part in self.waiting))
+        except OSError as error:
+            raise WriteError(f"out: {self.progress} cannot be written: {error.strerror}.") from error
         self.waiting, self.synced = [], time.monotonic()
 
     def close(self, is_complete: bool) -> None:
@@ -145,15 +155,8 @@ class Checkpoint:
         if self.path is None or time.monotonic() < self.next_save:
             return
         start = time.monotonic()
-        scratch = self.path.with_suffix(".partial")
-        try:
-            with open(scratch, "wb") as stream:
-                np.savez(stream, job=np.array(self.job), blocks=np.array(blocks), total=total)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(scratch, self.path)
-        except OSError as error:
-            raise WriteError(f"out: {self.path} cannot be written: {error.strerror}.") from error
+        with writing_file(self.path, "out") as partial:
+            np.savez(partial, job=np.array(self.job), blocks=np.array(blocks), total=total)
         now = time.monotonic()
         self.next_save = now + max(CHECKPOINT_SECONDS, CHECKPOINT_RATIO * (now - start))
 
@@ -176,10 +179,8 @@ def write_all(file: int, values: Array, offset: int, path: Path) -> None:
 
 def check_path(path: Any) -> Path:
     """Return the path of a result that ends in .npy and whose folder exists."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentTypeError(f"out: expected the path of a .npy file, got {type(path).__name__}. Pass 'C.npy'.")
-    path = Path(path)
-    if path.suffix != ".npy" or "\0" in str(path) or not path.parent.is_dir():
+    path = as_path(path, "out", "the path of a .npy file")
+    if path.suffix != ".npy" or not path.parent.is_dir():
         raise ArgumentError(f"out: expected a .npy file in a folder that exists, got {path}. Choose another name.")
     return path
 

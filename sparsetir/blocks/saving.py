@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, WriteError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Array
+from sparsetir.utils.arguments import as_path, shown
+from sparsetir.utils.files import writing_file
 from sparsetir.utils.optional import require
 
 CHUNK = 1 << 20  # entries of a chunk in HDF5 and zarr
@@ -52,34 +53,18 @@ def save_blocks(A: Any, path: str | os.PathLike[str], *, rows: int = 50_000) -> 
     >>> sparsetir.open_blocks(path).shape
     (6, 2)
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentTypeError(f"path: expected a path, got {type(path).__name__}. Pass 'matrix.h5ad'.")
+    path = as_path(path, "path")
     if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or rows < 1:
-        raise ArgumentError(f"rows: expected a positive integer, got {rows!r}. Leave it out.")
-    path = Path(path)
-    if not str(path).strip() or "\0" in str(path) or os.path.lexists(path) or not path.parent.is_dir():
+        raise ArgumentError(f"rows: expected a positive integer, got {shown(rows)}. Leave it out.")
+    if not str(path).strip() or os.path.lexists(path) or not path.parent.is_dir():
         raise ArgumentError(
             f"path: expected a new name in a folder that exists, got {path}. Remove it or choose another."
         )
     is_columns = sp.issparse(A) and A.format == "csc"
     blocks = _blocks(A.T if is_columns else A, int(rows))
-    partial = path.with_name(f".partial-{path.name}")
-    _remove(partial)
-    try:
+    with writing_file(path, "path") as partial:
         _write(blocks, partial, "csc" if is_columns else "csr", path.name.lower())
-        os.replace(partial, path)
-    except OSError as error:
-        raise WriteError(f"path: {path} cannot be written: {error}.") from error
-    finally:
-        _remove(partial)
     return path
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _blocks(A: Any, rows: int) -> Iterator[Any]:

@@ -30,9 +30,11 @@ from sparsetir.ir import dialect
 from sparsetir.ir.sizes import with_constants
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.schedules import Registers, defaults
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.cache_folder import CACHE_VARIABLE as CACHE_VARIABLE
 from sparsetir.utils.cache_folder import cache_folder
 from sparsetir.utils.caches import shared_cache
+from sparsetir.utils.files import PREFIX, replacing, warn_unwritable
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.utils.version import source_digest
 
@@ -58,15 +60,12 @@ def write(library: Any, path: Path, facts: dict[str, Any]) -> None:
         There is no room.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=PREFIX) as folder:
         check_room(Path(folder))
-        whole, beside = Path(folder) / path.name, Path(folder) / "facts.json"
-        library.export_library(str(whole), workspace_dir=folder)
-        beside.write_text(json.dumps({**facts, "digest": digest(whole)}))
-        for file in (whole, beside):
-            _sync(file)
-        beside.replace(path.with_suffix(".json"))
-        whole.replace(path)
+        # The facts get their name first: a library is looked for by its own.
+        with replacing(path) as whole, replacing(path.with_suffix(".json")) as beside:
+            library.export_library(str(whole), workspace_dir=folder)
+            beside.write_text(json.dumps({**facts, "digest": digest(whole)}))
 
 
 def write_facts(path: Path, facts: dict[str, Any]) -> None:
@@ -77,11 +76,8 @@ def write_facts(path: Path, facts: dict[str, Any]) -> None:
     OSError
         There is no room.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        whole = Path(folder) / path.name
+    with replacing(path) as whole:
         whole.write_text(json.dumps(facts))
-        _sync(whole)
-        whole.replace(path)
 
 
 def check_room(folder: Path, size: int = ROOM) -> None:
@@ -104,11 +100,6 @@ def writing(path: Path, size: int = ROOM) -> Iterator[None]:
         raise
     except OSError as error:
         raise WriteError(f"{path.name} cannot be written: {error.strerror or error}") from error
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
 
 
 # The machine code of a function, made by LLVM or taken from a library.
@@ -198,8 +189,8 @@ class Compiled:
 
     def source(self, kind: str) -> str:
         """Return LLVM IR (``"ll"``) or assembly (``"asm"``)."""
-        if kind not in ("ll", "asm"):
-            raise VerifyError(f"source is 'll' or 'asm', found {kind!r}; script(stage=3) shows the loops")
+        if not isinstance(kind, str) or kind not in ("ll", "asm"):
+            raise VerifyError(f"source is 'll' or 'asm', found {shown(kind)}; script(stage=3) shows the loops")
         if not hasattr(self.library, "mod"):
             self.library = machine_code(self.stages[3], self.target)
         return str(self.library.mod.inspect_source(kind))
@@ -263,17 +254,24 @@ def write_cache(*, seconds: float | None = None) -> None:
     stop = time.monotonic() + (math.inf if seconds is None else seconds)
     while _pending and time.monotonic() < stop:
         compiled, path = _pending.pop()
-        # A full disk or a missing linker costs the cache, not the kernel.
-        with contextlib.suppress(Exception):
-            compiled.save(path)
+        _keep(compiled, path)
 
 
 def write_one(compiled: Compiled) -> None:
     """Write one pending kernel to disk now."""
     for entry in [entry for entry in _pending if entry[0] is compiled]:
         _pending.remove(entry)
-        with contextlib.suppress(Exception):
-            compiled.save(entry[1])
+        _keep(*entry)
+
+
+def _keep(compiled: Compiled, path: Path) -> None:
+    """Write a kernel to disk: a full disk or a missing linker costs the cache, not the kernel."""
+    try:
+        compiled.save(path)
+    except OSError as error:
+        warn_unwritable(path.parent, error)
+    except Exception:  # no linker
+        return
 
 
 def _limit_pending() -> None:

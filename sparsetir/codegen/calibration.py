@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -21,6 +20,8 @@ from sparsetir.codegen.cache import cache_folder
 from sparsetir.codegen.host_cpu import NO_GATHER, host_cpu
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError
+from sparsetir.utils.arguments import shown
+from sparsetir.utils.files import caching
 from sparsetir.utils.machine import last_cache, levels, machine_name
 from sparsetir.utils.machine_profile import MachineProfile, shipped_profile
 from sparsetir.utils.threads import get_num_threads
@@ -267,11 +268,8 @@ def write_profile(profile: MachineProfile) -> None:
     if folder is None:
         return
     path = folder / f"profile-{profile_key()}.json"
-    partial = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with caching(path) as partial:
         partial.write_text(json.dumps(profile.as_dict()))
-        partial.replace(path)
 
 
 def calibrate(*, seconds: float = SECONDS) -> MachineProfile:
@@ -289,7 +287,7 @@ def calibrate(*, seconds: float = SECONDS) -> MachineProfile:
         When `seconds` is not positive.
     """
     if not seconds > 0:
-        raise ArgumentError(f"seconds: expected a positive number, got {seconds!r}. Pass the time to measure for.")
+        raise ArgumentError(f"seconds: expected a positive number, got {shown(seconds)}. Pass the time to measure for.")
     end = time.perf_counter() + seconds
     loops = _compile()
     rates, rounds, longest = _rates(loops), list[Any](), 0.0

@@ -24,6 +24,7 @@ from sparsetir.codegen.c_abi import Exportable, Interface
 from sparsetir.codegen.cache import writing
 from sparsetir.codegen.pipeline import machine_code
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
+from sparsetir.utils.files import replacing
 
 COMPILERS = ("cc", "gcc", "clang")
 CLASH = "-Werror=builtin-declaration-mismatch"  # A kernel called exp would take the place of libm's in its users.
@@ -197,12 +198,8 @@ def _check_places(path: Path, header: Path) -> None:
 def _place(files: dict[Path, Path]) -> None:
     """Move finished files to their places, which are left alone until all are complete."""
     with ExitStack() as stack:
-        staged = []
         for source, place in files.items():
-            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=place.parent, prefix=".export-"))
-            staged.append((shutil.copy(source, folder), place))
-        for file, place in staged:
-            os.replace(file, place)
+            shutil.copy(source, stack.enter_context(replacing(place)))
 
 
 __all__ = ["export"]

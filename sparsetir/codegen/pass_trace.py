@@ -12,10 +12,11 @@ from typing import Any
 
 from tvm import ir
 
-from sparsetir.errors import ArgumentTypeError
 from sparsetir.lower import SCHEDULED, TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.script.printer import script
 from sparsetir.script.sugar import outline
+from sparsetir.utils.arguments import as_path
+from sparsetir.utils.files import write_text
 
 CONTEXT_LINES = 3
 STYLE = """
@@ -144,11 +145,9 @@ class PassTrace:
         Path
             `path`.
         """
-        if not isinstance(path, (str, Path)):
-            raise ArgumentTypeError(f"path: expected a str or Path, got {type(path).__name__}. Name the file to write.")
+        path = as_path(path, "path")
         page = PAGE.format(title=f"Passes of {html.escape(self.name)}", body=self._repr_html_())
-        Path(path).write_text(page, encoding="utf-8")
-        return Path(path)
+        return write_text(path, page, "path")
 
     def _repr_html_(self) -> str:
         changed = {step.name for step in self.changed}

@@ -22,6 +22,7 @@ from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_mo
 from sparsetir.lower.annotations import EMULATED, from_dialect
 from sparsetir.lower.loops import with_body
 from sparsetir.lower.target.scratch import has_unknown_scratch
+from sparsetir.utils.arguments import shown
 
 
 def to_stage_2(func: Any) -> ir.IRModule:
@@ -63,7 +64,7 @@ def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
         The program breaks a rule of stage I, or `stage` is neither 2 nor 3.
     """
     if not isinstance(stage, int) or stage not in (2, 3):
-        raise VerifyError(f"stage must be 2 or 3, found {stage!r}; stage 1 is the function itself")
+        raise VerifyError(f"stage must be 2 or 3, found {shown(stage)}; stage 1 is the function itself")
     if sizes:
         func = with_sizes(func, sizes)
     mod = to_stage_2(func)

@@ -16,6 +16,7 @@ from sparsetir.intrin.emulation import KEY
 from sparsetir.ir.views import decode
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.lower.annotations import FREE_SUMS
+from sparsetir.utils.arguments import shown
 
 REASSOCIATE = "fast-math-reassoc"
 
@@ -79,7 +80,7 @@ def _parsed_target(target: Any) -> Any:
     except Exception as error:  # TVM raises several classes
         why = str(error).strip().splitlines()[-1]
         expected = 'an LLVM target such as "llvm" or {"kind": "llvm", "mcpu": "znver4"}'
-        raise ArgumentError(f"target must be {expected}, found {target!r}: {why}") from None
+        raise ArgumentError(f"target must be {expected}, found {shown(target)}: {why}") from None
 
 
 def _check_machine(target: Any) -> None:

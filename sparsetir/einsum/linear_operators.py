@@ -17,7 +17,7 @@ from sparsetir.einsum.expression import einsum_expression
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
-from sparsetir.utils.arguments import renamed_parameters
+from sparsetir.utils.arguments import renamed_parameters, shown
 from sparsetir.utils.dtypes import is_float
 
 DEFAULT_CALLS = 1000  # products that a solver is expected to make
@@ -76,7 +76,7 @@ def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.Line
         isinstance(expected_calls, bool) or not isinstance(expected_calls, (int, np.integer))
     ):
         raise ArgumentTypeError(
-            f"expected_calls: expected an integer, got {expected_calls!r}. Pass a number of products."
+            f"expected_calls: expected an integer, got {shown(expected_calls)}. Pass a number of products."
         )
     if expected_calls is not None and expected_calls < 0:
         raise ArgumentError(

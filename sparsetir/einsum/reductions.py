@@ -15,6 +15,7 @@ from sparsetir.einsum.operators import astype, entry_keys, is_index, mapped
 from sparsetir.einsum.subscripts import LIMITS
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.dtypes import dtype_name, is_float
 
 Axis: TypeAlias = "int | tuple[int, ...] | None"
@@ -26,7 +27,7 @@ def _kept(tensor: SparseTensor, axis: Axis) -> str:
         return ""
     given = axis if isinstance(axis, tuple) else (axis,)
     if not all(is_index(d) for d in given):
-        raise ArgumentTypeError(f"an axis is a whole number, found {axis!r}")
+        raise ArgumentTypeError(f"an axis is a whole number, found {shown(axis)}")
     if any(not -tensor.ndim <= d < tensor.ndim for d in given):
         raise ArgumentError(f"axis {axis} of a tensor of {tensor.ndim} dimensions")
     gone = {int(d) % tensor.ndim for d in given}
@@ -191,7 +192,7 @@ def _lines(tensor: SparseTensor, axis: int | None) -> tuple[_Lines, tuple[int, .
 def place_of_extreme(tensor: SparseTensor, axis: int | None, which: str) -> Any:
     """Return the first place of the largest or smallest element; NaN is found before all others, as by numpy."""
     if axis is not None and (not is_index(axis) or not -tensor.ndim <= axis < tensor.ndim):
-        raise ArgumentError(f"axis: expected a dimension of {tensor.ndim}, or None, got {axis!r}. Pass one.")
+        raise ArgumentError(f"axis: expected a dimension of {tensor.ndim}, or None, got {shown(axis)}. Pass one.")
     if tensor.dtype.kind == "c":
         raise ArgumentTypeError(f"arg{which}: expected real numbers, got {tensor.dtype}. Pass the real parts.")
     lines, shape = _lines(tensor, axis)

@@ -17,6 +17,7 @@ from sparsetir.einsum.steps import array_dtype, cast
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import array_of_numbers, is_sparse, is_torch
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.dtypes import common_dtype, dtype_name
 
 
@@ -208,7 +209,7 @@ def _paired(axes: Any, first: tuple[int, ...], second: tuple[int, ...]) -> tuple
         left, right = list(range(len(first) - axes, len(first))), list(range(axes))
     else:
         if not isinstance(axes, (tuple, list)) or len(axes) != 2 or not all(map(_names_dimensions, axes)):
-            raise ArgumentTypeError(f"axes: expected a number or a pair, got {axes!r}. Pass ([1], [0]).")
+            raise ArgumentTypeError(f"axes: expected a number or a pair, got {shown(axes)}. Pass ([1], [0]).")
         left, right = ([part] if is_index(part) else list(part) for part in axes)
     for dims, shape in ((left, first), (right, second)):
         if not all(is_index(d) and -len(shape) <= d < len(shape) for d in dims):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.dtypes import VALUE_DTYPES
 
 # Subscripts of index notation, in numpy's syntax.
@@ -243,7 +244,7 @@ def _fill_value(fill: Any, dtype: str) -> float:
         raise ArgumentTypeError(f"fill is a number, found {type(fill).__name__}") from None
     low, high = LIMITS.get(dtype, (-math.inf, math.inf))
     if not fits or not is_whole or not low <= value <= high:
-        raise ArgumentError(f"fill is a value of {dtype}, found {fill!r}")
+        raise ArgumentError(f"fill is a value of {dtype}, found {shown(fill)}")
     return value
 
 

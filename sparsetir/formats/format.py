@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, checks_keywords
 from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.interop.levels import first_disorder
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.dtypes import as_whole
 from sparsetir.utils.memory import check_memory, check_values, fits
 
@@ -415,7 +416,7 @@ def check_idtype(idtype: str | None) -> None:
     """Raise `ArgumentTypeError` unless `idtype` is one that an axis can have."""
     is_name = isinstance(idtype, (str, np.dtype)) and idtype in IDTYPES  # an array is compared element by element
     if idtype is not None and not is_name:
-        raise ArgumentTypeError(f"idtype must be one of {', '.join(IDTYPES)}, found {idtype!r}")
+        raise ArgumentTypeError(f"idtype must be one of {', '.join(IDTYPES)}, found {shown(idtype)}")
 
 
 def check_positive(name: str, **numbers: Any) -> None:
@@ -477,7 +478,7 @@ def make(name: str, **parameters: Any) -> Format:
         fault = f"format: expected the name of a format, got {type(name).__name__}."
         raise ArgumentTypeError(f"{fault} Pass one such as 'csr'.")
     if name not in REGISTRY:
-        raise ArgumentError(f"no format is called {name!r}; there are {', '.join(sorted(REGISTRY))}")
+        raise ArgumentError(f"no format is called {shown(name)}; there are {', '.join(sorted(REGISTRY))}")
     try:
         return REGISTRY[name](**parameters)
     except TypeError as error:

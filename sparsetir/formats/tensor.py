@@ -34,7 +34,7 @@ from sparsetir.interop import (
 from sparsetir.interop import to_torch as as_torch
 from sparsetir.interop.sources import Compressed, Coordinates, Source, is_torch, whole_sizes
 from sparsetir.io import read
-from sparsetir.utils.arguments import as_flag, shown
+from sparsetir.utils.arguments import as_flag, as_path, shown
 from sparsetir.utils.memory import MemoryLimitError, readable
 
 # One piece of a tensor as it is stored.
@@ -110,7 +110,7 @@ SHARED = ("bsr", "coo", "csc", "csr")
 def to_scipy(tensor: SparseTensor, format: str | None, *, copy: bool) -> Any:
     """Return the tensor as a scipy.sparse array."""
     if format is not None and (not isinstance(format, str) or format not in SCIPY):
-        raise ArgumentError(f"scipy has the formats {', '.join(SCIPY)}, found {format!r}")
+        raise ArgumentError(f"scipy has the formats {', '.join(SCIPY)}, found {shown(format)}")
     if tensor.ndim != 2:
         if format not in (None, "coo"):
             fault = f"scipy stores {format} as a matrix, the tensor has {tensor.ndim} dimensions"
@@ -301,9 +301,7 @@ class SparseTensor(Operators):
     @classmethod
     def from_file(cls, path: str | Path, format: str | Format | None = None, **options: Any) -> SparseTensor:
         """`from_any` of what `sparsetir.read` finds in a file (.mtx, .npz, .smtx, .tns)."""
-        if not isinstance(path, (str, Path)):
-            raise ArgumentTypeError(f"path: expected a str or Path, got {type(path).__name__}. Pass one of a file.")
-        return cls.from_any(Path(path), format, **options)
+        return cls.from_any(as_path(path, "path"), format, **options)
 
     @classmethod
     def from_coo(
@@ -640,7 +638,9 @@ class SparseTensor(Operators):
 def _named(format: str | Format | None, ndim: int, parameters: dict[str, Any]) -> Format:
     if isinstance(format, Format):
         if parameters:
-            raise ArgumentError(f"{format!r} has its parameters; {', '.join(parameters)} go with the name of a format")
+            raise ArgumentError(
+                f"{shown(format)} has its parameters; {', '.join(parameters)} go with the name of a format"
+            )
         return format
     if format is not None and not isinstance(format, str):
         fault = f"format: expected a name, an encoding or a Format, got {type(format).__name__}."
@@ -652,7 +652,7 @@ def _named(format: str | Format | None, ndim: int, parameters: dict[str, Any]) -
 
 def _does_not_fit(origin: Origin, format: Format, error: MemoryLimitError) -> MemoryLimitError:
     shape, nnz = " x ".join(map(str, origin.source.shape)), origin.source.values.size
-    fault = f"cannot store {shape} with {nnz} entries as {format!r}: {error}"
+    fault = f"cannot store {shape} with {nnz} entries as {shown(format)}: {error}"
     return MemoryLimitError(f"{fault}; take a format that stores less besides the entries, such as dcsr or coo")
 
 

@@ -33,7 +33,7 @@ def to_torch(array: Array) -> Any:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     try:
         return torch.from_numpy(array)
-    except TypeError:
+    except (TypeError, ValueError):  # a class of numbers, an order of bytes, negative strides
         raise ArgumentTypeError(f"torch has no tensors of {array.dtype}: convert the values with astype") from None
 
 
@@ -58,6 +58,8 @@ def check_detached(tensor: Any, name: str, what: str) -> None:
 def torch_to_numpy(tensor: Any, name: str) -> Array:
     if tensor.device.type != "cpu":
         raise ArgumentTypeError(f"{name} is on {tensor.device}, kernels run on the cpu: pass {name}.cpu()")
+    if tensor.is_quantized:
+        raise ArgumentTypeError(f"{name} is quantized ({tensor.dtype}): pass {name}.dequantize()")
     tensor = tensor.detach()
     if str(tensor.dtype) == "torch.bfloat16":
         torch, ml_dtypes = importlib.import_module("torch"), importlib.import_module("ml_dtypes")

@@ -21,6 +21,7 @@ from sparsetir.ir import rules as type_rules
 from sparsetir.ir.rules import INDEX_DTYPES, SEARCHES, Facts, Problem, Rule, loads, stores
 from sparsetir.ir.views import is_sp_iter
 from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.utils.arguments import shown
 
 # ---------------------------------------------------------------------------------------------- any stage
 
@@ -209,7 +210,7 @@ STAGE_3: list[tuple[str, Rule]] = [
 def check(func: tirx.PrimFunc, *, stage: int = 1) -> Iterator[Problem]:
     """Yield the problems of one function, rule by rule; none for a sound one."""
     if not isinstance(stage, int) or stage not in (1, 2, 3):
-        raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}")
+        raise VerifyError(f"stage must be 1, 2 or 3, found {shown(stage)}")
     subject = rules.facts_of(func) if stage == 1 else func
     for name, rule in (STAGE_1, STAGE_2, STAGE_3)[stage - 1]:
         for problem in rule(subject):

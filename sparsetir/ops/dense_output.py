@@ -9,6 +9,7 @@ from tvm.script import sparsetir as T
 from sparsetir.errors import ArgumentError
 from sparsetir.ops.memo import once
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
+from sparsetir.utils.arguments import shown
 
 FORMATS = ("csr", "csc", "coo", "bsr", "dcsr", "ell")
 # The results of grouped products with the kinds of their axes: spatial (S) and reduction (R).
@@ -17,7 +18,7 @@ GROUPED_RESULTS = {"rows": "SSRS", "transposed": "SSSR", "weights": "SRSS"}
 
 def _only(format: str, supported: tuple[str, ...], name: str) -> None:
     if format not in supported:
-        raise ArgumentError(f"{name} is written for the formats {', '.join(supported)}, found {format!r}")
+        raise ArgumentError(f"{name} is written for the formats {', '.join(supported)}, found {shown(format)}")
 
 
 @once
@@ -63,7 +64,7 @@ def spmm(
             raise ArgumentError(f"{fault}. Leave it out for products in the dtype itself.")
         return _spmm_in_halves(idtype)
     if block is not None and format != "bsr":
-        raise ArgumentError(f"block is the edge of a block of the format bsr, found block={block!r} for {format}")
+        raise ArgumentError(f"block is the edge of a block of the format bsr, found block={shown(block)} for {format}")
     if format == "bsr":
         return _spmm_bsr(dtype, idtype, 4 if block is None else block)
     makers = {"csr": _spmm_csr, "csc": _spmm_csc, "coo": _spmm_coo, "dcsr": _spmm_dcsr, "ell": _spmm_ell}

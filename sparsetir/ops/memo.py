@@ -12,6 +12,7 @@ from tvm import tirx
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.ir.rules import INDEX_DTYPES
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.dtypes import VALUE_DTYPES, as_whole, dtype_name
 
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ def _spelled(name: str, argument: str, value: Any, default: Any) -> Any:
         return spelled
     expected = f"{argument} is one of {', '.join(dtypes)}"
     if isinstance(value, str):
-        raise ArgumentError(f"{expected}, found {value!r}")
+        raise ArgumentError(f"{expected}, found {shown(value)}")
     how = f"sparsetir.ops.{name} makes a program: build it, and call the kernel with arrays by name"
     raise ArgumentError(f"{expected}, found {spelled}; {how}")
 

@@ -13,6 +13,7 @@ from tvm import ir
 
 from sparsetir.errors import ArgumentError
 from sparsetir.relax.operators import REDUCTIONS, call
+from sparsetir.utils.arguments import shown
 
 
 def spmm(data: Any, indptr: Any, indices: Any, B: Any) -> ir.Call:
@@ -96,7 +97,7 @@ def segment_reduce(x: Any, indptr: Any, reduce: str = "sum") -> ir.Call:
         (m,) or (m, feat).
     """
     if reduce not in REDUCTIONS:
-        raise ArgumentError(f"reduce is one of {', '.join(REDUCTIONS)}; found {reduce!r}")
+        raise ArgumentError(f"reduce is one of {', '.join(REDUCTIONS)}; found {shown(reduce)}")
     return call(f"segment_{reduce}", x, indptr)
 
 

@@ -29,7 +29,8 @@ from sparsetir.interop.sources import check_detached, is_torch
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.relax.build import bind, build, cpu_target
 from sparsetir.relax.torch_import.fixed_values import Nesting
-from sparsetir.utils.arguments import renamed_parameters
+from sparsetir.utils.arguments import as_path, renamed_parameters
+from sparsetir.utils.files import writing_file
 from sparsetir.utils.threads import get_num_threads
 
 # Signatures: names, dtypes and shapes of arguments, validated at every call and stored in a saved model.
@@ -342,7 +343,7 @@ class CompiledModel:
         WriteError
             The disk is full.
         """
-        path = Path(path)
+        path = as_path(path, "path")
         if path.suffix not in SUFFIXES:
             raise ArgumentError(f"a model is saved as a library: expected a name ending in .so, found {path.name}")
         if not path.parent.is_dir():
@@ -351,8 +352,9 @@ class CompiledModel:
             raise ArgumentError("a model that was loaded is not saved again: copy its file")
         if get_cc() is None:
             raise SparseTIRError("saving a model takes a C++ compiler, and none was found: install g++ or set CXX")
-        with writing(path, ROOM + 2 * constant_bytes(self.mod)), _without_notes_on_scopes():
-            self.executable.export_library(str(path))
+        room = ROOM + 2 * constant_bytes(self.mod)
+        with writing(path, room), writing_file(path, "path") as partial, _without_notes_on_scopes():
+            self.executable.export_library(str(partial))
         return path
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -433,7 +435,7 @@ def load(path: str | Path) -> CompiledModel:
     ArgumentError
         The file is no library, the library is no model, or its signature is damaged.
     """
-    path = Path(path)
+    path = as_path(path, "path")
     if not path.is_file():
         raise MissingFileError(f"no model at {path}")
     if path.suffix not in SUFFIXES:

@@ -25,7 +25,7 @@ from sparsetir.runtime.signature import Arguments, Signature, argument_list, che
 from sparsetir.schedules import Choices, defaults
 from sparsetir.script.printer import script
 from sparsetir.script.sugar import outline as outlined
-from sparsetir.utils.arguments import renamed_parameters
+from sparsetir.utils.arguments import as_path, renamed_parameters, shown
 
 Fit: TypeAlias = Callable[[], Callable[..., Any]]
 Convert: TypeAlias = Callable[["Kernel", dict[str, Any], dict[str, Any]], Any]
@@ -260,8 +260,8 @@ class Kernel(Saved):
                 for ax0 in T.vectorized(64):
                     c_1[...] = ...
         """
-        if stage not in (1, 2, 3):
-            raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}; source() shows machine code")
+        if type(stage) is not int or stage not in (1, 2, 3):
+            raise VerifyError(f"stage must be 1, 2 or 3, found {shown(stage)}; source() shows machine code")
         func = with_sizes(self.func, sizes)
         if stage > 1:
             func = (self.compiled.of(func) if sizes else self.compiled).stage(stage)
@@ -337,7 +337,7 @@ class Kernel(Saved):
         """
         from sparsetir.codegen.export import export
 
-        return export(self, Path(path), Path(header) if header is not None else None)
+        return export(self, as_path(path, "path"), as_path(header, "header") if header is not None else None)
 
 
 def _restored(func: tirx.PrimFunc, target: str, schedule: Any, scheduled: Any, facts: dict[str, Any]) -> Kernel:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import hashlib
 import json
 import pickle
 import re
@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsetir.codegen.c_abi import identifier
-from sparsetir.codegen.cache import SHIPPED, Compiled, content_key, writing
-from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, MissingFileError
+from sparsetir.codegen.cache import SHIPPED, Compiled, content_key
+from sparsetir.errors import ArgumentError, FileFormatError, MissingFileError, SparseTIRError, WriteError
 from sparsetir.script.printer import script
 from sparsetir.transform.decompose import Decomposition, Group, Piece
+from sparsetir.utils.arguments import as_path
+from sparsetir.utils.files import write_text, writing_file
 
 if TYPE_CHECKING:
     from sparsetir.runtime.composed import ComposedKernel
@@ -78,19 +80,22 @@ def write_pieces(kernel: ComposedKernel, folder: Path, arguments: dict[str, Any]
     """Write converted arguments for the exported function; see `ComposedKernel.write_pieces`."""
     if not folder.parent.is_dir():
         raise ArgumentError(f"there is no folder {folder.parent} to make {folder.name} in")
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise WriteError(f"folder: {folder} cannot be written: {error.strerror}. Choose another name.") from error
     used_names: set[str] = set()
     lines = ["/* Sizes, and how many elements each array has. */"]
     for name, value in kernel.pieces(**arguments).items():
         macro = identifier(name, used_names)
         if np.ndim(value):
-            np.ascontiguousarray(value).tofile(folder / f"{macro}.bin")
+            with writing_file(folder / f"{macro}.bin", "folder") as partial:
+                np.ascontiguousarray(value).tofile(partial)
             lines.append(f"#define PIECES_{macro}_COUNT {np.size(value)} /* {value.dtype} */")
         else:
             lines.append(f"#define PIECES_{macro} {value}")
     table = folder / TABLE
-    table.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    return table
+    return write_text(table, "\n".join([*lines, ""]), "folder")
 
 
 # Kernels on disk and in other processes.
@@ -100,7 +105,8 @@ def write_pieces(kernel: ComposedKernel, folder: Path, arguments: dict[str, Any]
 # and versions are those it was made with.
 
 
-HEAD = b"SparseTIR kernel 1\n"
+HEAD = b"SparseTIR kernel 2\n"  # followed by a digest and the pickled kernel
+DATA = len(HEAD) + hashlib.sha256().digest_size
 Libraries = dict[str, tuple[bytes, dict[str, Any]]]
 
 
@@ -117,18 +123,16 @@ class Saved(ABC):
         Arguments that are fixed are written too. Where the processor, the number of threads or the versions differ,
         the program is compiled again when the file is loaded.
         """
-        path = Path(path)
+        path = as_path(path, "path")
         if not path.parent.is_dir():
             raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
         libraries: Libraries = {}
         for compiled in self.compiled_parts():
             with contextlib.suppress(Exception):  # without a linker it is compiled again where it is loaded
                 libraries[key_of(compiled)] = machine_code(compiled)
-        data = HEAD + pickle.dumps((libraries, pickle.dumps(self)))
-        with writing(path, len(data)), tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            whole = Path(folder) / path.name
-            whole.write_bytes(data)
-            whole.replace(path)
+        data = pickle.dumps((libraries, pickle.dumps(self)))
+        with writing_file(path, "path") as partial:
+            partial.write_bytes(HEAD + hashlib.sha256(data).digest() + data)
         return path
 
 
@@ -160,20 +164,26 @@ def load(path: str | Path) -> Any:
     ...     print(sparsetir.load(path))
     Kernel spmv(A: float32[m, n] csr, x: float32[n]) -> y: float32[m]
     """
-    if not isinstance(path, (str, Path)):
-        raise ArgumentTypeError(f"path: expected a str or Path, got {type(path).__name__}. Pass the path of a kernel.")
-    path = Path(path)
+    path = as_path(path, "path", "the path of a kernel")
     if not path.is_file():
         raise MissingFileError(f"there is no file {path}")
-    data = path.read_bytes()
-    if not data.startswith(HEAD):
-        raise FileFormatError(f"{path.name} is no saved kernel: expected a file that kernel.save wrote")
     try:
-        libraries, kernel = pickle.load(io.BytesIO(data[len(HEAD) :]))
-    except (pickle.UnpicklingError, EOFError, ValueError) as error:
-        raise FileFormatError(f"{path.name} is damaged: {error}; save the kernel again") from error
-    with shipped(libraries):
-        return pickle.loads(kernel)
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileFormatError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    if not content.startswith(HEAD):
+        raise FileFormatError(f"{path.name} is no saved kernel: expected a file that kernel.save wrote")
+    digest, data = content[len(HEAD) : DATA], content[DATA:]
+    if hashlib.sha256(data).digest() != digest:
+        raise FileFormatError(f"{path.name} is damaged: its digest differs; save the kernel again")
+    try:
+        libraries, kernel = pickle.loads(data)
+        with shipped(libraries):
+            return pickle.loads(kernel)
+    except SparseTIRError:
+        raise
+    except Exception as error:  # classes that another version does not have
+        raise FileFormatError(f"{path.name} is of another version: {error}; save the kernel again") from error
 
 
 # ------------------------------------------------------------------------------------------- machine code

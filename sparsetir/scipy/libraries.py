@@ -28,6 +28,7 @@ from time import monotonic, perf_counter
 from typing import Any, Protocol
 
 from sparsetir.utils.cache_folder import cache_folder
+from sparsetir.utils.files import PREFIX, replacing
 from sparsetir.utils.machine import CORES
 
 OPERATIONS = ("spmv", "spmm", "spgemm", "add", "subtract", "multiply")
@@ -218,13 +219,14 @@ def compile_library(operation: str, dtype: str, idtype: str, target: Path) -> No
     programs = {"subtract": "scaled_add"}
     program = getattr(ops, programs.get(operation, operation))(dtype, idtype=idtype)
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=target) as scratch:
+    with tempfile.TemporaryDirectory(dir=target, prefix=PREFIX) as scratch:
         built = Path(scratch) / f"{operation}-{dtype}-{idtype}.so"
         header = build(program).export(built).read_text()
         name, parameters = _prototype(header)
         built.with_suffix(".json").write_text(json.dumps({"name": name, "parameters": parameters}))
         for path in (built.with_suffix(".json"), built):
-            path.replace(target / path.name)
+            with replacing(target / path.name) as partial:
+                path.replace(partial)
 
 
 def _prototype(header: str) -> tuple[str, list[tuple[str, int, str]]]:

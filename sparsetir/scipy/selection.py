@@ -8,9 +8,7 @@ took, and the seconds that kernels saved. A library is loaded, and a kernel is t
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from typing import Any
 
 from sparsetir.errors import ArgumentError
 from sparsetir.scipy.libraries import Libraries, folder
+from sparsetir.utils.files import caching
 
 TRIALS = 3  # timed calls of scipy, and of the kernel, before a size class is decided
 GIVE_UP_RATIO = 1.5  # a kernel so much slower than scipy in two calls is not tried again
@@ -217,11 +216,8 @@ class Selection:
         if all((self.recorded or {}).get(name) == times for name, times in decided.items()):
             return
         path = folder() / OUTCOMES
-        scratch = path.with_name(f"{OUTCOMES}.{os.getpid()}")
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            scratch.write_text(json.dumps({**read_outcomes(path), **decided}))
-            scratch.replace(path)
+        with caching(path) as partial:
+            partial.write_text(json.dumps({**read_outcomes(path), **decided}))
 
     def report(self) -> str:
         """Return the table of `accelerate.report`."""

@@ -21,6 +21,7 @@ from sparsetir.errors import VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.rules import INDEX_DTYPES, SEARCHES, chain_fault, fuse_fault, merge_fault
 from sparsetir.ir.views import SPARSE_ITER, Axis, cast, const, decode_axis, merge_domain
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.dtypes import VALUE_DTYPES, as_whole, dtype_name
 
 # TVM's functions of expressions, such as ``T.exp``, with a check: many end the process where an argument is None.
@@ -102,7 +103,7 @@ def view_axes(buffer: Any) -> tuple[Axis, ...] | None:
 def _check_idtype(idtype: Any) -> str:
     name = dtype_name(idtype)
     if name not in INDEX_DTYPES:
-        message = f"an axis counts in int32 or int64, found idtype={idtype!r}"
+        message = f"an axis counts in int32 or int64, found idtype={shown(idtype)}"
         raise VerifyError(message)
     return name
 
@@ -110,7 +111,7 @@ def _check_idtype(idtype: Any) -> str:
 def _check_dtype(dtype: Any) -> str:
     name = dtype_name(dtype)
     if name not in VALUE_DTYPES:
-        message = f"a sparse buffer holds one of {', '.join(VALUE_DTYPES)}, found dtype={dtype!r}"
+        message = f"a sparse buffer holds one of {', '.join(VALUE_DTYPES)}, found dtype={shown(dtype)}"
         raise VerifyError(message)
     return name
 
@@ -118,7 +119,7 @@ def _check_dtype(dtype: Any) -> str:
 def _size(value: Any, dtype: str) -> ir.Expr:
     value = as_whole(value)
     if isinstance(value, bool) or not isinstance(value, (int, ir.Expr)):
-        raise VerifyError(f"a size must be an integer or an integer expression, found {value!r}")
+        raise VerifyError(f"a size must be an integer or an integer expression, found {shown(value)}")
     if isinstance(value, int):
         if value < 0:
             raise VerifyError(f"a size must not be negative, found {value}")

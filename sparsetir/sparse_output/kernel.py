@@ -58,7 +58,7 @@ from sparsetir.sparse_output.workspace import (
     without_gaps,
 )
 from sparsetir.utils import buffers
-from sparsetir.utils.arguments import with_new_names
+from sparsetir.utils.arguments import shown, with_new_names
 from sparsetir.utils.buffers import LEAST_ROOM, MOST_ROOM, Rooms
 from sparsetir.utils.memory import memory_size
 from sparsetir.utils.threads import get_num_threads
@@ -744,8 +744,8 @@ class AssembledKernel(Saved):
 
     def script(self, stage: int = 1) -> str:
         """Return the program's text: 1 as written, 2 its functions, 3 their loops as they are compiled."""
-        if stage not in (1, 2, 3):
-            raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}")
+        if type(stage) is not int or stage not in (1, 2, 3):
+            raise VerifyError(f"stage must be 1, 2 or 3, found {shown(stage)}")
         return script(self.func) if stage == 1 else str(self.compiled.stage(stage).script())
 
     def source(self, kind: str = "ll") -> str:

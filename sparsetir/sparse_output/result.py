@@ -19,7 +19,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.ir.views import Axis, Program
 from sparsetir.runtime.signature import LARGEST_INT32, Arguments, numpy_dtype
-from sparsetir.utils.arguments import as_real
+from sparsetir.utils.arguments import as_real, shown
 from sparsetir.utils.dtypes import as_whole
 
 # Arguments of a selection: how many entries of a row are kept, and above which value, as the functions take it.
@@ -32,7 +32,7 @@ def top_of(top: Any) -> int | None:
     """Convert `top`, the number of entries of a row that are kept; None keeps all."""
     number = as_whole(top)
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-        raise ArgumentError(f"top is how many entries of a row are kept, at least 1; found {top!r}")
+        raise ArgumentError(f"top is how many entries of a row are kept, at least 1; found {shown(top)}")
     return None if number is None else min(number, LARGEST_INT64)
 
 
@@ -48,7 +48,7 @@ def least_of(threshold: Any, dtype: str) -> Any:
         return low
     if not threshold < high:
         raise ArgumentError(
-            f"threshold: expected less than the largest {dtype}, {high}, got {threshold!r}. Pass a smaller one."
+            f"threshold: expected less than the largest {dtype}, {high}, got {shown(threshold)}. Pass a smaller one."
         )
     least = int(np.floor(threshold)) + 1
     return least if least <= LARGEST_INT64 else least - 2**64  # the functions take the bits of an int64

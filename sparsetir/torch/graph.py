@@ -14,7 +14,7 @@ import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import as_flag, as_real, shown
 from sparsetir.utils.dtypes import is_real
 from torch import Tensor
 
@@ -187,7 +187,7 @@ class Graph(functions.Graphs):
             y = functions.SpMM.apply(self, inner, is_mean, activation or "", edges, x, flat)
             return y if len(shape) == y.dim() else y.view(shape)
         if not isinstance(reduce, str) or reduce not in EXTREMES:
-            raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {reduce!r}')
+            raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {shown(reduce)}')
         y = functions.Extreme.apply(self, inner, EXTREMES[reduce], edges, x).view(shape)
         y = y if bias is None else y + bias
         return y.relu() if activation else y
@@ -203,7 +203,7 @@ class Graph(functions.Graphs):
                 raise ArgumentTypeError(f"{fault}. Convert it, or pass x.float().")
         self._check_nodes("x", x, self.shape[1])
         if not isinstance(reduce, str) or reduce not in ("sum", "add", *EXTREMES):
-            raise ArgumentError(f'reduce is "sum", "max" or "min" for {x.dtype}; found {reduce!r}: pass x.float()')
+            raise ArgumentError(f'reduce is "sum", "max" or "min" for {x.dtype}; found {shown(reduce)}: pass x.float()')
         edges = None if weight is None else self.by_rows(weight)
         x, inner, shape = self._product(x.contiguous(), edges)
         options = (EXTREMES.get(reduce, "sum"), edges is not None, "")
@@ -244,10 +244,23 @@ class Graph(functions.Graphs):
             [m, outputs].
         """
         if not isinstance(weight, Tensor) or not isinstance(x, Tensor) or x.dim() != 2 or weight.dim() != 2:
-            description = " and ".join(_shown(t) if isinstance(t, Tensor) else type(t).__name__ for t in (x, weight))
+            description = " and ".join(map(_described, (x, weight)))
             raise ArgumentError(f"expected x of [n, inputs] and weight of [outputs, inputs]; found {description}")
         if activation is not None and (not isinstance(activation, str) or activation != "relu"):
             raise ArgumentError(f'activation is None or "relu"; found {shown(activation)}')
+        if bias is not None and not (isinstance(bias, Tensor) and bias.shape == weight.shape[:1]):
+            raise ArgumentError(f"bias: expected a tensor of [{weight.shape[0]}], got {_described(bias)}. Pass one.")
+        if x.shape[1] != weight.shape[1]:
+            fault = f"expected weight of [outputs, {x.shape[1]}] for x of {_shown(x)}, got {_shown(weight)}"
+            raise ArgumentError(f"{fault}. Pass the weight of a layer with as many inputs.")
+        if not torch.is_autocast_enabled("cpu"):
+            self._check(x=x, weight=weight, bias=bias)
+            if not all(t.dtype is x.dtype for t in (weight, bias) if t is not None):
+                raise ArgumentTypeError(
+                    f"expected tensors of one dtype, got {_shown(x)} and {_shown(weight)}. Convert."
+                )
+        if not isinstance(reduce, str) or (reduce not in SUMS and reduce not in EXTREMES):
+            raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {shown(reduce)}')
         sums = self._sums_of_constant(x, reduce)
         if sums is None and (reduce in EXTREMES or x.shape[1] < weight.shape[0]):
             sums = self.spmm(x, reduce=reduce)
@@ -540,6 +553,8 @@ class Graph(functions.Graphs):
             tensors = [targets, sources, weight, v, edges]
             return self._traced("dynamic_attention", tensors, scale=slope, dropout=rate, seed=seed)
         self._check(targets=targets, sources=sources, weight=weight, v=v, edges=edges)
+        if weight is None:
+            raise ArgumentTypeError(_fault("weight", weight))
         inner = self._pair("targets", targets, "sources", sources)
         self._check_nodes("v", v, self.shape[1])
         if weight.shape != targets.shape[1:] or weight.dtype is not targets.dtype:
@@ -560,6 +575,8 @@ class Graph(functions.Graphs):
         if self.is_to_trace(x):
             return self._traced("linear", [values, x])
         self._check(values=values, x=x)
+        if x.dim() == 0 or x.shape[-1] != self.shape[1]:
+            raise ArgumentError(f"x: expected a tensor of [..., {self.shape[1]}], got {_shown(x)}. Transpose it.")
         rows = x.reshape(math.prod(x.shape[:-1]), self.shape[1]).contiguous()  # numel() would fix sizes in an export
         return functions.Linear.apply(self, self.by_rows(values), rows).view(*x.shape[:-1], self.shape[0])
 
@@ -593,6 +610,8 @@ class Graph(functions.Graphs):
 
     def by_rows(self, edges: Tensor, name: str = "weight", ranks: tuple[int, int] = (1, 2)) -> Tensor:
         """Values of edges in the order of rows."""
+        if not isinstance(edges, Tensor):
+            raise ArgumentTypeError(_fault(name, edges))
         if edges.dim() not in ranks or edges.shape[0] != self.num_edges:
             n, inner = self.num_edges, "" if ranks[0] == 1 else ", features"
             expected = f"[{n}{inner}] or [{n}, heads{inner}]"
@@ -634,7 +653,7 @@ class Graph(functions.Graphs):
         if torch._C._get_tracing_state() is not None:
             raise LoweringError("torch.jit.trace would keep results of kernels as constants: use torch.export instead")
         for name, tensor in tensors.items():
-            if tensor is not None and not (
+            if (tensor is not None or name not in OPTIONAL) and not (
                 isinstance(tensor, Tensor)
                 and tensor.dtype in functions.NAMES
                 and tensor.is_cpu
@@ -650,6 +669,7 @@ class Graph(functions.Graphs):
             )
 
 
+OPTIONAL = ("weight", "bias", "edges")
 _TRANSFORMED = (
     "transforms of torch.func (vmap, grad, jvp and others) do not go through the kernels of graphs: "
     "differentiate with torch.autograd, and call the operator once for each example"
@@ -675,14 +695,14 @@ def _scaled(q: Any, scale: Any) -> tuple[Any, float | None]:
         raise ArgumentError(f"scale is one number, found a tensor of shape {list(scale.shape)}")
     if not isinstance(q, Tensor):
         return q, 1.0  # which is refused in a moment
-    return q * (scale.reshape(()).to(q.dtype) if isinstance(scale, Tensor) else scale), 1.0
+    return q * (scale.reshape(()).to(q.dtype) if isinstance(scale, Tensor) else float(scale)), 1.0
 
 
 def _dropping(rate: Any, training: bool, seed: Any) -> tuple[float, Tensor | None]:
     """Return the probability of dropout, and the number that tells what is dropped; 0 and None where nothing is."""
     if not is_real(rate) or not 0 <= rate <= 1:
-        raise ArgumentError(f"dropout is a probability, from 0 to 1; found {rate!r}")
-    if not rate or not training:
+        raise ArgumentError(f"dropout is a probability, from 0 to 1; found {shown(rate)}")
+    if not as_flag(training, "training") or not rate:
         return 0.0, None
     if seed is None:
         return float(rate), torch.randint(SEEDS, (1,))
@@ -693,9 +713,10 @@ def _dropping(rate: Any, training: bool, seed: Any) -> tuple[float, Tensor | Non
 
 
 def _number(name: str, value: Any) -> float:
-    if not is_real(value) or not math.isfinite(value):
-        raise ArgumentError(f"{name} is a finite number, found {value!r}")
-    return float(value)
+    number = as_real(value, name, "a finite number")
+    if not math.isfinite(number):
+        raise ArgumentError(f"{name} is a finite number, found {shown(value)}")
+    return float(number)
 
 
 def _fault(name: str, value: Any) -> str:
@@ -711,6 +732,10 @@ def _fault(name: str, value: Any) -> str:
     if value.layout is not torch.strided:
         return f"{name} is a dense tensor on the cpu, found one of {value.layout} on {value.device}: convert it"
     return f"{name} is a tensor of floats, found {value.dtype}: pass {name}.float()"
+
+
+def _described(value: Any) -> str:
+    return _shown(value) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _shown(tensor: Tensor) -> str:

@@ -19,6 +19,7 @@ from sparsetir.einsum.grouped import check_offsets
 from sparsetir.einsum.grouped import run as run_kernel
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.torch.functions import NAMES, KernelFunction, differentiable
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import shared_cache
 from torch import Tensor
 
@@ -233,6 +234,8 @@ def grouped_mm(
     [[2.0], [4.0], [4.0]]
     """
     _check_operands(self, mat2)
+    if out_dtype is not None and not (isinstance(out_dtype, torch.dtype) and out_dtype.is_floating_point):
+        raise ArgumentTypeError(f"out_dtype: expected a dtype of floats, got {shown(out_dtype)}. Leave it out.")
     dims = self.dim(), mat2.dim()
     if dims == (3, 3):
         if offs is not None:
@@ -240,8 +243,24 @@ def grouped_mm(
         y = torch.bmm(self, mat2)
     else:
         y = _ragged(self, mat2, dims, _starts(offs, self.shape[-2 if dims == (2, 3) else -1], mat2, dims))
-    y = y if bias is None else y + bias
+    if bias is not None:
+        y = y + _fitting_bias(bias, y)
     return y if out_dtype is None else y.to(out_dtype)
+
+
+def _fitting_bias(bias: Any, y: Tensor) -> Tensor:
+    """Return the bias, which is broadcast to the result and of its dtype."""
+    fault = f"bias: expected a tensor of {y.dtype} that is broadcast to {list(y.shape)}"
+    if (
+        not isinstance(bias, Tensor)
+        or bias.dtype is not y.dtype
+        or bias.device != y.device
+        or bias.layout is not y.layout
+    ):
+        raise ArgumentTypeError(f"{fault}, got {getattr(bias, 'dtype', type(bias).__name__)}. Convert it.")
+    if bias.dim() > y.dim() or any(b not in (1, n) for b, n in zip(bias.shape[::-1], y.shape[::-1], strict=False)):
+        raise ArgumentError(f"{fault}, got shape {list(bias.shape)}. Reshape it.")
+    return bias
 
 
 def _ragged(left: Tensor, right: Tensor, dims: tuple[int, int], starts: np.ndarray) -> Tensor:

@@ -16,10 +16,11 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.interop import array_of_numbers
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import as_count, as_flag, shown
 from torch import Tensor, nn
 
 Array = np.ndarray
+MAX_FEATURES = 1 << 31
 STRUCTURE = ("crow_indices", "col_indices")
 
 
@@ -91,10 +92,11 @@ class SparseLinear(nn.Module):
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         _check_layer(in_features, out_features, dtype)
+        has_bias = as_flag(bias, "bias")
         self.in_features, self.out_features = in_features, out_features
         self.graph = Graph(_drawn(self._shape, density) if mask is None else _places(mask, self._shape))
         self.values = nn.Parameter(torch.empty(self.graph.num_edges, dtype=dtype))
-        self.register_parameter("bias", nn.Parameter(torch.empty(out_features, dtype=dtype)) if bias else None)
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features, dtype=dtype)) if has_bias else None)
         self.reset_parameters()
 
     @classmethod
@@ -307,15 +309,14 @@ def _is_trained(layer: nn.Module, name: str) -> bool:
 
 def _check_layer(inputs: Any, outputs: Any, dtype: Any) -> None:
     for name, size in (("in_features", inputs), ("out_features", outputs)):
-        if not isinstance(size, (int, np.integer)) or size < 0:
-            raise ArgumentError(f"{name} is a number of features, found {shown(size)}")
-    if dtype not in NAMES:
-        raise ArgumentTypeError(f"the weights are of one of {', '.join(map(str, NAMES))}; found {dtype}")
+        as_count(size, name, least=0, most=MAX_FEATURES)
+    if not isinstance(dtype, torch.dtype) or dtype not in NAMES:
+        raise ArgumentTypeError(f"the weights are of one of {', '.join(map(str, NAMES))}; found {shown(dtype)}")
 
 
 def check_share(name: str, share: Any) -> None:
     if not isinstance(share, (int, float, np.number)) or not 0 <= share <= 1:
-        raise ArgumentError(f"{name} is a share in [0, 1], found {share!r}")
+        raise ArgumentError(f"{name} is a share in [0, 1], found {shown(share)}")
 
 
 def _drawn(shape: tuple[int, int], density: float) -> sp.csr_array:

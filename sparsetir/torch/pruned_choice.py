@@ -26,6 +26,7 @@ from sparsetir.torch.pruned_layers import (
     matrix_of,
 )
 from sparsetir.torch.pruned_products import INT8_MAX, PRECISION, SPARSE, Weight, dtype_name, ways
+from sparsetir.utils.arguments import shown
 from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, Choice, choose, timer_of
 from torch import Tensor, nn
 
@@ -94,12 +95,12 @@ def options_of(dtype: Any, rows: Any, examples: Any, percentile: Any, seconds: A
     """
     lowest = _lowest(dtype)
     if not isinstance(rows, (int, np.integer)) or rows < 1:
-        raise ArgumentError(f"rows: expected a positive number of rows, got {rows!r}.")
+        raise ArgumentError(f"rows: expected a positive number of rows, got {shown(rows)}.")
     if not isinstance(percentile, (int, float)) or not 0 < percentile <= 100:
-        raise ArgumentError(f"percentile: expected a number in (0, 100], got {percentile!r}.")
+        raise ArgumentError(f"percentile: expected a number in (0, 100], got {shown(percentile)}.")
     for name, value in (("seconds", seconds), ("tolerance", tolerance)):
         if value is not None and (not isinstance(value, (int, float)) or not value > 0):
-            raise ArgumentError(f"{name}: expected a positive number, got {value!r}.")
+            raise ArgumentError(f"{name}: expected a positive number, got {shown(value)}.")
     if isinstance(examples, (Tensor, str, Mapping)) or not isinstance(examples, (Iterable, type(None))):
         raise ArgumentTypeError(f"examples: expected a list of batches, got {type(examples).__name__}. Pass [batch].")
     batches = tuple(examples or ())
@@ -111,7 +112,7 @@ def options_of(dtype: Any, rows: Any, examples: Any, percentile: Any, seconds: A
 def _lowest(dtype: Any) -> torch.dtype | None:
     names = {**LOWEST, **{value: value for value in LOWEST.values()}}
     if dtype is not None and (not isinstance(dtype, (str, torch.dtype)) or dtype not in names):
-        raise ArgumentError(f"dtype: expected one of {', '.join(map(repr, LOWEST))} or None, got {dtype!r}.")
+        raise ArgumentError(f"dtype: expected one of {', '.join(map(repr, LOWEST))} or None, got {shown(dtype)}.")
     return None if dtype is None else names[dtype]
 
 

@@ -9,13 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch.nn.utils import parametrize
 
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.torch.linear import SparseLinear, check_share
 from sparsetir.torch.pruned_choice import Decision, Options, choose_layers, options_of
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import as_one_of, shown
 from torch import Tensor, nn
 
 NO_LINEAR = "not a torch.nn.Linear"
@@ -162,9 +163,7 @@ def sparsify_(
     SparseLinear(in_features=100, out_features=50, density=0.2, bias=True)
     """
     _check_keep(density, keep)
-    if not isinstance(model, nn.Module) or isinstance(skip, str):
-        description = f"skip={skip!r}" if isinstance(skip, str) else type(model).__name__
-        raise ArgumentTypeError(f"sparsify_ takes a torch.nn.Module, and a list of names to skip; found {description}")
+    _check_model(model, skip, report)
     layers = {name: m for name, m in model.named_modules() if _is_linear(m)}
     skippable = _other_layers(model, layers)
     unknown = sorted(set(skip) - set(layers) - set(skippable))
@@ -193,9 +192,19 @@ def sparsify_(
     return sparse_layers.get(id(model), model)
 
 
+def _check_model(model: Any, skip: Any, report: Any) -> None:
+    """Check the model, the names of layers to skip, and the list for the report."""
+    is_listing = isinstance(skip, Collection) and not isinstance(skip, (str, bytes, Tensor, np.ndarray))
+    is_listing = is_listing and all(isinstance(name, str) for name in skip)
+    if not isinstance(model, nn.Module) or not is_listing:
+        description = type(model).__name__ if is_listing else f"skip={shown(skip)}"
+        raise ArgumentTypeError(f"sparsify_ takes a torch.nn.Module, and a list of names to skip; found {description}")
+    if report is not None and not isinstance(report, list):
+        raise ArgumentTypeError(f"report: expected a list to extend, got {type(report).__name__}. Pass [].")
+
+
 def _is_measured(decide: Any, dtype: Any, examples: Any) -> bool:
-    if decide not in (None, "always", "measure"):
-        raise ArgumentError(f"decide: expected 'always' or 'measure', got {shown(decide)}.")
+    as_one_of(decide, "decide", (None, "always", "measure"))
     if decide == "always" and (dtype is not None or examples is not None):
         raise ArgumentError("decide: expected 'measure' with a dtype or examples, got 'always'. Leave these out.")
     return decide == "measure" or dtype is not None or examples is not None
@@ -235,8 +244,7 @@ def _measured_change(name: str, decision: Decision) -> LayerChange:
 def _check_keep(density: float | None, keep: str | None) -> None:
     if density is not None:
         check_share("density", density)
-    if keep not in (None, "largest", "nonzeros"):
-        raise ArgumentError(f"keep: expected 'largest' or 'nonzeros', got {keep!r}.")
+    as_one_of(keep, "keep", (None, "largest", "nonzeros"))
     if keep == "nonzeros" and density is not None:
         raise ArgumentError(f"density: expected None with keep='nonzeros', got {density}. Leave one of them out.")
     if keep == "largest" and density is None:

@@ -19,6 +19,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError, Stru
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.torch.block_attention import BlockPattern, find_blocks
 from sparsetir.torch.programs import Sizes, kernel
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import Cache
 from torch import Tensor
 
@@ -328,7 +329,11 @@ def read(graph: Any, num_nodes: Any = None) -> Edges:
         raise ArgumentTypeError(f"a graph is {expected}; found {type(graph).__name__}")
     if num_nodes is None and isinstance(graph, torch.Tensor) and hasattr(graph, "sparse_size"):
         num_nodes = _sizes_of(graph)
-    array = torch.as_tensor(graph).resolve_conj().resolve_neg()
+    if isinstance(graph, np.ndarray):
+        graph = interop.to_torch(np.ascontiguousarray(graph))
+    if graph.is_quantized:
+        raise ArgumentTypeError(f"graph: expected numbers, got a tensor of {graph.dtype}. Pass graph.dequantize().")
+    array = graph.resolve_conj().resolve_neg()
     if array.device.type != "cpu":
         raise ArgumentTypeError(f"the graph is on {array.device}, kernels run on the cpu: pass it .cpu()")
     if array.requires_grad:
@@ -388,8 +393,8 @@ def _of_index(index: Array, num_nodes: Any) -> Edges:
 def _sizes(num_nodes: Any) -> tuple[int, int]:
     """Return the numbers of sources and of targets."""
     pair = tuple(num_nodes) if isinstance(num_nodes, (tuple, list)) else (num_nodes, num_nodes)
-    if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in pair):
-        raise ArgumentError(f"num_nodes is a number, or (sources, targets); found {num_nodes!r}")
+    if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) and 0 <= n < 1 << 63 for n in pair):
+        raise ArgumentError(f"num_nodes is a number, or (sources, targets); found {shown(num_nodes)}")
     return int(pair[0]), int(pair[1])
 
 

@@ -38,7 +38,7 @@ from sparsetir.transform.editing import (
     visits_stored,
 )
 from sparsetir.transform.legality import Absent, EntryOrder, number_of
-from sparsetir.utils.arguments import as_flag
+from sparsetir.utils.arguments import as_flag, shown
 
 # Annotations of an iteration, the choice of its search among them.
 
@@ -63,9 +63,9 @@ def annotate(func: tirx.PrimFunc, iteration: str, key: str, value: Any) -> Edit:
         The key belongs to the language, or the value is of another kind.
     """
     if not isinstance(key, str) or not key:
-        raise ScheduleError(f"the key of a note must be a string, found {key!r}")
+        raise ScheduleError(f"the key of a note must be a string, found {shown(key)}")
     if key in (SPARSE_ITER, INIT):
-        raise ScheduleError(f"{key!r} is part of what the program means; it cannot be set")
+        raise ScheduleError(f"{shown(key)} is part of what the program means; it cannot be set")
     if key == SEARCH:
         raise ScheduleError("'search' changes how coordinates are found; use set_search")
     _check_value(value)
@@ -76,7 +76,7 @@ def _check_value(value: Any) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise ScheduleError(f"the keys of a note must be strings, found {key!r}")
+                raise ScheduleError(f"the keys of a note must be strings, found {shown(key)}")
             _check_value(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -124,7 +124,7 @@ def set_search(func: tirx.PrimFunc, iteration: str, strategy: str) -> Edit:
         "hoist" would read what the iteration writes.
     """
     if not isinstance(strategy, str) or strategy not in SEARCHES:
-        raise ScheduleError(f"the search of an iteration is one of {', '.join(SEARCHES)}, found {strategy!r}")
+        raise ScheduleError(f"the search of an iteration is one of {', '.join(SEARCHES)}, found {shown(strategy)}")
     if strategy == "merge":
         editor = Editor(func)
         _check_merge(editor, editor.iteration(iteration, merged=True))

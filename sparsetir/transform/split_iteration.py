@@ -27,6 +27,7 @@ from sparsetir.transform.editing import (
     statements,
     visits_stored,
 )
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.dtypes import as_whole
 
 # Give the initialisation of an iteration an iteration of its own.
@@ -256,7 +257,7 @@ class _Body:
         at = as_whole(at)
         if at is not None and (isinstance(at, bool) or not isinstance(at, int) or not 0 < at < count):
             valid_cuts = f"cut before statement 1 to {count - 1}" if count > 2 else "cut before statement 1"
-            raise ScheduleError(f"sp_iter {name!r} has {count} statements: {valid_cuts}, not {at!r}")
+            raise ScheduleError(f"sp_iter {name!r} has {count} statements: {valid_cuts}, not {shown(at)}")
         faults = {cut: self._fault(cut) for cut in (range(1, count) if at is None else [at])}
         cuts = [cut for cut, fault in faults.items() if not fault]
         if not cuts:

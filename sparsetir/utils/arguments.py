@@ -7,10 +7,13 @@ What they raise names the argument. Arrays are checked in `sparsetir.interop`, d
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -18,6 +21,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.utils.dtypes import as_whole, dtype_name
 
+IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)  # of a name that no file can have
 MAX_DIGITS = 60  # of a value in a message
 MAX_ELEMENTS = 8  # of a tuple in a message
 MAX_BITS = 1 << 12  # of an integer in a message: Python refuses to print long ones
@@ -34,6 +38,8 @@ def shown(value: Any) -> str:
         is_long = isinstance(value, int) and value.bit_length() > MAX_BITS
         text = "a longer integer" if is_long else repr(value)
         return text if len(text) <= MAX_DIGITS else f"{text[:MAX_DIGITS]}..."
+    if isinstance(value, np.dtype) or (_is_torch(value) and type(value).__name__ == "dtype"):
+        return str(value)
     return type(value).__name__
 
 
@@ -133,6 +139,57 @@ def as_dtype(value: Any, name: str) -> str:
     if not is_number:
         raise ArgumentTypeError(f"{name}: expected a dtype of numbers, got {shown(value)}. Pass one such as 'float32'.")
     return name_of_dtype
+
+
+def as_path(value: Any, name: str, expected: str = "the path of a file") -> Path:
+    """Return a path, which need not lead to anything.
+
+    Raises
+    ------
+    ArgumentTypeError
+        The argument is no text and no path.
+    ArgumentError
+        No file can have that name.
+
+    Examples
+    --------
+    >>> as_path("pattern.mtx", "path").name
+    'pattern.mtx'
+    """
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise ArgumentTypeError(f"{name}: expected {expected}, got {shown(value)}. Pass a str or a Path.")
+    path = Path(value)
+    try:
+        path.lstat()
+    except ValueError as error:  # a null character, or half of a surrogate pair
+        fault = f"got {shown(str(path))} ({error}). Choose another name."
+        raise ArgumentError(f"{name}: expected {expected}, {fault}") from None
+    except OSError as error:
+        if error.errno in IMPOSSIBLE:
+            fault = f"got {shown(str(path))} ({error.strerror}). Choose another name."
+            raise ArgumentError(f"{name}: expected {expected}, {fault}") from None
+    return path
+
+
+def as_one_of(value: Any, name: str, options: Collection[Any], *, error: type = ArgumentError) -> Any:
+    """Return the option that an argument is: words, numbers or None.
+
+    Raises
+    ------
+    error
+        It is none of them.
+
+    Examples
+    --------
+    >>> as_one_of("sum", "reduce", ("sum", "max"))
+    'sum'
+    """
+    # An array compares to an array, and a bool to 0 or 1.
+    is_plain = value is None or (isinstance(value, (str, int)) and not isinstance(value, bool))
+    if is_plain and value in options:
+        return value
+    listing = ", ".join(map(shown, options))
+    raise error(f"{name}: expected one of {listing}, got {shown(value)}. Pass one of these.")
 
 
 def as_mapping(value: Any, name: str, expected: str) -> dict[str, Any]:
@@ -263,6 +320,8 @@ __all__ = [
     "as_dtype",
     "as_flag",
     "as_mapping",
+    "as_one_of",
+    "as_path",
     "as_real",
     "renamed_parameters",
     "shown",

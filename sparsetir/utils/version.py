@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+from sparsetir.utils.files import caching
 
 __version__ = "0.2.0"  # as in pyproject.toml
 DIGEST_DIGITS = 64
@@ -55,11 +56,8 @@ def quick_source_digest(folder: Path) -> str:
         if len(text := stored.read_text()) == DIGEST_DIGITS:
             return text
     digest = source_digest()
-    with suppress(OSError):
-        stored.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        scratch = stored.with_name(f"{stored.name}.{os.getpid()}")
-        scratch.write_text(digest)
-        scratch.replace(stored)
+    with caching(stored) as partial:
+        partial.write_text(digest)
     return digest
 
 

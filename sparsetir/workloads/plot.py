@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError
+from sparsetir.utils.files import writing_file
 from sparsetir.utils.optional import require
 
 # Tables as text.
@@ -45,8 +46,8 @@ def new_figure(width: float, height: float) -> tuple[Any, Any]:
 def save(figure: Any, path: str | Path) -> Path:
     """Write the figure in the format of the file's suffix."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=120, bbox_inches="tight")
+    with writing_file(target, makes_folder=True) as partial:
+        figure.savefig(partial, dpi=120, bbox_inches="tight")
     return target
 
 

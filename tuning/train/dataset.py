@@ -47,6 +47,7 @@ from sparsetir.tuning.work import USUAL, Rates, Work, measure_rates
 from sparsetir.tuning.workload import Workload
 from sparsetir.utils import optional
 from sparsetir.utils.buffers import aligned
+from sparsetir.utils.files import writing_file
 from sparsetir.utils.gc import old_objects_aside
 from sparsetir.utils.machine import CORES, machine_name
 from sparsetir.utils.threads import get_num_threads, set_num_threads
@@ -790,13 +791,15 @@ def export(path: Path, out: Path) -> Path:
     if out.suffix not in SUFFIXES:
         raise ArgumentError(f"expected a table {' or '.join(SUFFIXES)}; found {out.name}")
     table_columns = columns(path)
-    out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix == ".npz":
-        np.savez_compressed(out, allow_pickle=False, **table_columns)
+        with writing_file(out, makes_folder=True) as partial:
+            np.savez_compressed(partial, allow_pickle=False, **table_columns)
         return out
     arrow = optional.require("pyarrow", extra="data", purpose="a table as parquet")
     parquet = optional.require("pyarrow.parquet", extra="data", purpose="a table as parquet")
-    parquet.write_table(arrow.table({name: arrow.array(list(values)) for name, values in table_columns.items()}), out)
+    table = arrow.table({name: arrow.array(list(values)) for name, values in table_columns.items()})
+    with writing_file(out, makes_folder=True) as partial:
+        parquet.write_table(table, partial)
     return out
 
 

@@ -60,6 +60,7 @@ from sparsetir.tuning.workers.local import (
     typical_seconds,
 )
 from sparsetir.tuning.workers.rpc import parsed
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.machine import machine_name
 from sparsetir.utils.threads import get_num_threads
 
@@ -727,9 +728,9 @@ def slots_of(executor: Any) -> int:
 def check_executor(executor: Any, machines: str) -> None:
     """Raise unless an executor and what it may consist of are what they should be."""
     if machines not in MACHINES:
-        raise ArgumentError(f"machines is 'same' or 'each', found {machines!r}")
+        raise ArgumentError(f"machines is 'same' or 'each', found {shown(machines)}")
     if executor is None and machines != "same":
-        raise ArgumentError(f"machines={machines!r} is about the workers of an executor, and none is given")
+        raise ArgumentError(f"machines={shown(machines)} is about the workers of an executor, and none is given")
     if isinstance(executor, str) or executor is None:  # by name: see `sparsetir.tuning.workers.remote.opened`
         return
     if not callable(getattr(executor, "submit", None)):

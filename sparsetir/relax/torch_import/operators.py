@@ -25,6 +25,7 @@ from sparsetir.relax.operators import REDUCTIONS
 from sparsetir.relax.programs import attention
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.signature import checks_are_on
+from sparsetir.utils.arguments import shown
 
 NAMESPACE = "sparsetir"
 
@@ -82,7 +83,7 @@ def validate(name: str, tensors: Mapping[str, Any], reduce: str = "sum") -> None
     """
     forms, fault = FORMS[name], f"{NAMESPACE}::{name}: "
     if reduce not in REDUCTIONS:
-        raise ArgumentError(f"{fault}reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}.")
+        raise ArgumentError(f"{fault}reduce: expected one of {', '.join(REDUCTIONS)}, got {shown(reduce)}.")
     structure = [a for a in tensors if a in INTEGERS]
     for names, dtypes in (([a for a in tensors if a not in INTEGERS], FLOATS), (structure, INTS)):
         for argument in names:

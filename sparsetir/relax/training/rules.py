@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.relax.training import optimizer as tvm_optimizers
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.utils.arguments import shown
 
 # Losses of `sparsetir.relax.train_step`, with torch's semantics.
 
@@ -107,7 +108,7 @@ def loss_of(loss: Any) -> Loss:
     if callable(loss):
         return Loss("loss", lambda x, target, _emit: loss(x, target))
     expected = f"one of {', '.join(LOSSES)}, or a function of two Relax expressions"
-    raise ArgumentTypeError(f"loss is {expected}; found {loss!r}")
+    raise ArgumentTypeError(f"loss is {expected}; found {shown(loss)}")
 
 
 def check_classes(target: np.ndarray, classes: int) -> None:
@@ -210,7 +211,7 @@ def optimizer_of(optimizer: Any, options: Mapping[str, Any]) -> Optimizer:
     """
     base = NAMED.get(optimizer) if isinstance(optimizer, str) else _of_tvm(optimizer)
     if base is None:
-        raise ArgumentError(f"optimizer is one of {', '.join(NAMED)}; found {optimizer!r}")
+        raise ArgumentError(f"optimizer is one of {', '.join(NAMED)}; found {shown(optimizer)}")
     chosen_options = {name: value for name, value in options.items() if value is not None}
     names = [field.name for field in fields(base) if field.name != "decoupled"]
     unknown = next((name for name in chosen_options if name not in names), None)

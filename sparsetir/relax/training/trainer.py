@@ -12,11 +12,12 @@ import numpy as np
 import tvm
 from tvm import ir, relax
 
-from sparsetir.codegen.cache import ROOM, writing
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, MissingFileError
 from sparsetir.relax.model import Signature, from_tvm, library_of, to_tvm
 from sparsetir.relax.training.rules import Optimizer, check_classes
 from sparsetir.relax.training.step import PREDICT, TRAIN
+from sparsetir.utils.arguments import as_path
+from sparsetir.utils.files import writing_file
 
 
 class TrainStep:
@@ -144,7 +145,7 @@ class TrainStep:
         WriteError
             The disk is full.
         """
-        path = Path(path)
+        path = as_path(path, "path")
         if path.suffix != ".npz":
             raise ArgumentError(
                 f"a state of training is saved by numpy: expected a name ending in .npz, found {path.name}"
@@ -153,8 +154,8 @@ class TrainStep:
             raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
         state = {f"state:{name}": np.asarray(value) for name, value in self.state.items()}
         arrays = {**{f"param:{name}": value for name, value in self.params.items()}, **state}
-        with writing(path, ROOM + sum(array.nbytes for array in arrays.values())):
-            np.savez(path, allow_pickle=False, **arrays)
+        with writing_file(path, "path") as partial:
+            np.savez(partial, allow_pickle=False, **arrays)
         return path
 
     def load(self, path: str | Path) -> None:
@@ -168,7 +169,7 @@ class TrainStep:
         ArgumentError, ArgumentTypeError
             The file is of another model or optimizer. The step is then unchanged.
         """
-        path = Path(path)
+        path = as_path(path, "path")
         if not path.is_file():
             raise MissingFileError(f"no state of training at {path}")
         try:

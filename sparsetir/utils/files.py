@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write files that appear under their names only when they are complete, whatever ends the process before.
+
+Every file of the package is written by `replacing`, or by `caching` where it is only there to save time. What may be
+continued after an interruption has a name of its own until then: see `sparsetir.blocks.results`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from sparsetir.errors import SparseTIRError, WriteError
+
+PREFIX = ".partial-"
+
+_warned: set[Path] = set()
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a file or folder that takes the name `path` when the block ends without an error.
+
+    It lies in the same folder and has the same suffix. A device or a pipe is written to as it is, and a symbolic link
+    stays one. The former file of that name is left as it was until then, and if anything fails.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    """
+    path = Path(os.path.realpath(path))
+    mode = _mode(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        yield path
+        return
+    if mode is not None and not os.access(path, os.W_OK):
+        raise PermissionError(13, "the file is read-only", str(path))
+    partial = path.with_name(f"{PREFIX}{secrets.token_hex(6)}{path.suffix}")
+    try:
+        yield partial
+        if mode is not None:
+            partial.chmod(stat.S_IMODE(mode))
+        sync(partial)
+        os.replace(partial, path)
+    finally:
+        remove(partial)
+
+
+@contextlib.contextmanager
+def writing_file(path: Path, name: str = "", *, makes_folder: bool = False) -> Iterator[Path]:
+    """`replacing` for a file that a user names; name the argument if it cannot be written.
+
+    Raises
+    ------
+    WriteError
+    """
+    try:
+        if makes_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial:
+            yield partial
+    except SparseTIRError:
+        raise
+    except OSError as error:
+        where = f"{name}: {path}" if name else f"{path}"
+        raise WriteError(f"{where} cannot be written: {error.strerror or error}. Choose another name.") from error
+
+
+def write_text(path: Path, text: str, name: str = "", *, makes_folder: bool = False) -> Path:
+    """Write a text file that a user names.
+
+    Raises
+    ------
+    WriteError
+    """
+    with writing_file(path, name, makes_folder=makes_folder) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path
+
+
+@contextlib.contextmanager
+def caching(path: Path) -> Iterator[Path]:
+    """`replacing` for a file that only saves time, with its folder: warn once for a folder that cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with replacing(path) as partial:
+            yield partial
+    except OSError as error:
+        warn_unwritable(path.parent, error)
+
+
+def warn_unwritable(folder: Path, error: OSError) -> None:
+    """Warn that a cache is left out, once for each folder."""
+    if folder not in _warned:
+        _warned.add(folder)
+        fault = error.strerror or str(error)
+        message = f"nothing is kept in {folder}: {fault}; set SPARSETIR_CACHE to another folder, or to off"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def sync(path: Path) -> None:
+    """Return when a file, or all files below a folder, are on the disk."""
+    for file in [path] if path.is_file() else [below for below in path.rglob("*") if below.is_file()]:
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _mode(path: Path) -> int | None:
+    """Return kind and permissions of what has a name; None if nothing has it."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+__all__ = ["PREFIX", "caching", "remove", "replacing", "sync", "warn_unwritable", "write_text", "writing_file"]
