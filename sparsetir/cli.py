@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from sparsetir.errors import ArgumentError, SparseTIRError
 from sparsetir.utils.files import write_text, writing_file
@@ -23,6 +23,7 @@ DONE, FINDING, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 STATUS = "exit status: 0 done, 1 a finding (a wrong result, a format that failed), 2 wrong use, 130 interrupted"
 OPS = ("spmm", "spmv", "sddmm", "mttkrp")
 PRESETS = ("quick", "standard", "thorough")
+MAX_MESSAGE = 400
 LOOPS_SHOWN = 90
 REPEATED_BYTES, SMALLEST_COPY = 16 << 20, 64 << 10
 PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "xgboost", "torch", "mkl", "matplotlib")
@@ -62,13 +63,13 @@ def complain(error: Exception) -> int:
         # The reader of a pipe has gone; the interpreter must not fail again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    print(f"sparsetir: {error}", file=sys.stderr)
+    print(f"sparsetir: {error}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return WRONG_USE
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    top = argparse.ArgumentParser(prog="sparsetir", description="A compiler for sparse tensor programs.", epilog=STATUS)
+    top = Parser(prog="sparsetir", description="A compiler for sparse tensor programs.", epilog=STATUS)
     top.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = top.add_subparsers(title="commands", required=True, metavar="command")
 
@@ -211,6 +212,15 @@ def command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], 
     )
     found.set_defaults(run=run)
     return found
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[:MAX_MESSAGE]}..."
+        self.exit(WRONG_USE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 class WithDefaults(argparse.ArgumentDefaultsHelpFormatter):

@@ -239,7 +239,7 @@ class CostModel:
         try:
             facts = json.loads(Path(path).read_text(encoding="utf-8"))
             version = facts["format"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise TuningError(f"{expected}; found {type(error).__name__}: {error}") from error
         if version != FORMAT:
             raise TuningError(f"{expected}; found format {version!r}")

@@ -30,7 +30,7 @@ from sparsetir.ir.visitor import structural_walk
 from sparsetir.relax.build import bind, build, cpu_target
 from sparsetir.relax.torch_import.fixed_values import Nesting
 from sparsetir.utils.arguments import as_path, renamed_parameters
-from sparsetir.utils.files import writing_file
+from sparsetir.utils.files import is_whole_library, seal, writing_file
 from sparsetir.utils.threads import get_num_threads
 
 # Signatures: names, dtypes and shapes of arguments, validated at every call and stored in a saved model.
@@ -355,6 +355,7 @@ class CompiledModel:
         room = ROOM + 2 * constant_bytes(self.mod)
         with writing(path, room), writing_file(path, "path") as partial, _without_notes_on_scopes():
             self.executable.export_library(str(partial))
+            seal(partial)
         return path
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -440,6 +441,8 @@ def load(path: str | Path) -> CompiledModel:
         raise MissingFileError(f"no model at {path}")
     if path.suffix not in SUFFIXES:
         raise ArgumentError(f"a model is a library: expected a name ending in .so, found {path.name}")
+    if not is_whole_library(path):
+        raise ArgumentError(f"{path.name} is damaged. Save the model again.")
     get_num_threads()  # Sets the number of threads: TVM's default is half of the cores.
     host_cpu()  # Asks for tile registers, which the model may use.
     try:

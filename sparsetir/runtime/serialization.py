@@ -131,7 +131,7 @@ class Saved(ABC):
             with contextlib.suppress(Exception):  # without a linker it is compiled again where it is loaded
                 libraries[key_of(compiled)] = machine_code(compiled)
         data = pickle.dumps((libraries, pickle.dumps(self)))
-        with writing_file(path, "path") as partial:
+        with writing_file(path) as partial:
             partial.write_bytes(HEAD + hashlib.sha256(data).digest() + data)
         return path
 

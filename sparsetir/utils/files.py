@@ -8,10 +8,12 @@ continued after an interruption has a name of its own until then: see `sparsetir
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
 import stat
+import struct
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,9 @@ from pathlib import Path
 from sparsetir.errors import SparseTIRError, WriteError
 
 PREFIX = ".partial-"
+ELF_HEAD = 64  # bytes
+SEAL = b"SparseTIR library\n"  # followed by a digest
+SEAL_BYTES = len(SEAL) + hashlib.sha256().digest_size
 
 _warned: set[Path] = set()
 
@@ -112,6 +117,33 @@ def sync(path: Path) -> None:
             os.fsync(stream.fileno())
 
 
+def seal(path: Path) -> None:
+    """Append a digest to a shared library; loaders do not read behind its sections."""
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    with path.open("ab") as stream:
+        stream.write(SEAL + digest)
+
+
+def is_whole_library(path: Path) -> bool:
+    """Return whether a shared library is as it was sealed: loading a damaged one may end the process.
+
+    One without a seal must have the length that its header says. Other files than ELF's of 64 bits are taken to be
+    whole.
+    """
+    content = path.read_bytes()
+    code, seal_of_it = content[:-SEAL_BYTES], content[-SEAL_BYTES:]
+    if seal_of_it.startswith(SEAL):
+        return seal_of_it[len(SEAL) :] == hashlib.sha256(code).digest()
+    head = content[:ELF_HEAD]
+    if head[:5] != b"\x7fELF\x02":
+        return True
+    if len(head) < ELF_HEAD:
+        return False
+    order = "<" if head[5] == 1 else ">"
+    start, (size, count) = struct.unpack_from(f"{order}Q", head, 40)[0], struct.unpack_from(f"{order}HH", head, 58)
+    return bool(start + size * count <= len(content))
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder, if it is there."""
     with contextlib.suppress(OSError):
@@ -129,4 +161,15 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-__all__ = ["PREFIX", "caching", "remove", "replacing", "sync", "warn_unwritable", "write_text", "writing_file"]
+__all__ = [
+    "PREFIX",
+    "caching",
+    "is_whole_library",
+    "remove",
+    "replacing",
+    "seal",
+    "sync",
+    "warn_unwritable",
+    "write_text",
+    "writing_file",
+]

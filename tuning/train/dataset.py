@@ -625,7 +625,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     for text in texts:
         try:
             line = json.loads(text)
-        except ValueError:  # killed in the midst of a line
+        except (ValueError, RecursionError):  # killed in the midst of a line
             line = {} if text[: len(HEAD)] == HEAD[: len(text)] else None
         if line == {}:
             continue

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -175,7 +174,7 @@ class TrainStep:
         try:
             with np.load(path) as file:
                 arrays = {name: file[name] for name in file.files}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        except Exception as error:  # numpy and zipfile raise what they come upon, whatever it is
             raise FileFormatError(f"{path.name} is no state of training: {error}") from error
         parts = {kind: _named(arrays, kind) for kind in ("param", "state")}
         missing = {*self._params} - {*parts["param"]} or {*self._slots, "count", "lr"} - {*parts["state"]}
