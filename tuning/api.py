@@ -27,6 +27,7 @@ from sparsetir.tuning.session import Session, shown
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
+from sparsetir.utils import arguments
 from sparsetir.utils.arguments import renamed_parameters
 from sparsetir.utils.dtypes import as_whole
 from sparsetir.utils.gc import old_objects_aside
@@ -172,7 +173,7 @@ def tune_sparse(
     (True, 2)
     """
     if preset not in PRESETS:
-        raise ArgumentError(f"expected one of the presets {', '.join(PRESETS)}; found {shown(preset)}")
+        raise ArgumentError(f"expected one of the presets {', '.join(PRESETS)}; found {arguments.shown(preset)}")
     usual_trials, usual_seconds = PRESETS[preset]
     trials_left = usual_trials if max_trials is None else max_trials
     seconds_left = usual_seconds if max_seconds is None and max_trials is None else max_seconds
@@ -187,16 +188,16 @@ def tune_sparse(
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
     if stop_probability is not None and (isinstance(stop_probability, (str, bool)) or not 0 <= stop_probability <= 1):
         raise ArgumentError(
-            f"stop_probability: expected a probability from 0 to 1, got {shown(stop_probability)}. Pass 0.05."
+            f"stop_probability: expected a probability from 0 to 1, got {arguments.shown(stop_probability)}. Pass 0.05."
         )
     if not timeout > 0:
-        raise ArgumentError(f"timeout must be positive, found {shown(timeout)}")
+        raise ArgumentError(f"timeout must be positive, found {arguments.shown(timeout)}")
     if isinstance(compare_with, str):
         raise ArgumentTypeError(
-            f'compare_with: expected a list of libraries, got {shown(compare_with)}. Pass one such as ["mkl"].'
+            f'compare_with: expected a list of libraries, got {arguments.shown(compare_with)}. Pass ["mkl"].'
         )
     if amortize_over is not None and not amortize_over > 0:
-        raise ArgumentError(f"amortize_over must be a positive number of calls, found {shown(amortize_over)}")
+        raise ArgumentError(f"amortize_over must be a positive number of calls, found {arguments.shown(amortize_over)}")
     search_seconds = (
         seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
     )
@@ -518,6 +519,6 @@ def check_arguments(
             description = "a positive integer" if least else "an integer that is not negative"
             raise ArgumentError(f"{name} must be {description}, found {value!r}")
     if max_seconds is not None and (isinstance(max_seconds, (str, bool)) or not max_seconds > 0):
-        raise ArgumentError(f"max_seconds must be positive, found {shown(max_seconds)}")
+        raise ArgumentError(f"max_seconds must be positive, found {arguments.shown(max_seconds)}")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ArgumentError(f"seed must be an integer that is not negative, found {shown(seed)}")
+        raise ArgumentError(f"seed must be an integer that is not negative, found {arguments.shown(seed)}")
