@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from functools import reduce
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
-from sparsetir.utils.arguments import as_flag, as_real, shown
+from sparsetir.utils.arguments import as_flag, shown
 from sparsetir.utils.dtypes import is_real
 from torch import Tensor
 
@@ -713,10 +714,10 @@ def _dropping(rate: Any, training: bool, seed: Any) -> tuple[float, Tensor | Non
 
 
 def _number(name: str, value: Any) -> float:
-    number = as_real(value, name, "a finite number")
-    if not math.isfinite(number):
+    # A tensor is refused: its gradient would be lost.
+    if not is_real(value) or abs(value) == math.inf or value != value or abs(value) > sys.float_info.max:
         raise ArgumentError(f"{name} is a finite number, found {shown(value)}")
-    return float(number)
+    return float(value)
 
 
 def _fault(name: str, value: Any) -> str:

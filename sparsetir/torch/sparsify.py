@@ -16,7 +16,7 @@ import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.torch.linear import SparseLinear, check_share
 from sparsetir.torch.pruned_choice import Decision, Options, choose_layers, options_of
-from sparsetir.utils.arguments import as_one_of, shown
+from sparsetir.utils.arguments import shown
 from torch import Tensor, nn
 
 NO_LINEAR = "not a torch.nn.Linear"
@@ -204,7 +204,8 @@ def _check_model(model: Any, skip: Any, report: Any) -> None:
 
 
 def _is_measured(decide: Any, dtype: Any, examples: Any) -> bool:
-    as_one_of(decide, "decide", (None, "always", "measure"))
+    if not isinstance(decide, (str, type(None))) or decide not in (None, "always", "measure"):
+        raise ArgumentError(f"decide: expected 'always' or 'measure', got {shown(decide)}.")
     if decide == "always" and (dtype is not None or examples is not None):
         raise ArgumentError("decide: expected 'measure' with a dtype or examples, got 'always'. Leave these out.")
     return decide == "measure" or dtype is not None or examples is not None
@@ -244,7 +245,8 @@ def _measured_change(name: str, decision: Decision) -> LayerChange:
 def _check_keep(density: float | None, keep: str | None) -> None:
     if density is not None:
         check_share("density", density)
-    as_one_of(keep, "keep", (None, "largest", "nonzeros"))
+    if not isinstance(keep, (str, type(None))) or keep not in (None, "largest", "nonzeros"):
+        raise ArgumentError(f"keep: expected 'largest' or 'nonzeros', got {shown(keep)}.")
     if keep == "nonzeros" and density is not None:
         raise ArgumentError(f"density: expected None with keep='nonzeros', got {density}. Leave one of them out.")
     if keep == "largest" and density is None:

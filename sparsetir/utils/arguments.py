@@ -11,7 +11,7 @@ import errno
 import functools
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -171,27 +171,6 @@ def as_path(value: Any, name: str, expected: str = "the path of a file") -> Path
     return path
 
 
-def as_one_of(value: Any, name: str, options: Collection[Any], *, error: type = ArgumentError) -> Any:
-    """Return the option that an argument is: words, numbers or None.
-
-    Raises
-    ------
-    error
-        It is none of them.
-
-    Examples
-    --------
-    >>> as_one_of("sum", "reduce", ("sum", "max"))
-    'sum'
-    """
-    # An array compares to an array, and a bool to 0 or 1.
-    is_plain = value is None or (isinstance(value, (str, int)) and not isinstance(value, bool))
-    if is_plain and value in options:
-        return value
-    listing = ", ".join(map(shown, options))
-    raise error(f"{name}: expected one of {listing}, got {shown(value)}. Pass one of these.")
-
-
 def as_mapping(value: Any, name: str, expected: str) -> dict[str, Any]:
     """Return a copy of a mapping whose keys are strings.
 
@@ -320,7 +299,6 @@ __all__ = [
     "as_dtype",
     "as_flag",
     "as_mapping",
-    "as_one_of",
     "as_path",
     "as_real",
     "renamed_parameters",
