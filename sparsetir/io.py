@@ -21,7 +21,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import FileFormatError, MissingFileError, SparseTIRError
 from sparsetir.interop import Array, CooTensor, Level, check_level
-from sparsetir.stores import is_stored, load_store, open_store
+from sparsetir.stores import Store, is_open, is_stored, load_store, open_store
 from sparsetir.utils.arguments import as_path
 
 # The bytes of a file, compressed or not. What a file claims to hold decides over no more memory than it may need.
@@ -153,12 +153,19 @@ FORTRAN = bytes.maketrans(b"dD", b"eE")
 TEXT_SHOWN = 60  # characters of a wrong line
 
 
-def read(path: str | Path) -> Any:
+def _whole(store: Store) -> Any:
+    """Read a compressed matrix as CSR with sorted rows."""
+    matrix = sp.csr_array(load_store(store))
+    matrix.sum_duplicates()
+    return matrix
+
+
+def read(path: Any) -> Any:
     """Read a sparse matrix or tensor; the extension says which format the file has.
 
     Parameters
     ----------
-    path : str or Path
+    path : str, Path, h5py.Group, zarr.Group or backed matrix of anndata
         ``.mtx``, ``.npz`` (of ``scipy.sparse.save_npz``, or with arrays coords, values and shape), ``.smtx`` or
         ``.tns``; each also with ``.gz`` or ``.xz`` behind it. X of an ``.h5ad`` or ``.zarr``, a ``.bsp.h5`` of
         Binsparse and folders of ``.npy`` are read whole; `sparsetir.open_blocks` reads them in blocks.
@@ -186,11 +193,11 @@ def read(path: str | Path) -> Any:
     ...     read(path).toarray().tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
+    if is_open(path):
+        return _whole(open_store(path))
     path = as_path(path, "path")
     if is_stored(path):
-        matrix = sp.csr_array(load_store(open_store(path)))
-        matrix.sum_duplicates()
-        return matrix
+        return _whole(open_store(path))
     if not _is_file(path):
         raise MissingFileError(f"there is no file {path}")
     suffixes = [suffix.lower() for suffix in path.suffixes]

@@ -135,6 +135,12 @@ def _read(array: Any, begin: int, end: int, name: str, buffers: Buffers) -> Arra
     return values
 
 
+def is_open(value: Any) -> bool:
+    """Return whether it is an open group of h5py or zarr, or a backed matrix of anndata; imports none of them."""
+    root = type(value).__module__.partition(".")[0]
+    return (root in ("h5py", "zarr") and hasattr(value, "keys")) or (root == "anndata" and hasattr(value, "group"))
+
+
 def open_store(source: Any, name: str | None = None) -> Store:
     """Open a matrix on disk without reading its values.
 
@@ -152,7 +158,7 @@ def open_store(source: Any, name: str | None = None) -> Store:
         return _of_open_group(group)
     if name is not None and not isinstance(name, str):
         raise ArgumentTypeError(f"name: expected text, got {type(name).__name__}. Pass 'X' or 'layers/NAME'.")
-    path = as_path(source, "path")
+    path, name = _split(as_path(source, "path"), name)
     if not _exists(path):
         raise MissingFileError(f"path: expected a file or folder, got {path}, which does not exist. Check the name.")
     try:
@@ -161,6 +167,14 @@ def open_store(source: Any, name: str | None = None) -> Store:
         raise
     except Exception as error:  # h5py and zarr raise classes of their own
         raise FileFormatError(f"{path} cannot be read: {error or type(error).__name__}.") from error
+
+
+def _split(path: Path, name: str | None) -> tuple[Path, str | None]:
+    """Take a name apart that says which matrix of a file: ``cells.h5ad/layers/counts``."""
+    file = next((parent for parent in path.parents if parent.suffix.lower() in (".h5ad", ".zarr")), None)
+    if name is not None or file is None or not _exists(file):
+        return path, name
+    return file, path.relative_to(file).as_posix()
 
 
 def _of_open_group(group: Any) -> Store:
@@ -180,7 +194,11 @@ def _exists(path: Path) -> bool:
 
 def is_stored(path: Path) -> bool:
     """Return whether the path has a form that `open_store` reads."""
-    return path.suffix.lower() in (".h5ad", ".zarr", ".h5", ".hdf5") or _exists(path / "indptr.npy")
+    return (
+        path.suffix.lower() in (".h5ad", ".zarr", ".h5", ".hdf5")
+        or _exists(path / "indptr.npy")
+        or bool(_split(path, None)[1])
+    )
 
 
 def _opener(path: Path) -> Callable[[Path, str | None], Store]:
@@ -328,7 +346,9 @@ def load_store(store: Store) -> Any:
     if indices.size and (indices.min() < 0 or indices.max() >= extent):
         raise FileFormatError(f"{store.label}: expected indices below {extent}, got others. Write the file again.")
     kind = sp.csr_array if store.format == "csr" else sp.csc_array
-    return kind((data, indices, store.indptr), shape=store.shape)
+    idtype = np.int32 if max(store.nnz, extent) < 1 << 31 else np.int64
+    arrays = data, indices.astype(idtype, copy=False), store.indptr.astype(idtype, copy=False)
+    return kind(arrays, shape=store.shape)
 
 
-__all__ = ["Array", "RawArray", "Store", "is_stored", "load_store", "open_store", "raw_npy"]
+__all__ = ["Array", "RawArray", "Store", "is_open", "is_stored", "load_store", "open_store", "raw_npy"]

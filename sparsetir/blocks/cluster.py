@@ -7,17 +7,18 @@ import threading
 from collections.abc import Callable
 from functools import lru_cache, partial, reduce
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.blocks import kernels
 from sparsetir.blocks.pca import MAX_GRAM_FEATURES, PCA, by_passes, check_components, from_gram
+from sparsetir.blocks.plan import DEFAULT_MEMORY, parse_memory
 from sparsetir.blocks.products import plan_product
 from sparsetir.blocks.reading import Block, read_block
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.stores import Array, Store, open_store
+from sparsetir.stores import Array, Store, is_open, open_store
 from sparsetir.utils.optional import require
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 
@@ -32,8 +33,9 @@ def matmul(dx: Any, B: Any) -> Any:
 
     Parameters
     ----------
-    dx : dask.array.Array or BlockMatrix, shape (m, n)
-        Chunks are scipy sparse arrays or matrices, used as they are, or dense.
+    dx : dask.array.Array, BlockMatrix, backed matrix of anndata or group of h5py or zarr, shape (m, n)
+        Chunks are scipy sparse arrays or matrices, used as they are, or dense. Of a CSR file, which all workers see, a
+        task is a block.
     B : array, shape (n, k)
         In memory. Each worker of the current client gets it once.
 
@@ -51,7 +53,8 @@ def matmul(dx: Any, B: Any) -> Any:
     """
     array = require("dask.array", extra="dask", purpose="sparsetir.dask")
     dask = require("dask", extra="dask", purpose="sparsetir.dask")
-    shape, dtype = _checked(dx).shape, dx.dtype
+    dx = _checked(dx)
+    shape, dtype = dx.shape, dx.dtype
     B = kernels.as_dense(B, "B", shape[1], (2,))
     dtype = kernels.compute_dtype(dtype, B.dtype)
     operand = _share(np.ascontiguousarray(B, dtype))
@@ -70,7 +73,7 @@ def pca(dx: Any, k: int = 50) -> PCA:
 
     Parameters
     ----------
-    dx : dask.array.Array or BlockMatrix, shape (m, n)
+    dx : as for `matmul`
     k : int
 
     Returns
@@ -79,8 +82,8 @@ def pca(dx: Any, k: int = 50) -> PCA:
         In the memory of the caller; see `sparsetir.open_blocks`.
     """
     dask = require("dask", extra="dask", purpose="sparsetir.dask")
-    shape = _checked(dx).shape
-    n = shape[1]
+    dx = _checked(dx)
+    n = dx.shape[1]
     parts = [part for part, _ in _parts(dx, np.empty((n, 1), np.float32), dask)]
     is_small = n <= MAX_GRAM_FEATURES
     start = _Sums(0, np.zeros(n), np.zeros(n), np.zeros((n, n)) if is_small else None)
@@ -103,17 +106,26 @@ def pca(dx: Any, k: int = 50) -> PCA:
 # ------------------------------------------------------------------------------------------------ the graph
 
 
-def _is_on_disk(dx: Any) -> bool:
-    """Return whether it is a `BlockMatrix`, whose module imports this one."""
-    return isinstance(getattr(dx, "store", None), Store)
+def is_dask(value: Any) -> bool:
+    """Return whether it is a dask array; imports nothing."""
+    return type(value).__module__.partition(".")[0] == "dask" and hasattr(value, "to_delayed")
+
+
+class _OnDisk:
+    """A matrix on disk, and the bytes that a task may take."""
+
+    def __init__(self, store: Store, memory: int) -> None:
+        self.store, self.memory, self.shape, self.dtype = store, memory, store.shape, store.data.dtype
 
 
 def _checked(dx: Any) -> Any:
-    if _is_on_disk(dx):
-        if not dx.is_csr:
+    # A BlockMatrix has a store; its module imports this one.
+    if isinstance(getattr(dx, "store", None), Store) or is_open(dx):
+        on_disk = _OnDisk(open_store(dx), parse_memory(DEFAULT_MEMORY)) if is_open(dx) else _OnDisk(dx.store, dx.memory)
+        if on_disk.store.format != "csr":
             raise ArgumentError("dx: expected a CSR file, got CSC. Write it as CSR with sparsetir.save_blocks.")
-        return dx
-    if not (hasattr(dx, "to_delayed") and hasattr(dx, "chunks") and hasattr(dx, "dtype")):
+        return on_disk
+    if not (is_dask(dx) and hasattr(dx, "chunks")):
         raise ArgumentTypeError(f"dx: expected a dask array, got {type(dx).__name__}. Use sparsetir.einsum in memory.")
     if dx.ndim != 2:
         raise ArgumentError(f"dx: expected a matrix, got {dx.ndim} dimensions. Reshape it.")
@@ -121,13 +133,12 @@ def _checked(dx: Any) -> Any:
 
 
 def _parts(dx: Any, B: Array, dask: Any) -> list[tuple[Any, Any]]:
-    """Return row chunks, as delayed objects, and their numbers of rows."""
-    if _is_on_disk(dx):
+    """Return row chunks, as delayed objects or ranges of a file, and their numbers of rows."""
+    if isinstance(dx, _OnDisk):
         starts = plan_product(dx.store, dx.memory, B, True, "").starts
-        read = dask.delayed(_read, pure=False)
         name = dx.store.name or None
         ranges = enumerate(pairwise(starts))
-        return [(read(dx.store.path, name, n, begin, end), end - begin) for n, (begin, end) in ranges]
+        return [(Range(dx.store.path, name, n, begin, end), end - begin) for n, (begin, end) in ranges]
     whole = dx.rechunk({1: -1}) if dx.numblocks[1] != 1 else dx
     return list(zip(whole.to_delayed()[:, 0], whole.chunks[0], strict=True))
 
@@ -176,6 +187,7 @@ def _merge(left: _Sums, right: _Sums) -> _Sums:
 
 def _add_chunk(n: int, total: _Sums, chunk: Any) -> _Sums:
     _use_threads_of_worker()
+    chunk = chunk.read() if isinstance(chunk, Range) else chunk
     block = as_block(chunk, n, np.float64 if chunk.dtype.itemsize > 4 else np.float32)
     rows = block.end - block.begin
     moments = kernels.merge_moments(total.moments, (rows, *kernels.column_moments(block, n)))
@@ -204,14 +216,24 @@ def _store(path: str, name: str | None) -> Store:
     return open_store(path, name)
 
 
-def _read(path: str, name: str | None, number: int, begin: int, end: int) -> Any:
-    store = _store(path, name)
-    block = read_block(store, number, begin, end, store.data.dtype)
-    return kernels.to_scipy(block, store.lines[1])
+class Range(NamedTuple):
+    """Rows of a file, which the task that multiplies them reads: no block waits in the memory of a worker."""
+
+    path: str
+    name: str | None
+    number: int
+    begin: int
+    end: int
+
+    def read(self) -> Any:
+        store = _store(self.path, self.name)
+        block = read_block(store, self.number, self.begin, self.end, store.data.dtype)
+        return kernels.to_scipy(block, store.lines[1])
 
 
 def as_block(chunk: Any, extent: int, dtype: Any) -> Block:
     """Take the arrays of a chunk as they are where the kernel can, else convert them."""
+    chunk = chunk.read() if isinstance(chunk, Range) else chunk
     if type(chunk).__module__.partition(".")[0] in ("cupy", "cupyx"):
         raise ArgumentTypeError("dx: expected chunks in the memory of the CPU, got cupy's. Map them with .get() first.")
     if not sp.issparse(chunk) and not isinstance(chunk, np.ndarray):
@@ -245,4 +267,4 @@ def _use_threads_of_worker() -> None:
     _configured.is_done = True
 
 
-__all__ = ["as_block", "matmul", "pca"]
+__all__ = ["as_block", "is_dask", "matmul", "pca"]

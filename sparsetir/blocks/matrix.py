@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,13 @@ import scipy.sparse as sp
 
 from sparsetir.blocks import kernels
 from sparsetir.blocks.pca import MAX_GRAM_FEATURES, PCA, by_passes, check_components, from_gram
-from sparsetir.blocks.plan import Plan, make_plan, parse_memory, with_estimate
+from sparsetir.blocks.plan import DEFAULT_MEMORY, Plan, make_plan, parse_memory, with_estimate
 from sparsetir.blocks.products import dense_panel, identity, plan_product, product, sampled
 from sparsetir.blocks.reading import BUFFERS, Bar, iterate
-from sparsetir.blocks.results import Checkpoint, NpyResult, check_path
+from sparsetir.blocks.results import Checkpoint, beside, check_path, file_result
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Array, Store, open_store
 from sparsetir.utils.arguments import as_path
-
-DEFAULT_MEMORY = "2GiB"
 
 
 def open_blocks(path: Any, name: str | None = None, *, memory: str | int = DEFAULT_MEMORY) -> BlockMatrix:
@@ -70,7 +69,7 @@ class BlockMatrix:
     """A sparse matrix on disk; see `open_blocks`.
 
     Each product reads the file once, or once for each panel of a dense operand that does not fit. ``progress=True``
-    prints a line on stderr. With ``out="C.npy"`` the result is written by blocks: an interrupted product, called again
+    prints a line on stderr. With ``out=`` the result is written by blocks: an interrupted product, called again
     with the same arguments, continues from its last finished block, and the file has its name only when complete.
     """
 
@@ -82,7 +81,7 @@ class BlockMatrix:
         return f"<BlockMatrix {rows} x {columns} {self.dtype} {self.store.format}, {self.nnz} entries, {self.path}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.store.path, self.store.name or None, self.memory)
+        return _reopen, (self.store.path, self.store.name or None, self.store.format, self.memory)
 
     @property
     def path(self) -> str:
@@ -122,7 +121,8 @@ class BlockMatrix:
         B : array, shape (columns, k)
             In memory or a memory map. The result is float32 if that holds the values of both, else float64.
         out : str or Path, optional
-            A ``.npy`` file for the result, which may then be larger than the memory limit.
+            For the result, which may then be larger than the memory limit: a ``.npy`` file, a new ``.zarr``, or a new
+            member of a zarr folder such as ``cells.zarr/obsm/X_pca``.
         progress : bool
         client : dask.distributed.Client, optional
             Multiply on its workers, each block once; see `sparsetir.dask`.
@@ -159,9 +159,20 @@ class BlockMatrix:
         Z = product(self.store, self.memory, matrix, is_along=not self.is_csr, out=out, bar=progress)
         return Z[:, 0] if Y.ndim == 1 and out is None else Z
 
+    @property
+    def T(self) -> BlockMatrix:
+        """The transposed matrix: the same file, its rows read as columns."""
+        format = "csc" if self.is_csr else "csr"
+        return BlockMatrix(replace(self.store, format=format, shape=self.shape[::-1]), self.memory)
+
     def __matmul__(self, B: Any) -> Any:
         B = kernels.as_dense(B, "B", self.shape[1])
         return self.spmv(B) if B.ndim == 1 else self.spmm(B)
+
+    __array_ufunc__ = None  # numpy leaves ``Y @ M`` to `__rmatmul__`
+
+    def __rmatmul__(self, Y: Any) -> Any:
+        return (self.T @ np.asarray(Y).T).T
 
     # -------------------------------------------------------------------------------------------- statistics
 
@@ -207,8 +218,8 @@ class BlockMatrix:
         center : bool
             Subtract the mean of each column first, without making M dense.
         out : str or Path, optional
-            A ``.npy`` file for the result, whose path is returned. Of CSR, a killed run continues from the sum that was
-            last kept beside it.
+            As for `spmm`; the path is returned. Of CSR, a killed run continues from the sum that was last kept beside
+            it.
         """
         n = self.shape[1]
         path = None if out is None else check_path(out)
@@ -221,7 +232,7 @@ class BlockMatrix:
                 total[begin : begin + 1024] -= np.outer(mean[begin : begin + 1024] / max(self.shape[0], 1), mean)
         if path is None:
             return total
-        result = NpyResult(path, total.shape, total.dtype, {**job, "center": bool(center)})
+        result = file_result(path, total.shape, total.dtype, {**job, "center": bool(center)})
         result.write(0, total)
         result.close(is_complete=True)
         checkpoint.end()
@@ -232,7 +243,7 @@ class BlockMatrix:
         # The sum in float64, the product of a block in the dtype of the kernel, and its sparse form at worst.
         held = n * n * (8 + dtype.itemsize)
         plan = make_plan(self.store, self.memory, "gram", dtype, 0, held=held, column=0, line=8)
-        room = max(1, (self.memory - held) // (BUFFERS + 1))
+        room = max(1, (self.memory - held) // (BUFFERS + 2))
         begin, saved = checkpoint.load()
         total = np.zeros((n, n)) if saved is None else saved
         bar = Bar(plan.bytes_read, progress)
@@ -304,7 +315,7 @@ class BlockMatrix:
         X : array, shape (rows, k)
         Y : array, shape (columns, k)
         out : str or Path, optional
-            A new folder of ``.npy`` files, which `open_blocks` opens.
+            A new name in one of the forms of `save_blocks`, which `open_blocks` opens.
 
         Returns
         -------
@@ -333,7 +344,7 @@ class BlockMatrix:
         X : array, shape (columns, features)
             M is square.
         out : str or Path, optional
-            A ``.npy`` file for the result.
+            As for `spmm`.
         """
         H = kernels.as_dense(X, "X", self.shape[1], (2,))
         if self.shape[0] != self.shape[1]:
@@ -341,7 +352,7 @@ class BlockMatrix:
         if not isinstance(weights, (list, tuple)) or not weights:
             raise ArgumentTypeError(f"weights: expected a list of matrices, got {type(weights).__name__}. Pass [W].")
         layers = [kernels.as_dense(W, "weights", -1 if W is None else len(np.atleast_1d(W)), (2,)) for W in weights]
-        folder = Path(out).parent if out is not None else None
+        folder = beside(check_path(out)).parent if out is not None else None
         with tempfile.TemporaryDirectory(prefix=".gcn-", dir=folder) as scratch:
             for number, W in enumerate(layers):
                 is_last = number == len(layers) - 1
@@ -375,9 +386,10 @@ def _by_rows(H: Array, W: Array, path: Path | None) -> Array:
     return P
 
 
-def _reopen(path: str, name: str | None, memory: int) -> BlockMatrix:
+def _reopen(path: str, name: str | None, format: str, memory: int) -> BlockMatrix:
     """Open the file again in another process."""
-    return open_blocks(path, name, memory=memory)
+    M = open_blocks(path, name, memory=memory)
+    return M if M.store.format == format else M.T
 
 
 __all__ = ["BlockMatrix", "open_blocks"]

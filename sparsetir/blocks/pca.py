@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 
@@ -57,6 +56,8 @@ def check_components(k: Any, shape: tuple[int, int]) -> int:
 
 def from_gram(gram: Array, mean: Array, rows: int, k: int) -> PCA:
     """Return components from the centred Gram matrix."""
+    import scipy.linalg  # importing it takes as long as importing numpy
+
     n = len(gram)
     values, vectors = scipy.linalg.eigh(gram, subset_by_index=[n - k, n - 1])
     return _sorted(values, vectors, float(np.trace(gram)), mean, rows, k)

@@ -17,6 +17,7 @@ from sparsetir.stores import Store
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.memory import MemoryLimitError, readable
 
+DEFAULT_MEMORY = "2GiB"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 PROBE_BYTES = 8 << 20  # read to estimate the rate of the disk
 RESERVE = 3  # of the memory, one part in so many is kept for blocks
@@ -104,7 +105,7 @@ def make_plan(
     passes = -(-width // panel) if width else 1
     panel = -(-width // passes)
     starts = block_starts(
-        store.indptr, _entry_bytes(store, np.dtype(dtype)), 16 + line * panel, (free - panel * column) // (BUFFERS + 1)
+        store.indptr, _entry_bytes(store, np.dtype(dtype)), 16 + line * panel, (free - panel * column) // (BUFFERS + 2)
     )
     nbytes = passes * store.nnz * store.entry_bytes
     return Plan(operation, passes, nbytes, 0.0, panel, starts, memory)

@@ -4,24 +4,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparsetir.blocks.kernels import compute_dtype, multiply, multiply_transposed, run
+from sparsetir.blocks.kernels import compute_dtype, multiply, multiply_transposed, run, to_scipy
 from sparsetir.blocks.plan import Plan, make_plan
-from sparsetir.blocks.reading import Bar, iterate
-from sparsetir.blocks.results import Checkpoint, NpyResult, check_path, digest
-from sparsetir.errors import ArgumentError, WriteError
-from sparsetir.stores import Array, Buffers, Store
+from sparsetir.blocks.reading import MAX_BLOCK_BYTES, Bar, block_starts, iterate, read_blocks
+from sparsetir.blocks.results import Checkpoint, NpyResult, check_path, digest, file_result
+from sparsetir.blocks.saving import check_new, write_lines
+from sparsetir.errors import WriteError
+from sparsetir.stores import Array, Buffers, Store, is_stored, open_store
 
 ROWS_AT_ONCE = 1 << 16  # of a dense operand that is converted or written
 
 
 class MemoryResult:
-    """A result in memory, with the methods of `NpyResult`."""
+    """A result in memory, with the methods of `FileResult`."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.array = np.empty(shape, dtype)
@@ -73,7 +75,7 @@ def product(store: Store, memory: int, operand: Array, *, is_along: bool, out: A
     result: Any = MemoryResult(shape, dtype)
     if out is not None:
         job = {"store": identity(store), "operand": digest(operand), "along": is_along, "tag": tag}
-        result = NpyResult(out, shape, dtype, {**job, "starts": digest(np.array(plan.starts)), "panel": plan.panel})
+        result = file_result(out, shape, dtype, {**job, "starts": digest(np.array(plan.starts)), "panel": plan.panel})
     is_complete = False
     try:
         progress = Bar(plan.bytes_read, bar)
@@ -135,7 +137,7 @@ def identity(store: Store) -> dict[str, Any]:
     path = Path(store.path)
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     sizes = [(f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
-    return {"file": store.label, "nnz": store.nnz, "files": digest(np.array(sizes, np.int64))}
+    return {"file": store.label, "format": store.format, "nnz": store.nnz, "files": digest(np.array(sizes, np.int64))}
 
 
 # ------------------------------------------------------------------------------------------ sampled products
@@ -173,12 +175,10 @@ def sampled(store: Store, memory: int, left: Array, right: Array, out: Any, bar:
 
 
 class _Folder:
-    """A folder of .npy files with the pattern of a store and new values."""
+    """A folder of .npy files with the pattern of a store and new values; in the end in the form that its name says."""
 
     def __init__(self, store: Store, path: Path, dtype: Any, key: str) -> None:
-        if path.exists() or path.suffix or not path.parent.is_dir():
-            raise ArgumentError(f"out: expected the name of a new folder, got {path}. Choose another name.")
-        self.path, self.partial = path, Path(f"{path}.partial")
+        self.store, self.path, self.partial = store, check_new(path, "out"), Path(f"{path}.partial")
         job = {"store": identity(store), "key": key}
         try:
             self.partial.mkdir(exist_ok=True)
@@ -191,7 +191,15 @@ class _Folder:
         self.parts = [NpyResult(self.partial / f"{n}.npy", (store.nnz,), t, job) for n, t in types.items()]
 
     def finish(self) -> Path:
-        os.replace(self.partial, self.path)
+        """Give the folder its name, or copy it to another form block by block."""
+        if not is_stored(self.path):
+            os.replace(self.partial, self.path)
+            return self.path
+        store = open_store(self.partial)
+        starts = block_starts(store.indptr, store.entry_bytes, 16, MAX_BLOCK_BYTES)
+        blocks = read_blocks(store, starts, store.data.dtype, range(len(starts) - 1))
+        write_lines((to_scipy(block, store.lines[1]) for block in blocks), self.path, store.format)
+        shutil.rmtree(self.partial)
         return self.path
 
 

@@ -56,14 +56,24 @@ def save_blocks(A: Any, path: str | os.PathLike[str], *, rows: int = 50_000) -> 
     path = as_path(path, "path")
     if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or rows < 1:
         raise ArgumentError(f"rows: expected a positive integer, got {shown(rows)}. Leave it out.")
-    if not str(path).strip() or os.path.lexists(path) or not path.parent.is_dir():
-        raise ArgumentError(
-            f"path: expected a new name in a folder that exists, got {path}. Remove it or choose another."
-        )
+    path = check_new(path, "path")
     is_columns = sp.issparse(A) and A.format == "csc"
-    blocks = _blocks(A.T if is_columns else A, int(rows))
+    return write_lines(_blocks(A.T if is_columns else A, int(rows)), path, "csc" if is_columns else "csr")
+
+
+def check_new(path: str | os.PathLike[str], name: str) -> Path:
+    """Return the path of a matrix that is not there yet, in a folder that is."""
+    path = as_path(path, name)
+    if not str(path).strip() or os.path.lexists(path) or not path.parent.is_dir():
+        fault = f"expected a new name in a folder that exists, got {path}"
+        raise ArgumentError(f"{name}: {fault}. Remove it or choose another.")
+    return path
+
+
+def write_lines(blocks: Iterator[Any], path: Path, format: str) -> Path:
+    """Write CSR blocks below each other: the rows of CSR, or the columns of CSC."""
     with writing_file(path, "path") as partial:
-        _write(blocks, partial, "csc" if is_columns else "csr", path.name.lower())
+        _write(blocks, partial, format, path.name.lower())
     return path
 
 
@@ -224,4 +234,4 @@ class _Zarr(_Group):
         return self.group.create_array(name, shape=(0,), dtype=values.dtype, chunks=(CHUNK,))
 
 
-__all__ = ["save_blocks"]
+__all__ = ["check_new", "save_blocks", "write_lines"]

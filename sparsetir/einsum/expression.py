@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.einsum import stored
 from sparsetir.einsum import subscripts as notation
 from sparsetir.einsum.doors import Door, classify, doors
 from sparsetir.einsum.elementwise import FlatStep, MaskedStep
@@ -45,8 +46,9 @@ def einsum(
         As for `numpy.einsum`: ``"ik,kj->ij"``, with ``...`` for dimensions that broadcast; letters that the result
         lacks are reduced.
     *operands : array, sparse object or number
-        Any number of them: numpy and torch arrays; scipy, torch and `CooTensor` sparse ones, `SparseTensor`. Their
-        dtypes meet as numpy's do. Dimensions of extent 1 broadcast.
+        Any number of them: numpy and torch arrays; scipy, torch and `CooTensor` sparse ones, `SparseTensor`. One
+        may be on disk (see `matmul`) where one pass suffices. Their dtypes meet as
+        numpy's do. Dimensions of extent 1 broadcast.
     reduce : {"sum", "prod", "max", "min", "any", "all"}
         How the terms of one element of the result are reduced.
     combine : {"mul", "add", "max", "min", "and", "or"}
@@ -110,6 +112,12 @@ def einsum(
 
 def _evaluate(text: str, operands: Sequence[Any], reduce: str, combine: str, fill: Any, result: str) -> Any:
     """Evaluate an expression over operands of any kind."""
+    if any(stored.is_stored(value) for value in operands):
+        if (reduce, combine, fill) != ("sum", "mul", 0):
+            raise ArgumentError(
+                "reduce, combine, fill: expected sums of products of operands outside of memory. Read the matrix"
+            )
+        return stored.einsum(text, operands)
     values = [passed(value, at) for at, value in enumerate(operands)]
     if has_hypersparse(values):
         return _over_short(text, values, reduce, combine, fill, result)

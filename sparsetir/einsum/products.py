@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.einsum import operators
+from sparsetir.einsum import operators, stored
 from sparsetir.einsum.complex_parts import by_parts, has_complex
 from sparsetir.einsum.complex_parts import linear as complex_sum
 from sparsetir.einsum.complex_parts import product as complex_product
@@ -42,7 +42,8 @@ def matmul(
     A : sparse matrix, shape (m, p)
         Of scipy, a torch tensor with a sparse layout, a `SparseTensor` or a `CooTensor`. Rows may be unsorted and hold
         entries with the same coordinates, which are added up before dtypes meet. One of the
-        operands may be a dense matrix or vector, of numpy or torch.
+        operands may be a dense matrix or vector, of numpy or torch; the other then also a matrix on disk
+        (`open_blocks`, a backed matrix of anndata, an open group of h5py or zarr), or `A` a dask array.
     B : sparse matrix, shape (p, n)
         With ``top=`` also a `Postings` index of one, which is searched without reading all of it.
     mask : sparse matrix, shape (m, n), optional
@@ -110,6 +111,10 @@ def _of_postings(A: Any, index: Postings, mask: Any, top: Any, threshold: Any) -
 
 
 def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: Any) -> Any:
+    if stored.is_stored(A) or stored.is_stored(B):
+        if complement or not mask is top is threshold is None:
+            raise ArgumentError("mask=, top= and threshold= choose entries of sparse results in memory: read the matrix")
+        return stored.matmul(A, B)
     if _is_one_dense(A, B):
         if complement or not mask is top is threshold is None:
             options = "mask=, complement=, top= and threshold="

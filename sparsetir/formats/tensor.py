@@ -34,6 +34,7 @@ from sparsetir.interop import (
 from sparsetir.interop import to_torch as as_torch
 from sparsetir.interop.sources import Compressed, Coordinates, Source, is_torch, whole_sizes
 from sparsetir.io import read
+from sparsetir.stores import is_open
 from sparsetir.utils.arguments import as_flag, as_path, shown
 from sparsetir.utils.memory import MemoryLimitError, readable
 
@@ -236,7 +237,7 @@ class SparseTensor(Operators):
         ----------
         value : object
             A scipy.sparse array or matrix, a torch sparse tensor, an object with coords, values and shape, one with
-            ``__binsparse__``, a dense ndarray, the path of a file, or a `SparseTensor`.
+            ``__binsparse__``, a dense ndarray, the path of a file, a backed matrix of anndata, or a `SparseTensor`.
         format : str or Format, optional
             A name that `formats.make` knows, an encoding as `sparsetir.format` takes it, or a format; csr for a matrix
             and csf for anything else by default, dcsr for a matrix with far more rows than entries.
@@ -276,7 +277,7 @@ class SparseTensor(Operators):
         check = as_flag(check, "check")
         if isinstance(value, SparseTensor):
             return value.convert(value.format if format is None else format, idtype=idtype, **parameters)
-        if isinstance(value, (str, Path)):
+        if isinstance(value, (str, Path)) or is_open(value):
             return cls.from_any(read(value), format, idtype=idtype, check=check, **parameters)
         if isinstance(value, np.ndarray):
             return cls.from_dense(value, format, idtype=idtype, **parameters)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -123,7 +124,7 @@ def test_no_more_entries_are_in_memory_than_planned(tmp_path: Path, monkeypatch:
 KILLED = """
     import os, signal, sys, numpy as np, sparsetir
     from sparsetir.blocks import products, results
-    results.SYNC_SECONDS = 0
+    results.SYNC_SECONDS, results.ZARR_CHUNK_BYTES = 0, 9000
     multiply, calls = products.multiply, []
     def dying(block, B, out):
         calls.append(block.number)
@@ -132,7 +133,7 @@ KILLED = """
         return multiply(block, B, out)
     products.multiply = dying
     M = sparsetir.open_blocks("A", memory=500_000)
-    M.spmm(np.load("B.npy"), out="C.npy")
+    M.spmm(np.load("B.npy"), out=sys.argv[2])
     print(len(calls))
 """
 
@@ -179,26 +180,52 @@ def test_killed_sums_are_continued(operation: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize("out", ["C.npy", "C.zarr", "group.zarr/obsm/C"])
+def test_a_killed_run_is_continued(out: str, tmp_path: Path) -> None:
     A = matrix("csr", (6000, 150))
     sparsetir.save_blocks(A, tmp_path / "A")
     B = np.random.default_rng(1).random((150, 8), "float32")
     np.save(tmp_path / "B.npy", B)
+    if out != "C.npy":
+        zarr = pytest.importorskip("zarr")
+        zarr.open_group(str(tmp_path / "group.zarr"), mode="w").create_group("obsm")
+        zarr.consolidate_metadata(str(tmp_path / "group.zarr"))
+    before = {path.name for path in tmp_path.iterdir()}
 
     def run(blocks: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", textwrap.dedent(KILLED), str(blocks)]
+        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(KILLED), str(blocks), out]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
 
     assert run(3).returncode == -signal.SIGKILL
-    assert not (tmp_path / "C.npy").exists()
-    finished = (tmp_path / "C.npy.progress").read_text().splitlines()[1:]
-    assert finished == ["0:0", "0:1", "0:2"]
+    assert not (tmp_path / out).exists()
+    stem = out.replace("/", ".")
+    assert (tmp_path / f"{stem}.progress").read_text().splitlines()[1:] == ["0:0", "0:1", "0:2"]
     done = run(10**6)
     assert done.returncode == 0, done.stderr
     blocks = sparsetir.open_blocks(tmp_path / "A", memory=500_000).plan(B, out="C.npy").blocks
     assert int(done.stdout) == blocks - 3
-    close(np.load(tmp_path / "C.npy"), A @ B)
-    assert {path.name for path in tmp_path.iterdir()} == {"A", "B.npy", "C.npy"}
+    close(np.load(tmp_path / out) if out == "C.npy" else zarr.open_array(str(tmp_path / out))[:], A @ B)
+    assert {path.name for path in tmp_path.iterdir()} == before | {Path(out).parts[0]}
+    if out.startswith("group"):
+        assert "C" in zarr.open_consolidated(str(tmp_path / "group.zarr"))["obsm"]
+
+
+def test_what_cannot_be_a_result_is_named(tmp_path: Path) -> None:
+    M = small(matrix(), tmp_path / "a", 1 << 20)
+    (tmp_path / "C.zarr").mkdir()
+    for out, message in [("C.h5ad", "damaged by the end of a process"), ("C.zarr", "expected a new name"),
+                         ("C", "expected a .npy file"), ("no.zarr/C", "expected a .npy file")]:  # fmt: skip
+        with pytest.raises(ArgumentError, match=message):
+            M.spmm(np.ones((150, 2), "float32"), out=tmp_path / out)
+
+
+def test_panels_of_columns_are_written_to_zarr(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    A = matrix("csr", (2000, 2000))
+    M = small(A, tmp_path / "a", 600_000)
+    B = np.random.default_rng(1).random((2000, 64), "float32")
+    assert M.plan(B, out="C.zarr").passes > 1
+    close(zarr.open_array(str(M.spmm(B, out=tmp_path / "C.zarr")))[:], A @ B)
 
 
 def test_parts_of_another_job_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +332,16 @@ def test_sampled_products_are_written_to_a_folder(tmp_path: Path) -> None:
     assert S.nnz == A.nnz
 
 
+@pytest.mark.parametrize(("form", "format"), [("S.h5ad", "csr"), ("S.bsp.h5", "csc"), ("S.zarr", "csc")])
+def test_sampled_products_are_written_in_other_forms(form: str, format: str, tmp_path: Path) -> None:
+    pytest.importorskip({"h5ad": "anndata", "zarr": "zarr", "h5": "h5py"}[form.rpartition(".")[2]])
+    A, rng = matrix(format), np.random.default_rng(1)
+    X, Y = rng.random((3000, 6), "float32"), rng.random((150, 6), "float32")
+    small(A, tmp_path / "a", 700_000).sddmm(X, Y, out=tmp_path / form)
+    close(sparsetir.read(tmp_path / form).toarray(), A.toarray() * (X @ Y.T))
+    assert {path.name for path in tmp_path.iterdir()} == {"a", form}
+
+
 def test_backed_matrices_of_anndata_are_taken(tmp_path: Path) -> None:
     anndata = pytest.importorskip("anndata")
     A = matrix()
@@ -323,6 +360,94 @@ def test_a_matrix_is_pickled_as_its_path(tmp_path: Path) -> None:
     text = pickle.dumps(M)
     assert len(text) < 1000
     assert (pickle.loads(text).shape, pickle.loads(text).memory) == (M.shape, M.memory)
+    assert pickle.loads(pickle.dumps(M.T)).shape == M.shape[::-1]
+
+
+def on_disk(A: Any, path: Path, kind: str) -> Any:
+    """A matrix in one of the classes that other libraries have for it."""
+    sparsetir.save_blocks(A, path)
+    if kind == "blocks":
+        return sparsetir.open_blocks(path)
+    h5py = pytest.importorskip("h5py")
+    group = h5py.File(path)["X"]
+    return group if kind == "h5py" else pytest.importorskip("anndata").io.sparse_dataset(group)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "h5py", "anndata"])
+def test_front_doors_take_matrices_on_disk(kind: str, tmp_path: Path) -> None:
+    rng, A = np.random.default_rng(1), matrix("csr", (300, 40))
+    M = on_disk(A, tmp_path / "a.h5ad", kind)
+    B, Y = rng.random((40, 3), "float32"), rng.random((300, 3), "float32")
+    close(sparsetir.matmul(M, B), A @ B)
+    close(sparsetir.matmul(Y.T, M), Y.T @ A)
+    for text, others, expected in [
+        ("ij,jk->ik", [B], A @ B),
+        ("ij,jk", [B], A @ B),
+        ("ij,ik->kj", [Y], Y.T @ A),
+        ("ij,j->i", [B[:, 0]], A @ B[:, 0]),
+        ("ij->i", [], A.sum(axis=1)),
+        ("ij->j", [], A.sum(axis=0)),
+    ]:
+        close(sparsetir.einsum(text, M, *others), expected)
+    close(sparsetir.einsum("ik,ij,jk->ij", Y, M, B).toarray(), A.toarray() * (Y @ B.T))
+    assert (sparsetir.read(M if kind != "blocks" else tmp_path / "a.h5ad") != A).nnz == 0
+    with pytest.raises(ArgumentError, match="Read the matrix whole"):
+        sparsetir.einsum("ij,ij->ij", M, A.toarray())
+    with pytest.raises(ArgumentError, match="read the matrix"):
+        sparsetir.matmul(M, B, top=2)
+    with pytest.raises(ArgumentError, match="one operand in memory"):
+        sparsetir.matmul(M, M)
+
+
+def test_a_matrix_on_disk_has_the_operators_of_one_in_memory(tmp_path: Path) -> None:
+    A = matrix("csr", (300, 40))
+    M = small(A, tmp_path / "a", 1 << 20)
+    Y = np.random.default_rng(1).random((300, 3), "float32")
+    close(Y.T @ M, Y.T @ A)
+    close(M.T @ Y, A.T @ Y)
+    close(M.T.T @ np.ones(40, "float32"), A.sum(axis=1))
+    stored = sparsetir.SparseTensor.from_any(on_disk(A, tmp_path / "b.h5ad", "anndata"))
+    assert (stored.idtype, (stored.to_scipy() != A).nnz) == ("int32", 0)
+    assert sparsetir.read(tmp_path / "b.h5ad/X").shape == A.shape
+
+
+LIMITED = """
+    import json, sys, numpy as np, scipy.sparse as sp, sparsetir
+    from sparsetir.utils.memory import added
+    sample = sp.random_array((200, 200), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    small = sparsetir.open_blocks(sparsetir.save_blocks(sample, "small"))
+    M = sparsetir.open_blocks("A", memory=16 << 20)
+    B, Y = np.ones((200, 16), "float32"), np.ones((M.shape[0], 2), "float32")
+    calls = {
+        "spmm": lambda M: M.spmm(B, out=f"{M.path}-C.npy"),
+        "rmatmul": lambda M: M.rmatmul(Y[: M.shape[0]]),
+        "gram": lambda M: M.gram(center=True),
+        "pca": lambda M: M.pca(5),
+    }
+    peaks = {}
+    for name, call in calls.items():
+        call(small)  # compiles
+        peaks[name] = added(lambda: call(M))
+    print(json.dumps(peaks))
+"""
+
+
+@pytest.mark.slow
+def test_the_memory_limit_is_obeyed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    part = sp.random_array((20_000, 200), density=0.1, format="csr", dtype="float32", rng=rng)
+    sparsetir.save_blocks((part for _ in range(12)), tmp_path / "A")
+    size = sum(file.stat().st_size for file in (tmp_path / "A").iterdir())
+    assert size > 2 * (16 << 20)
+    command = [sys.executable, "-c", textwrap.dedent(LIMITED)]
+    environment = {**os.environ, "TVM_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+                          env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    peaks = json.loads(done.stdout)
+    if None in peaks.values():
+        pytest.skip("the system does not tell the peak of resident memory")
+    assert all(peak < 16 << 20 for peak in peaks.values()), peaks
 
 
 @pytest.mark.slow

@@ -143,6 +143,52 @@ def test_two_workers_equal_one_process_bit_for_bit(client: Any, tmp_path: Path) 
     assert set(client.run(sparsetir.get_num_threads).values()) == {1}
 
 
+@pytest.mark.slow
+def test_workers_have_their_threads_and_stay_within_memory(client: Any, tmp_path: Path) -> None:
+    from sparsetir.utils import memory
+
+    rng = np.random.default_rng(0)
+    part = sp.random_array((20_000, 100), density=0.1, format="csr", dtype="float32", rng=rng)
+    M = sparsetir.open_blocks(sparsetir.save_blocks((part for _ in range(20)), tmp_path / "A"), memory=16 << 20)
+    assert 8 * M.nnz > 30_000_000
+    small = sparsetir.open_blocks(sparsetir.save_blocks(part[:2000], tmp_path / "small"))
+
+    def compile_kernels() -> None:
+        import dask
+
+        with dask.config.set(scheduler="synchronous"):
+            cluster.pca(small, 3)
+
+    client.run(compile_kernels)
+    with client.as_current():
+        try:
+            client.run(memory.forget_peak)
+        except OSError:
+            pytest.skip("the system does not tell the peak of resident memory")
+        before = client.run(memory.resident, "VmRSS")
+        cluster.pca(M, 3)
+        peaks = client.run(memory.resident, "VmHWM")
+    assert max(peaks[worker] - before[worker] for worker in peaks) < 16 << 20
+    # The only thread of a worker, which has computed tasks.
+    assert client.submit(sparsetir.get_num_threads, pure=False).result() == 1
+
+
+def test_one_copy_of_the_dense_operand_is_sent_to_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph refers to the operand that was scattered: no task has a copy of its own."""
+    scattered = []
+
+    class Client:
+        def scatter(self, value: Any, *, broadcast: bool) -> Any:
+            scattered.append((value.nbytes, broadcast))
+            return "the future of B"
+
+    monkeypatch.setattr(distributed, "get_client", Client)
+    B = np.random.default_rng(3).random((60, 50), "float32")
+    graph = multiply(chunked(matrix(), 100), B).dask
+    assert scattered == [(B.nbytes, True)]
+    assert B.tobytes() not in pytest.importorskip("cloudpickle").dumps(graph)
+
+
 def die_once(flag: str, n: int, total: Any, chunk: Any, add: Any) -> Any:
     """Kill the worker in the middle of a sum, the first time."""
     if total.rows > 0:
