@@ -32,6 +32,12 @@ def reductions() -> ModuleType:
     return importlib.import_module("sparsetir.einsum.reductions")
 
 
+@cache
+def numpy_functions() -> ModuleType:
+    """Import the sparse forms of numpy's functions."""
+    return importlib.import_module("sparsetir.einsum.numpy_functions")
+
+
 def _reduced(tensor: Any, axis: Any, keepdims: bool, result: Any) -> Any:
     """Return the result of a reduction, with the reduced dimensions if these are kept."""
     return reductions().keeping(tensor, axis, result) if as_flag(keepdims, "keepdims") else result
@@ -54,6 +60,24 @@ def _comparison(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
 
 
 DISPATCHERS = ("_matmul_dispatch", "_rmatmul_dispatch")  # of scipy's matrices
+MULTIPLIERS = (
+    "_multiply_2d_with_broadcasting",
+    "multiply",
+    "__mul__",
+)  # frames of ``scipy_array * S``, innermost first
+
+
+def _is_operator_of_scipy(frame: Any) -> bool:
+    """Return whether scipy asks for an array in an operator, which can leave the operation to the other operand."""
+    if "scipy" not in frame.f_code.co_filename:
+        return False
+    if frame.f_code.co_name in DISPATCHERS:
+        return True
+    names = []
+    while frame is not None and len(names) < len(MULTIPLIERS):
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return tuple(names) == MULTIPLIERS or tuple(names[:2]) == MULTIPLIERS[1:]
 
 
 class Operators:
@@ -63,7 +87,13 @@ class Operators:
     a result does not store is zero: an operation that would make it something else is refused with the reason.
     """
 
-    __array_ufunc__ = None  # numpy's operators leave the other side to these
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Apply a ufunc of numpy to the entries where zeros stay zeros."""
+        return numpy_functions().apply_ufunc(ufunc, method, inputs, options)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        """Call the sparse form of a function of numpy, such as `numpy.sum`."""
+        return numpy_functions().apply_function(function, arguments, options)
 
     __matmul__ = _operator("matmul")
     __rmatmul__ = _operator("matmul", swapped=True)
@@ -97,9 +127,8 @@ class Operators:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         """Refuse the conversion: `to_dense` makes a dense array of all elements, `to_scipy` a matrix of scipy."""
-        caller = sys._getframe(1).f_code
-        if caller.co_name in DISPATCHERS and "scipy" in caller.co_filename:
-            # scipy's products ask numpy for an object before they leave the product to the other operand.
+        if _is_operator_of_scipy(sys._getframe(1)):
+            # scipy's operators ask numpy for an object before they leave the operation to the other operand.
             scalar = np.empty((), object)
             scalar[()] = self
             return scalar

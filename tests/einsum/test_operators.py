@@ -183,6 +183,18 @@ def test_classes_formats_and_dtypes() -> None:
         (lambda S: S[:0].max(), ArgumentError, "there is no max of no elements"),
         (lambda S: S + "x", TypeError, "unsupported operand"),
         (lambda S: S @ 2, TypeError, "unsupported operand"),
+        (lambda S: np.exp(S), ArgumentError, r"numpy.exp\(0\) is 1.0"),
+        (
+            lambda S: np.abs(S, out=np.ones((3, 2))),
+            ArgumentTypeError,
+            "expected no options for a sparse tensor, got out=",
+        ),
+        (lambda S: np.add.reduce(S), ArgumentTypeError, "numpy.add.reduce of a sparse tensor is not defined"),
+        (lambda S: np.maximum(S, S), ArgumentTypeError, "numpy.maximum has no form"),
+        (lambda S: np.concatenate([S, S]), ArgumentTypeError, "numpy.concatenate has no form"),
+        (lambda S: np.sum(S, dtype="float32"), ArgumentTypeError, "got dtype="),
+        (lambda S: np.multiply(S, "x"), ArgumentTypeError, "expected arrays, sparse tensors or numbers"),
+        (lambda S: sp.csr_array(np.eye(3)).multiply(S), ArgumentTypeError, r"call to_dense\(\)"),
         (lambda S: linear_operator(S.to_dense()), ArgumentTypeError, "takes a sparse matrix, found ndarray"),
         (lambda S: linear_operator(S[0]), ArgumentError, "takes a matrix, found 1 dimensions"),
     ],
@@ -191,6 +203,31 @@ def test_refusals(action: Any, error: type[Exception], message: str) -> None:
     S = SparseTensor.from_dense(np.array([[0, 1.0], [2.0, 0], [0, 3.0]]))
     with pytest.raises(error, match=message):
         action(S)
+
+
+def test_functions_of_numpy() -> None:
+    rng = np.random.default_rng(0)
+    D = np.where(rng.random((6, 5)) < 0.5, rng.standard_normal((6, 5)), 0)
+    S, B, A = SparseTensor.from_dense(D), rng.random((5, 3)), sp.csr_array(D)
+    for function in (np.sum, np.mean, np.max, np.amin, np.var, np.std):
+        np.testing.assert_allclose(function(S), function(D))
+        np.testing.assert_allclose(function(S, axis=0, keepdims=True), function(D, axis=0, keepdims=True))
+    np.testing.assert_array_equal(np.argmax(S, axis=1), np.argmax(D, axis=1))
+    np.testing.assert_allclose(np.var(S, axis=0, ddof=1), np.var(D, axis=0, ddof=1))
+    for ufunc in (np.abs, np.negative, np.sin, np.square, np.sign, np.expm1, np.isnan, np.tanh):
+        mapped = ufunc(S)
+        assert type(mapped) is SparseTensor
+        np.testing.assert_array_equal(mapped.to_dense(), ufunc(D))
+        assert mapped.dtype == ufunc(D).dtype
+    for product in (np.dot(S, B), np.matmul(S, B), np.tensordot(S, B, 1), np.einsum("ij,jk->ik", S, B)):
+        np.testing.assert_allclose(product, D @ B)
+    np.testing.assert_allclose(np.dot(B.T, np.transpose(S)), B.T @ D.T)
+    np.testing.assert_allclose(np.dot(2, S).to_dense(), 2 * D)
+    for sparse in (A * S, S * A, A.multiply(S.to_scipy()), np.multiply(S, S), np.square(S)):
+        np.testing.assert_allclose(sparse.toarray() if sp.issparse(sparse) else sparse.to_dense(), D * D)
+    np.testing.assert_array_equal(np.less(0, S).to_dense(), D > 0)
+    np.testing.assert_array_equal(np.less(S, 0).to_dense(), D < 0)
+    assert (np.shape(S), np.ndim(S), np.size(S), np.count_nonzero(S)) == (D.shape, 2, 30, np.count_nonzero(D))
 
 
 def test_html() -> None:
