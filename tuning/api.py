@@ -18,6 +18,7 @@ from sparsetir.tuning.accumulators import computes_patterns, refuse_others, tune
 from sparsetir.tuning.knobs import Template
 from sparsetir.tuning.loop import Asks, Budget, Cost, Log, Progress, explore, is_untuned, measured, with_best
 from sparsetir.tuning.measure import reason
+from sparsetir.tuning.model import CostModel, Model, as_model
 from sparsetir.tuning.predict import Guess, guess
 from sparsetir.tuning.records import Database, Record
 from sparsetir.tuning.report import TuneResult
@@ -73,6 +74,7 @@ def tune_sparse(
     machines: str = "same",
     compare_with: Sequence[str] = (),
     assume_finite: bool = False,
+    model: Any = None,
     progress: bool | None = None,
 ) -> TuneResult:
     """Find the fastest format and schedule of a program on the arguments of one call.
@@ -140,6 +142,10 @@ def tune_sparse(
     assume_finite : bool
         A promise that the kernel's arguments will hold neither infinities nor NaN. Without it, results over formats
         that store zeros between the entries are checked for NaN and infinities.
+    model : str, Path or object, optional
+        The cost model that leads ``strategy="guided"`` in place of the shipped one: the path of a trained one
+        (``python -m sparsetir.tuning.train.pretrain``), or an object with ``predict(features)``, which returns a score
+        for each row of features, higher for faster.
     progress : bool, optional
         Whether to show a progress line on stderr; by default if it is a terminal or in a notebook.
 
@@ -186,6 +192,7 @@ def tune_sparse(
             f"the schedule of a search is a function below @sparsetir.template; found {schedule_name}"
         )
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
+    own_model = None if model is None else _model_for(model, strategy, trials_left, schedule)
     if stop_probability is not None and (isinstance(stop_probability, (str, bool)) or not 0 <= stop_probability <= 1):
         raise ArgumentError(
             f"stop_probability: expected a probability from 0 to 1, got {arguments.shown(stop_probability)}. Pass 0.05."
@@ -210,7 +217,7 @@ def tune_sparse(
     )
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     if computes_patterns(program):
-        searched = {"formats": formats, "schedule": schedule, "amortize_over": amortize_over}
+        searched = {"formats": formats, "schedule": schedule, "amortize_over": amortize_over, "model": own_model}
         elsewhere = {"executor": executor, "machines": machines != "same"}
         refuse_others(searched, {**elsewhere, "isolate": isolate, "timeout": timeout != TIMEOUT}, compare_with)
         settings: dict[str, Any] = {"strategy": strategy, "seed": seed, "target": target, "progress": progress}
@@ -221,7 +228,7 @@ def tune_sparse(
     with old_objects_aside(), opened(executor) as workers, Progress(budget, shown=progress) as bar:
         bar.say("preparing the untuned kernel")
         settings = {"isolate": apart, "timeout": timeout, "assume_finite": assume_finite}
-        settings |= {"executor": workers, "machines": machines}
+        settings |= {"executor": workers, "machines": machines, "model": own_model}
         with closing(Session(program, inputs, target, formats, schedule, **settings)) as session:
             peers, search = session.peers(compare_with), session.search(seed, strategy, records=records)
             history, interrupted = trials(session, search, budget, records, cost=cost, bar=bar)
@@ -235,6 +242,18 @@ def tune_sparse(
             return replace(
                 schedule_name, peers=session.time_peers(schedule_name.kernel, peers, schedule_name.best.seconds)
             )
+
+
+def _model_for(value: Any, strategy: str, trials: int, schedule: Any) -> Model:
+    """Return the model of a search; refuse it where the search would not ask it."""
+    model = as_model(value)
+    if strategy != "guided":
+        raise ArgumentError(f"model: expected none with strategy={strategy!r}, which asks none. Leave strategy out.")
+    if not trials and not isinstance(model, CostModel):
+        raise ArgumentError("model: expected the path of a trained model where max_trials=0, got an object. Save one.")
+    if schedule is not None and isinstance(model, CostModel):
+        raise ArgumentError("model: expected an object for a schedule of your own, whose knobs no trained model knows.")
+    return model
 
 
 def full_cost(record: Record, amortize_over: float | None = None) -> float:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparsetir.errors import ArgumentError, TuningError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
 from sparsetir.tuning.features import PARALLEL, Encoding, matrix_names
 from sparsetir.tuning.work import USUAL, Rates, measured_rates
 from sparsetir.utils.arguments import shown
@@ -347,9 +347,43 @@ def pretrained(path: Path = PATH) -> CostModel | None:
         return None
 
 
-def rates_known() -> Rates:
-    """Return the rates that the shipped model goes by: of this machine, or of a usual one where it knows no other."""
-    model = pretrained()
+def as_model(value: Any) -> Model:
+    """Return a model of the user's own: the path of a trained one, or an object that ranks candidates.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is neither.
+    TuningError
+        The file holds no model, or one that was trained on other features.
+    """
+    if isinstance(value, (str, Path)):
+        return CostModel.load(Path(value), names=matrix_names())
+    if isinstance(value, type) or not callable(getattr(value, "predict", None)):
+        fault = f"model: expected the path of a trained model or an object with predict(features), got {shown(value)}."
+        raise ArgumentTypeError(f"{fault} See docs/own_models.md.")
+    return value
+
+
+def scores_of(model: Model, rows: np.ndarray) -> np.ndarray:
+    """Return a model's scores of rows of features.
+
+    Raises
+    ------
+    TuningError
+        It returns something else than a number for each row.
+    """
+    scores = np.asarray(model.predict(rows))
+    if scores.shape != (len(rows),) or scores.dtype.kind not in "biuf" or np.isnan(scores).any():
+        got = "NaN" if scores.shape == (len(rows),) and scores.dtype.kind == "f" else f"{scores.dtype} {scores.shape}"
+        fault = f"model: expected {type(model).__name__}.predict to return {len(rows)} numbers, got {got}"
+        raise TuningError(f"{fault}. Return one score for each row, higher for faster.")
+    return scores
+
+
+def rates_known(model: CostModel | None = None) -> Rates:
+    """Return the rates that a model goes by: of this machine, or of a usual one where it knows no other."""
+    model = pretrained() if model is None else model
     return measured_rates() if model is not None and model.about.get(PLACED) else USUAL
 
 
@@ -367,6 +401,7 @@ __all__ = [
     "CostModel",
     "Model",
     "RandomModel",
+    "as_model",
     "centred",
     "closeness",
     "labels_of",
@@ -374,4 +409,5 @@ __all__ = [
     "pretrained",
     "prior_for",
     "rates_known",
+    "scores_of",
 ]

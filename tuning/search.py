@@ -19,7 +19,7 @@ from scipy.special import ndtr
 
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
-from sparsetir.tuning.model import CostModel, Model, labels_of, of_width
+from sparsetir.tuning.model import CostModel, Model, labels_of, of_width, scores_of
 from sparsetir.tuning.space import Candidate, Space
 from sparsetir.utils.arguments import shown
 
@@ -390,7 +390,7 @@ class Search:
         assert self.prior is not None
         new = list(dict.fromkeys(c for c in candidates if c not in self._before))
         if new:
-            self._before.update(zip(new, self.prior.predict(self._matrix(new)).tolist(), strict=True))
+            self._before.update(zip(new, scores_of(self.prior, self._matrix(new)).tolist(), strict=True))
         return np.array([self._before[c] for c in candidates])
 
     def _fitted(self, known: Known) -> Fitted | None:

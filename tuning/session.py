@@ -27,7 +27,7 @@ from sparsetir.tuning.kernel import TunedKernel, Variant, circumstances
 from sparsetir.tuning.knobs import Config, Template
 from sparsetir.tuning.loop import is_untuned
 from sparsetir.tuning.measure import duel, typical
-from sparsetir.tuning.model import CostModel, prior_for, rates_known
+from sparsetir.tuning.model import CostModel, Model, prior_for, rates_known
 from sparsetir.tuning.predict import Judgement, chosen, judge
 from sparsetir.tuning.records import Database, Key, Record, fingerprint
 from sparsetir.tuning.report import OWN
@@ -84,8 +84,9 @@ class Session:
         assume_finite: bool = False,
         executor: Executor | str | None = None,
         machines: str = "same",
+        model: Model | None = None,
     ) -> None:
-        self.assume_finite = assume_finite
+        self.assume_finite, self.model = assume_finite, model
         if isolate and executor is None and can_send(inputs):
             Process.warm()
         self.evaluator = Evaluator(single(program), inputs, target, template)
@@ -206,16 +207,18 @@ class Session:
         """Return a search of this session's space; an informed one begins with what was best for similar matrices."""
         informed = informed and strategy in ("evolution", "guided")
         similar = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else []
-        prior = self.prior if strategy == "guided" else None
+        prior = (self.model or self.prior) if strategy == "guided" else None
         return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=prior, hints=similar)
 
     @cached_property
     def prior(self) -> CostModel | None:
-        """The shipped model, which knows nothing of knobs."""
-        return prior_for(self.encoding) if self.template is None else None
+        """The trained model that was given, or else the shipped one; neither knows anything of knobs."""
+        if self.template is not None:
+            return None
+        return self.model if isinstance(self.model, CostModel) else prior_for(self.encoding)
 
     def judged(self, record: Record) -> Judgement | None:
-        """Return what the shipped model thinks of a record's kernel."""
+        """Return what the trained model thinks of a record's kernel."""
         if self.prior is None or isinstance(record.choices, Config):
             return None
         return judge(self.prior, self.encoding, record.candidate, self.usual)
@@ -224,7 +227,8 @@ class Session:
     def operands(self) -> features.Operands:
         """What the call does."""
         work = Work.of(self.kernel.signature.program, self.sizes)
-        return features.Operands.of(work, self.key.threads, rates_known())
+        trained = self.model if isinstance(self.model, CostModel) else None
+        return features.Operands.of(work, self.key.threads, rates_known(trained))
 
     @cached_property
     def encoding(self) -> Encoding:

@@ -113,7 +113,7 @@ def _of_postings(A: Any, index: Postings, mask: Any, top: Any, threshold: Any) -
 def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: Any) -> Any:
     if stored.is_stored(A) or stored.is_stored(B):
         if complement or not mask is top is threshold is None:
-            raise ArgumentError("mask=, top= and threshold= choose entries of sparse results in memory: read the matrix")
+            raise ArgumentError("mask=, top= and threshold= choose entries of results in memory: read the matrix")
         return stored.matmul(A, B)
     if _is_one_dense(A, B):
         if complement or not mask is top is threshold is None:

@@ -18,7 +18,7 @@ import pytest
 import scipy.sparse as sp
 
 from sparsetir import formats, ops
-from sparsetir.errors import ArgumentError, TuningError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
 from sparsetir.formats.heuristics import promising
 from sparsetir.formats.pattern import pattern
 from sparsetir.formats.tensor import SparseTensor
@@ -707,3 +707,38 @@ def test_searches_over_other_records_are_led_by_models_of_other_families(
     led, own = (next(line for line in text.splitlines() if name in line) for name in ("guided", "evolution"))
     assert led != own.replace("evolution", "guided")
     assert led.rstrip(" |").endswith("1.000 (1.00)")  # all trials there are
+
+
+class ByNumber:
+    """A model of the user's own, which counts the rows that it is asked about."""
+
+    def __init__(self, scores: Any = None) -> None:
+        self.rows, self.scores = 0, scores
+
+    def predict(self, features: np.ndarray) -> Any:
+        self.rows += len(features)
+        return np.arange(len(features)) if self.scores is None else self.scores
+
+
+def test_a_search_asks_the_model_that_it_is_given(tmp_path: Path) -> None:
+    A = sp.random_array((60, 50), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    inputs = {"A": A, "B": np.ones((50, 8), np.float32)}
+    tune = partial(tune_sparse, ops.spmm(), inputs, isolate=False, progress=False)
+    own = ByNumber()
+    result = tune(model=own, max_trials=3)
+    assert own.rows > 3
+    np.testing.assert_allclose(result.kernel(**inputs), A @ inputs["B"], rtol=1e-4)
+    shipped = pretrained()
+    assert shipped is not None
+    shipped.save(tmp_path / "model.json")
+    assert len(tune(model=tmp_path / "model.json", max_trials=0).history) == 1
+    (tmp_path / "bad.json").write_text("{}")
+    for model, options, error, message in (
+        (3, {}, ArgumentTypeError, "expected the path of a trained model"),
+        (tmp_path / "bad.json", {}, TuningError, "expected a cost model"),
+        (own, {"strategy": "random"}, ArgumentError, "expected none with strategy='random'"),
+        (own, {"max_trials": 0}, ArgumentError, "where max_trials=0"),
+        (ByNumber("high"), {"max_trials": 3}, TuningError, "one score for each row"),
+    ):
+        with pytest.raises(error, match=message):
+            tune(model=model, **options)
