@@ -43,6 +43,10 @@ def apply_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: 
     ArgumentError
         It would make elements that are not stored something else than zero.
     """
+    if not options and method == "__call__" and ufunc in BINARY:  # the warm way of ``array @ S``
+        result = BINARY[ufunc](*inputs)
+        if result is not NotImplemented:
+            return result
     name = f"numpy.{ufunc.__name__}"
     if method != "__call__":
         raise ArgumentTypeError(f"{name}.{method} of a sparse tensor is not defined. Call S.sum, S.max or to_dense().")

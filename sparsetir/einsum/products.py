@@ -24,6 +24,8 @@ from sparsetir.sparse_output.fast_paths import ROWS
 from sparsetir.sparse_output.postings import Postings
 from sparsetir.utils.arguments import as_flag, take_old_argument
 
+SCIPY = (sp.sparray, sp.spmatrix)
+
 
 def matmul(
     A: Any,
@@ -111,7 +113,7 @@ def _of_postings(A: Any, index: Postings, mask: Any, top: Any, threshold: Any) -
 
 
 def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: Any) -> Any:
-    if stored.is_stored(A) or stored.is_stored(B):
+    if not (isinstance(A, SCIPY) and isinstance(B, SCIPY)) and (stored.is_stored(A) or stored.is_stored(B)):
         if complement or not mask is top is threshold is None:
             raise ArgumentError("mask=, top= and threshold= choose entries of results in memory: read the matrix")
         return stored.matmul(A, B)
