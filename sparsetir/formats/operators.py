@@ -73,7 +73,7 @@ def _is_operator_of_scipy(frame: Any) -> bool:
         return False
     if frame.f_code.co_name in DISPATCHERS:
         return True
-    names = []
+    names: list[str] = []
     while frame is not None and len(names) < len(MULTIPLIERS):
         names.append(frame.f_code.co_name)
         frame = frame.f_back
