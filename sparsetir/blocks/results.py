@@ -167,7 +167,7 @@ class NpyResult(FileResult):
 class ZarrResult(FileResult):
     """A result as an array of zarr: a folder of its own, or a member such as obsm/NAME of a folder that is there.
 
-    Chunks are not compressed: dense products hardly shrink. A store writes each chunk at once.
+    Chunks are not compressed, as dense products do not shrink much. A store writes each chunk at once.
     """
 
     def _create(self) -> None:
