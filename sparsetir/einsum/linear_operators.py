@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -14,7 +16,7 @@ import scipy.sparse.linalg as linalg
 from sparsetir import ops
 from sparsetir.build import build
 from sparsetir.einsum.expression import einsum_expression
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
 from sparsetir.utils.arguments import renamed_parameters, shown
@@ -23,6 +25,7 @@ from sparsetir.utils.dtypes import is_float
 DEFAULT_CALLS = 1000  # products that a solver is expected to make
 MIN_ENTRIES = 1 << 14  # of a matrix; the products of smaller ones cost less than code for another format
 TRIAL_PRODUCTS = 8  # products of one kind before a format is looked for, unless expected_calls= announces more
+TRIAL_SECONDS = 0.2  # that they must have taken: about what compiling and converting takes, so that short solves go on
 SAMPLES = 3  # timed products of each candidate, after one that is not counted
 
 
@@ -30,9 +33,10 @@ SAMPLES = 3  # timed products of each candidate, after one that is not counted
 def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.LinearOperator:
     """Wrap a sparse matrix as a linear operator for scipy's solvers.
 
-    After a few products with vectors, or with matrices, that kind of product is tried over the format that
-    ``sparsetir.build(program, expected_calls=expected_calls)`` finds for the matrix. Some products are timed over both
-    formats, and the faster one makes the others. A second copy of the matrix is kept for each format.
+    The first products of a matrix in compressed rows or columns are scipy's. Once those with vectors, or with
+    matrices, have taken some time, a thread compiles that kind of product and converts the matrix to the format that
+    ``sparsetir.build(program, expected_calls=...)`` finds for it, while scipy goes on. Then some are timed each
+    way, and the fastest one makes the others. A second copy of the matrix is kept for each format.
 
     Parameters
     ----------
@@ -40,7 +44,8 @@ def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.Line
         Of scipy, torch or a `SparseTensor`, of float32 or float64. Integers, bools and other floats become float64.
     expected_calls : int, optional
         About how many products of each kind will be made. Given that, the format is looked for at the first product,
-        and 0 keeps the format of `A`. By default a thousand are expected once eight have been made.
+        which waits for it, and 0 keeps the format of `A`. By default a thousand are expected once eight have been made
+        and have taken 0.2 seconds.
 
     Returns
     -------
@@ -120,11 +125,17 @@ class _Operator(linalg.LinearOperator):
             x = x.astype(self._common_dtype(x))
         key = f"{text}{x.dtype}"
         if key not in self._products:
-            first = einsum_expression(text, self.tensor, x).bind(self.tensor)
             is_large = self.tensor.nnz >= MIN_ENTRIES if self.expected_calls is None else self.expected_calls > 0
-            is_alike = x.dtype == self.tensor.dtype and is_large
-            self._products[key] = _Product(first, self._second(text) if is_alike else None, self.expected_calls)
+            is_alike = x.dtype == self.tensor.dtype
+            matrix = self.tensor.compressed if self.expected_calls is None and is_alike else None
+            first = self._own(text, x) if matrix is None else _by_scipy(matrix, text)
+            convert = self._others(text, with_own=matrix is not None) if is_alike and is_large else None
+            self._products[key] = _Product(first, convert, self.expected_calls)
         return self._products[key](x)
+
+    def _own(self, text: str, x: Any) -> Callable[[Any], Any]:
+        """Return the compiled product over the format of the matrix."""
+        return einsum_expression(text, self.tensor, x).bind(self.tensor)
 
     def _common_dtype(self, x: Any) -> np.dtype[Any]:
         """Return the dtype that a vector is multiplied in, by numpy's rules."""
@@ -132,12 +143,13 @@ class _Operator(linalg.LinearOperator):
             raise ArgumentTypeError(f"x: expected numbers that float64 holds, got {x.dtype}. Convert them with astype.")
         return np.result_type(x.dtype, self.tensor.dtype)
 
-    def _second(self, text: str) -> Callable[[Any], Any]:
-        """Return a function of an operand: the product over another format, or None where converting does not pay."""
+    def _others(self, text: str, *, with_own: bool) -> Callable[[Any], list[Callable[[Any], Any]]]:
+        """Return a function of an operand: the products over the own format, if wanted, and another one that pays."""
         tensor, expected_calls = self.tensor, DEFAULT_CALLS if self.expected_calls is None else self.expected_calls
         is_transposed = text[3] == "i"
 
-        def convert(x: Any) -> Any:
+        def convert(x: Any) -> list[Callable[[Any], Any]]:
+            own = [self._own(text, x)] if with_own else []
             matrix = tensor.to_scipy("csr", copy=False)
             matrix = matrix.T.tocsr() if is_transposed else matrix
             program, name = (ops.spmv, "x") if x.ndim == 1 else (ops.spmm, "B")
@@ -147,7 +159,7 @@ class _Operator(linalg.LinearOperator):
             bound = kernel.bind(A=matrix)
             bound(**{name: x})
             is_other = bound.over_another is not None or is_transposed
-            return (lambda x: bound(**{name: x})) if is_other else None
+            return [*own, lambda x: bound(**{name: x})] if is_other else own
 
         return convert
 
@@ -164,41 +176,69 @@ class _Operator(linalg.LinearOperator):
         return self._product("ij,ik->jk", X)
 
 
+def _by_scipy(matrix: Any, text: str) -> Callable[[Any], Any]:
+    """Return scipy's product with a matrix or its transpose."""
+    return (matrix.T if text[3] == "i" else matrix).__matmul__
+
+
 class _Product:
-    """One kind of product: over the format of the matrix, and later over another one if that is faster.
+    """One kind of product: by the first way at hand, and later by others if one of them is faster.
 
     Parameters
     ----------
     first : callable
     convert : callable or None
-        Takes an operand; returns the second candidate, or None.
+        Takes an operand; returns the other candidates.
     expected_calls : int or None
-        Number of products that the caller expects.
+        Number of products that the caller expects; None converts in a thread after some.
     """
 
     def __init__(
-        self, first: Callable[[Any], Any], convert: Callable[[Any], Any] | None, expected_calls: int | None
+        self, first: Callable[[Any], Any], convert: Callable[[Any], list[Any]] | None, expected_calls: int | None
     ) -> None:
         self.best, self.convert = first, convert
-        self.left = TRIAL_PRODUCTS if expected_calls is None else 0
+        self.left = TRIAL_PRODUCTS
+        self.is_announced = expected_calls is not None
+        self.seconds = 0.0
+        self.converter: threading.Thread | None = None
         self.candidates: list[tuple[Callable[[Any], Any], list[float]]] = []
 
     def __call__(self, x: Any) -> Any:
         if self.candidates:
             return self._timed(x)
-        if self.convert is not None:
-            self.left -= 1
-            if self.left < 0:
-                self._begin(x)
-        return self.best(x)
+        if self.convert is None:
+            return self.best(x)
+        if self.is_announced:
+            self._begin(x)
+            return self.best(x)
+        start = time.perf_counter()
+        y = self.best(x)
+        self.seconds += time.perf_counter() - start
+        self.left -= 1
+        if self.left < 0 and self.seconds >= TRIAL_SECONDS:
+            self._begin(x)
+        return y
 
     def _begin(self, x: Any) -> None:
         """Convert the matrix for later products."""
         # `convert` is cleared first, so that a second thread does not convert the matrix as well.
         convert, self.convert = self.convert, None
-        second = None if convert is None else convert(x)
-        if second is not None:
-            self.candidates = [(self.best, []), (second, [])]
+        if convert is None:
+            return
+        if self.is_announced:
+            self._add(convert(x))
+            return
+        # A thread that is no daemon: Python waits for it before LLVM is unloaded.
+        self.converter = threading.Thread(target=self._convert, args=(convert, x.copy()), name="sparsetir-converter")
+        self.converter.start()
+
+    def _convert(self, convert: Callable[[Any], list[Any]], x: Any) -> None:
+        with contextlib.suppress(SparseTIRError, MemoryError):  # the first way stays
+            self._add(convert(x))
+
+    def _add(self, others: list[Any]) -> None:
+        if others:
+            self.candidates = [(run, []) for run in (self.best, *others)]
 
     def _timed(self, x: Any) -> Any:
         """Compute a product with the candidate of fewer samples; the faster one is kept in the end."""

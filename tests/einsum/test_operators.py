@@ -21,6 +21,7 @@ from sparsetir import SparseTensor, linear_operator
 from sparsetir.einsum import linear_operators
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats import REGISTRY
+from sparsetir.utils.memory import MemoryLimitError
 
 OTHERS = {"band", "nm", "encoded", "tree"}  # hold some matrices only, or need parameters
 FORMATS = sorted(REGISTRY.keys() - OTHERS)
@@ -285,8 +286,9 @@ def stencil(n: int, dtype: str) -> sp.csr_array:
 @pytest.mark.parametrize(
     "make", [sp.csr_array, sp.csc_array, sp.coo_array, SparseTensor.from_any], ids=lambda f: f.__name__
 )
-def test_operators_over_another_format(make: Any, dtype: str) -> None:
+def test_operators_over_another_format(make: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each product is right before, while and after two formats are compared, and in a copy by pickle."""
+    monkeypatch.setattr(linear_operators, "TRIAL_SECONDS", 0)
     A, rng = stencil(60, dtype), np.random.default_rng(0)
     L = linear_operator(make(A))
     assert A.nnz >= linear_operators.MIN_ENTRIES
@@ -302,8 +304,11 @@ def test_operators_over_another_format(make: Any, dtype: str) -> None:
             np.testing.assert_allclose(product(x), expected, rtol=1e-4, atol=1e-5)
             assert product(x).dtype == dtype
             was = L._products[text + dtype]
-            if number == linear_operators.TRIAL_PRODUCTS // 2 and text == "ij,j->i":
-                assert len(was.candidates) == 2
+            if number == linear_operators.TRIAL_PRODUCTS // 2:
+                assert was.converter is not None  # while it works, products are scipy's
+                was.converter.join()
+                if text == "ij,j->i":
+                    assert len(was.candidates) == 3
         assert not was.candidates
         assert was.convert is None
     copied = pickle.loads(pickle.dumps(L))
@@ -327,6 +332,7 @@ def test_an_operator_converts_as_many_products_are_expected() -> None:
 
 def test_the_faster_of_two_products_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
+    monkeypatch.setattr(linear_operators, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(linear_operators.time, "perf_counter", lambda: now[0])
 
     def lasting(name: str, seconds: list[float]) -> Any:
@@ -339,10 +345,28 @@ def test_the_faster_of_two_products_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
         return run
 
     for slow, fast, expected in (([3.0], [90.0, 2.0], "second"), ([9.0, 1.0], [9.0, 2.0], "first")):
-        product = linear_operators._Product(lasting("first", slow), lambda x, fast=fast: lasting("second", fast), None)
-        for _ in range(linear_operators.TRIAL_PRODUCTS + 1 + 2 * (linear_operators.SAMPLES + 1)):
-            product(0)
-        assert {product(0) for _ in range(3)} == {expected}
+        product = linear_operators._Product(lasting("first", slow), lambda x, f=fast: [lasting("second", f)], None)
+        x = np.zeros(1)
+        for _ in range(linear_operators.TRIAL_PRODUCTS + 1):
+            product(x)
+        product.converter.join()
+        for _ in range(2 * (linear_operators.SAMPLES + 1)):
+            product(x)
+        assert {product(x) for _ in range(3)} == {expected}
+
+
+def test_products_go_on_where_a_matrix_cannot_be_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_operators, "TRIAL_SECONDS", 0)
+
+    def convert(x: Any) -> Any:
+        raise MemoryLimitError("no room for another format")
+
+    product = linear_operators._Product(lambda x: x + 1, convert, None)
+    for _ in range(linear_operators.TRIAL_PRODUCTS + 1):
+        assert product(np.zeros(1)) == 1
+    product.converter.join()
+    assert product(np.zeros(1)) == 1
+    assert not product.candidates
 
 
 def test_sums_of_short_integers() -> None:
