@@ -38,7 +38,6 @@ HIDDEN = """
 """.split()
 
 
-@renamed_parameters(calls="expected_calls", finite="assume_finite")
 def _profile() -> Any:
     """Return the rates of the machine that default choices go by."""
     from sparsetir.codegen.calibration import profile_in_use  # where an operand is large enough for it to matter
@@ -46,6 +45,7 @@ def _profile() -> Any:
     return profile_in_use()
 
 
+@renamed_parameters(calls="expected_calls", finite="assume_finite")
 class Kernel(Saved):
     """A compiled function, called by buffer names.
 
