@@ -289,17 +289,18 @@ def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices, *, reorder
 
 
 def share_block(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, reorders: bool = False) -> None:
-    """Run the outermost loop of one block with independent steps in parallel chunks of equal work."""
-    if choices.chunks == 0:
+    """Run the outermost loop of one block with independent steps in parallel chunks of equal work, or as it is."""
+    if choices.chunks == 0 and not choices.stream:
         return
     block = sch.get_sblock(name, func_name=func_name)
     node = sch.get(block)
     dimension = [str(iv.var.name) for iv in node.iter_vars].index(str(node.annotations[PARALLEL_MARK]))
     loop = sch.get_loops(block)[dimension - len(node.iter_vars)]  # nothing is split yet
-    sch.annotate(loop, CHUNKS, choices.chunks)
-    split_rows(sch, loop, choices, reorders=reorders)
-    if SWEEP in node.annotations:
-        sch.annotate(loop, SWEEP, node.annotations[SWEEP])
+    if choices.chunks > 0:
+        sch.annotate(loop, CHUNKS, choices.chunks)
+        split_rows(sch, loop, choices, reorders=reorders)
+        if SWEEP in node.annotations:
+            sch.annotate(loop, SWEEP, node.annotations[SWEEP])
     if choices.stream:
         sch.annotate(loop, STREAM, choices.stream)
 

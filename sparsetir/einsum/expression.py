@@ -273,7 +273,8 @@ class Expression:
         self.terms = broadcast(terms, kinds)
         pairs = zip(terms.inputs, self.terms.inputs, strict=True)
         self.spread = [[d for d, (a, b) in enumerate(zip(*pair, strict=True)) if a != b] for pair in pairs]
-        sizes = extents(self.terms, [value.shape for value in values])
+        self.letters = self.terms
+        sizes = extents(self.letters, [value.shape for value in values])
         self.terms, views = diagonals(self.terms, kinds)
         self.views = [pair if any(pair) else None for pair in zip(casts, views, strict=True)]
         ring = semiring(reduce, combine, fill, self.dtype)
@@ -337,10 +338,15 @@ class Expression:
             )
 
     def run(self, values: Sequence[Any]) -> Any:
-        if self.is_plain:
-            computed = self.steps[0](values)
-        else:
-            computed = self._evaluate([self.viewed(n, value) for n, value in enumerate(values)])
+        try:
+            if self.is_plain:
+                computed = self.steps[0](values)
+            else:
+                computed = self._evaluate([self.viewed(n, value) for n, value in enumerate(values)])
+        except ArgumentError:
+            # A kernel speaks of its own names: say in those of the expression which extents differ.
+            extents(self.letters, [value.shape for value in values])
+            raise
         return self.finished(computed)
 
     def door(self) -> Door | None:

@@ -453,7 +453,7 @@ class Point:
 
     def as_list(self) -> list[Any]:
         """Return plain values for JSON."""
-        usual = Choices(tile=self.choices.tile).as_dict()
+        usual = Choices(tile=self.choices.tile, chunks=get_num_threads()).as_dict()
         changed = {n: v for n, v in self.choices.as_dict().items() if n == "tile" or v != usual[n]}
         stored = [self.stored.values, self.stored.bytes, self.stored.pieces, self.stored.rows]
         seconds = [float(f"{s:.4g}") for s in self.seconds]
