@@ -72,7 +72,7 @@ def test_a_pass_that_does_not_exist(trace: PassTrace) -> None:
 
 
 def test_a_wrong_path(trace: PassTrace) -> None:
-    with pytest.raises(TypeError, match=r"path: expected a str or Path, got int\. Name the file to write\."):
+    with pytest.raises(TypeError, match=r"path: expected the path of a file, got 3\. Pass a str or a Path\."):
         trace.html(3)  # type: ignore[arg-type]
 
 
