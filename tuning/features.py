@@ -222,7 +222,7 @@ def of_other_choices(choices: Choices | Config) -> dict[str, float]:
     """Return numbers of choices that the shipped model does not know."""
     if isinstance(choices, Config):
         return {}
-    return {name: log(value) for name, value in choices.as_dict().items() if name not in CHOICES}
+    return {f"choice_{name}": log(value) for name, value in choices.as_dict().items() if name not in CHOICES}
 
 
 def of_work(stored: Stored, operands: Operands, nnz: int) -> dict[str, float]:
@@ -585,7 +585,8 @@ def pattern_names() -> frozenset[str]:
 def choice_names() -> frozenset[str]:
     """Return the names of `matrix_names` that say what was chosen for how many columns, whatever the matrix."""
     kinds = {f"is_{kind or 'own'}" for kind in KINDS}
-    return frozenset(matrix_names()) & {*kinds, *Choices().as_dict(), "feat", "width", "threads", SPECIALISED}
+    choices = {*CHOICES, *of_other_choices(Choices())}
+    return frozenset(matrix_names()) & {*kinds, *choices, "feat", "width", "threads", SPECIALISED}
 
 
 __all__ = [

@@ -639,9 +639,7 @@ class SparseTensor(Operators):
 def _named(format: str | Format | None, ndim: int, parameters: dict[str, Any]) -> Format:
     if isinstance(format, Format):
         if parameters:
-            raise ArgumentError(
-                f"{shown(format)} has its parameters; {', '.join(parameters)} go with the name of a format"
-            )
+            raise ArgumentError(f"{format!r} has its parameters; {', '.join(parameters)} go with the name of a format")
         return format
     if format is not None and not isinstance(format, str):
         fault = f"format: expected a name, an encoding or a Format, got {type(format).__name__}."
@@ -653,7 +651,7 @@ def _named(format: str | Format | None, ndim: int, parameters: dict[str, Any]) -
 
 def _does_not_fit(origin: Origin, format: Format, error: MemoryLimitError) -> MemoryLimitError:
     shape, nnz = " x ".join(map(str, origin.source.shape)), origin.source.values.size
-    fault = f"cannot store {shape} with {nnz} entries as {shown(format)}: {error}"
+    fault = f"cannot store {shape} with {nnz} entries as {format!r}: {error}"
     return MemoryLimitError(f"{fault}; take a format that stores less besides the entries, such as dcsr or coo")
 
 

@@ -20,7 +20,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from each import examples
-from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, MissingFileError
 from sparsetir.interop import CooTensor
 from sparsetir.io import read
 
@@ -416,9 +416,11 @@ def test_arrays_without_elements(tmp_path):
 
 
 def test_names_that_are_no_files(tmp_path):
-    for name in ("gone.mtx", "x" * 5000, "a\0b.mtx"):
-        with pytest.raises(MissingFileError, match="there is no file"):
+    with pytest.raises(MissingFileError, match="there is no file"):
+        read("gone.mtx")
+    for name in ("x" * 5000, "a\0b.mtx"):
+        with pytest.raises(ArgumentError, match=r"path: expected the path of a file, got .* Choose another name"):
             read(name)
     for value in (3, None, b"a.mtx"):
-        with pytest.raises(ArgumentTypeError, match=f"expected the path of a file, found {type(value).__name__}"):
+        with pytest.raises(ArgumentTypeError, match="path: expected the path of a file, got "):
             read(value)

@@ -284,7 +284,7 @@ def test_only_clearly_longer_rows_are_split() -> None:
 def test_untuned_kernels_split_a_giant_row(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, int]] = []
     kernel = sparsetir.build(sparsetir.ops.spmv())
-    note = lambda compiled, **changes: asked.append(changes) or variant(compiled, **changes)  # noqa: E731
+    note = lambda compiled, *sizes, **changes: asked.append(changes) or variant(compiled, *sizes, **changes)  # noqa: E731
     monkeypatch.setattr("sparsetir.runtime.kernel.variant", note)
     monkeypatch.setattr(defaults, "get_num_threads", lambda: 2)
     rng = np.random.default_rng(0)

@@ -72,7 +72,7 @@ def test_rows_without_columns_give_zeros() -> None:
 
 def test_short_rows_are_kept_as_a_whole() -> None:
     kernel, S = sparsetir.build(sparsetir.ops.sddmm()), pattern()
-    for feat, tile in ((8, 0), (16, 16), (60, 32), (64, 64), (127, 64), (128, 0), (500, 0)):
+    for feat, tile in ((8, 0), (16, 16), (60, 64), (64, 64), (127, 128), (128, 0), (500, 0)):
         args = kernel.prepare({"S": S, "X": np.ones((11, feat), np.float32), "Y": np.ones((20, feat), np.float32)})
         assert defaults.changes(kernel.usage, args.arrays).get("tile", 0) == tile
         bound, X = kernel.bind(S=S), np.ones((11, feat), np.float32)
