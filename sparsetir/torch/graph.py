@@ -254,7 +254,7 @@ class Graph(functions.Graphs):
         if x.shape[1] != weight.shape[1]:
             fault = f"expected weight of [outputs, {x.shape[1]}] for x of {_shown(x)}, got {_shown(weight)}"
             raise ArgumentError(f"{fault}. Pass the weight of a layer with as many inputs.")
-        if not torch.is_autocast_enabled("cpu"):
+        if not torch.is_autocast_enabled("cpu") and not self.is_to_trace(x):
             self._check(x=x, weight=weight, bias=bias)
             if not all(t.dtype is x.dtype for t in (weight, bias) if t is not None):
                 raise ArgumentTypeError(
