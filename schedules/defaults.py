@@ -223,11 +223,12 @@ def estimated_panel(
     A private cache may be so much faster than the level behind it that panels pay for operands that the last-level
     cache would hold.
     """
-    wide = [operand for _, operand, rows in known(usage.gathers, arrays) if operand.nbytes >= 2 * PANELS[0] * rows]
-    if not wide or max(operand.nbytes for operand in wide) <= private_cache() // 2:
+    operands = [(operand, operand.nbytes // rows) for _, operand, rows in known(usage.gathers, arrays)]
+    wide = [(operand, row) for operand, row in operands if row >= 2 * PANELS[0]]
+    if not wide or max(operand.nbytes for operand, _ in wide) <= private_cache() // 2:
         return 0
-    machine, itemsize = profile(), max(operand.itemsize for operand in wide)
-    width = max(operand.nbytes // len(operand) for operand in wide if len(operand))
+    machine, itemsize = profile(), max(operand.itemsize for operand, _ in wide)
+    width = max(row for _, row in wide)
     panels = [size // itemsize for size in PANELS if width >= 2 * size]
     seconds = {panel: predicted_seconds(usage, arrays, results, machine, panel=panel) for panel in panels}
     direct = min(predicted_seconds(usage, arrays, results, machine, prefetch=ahead) for ahead in (0, PREFETCH[0]))

@@ -92,5 +92,5 @@ def share(cases: Iterable[Any], of: int, first: int = 0) -> list[Any]:
 
 
 def examples(count: int) -> int:
-    """How many examples hypothesis draws for a test: a third of `count`, or all of them if SPARSETIR_FULL is set."""
+    """Return how many examples hypothesis draws: a third of `count`, or all of them if SPARSETIR_FULL is set."""
     return count if FULL else count // 3

@@ -156,7 +156,7 @@ class Session:
 
     @cached_property
     def announced(self) -> Candidate | None:
-        """What ``sparsetir.build(program, expected_calls=ANNOUNCED)`` does; None if the same as the untuned kernel.
+        """Return the candidate of a build with expected calls; None if the same as the untuned kernel.
 
         None, too, where the caller's formats or configurations are without it.
         """

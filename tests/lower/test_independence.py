@@ -137,7 +137,7 @@ def flat_loop(target: str, source: str, extent: Any, guard: str | None) -> tirx.
 
 
 def steps_are_apart(target: str, source: str, extent: Any, guard: str | None, ptr: list[int]) -> bool:
-    """Whether no step of the loop writes what another one reads or writes, for given row pointers."""
+    """Return whether no step writes what another one reads or writes, for given row pointers."""
     writes, reads = [], []
     for p in range(STEPS):
         values = [{"p": p, "j": j, "ptr": ptr} for j in range(eval(str(extent), {"p": p, "ptr": ptr}))]

@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 import gc
+import io
+import json
+import lzma
+import os
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -384,3 +389,31 @@ def test_panels_where_the_private_cache_is_far_faster_than_what_is_behind_it(mon
     assert panel(few, 256, "sapphirerapids") == 0  # copying the operand takes longer than reading it
     assert panel(many, 256, "znver4") == 0
     assert panel(scattered(8000, 8000, 0), 256, "sapphirerapids") == 0
+
+
+def test_panels_on_the_points_of_a_xeon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate takes panels that were measured to be fast, on a machine of which only points are at hand."""
+    data = Path(os.environ.get("SPARSETIR_DATA", ""))
+    measured = data / "machines" / "intel_spmm_choices.json"
+    if not os.environ.get("SPARSETIR_DATA") or not measured.is_file():
+        pytest.skip("SPARSETIR_DATA has no measured points")
+    files = {entry["name"]: data / entry["file"] for entry in json.loads((data / "MANIFEST.json").read_text())["files"]}
+    for module in (defaults, estimate):
+        monkeypatch.setattr(module, "private_cache", lambda: 2 << 20)
+    used, shares = usage.Usage.of(decode(ops.spmm())), []
+    for case, row in json.loads(measured.read_text())["rows"].items():
+        name, features = case.split("/")
+        packed = files[name].read_bytes()
+        A = sp.load_npz(io.BytesIO(lzma.decompress(packed) if files[name].suffix == ".xz" else packed)).tocsr()
+        B, C = (np.zeros((n, int(features)), "f") for n in (A.shape[1], A.shape[0]))
+        arrays = {"a": A.data, "b": B, "indptr": A.indptr, "indices": A.indices}
+        panel = defaults.estimated_panel(used, arrays, [C], lambda: shipped_profile("sapphirerapids"))
+        speedups = {key: speedup for key, speedup in row["speedup"].items() if key != "default"}
+        of_panel = [s for k, s in speedups.items() if panel and json.loads(k).get("panel") == panel]
+        shares.append((row["speedup"]["default"], max(of_panel, default=row["speedup"]["default"]), *speedups.values()))
+    default, chosen, best = (np.array([f(share) for share in shares]) for f in (lambda s: s[0], lambda s: s[1], max))
+    before, after = (float(np.exp(np.mean(np.log(speedup / best)))) for speedup in (default, chosen))
+    print(f"share of the best choice: {before:.3f} by default, {after:.3f} with estimated panels")
+    assert len(shares) == 36
+    assert after > before + 0.08
+    assert np.min(chosen / default) > 0.9

@@ -74,7 +74,7 @@ def test_halves_are_summed_in_float32():
 
 
 def test_sequences_are_apart():
-    """What is not finite in one sequence reaches no other one."""
+    """Infinities and NaN in one sequence reach no other one."""
     rows = ragged(SELF, 2, 3)[0].detach()
     rows[SELF[0] + 1] = float("nan")
     x = torch.nested.nested_tensor_from_jagged(rows, torch.tensor(np.concatenate([[0], np.cumsum(SELF)])))

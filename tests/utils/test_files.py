@@ -42,7 +42,7 @@ def kernel() -> Iterator[Any]:
 
 
 def model() -> Any:
-    """What `CompiledModel.save` needs of a model."""
+    """Return the parts of a model that `CompiledModel.save` needs."""
     return SimpleNamespace(
         mod=None, executable=SimpleNamespace(export_library=lambda path: Path(path).write_bytes(OLD))
     )
@@ -111,7 +111,7 @@ CACHES: dict[str, Writer] = {
 
 
 def left(folder: Path) -> list[str]:
-    """What an unfinished file left."""
+    """Return the remains of an unfinished file."""
     return [path.name for path in folder.rglob(f"{files.PREFIX}*")]
 
 
@@ -231,7 +231,7 @@ def test_damaged_kernels_are_named(at: int, kernel: Any, tmp_path: Path) -> None
             sparsetir.load(path)
 
 
-#: functions that write a file where nobody looks for it by name, or continue one
+#: functions that write a file under a name that no reader knows, or continue one
 OWN = {
     "runtime/serialization.py": {"_load_shipped"},
     "codegen/cache.py": {"_load_shipped"},
@@ -261,7 +261,7 @@ def test_every_writer_goes_through_one_module() -> None:
 
 
 def writes(node: ast.AST, function: ast.FunctionDef) -> bool:
-    """Whether a node writes a file that `with ... as partial` did not name."""
+    """Return whether a node writes a file that `with ... as partial` did not name."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Attribute, ast.Name)):
         return False
     called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dot products and tiles share: the nests of loops that they replace, and masks and interleaved rows."""
+"""Nests of loops that dot products and tiles replace, and the masks and interleaved rows of both."""
 
 from __future__ import annotations
 
