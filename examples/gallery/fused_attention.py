@@ -95,7 +95,7 @@ def in_steps() -> np.ndarray:
     largest[row[starts]] = np.maximum.reduceat(scores, starts)
     weights = sp.csr_array((np.exp(scores - largest[row]), G.indices, G.indptr), shape=G.shape)
     sums = weights.sum(axis=1)
-    return weights @ V / np.where(sums > 0, sums, 1)[:, None]
+    return np.asarray(weights @ V / np.where(sums > 0, sums, 1)[:, None])
 
 
 kernel = sparsetir.build(attention)
@@ -120,7 +120,7 @@ def dense() -> np.ndarray:
     scores = np.where(mask, Q @ K.T * SCALE, -np.inf)
     weights = np.exp(scores - np.where(mask.any(axis=1), scores.max(axis=1), 0)[:, None])
     sums = weights.sum(axis=1, keepdims=True)
-    return weights @ V / np.where(sums > 0, sums, 1)
+    return np.asarray(weights @ V / np.where(sums > 0, sums, 1))
 
 
 times = interleave(

@@ -156,7 +156,7 @@ def test_a_limit_that_nothing_exceeds_is_an_error() -> None:
     assert sparsetir.matmul(A, A, threshold=1.5).nnz == 4
     assert sparsetir.matmul(A, A, threshold=2).nnz == 0
     assert sparsetir.matmul(A, A, threshold=-7).nnz == 4
-    with pytest.raises(ArgumentError, match="less than the largest uint8, 255; found 255"):
+    with pytest.raises(ArgumentError, match="less than the largest uint8, 255, got 255"):
         sparsetir.matmul(A, A, threshold=255)
 
 
