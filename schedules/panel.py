@@ -17,7 +17,7 @@ after::
             for k_1 in T.vectorized(64):
                 c[k_0 * 64 + k_1, i] = c_local[k_1]
 
-The pass `sparsetir.lower.rows.pack_operands` moves the panels outside the rows. Wins wherever columns are not the last
+The pass `sparsetir.lower.rows.panels` moves the panels outside the rows. Wins wherever columns are not the last
 dimension of an operand or the result (then it is the default), and by choice where rows of a large operand are gathered
 often and a panel of it fits in a cache that the whole operand does not fit in.
 """

@@ -21,7 +21,7 @@ from sparsetir.codegen.cache import cache_folder, content_key
 from sparsetir.codegen.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
 from sparsetir.codegen.target import make_target
 from sparsetir.errors import TuningError
-from sparsetir.lower.runtime_choices import with_late_choices
+from sparsetir.lower.annotations import with_late_choices
 from sparsetir.schedules import Choices
 from sparsetir.tuning.knobs import Config, Template
 from sparsetir.tuning.space import Values, open_choices, shared

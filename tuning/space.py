@@ -16,7 +16,7 @@ from sparsetir.codegen.pipeline import scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir.views import Program, const
-from sparsetir.lower.runtime_choices import LATE
+from sparsetir.lower.annotations import LATE
 from sparsetir.schedules import Choices, defaults
 from sparsetir.tuning.knobs import Config
 

@@ -11,14 +11,21 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.errors import VerifyError, own_errors
 from sparsetir.lower.checks.cached_copies import CheckCaches, GuardCopies, GuardDomains
-from sparsetir.lower.checks.step_order import CheckOrder, CheckParallel, MarkIndependent
-from sparsetir.lower.checks.structure import CheckForm, CheckLoops, CheckScratch, CheckWrites
+from sparsetir.lower.checks.execution import (
+    CheckForm,
+    CheckLoops,
+    CheckOrder,
+    CheckParallel,
+    CheckScratch,
+    CheckWrites,
+    MarkIndependent,
+)
 from sparsetir.lower.iterations.emit import EmitNest
+from sparsetir.lower.iterations.nest import DeclareRegions
 from sparsetir.lower.iterations.normalize import AlignParams, CompareNaN, NameScratch, ReduceAlignment, ReplaceBools
-from sparsetir.lower.iterations.regions import DeclareRegions
 from sparsetir.lower.rows.block_registers import BlockRegisters
 from sparsetir.lower.rows.fuse_loops import FuseLoops
-from sparsetir.lower.rows.pack_operands import PackOperands
+from sparsetir.lower.rows.panels import PackOperands
 from sparsetir.lower.rows.partition import BalanceNonzeros, SplitMergePath
 from sparsetir.lower.target.arithmetic import GuardDivisions, PropagateNaN, SplitGuards, WidenIndices, WrapIntegers
 from sparsetir.lower.target.half_floats import ConvertHalves, PromoteHalves, WidenScalars
@@ -37,6 +44,7 @@ from sparsetir.lower.target.tile_state import ConfigureTiles
 from sparsetir.lower.vector.dot_products import UseDotProducts
 from sparsetir.lower.vector.loop_transforms import (
     InterchangeLoops,
+    PeelRemainders,
     UnrollRagged,
     UnswitchLoops,
     VersionLoops,
@@ -44,11 +52,15 @@ from sparsetir.lower.vector.loop_transforms import (
 from sparsetir.lower.vector.memory_hints import InsertPrefetch, StoreNontemporal
 from sparsetir.lower.vector.ragged_sums import SumBlocks, SumRagged
 from sparsetir.lower.vector.registers import FactorInvariants, PromoteRegisters
-from sparsetir.lower.vector.remainders import PeelRemainders
-from sparsetir.lower.vector.scalarize import ScalarizeGathers, ScalarizeLoops
 from sparsetir.lower.vector.tile_products import UseTiles
 from sparsetir.lower.vector.vector_math import ReplaceMissing
-from sparsetir.lower.vector.vectorize import VectorizeDots, VectorizeMaps, VectorizeMasked
+from sparsetir.lower.vector.vectorize import (
+    ScalarizeGathers,
+    ScalarizeLoops,
+    VectorizeDots,
+    VectorizeMaps,
+    VectorizeMasked,
+)
 
 TO_STAGE_2 = [
     NameScratch,  # names of scratch as in the program

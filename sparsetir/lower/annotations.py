@@ -1,5 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations and function attributes of this package: the modules that write and read each, and its refusal."""
+"""Annotations and function attributes: modules that write and read each, its refusal, and values at run time.
+
+Run-time choices: function parameters in place of the constants of annotations.
+
+before::
+
+    def spmm(..., m: T.int32):
+        for i in T.serial(m, annotations={"sparsetir.chunks": 16}):
+            ...
+
+after::
+
+    def spmm(chunks: T.int32, ..., m: T.int32):
+        for i in T.serial(m, annotations={"sparsetir.chunks": chunks}):
+            ...
+
+One compiled function then serves every number of chunks and every prefetch distance. The structure of a loop depends on
+whether they are zero, not on their value. Loops with split rows keep the constant: they allocate a buffer for each
+chunk.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +27,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
+from sparsetir.ir.rewriting import collect
 from sparsetir.ir.views import INDEPENDENT, INIT, SEARCH, SPARSE_ITER, SWEEP, cast, const
+from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.loops import with_, without
 
 CHUNKS = "sparsetir.chunks"
@@ -89,7 +111,7 @@ TABLE = (
         "loop",
         "run the rows in this many parallel parts of equal work",
         "fast_paths row rows",
-        "structure step_order runtime_choices partition fuse_loops pack_operands fast_paths row rows",
+        "execution annotations partition fuse_loops panels fast_paths row rows",
         "an error where steps may write the same element",
         is_error=True,
     ),
@@ -98,7 +120,7 @@ TABLE = (
         "loop",
         "let these parts begin and end inside a row",
         "row",
-        "fuse_loops runtime_choices partition",
+        "fuse_loops annotations partition",
         "refused where a part of a row cannot be added to the rest: rows stay whole",
     ),
     Mark(
@@ -114,7 +136,7 @@ TABLE = (
         "loop",
         "run the columns in panels of this width outside the rows, operands packed",
         "panel",
-        "block_registers pack_operands",
+        "block_registers panels",
         "refused where the rows do not fall apart into columns",
     ),
     Mark(
@@ -138,7 +160,7 @@ TABLE = (
         "loop",
         "the elements of a vector register, for the columns after the last full tile",
         "row",
-        "loop_transforms remainders",
+        "loop_transforms",
         "without it vectors have eight elements",
     ),
     Mark(
@@ -146,7 +168,7 @@ TABLE = (
         "loop",
         "fetch what is gathered this many steps ahead",
         "dot fast_paths row rows",
-        "block_registers memory_hints runtime_choices vectorize",
+        "block_registers memory_hints annotations vectorize",
         "refused where nothing is gathered along the steps",
     ),
     Mark(
@@ -217,8 +239,8 @@ TABLE = (
         PARALLEL_MARK,
         "block and loop",
         "the steps are proven independent; on a block, of the variable it names",
-        "step_order emit",
-        "step_order partition fuse_loops pack_operands panel fast_paths row rows",
+        "execution emit",
+        "execution partition fuse_loops panels panel fast_paths row rows",
         "a proof that nothing asks for is taken away",
     ),
     Mark(
@@ -226,7 +248,7 @@ TABLE = (
         "block",
         "the names of the variables whose steps must keep their order",
         "emit iterations nest",
-        "step_order",
+        "execution",
         "an error where a schedule does not keep it",
     ),
     Mark(
@@ -234,7 +256,7 @@ TABLE = (
         "block",
         "the block initialises, and stays beside the sums",
         "emit",
-        "regions",
+        "nest",
         "applies to every block that carries it",
     ),
     Mark(
@@ -274,7 +296,7 @@ TABLE = (
         "function",
         "names of the row pointers; every function of the dialect has it",
         "normalize",
-        "step_order partition fuse_loops half_floats registers",
+        "execution partition fuse_loops half_floats registers",
         "functions without it pass through",
     ),
     Mark(
@@ -282,7 +304,7 @@ TABLE = (
         "function",
         "names of all index arrays",
         "normalize",
-        "regions ragged_sums arithmetic",
+        "nest ragged_sums arithmetic",
         "without it no array is one",
     ),
     Mark(
@@ -298,7 +320,7 @@ TABLE = (
         "function",
         "names of the lists that hold nothing twice",
         "normalize",
-        "step_order half_floats registers",
+        "execution half_floats registers",
         "without it no list is one",
     ),
     Mark(
@@ -313,7 +335,7 @@ TABLE = (
         SCRATCH,
         "function",
         "names of the program's own arrays",
-        "regions",
+        "nest",
         "accesses",
         "without it there are none",
     ),
@@ -376,7 +398,7 @@ def refusals() -> Iterator[list[Refusal]]:
 
 
 def amount(loop: tirx.For, mark: str, dtype: str = "int32") -> ir.Expr:
-    """Return the value of an annotation: a constant, or the parameter that `runtime_choices` put in its place."""
+    """Return the value of an annotation: a constant, or the parameter that `with_late_choices` put in its place."""
     value = loop.annotations[mark]
     return cast(value, dtype) if isinstance(value, Var) else const(int(value), dtype)
 
@@ -417,3 +439,41 @@ def from_dialect(func: tirx.PrimFunc) -> bool:
 def names_in(func: tirx.PrimFunc, mark: str) -> set[str]:
     """Return the names that an attribute of a function lists; empty if it is missing."""
     return set() if func.attrs is None else {str(name) for name in func.attrs.get(mark, [])}
+
+
+# ------------------------------------------------------------------------------------ run-time choices
+
+
+LATE = {"chunks": CHUNKS, "prefetch": PREFETCH}  # names of choices -> annotations
+
+
+def with_late_choices(mod: ir.IRModule) -> tuple[ir.IRModule, tuple[str, ...]]:
+    """Replace annotations of a scheduled stage-II module by parameters, the function's first ones.
+
+    Parameters
+    ----------
+    mod : IRModule
+        One function, scheduled by one set of choices: a choice has the same value wherever it is annotated.
+
+    Returns
+    -------
+    IRModule, tuple of str
+        The module and the names of the new parameters' choices, keys of `LATE`; empty if no loop is annotated with one.
+    """
+    ((where, func),) = mod.functions.items()
+    notes = [loop.annotations for loop in collect(func.body, tirx.For)]
+    marks = {name: mark for name, mark in LATE.items() if any(mark in text for text in notes)}
+    if any(CARRY in text for text in notes):
+        marks.pop("chunks", None)
+    params = {mark: Var(f"{name}_given", ir.PrimType("int32")) for name, mark in marks.items()}
+
+    def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
+        changed = mutator.default_mutate(loop)
+        return with_(changed, notes={k: params.get(k, v) for k, v in changed.annotations.items()})
+
+    body = structural_mutate(func.body, [(tirx.For, on_for)])
+    late = tirx.PrimFunc([*params.values(), *func.params], body, func.ret_type, func.attrs)
+    return ir.IRModule({where: late}), tuple(marks)
+
+
+__all__ = ["LATE", "with_late_choices"]

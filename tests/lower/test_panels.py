@@ -20,7 +20,7 @@ from sparsetir.errors import ScheduleError
 from sparsetir.ir.rewriting import collect
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.annotations import PANEL
-from sparsetir.lower.rows.pack_operands import PackOperands
+from sparsetir.lower.rows.panels import PackOperands
 from sparsetir.schedules import Choices, schedule
 from sparsetir.tuning.space import fixed
 from sparsetir.workloads import suite

@@ -22,17 +22,16 @@ from sparsetir.ir.rewriting import collect, renewed
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.annotations import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.checks.cached_copies import CheckCaches, GuardCopies, GuardDomains
-from sparsetir.lower.checks.structure import CheckScratch, CheckWrites
+from sparsetir.lower.checks.execution import CheckScratch, CheckWrites
 from sparsetir.lower.rows.partition import BalanceNonzeros, work_before
 from sparsetir.lower.target.half_floats import PromoteHalves
 from sparsetir.lower.target.initialization import DecomposeInit
 from sparsetir.lower.target.scratch import BoundLocals, HoistScratch, PromoteToStack, ReplaceAggregates
 from sparsetir.lower.target.search import LowerFind
-from sparsetir.lower.vector.loop_transforms import UnrollRagged
+from sparsetir.lower.vector.loop_transforms import PeelRemainders, UnrollRagged
 from sparsetir.lower.vector.memory_hints import InsertPrefetch
 from sparsetir.lower.vector.registers import PromoteRegisters
-from sparsetir.lower.vector.remainders import PeelRemainders
-from sparsetir.lower.vector.scalarize import ScalarizeLoops
+from sparsetir.lower.vector.vectorize import ScalarizeLoops
 from sparsetir.schedules import Choices, schedule
 
 PARALLEL, VECTORIZED, UNROLLED = tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED

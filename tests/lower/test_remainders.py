@@ -21,7 +21,7 @@ from sparsetir.ir.sizes import with_sizes
 from sparsetir.ir.views import const
 from sparsetir.lower import single
 from sparsetir.lower.loops import VECTORIZED
-from sparsetir.lower.vector.remainders import may_overlap
+from sparsetir.lower.vector.loop_transforms import may_overlap
 from sparsetir.schedules import Choices
 
 WIDTHS = (*range(1, 36), 47, 48, 49, 63, 64, 65, 100, 127, 128)

@@ -22,8 +22,7 @@ from sparsetir.ir.rewriting import collect
 from sparsetir.lower import as_module
 from sparsetir.lower.rows.fuse_loops import FuseLoops
 from sparsetir.lower.vector.loop_transforms import UnswitchLoops, VersionLoops
-from sparsetir.lower.vector.scalarize import ScalarizeGathers, gather
-from sparsetir.lower.vector.vectorize import VectorizeMasked
+from sparsetir.lower.vector.vectorize import ScalarizeGathers, VectorizeMasked, gather
 from sparsetir.schedules import Choices
 
 PARALLEL = tirx.ForKind.PARALLEL

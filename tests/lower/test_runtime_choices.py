@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from sparsetir import formats, ops
 from sparsetir.codegen.pipeline import scheduled, to_stage_2
 from sparsetir.formats.format import Format
-from sparsetir.lower.runtime_choices import with_late_choices
+from sparsetir.lower.annotations import with_late_choices
 from sparsetir.schedules import Choices
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.lowered_program import FormatVariant, form_of

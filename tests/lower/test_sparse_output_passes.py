@@ -16,7 +16,7 @@ from sparsetir.codegen.pipeline import scheduled, to_stage_2
 from sparsetir.lower import TO_STAGE_3, run
 from sparsetir.lower.annotations import FINITE
 from sparsetir.lower.rows.block_registers import BlockRegisters
-from sparsetir.lower.rows.pack_operands import PackOperands
+from sparsetir.lower.rows.panels import PackOperands
 from sparsetir.lower.rows.partition import SplitMergePath
 from sparsetir.lower.vector.loop_transforms import InterchangeLoops
 from sparsetir.lower.vector.memory_hints import StoreNontemporal

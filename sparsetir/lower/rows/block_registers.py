@@ -16,8 +16,8 @@ from sparsetir.ir.views import accesses, const
 from sparsetir.lower.annotations import HELD, PANEL, PREFETCH, asks, refused
 from sparsetir.lower.loops import each_loop, serial, unrolled, vectorized, with_, without
 from sparsetir.lower.target.half_floats import HALVES
+from sparsetir.lower.vector.loop_transforms import match, vector_loops
 from sparsetir.lower.vector.memory_hints import ahead, fetch, gathers, line_starts
-from sparsetir.lower.vector.remainders import match, vector_loops
 from sparsetir.lower.vector.vectorize import GROUP, Dot, around, scaled, totals
 
 # Column loops below a row loop, and the test of whether they may run one panel of columns at a time.

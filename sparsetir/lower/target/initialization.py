@@ -15,8 +15,7 @@ from sparsetir.ir.views import INDEPENDENT, INIT, STORED, Axis, Entry, Program, 
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.independence import injective
 from sparsetir.lower.iterations.access import Scope
-from sparsetir.lower.iterations.nest import spatial_pairs
-from sparsetir.lower.iterations.regions import with_regions
+from sparsetir.lower.iterations.nest import spatial_pairs, with_regions
 from sparsetir.lower.loops import with_, with_body
 
 # Placement of the initialisation of a sparse iteration.

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loop transformations: interchange, unrolling, unswitching, versioning."""
+"""Loop transformations: interchange, unrolling, unswitching, versioning, full tiles of columns and their remainders."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -10,9 +12,21 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import dialect
-from sparsetir.ir.rewriting import all_same, collect, conjunction, conjuncts, mentions, renewed, same, seq, substitute
+from sparsetir.ir.rewriting import (
+    all_same,
+    collect,
+    conjunction,
+    conjuncts,
+    mentions,
+    moves_by_one,
+    renewed,
+    same,
+    seq,
+    substitute,
+)
 from sparsetir.ir.views import const
-from sparsetir.ir.visitor import structural_mutate
+from sparsetir.ir.visitor import structural_mutate, structural_walk
+from sparsetir.lower.analysis.independence import Facts
 from sparsetir.lower.annotations import UNROLL, VECTOR
 from sparsetir.lower.loops import (
     SERIAL,
@@ -26,6 +40,7 @@ from sparsetir.lower.loops import (
     with_body,
     without,
 )
+from sparsetir.lower.vector.registers import facts_of, promote
 
 # Loop interchange: move a loop over tiles of a result's row outside the sums of the row.
 #
@@ -385,4 +400,363 @@ def VersionLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     return each_loop(func, inner=version)
 
 
-__all__ = ["InterchangeLoops", "lift"]
+# ------------------------------------------------------------------------------------------ remainders
+
+
+# before::
+#
+#     for k_0 in T.serial((feat + 63) // 64, annotations={"sparsetir.vector": 16}):
+#         for j in range(...):
+#             for k_1 in T.vectorized(64):
+#                 if k_0 * 64 + k_1 < feat:
+#                     acc[k_1] = acc[k_1] + a[...] * b[..., k_0 * 64 + k_1]
+#
+# after::
+#
+#     for k_0 in range(feat // 64):
+#         for j in range(...):
+#             for k_1 in T.vectorized(64):
+#                 acc[k_1] = ...
+#     if feat % 64 > 0:
+#         if feat >= 16:
+#             if feat % 64 <= 16:
+#                 ...  # one vector, of the columns from feat - 16 on
+#             elif feat % 64 <= 32:
+#                 for j in range(...):
+#                     for k_1 in T.vectorized(16):
+#                         acc[k_1] = ...  # from column feat // 64 * 64
+#                     for k_1 in T.vectorized(16):
+#                         acc[16 + k_1] = ...  # from column feat - 16
+#             ...  # likewise three and four vectors
+#         elif feat >= 8:
+#             ...  # eight columns from 0 on, and eight from feat - 8 on
+#         ...  # likewise 4 and 2; then one column
+#
+# Every remainder iterates the entries of a row once. Its last vector ends at the last column and overlaps the vector
+# before it: the shared columns are computed twice, with the same result. That needs no masks, which exist neither on
+# every processor nor for every dtype. It is valid where a tile loads all elements of the result before it stores one;
+# sums in memory are promoted to registers first. A tile that adds to the result shares no columns with another tile.
+# Where that is not possible, a remainder of constant length takes narrower vectors that do not overlap, in the same
+# pass, and one of unknown length takes a pass for each narrower tile.
+#
+# A vector loop with a check inside is not vectorised by TVM. The tile must be a power of two.
+
+
+NARROWEST = 4  # columns of the narrowest tile that has a pass of its own
+DEFAULT_VECTOR = 8  # lanes of a vector where the schedule does not say
+
+
+def _checks(body: tirx.Stmt, outer: Var) -> list[tirx.IfThenElse]:
+    """Return the bounds checks ``outer * tile + lane < limit`` below `body`."""
+    found: list[tirx.IfThenElse] = []
+
+    def on_if(node: tirx.IfThenElse) -> None:
+        if isinstance(node.condition, tirx.LT) and mentions(node.condition.a, [outer]) and node.else_case is None:
+            found.append(node)
+
+    structural_walk(body, (tirx.IfThenElse, on_if))
+    return found
+
+
+def vector_loops(body: tirx.Stmt) -> list[tirx.For]:
+    found: list[tirx.For] = []
+    on_for = lambda f: found.append(f) if f.kind == VECTORIZED else None  # noqa: E731
+    structural_walk(body, (tirx.For, on_for))
+    return found
+
+
+def _is_check(condition: ir.Expr, loop: tirx.For, lane: tirx.For, limit: ir.Expr) -> bool:
+    tile = lane.extent
+    expected = loop.loop_var * tile + lane.loop_var
+    gap = tvm.sym.Analyzer().simplify(condition.a - expected)
+    return isinstance(gap, tirx.IntImm) and int(gap) == 0 and same(condition.b, limit)
+
+
+def match(loop: tirx.For) -> tuple[int, ir.Expr] | None:
+    """Return (tile, limit) if every vector loop below `loop` is one bounds-checked tile of it, else None."""
+    if loop.kind not in (SERIAL, UNROLLED):
+        return None
+    checks, lanes = _checks(loop.body, loop.loop_var), vector_loops(loop.body)
+    if not checks or not lanes or any(not isinstance(x.extent, tirx.IntImm) for x in lanes):
+        return None
+    tile, limit = int(lanes[0].extent), checks[0].condition.b
+    if tile & (tile - 1) or any(int(x.extent) != tile for x in lanes) or mentions(limit, [loop.loop_var]):
+        return None
+    for lane in lanes:
+        inner = _checks(lane.body, loop.loop_var)
+        if len(inner) != 1 or not _is_check(inner[0].condition, loop, lane, limit):
+            return None
+    return (tile, limit) if len(checks) == len(lanes) else None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring columns of a pass: the first column, the number of columns, and their place in local arrays."""
+
+    first: ir.Expr
+    width: int | ir.Expr
+    slot: int = 0
+
+
+class _Tile:
+    """Rewriter of the body of a loop over tiles for the columns of some pieces."""
+
+    def __init__(self, loop: tirx.For, tile: int) -> None:
+        self.outer, self.tile = loop.loop_var, tile
+
+    def whole(self, body: tirx.Stmt) -> tirx.Stmt:
+        """Return the body of a full tile, without checks."""
+        return renewed(self._unchecked(body))
+
+    def split(self, body: tirx.Stmt, pieces: Sequence[Piece]) -> tirx.Stmt | None:
+        """Return the body with a loop for each piece in the place of each vector loop, without checks.
+
+        None if the outer variable is used other than multiplied by the tile.
+        """
+
+        def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+            if node.kind != VECTORIZED:
+                return mutator.default_mutate(node)
+            return seq(*(self._lanes(node, piece) for piece in pieces))
+
+        out = structural_mutate(self._unchecked(body), [(tirx.For, on_for)])
+        return None if mentions(out, [self.outer]) else renewed(out)
+
+    def _unchecked(self, body: tirx.Stmt) -> tirx.Stmt:
+        def on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
+            if isinstance(node.condition, tirx.LT) and mentions(node.condition.a, [self.outer]):
+                return mutator.mutate(node.then_case)
+            return mutator.default_mutate(node)
+
+        return structural_mutate(body, [(tirx.IfThenElse, on_if)])
+
+    def _lanes(self, node: tirx.For, piece: Piece) -> tirx.Stmt:
+        """Return a vector loop restricted to the columns of one piece."""
+        dtype = str(node.loop_var.ty.dtype)
+        slot, lane = const(piece.slot, dtype), Var(str(node.loop_var.name), node.loop_var.ty)
+
+        def on_mul(x: tirx.Mul, mutator: Any) -> ir.Expr:
+            is_start = x.a.same_as(self.outer) and isinstance(x.b, tirx.IntImm) and int(x.b) == self.tile
+            return piece.first - slot if is_start else mutator.default_mutate(x)
+
+        body = structural_mutate(node.body, [(tirx.Mul, on_mul)])
+        body = renewed(substitute(body, {node.loop_var: lane + slot if piece.slot else lane}))
+        is_vector = isinstance(piece.width, int)
+        extent = const(piece.width, dtype) if isinstance(piece.width, int) else piece.width
+        kind = VECTORIZED if is_vector and piece.width != 1 else SERIAL
+        return with_(node, var=lane, extent=extent, kind=kind, body=body, notes={})
+
+
+# ---------------------------------------------------------------- whether columns may be computed twice
+
+
+class _Accesses:
+    """The order of the loads and stores of a statement: for each array the position and the loops of each access."""
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[Var, int, list[tirx.For]]] = []
+        self.stores: list[tuple[Var, int, list[tirx.For]]] = []
+        self.around: list[tirx.For] = []
+        self.position = 0
+        self.is_known = True
+
+    def visit(self, stmt: Any) -> None:
+        """Visit one statement."""
+        if isinstance(stmt, tirx.SeqStmt):
+            for child in stmt.seq:
+                self.visit(child)
+        elif isinstance(stmt, tirx.For):
+            self._read([stmt.min, stmt.extent])
+            self.around.append(stmt)
+            self.visit(stmt.body)
+            self.around.pop()
+        elif isinstance(stmt, tirx.IfThenElse):
+            self._read(stmt.condition)
+            self.visit(stmt.then_case)
+            if stmt.else_case is not None:
+                self.visit(stmt.else_case)
+        elif isinstance(stmt, tirx.BufferStore):
+            self._read([stmt.value, *stmt.indices])
+            self.stores.append((stmt.buffer, self._next(), list(self.around)))
+        elif not isinstance(stmt, tirx.AllocBuffer):
+            self.is_known = False
+
+    def _read(self, node: Any) -> None:
+        position = self._next()
+        self.loads += [(x.source, position, list(self.around)) for x in collect(node, ir.TensorLoad)]
+
+    def _next(self) -> int:
+        self.position += 1
+        return self.position
+
+
+def may_overlap(body: tirx.Stmt, outer: Var) -> bool:
+    """Return whether columns that two vector loops of a tile share get the same result as columns of one.
+
+    Each array from outside must be loaded before it is stored to, and be accessed by columns, which `outer` numbers
+    together with the lane; local arrays must have an element for each lane.
+    """
+    accesses = _Accesses()
+    accesses.visit(body)
+    own = {a.buffer for a in collect(body, tirx.AllocBuffer)}
+    if not accesses.is_known or not all(_is_by_lane(lane, outer, own) for lane in vector_loops(body)):
+        return False
+    for buffer, stored_at, around_store in accesses.stores:
+        for other, loaded_at, around_load in accesses.loads:
+            if (other is not buffer and not other.same_as(buffer)) or buffer in own:
+                continue
+            if loaded_at > stored_at or any(loop in around_load for loop in around_store):
+                return False
+    return True
+
+
+def reads_results(body: tirx.Stmt) -> bool:
+    """Return whether a tile loads an array from outside that it stores to, so that no other tile may share columns."""
+    own = {a.buffer for a in collect(body, tirx.AllocBuffer)}
+    results = {s.buffer for s in collect(body, tirx.BufferStore)} - own
+    return any(x.source in results for x in collect(body, ir.TensorLoad))
+
+
+def _is_by_lane(lane: tirx.For, outer: Var, own: set[Var]) -> bool:
+    """Return whether a vector loop stores an element for each lane, local arrays at its lane, others at its column."""
+    var = lane.loop_var
+    stores = collect(lane.body, tirx.BufferStore)
+    if not all(mentions(list(s.indices), [var]) for s in stores):
+        return False
+    accesses = [*stores, *(x for x in collect(lane.body, ir.TensorLoad) if mentions(list(x.indices), [var]))]
+    local: list[list[ir.Expr]] = []
+    others: list[list[ir.Expr]] = []
+    for access in accesses:
+        buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+        (local if buffer in own else others).append(list(access.indices))
+    if not all(mentions(indices, [outer]) for indices in others):
+        return False
+    return all(moves_by_one(indices[-1], var) and not mentions(list(indices)[:-1], [var]) for indices in local)
+
+
+# ---------------------------------------------------------------- remainders
+
+
+class _Remainder:
+    """Emitter of the columns after the last full tile; `is_apart` if it may not share columns with that tile."""
+
+    def __init__(self, tile: int, vector: int, limit: ir.Expr, emit: Callable[[list[Piece]], tirx.Stmt]) -> None:
+        self.tile, self.vector, self.limit, self.emit = tile, min(tile, vector), limit, emit
+        self.is_apart = False
+        self.dtype = str(limit.ty.dtype)
+        self.rest = tirx.floormod(limit, self.number(tile))
+
+    def number(self, value: int) -> ir.Expr:
+        return const(value, self.dtype)
+
+    def overlapping(self) -> tirx.Stmt:
+        """Emit one pass: whole vectors, of which the last one ends at the last column."""
+        if isinstance(self.limit, tirx.IntImm):
+            return self.emit(self._constant(int(self.limit)))
+        begin, most = self.limit - self.rest, self.tile // self.vector
+        stmt: tirx.Stmt = self.emit([Piece(begin, 1)])
+        for width in self._widths_below(self.vector, 2):
+            one, two = (self.emit(self._pieces(count, width, begin)) for count in (1, 2))
+            either = tirx.IfThenElse(self.rest.equal(self.number(width)), one, two)
+            stmt = tirx.IfThenElse(self.rest >= self.number(width), either, stmt)
+        several = self.emit(self._pieces(most, self.vector, begin))
+        for count in reversed(range(1, most)):
+            fits = self.rest <= self.number(count * self.vector)
+            several = tirx.IfThenElse(fits, self.emit(self._pieces(count, self.vector, begin)), several)
+        room = self.rest if self.is_apart else self.limit
+        return tirx.IfThenElse(room >= self.number(self.vector), several, stmt)
+
+    def _widths_below(self, width: int, least: int) -> list[int]:
+        """Return the powers of two from `least` to below `width`, ascending."""
+        return [1 << n for n in range(least.bit_length() - 1, width.bit_length() - 1)]
+
+    def _pieces(self, count: int, width: int, begin: ir.Expr) -> list[Piece]:
+        """Return `count` vectors from `begin` on, the last one at the end of the row; neighbours are merged."""
+        pieces, at = [], 0
+        while at < count - 1:
+            together = 1 << (count - 1 - at).bit_length() - 1
+            pieces.append(Piece(begin + self.number(at * width), together * width, at * width))
+            at += together
+        return [*pieces, Piece(self.limit - self.number(width), width, at * width)]
+
+    def _constant(self, limit: int) -> list[Piece]:
+        rest = limit % self.tile
+        width = self.vector
+        while width > (rest if self.is_apart else limit):
+            width //= 2
+        if not rest % width:
+            return self._whole(limit - rest, rest, width)
+        return self._pieces(-(-rest // width), width, self.number(limit - rest))
+
+    def _whole(self, begin: int, rest: int, least: int = 1) -> list[Piece]:
+        """Return vectors that cover a constant remainder exactly, the widest first."""
+        pieces, at = [], 0
+        for width in reversed([1 << n for n in range(rest.bit_length())]):
+            if rest & width and width >= least:
+                pieces.append(Piece(self.number(begin + at), width, at))
+                at += width
+        return pieces
+
+    def exact(self) -> tirx.Stmt:
+        """Emit every column once: in one pass if their number is constant, else in a pass for each narrower tile."""
+        if isinstance(self.limit, tirx.IntImm):
+            rest = int(self.limit) % self.tile
+            return self.emit(self._whole(int(self.limit) - rest, rest))
+        stmts = []
+        for width in reversed(self._widths_below(self.tile, NARROWEST)):
+            base = tirx.floordiv(self.limit, self.number(2 * width)) * self.number(2 * width)
+            odd = tirx.floormod(tirx.floordiv(self.limit, self.number(width)), self.number(2)).equal(self.number(1))
+            stmts.append(tirx.IfThenElse(odd, self.emit([Piece(base, width)]), None))
+        left = tirx.floormod(self.limit, self.number(min(self.tile, NARROWEST)))
+        stmts.append(tirx.IfThenElse(left > self.number(0), self.emit([Piece(self.limit - left, left)]), None))
+        return seq(*stmts)
+
+
+class _IndexedByTile(Exception):
+    """The number of the tile is used other than for its first column."""
+
+
+def peel(loop: tirx.For, facts: Facts) -> tirx.Stmt:
+    """Split `loop` into full tiles and one pass over the remainder; return other loops unchanged."""
+    vector = int(loop.annotations.get(VECTOR, DEFAULT_VECTOR))
+    loop = with_(loop, notes=without(loop, VECTOR))
+    matched = match(loop)
+    if matched is None:
+        return loop
+    tile, limit = matched
+    rewrite, body = _Tile(loop, tile), loop.body
+    is_overlapping = may_overlap(body, loop.loop_var)
+    if not is_overlapping:
+        promoted = promote(renewed(body), facts)
+        is_overlapping = may_overlap(promoted, loop.loop_var)
+        body = promoted if is_overlapping else body
+
+    def emit(pieces: list[Piece]) -> tirx.Stmt:
+        stmt = rewrite.split(body, pieces)
+        if stmt is None:
+            raise _IndexedByTile
+        return stmt
+
+    remainder = _Remainder(tile, vector, limit, emit)
+    remainder.is_apart = reads_results(body)
+    try:
+        rest = remainder.overlapping() if is_overlapping else remainder.exact()
+    except _IndexedByTile:
+        return loop
+    full = tirx.floordiv(limit, const(tile, str(limit.ty.dtype)))
+    main = with_(loop, extent=full, body=rewrite.whole(loop.body))
+    zero = const(0, str(limit.ty.dtype))
+    if isinstance(limit, tirx.IntImm):
+        parts = [main] if int(limit) >= tile else []
+        return seq(*parts, *([rest] if int(limit) % tile else []))
+    return seq(main, tirx.IfThenElse(remainder.rest > zero, rest, None))
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PeelRemainders")
+def PeelRemainders(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Peel every bounds-checked tile loop of a function."""
+    facts = facts_of(func)
+    return each_loop(func, inner=lambda loop: peel(loop, facts))
+
+
+__all__ = ["InterchangeLoops", "PeelRemainders", "lift", "match", "may_overlap", "vector_loops"]

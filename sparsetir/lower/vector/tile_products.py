@@ -49,7 +49,7 @@ from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import TILE, refused
 from sparsetir.lower.loops import serial, with_body
-from sparsetir.lower.vector.products import WORD, Product, as_nest, bind, interleaved, is_zero, mask, parse
+from sparsetir.lower.vector.dot_products import WORD, Product, as_nest, bind, interleaved, is_zero, mask, parse
 
 IMPORT = "pragma_import_llvm"
 WORDS = tiles.ROWS * LANES  # 32-bit words of a tile
