@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparsetir.errors import ScheduleError, checks_keywords
 from sparsetir.schedules import dot_product, panel, ragged_sum, row, tile
-from sparsetir.utils.arguments import as_count, shown
-from sparsetir.utils.dtypes import as_whole
+from sparsetir.utils.arguments import as_count, as_whole, shown
 
 SKETCHES = (panel, ragged_sum, dot_product, tile)
 DECLARED = (*row.DECLARED, *row.CARRY_DECLARED, *(choice for sketch in SKETCHES for choice in sketch.DECLARED))

@@ -32,8 +32,7 @@ import numpy as np
 from tvm import tirx
 from tvm.runtime import DataType
 
-from sparsetir.ir.rewriting import collect
-from sparsetir.ir.usage import (
+from sparsetir.ir.effects import (
     Arrays,
     Gather,
     Usage,
@@ -44,11 +43,11 @@ from sparsetir.ir.usage import (
     share_of_new,
     some_lengths,
 )
+from sparsetir.ir.rewriting import collect
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.estimate import predicted_seconds
 from sparsetir.schedules.registers import Registers
-from sparsetir.utils.machine import LINE, last_cache, private_cache
-from sparsetir.utils.machine_profile import MachineProfile
+from sparsetir.utils.machine import LINE, MachineProfile, last_cache, private_cache
 from sparsetir.utils.threads import get_num_threads
 
 # ------------------------------------------------------------------ constants

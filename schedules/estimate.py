@@ -13,9 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sparsetir.ir.usage import Arrays, Usage, known, share_of_new
-from sparsetir.utils.machine import private_cache
-from sparsetir.utils.machine_profile import MachineProfile
+from sparsetir.ir.effects import Arrays, Usage, known, share_of_new
+from sparsetir.utils.machine import MachineProfile, private_cache
 
 
 def predicted_seconds(

@@ -40,8 +40,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparsetir._tvm_plugin import ensure as _ensure_dialect
-from sparsetir.utils.gc import uncollected as _uncollected
-from sparsetir.utils.tvm_import import postpone_torch as _postpone_torch
+from sparsetir.utils.imports import postpone_torch as _postpone_torch
+from sparsetir.utils.memory import uncollected as _uncollected
 from sparsetir.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:

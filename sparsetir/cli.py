@@ -539,13 +539,13 @@ def run_formats(args: argparse.Namespace) -> int:
 def run_bench(args: argparse.Namespace) -> int:
     """``sparsetir bench``."""
     from sparsetir.bench import command, kernels, measure
-    from sparsetir.utils import optional
+    from sparsetir.utils import imports
     from sparsetir.workloads import inputs
 
     if args.points is not None:
         return run_judge(args.points, args.train)
     if args.plot:
-        optional.require("matplotlib.figure", extra="plot", purpose="--plot")
+        imports.require("matplotlib.figure", extra="plot", purpose="--plot")
     products = measure.parse_products(args.ops)
     paths = [*args.files, *(inputs.find_files(args.data) if args.data else [])]
     sources = [*inputs.from_files(paths), *(inputs.from_suite(args.suite, args.size) if args.suite else [])]
@@ -598,10 +598,10 @@ def run_calibrate(args: argparse.Namespace) -> int:
     """``sparsetir calibrate``."""
     from sparsetir.bench.plot import draw_profile
     from sparsetir.codegen.calibration import calibrate
-    from sparsetir.utils import optional
+    from sparsetir.utils import imports
 
     if args.plot:
-        optional.require("matplotlib.figure", extra="plot", purpose="--plot")
+        imports.require("matplotlib.figure", extra="plot", purpose="--plot")
     print(f"measuring for {args.seconds:g} s", file=sys.stderr)
     profile = calibrate(seconds=args.seconds)
     if args.json != "-":

@@ -16,9 +16,8 @@ from sparsetir.formats.format import Format
 from sparsetir.formats.heuristics import Conversion, suited
 from sparsetir.interop import is_sparse
 from sparsetir.ir.rules import stores
-from sparsetir.ir.verifier import verify
+from sparsetir.ir.verifier import verify, warn_of_doubtful, warn_of_other_meanings
 from sparsetir.ir.views import decode
-from sparsetir.ir.warnings import warn_of_doubtful, warn_of_other_meanings
 from sparsetir.lower import called, single
 from sparsetir.lower.annotations import FINITE
 from sparsetir.runtime.bound import BoundComposedKernel, BoundKernel
@@ -29,7 +28,7 @@ from sparsetir.sparse_output.blocks import assembled_kernel
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.utils.arguments import as_count, as_flag
-from sparsetir.utils.gc import uncollected
+from sparsetir.utils.memory import uncollected
 from sparsetir.utils.threads import get_num_threads
 
 # From what users call a program to a kernel.

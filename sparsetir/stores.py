@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError, SparseTIRError
 from sparsetir.utils.arguments import as_path
-from sparsetir.utils.optional import require
+from sparsetir.utils.imports import require
 
 Array = np.ndarray[Any, Any]
 ENCODINGS = {"csr_matrix": "csr", "csc_matrix": "csc"}

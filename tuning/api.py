@@ -29,9 +29,8 @@ from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
 from sparsetir.utils import arguments
-from sparsetir.utils.arguments import renamed_parameters
-from sparsetir.utils.dtypes import as_whole
-from sparsetir.utils.gc import old_objects_aside
+from sparsetir.utils.arguments import as_whole, renamed_parameters
+from sparsetir.utils.memory import old_objects_aside
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
 FINALISTS = 8

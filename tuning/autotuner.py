@@ -12,7 +12,7 @@ from tvm import tirx
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format
-from sparsetir.ir.usage import free_sizes
+from sparsetir.ir.effects import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.lower import single

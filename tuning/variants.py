@@ -16,7 +16,7 @@ from sparsetir.codegen.cache import Compiled
 from sparsetir.codegen.target import make_target
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.formats.format import Format
-from sparsetir.ir.usage import free_sizes
+from sparsetir.ir.effects import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.runtime.composed import ComposedKernel
 from sparsetir.runtime.kernel import Kernel

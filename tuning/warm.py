@@ -23,7 +23,7 @@ from sparsetir import formats, ops
 from sparsetir.codegen.cache import CACHE_VARIABLE, cache_folder
 from sparsetir.errors import ArgumentError, SparseTIRError
 from sparsetir.formats.format import Format
-from sparsetir.ir.usage import free_sizes
+from sparsetir.ir.effects import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning.evaluator import Evaluator

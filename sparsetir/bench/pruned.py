@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparsetir.utils.optional import require
+from sparsetir.utils.imports import require
 from sparsetir.utils.threads import set_num_threads
 from sparsetir.workloads.inputs import reason, say
 from sparsetir.workloads.plot import markdown

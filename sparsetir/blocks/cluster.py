@@ -19,7 +19,7 @@ from sparsetir.blocks.products import plan_product
 from sparsetir.blocks.reading import Block, read_block
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Array, Store, is_open, open_store
-from sparsetir.utils.optional import require
+from sparsetir.utils.imports import require
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 
 # Consecutive chunks that add to one accumulator; fixed, so that sums do not depend on the number of workers.

@@ -19,7 +19,7 @@ from sparsetir.errors import ArgumentError, WriteError
 from sparsetir.stores import Array, Buffers
 from sparsetir.utils.arguments import as_path
 from sparsetir.utils.files import writing_file
-from sparsetir.utils.optional import require
+from sparsetir.utils.imports import require
 
 CHECKPOINT_SECONDS = 10.0  # between checkpoints of sums, which are as large as the result
 CHECKPOINT_RATIO = 20.0  # seconds of work for each second that a checkpoint takes

@@ -16,7 +16,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Array
 from sparsetir.utils.arguments import as_path, shown
 from sparsetir.utils.files import writing_file
-from sparsetir.utils.optional import require
+from sparsetir.utils.imports import require
 
 CHUNK = 1 << 20  # entries of a chunk in HDF5 and zarr
 

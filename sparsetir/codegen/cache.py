@@ -31,10 +31,9 @@ from sparsetir.ir.sizes import with_constants
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.schedules import Registers, defaults
 from sparsetir.utils.arguments import shown
-from sparsetir.utils.cache_folder import CACHE_VARIABLE as CACHE_VARIABLE
-from sparsetir.utils.cache_folder import cache_folder
 from sparsetir.utils.caches import shared_cache
-from sparsetir.utils.files import PREFIX, replacing, warn_unwritable
+from sparsetir.utils.files import CACHE_VARIABLE as CACHE_VARIABLE
+from sparsetir.utils.files import PREFIX, cache_folder, replacing, warn_unwritable
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.utils.version import source_digest
 

@@ -17,13 +17,11 @@ import numpy as np
 import tvm
 
 from sparsetir.codegen.cache import cache_folder
-from sparsetir.codegen.host_cpu import NO_GATHER, host_cpu
-from sparsetir.codegen.target import native_target
+from sparsetir.codegen.target import NO_GATHER, host_cpu, native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.files import caching
-from sparsetir.utils.machine import last_cache, levels, machine_name
-from sparsetir.utils.machine_profile import MachineProfile, shipped_profile
+from sparsetir.utils.machine import MachineProfile, last_cache, levels, machine_name, shipped_profile
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.utils.version import __version__
 

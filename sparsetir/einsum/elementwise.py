@@ -26,7 +26,7 @@ from sparsetir.sparse_output import Options
 from sparsetir.sparse_output.blocks import assembled_kernel
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.sparse_output.result import write_coordinates
-from sparsetir.utils.dtypes import dtype_name
+from sparsetir.utils.arguments import dtype_name
 
 # Elementwise sums and products of tensors: their rows are merged as those of matrices.
 #

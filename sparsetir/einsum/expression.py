@@ -23,9 +23,8 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import VALUE_DTYPES, common_dtype, dtype_name, shown
 from sparsetir.utils.caches import shared_cache
-from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype, dtype_name
 
 _known = shared_cache("einsum expressions", 256)
 

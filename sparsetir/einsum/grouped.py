@@ -17,8 +17,8 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import array_of_numbers
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.script.printer import parse
+from sparsetir.utils.arguments import dtype_name
 from sparsetir.utils.caches import remember
-from sparsetir.utils.dtypes import dtype_name
 from sparsetir.utils.threads import get_num_threads
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")

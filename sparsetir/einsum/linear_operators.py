@@ -19,8 +19,7 @@ from sparsetir.einsum.expression import einsum_expression
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
-from sparsetir.utils.arguments import renamed_parameters, shown
-from sparsetir.utils.dtypes import is_float
+from sparsetir.utils.arguments import is_float, renamed_parameters, shown
 
 DEFAULT_CALLS = 1000  # products that a solver is expected to make
 MIN_ENTRIES = 1 << 14  # of a matrix; the products of smaller ones cost less than code for another format

@@ -16,7 +16,7 @@ from sparsetir.formats.base import FormatRewriteRule
 from sparsetir.formats.coordinates import CSF
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, array_of_numbers, as_numpy, check_detached, check_parts, is_sparse, is_torch
-from sparsetir.utils.dtypes import VALUE_DTYPES, dtype_name
+from sparsetir.utils.arguments import VALUE_DTYPES, dtype_name
 
 Key: TypeAlias = tuple[Any, ...]
 LARGEST_INT32 = 2**31 - 1

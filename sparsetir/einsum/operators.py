@@ -24,8 +24,7 @@ from sparsetir.formats.hypersparse import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, array_of_numbers, as_numpy, compressed_of, is_sparse, is_torch
 from sparsetir.sparse_output import products
-from sparsetir.utils.arguments import as_dtype
-from sparsetir.utils.dtypes import common_dtype, dtype_name
+from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name
 
 FEW_ROWS = 1 << 16  # a slice of as many rows is made row by row, one of more rows than entries entry by entry
 

@@ -15,8 +15,7 @@ from sparsetir.einsum.operators import astype, entry_keys, is_index, mapped
 from sparsetir.einsum.subscripts import LIMITS
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.utils.arguments import shown
-from sparsetir.utils.dtypes import dtype_name, is_float
+from sparsetir.utils.arguments import dtype_name, is_float, shown
 
 Axis: TypeAlias = "int | tuple[int, ...] | None"
 

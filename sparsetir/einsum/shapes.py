@@ -17,8 +17,7 @@ from sparsetir.einsum.steps import array_dtype, cast
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import array_of_numbers, is_sparse, is_torch
-from sparsetir.utils.arguments import shown
-from sparsetir.utils.dtypes import common_dtype, dtype_name
+from sparsetir.utils.arguments import common_dtype, dtype_name, shown
 
 
 def vstack(operands: Sequence[Any]) -> Any:

@@ -23,7 +23,7 @@ from sparsetir.formats.compressed_rows import add_duplicates, compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch, recast, to_torch
 from sparsetir.utils.caches import remember
-from sparsetir.utils.gc import uncollected
+from sparsetir.utils.memory import uncollected
 
 
 class Step:

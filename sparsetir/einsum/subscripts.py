@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.utils.arguments import shown
-from sparsetir.utils.dtypes import VALUE_DTYPES
+from sparsetir.utils.arguments import VALUE_DTYPES, shown
 
 # Subscripts of index notation, in numpy's syntax.
 

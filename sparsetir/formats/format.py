@@ -15,8 +15,7 @@ import scipy.sparse as sp
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, checks_keywords
 from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.interop.levels import first_disorder
-from sparsetir.utils.arguments import shown
-from sparsetir.utils.dtypes import as_whole
+from sparsetir.utils.arguments import as_whole, shown
 from sparsetir.utils.memory import check_memory, check_values, fits
 
 # Large arrays moved and sorted in linear time and with little additional memory.

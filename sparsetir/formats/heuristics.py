@@ -20,7 +20,7 @@ from sparsetir.formats.pattern import HACK, SLICES, MatrixPattern, Pattern
 from sparsetir.formats.row_groups import Reordered, RowGroups, grouped_share
 from sparsetir.formats.statistics import block_fill, slice_fills
 from sparsetir.interop.sources import Compressed, open_source
-from sparsetir.ir.usage import ragged_sums
+from sparsetir.ir.effects import ragged_sums
 from sparsetir.ir.views import Program
 from sparsetir.utils.machine import last_cache, private_cache
 

@@ -14,8 +14,8 @@ from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.formats.base import FormatRewriteRule, Formula
 from sparsetir.formats.format import Array, Entries, Format, Packed, register
 from sparsetir.interop.arrays import tree_indices
-from sparsetir.interop.convert import Builder
 from sparsetir.interop.levels import Level
+from sparsetir.interop.storage import Builder
 from sparsetir.ir import sizes as symbolic
 from sparsetir.ir.views import Axis, decode
 

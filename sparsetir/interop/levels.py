@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsetir.errors import ArgumentTypeError, StructureError
-from sparsetir.utils.dtypes import VALUE_DTYPES
+from sparsetir.utils.arguments import VALUE_DTYPES
 
 # What one axis of a sparse buffer asks of the arrays that hold it.
 

@@ -16,9 +16,8 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.interop.levels import Array, Level, Validator, check_level, first_outside, is_sound
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import as_whole, shown
 from sparsetir.utils.buffers import Copies
-from sparsetir.utils.dtypes import as_whole
 
 # torch tensors in host memory as numpy arrays, and back.
 

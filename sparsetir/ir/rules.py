@@ -18,7 +18,7 @@ from sparsetir.ir import dialect
 from sparsetir.ir.effects import leaves, operand_coordinates
 from sparsetir.ir.views import SPARSE_ITER, Axis, Entry, Program, SparseBuffer, SpIter, cast, decode, label
 from sparsetir.ir.visitor import structural_walk
-from sparsetir.utils.dtypes import VALUE_DTYPES
+from sparsetir.utils.arguments import VALUE_DTYPES
 
 # The rules of stage I about what stands where: types of operands, and names that are no values.
 #

@@ -15,7 +15,7 @@ from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.ir import dialect
 from sparsetir.ir.views import Program, cast
 from sparsetir.ir.visitor import structural_walk
-from sparsetir.utils.dtypes import as_whole
+from sparsetir.utils.arguments import as_whole
 
 # Symbolic sizes as Python: evaluate shapes and solve them for their symbols.
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import array_of_numbers, is_sparse, is_torch
-from sparsetir.utils.arguments import as_real
-from sparsetir.utils.dtypes import dtype_name
+from sparsetir.utils.arguments import as_real, dtype_name
 
 FLOATS = ("float16", "float32", "float64")
 # Functions of one element; those that leave zero zero also of what a sparse array stores.

@@ -264,7 +264,7 @@ TABLE = (
         "block",
         "the block is a sparse iteration; which of its axes are reduced",
         "builder editing",
-        "views emit rules sugar primitives editing",
+        "views emit rules printer primitives editing",
         "a block without it belongs to stage II",
     ),
     Mark(

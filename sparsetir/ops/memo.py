@@ -12,8 +12,7 @@ from tvm import tirx
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.ir.rules import INDEX_DTYPES
-from sparsetir.utils.arguments import shown
-from sparsetir.utils.dtypes import VALUE_DTYPES, as_whole, dtype_name
+from sparsetir.utils.arguments import VALUE_DTYPES, as_whole, dtype_name, shown
 
 P = ParamSpec("P")
 

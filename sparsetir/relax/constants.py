@@ -22,7 +22,7 @@ from sparsetir.codegen.target import make_target
 from sparsetir.errors import LoweringError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.formats.heuristics import suited
-from sparsetir.ir.usage import Usage
+from sparsetir.ir.effects import Usage
 from sparsetir.ir.views import decode
 from sparsetir.lower.annotations import CHOICES
 from sparsetir.relax.programs import Program

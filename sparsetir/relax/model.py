@@ -23,7 +23,7 @@ from tvm import ir, relax, tirx
 from tvm.support.cc import get_cc
 
 from sparsetir.codegen.cache import ROOM, writing
-from sparsetir.codegen.host_cpu import host_cpu
+from sparsetir.codegen.target import host_cpu
 from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError, SparseTIRError, own_errors
 from sparsetir.interop.sources import check_detached, is_torch
 from sparsetir.ir.visitor import structural_walk

@@ -19,7 +19,7 @@ from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.operators import constant
 from sparsetir.relax.sparsify import UNKNOWN_ROWS, Found, Layer, Rewriter
-from sparsetir.utils.optional import require
+from sparsetir.utils.imports import require
 
 STORED = "stored as a sparse initializer"
 NO_PRODUCT = "a sparse initializer that is not the constant matrix of a product"

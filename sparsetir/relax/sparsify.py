@@ -39,8 +39,7 @@ from sparsetir.relax.lowered import emitted, known, product
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant
 from sparsetir.tuning import tune_many
-from sparsetir.utils.arguments import shown
-from sparsetir.utils.dtypes import is_real
+from sparsetir.utils.arguments import is_real, shown
 from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, choose, fastest
 
 UNKNOWN_ROWS = 64  # The assumed number of rows of an input where it is known only at run time.

@@ -11,9 +11,8 @@ import numpy as np
 import scipy.sparse as sp
 from tvm import tirx
 
-from sparsetir.codegen.c_abi import Interface
 from sparsetir.codegen.cache import Compiled
-from sparsetir.codegen.export import export
+from sparsetir.codegen.export import Interface, export
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format
 from sparsetir.formats.tensor import SparseTensor

@@ -12,10 +12,10 @@ from tvm import s_tir, tirx
 
 from sparsetir import interop
 from sparsetir.codegen.cache import Compiled, compile_cached, variant, write_one
-from sparsetir.codegen.pass_trace import PassTrace, trace_passes
+from sparsetir.codegen.pipeline import PassTrace, trace_passes
 from sparsetir.errors import VerifyError
+from sparsetir.ir.effects import Usage
 from sparsetir.ir.sizes import with_sizes
-from sparsetir.ir.usage import Usage
 from sparsetir.ir.views import decode
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.runtime.call_plan import Caller, Plan, Timing, Unfit, learn, look, measure
@@ -23,8 +23,8 @@ from sparsetir.runtime.repr import shown_signature
 from sparsetir.runtime.serialization import Saved
 from sparsetir.runtime.signature import Arguments, Signature, argument_list, check_overlap
 from sparsetir.schedules import Choices, defaults
+from sparsetir.script.printer import outline as outlined
 from sparsetir.script.printer import script
-from sparsetir.script.sugar import outline as outlined
 from sparsetir.utils.arguments import as_path, renamed_parameters, shown
 
 Fit: TypeAlias = Callable[[], Callable[..., Any]]

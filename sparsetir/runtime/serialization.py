@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsetir.codegen.c_abi import identifier
 from sparsetir.codegen.cache import SHIPPED, Compiled, content_key
+from sparsetir.codegen.export import identifier
 from sparsetir.errors import ArgumentError, FileFormatError, MissingFileError, SparseTIRError, WriteError
 from sparsetir.script.printer import script
 from sparsetir.transform.decompose import Decomposition, Group, Piece

@@ -18,13 +18,12 @@ from tvm import tirx
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError
 from sparsetir.ir import sizes
-from sparsetir.ir.effects import Effects, analyse
-from sparsetir.ir.usage import order_free_axes
+from sparsetir.ir.effects import Effects, analyse, order_free_axes
 from sparsetir.ir.views import Axis, Program, SparseBuffer
 from sparsetir.lower.annotations import FINITE
 from sparsetir.runtime.validation import is_sound
 from sparsetir.utils import buffers as alignment
-from sparsetir.utils.dtypes import as_int64
+from sparsetir.utils.arguments import as_int64
 
 # What is known of the arguments of one call, and whether their index arrays are checked.
 

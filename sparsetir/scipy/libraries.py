@@ -27,8 +27,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
-from sparsetir.utils.cache_folder import cache_folder
-from sparsetir.utils.files import PREFIX, replacing
+from sparsetir.utils.files import PREFIX, cache_folder, replacing
 from sparsetir.utils.machine import CORES
 
 OPERATIONS = ("spmv", "spmm", "spgemm", "add", "subtract", "multiply")

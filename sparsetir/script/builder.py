@@ -21,8 +21,7 @@ from sparsetir.errors import VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.rules import INDEX_DTYPES, SEARCHES, chain_fault, fuse_fault, merge_fault
 from sparsetir.ir.views import SPARSE_ITER, Axis, cast, const, decode_axis, merge_domain
-from sparsetir.utils.arguments import shown
-from sparsetir.utils.dtypes import VALUE_DTYPES, as_whole, dtype_name
+from sparsetir.utils.arguments import VALUE_DTYPES, as_whole, dtype_name, shown
 
 # TVM's functions of expressions, such as ``T.exp``, with a check: many end the process where an argument is None.
 

@@ -36,7 +36,7 @@ from sparsetir.script.builder import *  # noqa: F403
 from sparsetir.script.builder import FUNCTIONS
 from sparsetir.script.diagnostics import explain
 from sparsetir.script.exact import evaluate as _evaluate_exactly  # T.evaluate is TVM's
-from sparsetir.utils.gc import uncollected
+from sparsetir.utils.memory import uncollected
 
 # Small Python trees of the dialect's texts: make them, and ask what they are.
 

@@ -28,7 +28,7 @@ from sparsetir.runtime.signature import LARGEST_INT32, Arguments
 from sparsetir.sparse_output import Accumulators, AssembledCompiled, Options
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.sparse_output.result import OfPatterns, Pattern
-from sparsetir.utils.gc import uncollected
+from sparsetir.utils.memory import uncollected
 
 # A product of two matrices, rewritten as a product of block matrices.
 

@@ -10,7 +10,7 @@ import numpy as np
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.codegen.c_abi import TYPES, Exportable, Interface, identifier, machine_code, plain
+from sparsetir.codegen.export import TYPES, Exportable, Interface, declare_machine_code, identifier, plain
 from sparsetir.sparse_output.accumulators import Options
 from sparsetir.sparse_output.program import Assembly, Result
 from sparsetir.sparse_output.selection import ordered
@@ -120,7 +120,7 @@ class AssembledInterface(Interface):
 
     def definitions(self) -> str:
         symbols = {f"code_{name}": f"{self.assembly.name}_{name}" for name in self.functions}
-        declared = "".join(machine_code(*pair) for pair in symbols.items())
+        declared = "".join(declare_machine_code(*pair) for pair in symbols.items())
         free = f"void {self.name}_free(void *array) {{ free(array); }}\n"
         return f"{RUNTIME.read_text(encoding='utf-8')}\n{declared}\n{free}"
 

@@ -28,8 +28,8 @@ from sparsetir.lower.loops import loop, parallel, serial
 from sparsetir.sparse_output.fast_paths import ROWS
 from sparsetir.sparse_output.result import top_of
 from sparsetir.sparse_output.workspace import tensor
+from sparsetir.utils.arguments import dtype_name
 from sparsetir.utils.caches import remember
-from sparsetir.utils.dtypes import dtype_name
 from sparsetir.utils.threads import get_num_threads
 
 LONG = "int64"

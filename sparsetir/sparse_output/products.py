@@ -25,9 +25,8 @@ from sparsetir.sparse_output.fast_paths import ROWS, function_for, limits
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.sparse_output.result import Pattern, as_object, least_of, top_of
 from sparsetir.sparse_output.workspace import KEPT_BYTES, Work, passed, popped, tensor
-from sparsetir.utils.arguments import as_flag, as_real
+from sparsetir.utils.arguments import VALUE_DTYPES, as_flag, as_real, common_dtype
 from sparsetir.utils.caches import remember, shared_cache
-from sparsetir.utils.dtypes import VALUE_DTYPES, common_dtype
 from sparsetir.utils.memory import check_memory
 
 # Numeric phase alone: the values of a result whose pattern is known, for operands with new values.

@@ -19,8 +19,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.ir.views import Axis, Program
 from sparsetir.runtime.signature import LARGEST_INT32, Arguments, numpy_dtype
-from sparsetir.utils.arguments import as_real, shown
-from sparsetir.utils.dtypes import as_whole
+from sparsetir.utils.arguments import as_real, as_whole, shown
 
 # Arguments of a selection: how many entries of a row are kept, and above which value, as the functions take it.
 

@@ -18,7 +18,7 @@ from sparsetir.torch.products import matmul
 from sparsetir.torch.pruned_layers import PrunedAttention, PrunedConv, PrunedLinear
 from sparsetir.torch.pyg import patch_pyg
 from sparsetir.torch.sparsify import LayerChange, SparsifyReport, sparsify_
-from sparsetir.utils.optional import require
+from sparsetir.utils.imports import require
 
 require("torch", extra="torch", purpose="sparsetir.torch")
 

@@ -15,8 +15,7 @@ import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
-from sparsetir.utils.arguments import as_flag, shown
-from sparsetir.utils.dtypes import is_real
+from sparsetir.utils.arguments import as_flag, is_real, shown
 from torch import Tensor
 
 FEATURES: Sizes = (("K", None),)

@@ -12,8 +12,8 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.torch import block_attention
 from sparsetir.torch.block_attention import COSTS, BlockPattern
 from sparsetir.torch.functions import NAMES, KernelFunction, once
+from sparsetir.utils.arguments import is_real
 from sparsetir.utils.caches import remember
-from sparsetir.utils.dtypes import is_real
 from torch import Tensor
 
 Array = np.ndarray

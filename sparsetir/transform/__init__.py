@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from sparsetir.formats.base import FormatRewriteRule
-from sparsetir.transform.schedule import Schedule
-from sparsetir.transform.trace import Step, Trace
+from sparsetir.transform.schedule import Schedule, Step, Trace
 
 __all__ = ["FormatRewriteRule", "Schedule", "Step", "Trace"]

@@ -30,7 +30,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.utils.optional import MissingPackageError, require
+from sparsetir.utils.imports import MissingPackageError, require
 from sparsetir.workloads import mkl
 
 Call = Callable[[], np.ndarray]

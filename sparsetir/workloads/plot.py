@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError
 from sparsetir.utils.files import writing_file
-from sparsetir.utils.optional import require
+from sparsetir.utils.imports import require
 
 # Tables as text.
 

@@ -21,7 +21,7 @@ from sparsetir.bench import sweep as scale
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, TuningError
 from sparsetir.interop import CooTensor
 from sparsetir.tuning.kernel import TunedKernel
-from sparsetir.utils import machine, optional
+from sparsetir.utils import imports, machine
 from sparsetir.workloads import ceilings as limits
 from sparsetir.workloads import inputs, peers, reference, suite, timing
 from sparsetir.workloads.inputs import Case, make_case
@@ -169,7 +169,7 @@ def test_a_missing_peer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_missing_package_is_an_import_error() -> None:
     with pytest.raises(ImportError, match=r"reading needs no_such_package.*pip install 'sparsetir\[plot\]'"):
-        optional.require("no_such_package.part", extra="plot", purpose="reading")
+        imports.require("no_such_package.part", extra="plot", purpose="reading")
 
 
 @pytest.mark.parametrize(

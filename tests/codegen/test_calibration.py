@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from sparsetir.cli import main
-from sparsetir.codegen import calibration, host_cpu
+from sparsetir.codegen import calibration, target
 from sparsetir.errors import ArgumentError
-from sparsetir.utils.machine_profile import DATA, MachineProfile, find_knees, interpolate, shipped_profile
+from sparsetir.utils.machine import DATA, MachineProfile, find_knees, interpolate, shipped_profile
 
 FAMILIES = json.loads((DATA / "families.json").read_text())
 
@@ -45,7 +45,7 @@ def test_measured_once_and_read_again(small: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_dot_products_that_the_processor_has_are_measured(small: Path) -> None:
-    cpu = host_cpu.host_cpu()
+    cpu = target.host_cpu()
     features = frozenset() if cpu is None else cpu.features
     expected = {name for name, dot in calibration.DOTS.items() if dot.feature in features}
     assert set(calibration.calibrate(seconds=0.1).dots) == expected
@@ -53,7 +53,7 @@ def test_dot_products_that_the_processor_has_are_measured(small: Path) -> None:
 
 def test_another_processor_has_another_file(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = calibration.profile_key()
-    cpu = host_cpu.Cpu("x86_64", "GenuineIntel", frozenset({"avx2"}), "test")
+    cpu = target.Cpu("x86_64", "GenuineIntel", frozenset({"avx2"}), "test")
     monkeypatch.setattr(calibration, "host_cpu", lambda: cpu)
     assert calibration.profile_key() != key
 
@@ -88,7 +88,7 @@ def test_shipped_profiles(mcpu: str) -> None:
 def test_every_shipped_family_is_a_name_of_llvm() -> None:
     for name in FAMILIES:
         architecture = "aarch64" if name.startswith(("neoverse", "apple")) else "x86_64"
-        assert name == "generic" or host_cpu._required(architecture, name) is not None
+        assert name == "generic" or target._required(architecture, name) is not None
 
 
 def test_smaller_caches_of_a_relative_end_earlier() -> None:

@@ -98,7 +98,7 @@ def test_the_folder_of_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The one warning for a folder that is not used."""
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
-    monkeypatch.setattr("sparsetir.utils.cache_folder._warned", set())
+    monkeypatch.setattr("sparsetir.utils.files._warned_folders", set())
     with pytest.warns(RuntimeWarning, match="compiled kernels are not kept in ") as caught:
         assert cache_folder() is None
     with warnings.catch_warnings():
@@ -135,10 +135,10 @@ def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_group_of_the_user_alone_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o775)
-    monkeypatch.setattr("sparsetir.utils.cache_folder._is_private", lambda _: True)
+    monkeypatch.setattr("sparsetir.utils.files._is_private", lambda _: True)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     assert cache_folder() == tmp_path
-    monkeypatch.setattr("sparsetir.utils.cache_folder._is_private", lambda _: False)
+    monkeypatch.setattr("sparsetir.utils.files._is_private", lambda _: False)
     assert "other users may write" in refused(tmp_path, monkeypatch)
 
 

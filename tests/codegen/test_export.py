@@ -28,11 +28,10 @@ import sparsetir
 from corpus import BY_NAME
 from corpus.running import check, draw
 from sparsetir import formats
-from sparsetir.codegen.c_abi import Interface, identifier
 from sparsetir.codegen.cache import CACHE_VARIABLE
-from sparsetir.codegen.export import export
+from sparsetir.codegen.export import Interface, export, identifier
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
-from sparsetir.utils.dtypes import VALUE_DTYPES
+from sparsetir.utils.arguments import VALUE_DTYPES
 
 CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 CXX = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")

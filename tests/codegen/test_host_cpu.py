@@ -14,8 +14,8 @@ import tvm
 from tvm.target import codegen
 
 from sparsetir.cli import main
-from sparsetir.codegen import host_cpu, target
-from sparsetir.codegen.host_cpu import Cpu, choose_target, parse_cpuinfo, parse_sysctl
+from sparsetir.codegen import target
+from sparsetir.codegen.target import Cpu, choose_target, parse_cpuinfo, parse_sysctl
 from sparsetir.errors import ArgumentError
 from sparsetir.ops import spmm
 from sparsetir.schedules import Registers
@@ -138,8 +138,8 @@ def test_name_follows_from_flags(name: str) -> None:
 def test_code_uses_exactly_the_reported_features(name: str) -> None:
     cpu = processor(name)
     choice = choose_target(cpu, MACHINES[name][2])
-    table = host_cpu.ARM_FLAGS if cpu.architecture == "aarch64" else host_cpu.X86_FLAGS
-    config = {"kind": "llvm", "mtriple": host_cpu.TRIPLES[cpu.architecture], "mcpu": choice.mcpu}
+    table = target.ARM_FLAGS if cpu.architecture == "aarch64" else target.X86_FLAGS
+    config = {"kind": "llvm", "mtriple": target.TRIPLES[cpu.architecture], "mcpu": choice.mcpu}
     features = {str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target({**config, "mattr": [*choice.mattr]}))}
     assert features & set(table) == cpu.features
     assert ("+prefer-no-gather" in choice.mattr) == (cpu.vendor == AMD)
@@ -201,29 +201,29 @@ def test_llvm_decides_where_nothing_is_reported(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_mitigated_gathers_are_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {host_cpu.CPUINFO: cpuinfo(INTEL, SKYLAKE_X), host_cpu.GATHER_MITIGATION: "Mitigation: Microcode\n"}
-    monkeypatch.setattr(host_cpu, "_read", texts.__getitem__)
-    monkeypatch.setattr(host_cpu.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(host_cpu.platform, "system", lambda: "Linux")
+    texts = {target.CPUINFO: cpuinfo(INTEL, SKYLAKE_X), target.GATHER_MITIGATION: "Mitigation: Microcode\n"}
+    monkeypatch.setattr(target, "_read", texts.__getitem__)
+    monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(target.platform, "system", lambda: "Linux")
     for expected in (("+prefer-no-gather",), ()):
-        cpu = host_cpu.host_cpu.__wrapped__()
+        cpu = target.host_cpu.__wrapped__()
         assert cpu is not None
         assert choose_target(cpu, "skylake-avx512").mattr == expected
-        texts[host_cpu.GATHER_MITIGATION] = "Not affected\n"
+        texts[target.GATHER_MITIGATION] = "Not affected\n"
 
 
 def test_every_feature_of_the_x86_names_is_classified() -> None:
-    for name in (*host_cpu.AMD, *host_cpu.INTEL, *host_cpu.LEVELS):
-        config = {"kind": "llvm", "mtriple": host_cpu.TRIPLES["x86_64"], "mcpu": name}
+    for name in (*target.AMD, *target.INTEL, *target.LEVELS):
+        config = {"kind": "llvm", "mtriple": target.TRIPLES["x86_64"], "mcpu": name}
         features = {str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target(config))}
-        unknown = features - set(host_cpu.X86_FLAGS) - set(UNREPORTED)
+        unknown = features - set(target.X86_FLAGS) - set(UNREPORTED)
         assert not {feature for feature in unknown if not feature.startswith(TUNING)}, name
 
 
 def test_info_reports_flags_and_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     out = capsys.readouterr().out
-    cpu = host_cpu.host_cpu()
+    cpu = target.host_cpu()
     if cpu is None:
         pytest.skip("the operating system of this machine reports no flags")
     choice = choose_target(cpu, target.llvm_cpu())
@@ -236,14 +236,14 @@ def test_without_permission_tiles_are_not_used(monkeypatch: pytest.MonkeyPatch, 
     requests: list[int] = []
     refuse = lambda: requests.append(errno.EPERM) or errno.EPERM  # noqa: E731
     (tmp_path / "cpuinfo").write_text(f"vendor_id: {INTEL}\nflags: {' '.join(SAPPHIRE_RAPIDS.split())}\n")
-    monkeypatch.setattr(host_cpu, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(host_cpu.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(host_cpu.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(host_cpu, "_request_tiles", refuse)
-    for cached in (host_cpu.host_cpu, target.native_target):
+    monkeypatch.setattr(target, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(target.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(target, "_request_tiles", refuse)
+    for cached in (target.host_cpu, target.native_target):
         cached.cache_clear()
     try:
-        cpu = host_cpu.host_cpu()
+        cpu = target.host_cpu()
         native = target.native_target()
         assert cpu is not None
         assert cpu.source.endswith("without AMX: the kernel refuses tile registers (Operation not permitted)")
@@ -254,14 +254,14 @@ def test_without_permission_tiles_are_not_used(monkeypatch: pytest.MonkeyPatch, 
             target.make_target({**native.export(), "mcpu": "sapphirerapids", "mattr": []}, spmm())
         assert requests == [errno.EPERM]  # once
         allowed = replace(cpu, features=cpu.features | {"amx-tile"})
-        monkeypatch.setattr(host_cpu, "_request_tiles", lambda: 0)
-        assert host_cpu.refused_tiles(allowed) == ""
+        monkeypatch.setattr(target, "_request_tiles", lambda: 0)
+        assert target.refused_tiles(allowed) == ""
     finally:
-        for cached in (host_cpu.host_cpu, target.native_target):
+        for cached in (target.host_cpu, target.native_target):
             cached.cache_clear()
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="a system call of Linux on x86")
 def test_the_kernel_answers_the_request() -> None:
-    error = host_cpu._request_tiles()
+    error = target._request_tiles()
     assert error == 0 or errno.errorcode[error] in ("EINVAL", "EOPNOTSUPP", "ENOTSUP", "EPERM", "ENOSPC", "ENOSYS")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sparsetir
-from sparsetir.codegen.pass_trace import PassStep, PassTrace
+from sparsetir.codegen.pipeline import PassStep, PassTrace
 
 
 @pytest.fixture(scope="module")

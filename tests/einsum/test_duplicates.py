@@ -15,7 +15,7 @@ import sparsetir
 from each import pairwise
 from sparsetir import lazy
 from sparsetir.interop import CooTensor
-from sparsetir.utils.dtypes import common_dtype
+from sparsetir.utils.arguments import common_dtype
 
 ROWS, COLUMNS = 6, 8
 # Of each dtype values whose sums in a wider one are others.

@@ -13,7 +13,7 @@ from tvm import tirx
 import sparsetir
 from sparsetir.codegen.cache import variant
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import usage
+from sparsetir.ir import effects
 from sparsetir.ir.rewriting import collect
 from sparsetir.ir.views import decode
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
@@ -266,11 +266,11 @@ def test_longer_rows_are_found(seed: int) -> None:
     indptr = drawn(np.random.default_rng(seed), "float32").indptr
     longest = int(np.diff(indptr).max())
     for length in {1, longest // 2, longest - 1, longest, longest + 1} - {0, -1}:
-        assert usage.has_longer_row(indptr, length) is (longest > length)
+        assert effects.has_longer_row(indptr, length) is (longest > length)
 
 
 def test_only_clearly_longer_rows_are_split() -> None:
-    pointers = usage.row_pointers(decode(sparsetir.ops.spmm()))
+    pointers = effects.row_pointers(decode(sparsetir.ops.spmm()))
     assert pointers == ["indptr"]
     lengths = np.full(1000, 10)
     for longest, threads, wanted in [(10, 2, False), (9000, 2, False), (40000, 2, True), (40000, 1, False)]:

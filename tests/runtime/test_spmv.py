@@ -18,7 +18,7 @@ from fences import fenced
 from sparsetir.errors import ScheduleError
 from sparsetir.formats.padded import SELL
 from sparsetir.interop import CooTensor
-from sparsetir.ir import usage
+from sparsetir.ir import effects
 from sparsetir.ir.rewriting import collect
 from sparsetir.ir.views import decode
 from sparsetir.lower import as_module
@@ -321,9 +321,9 @@ def test_lanes_where_rows_differ_in_length(lengths: list[int], wanted: int) -> N
 
 
 def test_only_sums_along_rows_want_lanes() -> None:
-    assert usage.ragged_sums(decode(sparsetir.ops.spmv())) == ["indptr"]
-    assert usage.ragged_sums(decode(sparsetir.ops.spmm())) == []
-    assert usage.ragged_sums(decode(sparsetir.ops.sddmm())) == []
+    assert effects.ragged_sums(decode(sparsetir.ops.spmv())) == ["indptr"]
+    assert effects.ragged_sums(decode(sparsetir.ops.spmm())) == []
+    assert effects.ragged_sums(decode(sparsetir.ops.sddmm())) == []
 
 
 @pytest.mark.slow

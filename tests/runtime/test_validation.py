@@ -16,7 +16,7 @@ from fences import Fences
 from sparsetir import interop, ops, parse
 from sparsetir.errors import StructureError
 from sparsetir.interop import levels, storage
-from sparsetir.ir import usage
+from sparsetir.ir import effects
 from sparsetir.ir.views import decode
 from sparsetir.runtime import validation
 
@@ -164,7 +164,7 @@ def test_a_product_with_few_rows_validates_only_rows_that_it_reads(
 
 def order_free(text: str) -> set[str]:
     program = decode(parse(PROGRAM.format(text=text)))
-    return {axis.name for axis in usage.order_free_axes(program)}
+    return {axis.name for axis in effects.order_free_axes(program)}
 
 
 PROGRAM = """
@@ -203,7 +203,7 @@ def test_entries_come_in_any_order_only_as_factors_of_the_terms_of_a_sum(text: s
 
 def test_axes_of_two_buffers_and_of_written_ones_are_in_order() -> None:
     for program in (ops.sddmm(), ops.add(), ops.spgemm(), ops.triangles(), ops.masked_spgemm()):
-        assert not usage.order_free_axes(decode(program))
+        assert not effects.order_free_axes(decode(program))
 
 
 def shuffled(A: sp.csr_array) -> sp.csr_array:

@@ -25,14 +25,13 @@ from sparsetir import ops
 from sparsetir.codegen.cache import variant
 from sparsetir.codegen.pipeline import to_stage_2
 from sparsetir.errors import ArgumentError
-from sparsetir.ir import usage
+from sparsetir.ir import effects
 from sparsetir.ir.views import decode
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices, Registers, defaults, estimate
 from sparsetir.torch.functions import FEATURES
 from sparsetir.torch.programs import kernel as kernel_of_graphs
-from sparsetir.utils.machine import last_cache, private_cache
-from sparsetir.utils.machine_profile import shipped_profile
+from sparsetir.utils.machine import last_cache, private_cache, shipped_profile
 
 
 def scattered(rows: int, columns: int, nnz: int) -> Any:
@@ -67,12 +66,12 @@ def test_registers_hold_as_many_elements_as_the_widest_result_has() -> None:
     ],
 )
 def test_gathers_of_ready_programs(name: str, wanted: list[tuple[str, str, int]]) -> None:
-    found = usage.gathers(decode(getattr(sparsetir.ops, name)()))
+    found = effects.gathers(decode(getattr(sparsetir.ops, name)()))
     assert [(g.indices, g.operand, g.dimension) for g in found] == wanted
 
 
 def test_only_scattered_rows_of_large_operands_are_prefetched() -> None:
-    gathers = usage.gathers(decode(sparsetir.ops.spmm()))
+    gathers = effects.gathers(decode(sparsetir.ops.spmm()))
     rows = 5 * private_cache() // 256 + 1
     large = np.zeros((rows, 64), np.float32)
     for matrix, operand, wanted in [
@@ -87,7 +86,7 @@ def test_only_scattered_rows_of_large_operands_are_prefetched() -> None:
 
 @pytest.mark.parametrize(("feat", "ahead"), [(16, 32), (32, 32), (64, 16), (100, 8), (128, 8), (1024, 8)])
 def test_short_rows_are_fetched_further_ahead(feat: int, ahead: int) -> None:
-    gathers = usage.gathers(decode(sparsetir.ops.spmm()))
+    gathers = effects.gathers(decode(sparsetir.ops.spmm()))
     rows = 5 * private_cache() // (4 * feat) + 1
     matrix, operand = scattered(rows, rows, 5 * rows), np.zeros((rows, feat), np.float32)
     assert defaults.suitable_prefetch(gathers, {"indices": matrix.indices, "b": operand}) == ahead
@@ -95,7 +94,7 @@ def test_short_rows_are_fetched_further_ahead(feat: int, ahead: int) -> None:
 
 def test_panels_of_what_is_used_often_enough() -> None:
     program = decode(sparsetir.ops.spmm())
-    gathers, pointers = usage.gathers(program), usage.row_pointers(program)
+    gathers, pointers = effects.gathers(program), effects.row_pointers(program)
     whole, own = last_cache(), private_cache()
     for rows, length, features, wanted in [
         (own // 256, 128, 128, 64),  # used so often that it pays though the operand is near
@@ -119,7 +118,7 @@ def test_panels_of_what_is_used_often_enough() -> None:
 @pytest.mark.slow
 def test_long_rows_of_dots_with_what_the_last_cache_holds_are_read_half_by_half() -> None:
     program = decode(sparsetir.ops.sddmm())
-    gathers, pointers, sums = usage.gathers(program), usage.row_pointers(program), usage.dense_sums(program)
+    gathers, pointers, sums = effects.gathers(program), effects.row_pointers(program), effects.dense_sums(program)
     rows, halves = 3 * private_cache() // 512, {"tile": 64, "prefetch": 16}
     for held, length, features, wanted in [
         (rows, 16, 128, halves),
@@ -140,7 +139,7 @@ def test_long_rows_of_dots_with_what_the_last_cache_holds_are_read_half_by_half(
         assert found == wanted, (held, length, features)
         arrays["indices"] = np.zeros_like(matrix.indices)
         assert defaults.suitable_halves(gathers, pointers, sums, arrays) == {}
-    assert usage.dense_sums(decode(sparsetir.ops.spmm())) == []
+    assert effects.dense_sums(decode(sparsetir.ops.spmm())) == []
 
 
 def test_rows_of_several_heads_are_not_read_in_halves() -> None:
@@ -151,11 +150,11 @@ def test_rows_of_several_heads_are_not_read_in_halves() -> None:
         "indices": scattered(rows, rows, 64 * rows).indices,
         "y": np.broadcast_to(np.float32(0), (rows, 4, 32)),
     }
-    gathers = [usage.Gather("indices", "y", 0)]
+    gathers = [effects.Gather("indices", "y", 0)]
     assert defaults.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {}
     arrays["y"] = arrays["y"].reshape(rows, 1, 128)
     assert defaults.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {"tile": 64, "prefetch": 16}
-    others = [*gathers, usage.Gather("indices", "values", 0)]  # rows of which no sum is taken
+    others = [*gathers, effects.Gather("indices", "values", 0)]  # rows of which no sum is taken
     assert defaults.suitable_halves(others, ["indptr"], [("y", 2)], arrays) == {}
 
 
@@ -184,8 +183,8 @@ def test_arrays_that_share_memory_are_found_after_others_that_did_not() -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 1000, 10**6])
 def test_share_of_new_of_known_arrays(length: int) -> None:
-    assert usage.share_of_new(np.arange(length), 64) == 1
-    assert usage.share_of_new(np.zeros(length, np.int64), 64) == pytest.approx(1 / min(length, 64))
+    assert effects.share_of_new(np.arange(length), 64) == 1
+    assert effects.share_of_new(np.zeros(length, np.int64), 64) == pytest.approx(1 / min(length, 64))
 
 
 def test_results_stay_as_they_are_when_other_code_takes_over() -> None:
@@ -332,13 +331,13 @@ def test_short_rows_of_several_lengths_in_turn(op: str) -> None:
 
 
 def test_lengths_that_are_compiled_in() -> None:
-    spmm, sddmm = (usage.Usage.of(decode(program)) for program in (ops.spmm(), ops.sddmm()))
+    spmm, sddmm = (effects.Usage.of(decode(program)) for program in (ops.spmm(), ops.sddmm()))
     rows = lambda length: {"b": np.zeros((5, length)), "x": np.zeros((5, length))}  # noqa: E731
     lengths = (0, 1, 2, 17, 64, 65)
     assert [n for n in lengths if defaults.narrow_sizes(spmm, rows(n))] == [2, 17, 64]
     assert [n for n in lengths if defaults.narrow_sizes(sddmm, rows(n))] == [2, 17, 64]
     assert defaults.narrow_sizes(spmm, rows(8)) == {"feat": 8}
-    assert not defaults.narrow_sizes(usage.Usage.of(decode(ops.spmv())), {"x": np.zeros(5)})
+    assert not defaults.narrow_sizes(effects.Usage.of(decode(ops.spmv())), {"x": np.zeros(5)})
     assert not defaults.narrow_sizes(spmm, {})
     assert [defaults.least_power(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
 
@@ -365,7 +364,7 @@ def test_lengths_that_are_compiled_in_stay_within_arrays(op: str, length: int) -
     scalars = {"m": 6, "i_size": 6, "n": 7, "nnz": A.nnz} | dict.fromkeys(("feat", "batch", "k_size"), length)
     names = [str(p.name) for p in program.func.params]
     passed = [scalars[n] if n in scalars else next(arrays) for n in names]
-    (size,) = (name for name in usage.free_sizes(program))
+    (size,) = (name for name in effects.free_sizes(program))
     run = variant(kernel.compiled, sizes={size: length}, tile=defaults.least_power(length), chunks=0)
     run(*passed)
     (written,) = (a for n, a in zip(names, passed, strict=True) if n in kernel.signature.effects.written)
@@ -374,7 +373,7 @@ def test_lengths_that_are_compiled_in_stay_within_arrays(op: str, length: int) -
 
 def test_panels_where_the_private_cache_is_far_faster_than_what_is_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a virtual Xeon rows from beyond the second level take several times as long; on a Zen 4 they do not."""
-    used = usage.Usage.of(decode(ops.spmm()))
+    used = effects.Usage.of(decode(ops.spmm()))
 
     def panel(A: Any, features: int, mcpu: str) -> int:
         monkeypatch.setattr(defaults, "private_cache", lambda: 1 << 20)
@@ -400,7 +399,7 @@ def test_panels_on_the_points_of_a_xeon(monkeypatch: pytest.MonkeyPatch) -> None
     files = {entry["name"]: data / entry["file"] for entry in json.loads((data / "MANIFEST.json").read_text())["files"]}
     for module in (defaults, estimate):
         monkeypatch.setattr(module, "private_cache", lambda: 2 << 20)
-    used, shares = usage.Usage.of(decode(ops.spmm())), []
+    used, shares = effects.Usage.of(decode(ops.spmm())), []
     for case, row in json.loads(measured.read_text())["rows"].items():
         name, features = case.split("/")
         packed = files[name].read_bytes()

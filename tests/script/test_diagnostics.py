@@ -20,8 +20,8 @@ from each import examples
 from sparsetir import formats, ops
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, ScriptError, ScriptWarning, VerifyError
 from sparsetir.formats.encoding import parse_format
+from sparsetir.ir.verifier import warn_of_doubtful
 from sparsetir.ir.views import decode
-from sparsetir.ir.warnings import warn_of_doubtful
 from sparsetir.schedules import Choices
 from tests.decomposing import compiled
 

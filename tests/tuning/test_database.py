@@ -24,7 +24,7 @@ from each import examples
 from sparsetir.errors import TuningError
 from sparsetir.formats.encoding import parse_format
 from sparsetir.schedules import Choices
-from sparsetir.transform.trace import Trace
+from sparsetir.transform.schedule import Trace
 from sparsetir.tuning.records import Database, Key, Record
 from sparsetir.tuning.train.collect import Labelled
 

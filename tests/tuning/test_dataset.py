@@ -25,7 +25,7 @@ from sparsetir.tuning.train import dataset as plan
 from sparsetir.tuning.train import dataset as points
 from sparsetir.tuning.train import dataset as table
 from sparsetir.tuning.work import Rates
-from sparsetir.utils.optional import MissingPackageError
+from sparsetir.utils.imports import MissingPackageError
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.workloads import random_programs, suite
 

@@ -34,7 +34,7 @@ from sparsetir.formats.encoding import parse_format
 from sparsetir.formats.heuristics import Conversion
 from sparsetir.formats.pattern import pattern
 from sparsetir.interop import CooTensor
-from sparsetir.ir.usage import free_sizes
+from sparsetir.ir.effects import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.schedules import Choices
 from sparsetir.tuning import (

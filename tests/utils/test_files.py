@@ -22,7 +22,7 @@ import sparsetir
 from sparsetir import cli, ops
 from sparsetir.blocks.results import Checkpoint, NpyResult
 from sparsetir.codegen import cache, calibration
-from sparsetir.codegen.pass_trace import PassTrace
+from sparsetir.codegen.pipeline import PassTrace
 from sparsetir.errors import FileFormatError, WriteError
 from sparsetir.relax import CompiledModel
 from sparsetir.relax.training.trainer import TrainStep

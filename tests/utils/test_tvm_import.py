@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from sparsetir.utils.tvm_import import PostponeTorch
+from sparsetir.utils.imports import PostponeTorch
 
 AFTER = """
 import sys

@@ -30,7 +30,7 @@ from sparsetir.formats.heuristics import promising
 from sparsetir.formats.pattern import Pattern, pattern
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
-from sparsetir.ir.usage import free_sizes
+from sparsetir.ir.effects import free_sizes
 from sparsetir.ir.views import Program, decode
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.runtime.composed import ComposedKernel
@@ -45,11 +45,11 @@ from sparsetir.tuning.space import Candidate, Values, drawn, fixed, start
 from sparsetir.tuning.variants import own_storage
 from sparsetir.tuning.work import USUAL, Rates, Work, measure_rates
 from sparsetir.tuning.workload import Workload
-from sparsetir.utils import optional
+from sparsetir.utils import imports
 from sparsetir.utils.buffers import aligned
 from sparsetir.utils.files import writing_file
-from sparsetir.utils.gc import old_objects_aside
 from sparsetir.utils.machine import CORES, machine_name
+from sparsetir.utils.memory import old_objects_aside
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.utils.version import __version__
 from sparsetir.workloads import random_programs, suite
@@ -795,8 +795,8 @@ def export(path: Path, out: Path) -> Path:
         with writing_file(out, makes_folder=True) as partial:
             np.savez_compressed(partial, allow_pickle=False, **table_columns)
         return out
-    arrow = optional.require("pyarrow", extra="data", purpose="a table as parquet")
-    parquet = optional.require("pyarrow.parquet", extra="data", purpose="a table as parquet")
+    arrow = imports.require("pyarrow", extra="data", purpose="a table as parquet")
+    parquet = imports.require("pyarrow.parquet", extra="data", purpose="a table as parquet")
     table = arrow.table({name: arrow.array(list(values)) for name, values in table_columns.items()})
     with writing_file(out, makes_folder=True) as partial:
         parquet.write_table(table, partial)

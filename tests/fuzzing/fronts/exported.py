@@ -22,7 +22,7 @@ from corpus import BY_NAME
 from corpus.running import copied, draw
 from fuzzing.case import Case, Expected, Finding, Front, difference
 from fuzzing.values import PRELUDE, literal
-from sparsetir.codegen.c_abi import Interface
+from sparsetir.codegen.export import Interface
 
 HAS_COMPILER = sys.platform == "linux" and any(map(shutil.which, ("cc", "gcc", "clang")))
 C_TYPES = {f"{kind}_t": getattr(ctypes, f"c_{kind}") for kind in ("int8", "uint8", "int16", "uint16", "int32", "int64")}

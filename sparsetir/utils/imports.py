@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import of TVM without torch: `tvm_ffi` imports torch, if it is installed, before anything else.
+"""Imports: TVM without torch, and packages that only an extra installs.
+
+Import of TVM without torch: `tvm_ffi` imports torch, if it is installed, before anything else.
 
 That import takes longer than all of TVM, and few processes use both. An import hook hides torch from the thread that
 imports `tvm_ffi`, and does what `tvm_ffi` would have done with torch once something else imports torch. Tensors are
@@ -13,11 +15,13 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from sparsetir.utils.gc import uncollected
+from sparsetir.errors import SparseTIRError
+from sparsetir.utils.memory import uncollected
 
 Execute: TypeAlias = Callable[[ModuleType], None]
 Runner: TypeAlias = Callable[[Execute], Execute]
@@ -101,4 +105,28 @@ def postpone_torch() -> None:
         sys.meta_path.insert(0, PostponeTorch())
 
 
-__all__ = ["PostponeTorch", "complete_tvm_ffi", "postpone_torch"]
+# ----------------------------------------------------------------------------------- optional packages
+
+
+class MissingPackageError(SparseTIRError, ImportError):
+    """A feature needs an optional package that is not installed or does not load."""
+
+
+def require(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """Import `module`, or say which extra of this package brings it.
+
+    Raises
+    ------
+    MissingPackageError
+        If the import fails.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        advice = f"try: pip install 'sparsetir[{extra}]'"
+        message = f"{purpose} needs {package}, which cannot be imported ({error}); {advice}"
+        raise MissingPackageError(message) from error
+
+
+__all__ = ["MissingPackageError", "PostponeTorch", "complete_tvm_ffi", "postpone_torch", "require"]
