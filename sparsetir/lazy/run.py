@@ -21,6 +21,7 @@ from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import as_numpy, check_detached, is_sparse, is_torch, to_torch
 from sparsetir.lazy.array import Lazy, lazy
 from sparsetir.relax import calls
+from sparsetir.relax.operators import reshape
 from sparsetir.utils.caches import Cache, exact, shared_cache
 
 MOST = 256  # compiled graphs that are kept
@@ -581,7 +582,7 @@ class Lowering:
         dense = self._value(b, node.dtype)
         if b.shape != node.shape:
             dense = self.builder.emit(relax.op.broadcast_to(dense, node.shape))
-        flat = self.builder.emit(relax.op.reshape(dense, (node.shape[0] * node.shape[1],)))
+        flat = self.builder.emit(reshape(dense, (node.shape[0] * node.shape[1],)))
         gathered = self.builder.emit(relax.op.take(flat, self.parts[id(leaf), "places"], axis=0, mode="clip"))
         return BINARY[node.op](self._value(a, node.dtype), gathered)
 

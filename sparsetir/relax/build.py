@@ -20,6 +20,7 @@ from sparsetir.formats.fingerprint import hash_indices
 from sparsetir.relax.constants import task_of
 from sparsetir.relax.dense import ScheduleDense, is_ours
 from sparsetir.relax.legalize import LowerSparse
+from sparsetir.relax.operators import has_zero, reshape
 from sparsetir.relax.programs import OPAQUE
 from sparsetir.tuning import TuneTask, tune_many
 from sparsetir.utils.arguments import renamed_parameters
@@ -47,7 +48,7 @@ class _ZeroHider(relax.PyExprMutator):
         if all(a.same_as(b) for a, b in zip(args, call.args, strict=True)):
             return call
         result = self.builder_.emit(relax.Call(call.op, args, call.attrs))
-        return result if call.ty.ndim else relax.op.reshape(result, ())
+        return result if call.ty.ndim else reshape(result, ())
 
 
 def _is_scalar_zero(value: relax.Expr) -> bool:
@@ -69,6 +70,31 @@ def HideZeros(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
     return mod
 
 
+@relax.expr_functor.mutator
+class _EmptyFolder(relax.PyExprMutator):
+    """Mutator that replaces the calls of operators whose result is known to have no elements."""
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        shape = getattr(call.ty, "shape", None)
+        is_legalized = isinstance(call.op, ir.Op) and call.op.has_attr("FLegalize")
+        if not is_legalized or not isinstance(shape, relax.ShapeExpr) or not has_zero(shape.values):
+            return call
+        return relax.op.builtin.alloc_tensor(shape, str(call.ty.dtype.dtype), 0)
+
+
+@tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.FoldEmpty")
+def FoldEmpty(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+    """Compute nothing for a result without elements.
+
+    TVM makes copies into such results reshapes, whose sizes of zero it takes for "as in the argument".
+    """
+    for var, func in list(mod.functions.items()):
+        if isinstance(func, relax.Function):
+            mod.update_func(var, _EmptyFolder(mod).visit_expr(func))
+    return mod
+
+
 def lowering(
     target: Any, database: Path | None, *, checked: bool = True, assume_finite: bool = False
 ) -> list[tvm.transform.Pass]:
@@ -80,6 +106,7 @@ def lowering(
         LowerSparse(target, database, checked=checked, assume_finite=assume_finite),
         relax.transform.RemoveRedundantReshape(),
         HideZeros,
+        FoldEmpty,
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),

@@ -22,7 +22,7 @@ from sparsetir.relax import programs
 from sparsetir.relax.constants import Options
 from sparsetir.relax.epilogues import Result
 from sparsetir.relax.lowered import Head, Lowered, known, product
-from sparsetir.relax.operators import constant
+from sparsetir.relax.operators import constant, reshape
 from sparsetir.relax.vector_math import in_arithmetic
 from sparsetir.schedules import Registers
 
@@ -71,7 +71,7 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Head
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         program = programs.matmul({"m": rows, "n": n, "feat": feat}, dtype, height, epilogue, panel)
-        x = call.args[0] if len(batch) == 1 else relax.op.reshape(call.args[0], [rows, n])
+        x = call.args[0] if len(batch) == 1 else reshape(call.args[0], [rows, n])
         operands = {"a_data": x, "b_data": call.args[1]}
         if panel and weight is not None:
             operands["b_data"] = constant(packed(weight, panel))
@@ -89,7 +89,7 @@ def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, 
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         program = programs.gemv({"m": feat, "n": n}, dtype, epilogue)
-        operands = {"a_data": constant(np.ascontiguousarray(weight.T)), "x_data": relax.op.reshape(call.args[0], [n])}
+        operands = {"a_data": constant(np.ascontiguousarray(weight.T)), "x_data": reshape(call.args[0], [n])}
         return Lowered(program, operands, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
 
     return result, make

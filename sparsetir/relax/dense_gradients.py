@@ -18,6 +18,7 @@ from tvm.relax.op.base import register_gradient
 
 from sparsetir.errors import LoweringError
 from sparsetir.relax import calls
+from sparsetir.relax.operators import reshape
 
 op = relax.op
 Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
@@ -112,7 +113,7 @@ def _relu(y: Any, _call: ir.Call, g: Any, _builder: Any) -> list[Any]:
 
 
 def _reshaped(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
-    return [op.reshape(g, call.args[0].ty.shape)]
+    return [reshape(g, call.args[0].ty.shape)]
 
 
 def _stack(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
@@ -145,8 +146,8 @@ def _tile(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[A
     rank = max(len(shape), len(repeats))
     whole = [*[1] * (rank - len(shape)), *shape]
     repeats = [*[1] * (rank - len(repeats)), *repeats]
-    copies = op.reshape(g, [size for pair in zip(repeats, whole, strict=True) for size in pair])
-    return [op.reshape(builder.emit(op.sum(builder.emit(copies), list(range(0, 2 * rank, 2)))), shape)]
+    copies = reshape(g, [size for pair in zip(repeats, whole, strict=True) for size in pair])
+    return [reshape(builder.emit(op.sum(builder.emit(copies), list(range(0, 2 * rank, 2)))), shape)]
 
 
 def _extreme(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
@@ -162,7 +163,7 @@ def _extreme(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list
 def _with_ones(reduced: Any, x: Any, axes: Sequence[int]) -> Any:
     """Reshape a result so that the reduced dimensions of x have extent one."""
     shape = [1 if n in axes else size for n, size in enumerate(_shape(x, "max"))]
-    return op.reshape(reduced, shape)
+    return reshape(reduced, shape)
 
 
 # ------------------------------------------------------------------ selections
@@ -178,12 +179,12 @@ def _take(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[A
         at = indices.value.numpy().reshape(-1) % int(shape[0])
         order, counts = np.argsort(at, kind="stable"), np.bincount(at, minlength=int(shape[0]))
         indptr = relax.const(np.append(0, np.cumsum(counts)).astype("int64"))
-        rows = builder.emit(op.reshape(g, [count, math.prod(shape[1:])]))
+        rows = builder.emit(reshape(g, [count, math.prod(shape[1:])]))
         if (order[1:] < order[:-1]).any():
             rows = builder.emit(op.take(rows, relax.const(order.astype("int64")), 0, mode="clip"))
-        return [op.reshape(builder.emit(calls.segment_reduce(rows, indptr, "sum")), shape), no_gradient]
-    g = builder.emit(op.reshape(g, [*shape[:axis], count, *shape[axis + 1 :]]))
-    return [op.grad.take_backward(g, x, builder.emit(op.reshape(indices, [count])), axis), no_gradient]
+        return [reshape(builder.emit(calls.segment_reduce(rows, indptr, "sum")), shape), no_gradient]
+    g = builder.emit(reshape(g, [*shape[:axis], count, *shape[axis + 1 :]]))
+    return [op.grad.take_backward(g, x, builder.emit(reshape(indices, [count])), axis), no_gradient]
 
 
 def _strided_slice(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
@@ -276,11 +277,11 @@ def _norm(name: str, center: bool) -> Gradient:
         axes = [int(a) % len(shape) for a in call.attrs.axes]
         remaining = [n for n in range(len(shape)) if n not in axes]
         unit, scale = _normalised(x, axes, float(call.attrs.epsilon), builder, center)
-        along = op.reshape(weight, [size if n in axes else 1 for n, size in enumerate(shape)])
+        along = reshape(weight, [size if n in axes else 1 for n, size in enumerate(shape)])
         weighted = builder.emit(g * along) if not center or call.attrs.scale else g
         tilt = unit * op.mean(weighted * unit, axes, keepdims=True)
         level = weighted - op.mean(weighted, axes, keepdims=True) if center else weighted
-        summed = lambda value: op.reshape(op.sum(value, remaining) if remaining else value, weight.ty.shape)  # noqa: E731
+        summed = lambda value: reshape(op.sum(value, remaining) if remaining else value, weight.ty.shape)  # noqa: E731
         used = [True] if not center else [bool(call.attrs.scale), bool(call.attrs.center)]
         gradients = [summed(g * unit), summed(g)][: len(used)]
         gradients = [new if is_used else op.zeros_like(weight) for new, is_used in zip(gradients, used, strict=True)]
@@ -298,16 +299,16 @@ def _group_norm(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> 
     split = [*shape[:at], *parts, *shape[at + 1 :]]
     axes = [at + 1, *(n + (n > at) for n in (int(a) % len(shape) for a in attrs.axes))]
     remaining = [n for n in range(len(split)) if n not in (at, at + 1)]
-    x, g = (builder.emit(op.reshape(value, split)) for value in (x, g))
+    x, g = (builder.emit(reshape(value, split)) for value in (x, g))
     unit, scale = _normalised(x, axes, float(attrs.epsilon), builder, True)
-    along = op.reshape(weight, [1 if n in remaining else size for n, size in enumerate(split)])
+    along = reshape(weight, [1 if n in remaining else size for n, size in enumerate(split)])
     weighted = builder.emit(g * along) if attrs.scale else g
     tilt = unit * op.mean(weighted * unit, axes, keepdims=True)
     level = weighted - op.mean(weighted, axes, keepdims=True)
-    summed = lambda value: op.reshape(op.sum(value, remaining), weight.ty.shape)  # noqa: E731
+    summed = lambda value: reshape(op.sum(value, remaining), weight.ty.shape)  # noqa: E731
     used = ((summed(g * unit), attrs.scale), (summed(g), attrs.center))
     gradients = [new if is_used else op.zeros_like(weight) for new, is_used in used]
-    return [op.reshape(scale * (level - tilt), shape), *gradients]
+    return [reshape(scale * (level - tilt), shape), *gradients]
 
 
 def _dropout(y: Any, _call: ir.Call, g: Any, _builder: Any) -> list[Any]:

@@ -25,6 +25,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, relax, tirx
 
+from sparsetir.relax.operators import reshape
 from sparsetir.relax.programs import Epilogue, Operand
 
 LONGEST = 4000  # In characters of an expression, which may double with a step that uses its argument twice.
@@ -163,7 +164,7 @@ class Writer:
         dims = [n for n, axis in enumerate(axes) if axis is not None] or [0][: len(axes)]
         shape, axes = [shape[n] for n in dims], tuple(axes[n] for n in dims)
         is_same = _equal(shape, type_.shape.values)
-        self.operands.append(Operand(arg if is_same else relax.op.reshape(arg, shape), axes, self.dtype))
+        self.operands.append(Operand(arg if is_same else reshape(arg, shape), axes, self.dtype))
         return self._widened(f"{{{len(self.operands)}}}", self.dtype)
 
     def _widened(self, text: str, dtype: str) -> str:

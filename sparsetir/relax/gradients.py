@@ -28,7 +28,16 @@ from sparsetir.errors import LoweringError
 from sparsetir.relax import calls
 from sparsetir.relax.arguments import Arguments
 from sparsetir.relax.lowered import known, product
-from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, Operator, call, constant
+from sparsetir.relax.operators import (
+    ATTENTION_OPERANDS,
+    OPERATORS,
+    PREFIX,
+    REDUCTIONS,
+    Operator,
+    call,
+    constant,
+    reshape,
+)
 from sparsetir.relax.structure import check_constants, is_known, transposed
 
 op = relax.op
@@ -101,14 +110,14 @@ Gradients = dict[str, Any]
 def _flat(value: Any, last: Any) -> Any:
     """Reshape a tensor to rows of its last dimension."""
     *batch, _ = value.ty.shape.values
-    return value if len(batch) == 1 else op.reshape(value, [product(batch), last])
+    return value if len(batch) == 1 else reshape(value, [product(batch), last])
 
 
 def _spmm(b: Backward) -> Gradients:
     *batch, n, feat = b.a.shape("B")
     g, dense = b.g, b["B"]
     if batch:  # The rows of all products are concatenated along the features.
-        side = lambda x, rows: op.reshape(op.permute_dims(x, [1, 0, 2]), [rows, product([*batch, feat])])  # noqa: E731
+        side = lambda x, rows: reshape(op.permute_dims(x, [1, 0, 2]), [rows, product([*batch, feat])])  # noqa: E731
         g, dense = b.emit(side(g, b.g.ty.shape[1])), b.emit(side(dense, n))
     return {
         "data": calls.sddmm(b.ones(), *b.csr, g, dense),

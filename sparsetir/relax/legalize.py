@@ -22,7 +22,7 @@ from sparsetir.relax.arguments import Arguments
 from sparsetir.relax.constants import Options, chosen, csr_of
 from sparsetir.relax.epilogues import Result, is_elementwise, written
 from sparsetir.relax.lowered import Head, Lowered, emitted, known, product, same_size
-from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, operator_of
+from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, operator_of, reshape
 from sparsetir.relax.programs import Epilogue, Program, attention, grouped, groups_of
 from sparsetir.relax.training import layers
 from sparsetir.utils.arguments import renamed_parameters
@@ -154,7 +154,7 @@ def _gather_outer(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue 
 def _dropout(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
     size = product(out)
     program = layers.program(size, dtype, a.number("rate"), int(a.size("seed")))
-    operands = {"count_data": relax.op.reshape(a["count"], [1]), "x_data": _reshaped(a["x"], [size])}
+    operands = {"count_data": reshape(a["count"], [1]), "x_data": _reshaped(a["x"], [size])}
     return Lowered(program, operands, [size], out, dtype)
 
 
@@ -181,7 +181,7 @@ def _attention_backward(operand: str) -> Maker:
 
 
 def _reshaped(value: Any, shape: list[Any]) -> Any:
-    return value if len(value.ty.shape.values) == len(shape) else relax.op.reshape(value, shape)
+    return value if len(value.ty.shape.values) == len(shape) else reshape(value, shape)
 
 
 # The lowering rule of each operator, and the names of the result's last dimensions if an epilogue may follow.

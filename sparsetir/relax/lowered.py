@@ -14,7 +14,7 @@ from tvm import ir, relax, tirx
 
 from sparsetir.relax.arguments import Arguments
 from sparsetir.relax.epilogues import Result
-from sparsetir.relax.operators import constant
+from sparsetir.relax.operators import constant, reshape
 from sparsetir.relax.programs import Epilogue, Program
 
 
@@ -56,7 +56,7 @@ class Lowered:
         result = relax.call_tir(var, args, out)
         if len(self.shape) == len(self.wanted) and all(map(same_size, self.shape, self.wanted)):
             return result
-        return relax.op.reshape(builder.emit(result), self.wanted)
+        return reshape(builder.emit(result), self.wanted)
 
 
 @dataclass(frozen=True)

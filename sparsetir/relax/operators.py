@@ -11,7 +11,7 @@ Calls print as ``R.sparse.spmm(...)`` and parse back once ``sparsetir.relax`` is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -289,6 +289,22 @@ def constant(array: Any) -> ir.GenericConst:
     )
 
 
+def has_zero(sizes: Sequence[Any]) -> bool:
+    """Return whether a size is known to be zero."""
+    return any(isinstance(size, (int, tirx.IntImm)) and int(size) == 0 for size in sizes)
+
+
+def reshape(value: Any, shape: Any) -> ir.Call:
+    """Reshape a tensor; ``relax.op.reshape`` takes a size of zero for "as in the argument", and fails or is wrong."""
+    sizes = shape.values if isinstance(shape, relax.ShapeExpr) else () if isinstance(shape, ir.Expr) else shape
+    if not has_zero(sizes):
+        return relax.op.reshape(value, shape)
+    return relax.Call(
+        ir.Op.get("relax.reshape"),
+        [value, relax.ShapeExpr([tirx.const(n, "int64") if isinstance(n, int) else n for n in sizes])],
+    )
+
+
 def csr_constants(matrix: Any, *, dtype: str | None = None, idtype: str = "int32") -> tuple[Any, Any, Any]:
     """Convert a matrix to the constants ``data, indptr, indices`` of the operators.
 
@@ -328,6 +344,8 @@ __all__ = [
     "call",
     "constant",
     "csr_constants",
+    "has_zero",
     "operator_of",
     "register",
+    "reshape",
 ]

@@ -37,7 +37,7 @@ from sparsetir.relax.constants import task_of, tunable
 from sparsetir.relax.legalize import Uses
 from sparsetir.relax.lowered import emitted, known, product
 from sparsetir.relax.operators import call as sparse_call
-from sparsetir.relax.operators import constant
+from sparsetir.relax.operators import constant, reshape
 from sparsetir.tuning import tune_many
 from sparsetir.utils.arguments import is_real, shown
 from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, choose, fastest
@@ -165,8 +165,8 @@ def _convolution(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Fo
     images, channels, height, width = x.ty.shape.values
 
     def rewrite(csr: tuple[Any, Any, Any], x: Any) -> Any:
-        flat = relax.op.reshape(x, [images, channels, height * width])
-        return relax.op.reshape(sparse_call("spmm", *csr, flat), list(call.ty.shape.values))
+        flat = reshape(x, [images, channels, height * width])
+        return reshape(sparse_call("spmm", *csr, flat), list(call.ty.shape.values))
 
     return Found("spmm", weight[:, :, 0, 0], _count([height, width], rows), x, rewrite)
 

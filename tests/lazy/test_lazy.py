@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -227,6 +228,19 @@ def test_reductions_of_nothing() -> None:
         nothing.max(0)
     with pytest.raises(ArgumentTypeError, match="k of a fused function is part of its kind, found list"):
         sparsetir.fused(lambda A, k=None: A)(np.ones(2), k=[1])
+
+
+@pytest.mark.parametrize("m", [0, 1, 2])
+def test_products_without_elements(m: int) -> None:
+    """TVM takes a size of zero in a reshape for "as in the argument"."""
+    lazies, expected = [], []
+    for n, k in itertools.product((0, 1, 2), repeat=2):
+        D, S = np.arange(n * m, dtype="float32").reshape(n, m), sp.csr_array(np.full((n, k), 2, "float32"))
+        V = np.ones(n, "float32")
+        lazies += [lazy(D).T @ lazy(S), lazy(S).T @ lazy(D), (lazy(S).T @ lazy(D)).T, lazy(S).T @ V, lazy(D).T @ V]
+        expected += [D.T @ S, S.T @ D, (S.T @ D).T, S.T @ V, D.T @ V]
+    for found, want in zip(compute(*lazies), expected, strict=True):
+        close(found, want)
 
 
 def test_calls_from_threads() -> None:

@@ -127,3 +127,16 @@ def test_functions_keep_infinities_and_what_is_no_number() -> None:
     for name, want in (("sigmoid", [1, 0, np.nan]), ("tanh", [1, -1, np.nan]), ("erf", [1, -1, np.nan])):
         got = run(module(lambda b, x, name=name: FUNCTIONS[name][0](x), x), x)
         np.testing.assert_allclose(got, np.array(want * 6, "float32"), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 2), (1, 0)])
+def test_copies_without_elements(shape: tuple[int, int]) -> None:
+    """TVM makes copies reshapes, in which a size of zero means "as in the argument"."""
+    x = np.zeros(shape, "float32")
+    for body, expected in (
+        (lambda b, v: op.permute_dims(v), x.T),
+        (lambda b, v: op.concat([v, v], 1), np.concatenate([x, x], 1)),
+        (lambda b, v: op.broadcast_to(v, (3, *shape)), np.broadcast_to(x, (3, *shape))),
+        (lambda b, v: op.sum(b.emit(op.permute_dims(v)), 0), x.T.sum(0)),
+    ):
+        np.testing.assert_array_equal(run(module(body, x), x), expected)

@@ -23,7 +23,8 @@ from typing import Any
 from tvm import relax
 
 from sparsetir.relax import calls
-from sparsetir.relax.lowered import same_size
+from sparsetir.relax.lowered import product, same_size
+from sparsetir.relax.operators import reshape
 from sparsetir.relax.structure import checked
 
 Converter = Callable[[Any, Any], Any]
@@ -194,9 +195,9 @@ def converters() -> dict[str, Converter]:
             indptr = checked(importer.block_builder, f"segment_{reduce}", indptr, bounds, None)
         rows, shape = emit(_taken(messages, places)), list(zeros.ty.shape.values)
         if len(shape) > 2:
-            rows = emit(relax.op.reshape(rows, (rows.ty.shape.values[0], -1)))
+            rows = emit(reshape(rows, [rows.ty.shape.values[0], product(rows.ty.shape.values[1:])]))
         reduced = emit(calls.segment_reduce(rows, indptr, reduce))
-        return emit(relax.op.reshape(reduced, shape)) if len(shape) > 2 else reduced
+        return emit(reshape(reduced, shape)) if len(shape) > 2 else reduced
 
     return {"sum_edges": convert_sum, "reduce_edges": convert_reduce}
 

@@ -13,6 +13,7 @@ from tvm import ir, relax, tirx
 
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.relax import calls
+from sparsetir.relax.operators import reshape
 from sparsetir.relax.torch_import import edges as torch_edges
 from sparsetir.relax.torch_import.graphs import with_sparse_products
 from sparsetir.relax.torch_import.operators import NAMESPACE, TORCH_OPERATORS
@@ -130,7 +131,7 @@ def _batch_norm_alone(node: Any, importer: Any) -> Any:
     y, mean, variance = standardised(emit, x, axes, float(epsilon))
     for combine, parameter in ((relax.op.multiply, gamma), (relax.op.add, beta)):
         if parameter is not None:
-            y = emit(combine(y, emit(relax.op.reshape(parameter, [1, channels, *[1] * (x.ty.ndim - 2)]))))
+            y = emit(combine(y, emit(reshape(parameter, [1, channels, *[1] * (x.ty.ndim - 2)]))))
     return relax.Tuple([y, mean, variance])
 
 
@@ -213,8 +214,8 @@ def _put_where(node: Any, importer: Any) -> Any:
     """Convert an index_put by a mask: put one number, or add it, where the mask is true."""
     base, (mask,), number = importer.retrieve_args(node)[:3]
     emit, shape = importer.block_builder.emit, base.ty.shape
-    mask = emit(relax.op.reshape(mask, [*mask.ty.shape.values, *[1] * (base.ty.ndim - mask.ty.ndim)]))
-    mask, number = emit(relax.op.broadcast_to(mask, shape)), emit(relax.op.reshape(number, [1] * base.ty.ndim))
+    mask = emit(reshape(mask, [*mask.ty.shape.values, *[1] * (base.ty.ndim - mask.ty.ndim)]))
+    mask, number = emit(relax.op.broadcast_to(mask, shape)), emit(reshape(number, [1] * base.ty.ndim))
     number = emit(relax.op.broadcast_to(number, shape))
     if len(node.args) > 3 and node.args[3]:
         number = emit(relax.op.add(base, number))
@@ -239,10 +240,10 @@ def _index_put(node: Any, importer: Any) -> Any:
     places = list(index.ty.shape.values)
     flat = [math.prod(places)]
     values = emit(relax.op.broadcast_to(values, [*places, *inner]))
-    index = emit(relax.op.reshape(index, [*flat, *[1] * (rank - 1)]))
+    index = emit(reshape(index, [*flat, *[1] * (rank - 1)]))
     index = emit(relax.op.broadcast_to(index, [*flat, *inner]))
     reduction = "add" if len(node.args) > 3 and node.args[3] else "update"
-    return emit(relax.op.scatter_elements(base, index, emit(relax.op.reshape(values, [*flat, *inner])), 0, reduction))
+    return emit(relax.op.scatter_elements(base, index, emit(reshape(values, [*flat, *inner])), 0, reduction))
 
 
 def _scaled(importer: Any, value: Any, factor: Any) -> Any:

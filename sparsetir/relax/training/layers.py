@@ -10,7 +10,7 @@ import numpy as np
 from tvm import ir, relax
 
 from sparsetir.errors import ArgumentError, LoweringError
-from sparsetir.relax.operators import call
+from sparsetir.relax.operators import call, reshape
 from sparsetir.relax.programs import Draft, Program
 
 # Dropout in training: the mask is computed from a seed and the step count in both passes, so it is not stored.
@@ -181,7 +181,7 @@ class _Normalised(relax.PyExprMutator):
             return made
         x, attrs, emit = made.args[0], made.attrs, self.builder_.emit
         axis, shape = int(attrs.axis) % x.ty.ndim, [int(n) for n in x.ty.shape.values]
-        along = lambda value: emit(op.reshape(value, [n if d == axis else 1 for d, n in enumerate(shape)]))  # noqa: E731
+        along = lambda value: emit(reshape(value, [n if d == axis else 1 for d, n in enumerate(shape)]))  # noqa: E731
         olds = [self._followed(made.args[n]) for n in (MEAN, VARIANCE)]
         if attrs.training:
             y, mean, variance = standardised(emit, x, [d for d in range(len(shape)) if d != axis], float(attrs.epsilon))
@@ -224,7 +224,7 @@ class _Normalised(relax.PyExprMutator):
                     "make them parameters with values in params, or pass training=False"
                 )
             dtype = str(old.ty.dtype.dtype)
-            fresh = emit(op.multiply(emit(op.reshape(new, old.ty.shape)), relax.const(factor, dtype)))
+            fresh = emit(op.multiply(emit(reshape(new, old.ty.shape)), relax.const(factor, dtype)))
             news.append(emit(op.add(emit(op.multiply(old, relax.const(1 - share, dtype))), fresh)))
             name = self.names[old]
             self.kept[name], self.names[news[-1]] = news[-1], name
