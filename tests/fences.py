@@ -98,14 +98,16 @@ def fence_compiler() -> str | None:
 
 @cache
 def environment() -> dict[str, str] | None:
-    """Variables of a process that may fence everything; None where that cannot be."""
+    """Variables of a process that may fence everything; None where that cannot be, or the compiler fails."""
     compiler = fence_compiler()
     if compiler is None:
         return None
     folder = Path(tempfile.mkdtemp(prefix="fences"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     source, library = Path(__file__).with_suffix(".c"), folder / "fences.so"
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    done = subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=False)
+    if done.returncode:
+        return None
     return {LIBRARY: str(library), "LD_PRELOAD": str(library)}  # loaded first, as it stands in for functions of TVM
 
 

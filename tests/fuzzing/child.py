@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import faulthandler
 import json
 import mmap
 import os
 import pickle
+import signal
 import struct
 import sys
 import time
@@ -169,6 +171,7 @@ def main(place_path: str) -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not stand between the lines
     warnings.simplefilter("ignore")
+    faulthandler.register(signal.SIGUSR1)  # before the parent ends a process that hangs
     place = Place(place_path)
 
     def tell(**facts: Any) -> None:

@@ -10,9 +10,11 @@ python -m tests.fuzzing --report docs/reliability.md           # write the table
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,11 +30,14 @@ from fences import environment
 from fuzzing.child import PLACE
 from fuzzing.report import Counts, added, summary_of, table, write_report
 
-HANG_SECONDS = 240.0  # without a new case; a compilation on a busy machine takes long
+HANG_SECONDS = 240.0  # of processor time without a new case, or of waiting without any
+IDLE = 0.01  # share of a processor below which a process only waits
 SLICE_SECONDS = 60.0
 MINIMISE_SECONDS = 60.0
 MAX_ALIKE = 2  # findings of one label that are minimised
 MAX_MINIMISED = 60
+MAX_FAILURES = 3  # of the fuzzer itself, one after the other, in a front
+WRITE_SECONDS = 2.0  # between two summaries of a run that goes on
 ENTRY = str(Path(__file__).with_name("__main__.py"))
 
 
@@ -44,7 +49,8 @@ class Process:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
         variables = {**os.environ, **(environment() or {})}
         command = [sys.executable, ENTRY, *arguments]
-        self.process = subprocess.Popen(command, text=True, bufsize=1, env=variables, **pipes)
+        # Ctrl-C is for this process, which ends the others.
+        self.process = subprocess.Popen(command, text=True, bufsize=1, env=variables, start_new_session=True, **pipes)
         self.lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -60,7 +66,8 @@ class Process:
 
     def stop(self) -> None:
         """End the process, now if it does not end by itself."""
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # of a job that an ended process did not read
+            self.process.stdin.close()
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
@@ -72,8 +79,38 @@ class Process:
         self.errors.close()
 
 
+class Progress:
+    """Watches a process: whether it hangs in a case. On a busy machine it may wait long for a processor."""
+
+    def __init__(self) -> None:
+        self.latest: Any = None
+        self.since = self.idle_since = time.monotonic()
+        self.used = self.used_at_idle = 0.0
+
+    def is_stuck(self, place: Any, used: float) -> bool:
+        """Return whether a case took too much time, given where the process is and its seconds of processor time."""
+        now = time.monotonic()
+        if place != self.latest:
+            self.latest, self.used = place, used
+            self.idle_since, self.used_at_idle = now, used
+        if used - self.used_at_idle > IDLE * (now - self.idle_since):
+            self.idle_since, self.used_at_idle = now, used
+        return used - self.used > HANG_SECONDS or now - self.idle_since > HANG_SECONDS
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process and of the children that it waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended, or the system has no /proc
+        return 0.0
+    return sum(int(n) for n in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
 class Child(Process):
     """A process that runs groups."""
+
+    is_hung = False
 
     def __init__(self) -> None:
         with tempfile.NamedTemporaryFile(prefix="fuzz", delete=False) as file:
@@ -90,18 +127,18 @@ class Child(Process):
         """Group and index of the running case, and how many there were."""
         return PLACE.unpack(self.path.read_bytes())  # type: ignore[return-value]
 
-    def facts(self, job: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
-        """Yield the messages of the child about a job; None last if it hung or ended."""
-        self.process.stdin.write(json.dumps(job) + "\n")
-        latest, since = self.place, time.monotonic()
-        while True:
+    def facts(self, job: dict[str, Any], stop: threading.Event) -> Iterator[dict[str, Any] | None]:
+        """Yield the messages of the child about a job; None last if it hung, ended or is told to stop."""
+        with contextlib.suppress(BrokenPipeError):  # of a child that has ended: its lines end, too
+            self.process.stdin.write(json.dumps(job) + "\n")
+        progress = Progress()
+        while not stop.is_set():
             try:
                 line = self.lines.get(timeout=1.0)
             except queue.Empty:
-                if self.place != latest:
-                    latest, since = self.place, time.monotonic()
-                if time.monotonic() - since > HANG_SECONDS:
-                    self.process.kill()
+                self.is_hung = progress.is_stuck(self.place, processor_seconds(self.process.pid))
+                if self.is_hung:
+                    self._kill()
                     yield None
                     return
                 continue
@@ -112,6 +149,14 @@ class Child(Process):
             yield facts
             if "finished" in facts:
                 return
+        self.process.kill()
+        yield None
+
+    def _kill(self) -> None:
+        """End the process after it has written where it is."""
+        self.process.send_signal(signal.SIGUSR1)  # see `child.main`
+        time.sleep(1.0)
+        self.process.kill()
 
 
 class Run:
@@ -126,6 +171,10 @@ class Run:
     workers : int
     groups : dict of str to int
         How many groups of each front run, from the first on.
+    path : Path, optional
+        File of the summary, which is written every few seconds.
+    before : dict, optional
+        A summary to whose counts those of this run are added in the file.
     """
 
     def __init__(
@@ -137,24 +186,52 @@ class Run:
         workers: int = 1,
         first: int = 0,
         groups: dict[str, int] | None = None,
+        path: Path | None = None,
+        before: dict[str, Any] | None = None,
     ) -> None:
         self.fronts, self.seed, self.seconds, self.workers = fronts, seed, seconds, workers
         self.first, self.groups = first, groups or {}
         self.counts = {front: Counts() for front in fronts}
         self.findings: list[dict[str, Any]] = []
         self.labels: Counter[tuple[str, str, str]] = Counter()
-        self.lock, self.since = threading.Lock(), time.monotonic()
+        self.lock, self.since = threading.RLock(), time.monotonic()
+        self.path, self.before, self.written = path, before, 0.0
+        self.stopped, self.failures = threading.Event(), Counter[str]()
+        self.state, self.spent = "running", 0.0
 
     # ------------------------------------------------------------------ running
 
     def run(self) -> Run:
-        """Run all jobs, and wait for them."""
+        """Run all jobs, and wait for them; after Ctrl-C or SIGTERM what was done is kept."""
         with ThreadPoolExecutor(self.workers) as pool:
-            list(pool.map(self._work, range(self.workers)))
+            try:
+                list(pool.map(self._work, range(self.workers)))
+                self.state = "finished"
+            except KeyboardInterrupt:
+                self.state = "interrupted"
+            finally:
+                self.stopped.set()
+        self.spent = time.monotonic() - self.since
+        self.write(is_due=True)
         return self
+
+    def write(self, *, is_due: bool = False) -> None:
+        """Write the summary so far, at once or if the last one is older than some seconds."""
+        if self.path is None or not (is_due or time.monotonic() - self.written > WRITE_SECONDS):
+            return
+        with self.lock:
+            self.written = time.monotonic()
+            summary = self.summary()
+            whole = summary if self.before is None else added(summary, self.before)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_suffix(".partial")
+            partial.write_text(json.dumps(whole, indent=1) + "\n")
+            partial.replace(self.path)
 
     def left(self) -> float:
         """Seconds that are left."""
+        if self.stopped.is_set():
+            return 0.0
         return 1e9 if self.seconds is None else self.seconds - (time.monotonic() - self.since)
 
     def _work(self, worker: int) -> None:
@@ -164,7 +241,7 @@ class Run:
         while pending and self.left() > 0:
             front = pending.pop(0)
             child, following[front], is_over = self._job(child, front, following[front])
-            if self.seconds is not None or not is_over:
+            if (self.seconds is not None or not is_over) and self.failures[front] < MAX_FAILURES:
                 pending.append(front)
         child.close()
 
@@ -180,9 +257,11 @@ class Run:
             "stop": stop,
             "seconds": seconds,
         }
-        for facts in child.facts(job):
+        for facts in child.facts(job, self.stopped):
+            if facts is None and self.stopped.is_set():
+                return child, first, True
             if facts is None:
-                following = self._crashed(child, front)
+                following = self._crashed(child, front, first)
                 return Child(), following, stop is not None and following >= stop
             if "finding" in facts:
                 self._found(front, facts["finding"])
@@ -194,21 +273,32 @@ class Run:
             else:
                 with self.lock:
                     self.counts[front].add(facts["counts"], facts["refusals"], facts["seconds"])
+                    self.failures[front] = 0
+                self.write()
         raise AssertionError("a job ends by its last line")
 
-    def _crashed(self, child: Child, front: str) -> int:
+    def _crashed(self, child: Child, front: str, first: int) -> int:
         """Count the end of a process; return the next group."""
         group, index, count = child.place
         child.stop()
         status, text = child.process.returncode, child.error()
         child.close()
-        if (status == 1 and "Traceback" in text) or not count:
-            raise RuntimeError(f"the fuzzer itself failed in group {group} of {front}:\n{text}")
-        label = "hang" if status == -9 else f"exit status {status}"
+        outcome, following = "crashed", group + self.workers
+        if child.is_hung:
+            label = "hang"
+        elif not count or (status == 1 and "Traceback" in text):
+            outcome, label = (
+                "unclear",
+                f"the fuzzer itself failed: {(text.strip().splitlines() or ['no message'])[-1][:60]}",
+            )
+            following = following if count else first
+        else:
+            label = "killed by the system, which may lack memory" if status == -9 else f"exit status {status}"
         with self.lock:
-            self.counts[front].add({"cases": 1, "crashed": 1}, {})
-        self._found(front, {"outcome": "crashed", "label": label, "detail": text, "group": group, "index": index})
-        return group + self.workers
+            self.failures[front] += outcome == "unclear"
+            self.counts[front].add({"cases": 1, outcome: 1}, {})
+        self._found(front, {"outcome": outcome, "label": label, "detail": text, "group": group, "index": index})
+        return following
 
     # ------------------------------------------------------------------ findings
 
@@ -240,6 +330,7 @@ class Run:
                 process.close()
                 process = None
             self._write(out, record, json.loads(line or "{}"))
+            self.write(is_due=True)
             print(described(record), flush=True)
         if process is not None:
             process.close()
@@ -253,9 +344,10 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """Counts and findings, for JSON."""
-        seconds = time.monotonic() - self.since
+        seconds = self.spent or time.monotonic() - self.since
         labels = [[*key, count] for key, count in self.labels.most_common()]
-        return summary_of(self.counts, self.findings, labels, seconds, self.seed)
+        findings = [{name: part for name, part in finding.items() if name != "case"} for finding in self.findings]
+        return {"state": self.state, **summary_of(self.counts, findings, labels, seconds, self.seed)}
 
 
 def group_script(record: dict[str, Any]) -> str:
@@ -326,15 +418,18 @@ def fuzz(options: argparse.Namespace) -> int:
     facts: dict[str, Any] = {"seconds": options.seconds, "first": options.first}
     if options.group is not None:
         facts = {"seconds": None, "first": options.group, "groups": dict.fromkeys(fronts, 1)}
-    run = Run(fronts, options.seed, workers=options.workers, **facts).run()
-    run.minimise(options.out, max(MINIMISE_SECONDS, options.seconds / 2))
-    summary, path = run.summary(), options.out / "summary.json"
-    is_wrong = any(c[kind] for c in summary["fronts"].values() for kind in ("wrong", "crashed", "unclear"))
-    if options.add and path.exists():
-        summary = added(summary, json.loads(path.read_text()))
-    path.write_text(json.dumps(summary, indent=1) + "\n")
-    print(table(summary))
-    return int(is_wrong)
+    path = options.out / "summary.json"
+    before = json.loads(path.read_text()) if options.add and path.exists() else None
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    run = Run(fronts, options.seed, workers=options.workers, path=path, before=before, **facts).run()
+    if run.state == "finished":
+        run.minimise(options.out, max(MINIMISE_SECONDS, options.seconds / 2))
+    counts = run.summary()["fronts"].values()
+    print(table(json.loads(path.read_text())))
+    if run.state != "finished":
+        print(f"interrupted after {run.spent:.0f} seconds: these are the counts so far, also in {path}")
+        return 128 + signal.SIGINT
+    return int(any(c[kind] for c in counts for kind in ("wrong", "crashed", "unclear")))
 
 
 __all__ = ["Run", "main"]

@@ -184,7 +184,7 @@ class History:
 
     def call(self) -> str:
         """A call of the kernel itself."""
-        return self._compare(self.kernel, self.subject.fresh, self._arguments(), {})
+        return self._compare(self.kernel, self.subject.fresh, self._without_fixed_results(self._arguments()), {})
 
     def bind(self) -> str:
         """Fix some arguments."""
@@ -211,13 +211,15 @@ class History:
         if not self.bound:
             return self.call()
         bound, fixed = self.random.choice(self.bound)
-        held = {id(a) for i in self.fixed for a in _roots(i)}  # is not to change: no result is written there
         given = {n: v for n, v in self._arguments(plain=0.5).items() if n not in fixed or self.random.random() < 0.03}
-        own = [n for n in given if n in self.subject.optional and isinstance(given[n], Item)]
-        for name in own:
-            if held & {id(a) for a in _roots(given[name])}:
-                del given[name]
-        return self._compare(bound, self.subject.fresh, given, fixed)
+        return self._compare(bound, self.subject.fresh, self._without_fixed_results(given), fixed)
+
+    def _without_fixed_results(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Leave out results in the memory of bound arguments: a bound kernel may have a copy of it."""
+        fixed = {id(a) for i in self.fixed for a in _roots(i)}
+        results = [n for n in given if n in self.subject.optional and isinstance(given[n], Item)]
+        taken = {n for n in results if fixed & {id(a) for a in _roots(given[n])}}
+        return {n: v for n, v in given.items() if n not in taken}
 
     def change(self) -> str:
         """Change an argument in place that is not bound."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fuzzing.case import OUTCOMES
+from sparsetir.utils.machine import machine_name
+from sparsetir.utils.version import __version__
 
 START, END = "<!-- counts: begin -->", "<!-- counts: end -->"
 SHOWN = {"crashed": "crashes", "unclear": "unclear errors"}
@@ -39,7 +43,19 @@ def summary_of(
         fronts[name]["seconds"] = round(front.seconds, 1)
     refusals = {n: dict(c.refusals.most_common(40)) for n, c in counts.items()}
     facts = {"date": datetime.date.today().isoformat(), "seconds": round(seconds), "seed": seed}
+    facts |= {"version": version(), "machine": machine_name()}
     return {**facts, "fronts": fronts, "labels": labels, "refusals": refusals, "findings": findings}
+
+
+@cache
+def version() -> str:
+    """Return the version that is tested, with its commit if the project is a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return __version__
+    return f"{__version__} at {commit}"
 
 
 def added(summary: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
@@ -49,8 +65,15 @@ def added(summary: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
         others = before["fronts"].get(name, {}) if name in summary["fronts"] else {}
         fronts[name] = {kind: round(number + others.get(kind, 0), 1) for kind, number in counts.items()}
     parts = {kind: before[kind] + summary[kind] for kind in ("labels", "findings")}
+    seconds = before["seconds"] + summary["seconds"]
     seeds = f"{before['seed']}, {summary['seed']}"
-    return {**summary, **parts, "fronts": fronts, "seconds": before["seconds"] + summary["seconds"], "seed": seeds}
+    texts = {name: joined(before.get(name, "unknown"), summary[name]) for name in ("version", "machine")}
+    return {**summary, **parts, **texts, "fronts": fronts, "seconds": seconds, "seed": seeds}
+
+
+def joined(before: str, latest: str) -> str:
+    """Return a list, as text, with one more element unless it has that already."""
+    return " and ".join(dict.fromkeys([*before.split(" and "), latest]))
 
 
 def table(summary: dict[str, Any]) -> str:
@@ -73,7 +96,8 @@ def write_report(document: Path, path: Path) -> None:
     if not start or not end:
         raise SystemExit(f"{document}: expected the lines {START} and {END}")
     seeds = f"{'seeds' if ',' in str(summary['seed']) else 'seed'} {summary['seed']}"
-    said = f"{summary['seconds'] // 60:,} minutes with {seeds}, {summary['date']}:"
+    said = f"{summary['seconds'] // 60:,} minutes with {seeds}, {summary['date']}, version {summary['version']}"
+    said += f" on {summary['machine']}:"
     document.write_text(f"{before}{start}\n{said}\n\n{table(summary)}\n{end}{after}", encoding="utf-8")
 
 

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +19,13 @@ import numpy as np
 import pytest
 
 from fuzzing import command, minimise
+from fuzzing.arguments import Item
 from fuzzing.case import Case, CodeCase, CodeFront, Expected, Finding, Front, difference
 from fuzzing.child import Place, run_group
 from fuzzing.command import Run, group_script
 from fuzzing.dense_oracle import evaluate, evaluate_filled
 from fuzzing.fronts import FRONTS
+from fuzzing.histories import History
 from fuzzing.report import END, START, added, table, write_report
 from fuzzing.values import Value, sparse_value
 
@@ -124,6 +129,26 @@ def test_wrong_results_are_counted_and_told(place: Place) -> None:
     assert all("expected" in facts["finding"]["detail"] for facts in told[:-1])
 
 
+@pytest.mark.parametrize("kernel", ["ell", "spmm"])
+def test_histories_write_no_results_to_bound_arguments(kernel: str) -> None:
+    """A bound kernel may have a copy of them, so that it would differ from one that is bound later."""
+    for seed in range(40):
+        history = History(kernel, Random(seed))
+        before: dict[int, tuple[bytes, ...]] = {}
+        for _ in range(20):
+            history.step()
+            results = {n for _, fixed in history.bound for n in memory(fixed.get("C"))}  # to which calls write
+            inputs = [item for item in history.fixed if not results & memory(item)]
+            before = {id(item): before.get(id(item), item.state()) for item in inputs}
+            assert before == {id(item): item.state() for item in inputs}, history.log
+
+
+def memory(item: Item | None) -> set[int]:
+    """The arrays that own the memory of an argument, by identity."""
+    arrays = () if item is None else item.arrays
+    return {id(array) if array.base is None else id(array.base) for array in arrays}
+
+
 @pytest.mark.slow
 def test_a_case_is_reduced_to_a_script_that_shows_it(tmp_path: Path) -> None:
     cases = list(Faulty().draw(Random("reduce")))
@@ -186,7 +211,7 @@ def test_a_crash_names_its_case_and_the_run_goes_on(monkeypatch: pytest.MonkeyPa
 
         place = (1, 2, 9)
 
-        def facts(self, job: dict[str, Any]) -> Any:
+        def facts(self, job: dict[str, Any], _stop: threading.Event) -> Any:
             if job["first"] == 2:
                 return iter([{"finished": 3, "is_over": True, "is_full": False}])
             return iter(self.told)
@@ -207,6 +232,97 @@ def test_a_crash_names_its_case_and_the_run_goes_on(monkeypatch: pytest.MonkeyPa
     (finding,) = run.findings
     assert (finding["outcome"], finding["group"], finding["index"]) == ("crashed", 1, 2)
     assert "--group=1" in group_script(finding)
+
+
+class Child(command.Child):
+    """A process that is none: it finishes the groups of a front until it fails in a given one."""
+
+    place, fails_in, error_of_failure = (0, -1, 0), "lazy", ""
+
+    def __init__(self) -> None:
+        pass
+
+    def facts(self, job: dict[str, Any], _stop: threading.Event) -> Iterator[dict[str, Any] | None]:
+        if job["front"] == self.fails_in:
+            yield self.failure()
+        else:
+            yield {"group": 0, "counts": {"cases": 3, "right": 3}, "refusals": {}, "seconds": 0.1}
+            yield {"finished": job["first"] + 1, "is_over": True, "is_full": False}
+
+    def failure(self) -> None:
+        self.process = subprocess.CompletedProcess([], 1)
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def error(self) -> str:
+        return "Traceback (most recent call last)\nOSError: no room"
+
+
+def test_a_fuzzer_that_fails_ends_one_front_and_keeps_all_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "Child", Child)
+    path = tmp_path / "new" / "summary.json"
+    run = Run(["lazy", "torch"], 0, groups={"lazy": 9, "torch": 1}, path=path).run()
+    summary = json.loads(path.read_text())
+    assert run.state == summary["state"] == "finished"
+    assert summary["fronts"]["torch"]["right"] == 3
+    assert summary["fronts"]["lazy"]["unclear"] == command.MAX_FAILURES
+    assert summary["findings"][0]["label"] == "the fuzzer itself failed: OSError: no room"
+
+
+def test_an_interrupted_run_keeps_its_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(Child):
+        def failure(self) -> None:
+            assert json.loads(path.read_text())["fronts"]["torch"]["right"] == 6  # three of them of a run before
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "Child", Interrupted)
+    path = tmp_path / "summary.json"
+    before = Run(["torch"], 8)
+    before.counts["torch"].add({"cases": 3, "right": 3}, {})
+    path.write_text(json.dumps(before.summary()))
+    assert command.main(["--front=torch", "--front=lazy", "--add", "--seed=9", f"--out={tmp_path}"]) == 130
+    summary = json.loads(path.read_text())
+    assert (summary["state"], summary["seed"], summary["fronts"]["torch"]["right"]) == ("interrupted", "8, 9", 6)
+    assert "| torch | 6 | 6 |" in (text := capsys.readouterr().out)
+    assert "interrupted after" in text
+
+
+def test_a_process_that_waits_for_a_processor_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limit = 0.0, command.HANG_SECONDS
+    monkeypatch.setattr(command.time, "monotonic", lambda: now)
+
+    def ends_at(share: float, *, is_advancing: bool = False) -> float | None:
+        """When a process with this share of a processor is found to hang, if it is at all."""
+        nonlocal now
+        now, progress = 0.0, command.Progress()
+        while now < 20 * limit:
+            now += 1.0
+            if progress.is_stuck(now if is_advancing else 0, share * now):
+                return now
+        return None
+
+    assert ends_at(1.0) == pytest.approx(limit, abs=3)
+    assert ends_at(0.1) == pytest.approx(10 * limit, abs=30)
+    assert ends_at(0.0) == pytest.approx(limit, abs=3)
+    assert ends_at(0.0, is_advancing=True) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processor_time_is_counted() -> None:
+    before = command.processor_seconds(os.getpid())
+    while time.process_time() < before + 0.1:
+        pass
+    assert command.processor_seconds(os.getpid()) > before
+    assert command.processor_seconds(2**30) == 0
 
 
 # ---------------------------------------------------------------------------------------------- judging
@@ -255,6 +371,7 @@ def test_smaller_values_lose_one_property_at_a_time() -> None:
 def test_the_report_replaces_the_table_of_a_document(tmp_path: Path) -> None:
     counts = {"cases": 1200, "right": 1199, "refused": 0, "wrong": 1, "crashed": 0, "unclear": 0, "known": 0}
     summary = {"fronts": {"einsum": counts}, "seconds": 7200, "seed": 4, "date": "2026-01-02"}
+    summary |= {"version": "1.2 at abc", "machine": "a processor"}
     assert "| einsum | 1,200 | 1,199 | 0 | 1 | 0 | 0 |" in table(summary)
     document, path = tmp_path / "page.md", tmp_path / "summary.json"
     document.write_text(f"before\n{START}\nold\n{END}\nafter\n")
@@ -264,14 +381,16 @@ def test_the_report_replaces_the_table_of_a_document(tmp_path: Path) -> None:
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "120 minutes with seed 4, 2026-01-02" in text
+    assert "120 minutes with seed 4, 2026-01-02, version 1.2 at abc on a processor:" in text
 
 
 def test_summaries_add_up() -> None:
     one = {"cases": 3, "right": 2, "seconds": 1.5}
     before = {"fronts": {"einsum": one, "lazy": one}, "seconds": 60, "seed": 1, "labels": [1], "findings": [2]}
     summary = {"fronts": {"einsum": one, "torch": one}, "seconds": 30, "seed": 2, "labels": [], "findings": [3]}
-    whole = added(summary, before)
+    before |= {"version": "1", "machine": "this"}
+    whole = added(summary | {"version": "2", "machine": "this"}, before)
+    assert (whole["version"], whole["machine"]) == ("1 and 2", "this")
     assert whole["fronts"] == {"einsum": {"cases": 6, "right": 4, "seconds": 3.0}, "lazy": one, "torch": one}
     assert (whole["seconds"], whole["seed"], whole["findings"]) == (90, "1, 2", [2, 3])
 
