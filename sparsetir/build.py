@@ -12,9 +12,9 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.kernel_factory import make_kernel
+from sparsetir.kernel_factory import bound_over_another, make_kernel
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.utils.arguments import renamed_parameters
+from sparsetir.utils.arguments import as_flag, renamed_parameters
 from sparsetir.utils.threads import get_num_threads
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def build(
     expected_calls: int | None = None,
     database: str | Path | None = None,
     assume_finite: bool = False,
+    deterministic: bool = False,
 ) -> Kernel:
     """Compile a program.
 
@@ -48,9 +49,12 @@ def build(
         module, or a function that is given one and changes it. By default the sketches decide. Of a program that
         computes the pattern of its results: how its rows are collected.
     expected_calls : int, optional
-        About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
-        this pays within that many calls; its values are copied then. Rules propose the format; where the calls are long
-        enough to ask, the shipped cost model may name another one that is faster for nine matrices in ten.
+        About how often a bound kernel will be called. Given that, a bound matrix is converted to another format at the
+        first call where this pays within that many; its values are copied then. Rules propose the format; where the
+        calls are long enough to ask, the shipped cost model may name another one that is faster for nine matrices in
+        ten. The next calls are timed in both formats, and the faster one is kept. Without it, a matrix of 16,384
+        entries or more is converted on a background thread once eight calls have taken 0.2 seconds, for as many calls
+        as there were; values that are changed later are seen. ``SPARSETIR_CONVERT=0`` turns that off.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`. The kernel takes for each call what the last search for such arguments ended
         with: of the same pattern and sizes, else of the same pattern over the format that was best for other sizes,
@@ -59,6 +63,8 @@ def build(
     assume_finite : bool
         A promise that arguments hold neither infinities nor NaN. Without it, results over formats that `expected_calls`
         or `database` chose and that store zeros between the entries are checked for NaN and infinities.
+    deterministic : bool
+        Never convert a bound matrix, so that equal calls give the same bits: another format may add in another order.
 
     Returns
     -------
@@ -74,13 +80,10 @@ def build(
     ArgumentTypeError
         `schedule` is something else.
     """
-    # Most programs are built without what the imports below bring.
-    if database is None and expected_calls is None:
-        return make_kernel(func, target, schedule=schedule, assume_finite=assume_finite)
+    if as_flag(deterministic, "deterministic") and (expected_calls is not None or database is not None):
+        raise ArgumentError("deterministic=True keeps the format: leave expected_calls= and database= out")
     if database is None:
-        from sparsetir.kernel_factory import bound_over_another
-
-        convert = partial(bound_over_another, judge=_judged)
+        convert = None if deterministic else partial(bound_over_another, judge=_judged)
         return make_kernel(
             func, target, schedule=schedule, expected_calls=expected_calls, assume_finite=assume_finite, convert=convert
         )

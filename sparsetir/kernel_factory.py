@@ -124,17 +124,26 @@ Judge: TypeAlias = Callable[..., "Conversion | None"]
 
 
 def bound_over_another(
-    kernel: Kernel, fixed: Mapping[str, Any], arguments: Mapping[str, Any], *, judge: Judge | None = None
+    kernel: Kernel,
+    fixed: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    *,
+    calls: float,
+    seconds: float | None = None,
+    plain: Callable[..., Any] | None = None,
+    judge: Judge | None = None,
 ) -> BoundComposedKernel | WatchedBound | None:
-    """A bound kernel over the format that suits the fixed matrix; None where its own is best, or it is not alone.
+    """Return a bound kernel over the format that suits the fixed matrix; None where its own is best, or it is not
+    alone.
 
-    `judge` has the last word on what the rules say: see `sparsetir.tuning.predict.chosen`.
+    A call takes `seconds` over the matrix as it is. `plain` makes calls whose arguments are not finite, where the
+    format needs that. `judge` has the last word on what the rules say: see `sparsetir.tuning.predict.chosen`.
     """
     matrices = {name: value for name, value in {**fixed, **arguments}.items() if is_sparse(value)}
     if len(matrices) != 1 or set(matrices) - set(fixed):
         return None
     ((name, matrix),) = matrices.items()
-    format = format_for(kernel, name, {**fixed, **arguments}, calls=kernel.expected_calls or 0, judge=judge)
+    format = format_for(kernel, name, {**fixed, **arguments}, calls=calls, seconds=seconds, judge=judge)
     if format is None:
         return None
     try:
@@ -148,11 +157,19 @@ def bound_over_another(
     watch = None if is_safe else Watch.over(parts, kernel.signature)
     if bound is None or watch is None:
         return bound
+    if plain is not None:
+        return WatchedBound(bound, lambda: plain, watch)
     return WatchedBound(bound, lambda: BoundKernel(Kernel(kernel.func, kernel.compiled), dict(fixed)), watch)
 
 
 def format_for(
-    kernel: Kernel, name: str, arguments: Mapping[str, Any], *, calls: float, judge: Judge | None = None
+    kernel: Kernel,
+    name: str,
+    arguments: Mapping[str, Any],
+    *,
+    calls: float,
+    seconds: float | None = None,
+    judge: Judge | None = None,
 ) -> Format | None:
     """The format to which a matrix is converted for calls to come; None is the program's own.
 
@@ -165,6 +182,8 @@ def format_for(
         Of the first call.
     calls : float
         That are to come.
+    seconds : float, optional
+        That a call takes over the matrix as it is, where it was timed.
     judge : callable, optional
         See `bound_over_another`.
     """
@@ -172,9 +191,11 @@ def format_for(
     if len(matrix.shape) != 2 or name not in kernel.signature.buffers:
         return None
     shapes = {other: np.shape(value) for other, value in arguments.items() if other != name}
-    conversion = suited(kernel.signature.program, matrix, shapes, calls=calls)
+    conversion = suited(kernel.signature.program, matrix, shapes, calls=calls, seconds=seconds)
     if judge is not None:
-        conversion = judge(kernel, matrix, arguments, conversion if _pays(conversion, calls) else None, calls=calls)
+        conversion = judge(
+            kernel, matrix, arguments, conversion if _pays(conversion, calls) else None, calls=calls, seconds=seconds
+        )
     return conversion.format if conversion is not None and _pays(conversion, calls) else None
 
 

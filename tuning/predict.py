@@ -178,6 +178,7 @@ def chosen(
     found: Conversion | None,
     *,
     calls: float,
+    seconds: float | None = None,
     described: Pattern | None = None,
 ) -> Conversion | None:
     """Return the format for a matrix: `found`, or another one that the model knows to be faster.
@@ -193,6 +194,8 @@ def chosen(
         What the rules say; None is the format of the program.
     calls : float
         That are to come.
+    seconds : float, optional
+        That a call takes over the matrix as it is; estimated by default.
     described : Pattern, optional
         Numbers of the matrix, where they are known.
     """
@@ -202,7 +205,8 @@ def chosen(
     args = kernel.prepare(dict(arguments))
     sizes = {name: int(value) for name, value in args.sizes.items()}
     work = Work.of(decode(kernel.func), sizes)
-    seconds = SLOWER * 2.0 ** work.numbers(USUAL, 1.0)["time_floor"]
+    if seconds is None:
+        seconds = SLOWER * 2.0 ** work.numbers(USUAL, 1.0)["time_floor"]
     if calls * seconds < WORTH * (ASKING + PER_ENTRY * source.indices.size):
         return found
     described = pattern(matrix) if described is None else described

@@ -19,13 +19,12 @@ from sparsetir.einsum.expression import einsum_expression
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
+from sparsetir.kernel_factory import make_kernel
+from sparsetir.runtime.adaptive import MIN_ENTRIES, TRIAL_CALLS, TRIAL_SECONDS, Trial
+from sparsetir.runtime.bound import BoundKernel
 from sparsetir.utils.arguments import is_float, renamed_parameters, shown
 
 DEFAULT_CALLS = 1000  # products that a solver is expected to make
-MIN_ENTRIES = 1 << 14  # of a matrix; the products of smaller ones cost less than code for another format
-TRIAL_PRODUCTS = 8  # products of one kind before a format is looked for, unless expected_calls= announces more
-TRIAL_SECONDS = 0.2  # that they must have taken: about what compiling and converting takes, so that short solves go on
-SAMPLES = 3  # timed products of each candidate, after one that is not counted
 
 
 @renamed_parameters(calls="expected_calls")
@@ -110,10 +109,14 @@ class _Operator(linalg.LinearOperator):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the compiled products, which are created again when needed."""
-        return {name: value for name, value in self.__dict__.items() if name != "_products"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_products", "_bound")}
 
     @cached_property
     def _products(self) -> dict[str, _Product]:
+        return {}
+
+    @cached_property
+    def _bound(self) -> dict[str, BoundKernel]:
         return {}
 
     def _product(self, text: str, x: Any) -> Any:
@@ -152,13 +155,17 @@ class _Operator(linalg.LinearOperator):
             matrix = tensor.to_scipy("csr", copy=False)
             matrix = matrix.T.tocsr() if is_transposed else matrix
             program, name = (ops.spmv, "x") if x.ndim == 1 else (ops.spmm, "B")
-            kernel = build(
-                program(tensor.dtype.name, idtype=matrix.indices.dtype.name), expected_calls=int(expected_calls)
-            )
-            bound = kernel.bind(A=matrix)
-            bound(**{name: x})
-            is_other = bound.over_another is not None or is_transposed
-            return [*own, lambda x: bound(**{name: x})] if is_other else own
+            func = program(tensor.dtype.name, idtype=matrix.indices.dtype.name)
+            bound = build(func, expected_calls=max(int(expected_calls), 1)).bind(A=matrix)
+            if bound.adaptive is not None and expected_calls:
+                bound.adaptive.ask({name: x})
+            other = bound.over_another
+            if other is None and is_transposed:
+                other = make_kernel(func).bind(A=matrix)
+            if other is None:
+                return own
+            self._bound[text] = bound  # which `other` calls where values are not finite
+            return [*own, lambda x: other(**{name: x})]
 
         return convert
 
@@ -196,15 +203,18 @@ class _Product:
         self, first: Callable[[Any], Any], convert: Callable[[Any], list[Any]] | None, expected_calls: int | None
     ) -> None:
         self.best, self.convert = first, convert
-        self.left = TRIAL_PRODUCTS
+        self.left = TRIAL_CALLS
         self.is_announced = expected_calls is not None
         self.seconds = 0.0
         self.converter: threading.Thread | None = None
-        self.candidates: list[tuple[Callable[[Any], Any], list[float]]] = []
+        self.trial: Trial | None = None
 
     def __call__(self, x: Any) -> Any:
-        if self.candidates:
-            return self._timed(x)
+        if (trial := self.trial) is not None:
+            y = trial(x)
+            if trial.best is not None:
+                self.best, self.trial = trial.best, None
+            return y
         if self.convert is None:
             return self.best(x)
         if self.is_announced:
@@ -237,21 +247,7 @@ class _Product:
 
     def _add(self, others: list[Any]) -> None:
         if others:
-            self.candidates = [(run, []) for run in (self.best, *others)]
-
-    def _timed(self, x: Any) -> Any:
-        """Compute a product with the candidate of fewer samples; the faster one is kept in the end."""
-        candidates = self.candidates
-        if not candidates:  # another thread has chosen meanwhile
-            return self.best(x)
-        run, seconds = min(candidates, key=lambda pair: len(pair[1]))
-        start = time.perf_counter()
-        y = run(x)
-        seconds.append(time.perf_counter() - start)
-        if all(len(seconds) > SAMPLES for _, seconds in candidates):
-            self.best = min(candidates, key=lambda pair: min(pair[1][1:]))[0]
-            self.candidates = []
-        return y
+            self.trial = Trial([(f"candidate {n}", run) for n, run in enumerate((self.best, *others))])
 
 
 __all__ = ["linear_operator"]

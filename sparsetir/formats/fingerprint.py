@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from sparsetir.errors import ArgumentTypeError
 from sparsetir.formats.format import CHUNK, Array, Entries
@@ -93,4 +94,22 @@ def fingerprint(entries: Entries) -> str:
     return hash_indices(f"{entries.shape}", [rows, starts, *inner])
 
 
-__all__ = ["fingerprint", "hash_arrays", "hash_indices"]
+def checksum(array: Array) -> int:
+    """Return 64 bits that tell whether an array was changed in place, as fast as memory is read.
+
+    Only for comparisons within a process: `hash_arrays` makes what is stored.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> values = np.ones(1000, "float32")
+    >>> before = checksum(values)
+    >>> values *= -1
+    >>> checksum(values) == before
+    False
+    """
+    contiguous = array if array.flags.c_contiguous or array.flags.f_contiguous else np.ascontiguousarray(array)
+    return int(xxhash.xxh3_64_intdigest(contiguous.reshape(-1, order="A").view(np.uint8).data))
+
+
+__all__ = ["checksum", "fingerprint", "hash_arrays", "hash_indices"]

@@ -138,11 +138,12 @@ WIDTHS, NEAR, FAR = (16, 8), 1024, 8192  # rows of a slice, and of those that ar
 AS_FULL = 0.95  # how full wide slices must be, relative to narrow ones
 MUCH_FULLER = 1.1  # how full slices of rows from far away must be, relative to those of near ones
 HALF_FULL = 0.5  # slices, so that what is on no diagonal can be stored in some
-# Rough seconds for each entry on one machine (AMD Zen 3): converting it, and what a call saves for each number that is
-# computed with it. `python -m sparsetir.bench.formats` prints both for a matrix.
+# Rough seconds for each entry: converting it, and what a call saves for each number that is computed with it where no
+# call was timed (AMD Zen 3). `python -m sparsetir.bench.formats` prints both for a matrix.
 CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
 SLICING, SAVED_IN_SLICES = 25e-9, 0.05e-9
 SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.1e-9, 0.2e-9
+LOOKING = 60e-9  # seconds for each entry to find a format, usually
 
 # Of `most_dense`: densities up to which products with scattered entries and with full 4 x 4 blocks are faster.
 SCATTERED, BLOCKED, BLOCK_FILL = 0.2, 0.45, 0.8
@@ -376,7 +377,12 @@ class Conversion:
 
 
 def suited(
-    program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]], *, calls: float = math.inf
+    program: Program,
+    matrix: Any,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    calls: float = math.inf,
+    seconds: float | None = None,
 ) -> Conversion | None:
     """Return the format for the only sparse operand of a program.
 
@@ -389,53 +395,88 @@ def suited(
         Of the dense arguments.
     calls : float
         That are to come: what takes more of them to pay is not looked for where looking takes long.
+    seconds : float, optional
+        That a call takes over the matrix as it is. By default those of one machine are assumed.
     """
     source = open_source(matrix, "the matrix")
     if not isinstance(source, Compressed) or source.major or source.block or not source.indices.size:
         return None
     indptr, indices = source.indptr, source.indices
     feat = dense_rows(shapes.values())
+    per_entry = None if seconds is None else seconds / indices.size
     if ragged_sums(program):
-        return suited_to_sums(Entries.of_rows(matrix.shape, indptr, indices), source.values.itemsize, calls)
+        entries = Entries.of_rows(matrix.shape, indptr, indices)
+        return suited_to_sums(entries, source.values.itemsize, calls, per_entry)
     if feat < LEAST_FEAT:
         return None
     gain, size = max((block_gain(size, block_fill(indptr, indices, size, size)), size) for size in SQUARES)
+    in_blocks = Conversion(BSR(size, size), calls_to_pay(CONVERSION, SAVED * feat, gain, per_entry))
     if gain >= ENOUGH:
-        return Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
-    needed = GROUPING / (SAVED * feat)
+        return in_blocks
     least, entries = max(gain, LEAST_GROUP_GAIN), Entries.of_rows(matrix.shape, indptr, indices)
-    if needed <= calls and group_gain(entries, GROUP) >= least:
-        return Conversion(RowGroups(GROUP), needed)
-    return None if gain < LEAST_GAIN else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
+    if calls_to_pay(GROUPING, SAVED * feat, math.inf, per_entry) <= calls:
+        grouped = group_gain(entries, GROUP)
+        needed = calls_to_pay(GROUPING, SAVED * feat, grouped, per_entry)
+        if grouped >= least and needed <= calls:
+            return Conversion(RowGroups(GROUP), needed)
+    return None if gain < LEAST_GAIN else in_blocks
 
 
-def suited_to_sums(entries: Entries, itemsize: int, calls: float) -> Conversion | None:
-    """Return the format for sums of a row's entries, each of `itemsize` bytes."""
+def calls_to_pay(cost: float, saved: float, gain: float, per_entry: float | None) -> float:
+    """Return after how many calls a conversion pays.
+
+    Parameters
+    ----------
+    cost : float
+        Seconds to convert an entry.
+    saved : float
+        Seconds that a call saves for each entry, where no call was timed.
+    gain : float
+        How many times faster calls become.
+    per_entry : float or None
+        Seconds of a call for each entry.
+
+    Examples
+    --------
+    >>> calls_to_pay(80e-9, 1e-9, 2.0, None), calls_to_pay(80e-9, 1e-9, 2.0, 4e-9)
+    (80.0, 40.0)
+    """
+    if per_entry is not None:
+        saved = per_entry * (1 - 1 / gain)
+    return cost / saved if saved > 0 else math.inf
+
+
+def suited_to_sums(entries: Entries, itemsize: int, calls: float, per_entry: float | None = None) -> Conversion | None:
+    """Return the format for sums of a row's entries, each of `itemsize` bytes; see `suited`."""
     indptr, indices = entries.indptr, entries.last
     sizes = indices.size, indices.itemsize, itemsize
     fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
     best, shape = max((sum_gain(size, fill, *sizes), size) for size, fill in fills.items())
-    gains = [(best, Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS))]
+    gains = [(best, Conversion(BSR(*shape), calls_to_pay(CONVERSION, SAVED_IN_BLOCKS, best, per_entry)))]
     if indices.size >= MANY:
-        gains += _in_slices(entries, itemsize, calls)
+        gains += _in_slices(entries, itemsize, calls, per_entry)
     gain, conversion = max(gains, key=lambda pair: pair[0])
     return conversion if gain >= LEAST_GAIN else None
 
 
-def _in_slices(entries: Entries, itemsize: int, calls: float) -> Iterator[tuple[float, Conversion]]:
+def _in_slices(
+    entries: Entries, itemsize: int, calls: float, per_entry: float | None
+) -> Iterator[tuple[float, Conversion]]:
     """Yield formats of slices of rows and the expected speedup of sums over them, for many entries."""
     (m, n), indptr, indices = entries.shape, entries.indptr, entries.last
     window, (wide, narrow) = NEAR, slice_fills(indptr, WIDTHS, NEAR)
     far = slice_fills(indptr, WIDTHS, FAR) if MUCH_FULLER * narrow < 1 else (wide, narrow)
     if far[1] > MUCH_FULLER * narrow:
         window, (wide, narrow) = FAR, far
-    if narrow >= HALF_FULL and CONVERSION / SAVED_ON_DIAGONALS <= calls:
+    most = SUMMED_ON_DIAGONALS
+    if narrow >= HALF_FULL and calls_to_pay(CONVERSION, SAVED_ON_DIAGONALS, most, per_entry) <= calls:
         share_and_fill = slice_diagonals(entries, *HACK)
         gain = diagonal_gain(*share_and_fill, indices.size, indices.itemsize, itemsize)
-        yield gain, Conversion(HDIA(HACK[0]), CONVERSION / SAVED_ON_DIAGONALS)
+        yield gain, Conversion(HDIA(HACK[0]), calls_to_pay(CONVERSION, SAVED_ON_DIAGONALS, gain, per_entry))
     if indices.size <= (SHORT if 2 * n * itemsize <= private_cache() else FAR_SHORT) * m:
         rows = WIDTHS[0] if wide >= AS_FULL * narrow else WIDTHS[1]
-        yield SUMMED_IN_SLICES * narrow, Conversion(SELL(rows, window), SLICING / SAVED_IN_SLICES)
+        gain = SUMMED_IN_SLICES * narrow
+        yield gain, Conversion(SELL(rows, window), calls_to_pay(SLICING, SAVED_IN_SLICES, gain, per_entry))
 
 
 def most_dense(weight: Any) -> float:
@@ -445,6 +486,7 @@ def most_dense(weight: Any) -> float:
 
 
 __all__ = [
+    "LOOKING",
     "MOST_VALUES",
     "RULES",
     "SUMMED",
@@ -452,6 +494,7 @@ __all__ = [
     "Considered",
     "Conversion",
     "block_gain",
+    "calls_to_pay",
     "candidates",
     "considered",
     "dense_rows",

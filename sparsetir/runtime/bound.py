@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.runtime.adaptive import adaptive, why_not_adaptive
 from sparsetir.runtime.call_plan import Caller, Plan, Run, Seen, Timing, Unfit, fits, learn, look, shaped
 from sparsetir.runtime.conversion import Converted, agree
 from sparsetir.runtime.serialization import Saved
@@ -90,29 +91,36 @@ class BoundKernel(Bound):
             fault = f"{name} is written by this kernel and has another layout, so that each call would copy it"
             raise ArgumentError(f"{fault}: bind a contiguous array, or pass it at each call")
         self.plans: dict[Any, Plan | None] = {}
-        self.over_another: Any = None  # a bound kernel over another format
         self.spare = Spare()
-        self.is_open = kernel.convert is not None and kernel.compiled.schedule is None
+        self.adaptive = adaptive(self)
+
+    @property
+    def over_another(self) -> Any:
+        """A bound kernel over another format, in use or on trial; None where there is none."""
+        return None if self.adaptive is None else self.adaptive.other
 
     def __repr__(self) -> str:
         return super().__repr__() if self.over_another is None else repr(self.over_another)
 
     def dispatch(self, arguments: dict[str, Any]) -> Any:
-        another = self._another(arguments)
-        if another is None:
-            return self._planned(arguments)
-        result = another(**arguments)
-        self.last = another.last  # its plans are as good as ours
-        return result
+        return self.planned(arguments) if self.adaptive is None else self.adaptive(arguments)
 
-    def _another(self, arguments: dict[str, Any]) -> Any:
-        """The same over another format, if converting the bound matrix pays within the calls that were announced."""
-        if self.is_open:
-            self.over_another = self.kernel.convert(self.kernel, self.fixed, arguments)
-            self.is_open = False
-        return self.over_another
+    def explain(self) -> str:
+        """Say which formats were compared for the bound matrix, and which one is kept.
 
-    def _planned(self, arguments: dict[str, Any]) -> Any:
+        Examples
+        --------
+        >>> import scipy.sparse as sp, sparsetir
+        >>> bound = sparsetir.build(sparsetir.ops.spmm()).bind(A=sp.eye_array(9, format="csr", dtype="float32"))
+        >>> bound.explain()
+        'as passed: no other format is looked for, because the matrix is small'
+        """
+        if self.adaptive is not None:
+            return self.adaptive.explain()
+        return f"as passed: no other format is looked for, because {why_not_adaptive(self)}"
+
+    def planned(self, arguments: dict[str, Any]) -> Any:
+        """Make a call over the arguments as they were passed."""
         call_key = look(arguments)
         plan = self.plans.get(call_key.key) if call_key is not None else None
         if call_key is not None and plan is not None:
@@ -165,9 +173,10 @@ class BoundKernel(Bound):
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
-        another = self._another(arguments)
-        if another is not None:
-            return another.time(seconds=seconds, **arguments)
+        if self.adaptive is not None:
+            self.adaptive.ask(arguments)
+        if self.over_another is not None:
+            return self.over_another.time(seconds=seconds, **arguments)
         return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
 
 

@@ -28,7 +28,7 @@ from sparsetir.script.printer import script
 from sparsetir.utils.arguments import as_path, renamed_parameters, shown
 
 Fit: TypeAlias = Callable[[], Callable[..., Any]]
-Convert: TypeAlias = Callable[["Kernel", dict[str, Any], dict[str, Any]], Any]
+Convert: TypeAlias = Callable[..., Any]
 
 HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
 # What completion leaves out: for other modules of this package.
@@ -62,8 +62,8 @@ class Kernel(Saved):
     covered : collection of str
         Results of which every element is surely written, although the program does not show it.
     convert : callable, optional
-        Of a kernel, the fixed arguments and those of the first call: makes a bound kernel over another format where
-        that pays, else returns None.
+        Of a kernel, the fixed arguments, those of a call, ``calls=`` to come and ``plain=``: makes a bound kernel over
+        another format where that pays, else returns None; see `sparsetir.kernel_factory.bound_over_another`.
 
     Examples
     --------
@@ -213,8 +213,9 @@ class Kernel(Saved):
         """Fix some arguments, usually the sparse ones: they are checked and laid out once.
 
         The arrays are used as they are at this moment: values changed in place are seen by later calls where no
-        copy was needed, structure must not be changed. A kernel that was built for many calls may store a matrix in
-        another format when it sees the first call, and has a copy of its values then.
+        copy was needed, structure must not be changed. A kernel that was built for many calls
+        (``expected_calls=``) may store a matrix in another format at the first call, and has a copy of its values then.
+        One that was not may do so on a background thread, and goes back where values change: see `sparsetir.build`.
         """
         return BoundKernel(self, arguments)
 

@@ -21,6 +21,7 @@ from sparsetir import SparseTensor, linear_operator
 from sparsetir.einsum import linear_operators
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats import REGISTRY
+from sparsetir.runtime import adaptive
 from sparsetir.utils.memory import MemoryLimitError
 
 OTHERS = {"band", "nm", "encoded", "tree"}  # hold some matrices only, or need parameters
@@ -300,31 +301,44 @@ def test_operators_over_another_format(make: Any, dtype: str, monkeypatch: pytes
     }
     for text, (product, matrix, x) in products.items():
         expected = matrix @ x
-        for number in range(linear_operators.TRIAL_PRODUCTS + 2 * linear_operators.SAMPLES + 4):
+        for number in range(linear_operators.TRIAL_CALLS + 2 * adaptive.MOST_SAMPLES + 4):
             np.testing.assert_allclose(product(x), expected, rtol=1e-4, atol=1e-5)
             assert product(x).dtype == dtype
             was = L._products[text + dtype]
-            if number == linear_operators.TRIAL_PRODUCTS // 2:
+            if number == linear_operators.TRIAL_CALLS // 2:
                 assert was.converter is not None  # while it works, products are scipy's
                 was.converter.join()
                 if text == "ij,j->i":
-                    assert len(was.candidates) == 3
-        assert not was.candidates
+                    assert len(was.trial.candidates) == 3
+        assert was.trial is None
         assert was.convert is None
     copied = pickle.loads(pickle.dumps(L))
     assert "_products" not in copied.__dict__
     np.testing.assert_allclose(copied.T @ products["ij,j->i"][2], A.T @ products["ij,j->i"][2], rtol=1e-4, atol=1e-5)
 
 
+def test_operators_over_blocks_with_zeros_and_vectors_with_infinities() -> None:
+    mask = sp.random_array((60, 60), density=0.1, rng=np.random.default_rng(0))
+    A = sp.csr_array(sp.kron(mask, np.ones((4, 4))))
+    A.data[::9] = 0
+    A.eliminate_zeros()
+    L = linear_operator(A, expected_calls=10**9)
+    for number in range(3 * adaptive.MOST_SAMPLES):
+        x = np.ones(240)
+        x[number] = np.inf
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_allclose(L @ x, A @ x)
+
+
 def test_an_operator_converts_as_many_products_are_expected() -> None:
     A, x = stencil(60, "float64"), np.ones(3600)
     once, never = linear_operator(A, expected_calls=1000), linear_operator(A, expected_calls=0)
-    for _ in range(linear_operators.TRIAL_PRODUCTS + 4):
+    for _ in range(linear_operators.TRIAL_CALLS + 4):
         np.testing.assert_allclose(never @ x, A @ x)
     assert never._products["ij,j->ifloat64"].convert is None
-    assert not never._products["ij,j->ifloat64"].candidates
+    assert never._products["ij,j->ifloat64"].trial is None
     np.testing.assert_allclose(once @ x, A @ x)
-    assert len(once._products["ij,j->ifloat64"].candidates) == 2
+    assert len(once._products["ij,j->ifloat64"].trial.candidates) == 2
     for calls, kind, error in ((-1, ArgumentError, "non-negative"), (1.5, ArgumentTypeError, "expected an integer")):
         with pytest.raises(kind, match=error):
             linear_operator(A, expected_calls=calls)
@@ -333,7 +347,7 @@ def test_an_operator_converts_as_many_products_are_expected() -> None:
 def test_the_faster_of_two_products_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(linear_operators, "TRIAL_SECONDS", 0)
-    monkeypatch.setattr(linear_operators.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(adaptive.time, "perf_counter", lambda: now[0])
 
     def lasting(name: str, seconds: list[float]) -> Any:
         left = iter(seconds)
@@ -347,10 +361,10 @@ def test_the_faster_of_two_products_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     for slow, fast, expected in (([3.0], [90.0, 2.0], "second"), ([9.0, 1.0], [9.0, 2.0], "first")):
         product = linear_operators._Product(lasting("first", slow), lambda x, f=fast: [lasting("second", f)], None)
         x = np.zeros(1)
-        for _ in range(linear_operators.TRIAL_PRODUCTS + 1):
+        for _ in range(linear_operators.TRIAL_CALLS + 1):
             product(x)
         product.converter.join()
-        for _ in range(2 * (linear_operators.SAMPLES + 1)):
+        for _ in range(2 * (adaptive.SAMPLES + 1)):
             product(x)
         assert {product(x) for _ in range(3)} == {expected}
 
@@ -362,11 +376,11 @@ def test_products_go_on_where_a_matrix_cannot_be_converted(monkeypatch: pytest.M
         raise MemoryLimitError("no room for another format")
 
     product = linear_operators._Product(lambda x: x + 1, convert, None)
-    for _ in range(linear_operators.TRIAL_PRODUCTS + 1):
+    for _ in range(linear_operators.TRIAL_CALLS + 1):
         assert product(np.zeros(1)) == 1
     product.converter.join()
     assert product(np.zeros(1)) == 1
-    assert not product.candidates
+    assert product.trial is None
 
 
 def test_sums_of_short_integers() -> None:

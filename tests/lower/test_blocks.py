@@ -102,7 +102,7 @@ def test_a_matrix_of_blocks_is_converted_for_many_products_with_a_vector() -> No
     assert other is not None
     assert other.format == formats.sell(16, 1024)
     x = rng.standard_normal(360).astype("float32")
-    few, many = (sparsetir.build(sparsetir.ops.spmv(), expected_calls=calls).bind(A=full) for calls in (10, 10_000))
+    few, many = (sparsetir.build(sparsetir.ops.spmv(), expected_calls=calls).bind(A=full) for calls in (1, 10_000))
     for bound in (few, many):
         np.testing.assert_allclose(bound(x=x), full @ x, rtol=1e-4, atol=1e-4)
     assert few.over_another is None

@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bound kernels that convert their matrix to another format, and keep whichever of the two is faster in calls.
+
+A format is a guess: rules and the cost model say what should be faster, and the calls themselves tell. So a matrix that
+is bound for many calls is converted at the first one (``sparsetir.build(program, expected_calls=...)``), or on a
+background thread once its calls have taken long enough that converting costs less than it may save. Then calls
+alternate between both kernels until each has been timed a few times, and the faster one makes the others.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir import interop
+from sparsetir.errors import SparseTIRError
+from sparsetir.formats import heuristics
+from sparsetir.formats.fingerprint import checksum
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.runtime.call_plan import Run, Unfit, shaped
+
+if TYPE_CHECKING:
+    from sparsetir.runtime.bound import BoundKernel
+
+Call: TypeAlias = Callable[..., Any]
+
+SWITCH = "SPARSETIR_CONVERT"  # 0 turns conversions on the background off
+MIN_ENTRIES = 1 << 14  # of a matrix; calls with smaller ones cost less than code for another format
+TRIAL_CALLS = 8  # before a format is looked for without being told how many calls there will be
+TRIAL_SECONDS = 0.2  # that they must have taken: about what compiling and converting takes, so that short uses go on
+SAMPLES, MOST_SAMPLES = 3, 32  # timed calls of each candidate
+SAMPLED_SECONDS = 1e-3  # that the samples of one candidate should take, where its calls are short
+SHORT_CALL = 20e-6  # seconds: shorter ones are dominated by the call itself, so that an announced format is kept
+MOST_SHAPES = 64  # of arguments for which the faster kernel is remembered
+
+
+class Trial:
+    """Time calls of candidates in turn, until the fastest is known.
+
+    Parameters
+    ----------
+    candidates : sequence of (str, callable)
+        Names and what to call; the first one is what is called anyway.
+
+    Attributes
+    ----------
+    best : callable or None
+        The fastest, once each has been timed often enough.
+
+    Examples
+    --------
+    >>> trial = Trial([("slow", lambda: time.sleep(1e-3)), ("fast", lambda: None)])
+    >>> while trial.best is None:
+    ...     trial()
+    >>> trial.winner
+    'fast'
+    """
+
+    def __init__(self, candidates: Sequence[tuple[str, Call]]) -> None:
+        self.candidates: list[tuple[str, Call, list[float]]] = [(name, call, []) for name, call in candidates]
+        self.best: Call | None = None
+        self.winner = ""
+
+    def __call__(self, *operands: Any, **arguments: Any) -> Any:
+        """Make a call by the candidate with the fewest samples."""
+        _, call, seconds = min(self.candidates, key=lambda candidate: len(candidate[2]))
+        start = time.perf_counter()
+        result = call(*operands, **arguments)
+        seconds.append(time.perf_counter() - start)
+        if all(_is_sampled(seconds) for *_, seconds in self.candidates):
+            self.winner, self.best, _ = min(self.candidates, key=lambda candidate: _least(candidate[2]))
+        return result
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a call takes so little that which candidate it is matters less than the call itself."""
+        return any(len(seconds) > 1 and _least(seconds) < SHORT_CALL for *_, seconds in self.candidates)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} {_least(seconds) * 1e3:.3g} ms" for name, _, seconds in self.candidates if len(seconds) > 1
+        )
+
+
+def _is_sampled(seconds: list[float]) -> bool:
+    """Return whether there are enough samples; the first is not one, because it finds caches cold."""
+    return len(seconds) > SAMPLES and (sum(seconds[1:]) >= SAMPLED_SECONDS or len(seconds) > MOST_SAMPLES)
+
+
+def _least(seconds: list[float]) -> float:
+    return min(seconds[1:])
+
+
+class Adaptive:
+    """Decides in which of two formats the calls of a bound kernel are made.
+
+    Parameters
+    ----------
+    bound : BoundKernel
+        Over the format of the matrix as it was passed.
+    matrices : sequence of str
+        Names of the fixed sparse arguments.
+    """
+
+    def __init__(self, bound: BoundKernel, matrices: Sequence[str]) -> None:
+        self._bound = weakref.ref(bound)  # which holds this object: memory is freed without the garbage collector
+        self.kernel, self.matrices = bound.kernel, matrices
+        self.announced = bound.kernel.expected_calls
+        self.is_asked = self.announced is None  # for a format, for the calls that were announced
+        self.is_settled = False  # there will be no other format
+        self.calls, self.seconds = 0, 0.0
+        self.next_calls, self.next_seconds = TRIAL_CALLS, TRIAL_SECONDS  # at which a format is looked for
+        self.converter: threading.Thread | None = None
+        self.other: Any = None  # a bound kernel over another format
+        self.checked: list[tuple[np.ndarray, int]] = []  # values that may change, and their checksums
+        self.trials: dict[Any, Trial | bool] = {}  # by shapes of the open arguments: whether the other format is faster
+        self.history: list[str] = []
+
+    @property
+    def bound(self) -> BoundKernel:
+        bound = self._bound()
+        assert bound is not None  # it makes the calls
+        return bound
+
+    # ------------------------------------------------------------------ calls
+
+    def __call__(self, arguments: dict[str, Any]) -> Any:
+        """Make a call, by one kernel or the other."""
+        if self.is_settled:
+            return self.bound.planned(arguments)
+        if self.other is not None:
+            return self._by_either(arguments)
+        if not self.is_asked:
+            result = self.bound.planned(arguments)
+            self.ask(arguments)
+            return result
+        start = time.perf_counter()
+        result = self.bound.planned(arguments)
+        self._count(arguments, time.perf_counter() - start)
+        key, run = self.bound.last
+        self.bound.last = key, run if run is None else self._counted(run)
+        return result
+
+    def _counted(self, run: Run) -> Run:
+        """Return a plan that counts its calls, and does not fit once there is another format to try."""
+
+        def counted(arguments: dict[str, Any]) -> Any:
+            if self.other is not None or self.is_settled:
+                raise Unfit
+            start = time.perf_counter()
+            result = run(arguments)
+            self._count(arguments, time.perf_counter() - start)
+            return result
+
+        return counted
+
+    def _count(self, arguments: Mapping[str, Any], seconds: float) -> None:
+        self.calls += 1
+        self.seconds += seconds
+        if self.calls >= self.next_calls and self.seconds >= self.next_seconds and self.converter is None:
+            self._start_conversion(arguments)
+
+    def _by_either(self, arguments: dict[str, Any]) -> Any:
+        key = shaped(arguments) or tuple((n, np.shape(v), type(v)) for n, v in arguments.items())
+        choice = self.trials.get(key)
+        if choice is None:
+            choice = self._new_trial(key)
+        if isinstance(choice, Trial):
+            result = choice(**arguments)
+            self.bound.last = (), None
+            self._decide(key, choice)
+        elif choice:
+            result = self._by_other(**arguments)
+            if self.other is not None:
+                self.bound.last = self._checked(*self.other.last)
+        else:
+            result = self.bound.planned(arguments)
+        return result
+
+    def _new_trial(self, key: Any) -> Trial:
+        if len(self.trials) >= MOST_SHAPES:
+            self.trials.clear()
+        candidates = [("as passed", self._by_own), (self.description, self._by_other)]
+        trial = self.trials[key] = Trial(candidates if self.announced is None else candidates[::-1])
+        return trial
+
+    def _decide(self, key: Any, trial: Trial) -> None:
+        """Keep the winner of a trial for arguments of these shapes; free the other kernel where the first trial says
+        so.
+        """
+        if self.is_settled:
+            return
+        if self.announced is not None and trial.is_short:
+            self.trials[key] = True
+            self.history.append(f"{_described(key)}: kept {self.description} without a trial, because calls are short")
+        elif trial.best is not None:
+            is_first = all(isinstance(choice, Trial) for choice in self.trials.values())
+            self.trials[key] = trial.winner != "as passed"
+            self.history.append(f"{_described(key)}: {trial}; kept {trial.winner}")
+            if is_first and not self.trials[key]:
+                self._settle()
+
+    def _by_own(self, **arguments: Any) -> Any:
+        """Make a call over the matrix as it was passed."""
+        return self.bound.planned(arguments)
+
+    def _by_other(self, **arguments: Any) -> Any:
+        """Make a call over the other format, unless values have changed since they were converted."""
+        other = self.other
+        return self.bound.planned(arguments) if other is None or self._has_changed() else other(**arguments)
+
+    def _checked(self, key: Any, run: Run | None) -> tuple[Any, Run | None]:
+        """Return a plan of the other kernel that looks for changed values first."""
+        if run is None or not self.checked:
+            return key, run
+
+        def checked(arguments: dict[str, Any]) -> Any:
+            if self._has_changed():
+                raise Unfit
+            return run(arguments)
+
+        return key, checked
+
+    def _has_changed(self) -> bool:
+        """Return whether values are not those that were converted; then the matrix stays as it was passed."""
+        if all(checksum(array) == known for array, known in self.checked):
+            return False
+        self.history.append("values of the matrix have changed: it stays as it was passed")
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """Stay with the matrix as it was passed."""
+        self.is_settled, self.other, self.checked = True, None, []
+        self.trials.clear()
+        self.bound.last = (), None
+
+    # ------------------------------------------------------------------ conversions
+
+    @property
+    def description(self) -> str:
+        """The other format."""
+        formats = getattr(getattr(self.other, "kernel", None), "formats", {})
+        return ", ".join(map(repr, formats.values())) or "another format"
+
+    def ask(self, arguments: dict[str, Any]) -> None:
+        """Convert for the calls that were announced, after the first of them."""
+        if self.is_asked:
+            return
+        self.is_asked = True
+        bound, calls, seconds = self.bound, self.announced or 0, None
+        if calls > 1 and not self.kernel.signature.effects.updated:
+            start = time.perf_counter()
+            bound.planned(arguments)  # again: what is first done once is no measure
+            seconds = time.perf_counter() - start
+        entries = sum(_entries(bound.fixed[name]) for name in self.matrices)
+        if seconds is None or calls * seconds >= heuristics.LOOKING * entries:
+            self.other = self._converted(bound, bound.fixed, arguments, calls, seconds)
+        bound.last = (), None
+        if self.other is None:
+            self.history.append(f"no other format pays within {calls} calls")
+            self.is_settled = True
+
+    def _converted(
+        self,
+        bound: BoundKernel,
+        fixed: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+        calls: float,
+        seconds: float | None,
+    ) -> Any:
+        assert self.kernel.convert is not None
+        return self.kernel.convert(self.kernel, fixed, arguments, calls=calls, seconds=seconds, plain=_plain(bound))
+
+    def _start_conversion(self, arguments: Mapping[str, Any]) -> None:
+        """Convert on a thread for as many calls as there were."""
+        bound = self.bound
+        calls, seconds = self.calls, self.seconds / self.calls
+        self.next_calls, self.next_seconds = 2 * calls, 2 * self.seconds
+        checked = [(array, checksum(array)) for array in self._values() if not is_frozen(array)]
+        fixed = dict(bound.fixed)
+        if checked:  # so that no change is half seen
+            fixed |= {name: _copied(fixed[name]) for name in self.matrices}
+        operands = {name: _copied(value) for name, value in arguments.items()}
+        # A thread that is no daemon: Python waits for it before LLVM is unloaded.
+        self.converter = threading.Thread(
+            target=self._convert, args=(bound, fixed, operands, checked, calls, seconds), name="sparsetir-converter"
+        )
+        self.converter.start()
+
+    def _convert(
+        self,
+        bound: BoundKernel,
+        fixed: dict[str, Any],
+        operands: dict[str, Any],
+        checked: list[tuple[np.ndarray, int]],
+        calls: int,
+        seconds: float,
+    ) -> None:
+        kernel, other = self.kernel, None
+        try:
+            other = self._converted(bound, fixed, operands, calls, seconds)
+            if other is None:
+                self.history.append(f"no other format pays within {calls} calls")
+            elif not _agree(type(kernel)(kernel.func, kernel.compiled)(**fixed, **operands), other(**operands)):
+                self.history.append("results over another format differ: the matrix stays as it was passed")
+                other, self.is_settled = None, True
+        except (SparseTIRError, MemoryError) as error:
+            self.history.append(f"converting failed: {error}")
+            self.is_settled = True
+        finally:
+            self.checked, self.other, self.converter = checked, other, None
+
+    def _values(self) -> list[np.ndarray]:
+        """Return the arrays of values of the matrices, as the kernel reads them."""
+        signature, args = self.kernel.signature, self.bound.args
+        names = (signature.storage_name(name) for name in self.matrices)
+        return [args.arrays[name] for name in names if name in args.arrays]
+
+    def explain(self) -> str:
+        """Return what was compared, a line each."""
+        if self.history:
+            return "\n".join(self.history)
+        calls = f"{self.calls} calls in {self.seconds:.3g} s" if self.is_asked else "no call yet"
+        return f"as passed: {calls}; another format is looked for after {self.next_calls} in {self.next_seconds:.3g} s"
+
+
+def _plain(bound: BoundKernel) -> Call:
+    """Return calls over the matrix as it was passed that leave no plan behind, and do not keep `bound` alive."""
+    reference = weakref.ref(bound)
+
+    def plain(**arguments: Any) -> Any:
+        bound = reference()
+        assert bound is not None  # it makes the call
+        last = bound.last
+        result = bound.planned(arguments)
+        bound.last = last
+        return result
+
+    return plain
+
+
+def adaptive(bound: BoundKernel) -> Adaptive | None:
+    """Return what may convert the matrix of a bound kernel; None where it stays as it was passed."""
+    return None if why_not_adaptive(bound) else Adaptive(bound, _matrices(bound))
+
+
+def why_not_adaptive(bound: BoundKernel) -> str:
+    """Return why the matrix of a bound kernel stays as it was passed; empty where it may be converted."""
+    kernel, matrices = bound.kernel, _matrices(bound)
+    if kernel.convert is None or kernel.compiled.schedule is not None:
+        return "the schedule was given" if kernel.compiled.schedule is not None else "the build does not allow it"
+    if kernel.expected_calls is not None:
+        return ""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    if len(matrices) != 1 or len(bound.fixed[matrices[0]].shape) != 2:
+        return "it is for a single bound matrix"
+    if kernel.signature.effects.updated:
+        return "the program updates its results"
+    return "" if _entries(bound.fixed[matrices[0]]) >= MIN_ENTRIES else "the matrix is small"
+
+
+def _matrices(bound: BoundKernel) -> list[str]:
+    """Return the names of fixed sparse arguments."""
+    return [name for name, value in bound.fixed.items() if interop.is_sparse(value)]
+
+
+def _entries(matrix: Any) -> int:
+    nnz = getattr(matrix, "nnz", None)
+    return int(nnz if nnz is not None else matrix._nnz())
+
+
+def is_frozen(array: Any) -> bool:
+    """Return whether an array is read-only, and so are those it is a view of."""
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return False
+        if array.base is None:
+            return True
+        array = array.base
+    return isinstance(array, bytes)
+
+
+def _copied(value: Any) -> Any:
+    """Return an argument that later changes do not reach."""
+    if isinstance(value, (np.ndarray, sp.sparray, sp.spmatrix)):
+        return value.copy()
+    if isinstance(value, SparseTensor):
+        return value.astype(value.dtype)
+    clone = getattr(value, "clone", None)
+    return value if clone is None else clone()
+
+
+def _agree(first: Any, second: Any) -> bool:
+    """Return whether results are the same up to the rounding of sums in another order."""
+    if isinstance(first, tuple):
+        return all(map(_agree, first, second))
+    a, b = (np.asarray(interop.open_source(v, "result").values if interop.is_sparse(v) else v) for v in (first, second))
+    if a.dtype.kind in "biu":
+        return np.array_equal(a, b)
+    eps = 2.0**-4 if a.dtype.itemsize < 4 else float(np.finfo(a.dtype).eps) ** 0.5
+    a, b = (x.astype(np.float64, copy=False) for x in (a, b))
+    finite = np.abs(a[np.isfinite(a)])
+    atol = eps * float(finite.max(initial=0.0))
+    return a.shape == b.shape and bool(np.allclose(a, b, rtol=0.0, atol=atol, equal_nan=True))
+
+
+def _described(key: Any) -> str:
+    """Return the shapes of open arguments as text."""
+    return ", ".join(f"{name} {shape}" for name, shape, _ in key)
+
+
+__all__ = ["Adaptive", "Trial", "adaptive", "is_frozen"]

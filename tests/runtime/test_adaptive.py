@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bound kernels that convert their matrix while they are called."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir import ops
+from sparsetir.errors import ArgumentError
+from sparsetir.formats import heuristics
+from sparsetir.runtime import adaptive
+from sparsetir.utils.memory import MemoryLimitError
+
+ROWS = 240
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for another format after a few calls, however short they are, and time few of them."""
+    monkeypatch.setattr(adaptive, "TRIAL_CALLS", 2)
+    monkeypatch.setattr(adaptive, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(adaptive, "MIN_ENTRIES", 1)
+    monkeypatch.setattr(adaptive, "SAMPLED_SECONDS", 0.0)
+    for name in ("CONVERSION", "SLICING", "GROUPING"):
+        monkeypatch.setattr(heuristics, name, 0.0)
+
+
+def blocks(dtype: str = "float32") -> Any:
+    mask = sp.random_array((ROWS // 4, ROWS // 4), density=0.1, rng=np.random.default_rng(0))
+    A = sp.csr_array(sp.kron(mask, np.ones((4, 4))), dtype=dtype)
+    A.data = np.random.default_rng(1).standard_normal(A.nnz).astype(dtype)
+    return A
+
+
+def operand(op: str, dtype: str = "float32", columns: int = 32) -> dict[str, Any]:
+    rng = np.random.default_rng(2)
+    if op == "spmv":
+        return {"x": rng.standard_normal(ROWS).astype(dtype)}
+    return {"B": rng.standard_normal((ROWS, columns)).astype(dtype)}
+
+
+def other_wins(bound: Any, *, is_faster: bool) -> None:
+    """Decide trials by a rule in place of a clock."""
+    for trial in bound.adaptive.trials.values():
+        trial.candidates[0][2][:] = [1.0 if is_faster else 1e-9] * 5
+
+
+def until_converted(bound: Any, arguments: dict[str, Any]) -> None:
+    for _ in range(50):
+        bound(**arguments)
+        if bound.adaptive.converter is not None:
+            bound.adaptive.converter.join()
+        if bound.over_another is not None:
+            return
+    pytest.fail(bound.explain())
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("op", ["spmm", "spmv"])
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_results_before_while_and_after_formats_are_compared(op: str, dtype: str, is_faster: bool) -> None:
+    A, arguments = blocks(dtype), operand(op, dtype)
+    bound = sparsetir.build(getattr(ops, op)(dtype)).bind(A=A)
+    expected = A @ next(iter(arguments.values()))
+    until_converted(bound, arguments)
+    for number in range(12):
+        np.testing.assert_allclose(bound(**arguments), expected, rtol=1e-4, atol=1e-4)
+        if number == 2:
+            other_wins(bound, is_faster=is_faster)
+    assert (bound.over_another is not None) is is_faster
+    assert "kept" in bound.explain()
+    np.testing.assert_allclose(bound(**arguments), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("op", ["spmm", "spmv"])
+@pytest.mark.parametrize("change", ["sign of all", "one value", "zero's sign", "back and forth"])
+@pytest.mark.parametrize("after", [0, 1, 5, 12])
+def test_values_that_change_in_place_are_seen(op: str, change: str, after: int) -> None:
+    """At any time: before another format is looked for, while it is converted, on trial and in use."""
+    A, arguments = blocks(), operand(op)
+    bound = sparsetir.build(getattr(ops, op)()).bind(A=A)
+    if after:
+        until_converted(bound, arguments)
+    for number in range(24):
+        if number >= after:
+            if change == "sign of all":
+                A.data *= -1
+            elif change == "one value":
+                A.data[number] += 1
+            elif change == "zero's sign":
+                A.data[:] = np.where(A.data == 0, -A.data, 0)
+            else:
+                A.data[:] = A.data[::-1].copy()
+        np.testing.assert_allclose(bound(**arguments), A @ next(iter(arguments.values())), rtol=1e-4, atol=1e-4)
+        if after > 1 and number == 2:
+            other_wins(bound, is_faster=True)
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_cannot_change_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, arguments = blocks(), operand("spmm")
+    A.data.flags.writeable = False
+    monkeypatch.setattr(adaptive, "checksum", lambda _array: pytest.fail("read"))
+    bound = sparsetir.build(ops.spmm()).bind(A=A)
+    until_converted(bound, arguments)
+    for _ in range(8):
+        np.testing.assert_allclose(bound(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
+    seen_by_others = np.ones(3)
+    view = seen_by_others[:]
+    view.flags.writeable = False
+    assert not adaptive.is_frozen(view)
+    assert adaptive.is_frozen(np.frombuffer(b"12345678"))
+
+
+@pytest.mark.usefixtures("eager")
+def test_each_shape_has_a_trial_of_its_own() -> None:
+    A = blocks()
+    bound = sparsetir.build(ops.spmm()).bind(A=A)
+    for columns, is_faster in ((32, True), (8, False), (64, True)):
+        arguments = operand("spmm", columns=columns)
+        until_converted(bound, arguments)
+        for number in range(10):
+            np.testing.assert_allclose(bound(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
+            if number == 2:
+                other_wins_for(bound, columns, is_faster=is_faster)
+    assert [line.split("kept ")[1].split("(")[0] for line in bound.explain().splitlines()[-3:]] == [
+        "bsr",
+        "as passed",
+        "bsr",
+    ]
+    assert list(bound.adaptive.trials.values()) == [True, False, True]
+
+
+def other_wins_for(bound: Any, columns: int, *, is_faster: bool) -> None:
+    for key, trial in bound.adaptive.trials.items():
+        if isinstance(trial, adaptive.Trial) and key[0][1][-1] == columns:
+            trial.candidates[0][2][:] = [1.0 if is_faster else 1e-9] * 5
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("reason", ["deterministic", "switch", "schedule", "memory"])
+def test_a_matrix_stays_as_it_was_passed(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    A, arguments, facts = blocks(), operand("spmm"), {}
+    if reason == "switch":
+        monkeypatch.setenv("SPARSETIR_CONVERT", "0")
+    elif reason == "deterministic":
+        facts = {"deterministic": True}
+    elif reason == "schedule":
+        facts = {"schedule": sparsetir.Choices(tile=16)}
+    bound = sparsetir.build(ops.spmm(), **facts).bind(A=A)
+    if reason == "memory":
+
+        def full(*_arguments: Any, **_named: Any) -> Any:
+            raise MemoryLimitError("no room for another format")
+
+        bound.kernel.convert = full
+    first = bound(**arguments)
+    for _ in range(8):
+        np.testing.assert_array_equal(bound(**arguments), first)
+        if bound.adaptive is not None and bound.adaptive.converter is not None:
+            bound.adaptive.converter.join()
+    assert bound.over_another is None
+    assert bound.explain().startswith("converting failed: no room" if reason == "memory" else "as passed")
+
+
+def test_a_format_is_kept_or_found_not_both() -> None:
+    with pytest.raises(ArgumentError, match="deterministic=True keeps the format"):
+        sparsetir.build(ops.spmm(), expected_calls=10, deterministic=True)
+
+
+@pytest.mark.usefixtures("eager")
+def test_two_threads_call_while_the_matrix_is_converted() -> None:
+    A, arguments, faults = blocks(), operand("spmm"), []
+    expected = A @ arguments["B"]
+    bound = sparsetir.build(ops.spmm()).bind(A=A)
+
+    def call() -> None:
+        for _ in range(200):
+            result = bound(**arguments)
+            if not np.allclose(result, expected, rtol=1e-4, atol=1e-4):
+                faults.append(result)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("calls", [1, 4, 20])
+def test_a_bound_kernel_is_freed_when_it_is_dropped(calls: int) -> None:
+    A, arguments = blocks(), operand("spmm")
+    bound = sparsetir.build(ops.spmm()).bind(A=A)
+    for number in range(calls):
+        bound(**arguments)
+        if bound.adaptive.converter is not None:
+            bound.adaptive.converter.join()
+        if number == 6:
+            other_wins(bound, is_faster=True)
+    gc.collect()
+    gc.disable()
+    try:
+        dropped = weakref.ref(bound)
+        del bound
+        assert dropped() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("eager")
+def test_pickled_while_a_format_is_on_trial() -> None:
+    A, arguments = blocks(), operand("spmm")
+    bound = sparsetir.build(ops.spmm()).bind(A=A)
+    until_converted(bound, arguments)
+    copied = pickle.loads(pickle.dumps(bound))
+    for _ in range(6):
+        np.testing.assert_allclose(copied(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("eager")
+def test_infinities_reach_the_same_results() -> None:
+    """Blocks store zeros, which make NaN of infinities; the rows as passed do not."""
+    A, arguments = blocks(), operand("spmm")
+    A.data[::7] = 0
+    A.eliminate_zeros()
+    bound = sparsetir.build(ops.spmm()).bind(A=A)
+    until_converted(bound, arguments)
+    for number in range(10):
+        B = arguments["B"].copy()
+        B[number] = np.inf
+        with np.errstate(invalid="ignore"):
+            expected = A @ B
+        np.testing.assert_allclose(bound(B=B), expected, rtol=1e-4, atol=1e-4)
+        if number == 2:
+            other_wins(bound, is_faster=True)
