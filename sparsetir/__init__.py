@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from sparsetir.einsum import einsum, einsum_expression
     from sparsetir.einsum.grouped import grouped_matmul
     from sparsetir.einsum.linear_operators import linear_operator
+    from sparsetir.einsum.numpy_functions import hstack, tensordot, vstack
     from sparsetir.einsum.products import add, matmul, multiply, subtract
-    from sparsetir.einsum.shapes import hstack, tensordot, vstack
     from sparsetir.einsum.sparsify import sparsify
     from sparsetir.errors import SparseTIRError
     from sparsetir.formats.encoding import format
@@ -115,7 +115,7 @@ _PUBLIC = {
     "fused": "sparsetir.lazy",
     "get_num_threads": "sparsetir.utils.threads",
     "grouped_matmul": "sparsetir.einsum.grouped",
-    "hstack": "sparsetir.einsum.shapes",
+    "hstack": "sparsetir.einsum.numpy_functions",
     "interpret": "sparsetir.ir.interpreter",
     "intrin": "sparsetir.intrin",
     "ir": "sparsetir.ir",
@@ -142,13 +142,13 @@ _PUBLIC = {
     "sparsify": "sparsetir.einsum.sparsify",
     "subtract": "sparsetir.einsum.products",
     "template": "sparsetir.tuning.knobs",
-    "tensordot": "sparsetir.einsum.shapes",
+    "tensordot": "sparsetir.einsum.numpy_functions",
     "triangles": "sparsetir.sparse_output.triangles",
     "tune_many": "sparsetir.tuning",
     "tune_sparse": "sparsetir.tuning",
     "unchecked": "sparsetir.runtime.signature",
     "verify": "sparsetir.ir.verifier",
-    "vstack": "sparsetir.einsum.shapes",
+    "vstack": "sparsetir.einsum.numpy_functions",
 }
 _MODULES = ("T", "errors", "formats", "intrin", "ir", "ops", "relax")
 _IMPORTED_BY_NAME = ("bench", "dask", "scipy", "torch", "workloads")

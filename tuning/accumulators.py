@@ -26,7 +26,7 @@ from sparsetir.sparse_output.accumulators import KINDS, ORDERS
 from sparsetir.sparse_output.blocks import Product, assembled_kernel, shared_blocks
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.sparse_output.result import Pattern, rows_axis
-from sparsetir.sparse_output.segments import LEAST_PARTS, SHIFT, update_of
+from sparsetir.sparse_output.rows import LEAST_PARTS, SHIFT, update_of
 from sparsetir.sparse_output.workspace import Call
 from sparsetir.tuning.kernel import agrees, circumstances, unfinished, warn_of_no_records
 from sparsetir.tuning.knobs import AccumulatorKnobs, Config

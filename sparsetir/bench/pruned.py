@@ -158,7 +158,7 @@ DTYPES = ("float32", "bfloat16", "int8")
 def products(weight: Tensor, x: Tensor, args: argparse.Namespace) -> dict[str, tuple[float, float]]:
     """Return milliseconds and relative error of products with a weight: torch's dense ones, and our sparse ones."""
     import torch
-    from sparsetir.torch.pruned_products import Product, Weight
+    from sparsetir.torch.pruned_layers import Product, Weight
 
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from sparsetir.blocks.matrix import BlockMatrix, open_blocks
-from sparsetir.blocks.plan import Plan
-from sparsetir.blocks.saving import save_blocks
+from sparsetir.blocks.reading import Plan
+from sparsetir.blocks.results import save_blocks
 
 __all__ = ["BlockMatrix", "Plan", "open_blocks", "save_blocks"]

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.blocks import kernels
+from sparsetir.blocks import products
 from sparsetir.blocks.pca import MAX_GRAM_FEATURES, PCA, by_passes, check_components, from_gram
-from sparsetir.blocks.plan import DEFAULT_MEMORY, parse_memory
 from sparsetir.blocks.products import plan_product
-from sparsetir.blocks.reading import Block, read_block
+from sparsetir.blocks.reading import DEFAULT_MEMORY, Block, parse_memory, read_block
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Array, Store, is_open, open_store
 from sparsetir.utils.imports import require
@@ -55,8 +54,8 @@ def matmul(dx: Any, B: Any) -> Any:
     dask = require("dask", extra="dask", purpose="sparsetir.dask")
     dx = _checked(dx)
     shape, dtype = dx.shape, dx.dtype
-    B = kernels.as_dense(B, "B", shape[1], (2,))
-    dtype = kernels.compute_dtype(dtype, B.dtype)
+    B = products.as_dense(B, "B", shape[1], (2,))
+    dtype = products.compute_dtype(dtype, B.dtype)
     operand = _share(np.ascontiguousarray(B, dtype))
     multiply = dask.delayed(partial(_multiply, extent=shape[1], dtype=dtype), pure=False)
     rows = [
@@ -182,7 +181,7 @@ class _Sums:
 
 def _merge(left: _Sums, right: _Sums) -> _Sums:
     gram = left.gram + right.gram if left.gram is not None and right.gram is not None else None
-    return _Sums(*kernels.merge_moments(left.moments, right.moments), gram)
+    return _Sums(*products.merge_moments(left.moments, right.moments), gram)
 
 
 def _add_chunk(n: int, total: _Sums, chunk: Any) -> _Sums:
@@ -190,11 +189,11 @@ def _add_chunk(n: int, total: _Sums, chunk: Any) -> _Sums:
     chunk = chunk.read() if isinstance(chunk, Range) else chunk
     block = as_block(chunk, n, np.float64 if chunk.dtype.itemsize > 4 else np.float32)
     rows = block.end - block.begin
-    moments = kernels.merge_moments(total.moments, (rows, *kernels.column_moments(block, n)))
+    moments = products.merge_moments(total.moments, (rows, *products.column_moments(block, n)))
     gram = total.gram
     if gram is not None:
         gram = gram.copy()  # dask may need the input again
-        kernels.add_gram(block, n, gram, GRAM_ROOM)
+        products.add_gram(block, n, gram, GRAM_ROOM)
     return _Sums(*moments, gram)
 
 
@@ -202,12 +201,12 @@ def _add_product(n: int, total: Array, part: tuple[Any, Array]) -> Array:
     _use_threads_of_worker()
     chunk, Q = part
     block = as_block(chunk, n, np.float64)
-    return total + kernels.multiply_transposed(block, kernels.multiply(block, Q), n)
+    return total + products.multiply_transposed(block, products.multiply(block, Q), n)
 
 
 def _multiply(chunk: Any, B: Array, *, extent: int, dtype: Any) -> Array:
     _use_threads_of_worker()
-    return kernels.multiply(as_block(chunk, extent, dtype), B)
+    return products.multiply(as_block(chunk, extent, dtype), B)
 
 
 @lru_cache(maxsize=16)
@@ -228,7 +227,7 @@ class Range(NamedTuple):
     def read(self) -> Any:
         store = _store(self.path, self.name)
         block = read_block(store, self.number, self.begin, self.end, store.data.dtype)
-        return kernels.to_scipy(block, store.lines[1])
+        return products.to_scipy(block, store.lines[1])
 
 
 def as_block(chunk: Any, extent: int, dtype: Any) -> Block:

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.blocks import kernels
+from sparsetir.blocks import products
 from sparsetir.blocks.pca import MAX_GRAM_FEATURES, PCA, by_passes, check_components, from_gram
-from sparsetir.blocks.plan import DEFAULT_MEMORY, Plan, make_plan, parse_memory, with_estimate
 from sparsetir.blocks.products import dense_panel, identity, plan_product, product, sampled
-from sparsetir.blocks.reading import BUFFERS, Bar, iterate
+from sparsetir.blocks.reading import BUFFERS, DEFAULT_MEMORY, Bar, Plan, iterate, make_plan, parse_memory, with_estimate
 from sparsetir.blocks.results import Checkpoint, beside, check_path, file_result
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Array, Store, open_store
@@ -109,8 +108,8 @@ class BlockMatrix:
 
     def plan(self, B: Any, *, out: Any = None) -> Plan:
         """Return passes, blocks, bytes and estimated seconds of ``spmm(B, out=out)``, without running it."""
-        B = kernels.as_dense(B, "B", self.shape[1])
-        plan = plan_product(self.store, self.memory, kernels.as_matrix(B), self.is_csr, out)
+        B = products.as_dense(B, "B", self.shape[1])
+        plan = plan_product(self.store, self.memory, products.as_matrix(B), self.is_csr, out)
         return with_estimate(plan, self.store)
 
     def spmm(self, B: Any, out: Any = None, *, progress: bool = False, client: Any = None) -> Any:
@@ -138,7 +137,7 @@ class BlockMatrix:
         FileFormatError
             A block is damaged; the message names the block and its rows.
         """
-        B = kernels.as_dense(B, "B", self.shape[1], (2,))
+        B = products.as_dense(B, "B", self.shape[1], (2,))
         if client is not None:
             from sparsetir.blocks.cluster import matmul
 
@@ -148,14 +147,14 @@ class BlockMatrix:
 
     def spmv(self, x: Any, *, progress: bool = False) -> Array:
         """Multiply by a vector of shape (columns,)."""
-        x = kernels.as_dense(x, "x", self.shape[1], (1,))
+        x = products.as_dense(x, "x", self.shape[1], (1,))
         y = product(self.store, self.memory, x[:, None], is_along=self.is_csr, out=None, bar=progress)
         return y[:, 0]
 
     def rmatmul(self, Y: Any, out: Any = None, *, progress: bool = False) -> Any:
         """Return ``M.T @ Y`` of shape (columns, k), in one pass over the blocks of M."""
-        Y = kernels.as_dense(Y, "Y", self.shape[0])
-        matrix = kernels.as_matrix(Y)
+        Y = products.as_dense(Y, "Y", self.shape[0])
+        matrix = products.as_matrix(Y)
         Z = product(self.store, self.memory, matrix, is_along=not self.is_csr, out=out, bar=progress)
         return Z[:, 0] if Y.ndim == 1 and out is None else Z
 
@@ -166,7 +165,7 @@ class BlockMatrix:
         return BlockMatrix(replace(self.store, format=format, shape=self.shape[::-1]), self.memory)
 
     def __matmul__(self, B: Any) -> Any:
-        B = kernels.as_dense(B, "B", self.shape[1])
+        B = products.as_dense(B, "B", self.shape[1])
         return self.spmv(B) if B.ndim == 1 else self.spmm(B)
 
     __array_ufunc__ = None  # numpy leaves ``Y @ M`` to `__rmatmul__`
@@ -187,11 +186,11 @@ class BlockMatrix:
         if not self.is_csr:
             for block in blocks:
                 part = slice(block.begin, block.end)
-                mean[part], squares[part] = kernels.line_moments(block, extent)
+                mean[part], squares[part] = products.line_moments(block, extent)
             return mean, squares
         total = (0, mean, squares)
         for block in blocks:
-            total = kernels.merge_moments(total, (block.end - block.begin, *kernels.column_moments(block, extent)))
+            total = products.merge_moments(total, (block.end - block.begin, *products.column_moments(block, extent)))
         return total[1], total[2]
 
     def colsums(self, *, progress: bool = False) -> Array:
@@ -239,7 +238,7 @@ class BlockMatrix:
         return path
 
     def _gram_by_rows(self, progress: bool, checkpoint: Checkpoint) -> Array:
-        n, dtype = self.shape[1], kernels.compute_dtype(self.dtype)
+        n, dtype = self.shape[1], products.compute_dtype(self.dtype)
         # The sum in float64, the product of a block in the dtype of the kernel, and its sparse form at worst.
         held = n * n * (8 + dtype.itemsize)
         plan = make_plan(self.store, self.memory, "gram", dtype, 0, held=held, column=0, line=8)
@@ -248,13 +247,13 @@ class BlockMatrix:
         total = np.zeros((n, n)) if saved is None else saved
         bar = Bar(plan.bytes_read, progress)
         for block in iterate(self.store, plan.starts, dtype, bar, range(begin, plan.blocks)):
-            kernels.add_gram(block, n, total, room)
+            products.add_gram(block, n, total, room)
             checkpoint.save(block.number + 1, total)
         return total
 
     def _gram_by_columns(self, progress: bool) -> Array:
         """Multiply panels of columns, made dense, by all columns: one pass for each panel."""
-        (m, n), dtype = self.shape, kernels.compute_dtype(self.dtype)
+        (m, n), dtype = self.shape, products.compute_dtype(self.dtype)
         plan = make_plan(self.store, self.memory, "gram", dtype, n, held=8 * n * n, column=m * dtype.itemsize, line=8)
         total = np.zeros((n, n))
         bar = Bar(2 * plan.bytes_read, progress)
@@ -266,7 +265,7 @@ class BlockMatrix:
                 columns = np.repeat(np.arange(block.begin, block.end) - begin, np.diff(block.indptr))
                 np.add.at(panel, (block.indices, columns), block.data)
             for block in iterate(self.store, plan.starts, dtype, bar):
-                total[block.begin : block.end, begin:end] = kernels.multiply(block, panel)
+                total[block.begin : block.end, begin:end] = products.multiply(block, panel)
         return total
 
     def pca(self, k: int = 50, *, progress: bool = False) -> PCA:
@@ -302,7 +301,7 @@ class BlockMatrix:
         plan = make_plan(self.store, self.memory, "pca", np.float64, 0, held=held, column=0, line=8 * width)
         total = np.zeros(Q.shape)
         for block in iterate(self.store, plan.starts, np.float64, Bar(0, False)):
-            total += kernels.multiply_transposed(block, kernels.multiply(block, Q), extent)
+            total += products.multiply_transposed(block, products.multiply(block, Q), extent)
         return total - correction
 
     # -------------------------------------------------------------------------------------------- graphs
@@ -321,8 +320,8 @@ class BlockMatrix:
         -------
         scipy.sparse.csr_array or csc_array, or the path of `out`
         """
-        X = kernels.as_dense(X, "X", self.shape[0], (2,))
-        Y = kernels.as_dense(Y, "Y", self.shape[1], (2,))
+        X = products.as_dense(X, "X", self.shape[0], (2,))
+        Y = products.as_dense(Y, "Y", self.shape[1], (2,))
         if X.shape[1] != Y.shape[1]:
             raise ArgumentError(f"Y: expected {X.shape[1]} columns as of X, got {Y.shape[1]}. Pass matrices alike.")
         out = as_path(out, "out", "the name of a folder") if out is not None else None
@@ -346,12 +345,12 @@ class BlockMatrix:
         out : str or Path, optional
             As for `spmm`.
         """
-        H = kernels.as_dense(X, "X", self.shape[1], (2,))
+        H = products.as_dense(X, "X", self.shape[1], (2,))
         if self.shape[0] != self.shape[1]:
             raise ArgumentError(f"M: expected a square matrix, got the shape {self.shape}. Pass an adjacency matrix.")
         if not isinstance(weights, (list, tuple)) or not weights:
             raise ArgumentTypeError(f"weights: expected a list of matrices, got {type(weights).__name__}. Pass [W].")
-        layers = [kernels.as_dense(W, "weights", -1 if W is None else len(np.atleast_1d(W)), (2,)) for W in weights]
+        layers = [products.as_dense(W, "weights", -1 if W is None else len(np.atleast_1d(W)), (2,)) for W in weights]
         folder = beside(check_path(out)).parent if out is not None else None
         with tempfile.TemporaryDirectory(prefix=".gcn-", dir=folder) as scratch:
             for number, W in enumerate(layers):
@@ -362,7 +361,7 @@ class BlockMatrix:
     def _convolve(self, H: Array, W: Array, scratch: str, number: int, out: Any, is_last: bool, bar: bool) -> Any:
         if H.shape[1] != W.shape[0]:
             raise ArgumentError(f"weights: expected {H.shape[1]} rows, got the shape {W.shape}. Pass layers that fit.")
-        dtype = kernels.compute_dtype(self.dtype, H.dtype, W.dtype)
+        dtype = products.compute_dtype(self.dtype, H.dtype, W.dtype)
         # Products with the weights are on disk where they and the result would take a third of the memory.
         is_large = 3 * self.shape[0] * W.shape[1] * dtype.itemsize > self.memory // 2
         P: Array = _by_rows(H, W.astype(dtype), Path(scratch, f"{number}.npy") if is_large else None)

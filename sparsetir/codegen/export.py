@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a kernel as a shared library with a plain C function: no Python, no TVM; its header and source.
 
-Write a kernel as a shared library with a plain C function: no Python, no TVM.
-
 The machine code is TVM's object file. What it expects of TVM's runtime is in ``export_runtime.c``; the function made
 here checks its arguments, describes them to the machine code and calls it. The C compiler puts the three together.
 """

@@ -1,17 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""numpy's functions and ufuncs on sparse tensors: those that keep zeros, and those that have a sparse method."""
+"""numpy's functions on sparse tensors: reductions, shapes, and ufuncs that keep zeros.
+
+Reductions of `SparseTensor` with numpy's semantics: what is not stored counts as zero.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from string import ascii_lowercase as LETTERS
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import scipy.sparse as sp
 
-from sparsetir.einsum import operators, shapes
+from sparsetir.einsum import operators
 from sparsetir.einsum.expression import einsum
+from sparsetir.einsum.operators import astype, entry_keys, is_index, mapped, of_entries
+from sparsetir.einsum.steps import array_dtype, cast
+from sparsetir.einsum.subscripts import LIMITS
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import array_of_numbers, is_sparse, is_torch
+from sparsetir.utils.arguments import common_dtype, dtype_name, is_float, shown
 
 BINARY: dict[np.ufunc, Callable[[Any, Any], Any]] = {
     np.add: operators.add,
@@ -125,9 +136,9 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.diagonal: lambda tensor: tensor.diagonal(),
     np.trace: lambda tensor: tensor.trace(),
     np.reshape: lambda tensor, shape: tensor.reshape(shape),
-    np.tensordot: lambda a, b, axes=2: shapes.tensordot(a, b, axes),
-    np.vstack: lambda operands: shapes.vstack(operands),
-    np.hstack: lambda operands: shapes.hstack(operands),
+    np.tensordot: lambda a, b, axes=2: tensordot(a, b, axes),
+    np.vstack: lambda operands: vstack(operands),
+    np.hstack: lambda operands: hstack(operands),
     np.einsum: lambda text, *operands: einsum(text, *operands),
     np.shape: lambda tensor: tensor.shape,
     np.ndim: lambda tensor: tensor.ndim,
@@ -157,4 +168,442 @@ def apply_function(function: Any, arguments: tuple[Any, ...], options: dict[str,
         raise ArgumentTypeError(f"{name}: its form for sparse tensors takes other arguments: {error}.") from None
 
 
-__all__ = ["apply_function", "apply_ufunc"]
+# ------------------------------------------------------------------------------------------ reductions
+
+
+Axis: TypeAlias = "int | tuple[int, ...] | None"
+
+
+def _kept(tensor: SparseTensor, axis: Axis) -> str:
+    """Return the letters that a reduction over `axis` keeps."""
+    if axis is None:
+        return ""
+    given = axis if isinstance(axis, tuple) else (axis,)
+    if not all(is_index(d) for d in given):
+        raise ArgumentTypeError(f"an axis is a whole number, found {shown(axis)}")
+    if any(not -tensor.ndim <= d < tensor.ndim for d in given):
+        raise ArgumentError(f"axis {axis} of a tensor of {tensor.ndim} dimensions")
+    gone = {int(d) % tensor.ndim for d in given}
+    return "".join(c for d, c in enumerate(LETTERS[: tensor.ndim]) if d not in gone)
+
+
+def total(tensor: SparseTensor, axis: Axis) -> Any:
+    """Compute the sum; of bools and short integers in 64 bits, as numpy does."""
+    if tensor.dtype.kind == "c":
+        return _of_parts(total, tensor, axis)
+    if tensor.dtype.kind in "biu" and tensor.dtype.itemsize < 8:
+        tensor = astype(tensor, "uint64" if tensor.dtype.kind == "u" else "int64")
+    return einsum(f"{LETTERS[: tensor.ndim]}->{_kept(tensor, axis)}", tensor, result="dense")
+
+
+def _of_parts(reduction: Callable[[SparseTensor, Axis], Any], tensor: SparseTensor, axis: Axis) -> Any:
+    """Reduce complex numbers by a linear reduction of their parts; complex arithmetic makes NaN of infinite parts."""
+    real, imag = (np.asarray(reduction(mapped(part, tensor), axis)) for part in (np.real, np.imag))
+    joined = np.empty(real.shape, tensor.dtype)
+    joined.real, joined.imag = real, imag
+    return joined[()]
+
+
+def mean(tensor: SparseTensor, axis: Axis) -> Any:
+    if tensor.dtype.kind == "c":
+        return _of_parts(mean, tensor, axis)
+    kept = _kept(tensor, axis)
+    count = math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
+    dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
+    wide = "float32" if dtype.itemsize == 2 else dtype.name  # as numpy has means of 16 bits
+    found = total(tensor if tensor.dtype.name == wide else astype(tensor, wide), axis)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(found / np.asarray(count, found.dtype)).astype(dtype)[()]
+
+
+def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
+    """Compute the largest or smallest element."""
+    kept, name = _kept(tensor, axis), dtype_name(tensor.dtype)
+    counted = [n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept]
+    if 0 in counted:
+        raise ArgumentError(f"there is no {which} of no elements: the shape is {tensor.shape}")
+    low, high = LIMITS.get(name, (-math.inf, math.inf))
+    text = f"{LETTERS[: tensor.ndim]}->{kept}"
+    found = np.asarray(
+        einsum(text, tensor, reduce=which, fill=low if which == "max" else high, result="dense"), tensor.dtype
+    )
+    stored = _stored_counts(tensor, kept)
+    join = np.maximum if which == "max" else np.minimum
+    nan = _nan_where_stored(tensor, kept, found)
+    with np.errstate(invalid="ignore"):  # NaN of bfloat16
+        return join(np.where(stored < math.prod(counted), join(found, tensor.dtype.type(0)), found), nan)[()]
+
+
+def _nan_where_stored(tensor: SparseTensor, kept: str, found: np.ndarray) -> Any:
+    """Return NaN where an entry is NaN, as numpy's reductions do; else the value of `found`."""
+    if not is_float(tensor.dtype) or not np.isnan(tensor.values).any():
+        return found
+    bad = astype(mapped(np.isnan, tensor), "float64")
+    return np.where(np.asarray(total(bad, _axes(tensor, kept))) > 0, tensor.dtype.type(np.nan), found)
+
+
+def _axes(tensor: SparseTensor, kept: str) -> Axis:
+    return tuple(d for d, c in enumerate(LETTERS[: tensor.ndim]) if c not in kept)
+
+
+def _stored_counts(tensor: SparseTensor, kept: str) -> Any:
+    """Return the number of entries that are reduced to each element of a result."""
+    dims = [LETTERS.index(c) for c in kept]
+    if not dims:
+        return np.asarray(tensor.nnz)
+    shape = tuple(tensor.shape[d] for d in dims)
+    flat = np.ravel_multi_index([tensor.coords[d] for d in dims], shape) if tensor.nnz else np.zeros(0, np.int64)
+    return np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
+
+
+# ------------------------------------------------------------------ spread
+
+
+def variance(tensor: SparseTensor, axis: Axis, ddof: float) -> Any:
+    """Compute the mean of the squared distances from the mean; of integers in float64.
+
+    The distances of entries are squared, those of the other elements are the mean itself: no digits cancel.
+    """
+    if not isinstance(ddof, (int, float, np.integer, np.floating)):
+        raise ArgumentTypeError(f"ddof: expected a number, got {type(ddof).__name__}. Pass 0 or 1.")
+    if tensor.dtype.kind == "c":
+        return sum(variance(mapped(part, tensor), axis, ddof) for part in (np.real, np.imag))
+    dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
+    wide = astype(tensor, "float32" if dtype.itemsize == 2 else dtype.name)
+    kept = _kept(tensor, axis)
+    count = _reduced(tensor, kept)
+    with np.errstate(all="ignore"):
+        center = np.asarray(mean(wide, axis))
+        dims = tuple(tensor.coords[LETTERS.index(c)] for c in kept)
+        squares = np.square(wide.values - center[dims])
+        total_of = np.asarray(total(wide.with_values(squares), axis))
+        missing = np.asarray(count - _stored_counts(tensor, kept))
+        whole = total_of + np.where(missing > 0, missing * np.square(center), 0).astype(center.dtype)
+        return np.asarray(whole / np.asarray(max(count - ddof, 0), center.dtype)).astype(dtype)[()]
+
+
+def deviation(tensor: SparseTensor, axis: Axis, ddof: float) -> Any:
+    """Compute the square root of the variance."""
+    return np.sqrt(variance(tensor, axis, ddof))
+
+
+def logsumexp(tensor: SparseTensor, axis: Axis) -> Any:
+    """Compute the logarithm of the sum of exponentials; those of zeros that are not stored are 1."""
+    if tensor.dtype.kind == "c":
+        raise ArgumentTypeError(f"logsumexp: expected real numbers, got {tensor.dtype}. Pass the real parts.")
+    dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
+    wide = astype(tensor, "float32" if dtype.itemsize == 2 else dtype.name)
+    kept = _kept(tensor, axis)
+    count = _reduced(tensor, kept)
+    if not count:
+        return np.full([n for c, n in zip(LETTERS, tensor.shape, strict=False) if c in kept], -np.inf, dtype)[()]
+    with np.errstate(all="ignore"):
+        top = np.asarray(extreme(wide, axis, "max"))
+        shift = np.where(np.isfinite(top), top, 0).astype(top.dtype)
+        dims = tuple(tensor.coords[LETTERS.index(c)] for c in kept)
+        powers = np.asarray(total(wide.with_values(np.exp(wide.values - shift[dims])), axis))
+        missing = np.asarray(count - _stored_counts(tensor, kept))
+        absent = np.where(missing > 0, missing * np.exp(-shift), 0).astype(top.dtype)
+        return np.asarray(np.log(powers + absent) + shift).astype(dtype)[()]
+
+
+def _reduced(tensor: SparseTensor, kept: str) -> int:
+    """Return how many elements are reduced to each element of a result."""
+    return math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
+
+
+# ------------------------------------------------------------------ places of extremes
+
+
+class _Lines(NamedTuple):
+    """Entries by the lines that are searched: of each entry its line, its place there, and its value."""
+
+    number: int
+    length: int
+    line: np.ndarray
+    place: np.ndarray
+    values: np.ndarray
+
+
+def _lines(tensor: SparseTensor, axis: int | None) -> tuple[_Lines, tuple[int, ...]]:
+    """Return the entries in order of their lines and places, and the shape of the result."""
+    values = tensor.values if tensor.dtype.name != "bfloat16" else tensor.values.astype("float32")
+    if axis is None:
+        keys = entry_keys(tensor).astype(np.int64)
+        return _Lines(1, math.prod(tensor.shape), np.zeros(len(keys), np.int64), keys, values), ()
+    d = axis % tensor.ndim
+    shape = tuple(n for at, n in enumerate(tensor.shape) if at != d)
+    dims = [tensor.coords[at].astype(np.int64) for at in range(tensor.ndim) if at != d]
+    line = np.ravel_multi_index(dims, shape) if dims and tensor.nnz else np.zeros(tensor.nnz, np.int64)
+    place = tensor.coords[d].astype(np.int64)
+    if d == tensor.ndim - 1:
+        return _Lines(math.prod(shape), tensor.shape[d], line, place, values), shape
+    order = np.lexsort((place, line))
+    return _Lines(math.prod(shape), tensor.shape[d], line[order], place[order], values[order]), shape
+
+
+def place_of_extreme(tensor: SparseTensor, axis: int | None, which: str) -> Any:
+    """Return the first place of the largest or smallest element; NaN is found before all others, as by numpy."""
+    if axis is not None and (not is_index(axis) or not -tensor.ndim <= axis < tensor.ndim):
+        raise ArgumentError(f"axis: expected a dimension of {tensor.ndim}, or None, got {shown(axis)}. Pass one.")
+    if tensor.dtype.kind == "c":
+        raise ArgumentTypeError(f"arg{which}: expected real numbers, got {tensor.dtype}. Pass the real parts.")
+    lines, shape = _lines(tensor, axis)
+    if not lines.length:
+        raise ArgumentError(f"there is no arg{which} of no elements: the shape is {tensor.shape}")
+    found = np.zeros(lines.number, np.intp)
+    if not lines.line.size:
+        return found.reshape(shape)[()]
+    starts = np.flatnonzero(np.diff(lines.line, prepend=-1))
+    sizes = np.diff(starts, append=lines.line.size)
+    reduce = np.maximum if which == "max" else np.minimum
+    with np.errstate(invalid="ignore"):
+        best = reduce.reduceat(lines.values, starts)
+        is_better = best > 0 if which == "max" else best < 0
+    of_entry = np.repeat(best, sizes)
+    is_best = (lines.values == of_entry) | ((lines.values != lines.values) & (of_entry != of_entry))
+    stored = _first(is_best, lines.place, starts, lines.length)
+    rank = np.arange(lines.line.size) - np.repeat(starts, sizes)
+    absent = np.minimum(
+        _first(lines.place != rank, rank, starts, lines.length), np.where(sizes < lines.length, sizes, lines.length)
+    )
+    place = np.where(is_better | (best != best), stored, np.where(best == 0, np.minimum(stored, absent), absent))
+    found[lines.line[starts]] = np.where(absent >= lines.length, stored, place)
+    return found.reshape(shape)[()]
+
+
+def _first(chosen: np.ndarray, places: np.ndarray, starts: np.ndarray, none: int) -> np.ndarray:
+    """Return the first chosen place of each line, or `none`."""
+    return np.minimum.reduceat(np.where(chosen, places, none), starts)
+
+
+# ------------------------------------------------------------------ shapes of results
+
+
+def keeping(tensor: SparseTensor, axis: Axis, result: Any) -> np.ndarray:
+    """Return a result with the reduced dimensions, of extent 1."""
+    kept = _kept(tensor, axis)
+    return np.asarray(result).reshape([n if c in kept else 1 for c, n in zip(LETTERS, tensor.shape, strict=False)])
+
+
+# ---------------------------------------------------------------------------------------------- shapes
+
+
+def vstack(operands: Sequence[Any]) -> Any:
+    """Stack sparse tensors along the first dimension.
+
+    Parameters
+    ----------
+    operands : sequence of sparse tensors
+        Of scipy, of torch, `SparseTensor` or `CooTensor`, with the same extents in the other dimensions.
+
+    Returns
+    -------
+    sparse tensor
+        Of the class of the first operand and the common dtype; CSR if that is a matrix of scipy.
+
+    Raises
+    ------
+    ArgumentTypeError
+        An operand is not sparse.
+    ArgumentError
+        There is none, or the shapes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> sparsetir.vstack([A, A[:1]]).toarray().tolist()
+    [[0.0, 2.0], [3.0, 0.0], [0.0, 2.0]]
+    """
+    return _joined("vstack", operands, 0)
+
+
+def hstack(operands: Sequence[Any]) -> Any:
+    """Stack sparse tensors along the second dimension; operands and result are as for `vstack`.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> sparsetir.hstack([A, A]).toarray().tolist()
+    [[0.0, 2.0, 0.0, 2.0], [3.0, 0.0, 3.0, 0.0]]
+    """
+    return _joined("hstack", operands, 1)
+
+
+def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
+    if not isinstance(operands, (list, tuple)):
+        kind = type(operands).__name__
+        raise ArgumentTypeError(f"operands: expected a list of sparse tensors, got {kind}. Pass [A, B].")
+    if not operands:
+        raise ArgumentError(f"operands: expected at least one sparse tensor, got an empty list. {function} needs one.")
+    for at, value in enumerate(operands):
+        if not is_sparse(value):
+            kind = type(value).__name__
+            raise ArgumentTypeError(f"operand {at}: expected a sparse tensor, got {kind}. Convert it first.")
+    tensors = [_tensor(v) for v in operands]
+    shape = _joined_shape(function, [t.shape for t in tensors], axis)
+    dtype = array_dtype(common_dtype([dtype_name(t.dtype) for t in tensors]))
+    starts = np.cumsum([0, *(t.shape[axis] for t in tensors)])
+    coords = [
+        np.concatenate(
+            [c.astype(np.int64) + (start if d == axis else 0) for c, start in zip(parts, starts, strict=False)]
+        )
+        for d, parts in enumerate(zip(*(t.coords for t in tensors), strict=True))
+    ]
+    values = np.concatenate([t.values.astype(dtype) for t in tensors])
+    is_wide = max(*shape, len(values)) > np.iinfo(np.int32).max or any(t.idtype == "int64" for t in tensors)
+    result = SparseTensor.from_coo(coords, values, shape, idtype="int64" if is_wide else "int32")
+    return like_class(operands[0], result)
+
+
+def _tensor(value: Any) -> SparseTensor:
+    return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value)
+
+
+def _joined_shape(function: str, shapes: list[tuple[int, ...]], axis: int) -> tuple[int, ...]:
+    first = shapes[0]
+    if len(first) <= axis:
+        raise ArgumentError(f"operand 0: expected at least {axis + 1} dimensions, got the shape {first}. Reshape it.")
+    rest = [s[:axis] + s[axis + 1 :] for s in shapes]
+    for at, other in enumerate(shapes):
+        if len(other) != len(first) or rest[at] != rest[0]:
+            fault = f"operand {at}: expected the extents of operand 0, {first}, besides dimension {axis}"
+            raise ArgumentError(f"{fault}, got the shape {other}. {function} joins tensors that fit.")
+    return (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :])
+
+
+def like_class(like: Any, tensor: SparseTensor) -> Any:
+    """Return a tensor as an object of the class of an operand: of scipy's in CSR, or in lists where it is no matrix."""
+    if isinstance(like, SparseTensor):
+        return tensor
+    if is_torch(like):
+        return tensor.to_torch()
+    if not sp.issparse(like):
+        return tensor.to_coo()
+    result = tensor.to_scipy(copy=False)
+    return result if isinstance(like, sp.sparray) else sp.csr_matrix(result)
+
+
+def reshape(tensor: SparseTensor, shape: tuple[Any, ...]) -> SparseTensor:
+    """Return the tensor with another shape, its elements in row-major order."""
+    extents = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else list(shape)
+    if not extents or not all(is_index(n) and n >= -1 for n in extents) or extents.count(-1) > 1:
+        fault = f"shape: expected extents, of which one may be -1, got {tuple(extents)}"
+        raise ArgumentError(f"{fault}. Pass whole numbers.")
+    size, stated = math.prod(tensor.shape), math.prod(int(n) for n in extents if n != -1)
+    if -1 in extents and stated and size % stated == 0:
+        extents[extents.index(-1)] = size // stated
+    if -1 in extents or math.prod(int(n) for n in extents) != size:
+        raise ArgumentError(f"shape: expected {size} elements, got {tuple(extents)}. The tensor is {tensor.shape}.")
+    whole = tuple(int(n) for n in extents)
+    keys = entry_keys(tensor).astype(np.int64)
+    coords = np.unravel_index(keys, whole) if len(keys) else [keys] * len(whole)
+    if max(whole) > np.iinfo(np.int32).max or tensor.idtype == "int64":
+        return SparseTensor.from_coo(list(coords), tensor.values, whole, idtype="int64")
+    return of_entries(tensor, coords, tensor.values, whole)
+
+
+def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    """Sum products over pairs of dimensions, as `numpy.tensordot` does, of sparse tensors or a sparse and a dense one.
+
+    Parameters
+    ----------
+    a, b : array or sparse tensor
+        At least one is sparse.
+    axes : int or pair of sequences of int
+        The last dimensions of `a` and as many first ones of `b`, or the dimensions of each.
+
+    Returns
+    -------
+    array, sparse tensor or number
+        A `SparseTensor` if both are sparse and a dimension is left, else dense.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentError
+        No operand is sparse, or the dimensions do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsetir
+    >>> S = sparsetir.SparseTensor.from_dense(np.arange(8.0).reshape(2, 2, 2))
+    >>> sparsetir.tensordot(S, np.ones((2, 2)), axes=2).tolist()
+    [6.0, 22.0]
+    """
+    operands = [v if is_sparse(v) or is_torch(v) else array_of_numbers(v, name) for name, v in (("a", a), ("b", b))]
+    if not any(map(is_sparse, operands)):
+        raise ArgumentTypeError("a, b: expected a sparse tensor, got two dense arrays. Use numpy.tensordot.")
+    first, second = (tuple(v.shape) for v in operands)
+    left, right = _paired(axes, first, second)
+    names = iter(LETTERS)
+    of_a, of_b = [next(names) for _ in first], [next(names) for _ in second]
+    for i, j in zip(left, right, strict=True):
+        of_b[j] = of_a[i]
+    kept = [c for d, c in enumerate(of_a) if d not in left] + [c for d, c in enumerate(of_b) if d not in right]
+    both = all(map(is_sparse, operands)) and bool(kept)
+    if both:
+        return _sparse_tensordot(_tensor(operands[0]), _tensor(operands[1]), left, right)
+    return einsum(f"{''.join(of_a)},{''.join(of_b)}->{''.join(kept)}", *operands, result="dense")
+
+
+def _sparse_tensordot(a: SparseTensor, b: SparseTensor, left: list[int], right: list[int]) -> SparseTensor:
+    """Multiply the tensors as matrices, the paired dimensions as the inner one."""
+    outer_a = [d for d in range(a.ndim) if d not in left]
+    outer_b = [d for d in range(b.ndim) if d not in right]
+    inner = math.prod(a.shape[d] for d in left)
+    shape_a, shape_b = [a.shape[d] for d in outer_a], [b.shape[d] for d in outer_b]
+    dtype = array_dtype(common_dtype([dtype_name(a.dtype), dtype_name(b.dtype)]))
+    first = reshape(_permuted(cast(a, dtype), outer_a + left), (math.prod(shape_a), inner))
+    second = reshape(_permuted(cast(b, dtype), right + outer_b), (inner, math.prod(shape_b)))
+    product: SparseTensor = first @ second
+    return reshape(product, tuple(shape_a + shape_b))
+
+
+def _permuted(tensor: SparseTensor, order: list[int]) -> SparseTensor:
+    return tensor if order == sorted(order) else tensor.transpose(*order)
+
+
+def _names_dimensions(part: Any) -> bool:
+    return is_index(part) or isinstance(part, (tuple, list))
+
+
+def _paired(axes: Any, first: tuple[int, ...], second: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Return the dimensions of each operand that are summed over."""
+    if is_index(axes):
+        if not 0 <= axes <= min(len(first), len(second)):
+            raise ArgumentError(f"axes: expected at most {min(len(first), len(second))}, got {axes}. Pass fewer.")
+        left, right = list(range(len(first) - axes, len(first))), list(range(axes))
+    else:
+        if not isinstance(axes, (tuple, list)) or len(axes) != 2 or not all(map(_names_dimensions, axes)):
+            raise ArgumentTypeError(f"axes: expected a number or a pair, got {shown(axes)}. Pass ([1], [0]).")
+        left, right = ([part] if is_index(part) else list(part) for part in axes)
+    for dims, shape in ((left, first), (right, second)):
+        if not all(is_index(d) and -len(shape) <= d < len(shape) for d in dims):
+            raise ArgumentError(f"axes: expected dimensions of the shape {shape}, got {dims}. Count from 0.")
+    left, right = [int(d) % len(first) for d in left], [int(d) % len(second) for d in right]
+    is_paired = len(left) == len(right) and len(set(left)) == len(left) and len(set(right)) == len(right)
+    if not is_paired or any(first[i] != second[j] for i, j in zip(left, right, strict=True)):
+        fault = f"axes: expected pairs of equal extents, got {left} of {first} and {right} of {second}"
+        raise ArgumentError(f"{fault}. Name each dimension once.")
+    return left, right
+
+
+__all__ = [
+    "apply_function",
+    "apply_ufunc",
+    "deviation",
+    "extreme",
+    "hstack",
+    "keeping",
+    "like_class",
+    "logsumexp",
+    "mean",
+    "place_of_extreme",
+    "reshape",
+    "tensordot",
+    "total",
+    "variance",
+    "vstack",
+]

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparsetir.einsum.elementwise import FlatStep, MaskedStep, pays, roles
-from sparsetir.einsum.emit import Nest, Operand
+from sparsetir.einsum.emit import Nest, Operand, walked
 from sparsetir.einsum.operands import Kind, Layout, Level, rows
 from sparsetir.einsum.order import Contraction, Statistics, Value, contractions, is_assembled
-from sparsetir.einsum.sparse_loops import walked
 from sparsetir.einsum.steps import DenseStep, KernelStep, Step
 from sparsetir.einsum.subscripts import Semiring, Terms
 from sparsetir.errors import ArgumentError, LoweringError

@@ -10,11 +10,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.einsum import operators, stored
-from sparsetir.einsum.complex_parts import by_parts, has_complex
-from sparsetir.einsum.complex_parts import linear as complex_sum
-from sparsetir.einsum.complex_parts import product as complex_product
-from sparsetir.einsum.doors import product_door
-from sparsetir.einsum.shapes import like_class
+from sparsetir.einsum.expression import product_door
+from sparsetir.einsum.numpy_functions import like_class
+from sparsetir.einsum.operators import by_parts, complex_product, complex_sum, has_complex
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import as_numpy, is_sparse, is_torch

@@ -29,7 +29,7 @@ def functions() -> ModuleType:
 @cache
 def reductions() -> ModuleType:
     """Import the functions behind the reductions."""
-    return importlib.import_module("sparsetir.einsum.reductions")
+    return importlib.import_module("sparsetir.einsum.numpy_functions")
 
 
 @cache
@@ -173,7 +173,7 @@ class Operators:
         >>> sparsetir.SparseTensor.from_dense(np.eye(4)).reshape(2, -1).to_dense().tolist()
         [[1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]]
         """
-        return importlib.import_module("sparsetir.einsum.shapes").reshape(self, shape)
+        return importlib.import_module("sparsetir.einsum.numpy_functions").reshape(self, shape)
 
     def sum(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
         """Return the sum over some dimensions, or all, as a dense array or a number.

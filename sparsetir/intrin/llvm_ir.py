@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLVM IR of the intrinsics: one inlined function each, with operands passed by address.
+"""LLVM IR of the intrinsics, one inlined function each, and of the vector operations around them.
 
 TVM widens arguments of dtype bfloat16 to float32 and stores them as integers, so that no call with bfloat16 vectors
 passes its legalization. A function of integers and addresses does: it is imported as text and inlined by LLVM.
@@ -138,4 +138,213 @@ declare {acc} @{callee}({acc}, {whole}, {whole})
 """
 
 
-__all__ = ["BYTES", "TYPES", "attributes", "define", "function_name"]
+# ----------------------------------------------------------------------------------- vector operations
+
+
+LANES = 16  # 32-bit elements of a register
+FEATURES = {
+    "bf16": "+avx512bf16,+avx512bw,+avx512vl,+avx512f",
+    "int8": "+avx512vnni,+avx512bw,+avx512vl,+avx512f",
+}
+WORD = "<16 x i32>"
+
+
+def _numbers(values: list[int]) -> str:
+    return "<" + ", ".join(f"i32 {value}" for value in values) + ">"
+
+
+def _unpack(bits: int, high: int) -> list[int]:
+    """Return the shuffle that interleaves the low or high halves of each 128 bits of two registers."""
+    lane, count = 128 // bits, 512 // bits
+    out = []
+    for start in range(0, count, lane):
+        for n in range(lane // 2):
+            at = start + high * (lane // 2) + n
+            out += [at, at + count]
+    return out
+
+
+def tile_functions(kind: str) -> str:
+    """Return the functions that tiles need besides: they lay out entries."""
+    attributes = f'alwaysinline nounwind "target-features"="{FEATURES[kind]}"'
+    bits = 16 if kind == "bf16" else 8
+    column, code = f"<16 x i{bits}>", f"v16i{bits}"
+    head = "define linkonce_odr"
+    out = [
+        f"""
+{head} {WORD} @st_column_{kind}(ptr %at, i32 %mask) {attributes} {{
+  %narrow = trunc i32 %mask to i16
+  %bits = bitcast i16 %narrow to <16 x i1>
+  %x = call {column} @llvm.masked.load.{code}.p0(ptr %at, i32 1, <16 x i1> %bits, {column} zeroinitializer)
+  %y = zext {column} %x to {WORD}
+  ret {WORD} %y
+}}
+declare {column} @llvm.masked.load.{code}.p0(ptr, i32 immarg, <16 x i1>, {column})""",
+        _transposition(kind, attributes),
+    ]
+    run = 1
+    while run * bits <= 512:
+        vector = f"<{run} x i{bits}>"
+        out.append(f"""
+{head} void @st_copy{run}_{kind}(ptr %to, ptr %from) {attributes} {{
+  %x = load {vector}, ptr %from, align 1
+  store {vector} %x, ptr %to, align 1
+  ret void
+}}
+{head} void @st_clear{run}_{kind}(ptr %to) {attributes} {{
+  store {vector} zeroinitializer, ptr %to, align 1
+  ret void
+}}""")
+        run *= 2
+    return "\n".join(out)
+
+
+def reading(kind: str, result: str) -> str:
+    """Return the function that reads results again, to which sums are added."""
+    attributes = f'alwaysinline nounwind "target-features"="{FEATURES[kind]}"'
+    acc = "<16 x float>" if kind == "bf16" else WORD
+    element, code = {"bfloat16": ("i16", "v16i16"), "float32": ("float", "v16f32"), "int32": ("i32", "v16i32")}[result]
+    stored = f"<16 x {element}>"
+    widened = f"  %y = bitcast {stored} %x to {acc}"
+    if result == "bfloat16":
+        shift = _numbers([16] * 16)
+        widened = f"  %w = zext {stored} %x to {WORD}\n  %s = shl {WORD} %w, {shift}\n  %y = bitcast {WORD} %s to {acc}"
+    text = f"""
+define linkonce_odr {acc} @st_get_{result}(ptr %at, i32 %mask) {attributes} {{
+  %narrow = trunc i32 %mask to i16
+  %bits = bitcast i16 %narrow to <16 x i1>
+  %x = call {stored} @llvm.masked.load.{code}.p0(ptr %at, i32 1, <16 x i1> %bits, {stored} zeroinitializer)
+{widened}
+  ret {acc} %y
+}}
+"""
+    if kind == "bf16" and result == "bfloat16":  # as `tile_functions` declares it
+        return text
+    return f"{text}declare {stored} @llvm.masked.load.{code}.p0(ptr, i32 immarg, <16 x i1>, {stored})"
+
+
+def _transposition(kind: str, attributes: str) -> str:
+    """Return the function that transposes 16 x 16 words."""
+    lines = []
+    for n in range(LANES):
+        lines += [f"%p0_{n} = getelementptr {WORD}, ptr %in, i64 {n}", f"%v0_{n} = load {WORD}, ptr %p0_{n}, align 4"]
+    # In each step, rows that are `far` apart exchange every other block of `far` columns.
+    for step, far in enumerate((1, 2, 4, 8)):
+        for n in range(LANES):
+            low, high = n & ~far, n | far
+            offset = far if n & far else 0
+            picks = [(c & ~far) + offset + (LANES if c & far else 0) for c in range(LANES)]
+            pair = f"{WORD} %v{step}_{low}, {WORD} %v{step}_{high}"
+            lines.append(f"%v{step + 1}_{n} = shufflevector {pair}, <16 x i32> {_numbers(picks)}")
+    for n in range(LANES):
+        lines += [f"%q_{n} = getelementptr {WORD}, ptr %out, i64 {n}", f"store {WORD} %v4_{n}, ptr %q_{n}, align 4"]
+    body = "\n  ".join(lines)
+    return f"define linkonce_odr void @st_transpose_{kind}(ptr %in, ptr %out) {attributes} {{\n  {body}\n  ret void\n}}"
+
+
+def functions(kind: str, result: str) -> str:
+    """Return the functions for one kind of dot product (``"bf16"`` or ``"int8"``) and one dtype of results."""
+    attributes = f'alwaysinline nounwind "target-features"="{FEATURES[kind]}"'
+    bits = 16 if kind == "bf16" else 8
+    count, scalar = 512 // bits, f"i{bits}"
+    group = 32 // bits
+    rows, piece = f"<{count} x {scalar}>", f"<{group} x {scalar}>"
+    head = "define linkonce_odr"
+    narrowed_mask = "trunc i64 %mask to i32" if count == 32 else "or i64 %mask, 0"
+    acc = "<16 x float>" if kind == "bf16" else WORD
+    out = [
+        f"""
+{head} {WORD} @st_rows_{kind}(ptr %at, i64 %mask) {attributes} {{
+  %narrow = {narrowed_mask}
+  %bits = bitcast i{count} %narrow to <{count} x i1>
+  %x = call {rows} @llvm.masked.load.v{count}{scalar}.p0(ptr %at, i32 1, <{count} x i1> %bits, {rows} zeroinitializer)
+  %y = bitcast {rows} %x to {WORD}
+  ret {WORD} %y
+}}
+{head} i32 @st_word_{kind}(ptr %at, i32 %mask) {attributes} {{
+  %narrow = trunc i32 %mask to i{group}
+  %bits = bitcast i{group} %narrow to <{group} x i1>
+  %x = call {piece} @llvm.masked.load.v{group}{scalar}.p0(ptr %at, i32 1, <{group} x i1> %bits, {piece} zeroinitializer)
+  %y = bitcast {piece} %x to i32
+  ret i32 %y
+}}
+{head} i32 @st_full_{kind}(ptr %at) {attributes} {{
+  %y = load i32, ptr %at, align 1
+  ret i32 %y
+}}
+declare {rows} @llvm.masked.load.v{count}{scalar}.p0(ptr, i32 immarg, <{count} x i1>, {rows})
+declare {piece} @llvm.masked.load.v{group}{scalar}.p0(ptr, i32 immarg, <{group} x i1>, {piece})"""
+    ]
+    for width in (8, 16):
+        vector = f"<{512 // width} x i{width}>"
+        for name, high in (("lo", 0), ("hi", 1)):
+            out.append(f"""
+{head} {WORD} @st_{name}{width}_{kind}({WORD} %a, {WORD} %b) {attributes} {{
+  %x = bitcast {WORD} %a to {vector}
+  %y = bitcast {WORD} %b to {vector}
+  %z = shufflevector {vector} %x, {vector} %y, <{512 // width} x i32> {_numbers(_unpack(width, high))}
+  %r = bitcast {vector} %z to {WORD}
+  ret {WORD} %r
+}}""")
+    if kind == "bf16":
+        callee, operand = "llvm.x86.avx512bf16.dpbf16ps.512", "<32 x bfloat>"
+    else:
+        callee, operand = "llvm.x86.avx512.vpdpbusd.512", "<64 x i8>"
+    out.append(f"declare {acc} @{callee}({acc}, {operand}, {operand})")
+    # The unsigned operand comes first: the rows ("bs") or the scalar ("sb").
+    for name, first, second in (("bs", "%v", "%s"), ("sb", "%s", "%v")):
+        out.append(f"""
+{head} {acc} @st_dot_{name}_{kind}({acc} %acc, i32 %word, {WORD} %b) {attributes} {{
+  %one = insertelement {WORD} poison, i32 %word, i64 0
+  %all = shufflevector {WORD} %one, {WORD} poison, <16 x i32> zeroinitializer
+  %s = bitcast {WORD} %all to {operand}
+  %v = bitcast {WORD} %b to {operand}
+  %r = call {acc} @{callee}({acc} %acc, {operand} {first}, {operand} {second})
+  ret {acc} %r
+}}""")
+    out += _ordered(kind, acc, attributes)
+    # Stored as integers: without AVX512-BF16, LLVM calls a function for every element of bfloat16.
+    element, code = {"bfloat16": ("i16", "i16"), "float32": ("float", "f32"), "int32": ("i32", "i32")}[result]
+    stored = f"<16 x {element}>"
+    narrowed = f"  %y = bitcast {acc} %x to {stored}"
+    if result == "bfloat16":
+        narrowed = f"  %n = fptrunc {acc} %x to <16 x bfloat>\n  %y = bitcast <16 x bfloat> %n to {stored}"
+    out.append(f"""
+{head} void @st_put_{result}(ptr %at, {acc} %x, i32 %mask) {attributes} {{
+  %narrow = trunc i32 %mask to i16
+  %bits = bitcast i16 %narrow to <16 x i1>
+{narrowed}
+  call void @llvm.masked.store.v16{code}.p0({stored} %y, ptr %at, i32 1, <16 x i1> %bits)
+  ret void
+}}
+declare void @llvm.masked.store.v16{code}.p0({stored}, ptr, i32 immarg, <16 x i1>)""")
+    return "\n".join(out)
+
+
+def _ordered(kind: str, acc: str, attributes: str) -> list[str]:
+    """Return the functions ``st_order_K``: the K-th 16 columns of the sums over interleaved rows."""
+    parts = 2 if kind == "bf16" else 4
+    names = [f"%x{n}" for n in range(parts)]
+    element = acc[6:-1]
+    out = []
+    for k in range(parts):
+        lanes = range(k * 4 // parts, (k + 1) * 4 // parts) if parts == 2 else (k,)
+        order = [16 * part + 4 * lane + n for lane in lanes for part in range(parts) for n in range(4)]
+        joins, joined, kind_now = [], names, 16
+        if parts == 4:
+            for n in (0, 2):
+                numbers = _numbers(list(range(32)))
+                joins.append(f"  %j{n} = shufflevector {acc} {names[n]}, {acc} {names[n + 1]}, <32 x i32> {numbers}")
+            joined, kind_now = ["%j0", "%j2"], 32
+        source = f"<{kind_now} x {element}>"
+        arguments = ", ".join(f"{acc} {name}" for name in names)
+        out.append(
+            f"define linkonce_odr {acc} @st_order_{k}_{kind}({arguments}) {attributes} {{\n"
+            + "\n".join(joins)
+            + f"\n  %r = shufflevector {source} {joined[0]}, {source} {joined[1]}, <16 x i32> {_numbers(order)}\n"
+            f"  ret {acc} %r\n}}"
+        )
+    return out
+
+
+__all__ = ["BYTES", "LANES", "TYPES", "attributes", "define", "function_name", "functions", "reading", "tile_functions"]

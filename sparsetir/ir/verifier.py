@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of each stage, one table a stage, and warnings about legal programs that are probably mistakes.
 
-What a program of each stage must keep: one table of rules a stage.
-
 `check` runs a table, `verify` raises the first problem. A message ends with the name of its rule in brackets.
 """
 

@@ -122,8 +122,7 @@ class Compiled:
         tune: float | None = None,
         database: Any = None,
     ) -> None:
-        from sparsetir.relax import build
-        from sparsetir.relax.model import Machines
+        from sparsetir.relax.model import Machines, build
 
         outputs, copies = detached(arrays, leaves)
         values = {id(copy): leaf.value for copy, leaf in zip(copies, leaves, strict=True)}

@@ -6,8 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sparsetir.relax import dense_gradients, gradients, legalize, operators
-from sparsetir.relax.build import build, tasks
+from sparsetir.relax import gradients, legalize, operators
 from sparsetir.relax.calls import (
     attention,
     gather_matmul_scatter,
@@ -22,7 +21,7 @@ from sparsetir.relax.calls import (
     transpose,
 )
 from sparsetir.relax.legalize import LowerSparse
-from sparsetir.relax.model import CompiledModel, compile_model, load
+from sparsetir.relax.model import CompiledModel, build, compile_model, load, tasks
 from sparsetir.relax.operators import csr_constants
 from sparsetir.relax.sparsify import Layer, SparsifyWeights
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 operators.register()
 legalize.register()
 gradients.register()
-dense_gradients.register()
+gradients.register_dense()
 
 # Names of front ends and of training -> the modules that define them, which are imported at the first use of a name.
 _LAZY = {

@@ -18,11 +18,10 @@ from sparsetir.codegen.target import native_target
 from sparsetir.relax import dense, programs, structure
 from sparsetir.relax import programs as backward
 from sparsetir.relax import structure as transposition
-from sparsetir.relax.arguments import Arguments
 from sparsetir.relax.constants import Options, chosen, csr_of
 from sparsetir.relax.epilogues import Result, is_elementwise, written
 from sparsetir.relax.lowered import Head, Lowered, emitted, known, product, same_size
-from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, operator_of, reshape
+from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, Arguments, operator_of, reshape
 from sparsetir.relax.programs import Epilogue, Program, attention, grouped, groups_of
 from sparsetir.relax.training import layers
 from sparsetir.utils.arguments import renamed_parameters

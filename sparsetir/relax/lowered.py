@@ -12,9 +12,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from sparsetir.relax.arguments import Arguments
 from sparsetir.relax.epilogues import Result
-from sparsetir.relax.operators import constant, reshape
+from sparsetir.relax.operators import Arguments, constant, reshape
 from sparsetir.relax.programs import Epilogue, Program
 
 

@@ -132,7 +132,7 @@ class Options:
         Under a mask, where `stamps`: every entry of it is stored, also where nothing is entered.
     accumulators : Accumulators
     looks_up : bool
-        Under a mask, where `stamps`: its rows may be looked up in long rows of operands, see `lookups.py`.
+        Under a mask, where `stamps`: its rows may be looked up in long rows of operands, see `merges.py`.
     functions : tuple of str
         Which of them are compiled together. Others follow when a call wants them: they take as long again.
     """

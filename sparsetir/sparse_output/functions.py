@@ -23,7 +23,7 @@ from sparsetir.lower import TO_FLAT, run
 from sparsetir.lower.iterations.normalize import realign
 from sparsetir.lower.loops import parallel, serial
 from sparsetir.lower.target.half_floats import PromoteHalves, widened
-from sparsetir.sparse_output import lookups, merges
+from sparsetir.sparse_output import merges
 from sparsetir.sparse_output.accumulators import (
     DUMPS,
     FIRST,
@@ -46,10 +46,12 @@ from sparsetir.sparse_output.accumulators import (
     long,
     stored,
 )
-from sparsetir.sparse_output.lookups import LONG_ROW, LOOK_WORK, Lookups, Walk
+from sparsetir.sparse_output.merges import LONG_ROW, LOOK_WORK, Lookups, Walk
 from sparsetir.sparse_output.program import Assembly, assemble
 from sparsetir.sparse_output.rows import (
     ROW_WORK,
+    SHIFT,
+    Parts,
     Rows,
     Scatter,
     Split,
@@ -60,9 +62,9 @@ from sparsetir.sparse_output.rows import (
     fetches,
     lower_rows,
     size,
+    update_of,
     with_own,
 )
-from sparsetir.sparse_output.segments import SHIFT, Parts, update_of
 from sparsetir.sparse_output.selection import Selection, ordered
 from sparsetir.sparse_output.small import at_once
 
@@ -93,7 +95,7 @@ class Functions:
         if options.select and blocked is not None:
             raise LoweringError(f"{blocked.name} has blocks of elements, of which none is the largest")
         self.update = update_of(rows) if options.accumulators.kind == "segments" else None
-        self.walks = lookups.walks_of(rows, assembly) if self.looks_up else []
+        self.walks = merges.walks_of(rows, assembly) if self.looks_up else []
         self.common = [p for p in rows.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
 
     def module(self, names: Sequence[str]) -> ir.IRModule:

@@ -34,7 +34,7 @@ from sparsetir.sparse_output.c_functions import AssembledInterface
 from sparsetir.sparse_output.fast_paths import CompressedRows, MergedRows, SmallCalls
 from sparsetir.sparse_output.program import Merge
 from sparsetir.sparse_output.result import Pattern, RowOrders, as_object, least_of, rows_axis, top_of
-from sparsetir.sparse_output.segments import LEAST_PARTS, MOST_PARTS, SHIFT
+from sparsetir.sparse_output.rows import LEAST_PARTS, MOST_PARTS, SHIFT
 from sparsetir.sparse_output.selection import LANES, ordered
 from sparsetir.sparse_output.workspace import (
     KEPT_BYTES,

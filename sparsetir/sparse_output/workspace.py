@@ -20,7 +20,7 @@ import tvm_ffi
 from sparsetir import interop
 from sparsetir.runtime.signature import as_bfloat16
 from sparsetir.sparse_output.accumulators import DUMPS, WORD
-from sparsetir.sparse_output.lookups import LONG_ROW
+from sparsetir.sparse_output.merges import LONG_ROW
 from sparsetir.utils import buffers
 from sparsetir.utils.threads import get_num_threads
 
@@ -139,7 +139,7 @@ class Stamps:
 
 @dataclass
 class Lookups:
-    """Bitmaps of long rows of an operand, which the function fills; `sparsetir.sparse_output.lookups` describes them.
+    """Bitmaps of long rows of an operand, which the function fills; `sparsetir.sparse_output.merges` describes them.
 
     Parameters
     ----------

@@ -14,9 +14,8 @@ import torch
 from sparsetir.errors import ArgumentError
 from sparsetir.torch import caches, tracing
 from sparsetir.torch.caches import INTEGERS
-from sparsetir.torch.chosen_linear import choose_linear_layers
 from sparsetir.torch.fx_patterns import Messages, value
-from sparsetir.torch.pruned_choice import Options, options_of
+from sparsetir.torch.pruned_choice import Options, choose_linear_layers, options_of
 
 DENSE = ("eager", "aot_eager", "inductor")
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of arguments that are flags, numbers, dtypes, mappings or sequences: one function for each kind.
 
-Checks of arguments that are flags, numbers, mappings or sequences: one function for each kind.
-
-What they raise names the argument. Arrays are checked in `sparsetir.interop`, dtypes in `sparsetir.utils.arguments`.
-`renamed_parameters` keeps the old names of parameters.
+What they raise names the argument. Arrays are checked in `sparsetir.interop`. `renamed_parameters`
+keeps the old names of parameters.
 """
 
 from __future__ import annotations

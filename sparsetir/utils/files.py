@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write files that appear under their names only when they are complete, and locate the folder of compiled kernels.
 
-Write files that appear under their names only when they are complete, whatever ends the process before.
-
 Every file of the package is written by `replacing`, or by `caching` where it is only there to save time. What may be
 continued after an interruption has a name of its own until then: see `sparsetir.blocks.results`.
 """

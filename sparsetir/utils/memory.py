@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of the machine and this process, the error for allocations that do not fit, and pauses of garbage collection.
 
-No garbage collection while a program is parsed or compiled, and less of it during a search.
-
-TVM and what is imported with it are half a million objects: a full collection takes as long as a small kernel takes to
-compile, and the many objects of a lowering set it off.
+Garbage collection pauses while a program is parsed or compiled, and runs less often during a search: TVM and what is
+imported with it are half a million objects, a full collection takes as long as a small kernel takes to compile, and
+the many objects of a lowering set it off.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import sparsetir
 from sparsetir import Accumulators, ops
 from sparsetir.errors import StructureError
 from sparsetir.sparse_output.kernel import AssembledKernel
-from sparsetir.sparse_output.lookups import LONG_ROW
+from sparsetir.sparse_output.merges import LONG_ROW
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 
 SHAPE = (90, 70, 400)

@@ -24,7 +24,7 @@ from sparsetir.codegen.target import native_target
 from sparsetir.ir.rewriting import collect
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module
 from sparsetir.lower import run as run_passes
-from sparsetir.relax.build import lowered
+from sparsetir.relax.model import lowered
 from sparsetir.relax.operators import constant
 from sparsetir.relax.programs import attention
 from sparsetir.schedules import Registers, schedule

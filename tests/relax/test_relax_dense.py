@@ -16,7 +16,7 @@ from tvm.relax import op
 
 import sparsetir.relax as srelax
 from sparsetir.codegen.target import native_target
-from sparsetir.relax.build import lowered
+from sparsetir.relax.model import lowered
 from sparsetir.relax.operators import constant
 
 

@@ -16,7 +16,7 @@ from tvm import ir, relax, tirx
 import sparsetir.relax as srelax
 from each import share
 from sparsetir.errors import ArgumentError, LoweringError, own_errors
-from sparsetir.relax import dense_gradients
+from sparsetir.relax import gradients
 from sparsetir.relax.gradients import GRADIENTS
 from sparsetir.relax.operators import OPERATORS, call, constant
 from sparsetir.relax.structure import transposed
@@ -285,7 +285,7 @@ def test_gradients_of_rows_that_are_taken(name: str) -> None:
 
 
 def test_every_dense_gradient_is_compared() -> None:
-    assert {*DENSE, "nn.layer_norm", "nn.rms_norm", "nn.group_norm"} == set(dense_gradients.GRADIENTS)
+    assert {*DENSE, "nn.layer_norm", "nn.rms_norm", "nn.group_norm"} == set(gradients.DENSE_GRADIENTS)
 
 
 def test_the_gradient_of_relu_at_zero_is_zero() -> None:

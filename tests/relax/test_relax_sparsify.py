@@ -19,7 +19,7 @@ from sparsetir import ops
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.heuristics import BLOCKED, SCATTERED, most_dense
-from sparsetir.relax.build import lowered
+from sparsetir.relax.model import lowered
 from sparsetir.relax.sparsify import Times, timed
 from sparsetir.tuning import tune_sparse
 

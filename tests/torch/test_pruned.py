@@ -17,7 +17,7 @@ import sparsetir.torch as st
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch.pruned_choice import TOLERANCES, Inputs, Options, decide, made
-from sparsetir.torch.pruned_products import INT8_MAX, ways
+from sparsetir.torch.pruned_layers import INT8_MAX, ways
 from torch import Tensor, nn
 
 QUICK = {"seconds": 1e-4}
@@ -349,12 +349,12 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_programs_choose_layers(take: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparsetir.torch import chosen_linear
+    from sparsetir.torch import pruned_choice
 
     take("columns float32")
     calls = []
-    original = chosen_linear.PrunedLinear.forward
-    monkeypatch.setattr(chosen_linear.PrunedLinear, "forward", lambda self, x: calls.append(1) or original(self, x))
+    original = pruned_choice.PrunedLinear.forward
+    monkeypatch.setattr(pruned_choice.PrunedLinear, "forward", lambda self, x: calls.append(1) or original(self, x))
     model = masked(nn.Sequential(nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 64, bias=False)))
     compiled = torch.compile(model, backend="sparsetir", options={"sparsify": True})
     for rows in (5, 5, 0, 1):

@@ -28,7 +28,7 @@ after::
                 ...  # c[i, p * 128 + k_0 * 64:p * 128 + k_0 * 64 + 64] = acc[0:64]
 
 Two kinds of operands are packed: those that a column loop reads along their last dimension and gathers by another,
-and those whose columns are not the last dimension, ``b[k, indices[...]]``, which the copy transposes. `group_rows`
+and those whose columns are not the last dimension, ``b[k, indices[...]]``, which the copy transposes. `group`
 transposes results. Where no panel is made, the annotation is removed.
 """
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of products by dot-product instructions, and the nests and masks that they share with tile instructions.
 
-Sums of products of sparse entries and gathered rows, by dot-product instructions.
-
 before::
 
     for k in range(feat):
@@ -36,7 +34,7 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.intrin.vectors import LANES, functions, reading
+from sparsetir.intrin.llvm_ir import LANES, functions, reading
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import all_same, collect, mentions, moves_by_one, seq, substitute
 from sparsetir.ir.views import cast, const

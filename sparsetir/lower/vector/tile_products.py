@@ -42,8 +42,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.intrin import tiles
-from sparsetir.intrin.llvm_ir import BYTES
-from sparsetir.intrin.vectors import LANES, functions, reading, tile_functions
+from sparsetir.intrin.llvm_ir import BYTES, LANES, functions, reading, tile_functions
 from sparsetir.ir.rewriting import collect, conjuncts, mentions, moves_by_one, same, seq, substitute
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate

@@ -20,8 +20,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.interop.levels import first_outside
 from sparsetir.interop.sources import HAVE_GRADIENTS
 from sparsetir.relax import programs
-from sparsetir.relax.arguments import FLOATS, INTS
-from sparsetir.relax.operators import REDUCTIONS
+from sparsetir.relax.operators import FLOATS, INTS, REDUCTIONS
 from sparsetir.relax.programs import attention
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.signature import checks_are_on

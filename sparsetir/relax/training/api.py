@@ -13,14 +13,12 @@ from tvm import ir, relax
 from tvm.relax.frontend.nn import Parameter
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, own_errors
-from sparsetir.relax.build import bind, build, cpu_target
 from sparsetir.relax.lowered import known
-from sparsetir.relax.model import Signature
+from sparsetir.relax.model import Signature, bind, build, cpu_target
 from sparsetir.relax.torch_import.models import from_module, is_module
 from sparsetir.relax.training.layers import averages
 from sparsetir.relax.training.rules import loss_of, optimizer_of
-from sparsetir.relax.training.step import PREDICT, TRAIN, Plan
-from sparsetir.relax.training.trainer import TrainStep
+from sparsetir.relax.training.trainer import PREDICT, TRAIN, Plan, TrainStep
 
 TRAINED = ("float32", "float64")
 
