@@ -51,8 +51,8 @@ def build(
     expected_calls : int, optional
         About how often a bound kernel will be called. Given that, a bound matrix is converted to another format at the
         first call where this pays within that many; its values are copied then. Rules propose the format; where the
-        calls are long enough to ask, the shipped cost model may name another one that is faster for nine matrices in
-        ten. The next calls are timed in both formats, and the faster one is kept. Without it, a matrix of 16,384
+        calls are long enough to ask, the shipped cost model may name another one of which it expects more. The next
+        calls are timed in both formats, and the faster one is kept. Without it, a matrix of 16,384
         entries or more is converted on a background thread once eight calls have taken 0.2 seconds, for as many calls
         as there were; values that are changed later are seen. ``SPARSETIR_CONVERT=0`` turns that off.
     database : str or Path, optional

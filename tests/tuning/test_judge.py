@@ -6,13 +6,16 @@ from __future__ import annotations
 import json
 import lzma
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from sparsetir import formats
 from sparsetir.cli import main
 from sparsetir.errors import TuningError
 from sparsetir.schedules import Choices
+from sparsetir.tuning.features import CHOICES
 from sparsetir.tuning.records import Recording
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.train import judge
@@ -68,3 +71,17 @@ def test_files_without_points_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TuningError, match="expected measured points compressed by xz"):
         judge.read(damaged)
     assert main(["bench", "--from", str(empty)]) == 2
+
+
+@pytest.mark.parametrize(("over", "share"), [([3.0, 1.0, 2.0], 0.5), ([9.0, 8.0, 7.0], 0.25)])
+def test_a_format_is_tried_beside_the_rules(over: list[float], share: float) -> None:
+    """The median of the schedules over the format that the model ranks first, where it is faster than the rules."""
+    tried = [Candidate(Choices(tile=tile), formats.bsr(4, 4)) for tile in (8, 16, 32)]
+    other, own = Candidate(Choices(tile=8), formats.ell(3)), Candidate(Choices(tile=64, panel=32))
+    seconds = dict(zip([*tried, other, own], [*over, 1.0, 5.0], strict=True))
+    rows = {candidate: np.full(len(CHOICES), n, np.float32) for n, candidate in enumerate(seconds)}
+    untuned = (4.0, np.full(len(CHOICES), 9.0, np.float32))
+    recording = Recording("case", seconds, rows, tuple(CHOICES), "matrix", "family", "spmm:128", untuned)
+    model = SimpleNamespace(predict=lambda rows: 10.0 - rows[:, 0])
+    (verdict,) = judge.judge([recording], judge.of_trial(model))
+    assert verdict.share == share

@@ -131,6 +131,28 @@ def of_model(model: CostModel, *, gain: float = 1.0) -> Decision:
     return decide
 
 
+def of_trial(model: CostModel) -> Decision:
+    """Return the decision of a bound kernel that times the rules of today beside the format that a model ranks first.
+
+    Which schedule the rules take over that format is not in the points: the median of those measured stands for it.
+    """
+
+    def decide(case: Recording) -> int | None:
+        rows, seconds = case.rows()
+        today = current_rules(case)
+        scores = model.predict(rows)
+        others = [n for n, candidate in enumerate(case.ran) if candidate.format is not None]
+        if not others or case.untuned is None:
+            return today
+        format = case.ran[max(others, key=lambda n: scores[n])].format
+        over = sorted((n for n in others if case.ran[n].format == format), key=lambda n: seconds[n])
+        median = over[len(over) // 2]
+        baseline = case.untuned[0] if today is None else float(seconds[today])
+        return median if seconds[median] < baseline else today
+
+    return decide
+
+
 def _certain(model: CostModel, case: Recording, row: np.ndarray) -> float:
     """Return the margin that the bounds of a model add; 1 for a model without bounds."""
     bounds: Any = model.about.get("bounds")
@@ -148,10 +170,12 @@ def decisions(cases: Sequence[Recording], training: Sequence[Recording] = ()) ->
     if shipped is not None:
         yield "shipped model, first", of_model(shipped)
         yield f"shipped model, guarded at {GAIN:g}x", of_model(shipped, gain=GAIN)
+        yield "rules of today or the shipped model's format, both timed", of_trial(shipped)
     if training:
         other = train(training)
         yield "model of the other machine, first", of_model(other)
         yield f"model of the other machine, guarded at {GAIN:g}x", of_model(other, gain=GAIN)
+        yield "rules of today or the format of that model, both timed", of_trial(other)
 
 
 # ------------------------------------------------------------------ tables
@@ -209,4 +233,15 @@ def _by_part(verdicts: Mapping[str, Sequence[Verdict]], part: str) -> Iterator[l
         yield [name, str(len(shares[first])), *(f"{geomean(shares[title]):.3f}" for title in verdicts)]
 
 
-__all__ = ["Decision", "Verdict", "best_schedule", "decisions", "judge", "of_model", "read", "rules", "tables"]
+__all__ = [
+    "Decision",
+    "Verdict",
+    "best_schedule",
+    "decisions",
+    "judge",
+    "of_model",
+    "of_trial",
+    "read",
+    "rules",
+    "tables",
+]
