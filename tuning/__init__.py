@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from sparsetir.tuning.api import tune_sparse
-from sparsetir.tuning.autotuner import autotune
+from sparsetir.tuning.api import autotune, tune_sparse
 from sparsetir.tuning.many import TuneManyResult, TuneTask, tune_many
 from sparsetir.tuning.records import Database, Key, Record
 from sparsetir.tuning.report import TuneResult

@@ -30,12 +30,27 @@ from sparsetir.sparse_output.rows import LEAST_PARTS, SHIFT, update_of
 from sparsetir.sparse_output.workspace import Call
 from sparsetir.tuning.kernel import agrees, circumstances, unfinished, warn_of_no_records
 from sparsetir.tuning.knobs import AccumulatorKnobs, Config
-from sparsetir.tuning.loop import Budget, Log, Progress, explore, is_untuned, with_best
+from sparsetir.tuning.loop import (
+    WORTH,
+    Budget,
+    Comparison,
+    Log,
+    Outcome,
+    Progress,
+    compared,
+    contest,
+    explore,
+    is_untuned,
+    last_of,
+    note,
+    rescaled,
+    winner,
+    with_best,
+)
 from sparsetir.tuning.measure import BURST_SECONDS, Measurement, Timed, burst, duel, reason, summary, typical
 from sparsetir.tuning.records import Database, Key, Record, fingerprint
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
-from sparsetir.tuning.selection import WORTH, Comparison, Outcome, compared, contest, last_of, note, rescaled, winner
 from sparsetir.tuning.space import Candidate, Space, Values
 
 VALUES: Values = {

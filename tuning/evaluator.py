@@ -35,8 +35,7 @@ from sparsetir.tuning.measure import (
     typical,
 )
 from sparsetir.tuning.space import Candidate, Values
-from sparsetir.tuning.variants import FormatVariants
-from sparsetir.tuning.workload import Call, Workload
+from sparsetir.tuning.variants import Call, FormatVariants, Workload
 from sparsetir.workloads.reference import KnownOp, Reference, recognise
 from sparsetir.workloads.timing import LONG_CALL, timed_calls
 

@@ -31,10 +31,9 @@ from sparsetir.script.printer import script
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.knobs import Template
-from sparsetir.tuning.loop import is_untuned
+from sparsetir.tuning.loop import WORTH, Comparison, compared, is_untuned
 from sparsetir.tuning.lowered_program import with_knobs
 from sparsetir.tuning.records import Database, Key, Record, digest, fingerprint
-from sparsetir.tuning.selection import WORTH, Comparison, compared
 from sparsetir.tuning.space import Candidate, fixed
 from sparsetir.utils.machine import machine_name
 from sparsetir.utils.threads import get_num_threads

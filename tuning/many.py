@@ -18,11 +18,10 @@ from sparsetir.lower import single
 from sparsetir.tuning.accumulators import refuse_assembled
 from sparsetir.tuning.api import begun, check_arguments, finish, full_cost
 from sparsetir.tuning.loop import Budget, Log, is_untuned, step
-from sparsetir.tuning.records import Database, Key, Record
+from sparsetir.tuning.records import RADIUS, Database, Key, Record, distance
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.session import Session
-from sparsetir.tuning.similar import RADIUS, distance
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
 from sparsetir.utils.arguments import renamed_parameters, shown

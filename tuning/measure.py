@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.tuning.workload import Call
+from sparsetir.tuning.variants import Call
 from sparsetir.workloads.timing import timed_calls
 
 Timed = Callable[[float], float]

@@ -1,10 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recommendations of the cost model without measuring."""
+"""Recommendations of the cost model without measuring, and conformal bounds of the gains that it expects.
+
+Conformal bounds of a model's expected gains, which hold for nine matrices in ten.
+
+The model names its favourite of each case that it was not trained on, and says how many times faster than the untuned
+kernel it is. Split-conformal prediction takes the quantile of what it was wrong by as what it will be wrong by next
+time: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005. Cases are grouped by what the program
+does and by how near the matrix is to a family that the model knows, each group with quantiles of its own.
+
+Cases of an operation that the model was not trained on are no draws from these groups. Their bounds are made of what
+models were wrong by that saw all other operations: the widest that one of them needs. Were a new operation drawn as
+those were, it would need wider ones once in as many times as there were operations, and one more: see Lee, Barber and
+Willett, "Distribution-free inference with hierarchical data", 2023. Were each operation given its share of one quantile
+instead, with a share for the new one, as is done there, less than ten operations would bound nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import ceil
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,10 +33,10 @@ from sparsetir.ir.views import decode
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Registers, defaults
 from sparsetir.tuning import features
-from sparsetir.tuning.conformal import Bounds
 from sparsetir.tuning.features import Encoding, Operands, Stored
 from sparsetir.tuning.model import CostModel, prior_for, rates_known
 from sparsetir.tuning.space import Candidate, Space
+from sparsetir.tuning.train.evaluate import Ranking
 from sparsetir.tuning.work import USUAL, Work
 from sparsetir.utils.threads import get_num_threads
 
@@ -245,4 +260,253 @@ def _gains(encoding: Encoding, candidates: list[Candidate]) -> np.ndarray:
     return np.exp(scores - scores[0])
 
 
-__all__ = ["Guess", "Judgement", "bounds_of", "chosen", "guess", "judge"]
+# ------------------------------------------------------------------------------------ conformal bounds
+
+
+LEVEL = 0.9
+UNKNOWN = "unknown"  # the group of operations that no case is of
+LEAST = 40  # cases of a group that has quantiles of its own
+# What operations are told apart by: numbers of a program that do not change with the sizes of its arguments.
+PROGRAM = ("work_gathers", "work_rows", "work_streams", "work_sums", "work_is_sparse")
+# What families are told apart by: numbers of a matrix that do not grow with it.
+COMPARED = ("row_cv", "row_gini", "row_empty", "column_gini", "panel_columns", "diagonal_share", "fill_4x4", "uneven_8")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds for gains that a model expects, as logarithms.
+
+    Parameters
+    ----------
+    margins : mapping of str to (float, float, float)
+        By group, the quantiles of what the model was wrong by: those of an interval's ends, and in between the one of
+        a bound from below. The group "" is of all cases, `UNKNOWN` of operations that are not `known`.
+    centres : sequence of sequence of float
+        Of the families that were trained on, by the numbers `COMPARED`.
+    near : float
+        How far the nearest family is at most, where a matrix counts as near.
+    level : float
+        How many of a hundred the bounds are to hold for, as a share.
+    known : sequence of sequence of int
+        The operations that were trained on, see `operation`; none if all are taken to be known.
+    """
+
+    margins: Mapping[str, Sequence[float]]
+    centres: Sequence[Sequence[float]] = ()
+    near: float = float("inf")
+    level: float = LEVEL
+    known: Sequence[Sequence[int]] = ()
+
+    @classmethod
+    def fit(cls, found: Sequence[Ranking], level: float = LEVEL, strange: Sequence[Ranking] = ()) -> Bounds:
+        """Fit bounds to how a model ranked cases of families that it was not trained on.
+
+        Parameters
+        ----------
+        found : sequence of Ranking
+        level : float
+        strange : sequence of Ranking
+            The same by models that were not trained on the operation; none where all are taken to be known.
+        """
+        families = {r.case.family for r in found}
+        centres = {f: _centre([r for r in found if r.case.family == f]) for f in families}
+        away = {id(r): _distance(_place(r), [c for f, c in centres.items() if f != r.case.family]) for r in found}
+        near = float(np.median(list(away.values()))) if away else float("inf")
+        groups: dict[str, list[float]] = {"": []}
+        for r in found:
+            for name in {"", group(r.chosen, away[id(r)] <= near)}:
+                groups.setdefault(name, []).append(r.wrong_by)
+        kept = {name: quantiles(errors, level) for name, errors in groups.items() if not name or len(errors) >= LEAST}
+        of_each = [[r.wrong_by for r in strange if r.case.kind == kind] for kind in {r.case.kind for r in strange}]
+        enough = [errors for errors in of_each if len(errors) >= LEAST]
+        known = sorted({operation(r.chosen) for r in found}) if enough else []
+        return cls(kept | widest(enough, level), [list(c) for c in centres.values()], near, level, known)
+
+    def interval(self, gain: float, row: Mapping[str, float]) -> tuple[float, float, float]:
+        """Return the lower bound of a gain, and the ends of its interval.
+
+        Parameters
+        ----------
+        gain : float
+            The logarithm of how many times faster the model expects a kernel to be.
+        row : mapping of str to float
+            What the model sees of it.
+        """
+        low, bound, high = self.margins.get(self._group(row), self.margins[""])
+        return gain - bound, gain - high, gain - low
+
+    def _group(self, row: Mapping[str, float]) -> str:
+        if self.known and operation(row) not in {tuple(each) for each in self.known}:
+            return UNKNOWN
+        return group(row, _distance(_numbers(row), self.centres) <= self.near)
+
+    def margin(self, row: Mapping[str, float]) -> float:
+        """Return how many times faster than the untuned kernel one must look to be faster for sure; no less than 1."""
+        return float(max(1.0, np.exp(-self.interval(0.0, row)[0])))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def group(row: Mapping[str, float], is_near: bool) -> str:
+    """Return what the program does, and whether its matrix is near to known ones."""
+    does = "entries" if row.get("work_is_sparse", 0) > 0 else "rows" if row.get("work_run", 0) > 1 else "numbers"
+    return f"{does} {'near' if is_near else 'far'}"
+
+
+def operation(row: Mapping[str, float]) -> tuple[int, ...]:
+    """Return what tells a program from others, whatever the sizes of its arguments and its name.
+
+    Examples
+    --------
+    >>> operation({"work_gathers": 1.0, "work_rows": 1.0, "work_streams": 1.0, "work_run": 5.0})  # SpMM
+    (1, 1, 1, 0, 0, 1)
+    """
+    return (*(int(row.get(name, 0)) for name in PROGRAM), int(row.get("work_run", 0) > 1))
+
+
+def widest(of_each: Sequence[Sequence[float]], level: float) -> dict[str, tuple[float, float, float]]:
+    """Return the margins of unknown operations: wide enough for each of some operations; none where there are none.
+
+    Examples
+    --------
+    >>> widest([[0.0] * 50, [0.5] * 50, [-0.5] * 50], 0.9)
+    {'unknown': (-0.5, 0.5, 0.5)}
+    """
+    if not of_each:
+        return {}
+    lows, bounds, highs = zip(*(quantiles(ratios, level) for ratios in of_each), strict=True)
+    return {UNKNOWN: (min(lows), max(bounds), max(highs))}
+
+
+def quantiles(wrong_by: Sequence[float], level: float) -> tuple[float, float, float]:
+    """Return the conformal quantiles of an interval and, in between, of a one-sided bound.
+
+    Examples
+    --------
+    >>> quantiles(list(range(99)), 0.9)
+    (4.0, 89.0, 94.0)
+    """
+    ordered = np.sort(np.asarray(wrong_by, float))
+    if not ordered.size:
+        return float("-inf"), float("inf"), float("inf")
+    tail = (1 - level) / 2
+    upper = [_at(ordered, share) for share in (level, 1 - tail)]
+    return -_at(-ordered[::-1], 1 - tail), *upper  # type: ignore[return-value]
+
+
+def _at(ordered: np.ndarray, share: float) -> float:
+    """Return the least number that a further one is below with that probability."""
+    place = ceil(round(share * (ordered.size + 1), 9))
+    return float(ordered[place - 1]) if place <= ordered.size else float(ordered[-1])
+
+
+def _place(r: Ranking) -> np.ndarray:
+    return _numbers(r.chosen)
+
+
+def _numbers(row: Mapping[str, float]) -> np.ndarray:
+    numbers = np.array([row.get(name, np.nan) for name in COMPARED], float)
+    return np.where(np.isfinite(numbers), numbers, 0.0)
+
+
+def _centre(rankings: Sequence[Ranking]) -> np.ndarray:
+    return np.asarray(np.mean([_place(r) for r in rankings], axis=0))
+
+
+def _distance(place: np.ndarray, centres: Sequence[Any]) -> float:
+    """Return the distance to the nearest centre."""
+    return min((float(np.linalg.norm(place - np.asarray(c))) for c in centres), default=float("inf"))
+
+
+# ------------------------------------------------------------------ how often they hold
+
+
+@dataclass
+class Coverage:
+    """Observed coverage of the bounds, for cases of one kind.
+
+    Parameters
+    ----------
+    held, inside : list of bool
+        Whether the gain was at least the bound, and in the interval.
+    taken : list of float
+        The gains of the kernels that were used: those whose bound is a gain.
+    """
+
+    held: list[bool] = field(default_factory=list)
+    inside: list[bool] = field(default_factory=list)
+    taken: list[float] = field(default_factory=list)
+
+    def cells(self) -> list[str]:
+        """Return the cells of a table."""
+        count = len(self.held)
+        if not count:
+            return ["0", "", "", "", "", ""]
+        gain = f"{np.exp(np.mean(self.taken)):.2f}" if self.taken else ""
+        slower = f"{np.mean(np.array(self.taken) < np.log(0.98)):.1%}" if self.taken else ""
+        shares = [f"{np.mean(self.held):.1%}", f"{np.mean(self.inside):.1%}", f"{len(self.taken) / count:.0%}"]
+        return [str(count), *shares, gain, slower]
+
+
+HEADING = ["cases", "gain above its bound", "inside the interval", "kernel used", "its speedup", "slower than untuned"]
+
+
+def coverage(
+    found: Sequence[Ranking], by: str, level: float = LEVEL, familiar: Sequence[Ranking] | None = None
+) -> dict[str, Coverage]:
+    """Return how often bounds hold that were made of the other families or operations (`by`), and for all together.
+
+    Parameters
+    ----------
+    found : sequence of Ranking
+        By models that were not trained on the family or operation.
+    by : str
+        An attribute of a case.
+    level : float
+    familiar : sequence of Ranking, optional
+        How the same cases are ranked by models that know their operation, where `found` is of models that do not.
+    """
+    table: dict[str, Coverage] = {}
+    for name in sorted({str(getattr(r.case, by)) for r in found}):
+        others = [r for r in found if str(getattr(r.case, by)) != name]
+        if familiar is None:
+            bounds = Bounds.fit(others, level)
+        else:
+            bounds = Bounds.fit([r for r in familiar if str(getattr(r.case, by)) != name], level, others)
+        for r in (r for r in found if str(getattr(r.case, by)) == name):
+            bound, low, high = bounds.interval(np.log(r.gain), r.chosen)
+            actual = float(np.log(r.actual))
+            for entry in (table.setdefault(name, Coverage()), table.setdefault("all", Coverage())):
+                entry.held.append(actual >= bound)
+                entry.inside.append(low <= actual <= high)
+                entry.taken += [actual] if bound > 0 else []
+    return table
+
+
+def cells(coverages: Mapping[str, Coverage], title: str) -> list[list[str]]:
+    """Return `coverage` as the cells of a table, all together last."""
+    ordered = [*(name for name in coverages if name != "all"), *(["all"] if "all" in coverages else [])]
+    return [[title, *HEADING], *([name, *coverages[name].cells()] for name in ordered)]
+
+
+__all__ = [
+    "COMPARED",
+    "LEVEL",
+    "UNKNOWN",
+    "Bounds",
+    "Coverage",
+    "Guess",
+    "Judgement",
+    "bounds_of",
+    "cells",
+    "chosen",
+    "coverage",
+    "group",
+    "guess",
+    "judge",
+    "operation",
+    "quantiles",
+    "widest",
+]

@@ -18,11 +18,10 @@ from sparsetir.sparse_output import Accumulators
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.tuning.kernel import TunedKernel
 from sparsetir.tuning.knobs import AccumulatorKnobs, Config, Template
-from sparsetir.tuning.loop import is_untuned
+from sparsetir.tuning.loop import Comparison, is_untuned
 from sparsetir.tuning.lowered_program import with_knobs
 from sparsetir.tuning.predict import Judgement
 from sparsetir.tuning.records import Key, Record
-from sparsetir.tuning.selection import Comparison
 from sparsetir.tuning.space import Values, start
 from sparsetir.utils.arguments import shown
 from sparsetir.workloads.plot import aligned

@@ -25,22 +25,19 @@ from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.features import Encoding
 from sparsetir.tuning.kernel import TunedKernel, Variant, circumstances
 from sparsetir.tuning.knobs import Config, Template
-from sparsetir.tuning.loop import is_untuned
+from sparsetir.tuning.loop import Outcome, contest, is_untuned, judged
 from sparsetir.tuning.measure import duel, typical
 from sparsetir.tuning.model import CostModel, Model, prior_for, rates_known
 from sparsetir.tuning.predict import Judgement, chosen, judge
-from sparsetir.tuning.records import Database, Key, Record, fingerprint
+from sparsetir.tuning.records import Database, Key, Record, fingerprint, hints
 from sparsetir.tuning.report import OWN
 from sparsetir.tuning.search import Search
-from sparsetir.tuning.selection import Outcome, contest, judged
-from sparsetir.tuning.similar import hints
 from sparsetir.tuning.space import Candidate, Space
-from sparsetir.tuning.variants import own_storage
+from sparsetir.tuning.variants import Call, own_storage
 from sparsetir.tuning.work import Work
 from sparsetir.tuning.workers.local import TIMEOUT, Pool, Process, can_send, pool_of
 from sparsetir.tuning.workers.remote import Fleet
 from sparsetir.tuning.workers.rpc import Boards
-from sparsetir.tuning.workload import Call
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.workloads.inputs import dense_shapes
 

@@ -27,8 +27,7 @@ from sparsetir.ir.effects import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.kernel_cache import Shelf
-from sparsetir.tuning.lowered_program import Function
+from sparsetir.tuning.lowered_program import Function, Shelf
 from sparsetir.tuning.measure import reason
 from sparsetir.tuning.space import Values, shared, start
 from sparsetir.tuning.variants import Ready

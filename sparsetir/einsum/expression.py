@@ -21,8 +21,19 @@ from sparsetir.einsum import stored
 from sparsetir.einsum import subscripts as notation
 from sparsetir.einsum.elementwise import FlatStep, MaskedStep
 from sparsetir.einsum.operands import Kind, Shape, admitted, fits_layout, kind_of, look, passed
-from sparsetir.einsum.order import Join, joins, statistics, stored_about
-from sparsetir.einsum.planning import RESULTS, Task, agreed, broadcast, diagonals, extents, plan
+from sparsetir.einsum.planning import (
+    RESULTS,
+    Join,
+    Task,
+    agreed,
+    broadcast,
+    diagonals,
+    extents,
+    joins,
+    plan,
+    statistics,
+    stored_about,
+)
 from sparsetir.einsum.steps import DenseStep, KernelStep, Step, array_dtype, cast, classed, classed_pattern, transposed
 from sparsetir.einsum.subscripts import semiring
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planning: from the letters of an expression and the kinds of its operands to contraction steps."""
+"""Planning: from the letters of an expression and the kinds of its operands to steps in the cheapest order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
 
 from sparsetir.einsum.elementwise import FlatStep, MaskedStep, pays, roles
 from sparsetir.einsum.emit import Nest, Operand, walked
 from sparsetir.einsum.operands import Kind, Layout, Level, rows
-from sparsetir.einsum.order import Contraction, Statistics, Value, contractions, is_assembled
 from sparsetir.einsum.steps import DenseStep, KernelStep, Step
 from sparsetir.einsum.subscripts import Semiring, Terms
 from sparsetir.errors import ArgumentError, LoweringError
-from sparsetir.interop import HALVES
+from sparsetir.formats.compressed_rows import compressed_rows
+from sparsetir.interop import HALVES, is_half, transposed
 
 RESULTS = ("auto", "dense", "sparse")
 
@@ -385,4 +392,429 @@ def _step(
     return KernelStep(step.members, nest)
 
 
-__all__ = ["RESULTS", "Target", "Task", "agreed", "broadcast", "diagonals", "extents", "plan", "target"]
+# ------------------------------------------------------------------------------- order of contractions
+
+
+# Statistics of pairs of sparse operands with a common letter: the number of products, and of entries they fall on.
+#
+# Entries are rarely spread evenly: hubs have more products, blocks and bands fewer entries. Products are counted
+# exactly, entries in a sample of rows.
+
+
+LARGE = 1_000_000  # expected products above which they are counted
+SAMPLED = 32  # rows
+MOST = 50_000  # their products
+STEPS = 2  # in which a number doubles: an expression is made once for all operands that are as alike
+
+Join = tuple[int, int]
+
+
+class Statistics(NamedTuple):
+    """Statistics of two operands: the products of their entries, and the products per entry of the result."""
+
+    products: float
+    collisions: float
+
+
+def stored_about(bits: int) -> float:
+    """Return a typical number of entries of so many bits."""
+    return 0.75 * 2.0**bits if bits > 0 else 0.0
+
+
+def joins(terms: Sequence[str], values: Sequence[Any]) -> dict[Join, tuple[int, int]]:
+    """Compute products and collisions, as rounded logarithms, of pairs of sparse operands that share one letter.
+
+    Parameters
+    ----------
+    terms : sequence of str
+        The letters of each operand.
+    values : sequence of array or sparse object
+        All of them scipy's matrices; others are not counted but assumed to be spread evenly.
+
+    Examples
+    --------
+    >>> A = sp.csr_array(np.ones((100, 100)))
+    >>> statistics(joins(["ij", "jk"], [A, A]))[0, 1]
+    Statistics(products=1048576.0, collisions=90.50966799187809)
+    """
+    if not all(_is_counted(*pair) for pair in zip(terms, values, strict=True)):
+        return {}
+    pairs = [pair for pair in combinations(range(len(values)), 2) if len(_shared(terms, pair)) == 1]
+    if all(_even(terms, values, pair) < LARGE for pair in pairs):
+        return {}
+    return {pair: _counted(*_factors(terms, values, pair)) for pair in pairs}
+
+
+def statistics(rounded: Mapping[Join, tuple[int, int]]) -> dict[Join, Statistics]:
+    """Convert the rounded logarithms of `joins` to statistics."""
+    return {pair: Statistics(*(2.0 ** (n / STEPS) for n in numbers)) for pair, numbers in rounded.items()}
+
+
+def _is_counted(term: str, value: Any) -> bool:
+    return sp.issparse(value) and value.ndim == 2 and len(set(term)) == 2 and not is_half(value)
+
+
+def _shared(terms: Sequence[str], pair: Join) -> str:
+    return "".join(set(terms[pair[0]]) & set(terms[pair[1]]))
+
+
+def _even(terms: Sequence[str], values: Sequence[Any], pair: Join) -> float:
+    """Return the products of operands whose entries are spread evenly."""
+    first, second = (values[n] for n in pair)
+    return float(first.nnz) * second.nnz / max(first.shape[terms[pair[0]].index(_shared(terms, pair))], 1)
+
+
+def _factors(terms: Sequence[str], values: Sequence[Any], pair: Join) -> tuple[Any, Any]:
+    """Return the operands in rows, such that their product sums over the letter that they share."""
+    (a, b), letter = pair, _shared(terms, pair)
+    first = values[a] if terms[a].index(letter) else transposed(values[a], (1, 0))
+    second = transposed(values[b], (1, 0)) if terms[b].index(letter) else values[b]
+    return compressed_rows(first), compressed_rows(second)
+
+
+def _counted(first: Any, second: Any) -> tuple[int, int]:
+    """Compute the statistics of ``first @ second``."""
+    count = np.diff(second.indptr)
+    products = float(count[first.indices].sum(dtype=np.float64))
+    if not products:
+        return 0, 0
+    rows = np.unique(np.linspace(0, first.shape[0] - 1, SAMPLED).astype(np.int64))
+    part = _ones(first[rows])
+    cumulated = np.cumsum(part @ count)
+    part = part[: max(1, int(np.searchsorted(cumulated, MOST)))]
+    joined = float((part @ count).sum())
+    collisions = joined / (part @ _ones(second)).nnz if joined else 1.0
+    return round(STEPS * np.log2(products)), round(STEPS * np.log2(collisions))
+
+
+def _ones(rows: Any) -> Any:
+    """Return the pattern with ones, which do not cancel."""
+    return sp.csr_array((np.ones(len(rows.indices), np.float32), rows.indices, rows.indptr), shape=rows.shape)
+
+
+# Order of the contractions of an expression, by expected cost.
+#
+# Up to six operands every grouping is evaluated, with more than two operands at a time included: one loop nest over a
+# sparse operand often beats pairs. Above that the cheapest pair is merged first until six are left.
+
+
+EXHAUSTIVE = 6  # operands of which every grouping is evaluated
+# Times relative to that of a product in a vector loop below stored entries.
+DENSE_PRODUCT = 1 / 16  # two dense operands go to BLAS
+NESTED = 1 / 4  # two or more vector loops below an entry reuse loaded data
+SCALAR = 6  # of a product where all loops run over stored entries
+ENTERED = 16  # of one that is entered into a computed pattern
+STARTED = 16  # of the beginning and end of a loop over a row of a sparse operand
+STEP = 20_000  # products in the time that one more call takes
+LARGEST = 2.0**34  # elements of an intermediate result
+CACHED = 1 << 20  # elements of a result that is read again before it leaves the cache
+SPILLED = 8  # of each element more: fresh memory is written, and read again in another order
+
+
+@dataclass(frozen=True)
+class Value:
+    """Operand or intermediate result, with the properties that costs depend on.
+
+    Parameters
+    ----------
+    letters : str
+    stored : float, optional
+        Entries that it stores; None for a dense one.
+    path : str
+        Letters of a sparse one in the order in which they are stored.
+    parts : frozenset of int
+        Numbers of the sparse operands from which it is computed.
+    """
+
+    letters: str
+    stored: float | None = None
+    path: str = ""
+    parts: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """One step.
+
+    Parameters
+    ----------
+    members : tuple of int
+        Numbers of values: the operands, then the results of the steps before.
+    output : str
+        The letters of the result.
+    cost : float
+        Expected number of products.
+    """
+
+    members: tuple[int, ...]
+    output: str
+    cost: float
+
+
+def contractions(
+    values: Sequence[Value],
+    output: str,
+    sizes: Mapping[str, int],
+    *,
+    needs_pattern: bool = False,
+    assembles: bool = False,
+    known: Mapping[tuple[int, int], Statistics] | None = None,
+) -> list[Contraction]:
+    """Return the steps that compute an expression.
+
+    Parameters
+    ----------
+    values : sequence of Value
+        The operands.
+    output : str
+        The letters of the result.
+    sizes : mapping of str to int
+        The extent of each letter.
+    needs_pattern : bool
+        Whether the result must be sparse.
+    assembles : bool
+        Whether the last step, and steps over two sparse operands, compute the pattern of their result.
+    known : mapping of pairs of int to Statistics, optional
+        Statistics of pairs of operands; others are assumed to be spread evenly.
+
+    Examples
+    --------
+    >>> sizes = {"i": 10_000, "j": 10_000, "k": 64, "l": 8}
+    >>> chain = [Value("ij", 50_000, "ij"), Value("jk"), Value("kl")]
+    >>> [step.members for step in contractions(chain, "il", sizes)]  # A (B C)
+    [(1, 2), (0, 3)]
+    """
+    search = _Search(list(values), output, sizes, needs_pattern, assembles, known or {})
+    while len(search.open) > EXHAUSTIVE:
+        search.merge_cheapest()
+    search.finish()
+    return search.steps
+
+
+def is_assembled(members: Sequence[Value], letters: str, *, is_last: bool = False) -> bool:
+    """Return whether a step computes the pattern of its result: the last one, and products of two sparse operands."""
+    if is_last:
+        return any(value.stored is not None for value in members)
+    if len(members) != 2 or len(letters) < 2 or any(value.stored is None for value in members):
+        return False
+    return bool(set(members[0].letters) & set(members[1].letters))
+
+
+class _Search:
+    """Search that merges values until one is left."""
+
+    def __init__(
+        self,
+        values: list[Value],
+        output: str,
+        sizes: Mapping[str, int],
+        needs_pattern: bool,
+        assembles: bool,
+        known: Mapping[tuple[int, int], Statistics],
+    ) -> None:
+        self.assembles, self.known = assembles, known
+        self.even = {(a, b): self._even(values[a], values[b], sizes) for a, b in known}
+        self.values, self.output, self.sizes, self.needs_pattern = values, output, sizes, needs_pattern
+        self.open = list(range(len(values)))
+        self.steps: list[Contraction] = []
+
+    # -------------------------------------------------------------- one step
+
+    def kept(self, members: Sequence[int], remaining: Sequence[int]) -> str:
+        """Return the letters of members that others or the result need."""
+        needed = set(self.output).union(*(self.values[n].letters for n in remaining))
+        letters = dict.fromkeys("".join(self.values[n].letters for n in members))
+        return "".join(c for c in letters if c in needed)
+
+    def merged(self, members: Sequence[Value], letters: str, *, is_last: bool = False) -> Value:
+        """Return the result of a step over these values."""
+        for value in members:
+            if value.stored is not None and set(value.letters) == set(letters) and len(letters) == len(value.letters):
+                return value
+        if self.assembles and is_assembled(members, letters, is_last=is_last):
+            all_letters = set("".join(value.letters for value in members))
+            products = self._met(members, all_letters)
+            for pair in self._pairs(members):
+                products /= self.known[pair].collisions
+            stored = min(products, math.prod(float(self.sizes[c]) for c in letters))
+            return Value(letters, stored, letters, frozenset().union(*(v.parts for v in members)))
+        return Value(letters)
+
+    def cost(self, members: Sequence[Value], made: Value) -> float:
+        """Return the expected products of a step, with the elements that it writes."""
+        extents = self.sizes
+        written = math.prod(extents[c] for c in made.letters) if made.stored is None else made.stored
+        if written > LARGEST:
+            return math.inf
+        if made.stored is None and set(made.letters) != set(self.output):
+            written += SPILLED * max(written - CACHED, 0)
+        sparse = [value for value in members if value.stored is not None]
+        letters = set("".join(value.letters for value in members))
+        if not sparse:
+            rate = DENSE_PRODUCT if len(members) <= 2 else 1.0
+            return STEP + written + rate * math.prod(extents[c] for c in letters)
+        if made.stored is not None and all(value is not made for value in members):
+            before = (sparse[:n] for n in range(1, len(sparse)))
+            rows = sum(self._met(part, set("".join(v.letters for v in part))) for part in before)
+            return STEP + written + ENTERED * self._met(members, letters) + STARTED * rows
+        sparse.sort(key=lambda v: (v is not made, v.path[0] not in made.letters))
+        return STEP + written + self._driven(sparse, letters, made)
+
+    @staticmethod
+    def _even(first: Value, second: Value, sizes: Mapping[str, int]) -> float:
+        """Return the products of two operands whose entries are spread evenly."""
+        shared = set(first.letters) & set(second.letters)
+        return (first.stored or 0.0) * (second.stored or 0.0) / math.prod(max(sizes[c], 1) for c in shared)
+
+    def _pairs(self, members: Sequence[Value]) -> list[tuple[int, int]]:
+        """Return the pairs of operands with statistics that meet in a step over these values."""
+        of = {n: at for at, value in enumerate(members) for n in value.parts}
+        return [(a, b) for a, b in self.known if a in of and b in of and of[a] != of[b]]
+
+    def _met(self, members: Sequence[Value], letters: set[str]) -> float:
+        """Return the products of loops over the coordinates that all sparse operands store."""
+        bound: set[str] = set()
+        products = 1.0
+        for value in (v for v in members if v.stored is not None):
+            products *= (value.stored or 0.0) / math.prod(max(self.sizes[c], 1) for c in bound & set(value.letters))
+            bound |= set(value.letters)
+        for pair in self._pairs(members):
+            products *= self.known[pair].products / max(self.even[pair], 1.0)
+        return products * math.prod(self.sizes[c] for c in letters - bound)
+
+    def _driven(self, sparse: list[Value], letters: set[str], made: Value) -> float:
+        """Return the products of loops over the stored entries of sparse operands."""
+        bound: set[str] = set()
+        products, searches, rows = 1.0, 0.0, 0.0
+        for value in sparse:
+            fresh = set(value.letters) - bound
+            stored = value.stored or 0.0
+            if len(fresh) == len(set(value.letters)):
+                products *= stored
+            elif fresh and value.path[0] in bound:
+                rows += products
+                products *= stored / max(self.sizes[value.path[0]], 1)
+            else:
+                searches += math.log2(2 + stored / max(self.sizes[value.path[0]], 1))
+                products *= math.prod(self.sizes[c] for c in fresh)
+            bound |= fresh
+        free = letters - bound
+        steps = products * (math.prod(self.sizes[c] for c in free) if free else SCALAR)
+        if len(free) > 1 and not free.isdisjoint(made.letters):
+            steps *= NESTED
+        return steps * (1 + searches) + STARTED * rows
+
+    # -------------------------------------------------------------- many steps
+
+    def merge_cheapest(self) -> None:
+        """Merge the two values that cost least."""
+        best: tuple[float, int, int] | None = None
+        for a, b in combinations(self.open, 2):
+            cost = self._pair_cost(a, b)
+            if best is None or cost < best[0]:
+                best = (cost, a, b)
+        assert best is not None
+        self._add((best[1], best[2]))
+
+    def _pair_cost(self, a: int, b: int) -> float:
+        members = [self.values[a], self.values[b]]
+        letters = self.kept((a, b), [n for n in self.open if n not in (a, b)])
+        apart = not set(members[0].letters) & set(members[1].letters)
+        return self.cost(members, self.merged(members, letters)) * (1e6 if apart else 1)
+
+    def _add(self, members: tuple[int, ...]) -> None:
+        others = [n for n in self.open if n not in members]
+        letters = self.kept(members, others) if others else self.output
+        values = [self.values[n] for n in members]
+        made = self.merged(values, letters, is_last=not others)
+        self.steps.append(Contraction(members, made.letters, self.cost(values, made)))
+        self.open = [*others, len(self.values)]
+        self.values.append(made)
+
+    def finish(self) -> None:
+        """Merge the remaining values in the cheapest of all ways."""
+        whole = tuple(self.open)
+        _, tree = self._best()(frozenset(whole))
+        self._replay(tree)
+
+    def _replay(self, tree: object) -> int:
+        if isinstance(tree, int):
+            return tree
+        assert isinstance(tree, tuple)
+        members = tuple(sorted(self._replay(part) for part in tree))
+        self._add(members)
+        return len(self.values) - 1
+
+    def _best(self) -> Callable[[frozenset[int]], tuple[float, object]]:
+        """Return a function of a set of values: the cost and tree of the cheapest way to merge it."""
+        every = frozenset(self.open)
+
+        @cache
+        def made(part: frozenset[int]) -> Value:
+            if len(part) == 1:
+                return self.values[next(iter(part))]
+            letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
+            members = [made(block) for block in best(part)[2]]
+            return self.merged(members, letters, is_last=part == every)
+
+        @cache
+        def best(part: frozenset[int]) -> tuple[float, object, tuple[frozenset[int], ...]]:
+            if len(part) == 1:
+                return 0.0, next(iter(part)), ()
+            cheapest: tuple[float, object, tuple[frozenset[int], ...]] | None = None
+            letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
+            for blocks in partitions(sorted(part)):
+                members = [made(block) for block in blocks]
+                value = self.merged(members, letters, is_last=part == every)
+                lacks = self.needs_pattern and part == every and value.stored is None
+                cost = self.cost(members, value) + sum(best(block)[0] for block in blocks)
+                cost = math.inf if lacks else cost
+                if cheapest is None or cost < cheapest[0]:
+                    cheapest = cost, tuple(best(block)[1] for block in blocks), tuple(blocks)
+            assert cheapest is not None
+            return cheapest
+
+        return lambda part: best(part)[:2]
+
+
+def partitions(items: Sequence[int]) -> Iterator[list[frozenset[int]]]:
+    """Yield the ways to put items into two groups or more.
+
+    Examples
+    --------
+    >>> [len(list(partitions(range(n)))) for n in (2, 3, 4)]
+    [1, 4, 14]
+    """
+    yield from (blocks for blocks in _partitions(list(items)) if len(blocks) > 1)
+
+
+def _partitions(items: list[int]) -> Iterator[list[frozenset[int]]]:
+    if not items:
+        yield []
+        return
+    first, remaining = items[0], items[1:]
+    for blocks in _partitions(remaining):
+        yield [frozenset({first}), *blocks]
+        for n, block in enumerate(blocks):
+            yield [*blocks[:n], block | {first}, *blocks[n + 1 :]]
+
+
+__all__ = [
+    "RESULTS",
+    "Contraction",
+    "Statistics",
+    "Target",
+    "Task",
+    "Value",
+    "agreed",
+    "broadcast",
+    "contractions",
+    "diagonals",
+    "extents",
+    "is_assembled",
+    "joins",
+    "plan",
+    "statistics",
+    "stored_about",
+    "target",
+]

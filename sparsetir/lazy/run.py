@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from tvm import ir, relax, tirx
 
 from sparsetir import ops
-from sparsetir.einsum.order import Value, contractions
+from sparsetir.einsum.planning import Value, contractions
 from sparsetir.errors import ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import as_numpy, check_detached, is_sparse, is_torch, to_torch

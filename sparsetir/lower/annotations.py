@@ -287,8 +287,8 @@ TABLE = (
         INDEPENDENT,
         "block",
         "a promise that steps of the outermost loop write different elements",
-        "fuse decompose packing",
-        "independence initialization emit dependence editing fuse",
+        "primitives decompose packing",
+        "independence initialization emit dependence editing primitives",
         "taken as given",
     ),
     Mark(

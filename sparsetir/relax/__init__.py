@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from sparsetir.relax.onnx_import import from_onnx
     from sparsetir.relax.torch_import.models import from_torch
     from sparsetir.relax.torch_import.operators import register_torch_ops
-    from sparsetir.relax.training.api import train_step
-    from sparsetir.relax.training.trainer import TrainStep
+    from sparsetir.relax.training.trainer import TrainStep, train_step
 
 
 operators.register()
@@ -46,7 +45,7 @@ _LAZY = {
     "from_torch": "sparsetir.relax.torch_import.models",
     "nn": "sparsetir.relax.nn",
     "register_torch_ops": "sparsetir.relax.torch_import.operators",
-    "train_step": "sparsetir.relax.training.api",
+    "train_step": "sparsetir.relax.training.trainer",
 }
 
 

@@ -37,8 +37,7 @@ from sparsetir.lower.vector import vector_math
 from sparsetir.lower.vector.vector_math import FORMATS, MISSING, expand
 from sparsetir.relax import programs
 from sparsetir.relax.constants import Options
-from sparsetir.relax.epilogues import ERF_TERMS, Result
-from sparsetir.relax.lowered import Head, Lowered, known, product
+from sparsetir.relax.epilogues import ERF_TERMS, Head, Lowered, Result, known, product
 from sparsetir.relax.operators import constant, reshape
 from sparsetir.schedules import Registers
 

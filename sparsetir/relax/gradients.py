@@ -32,7 +32,7 @@ from tvm.relax.op.base import register_gradient
 
 from sparsetir.errors import LoweringError
 from sparsetir.relax import calls
-from sparsetir.relax.lowered import known, product
+from sparsetir.relax.epilogues import known, product
 from sparsetir.relax.operators import (
     ATTENTION_OPERANDS,
     OPERATORS,

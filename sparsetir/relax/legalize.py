@@ -19,8 +19,7 @@ from sparsetir.relax import dense, programs, structure
 from sparsetir.relax import programs as backward
 from sparsetir.relax import structure as transposition
 from sparsetir.relax.constants import Options, chosen, csr_of
-from sparsetir.relax.epilogues import Result, is_elementwise, written
-from sparsetir.relax.lowered import Head, Lowered, emitted, known, product, same_size
+from sparsetir.relax.epilogues import Head, Lowered, Result, emitted, is_elementwise, known, product, same_size, written
 from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, Arguments, operator_of, reshape
 from sparsetir.relax.programs import Epilogue, Program, attention, grouped, groups_of
 from sparsetir.relax.training import layers

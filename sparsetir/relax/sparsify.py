@@ -34,8 +34,8 @@ from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.heuristics import most_dense
 from sparsetir.relax import dense, programs
 from sparsetir.relax.constants import task_of, tunable
+from sparsetir.relax.epilogues import emitted, known, product
 from sparsetir.relax.legalize import Uses
-from sparsetir.relax.lowered import emitted, known, product
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant, reshape
 from sparsetir.tuning import tune_many

@@ -15,7 +15,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.torch import caches, tracing
 from sparsetir.torch.caches import INTEGERS
 from sparsetir.torch.fx_patterns import Messages, value
-from sparsetir.torch.pruned_choice import Options, choose_linear_layers, options_of
+from sparsetir.torch.sparsify import Options, choose_linear_layers, options_of
 
 DENSE = ("eager", "aot_eager", "inductor")
 

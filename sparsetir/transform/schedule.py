@@ -17,8 +17,15 @@ from sparsetir.ir.views import label
 from sparsetir.lower import as_module
 from sparsetir.script.printer import script
 from sparsetir.transform.editing import Edit, Editor
-from sparsetir.transform.fuse import fuse_iterations, sparse_fuse
-from sparsetir.transform.primitives import annotate, pad, set_search, sparse_reorder, to_dense
+from sparsetir.transform.primitives import (
+    annotate,
+    fuse_iterations,
+    pad,
+    set_search,
+    sparse_fuse,
+    sparse_reorder,
+    to_dense,
+)
 from sparsetir.transform.split import sparse_split, split_init, split_iteration
 
 
@@ -408,7 +415,7 @@ class Schedule(Scheduled):
         self._do("sparse_reorder", iteration, order)
 
     def sparse_fuse(self, iteration: str, axes: Sequence[Any]) -> None:
-        """Make one loop of a chain of axes; see `sparsetir.transform.fuse.sparse_fuse`."""
+        """Make one loop of a chain of axes; see `sparsetir.transform.primitives.sparse_fuse`."""
         self._do("sparse_fuse", iteration, axes)
 
     def sparse_split(self, iteration: str, axis: Any, factor: int) -> list[str]:
@@ -436,7 +443,7 @@ class Schedule(Scheduled):
         return self._do("pad", iteration, axis, multiple)
 
     def fuse_iterations(self, first: str, second: str, *, depth: int | None = None, name: str | None = None) -> str:
-        """Run two neighbours together; see `sparsetir.transform.fuse.fuse_iterations`."""
+        """Run two neighbours together; see `sparsetir.transform.primitives.fuse_iterations`."""
         return self._do("fuse_iterations", first, second, depth=depth, name=name)
 
     def split_iteration(self, iteration: str, *, at: int | None = None) -> list[str]:

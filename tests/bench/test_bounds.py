@@ -18,7 +18,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.heuristics import Conversion
 from sparsetir.ir.views import decode
 from sparsetir.schedules import Choices
-from sparsetir.tuning import Candidate, conformal, predict, tune_sparse
+from sparsetir.tuning import Candidate, predict, tune_sparse
 from sparsetir.tuning.features import Operands, matrix_names
 from sparsetir.tuning.model import CostModel, pretrained
 from sparsetir.tuning.predict import bounds_of, judge
@@ -96,7 +96,7 @@ def ranked(rng: np.random.Generator, count: int, wrong: float = 0.2) -> list[Ran
 
 def test_bounds_hold_as_often_as_they_should() -> None:
     rng = np.random.default_rng(0)
-    bounds, new = conformal.Bounds.fit(ranked(rng, 2000)), ranked(rng, 2000)
+    bounds, new = predict.Bounds.fit(ranked(rng, 2000)), ranked(rng, 2000)
     told = np.array([bounds.interval(np.log(r.gain), r.chosen) for r in new])
     actual = np.log([r.actual for r in new])
     assert 0.88 < np.mean(actual >= told[:, 0]) < 0.92
@@ -107,15 +107,15 @@ def test_bounds_hold_as_often_as_they_should() -> None:
 @pytest.mark.slow
 def test_coverage_is_of_families_that_bounds_were_not_made_of() -> None:
     found = ranked(np.random.default_rng(1), 1000)
-    table = conformal.coverage(found, "family")
+    table = predict.coverage(found, "family")
     assert set(table) == {*(f"f{n}" for n in range(10)), "all"}
     assert len(table["all"].held) == 1000
     assert 0.86 < np.mean(table["all"].held) < 0.94
     assert all(gain > -1 for gain in table["all"].taken)
-    text = conformal.cells(table, "family")
+    text = predict.cells(table, "family")
     assert text[-1][0] == "all"
     assert all(len(row) == len(text[0]) for row in text)
-    assert conformal.Coverage().cells()[0] == "0"
+    assert predict.Coverage().cells()[0] == "0"
 
 
 def of_operations(rng: np.random.Generator, count: int, wrong: dict[str, float]) -> list[Ranking]:
@@ -136,18 +136,18 @@ def test_bounds_of_an_operation_that_is_not_known_are_those_of_the_worst_that_wa
     rng, kinds = np.random.default_rng(2), ("a", "b", "c", "d")
     familiar = of_operations(rng, 1600, dict.fromkeys(kinds, 0.05))
     strange = of_operations(rng, 1600, dict(zip(kinds, (0.2, 0.2, 0.4, 0.4), strict=True)))
-    bounds = conformal.Bounds.fit(familiar, strange=strange)
+    bounds = predict.Bounds.fit(familiar, strange=strange)
     assert [each[0] for each in bounds.known] == [0, 1, 2, 3]
     as_known, not_known = ({"work_gathers": n, "work_run": 9.0} for n in (1.0, 7.0))
-    assert bounds.interval(0.0, as_known) == conformal.Bounds.fit(familiar).interval(0.0, as_known)
+    assert bounds.interval(0.0, as_known) == predict.Bounds.fit(familiar).interval(0.0, as_known)
     assert bounds.interval(0.0, not_known)[0] < -0.4 < bounds.interval(0.0, as_known)[0]
-    again = conformal.Bounds(**json.loads(json.dumps(bounds.as_dict())))
+    again = predict.Bounds(**json.loads(json.dumps(bounds.as_dict())))
     assert again.interval(0.0, not_known) == bounds.interval(0.0, not_known)
     assert again.interval(0.0, as_known) == bounds.interval(0.0, as_known)
-    narrow, wide = conformal.coverage(familiar, "kind"), conformal.coverage(strange, "kind", familiar=familiar)
+    narrow, wide = predict.coverage(familiar, "kind"), predict.coverage(strange, "kind", familiar=familiar)
     assert 0.86 < np.mean(narrow["all"].held) < 0.94
     assert 0.88 < np.mean(wide["all"].held)
-    assert np.mean(wide["all"].inside) > 0.88 > np.mean(conformal.coverage(strange, "kind")["all"].inside) - 0.05
+    assert np.mean(wide["all"].inside) > 0.88 > np.mean(predict.coverage(strange, "kind")["all"].inside) - 0.05
 
 
 def test_the_shipped_model_knows_which_operations_it_knows() -> None:
@@ -159,7 +159,7 @@ def test_the_shipped_model_knows_which_operations_it_knows() -> None:
     programs |= {f"drawn_{n}": random_programs.draw(n).program for n in range(plan.PROGRAMS)}
     rows = {name: Work.of(decode(program), {}).numbers(USUAL, 1.0) for name, program in programs.items()}
     known = set(map(tuple, bounds.known))
-    called = {name: {conformal.operation({**row, "work_run": run}) for run in (1.0, 6.0)} for name, row in rows.items()}
+    called = {name: {predict.operation({**row, "work_run": run}) for run in (1.0, 6.0)} for name, row in rows.items()}
     assert known <= set().union(*called.values())
     # Programs of several operands, over the entries only, have one schedule: nobody learns anything from them.
     assert {name for name, each in called.items() if each & known} >= set(rows) - {"drawn_4", "drawn_5"}
@@ -168,9 +168,9 @@ def test_the_shipped_model_knows_which_operations_it_knows() -> None:
 
 
 def test_few_cases_have_wide_bounds() -> None:
-    assert conformal.quantiles([], 0.9) == (-np.inf, np.inf, np.inf)
-    assert conformal.quantiles([0.1, 0.5], 0.9) == (0.1, 0.5, 0.5)
-    nothing = conformal.Bounds.fit([])
+    assert predict.quantiles([], 0.9) == (-np.inf, np.inf, np.inf)
+    assert predict.quantiles([0.1, 0.5], 0.9) == (0.1, 0.5, 0.5)
+    nothing = predict.Bounds.fit([])
     assert nothing.margin({}) == np.inf
     assert nothing.interval(1.0, {})[0] == -np.inf
 

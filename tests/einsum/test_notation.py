@@ -17,7 +17,7 @@ import torch
 from each import examples
 from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
 from sparsetir.einsum import expression, subscripts
-from sparsetir.einsum.order import Value, contractions, joins, statistics
+from sparsetir.einsum.planning import Value, contractions, joins, statistics
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.runtime import signature
 

@@ -20,8 +20,8 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, Ve
 from sparsetir.sparse_output.accumulators import KINDS, ORDERS
 from sparsetir.sparse_output.kernel import AssembledKernel
 from sparsetir.tuning import accumulators
+from sparsetir.tuning.loop import Outcome, judged
 from sparsetir.tuning.measure import Measurement
-from sparsetir.tuning.selection import Outcome, judged
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
 

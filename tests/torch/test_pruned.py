@@ -16,8 +16,8 @@ from torch.nn.utils import parametrize, prune
 import sparsetir.torch as st
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
-from sparsetir.torch.pruned_choice import TOLERANCES, Inputs, Options, decide, made
 from sparsetir.torch.pruned_layers import INT8_MAX, ways
+from sparsetir.torch.sparsify import TOLERANCES, Inputs, Options, decide, made
 from torch import Tensor, nn
 
 QUICK = {"seconds": 1e-4}
@@ -47,12 +47,12 @@ def close(got: Tensor, expected: Tensor, way: str = "columns float32") -> bool:
 @pytest.fixture
 def take(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let one way appear to be the fastest."""
-    from sparsetir.torch import pruned_choice
+    from sparsetir.torch import sparsify
     from sparsetir.workloads.choice import Choice
 
     def choose_only(way: str) -> None:
         monkeypatch.setattr(
-            pruned_choice,
+            sparsify,
             "choose",
             lambda timers, seconds, refused: Choice(
                 way if way in timers else next(iter(timers)), {name: 1.0 for name in timers}, refused
@@ -349,12 +349,12 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_programs_choose_layers(take: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparsetir.torch import pruned_choice
+    from sparsetir.torch import sparsify
 
     take("columns float32")
     calls = []
-    original = pruned_choice.PrunedLinear.forward
-    monkeypatch.setattr(pruned_choice.PrunedLinear, "forward", lambda self, x: calls.append(1) or original(self, x))
+    original = sparsify.PrunedLinear.forward
+    monkeypatch.setattr(sparsify.PrunedLinear, "forward", lambda self, x: calls.append(1) or original(self, x))
     model = masked(nn.Sequential(nn.Linear(128, 96), nn.ReLU(), nn.Linear(96, 64, bias=False)))
     compiled = torch.compile(model, backend="sparsetir", options={"sparsify": True})
     for rows in (5, 5, 0, 1):

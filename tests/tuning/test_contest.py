@@ -21,7 +21,7 @@ from sparsetir.build import build
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Record, measure
 from sparsetir.tuning.api import compared, full_cost
-from sparsetir.tuning.selection import BEHIND, Outcome, at_most, contest, judged
+from sparsetir.tuning.loop import BEHIND, Outcome, at_most, contest, judged
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.variants import usual_choices

@@ -42,9 +42,8 @@ from sparsetir.tuning.features import (
 )
 from sparsetir.tuning.model import OBJECTIVES, PATH, AnalyticModel, CostModel, RandomModel, closeness, pretrained
 from sparsetir.tuning.predict import guess
-from sparsetir.tuning.records import Recording, load
+from sparsetir.tuning.records import Recording, distance, hints, load, neighbours
 from sparsetir.tuning.search import BATCH, Search
-from sparsetir.tuning.similar import distance, hints, neighbours
 from sparsetir.tuning.space import Space, start
 from sparsetir.tuning.train import collect, evaluate, pretrain
 from sparsetir.tuning.train.evaluate import pairs_in_order, ranking, safe_margin

@@ -18,7 +18,7 @@ from sparsetir.build import build
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Database, Key, Record, api, tune_sparse
-from sparsetir.tuning.selection import Comparison, last_of, note
+from sparsetir.tuning.loop import Comparison, last_of, note
 from sparsetir.tuning.space import Candidate
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")

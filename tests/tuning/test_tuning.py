@@ -61,9 +61,9 @@ from sparsetir.tuning.records import fingerprint
 from sparsetir.tuning.search import BATCH, STRATEGIES, Search
 from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.train import replay
+from sparsetir.tuning.variants import Workload
 from sparsetir.tuning.workers import local
 from sparsetir.tuning.workers.local import LocalWorker
-from sparsetir.tuning.workload import Workload
 from sparsetir.workloads import suite, timing
 from sparsetir.workloads.inputs import make_case
 from sparsetir.workloads.reference import Reference, recognise

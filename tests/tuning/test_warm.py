@@ -16,11 +16,10 @@ from sparsetir.cli import main
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
 from sparsetir.schedules import Choices
-from sparsetir.tuning import kernel_cache, lowered_program, warm
+from sparsetir.tuning import lowered_program, warm
 from sparsetir.tuning.api import tune_sparse
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.kernel_cache import Held
-from sparsetir.tuning.lowered_program import FormatVariant
+from sparsetir.tuning.lowered_program import FormatVariant, Held
 from sparsetir.tuning.search import _eager
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Candidate, Space
@@ -95,7 +94,7 @@ def test_what_a_search_made_and_proved_serves_the_next_process(tmp_path: Path, m
     known.compile_together([*proved, Candidate(wrong)])
     assert all(known.time(candidate).seconds for candidate in proved)
     assert len(lowered_program.fresh) == 1  # one call of the compiler for two formats
-    kernel_cache.keep()
+    lowered_program.keep()
     monkeypatch.setattr(lowered_program, "_forms", type(lowered_program._forms)())
     monkeypatch.setattr(FormatVariant, "shared_loops", lambda *_: pytest.fail("compiled again"))
     again = Evaluator(ops.spmm(), arguments(50), None)
@@ -112,8 +111,8 @@ def test_what_is_damaged_is_compiled_again(name: str, tmp_path: Path, monkeypatc
     lowered_program.fresh.clear()
     known, candidate = Evaluator(ops.spmm(), arguments(), None), Candidate(Choices(tile=8))
     assert known.time(candidate).seconds
-    kernel_cache.keep()
-    (path,) = (tmp_path / kernel_cache.FOLDER).glob(name)
+    lowered_program.keep()
+    (path,) = (tmp_path / lowered_program.FOLDER).glob(name)
     path.write_bytes(path.read_bytes()[:-9])
     monkeypatch.setattr(lowered_program, "_forms", type(lowered_program._forms)())
     again = Evaluator(ops.spmm(), arguments(), None)
@@ -130,8 +129,8 @@ def test_a_full_disk_costs_the_next_search_only(tmp_path: Path, monkeypatch: pyt
     def full(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kernel_cache.cache, "write", full)
-    kernel_cache.keep()
+    monkeypatch.setattr(lowered_program.cache, "write", full)
+    lowered_program.keep()
     assert not lowered_program.fresh
 
 

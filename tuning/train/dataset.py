@@ -42,9 +42,8 @@ from sparsetir.tuning.features import Encoding, Estimates, Operands, Stored, Str
 from sparsetir.tuning.lowered_program import FormatVariant, compile_together
 from sparsetir.tuning.records import LEAST, Recording, digest
 from sparsetir.tuning.space import Candidate, Values, drawn, fixed, start
-from sparsetir.tuning.variants import own_storage
+from sparsetir.tuning.variants import Workload, own_storage
 from sparsetir.tuning.work import USUAL, Rates, Work, measure_rates
-from sparsetir.tuning.workload import Workload
 from sparsetir.utils import imports
 from sparsetir.utils.buffers import aligned
 from sparsetir.utils.files import writing_file

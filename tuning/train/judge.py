@@ -14,9 +14,9 @@ import numpy as np
 
 from sparsetir.errors import TuningError
 from sparsetir.schedules import Choices, defaults
-from sparsetir.tuning.conformal import Bounds
 from sparsetir.tuning.features import CHOICES
 from sparsetir.tuning.model import CostModel, pretrained
+from sparsetir.tuning.predict import Bounds
 from sparsetir.tuning.records import Recording
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.train.dataset import recordings

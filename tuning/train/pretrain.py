@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import SparseTIRError, TuningError
-from sparsetir.tuning import conformal
+from sparsetir.tuning import predict
 from sparsetir.tuning.features import THREADED, choice_names, matrix_names, pattern_names
 from sparsetir.tuning.model import OBJECTIVES, PLACED, SERIAL, AnalyticModel, CostModel, Model, RandomModel
 from sparsetir.tuning.records import Recording, load
@@ -143,8 +143,8 @@ def tables(cases: Sequence[Recording], rounds: int, unseen: list[Ranking]) -> It
         yield markdown(by_part(rankings[LED], "op" if by in ("matrix", "family") else by)) + "\n"
         yield markdown(by_margin(rankings[LED])) + "\n"
         if by != "matrix":
-            table_of = conformal.coverage(rankings[LED], by, familiar=unseen if by == OPERATION else None)
-            yield markdown(conformal.cells(table_of, f"one {title} left out")) + "\n"
+            table_of = predict.coverage(rankings[LED], by, familiar=unseen if by == OPERATION else None)
+            yield markdown(predict.cells(table_of, f"one {title} left out")) + "\n"
     for by in SETTINGS_OF_MACHINES:
         moved = evaluate.transferred(cases, partial(train, rounds=rounds), by)
         if moved:
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "margin": safe_margin(unseen),
             "threads": sorted({case.threads for case in cases}),
             PLACED: any(case.is_placed for case in cases),
-            "bounds": conformal.Bounds.fit(unseen, strange=strange).as_dict(),
+            "bounds": predict.Bounds.fit(unseen, strange=strange).as_dict(),
         }
         replace(model, about={**model.about, **about}).save(args.out)
         say(f"wrote {args.out}, {args.out.stat().st_size >> 10} KiB")

@@ -25,7 +25,7 @@ from tvm import tirx
 from sparsetir.errors import ExecutorLostError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.tuning.evaluator import Evaluator, Formats, Prepared
-from sparsetir.tuning.kernel_cache import keep
+from sparsetir.tuning.lowered_program import keep
 from sparsetir.tuning.measure import Measurement, at_pace, duel
 from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.space import Candidate, Values

@@ -33,7 +33,7 @@ from tvm import relax
 
 from sparsetir.errors import LoweringError
 from sparsetir.relax import calls
-from sparsetir.relax.lowered import product, same_size
+from sparsetir.relax.epilogues import product, same_size
 from sparsetir.relax.operators import reshape
 from sparsetir.relax.structure import checked
 
