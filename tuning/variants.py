@@ -160,13 +160,10 @@ class FormatVariants:
         self.stored[format] = stored
         return Ready(form, workload, sizes, stored, usual_choices(kernel, workload))
 
-    def _not_compiled(self, func: tirx.PrimFunc, covered: Collection[str]) -> Kernel:
-        return Kernel(func, Compiled(func, make_target(self.target, func), None), covered=covered)
-
     def _converted(self, format: Format) -> tuple[tirx.PrimFunc, Workload, Stored, Kernel]:
         """Return the program over a format, and the arguments in it."""
         parts = decompose_format(self.func, {self.name or "": format})
-        composed = ComposedKernel(parts, self._not_compiled)
+        composed = ComposedKernel(parts, partial(uncompiled, self.target))
         if not composed.has_plain_results:
             raise TuningError("its results would be stored in pieces")
         start = time.perf_counter()
@@ -180,6 +177,11 @@ class FormatVariants:
         rows = int(format.parameters.get("r") or 1)
         stored = Stored(values, sum(a.nbytes for a in arrays), pieces, rows, seconds)
         return parts.func, workload, stored, composed.kernel
+
+
+def uncompiled(target: Any, func: tirx.PrimFunc, covered: Collection[str]) -> Kernel:
+    """Return a kernel without machine code, which converts arguments and has no other use."""
+    return Kernel(func, Compiled(func, make_target(target, func), None), covered=covered)
 
 
 def usual_choices(kernel: Kernel, workload: Workload) -> Choices:

@@ -16,12 +16,13 @@ import scipy.sparse as sp
 
 from sparsetir.einsum import operators
 from sparsetir.einsum.expression import einsum
-from sparsetir.einsum.operators import astype, entry_keys, is_index, mapped, of_entries
+from sparsetir.einsum.operators import as_tensor, astype, entry_keys, mapped, of_entries
 from sparsetir.einsum.steps import array_dtype, cast
 from sparsetir.einsum.subscripts import LIMITS
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import array_of_numbers, is_sparse, is_torch
+from sparsetir.runtime.signature import is_integer
 from sparsetir.utils.arguments import common_dtype, dtype_name, is_float, shown
 
 BINARY: dict[np.ufunc, Callable[[Any, Any], Any]] = {
@@ -179,7 +180,7 @@ def _kept(tensor: SparseTensor, axis: Axis) -> str:
     if axis is None:
         return ""
     given = axis if isinstance(axis, tuple) else (axis,)
-    if not all(is_index(d) for d in given):
+    if not all(is_integer(d) for d in given):
         raise ArgumentTypeError(f"an axis is a whole number, found {shown(axis)}")
     if any(not -tensor.ndim <= d < tensor.ndim for d in given):
         raise ArgumentError(f"axis {axis} of a tensor of {tensor.ndim} dimensions")
@@ -344,7 +345,7 @@ def _lines(tensor: SparseTensor, axis: int | None) -> tuple[_Lines, tuple[int, .
 
 def place_of_extreme(tensor: SparseTensor, axis: int | None, which: str) -> Any:
     """Return the first place of the largest or smallest element; NaN is found before all others, as by numpy."""
-    if axis is not None and (not is_index(axis) or not -tensor.ndim <= axis < tensor.ndim):
+    if axis is not None and (not is_integer(axis) or not -tensor.ndim <= axis < tensor.ndim):
         raise ArgumentError(f"axis: expected a dimension of {tensor.ndim}, or None, got {shown(axis)}. Pass one.")
     if tensor.dtype.kind == "c":
         raise ArgumentTypeError(f"arg{which}: expected real numbers, got {tensor.dtype}. Pass the real parts.")
@@ -442,7 +443,7 @@ def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
         if not is_sparse(value):
             kind = type(value).__name__
             raise ArgumentTypeError(f"operand {at}: expected a sparse tensor, got {kind}. Convert it first.")
-    tensors = [_tensor(v) for v in operands]
+    tensors = [as_tensor(v) for v in operands]
     shape = _joined_shape(function, [t.shape for t in tensors], axis)
     dtype = array_dtype(common_dtype([dtype_name(t.dtype) for t in tensors]))
     starts = np.cumsum([0, *(t.shape[axis] for t in tensors)])
@@ -456,10 +457,6 @@ def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
     is_wide = max(*shape, len(values)) > np.iinfo(np.int32).max or any(t.idtype == "int64" for t in tensors)
     result = SparseTensor.from_coo(coords, values, shape, idtype="int64" if is_wide else "int32")
     return like_class(operands[0], result)
-
-
-def _tensor(value: Any) -> SparseTensor:
-    return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value)
 
 
 def _joined_shape(function: str, shapes: list[tuple[int, ...]], axis: int) -> tuple[int, ...]:
@@ -489,7 +486,7 @@ def like_class(like: Any, tensor: SparseTensor) -> Any:
 def reshape(tensor: SparseTensor, shape: tuple[Any, ...]) -> SparseTensor:
     """Return the tensor with another shape, its elements in row-major order."""
     extents = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else list(shape)
-    if not extents or not all(is_index(n) and n >= -1 for n in extents) or extents.count(-1) > 1:
+    if not extents or not all(is_integer(n) and n >= -1 for n in extents) or extents.count(-1) > 1:
         fault = f"shape: expected extents, of which one may be -1, got {tuple(extents)}"
         raise ArgumentError(f"{fault}. Pass whole numbers.")
     size, stated = math.prod(tensor.shape), math.prod(int(n) for n in extents if n != -1)
@@ -544,7 +541,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     kept = [c for d, c in enumerate(of_a) if d not in left] + [c for d, c in enumerate(of_b) if d not in right]
     both = all(map(is_sparse, operands)) and bool(kept)
     if both:
-        return _sparse_tensordot(_tensor(operands[0]), _tensor(operands[1]), left, right)
+        return _sparse_tensordot(as_tensor(operands[0]), as_tensor(operands[1]), left, right)
     return einsum(f"{''.join(of_a)},{''.join(of_b)}->{''.join(kept)}", *operands, result="dense")
 
 
@@ -566,21 +563,21 @@ def _permuted(tensor: SparseTensor, order: list[int]) -> SparseTensor:
 
 
 def _names_dimensions(part: Any) -> bool:
-    return is_index(part) or isinstance(part, (tuple, list))
+    return is_integer(part) or isinstance(part, (tuple, list))
 
 
 def _paired(axes: Any, first: tuple[int, ...], second: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Return the dimensions of each operand that are summed over."""
-    if is_index(axes):
+    if is_integer(axes):
         if not 0 <= axes <= min(len(first), len(second)):
             raise ArgumentError(f"axes: expected at most {min(len(first), len(second))}, got {axes}. Pass fewer.")
         left, right = list(range(len(first) - axes, len(first))), list(range(axes))
     else:
         if not isinstance(axes, (tuple, list)) or len(axes) != 2 or not all(map(_names_dimensions, axes)):
             raise ArgumentTypeError(f"axes: expected a number or a pair, got {shown(axes)}. Pass ([1], [0]).")
-        left, right = ([part] if is_index(part) else list(part) for part in axes)
+        left, right = ([part] if is_integer(part) else list(part) for part in axes)
     for dims, shape in ((left, first), (right, second)):
-        if not all(is_index(d) and -len(shape) <= d < len(shape) for d in dims):
+        if not all(is_integer(d) and -len(shape) <= d < len(shape) for d in dims):
             raise ArgumentError(f"axes: expected dimensions of the shape {shape}, got {dims}. Count from 0.")
     left, right = [int(d) % len(first) for d in left], [int(d) % len(second) for d in right]
     is_paired = len(left) == len(right) and len(set(left)) == len(left) and len(set(right)) == len(right)

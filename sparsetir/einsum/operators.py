@@ -25,6 +25,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.hypersparse import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, array_of_numbers, as_numpy, compressed_of, is_sparse, is_torch
+from sparsetir.runtime.signature import is_integer
 from sparsetir.sparse_output import products
 from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name
 
@@ -169,7 +170,8 @@ def _met(value: Any, of: np.dtype[Any]) -> Any:
     return of.type(value) if of.kind == "V" and type(value) in (int, float) else value
 
 
-def _tensor(value: Any) -> SparseTensor:
+def as_tensor(value: Any) -> SparseTensor:
+    """Return an operand as a tensor."""
     return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value)
 
 
@@ -253,10 +255,10 @@ def multiply(left: Any, right: Any) -> Any:
         return _scaled(tensor, operator.mul, factor)
     if is_sparse(factor):
         if tuple(left.shape) != tuple(right.shape):
-            return stretched(_tensor(left), _tensor(right))
+            return stretched(as_tensor(left), as_tensor(right))
         if tensor.ndim == 2:
             return SparseTensor.from_any(products.multiply(_compressed(left), _compressed(right)))
-        return _common(tensor, _tensor(factor))
+        return _common(tensor, as_tensor(factor))
     return over_dense(tensor, factor)
 
 
@@ -401,7 +403,7 @@ def _sum(left: Any, right: Any, sign: int) -> Any:
     if not (is_sparse(left) and is_sparse(right)):
         return _dense_sum(left, right, sign)
     check_same_shape(left, right)
-    a, b = _tensor(left), _tensor(right)
+    a, b = as_tensor(left), as_tensor(right)
     dtype = sum_dtype(a, b, sign)
     if a.ndim == 2 and dtype.name != "bool":
         return SparseTensor.from_any(products.add(_compressed(left), _compressed(right), beta=sign))
@@ -501,7 +503,7 @@ def _compared_sparse(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Spars
     """Compare two sparse tensors where either stores an entry."""
     check_same_shape(tensor, other)
     _check_zeros(ufunc, ufunc(0, 0), "R")
-    other = _tensor(other)
+    other = as_tensor(other)
     keys = [entry_keys(t).astype(np.int64) for t in (tensor, other)]
     union = np.union1d(*keys)
     sides = []
@@ -538,10 +540,10 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
         raise ArgumentError(f"{len(asked)} indices of a tensor of {tensor.ndim} dimensions")
     place = next((n for n, at in enumerate(asked) if at is Ellipsis), len(asked))
     asked[place : place + 1] = [slice(None)] * (tensor.ndim - len(asked) + dots)
-    lists = [d for d, at in enumerate(asked) if not (is_index(at) or isinstance(at, slice))]
+    lists = [d for d, at in enumerate(asked) if not (is_integer(at) or isinstance(at, slice))]
     if len(lists) > 1:
         raise ArgumentTypeError("a sparse tensor is sliced by one list at a time: slice the result again")
-    if all(is_index(at) for at in asked):
+    if all(is_integer(at) for at in asked):
         return _element(tensor, tuple(asked))
     others = [slice(None) if d in lists else at for d, at in enumerate(asked)]
     if not any(at != slice(None) for at in others[1:]) and lists in ([], [0]):
@@ -550,12 +552,12 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
         return _within(_rows(tensor, asked[0]), others)
     if others[0] != slice(None):  # of all entries only those in the rows are read
         first: Any = others[0]
-        chosen = slice(first, first + 1 or None) if is_index(first) else first
-        tensor, others[0] = _rows(tensor, chosen), 0 if is_index(first) else slice(None)
+        chosen = slice(first, first + 1 or None) if is_integer(first) else first
+        tensor, others[0] = _rows(tensor, chosen), 0 if is_integer(first) else slice(None)
     found = tensor if all(at == slice(None) for at in others) else _within(tensor, others)
     if not lists:
         return found
-    at = sum(not is_index(held) for held in asked[: lists[0]])  # where the dimension is among those that are left
+    at = sum(not is_integer(held) for held in asked[: lists[0]])  # where the dimension is among those that are left
     first = [at, *(d for d in range(found.ndim) if d != at)]
     return transpose(_rows(transpose(found, [first]), asked[lists[0]]), [np.argsort(first).tolist()])
 
@@ -564,7 +566,7 @@ def _within(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
     """Return the entries at indices and in slices."""
     held, coords, shape = np.ones(tensor.nnz, np.bool_), [], []
     for d, (at, c, n) in enumerate(zip(asked, tensor.coords, tensor.shape, strict=True)):
-        if is_index(at):
+        if is_integer(at):
             if not -n <= at < n:
                 raise ArgumentError(f"index {at} of dimension {d}, which has {n}")
             held &= c == at % n
@@ -580,7 +582,7 @@ def _within(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
 def _rows(tensor: SparseTensor, index: Any) -> Any:
     """Return some rows: an index removes the dimension, a slice or a list of indices keeps it."""
     m = tensor.shape[0]
-    if is_index(index):
+    if is_integer(index):
         return _one_row(tensor, int(index))
     if isinstance(index, slice):
         span = range(m)[index]
@@ -614,10 +616,6 @@ def _of_rows(tensor: SparseTensor, indptr: np.ndarray, entries: np.ndarray, coun
     offsets, columns = (a.astype(tensor.idtype, copy=False) for a in (indptr, tensor.entries.last[entries]))
     matrix = compressed_of(sp.csr_array, offsets, columns, tensor.values[entries], shape)
     return SparseTensor.from_any(matrix, "csr", idtype=tensor.idtype, check=False)
-
-
-def is_index(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _element(tensor: SparseTensor, index: tuple[int, ...]) -> Any:
@@ -675,6 +673,7 @@ def _one_row(tensor: SparseTensor, index: int) -> Any:
 __all__ = [
     "SparseTensor",
     "add",
+    "as_tensor",
     "by_parts",
     "check_same_shape",
     "compare",
@@ -684,7 +683,6 @@ __all__ = [
     "divide",
     "entry_keys",
     "has_complex",
-    "is_index",
     "matmul",
     "multiply",
     "of_entries",

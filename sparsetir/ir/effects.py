@@ -12,7 +12,7 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
 from sparsetir.ir import dialect, sizes
-from sparsetir.ir.rewriting import all_same, collect, factors, mentions, same
+from sparsetir.ir.rewriting import collect, factors, is_element, mentions, same
 from sparsetir.ir.views import INIT, STORED, Axis, Program, SparseBuffer, SpIter, accesses, is_sp_iter
 from sparsetir.ir.visitor import structural_walk
 
@@ -424,15 +424,10 @@ def _sums_entries(program: Program, axis: Axis, buffer: SparseBuffer) -> bool:
     var, result = iteration.vars[position], program.buffers.get(store.buffer)
     if iteration.kinds[position] != "R" or result is None or not result.is_dense or not isinstance(value, tirx.Add):
         return False
-    if mentions(list(store.indices), [var]) or collect(value.b, ir.Call) or not _is_element(value.a, store):
+    if mentions(list(store.indices), [var]) or collect(value.b, ir.Call) or not is_element(value.a, store):
         return False
     entries = [x for x in factors(value.b) if isinstance(x, ir.TensorLoad) and x.source.same_as(buffer.view)]
     return len(entries) == 1 and entries[0].indices[buffer.axes.index(axis)].same_as(var)
-
-
-def _is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
-    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
-    return is_same and all_same(list(expr.indices), list(store.indices))
 
 
 def dense_sums(program: Program) -> list[tuple[str, int]]:

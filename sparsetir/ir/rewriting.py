@@ -140,6 +140,18 @@ def cell(name: str, dtype: str) -> Var:
     return tirx.decl_buffer((1,), dtype, name=name, scope="local", layout=None)
 
 
+def is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
+    """Return whether an expression is the element that a store sets."""
+    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
+    return is_same and all_same(list(expr.indices), list(store.indices))
+
+
+def lane_dtype(expr: ir.Expr) -> tuple[str, str]:
+    """Split a dtype into that of one lane and its suffix for several lanes, such as ``x4``."""
+    name, times, lanes = str(expr.ty.dtype).partition("x")
+    return name, times + lanes
+
+
 def get(buffer: Var) -> ir.Expr:
     """Return the value of a cell."""
     return tirx.BufferLoad(buffer, [const(0)])

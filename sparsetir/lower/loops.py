@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.ir.rewriting import all_same, collect, get, put, substitute
+from sparsetir.ir.rewriting import collect, get, is_element, put, substitute
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
 
@@ -149,12 +149,6 @@ class Update:
     def is_alone(self) -> bool:
         """Whether the statement reads no other element of the array."""
         return sum(load.source.same_as(self.store.buffer) for load in collect(self.store, ir.TensorLoad)) == 1
-
-
-def is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
-    """Return whether an expression is the element that a store sets."""
-    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
-    return is_same and all_same(list(expr.indices), list(store.indices))
 
 
 def most(extent: ir.Expr) -> int | None:

@@ -21,7 +21,7 @@ from sparsetir.errors import VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.rules import INDEX_DTYPES, SEARCHES, chain_fault, fuse_fault, merge_fault
 from sparsetir.ir.views import SPARSE_ITER, Axis, cast, const, decode_axis, merge_domain
-from sparsetir.utils.arguments import VALUE_DTYPES, as_whole, dtype_name, shown
+from sparsetir.utils.arguments import VALUE_DTYPES, as_whole, dtype_name, itemsize, shown
 
 # TVM's functions of expressions, such as ``T.exp``, with a check: many end the process where an argument is None.
 
@@ -198,12 +198,6 @@ def _known_size(array: Any) -> ir.Expr | None:
     """Return the number of elements of an array that is a buffer or has become one."""
     buffer = array if tirx.is_buffer_var(array) else _scopes.functions[-1].matched.get(array)
     return None if buffer is None else buffer.ty.shape[0]
-
-
-def itemsize(dtype: str) -> int:
-    """Return the bytes of an element."""
-    bits = "".join(c for c in dtype if c.isdigit())
-    return max(1, int(bits) // 8) if bits else 1
 
 
 def _implicit_count(idtype: str, hint: str) -> Var:

@@ -26,6 +26,7 @@ from sparsetir.ir.views import SPARSE_ITER, Axis, SparseBuffer, const, decode
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.script import builder, parser
 from sparsetir.script import parser as trees
+from sparsetir.utils.arguments import itemsize
 
 # Print programs in the dialect's own words, and parse what was printed.
 #
@@ -717,7 +718,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 def same_type(buffer: Var, shape: list[ir.Expr], dtype: str) -> bool:
     """Return whether the dialect would declare `buffer` like this."""
-    align = builder.itemsize(dtype)
+    align = itemsize(dtype)
     return _equal(tirx.decl_buffer(shape, dtype, data_alignment=align, layout=None).ty, buffer.ty)
 
 

@@ -386,6 +386,12 @@ def common_dtype(names: Iterable[str]) -> str:
         return str(np.result_type(*("float32" if name == "bfloat16" else name for name in distinct)).name)
 
 
+def itemsize(dtype: str) -> int:
+    """Return the bytes of an element."""
+    bits = "".join(c for c in dtype if c.isdigit())
+    return max(1, int(bits) // 8) if bits else 1
+
+
 def is_float(dtype: Any) -> bool:
     """Return whether a numpy dtype is one of real numbers; bfloat16 is none of numpy's own kinds.
 

@@ -40,14 +40,14 @@ FEAT = 64  # where an operation is named without
 
 @dataclass(frozen=True)
 class Source:
-    """A matrix that is not in memory yet.
+    """A matrix or tensor that is not in memory yet.
 
     Parameters
     ----------
     name, family : str
         What it is called, and what kind it is.
     load : callable
-        Gives a scipy.sparse array.
+        Gives a scipy.sparse array or a CooTensor.
     """
 
     name: str

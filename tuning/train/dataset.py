@@ -21,8 +21,7 @@ import tvm
 from tvm import tirx
 
 from sparsetir import ops
-from sparsetir.codegen.cache import Compiled
-from sparsetir.codegen.target import make_target, native_target
+from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, SparseTIRError, TuningError
 from sparsetir.formats.encoding import parse_format
 from sparsetir.formats.format import Format
@@ -42,7 +41,8 @@ from sparsetir.tuning.features import Encoding, Estimates, Operands, Stored, Str
 from sparsetir.tuning.lowered_program import FormatVariant, compile_together
 from sparsetir.tuning.records import LEAST, Recording, digest
 from sparsetir.tuning.space import Candidate, Values, drawn, fixed, start
-from sparsetir.tuning.variants import Workload, own_storage
+from sparsetir.tuning.train.collect import Source, listed
+from sparsetir.tuning.variants import Workload, own_storage, uncompiled
 from sparsetir.tuning.work import USUAL, Rates, Work, measure_rates
 from sparsetir.utils import imports
 from sparsetir.utils.buffers import aligned
@@ -52,7 +52,7 @@ from sparsetir.utils.memory import old_objects_aside
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.utils.version import __version__
 from sparsetir.workloads import random_programs, suite
-from sparsetir.workloads.inputs import DENSE, find_files, from_files, say
+from sparsetir.workloads.inputs import DENSE, say
 from sparsetir.workloads.reference import Reference
 
 # Plan of a data set of measurements: matrices, and for each of them programs, dtypes and numbers of threads.
@@ -86,23 +86,6 @@ OF_TENSORS: tuple[tuple[float, str, str, tuple[int, ...], int], ...] = (
 )
 TENSORS = 0.08  # of tensors among matrices
 NUMBERED = re.compile(r"_\d+d?$")  # members that differ in a number, such as pruned_50 and pruned_90, are one family
-
-
-@dataclass(frozen=True)
-class Source:
-    """A matrix or tensor that is not in memory yet.
-
-    Parameters
-    ----------
-    name, family : str
-        What it is called, and what kind it is.
-    load : callable
-        Gives a scipy.sparse array or a CooTensor.
-    """
-
-    name: str
-    family: str
-    load: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -167,8 +150,7 @@ def sources(matrices: int, *, seed: int = 0, data: Path | None = None) -> Iterat
         yield Source(
             f"{name}-{size}-{seed + n}", NUMBERED.sub("", name), partial(suite.generate, name, size, seed=seed + n)
         )
-    for source in from_files(find_files(data)) if data is not None else []:
-        yield Source(source.name, source.name, source.load)
+    yield from listed(data)
 
 
 def jobs(sparse: Any, count: int, rng: np.random.Generator) -> list[Job]:
@@ -374,7 +356,7 @@ class Forms:
         if format is not None:
             name = next(b.name for b in kernel.signature.buffers.values() if not b.is_dense)
             parts = decompose_format(func, {name: format})
-            composed = ComposedKernel(parts, self._not_compiled)
+            composed = ComposedKernel(parts, partial(uncompiled, self.target))
             if not composed.has_plain_results:
                 raise TuningError("its results would be stored in pieces")
             func = parts.func
@@ -382,9 +364,6 @@ class Forms:
         values = variant.open_choices(feat)
         base = defaults.usual(kernel.func, Registers.of(kernel.compiled.target))
         return Form(composed, variant, values, pool_of(values, base, job.threads, int(text[:8], 16), format is None))
-
-    def _not_compiled(self, func: Any, covered: Any) -> Kernel:
-        return Kernel(func, Compiled(func, make_target(self.target, func), None), covered=covered)
 
 
 def pool_of(values: Values, base: Choices, threads: int, seed: int, is_own: bool) -> list[Choices]:

@@ -55,7 +55,8 @@ def _at_least_one(analyzer: sym.Analyzer, var: Var) -> None:
     analyzer.bind(var, ir.Range.from_min_extent(const(1, dtype), const(LONGEST, dtype)))
 
 
-def _pairs(realize: s_tir.SBlockRealize) -> list[tuple[tirx.IterVar, ir.Expr]]:
+def bindings(realize: s_tir.SBlockRealize) -> list[tuple[tirx.IterVar, ir.Expr]]:
+    """Return the variables of a block with their values."""
     return list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
 
 
@@ -66,7 +67,7 @@ def _is_unbounded(iter_var: tirx.IterVar) -> bool:
 
 def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
     """Return whether a loop around a block runs at least once if the domains of the block's variables are nonempty."""
-    moved = [(iv, v) for iv, v in _pairs(realize) if mentions(v, [loop.loop_var])]
+    moved = [(iv, v) for iv, v in bindings(realize) if mentions(v, [loop.loop_var])]
     if any(v.same_as(loop.loop_var) or _is_unbounded(iv) for iv, v in moved):
         return True
     atoms, analyzer = Atoms(), sym.Analyzer()

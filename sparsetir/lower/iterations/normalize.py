@@ -15,6 +15,7 @@ from sparsetir.ir.views import Axis, cast, const, decode, substitute_args
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import ASCENDING, DISTINCT, FIBERS, INDPTR, STRUCTURE, from_dialect
 from sparsetir.lower.loops import with_body
+from sparsetir.utils.arguments import itemsize
 
 # Declare that the caller's arrays do not overlap, and an alignment of 64 bytes at stage II.
 #
@@ -34,11 +35,6 @@ from sparsetir.lower.loops import with_body
 
 NOALIAS = "tirx.noalias"
 STAGE_2_ALIGNMENT = 64  # bytes, TVM's default, which its printer omits
-
-
-def _itemsize(dtype: str) -> int:
-    bits = "".join(c for c in dtype if c.isdigit())
-    return max(1, int(bits) // 8) if bits else 1
 
 
 def _realigned(buffer: Var, alignment: int) -> Var:
@@ -74,7 +70,7 @@ def realign(func: tirx.PrimFunc, alignment: int | None = None) -> tirx.PrimFunc:
     for param in func.params:
         if not tirx.is_buffer_var(param):
             continue
-        requested = alignment or _itemsize(str(param.ty.dtype))
+        requested = alignment or itemsize(str(param.ty.dtype))
         if int(param.ty.data_alignment) != requested:
             fresh[param] = _realigned(param, requested)
     if not fresh:

@@ -13,7 +13,7 @@ from tvm import ir, sym, tirx
 from tvm.ir import Call, Var
 
 from sparsetir.ir import dialect
-from sparsetir.ir.rewriting import DIVISIONS, collect, conjunction, conjuncts, mentions, renewed, same
+from sparsetir.ir.rewriting import DIVISIONS, collect, conjunction, conjuncts, lane_dtype, mentions, renewed, same
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import STRUCTURE
@@ -161,12 +161,6 @@ ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul)
 BINDINGS = (tirx.Bind, tirx.Let)
 
 
-def _kind(node: Any) -> tuple[str, str]:
-    """Split a dtype into that of one lane and its suffix for several lanes, such as ``x4``."""
-    name, times, lanes = str(node.ty.dtype).partition("x")
-    return name, times + lanes
-
-
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.WrapIntegers")
 def WrapIntegers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Make the arithmetic of integers that a function stores wrap around."""
@@ -179,7 +173,7 @@ def WrapIntegers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 
     def wide(expr: Any, mutator: Any) -> Any:
         inner = mutator.default_mutate(expr)
-        name, lanes = _kind(inner)
+        name, lanes = lane_dtype(inner)
         if name not in WIDER or not values.reach(expr):
             return inner
         as_wide = f"{WIDER[name]}{lanes}"
@@ -243,7 +237,7 @@ class _Values:
         local = {node.buffer for node in collect(func.body, tirx.AllocBuffer)}
         flows = [(s.buffer, s.value) for s in collect(func.body, tirx.BufferStore) if s.buffer in local]
         flows += [(node.var, node.value) for node in self.bindings]
-        flows = [(into, value) for into, value in flows if _kind(into)[0] in WIDER]
+        flows = [(into, value) for into, value in flows if lane_dtype(into)[0] in WIDER]
         count = -1
         while count != len(self.held):
             count = len(self.held)

@@ -12,12 +12,12 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import dialect
-from sparsetir.ir.rewriting import alloc, collect, seq, substitute
+from sparsetir.ir.rewriting import alloc, collect, is_element, lane_dtype, seq, substitute
 from sparsetir.ir.rules import FLOAT_FUNCTIONS
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.independence import Facts, is_shared
 from sparsetir.lower.annotations import DISTINCT, INDPTR, names_in
-from sparsetir.lower.loops import SERIAL, UNROLLED, Update, is_element, serial, with_body
+from sparsetir.lower.loops import SERIAL, UNROLLED, Update, serial, with_body
 
 # Convert from and to bfloat16 by bit arithmetic, in functions that bind names in expressions or have bfloat16 scratch.
 #
@@ -46,12 +46,6 @@ BITS = 16  # bits of a float32 that a bfloat16 drops
 STORED = "uint16"  # dtype of a bfloat16 in memory
 
 
-def _kind(expr: ir.Expr) -> tuple[str, str]:
-    """Split a dtype into that of one lane and its suffix for several lanes, such as ``x4``."""
-    name, times, lanes = str(expr.ty.dtype).partition("x")
-    return name, times + lanes
-
-
 def _unsigned(value: int, lanes: str) -> ir.Expr:
     one = tirx.const(value, "uint32")
     return tirx.Broadcast(one, int(lanes[1:])) if lanes else one
@@ -77,7 +71,7 @@ def converted(value: ir.Expr, dtype: str) -> ir.Expr:
 
     Both branches of a choice are converted: TVM's LLVM code generator cannot select between bfloat16 values.
     """
-    source_dtype, lanes = _kind(value)
+    source_dtype, lanes = lane_dtype(value)
     if source_dtype == dtype or KIND not in (source_dtype, dtype):
         return tirx.Cast(f"{dtype}{lanes}", value)
     if source_dtype == KIND and dialect.is_if_then_else(value):
@@ -104,8 +98,8 @@ def _as_bits(buffer: Var) -> Var:
 
 def _reinterpreted(value: ir.Expr, dtype: str) -> ir.Expr:
     """Reinterpret the bits of a number as another 16-bit dtype."""
-    source_dtype, lanes = _kind(value)
-    if dialect.function_of(value) == "reinterpret" and _kind(value.args[0])[0] == dtype:
+    source_dtype, lanes = lane_dtype(value)
+    if dialect.function_of(value) == "reinterpret" and lane_dtype(value.args[0])[0] == dtype:
         return value.args[0]
     return value if source_dtype == dtype else tirx.reinterpret(f"{dtype}{lanes}", value)
 
@@ -169,7 +163,7 @@ def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 
     def on_cast(cast: tirx.Cast, mutator: Any) -> ir.Expr:
         inner = mutator.default_mutate(cast)
-        return converted(inner.value, _kind(inner)[0])
+        return converted(inner.value, lane_dtype(inner)[0])
 
     body = structural_mutate(func.body, [(tirx.Cast, on_cast)])
     scratch = _scratch(body)  # Collected from the new body, since conversions in shapes replace the arrays.

@@ -13,6 +13,7 @@ from sparsetir.errors import ScheduleError
 from sparsetir.ir.rewriting import all_same, collect, conjunction, conjuncts, mentions, seq, substitute
 from sparsetir.ir.views import INDEPENDENT, INIT, STORED, Axis, Entry, Program, SpIter, cast, const
 from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.analysis.accesses import bindings
 from sparsetir.lower.analysis.independence import injective
 from sparsetir.lower.iterations.access import Scope
 from sparsetir.lower.iterations.nest import spatial_pairs, with_regions
@@ -202,10 +203,6 @@ REDUCE = 2
 Pairs = list[tuple[tirx.IterVar, ir.Expr]]
 
 
-def _pairs(realize: s_tir.SBlockRealize) -> Pairs:
-    return list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
-
-
 def _refuse_mixed(realize: s_tir.SBlockRealize, reduced: Pairs, spatial: Pairs, loops: list[tirx.For]) -> None:
     """Raise for a loop fused from a reduction and a spatial one: it does not initialise the output of an empty row."""
     for var in (loop.loop_var for loop in loops):
@@ -247,7 +244,7 @@ def _initial_block(realize: s_tir.SBlockRealize, spatial: Pairs, guards: list[ir
 
 def initial_nest(realize: s_tir.SBlockRealize, inner: list[tirx.For]) -> tirx.Stmt:
     """Return the initialisation of a block below copies of those `inner` loops that its spatial variables depend on."""
-    spatial = [(iv, v) for iv, v in _pairs(realize) if int(iv.iter_type) != REDUCE]
+    spatial = [(iv, v) for iv, v in bindings(realize) if int(iv.iter_type) != REDUCE]
     copied_loops = [loop for loop in inner if any(mentions(v, [loop.loop_var]) for _, v in spatial)]
     nest: tirx.Stmt = _initial_block(realize, spatial, _guards(realize, spatial, inner, copied_loops))
     for loop in reversed(copied_loops):
@@ -298,8 +295,8 @@ class _Decomposer:
             return out
         if keeps_old(out.block.init):
             return without_init(out, out.block.name_hint)
-        reduced = [(iv, v) for iv, v in _pairs(out) if int(iv.iter_type) == REDUCE]
-        spatial = [(iv, v) for iv, v in _pairs(out) if int(iv.iter_type) != REDUCE]
+        reduced = [(iv, v) for iv, v in bindings(out) if int(iv.iter_type) == REDUCE]
+        spatial = [(iv, v) for iv, v in bindings(out) if int(iv.iter_type) != REDUCE]
         _refuse_mixed(out, reduced, spatial, outer)
         at = [n for n, loop in enumerate(outer) if any(mentions(v, [loop.loop_var]) for _, v in reduced)]
         if not at:
