@@ -53,7 +53,7 @@ def trigrams(words: list[str]) -> sp.csr_array:
 
 
 def by_scipy(A: sp.csr_array, B: sp.csr_array) -> sp.csr_array:
-    """The whole product, then the entries that are kept."""
+    """Compute the whole product, then keep the entries above the threshold."""
     C = (A @ B).tocoo()
     keep = C.data > THRESHOLD
     rows, columns, values = C.row[keep], C.col[keep], C.data[keep]
@@ -75,7 +75,7 @@ def table(words: list[str], C: sp.csr_array) -> str:
 
 
 def contenders(A: sp.csr_array, B: sp.csr_array) -> dict[str, Callable[[], Any]]:
-    """The same result three ways."""
+    """Return three ways to compute the same result."""
     calls = {
         "sparsetir": lambda: sparsetir.matmul(A, B, top=TOP, threshold=THRESHOLD),
         "scipy": lambda: by_scipy(A, B),

@@ -147,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_blocks(commands: Any) -> None:
-    """The commands for matrices larger than memory."""
+    """Add the commands for matrices larger than memory."""
     spmm = command(commands, "spmm", run_spmm, "multiply a matrix on disk, block by block, by a dense one")
     spmm.add_argument("--dense", type=Path, required=True, metavar="B.npy", help="the dense matrix or vector")
     spmm.add_argument("--out", type=Path, required=True, metavar="C.npy", help="an interrupted run is continued")
@@ -163,7 +163,7 @@ def add_blocks(commands: Any) -> None:
 
 
 def add_collect(collect: argparse.ArgumentParser) -> None:
-    """The options of ``sparsetir collect``."""
+    """Add the options of ``sparsetir collect``."""
     collect.add_argument("file", type=Path, metavar="FILE", help="of JSON lines; the same command goes on with it")
     collect.add_argument("--matrices", type=count, default=300, metavar="N", help="generated ones, of all families")
     collect.add_argument("--programs", type=positive(int), default=5, metavar="N", help="for each matrix")
@@ -179,7 +179,7 @@ def add_collect(collect: argparse.ArgumentParser) -> None:
 
 
 def add_bench(bench: argparse.ArgumentParser) -> None:
-    """The options of ``sparsetir bench``."""
+    """Add the options of ``sparsetir bench``."""
     bench.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".mtx, .npz, .smtx or .tns, also .gz or .xz")
     bench.add_argument("--data", type=Path, metavar="FOLDER", help="every matrix and tensor in it")
     bench.add_argument("--suite", metavar="NAME,...", help="generated matrices and tensors; all: every family")
@@ -243,7 +243,7 @@ class Version(argparse.Action):
 
 
 def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
-    """A parser of positive numbers."""
+    """Return a parser of positive numbers."""
 
     def parse(text: str) -> float:
         value = kind(text)
@@ -257,7 +257,7 @@ def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 
 def seconds(text: str) -> float:
-    """A time, 0 for none."""
+    """Parse a time, 0 for none."""
     value = float(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text}")
@@ -265,7 +265,7 @@ def seconds(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A number that may be 0."""
+    """Parse a number that may be 0."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"expected a number that is not negative, found {text}")
@@ -318,7 +318,7 @@ def operand(file: str, sparse: Any) -> Any:
 
 
 def facts_of(result: Any) -> dict[str, Any]:
-    """A search for JSON."""
+    """Return the facts of a search for JSON."""
     return {
         "best": result.best.as_dict(),
         "untuned": result.untuned.as_dict(),
@@ -333,7 +333,7 @@ def facts_of(result: Any) -> dict[str, Any]:
 
 
 def write_json(where: str, facts: dict[str, Any]) -> None:
-    """The result as one JSON object."""
+    """Write the result as one JSON object."""
     text = json.dumps(facts, indent=1)
     if where == "-":
         print(text)
@@ -455,7 +455,7 @@ def run_demo(args: argparse.Namespace) -> int:
 
 
 def demo_operand(args: argparse.Namespace) -> tuple[str, Any]:
-    """The sparse operand and what to call it."""
+    """Return the sparse operand and what to call it."""
     from sparsetir.bench import term_document
     from sparsetir.io import read
 
@@ -488,14 +488,14 @@ def facts(sparse: Any) -> str:
 
 
 def shortened(text: str, most: int = LOOPS_SHOWN) -> str:
-    """A program without the imports, and not more than `most` lines of it."""
+    """Return a program without the imports, and not more than `most` lines of it."""
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#")).strip().splitlines()
     rest = len(lines) - most
     return "\n".join(lines if rest <= 0 else [*lines[:most], f"... ({rest} more lines)"])
 
 
 def comparison(case: Any, result: Any) -> list[str]:
-    """A table of the time of a call: the search's last comparison, and of the peers interleaved with its kernel."""
+    """Return a table of call times: the search's last comparison, and the peers interleaved with its kernel."""
     from sparsetir.bench import missing
     from sparsetir.workloads.plot import aligned
 
@@ -652,13 +652,13 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def split_script(text: str) -> tuple[Path, str | None]:
-    """The file, and the function if one is named."""
+    """Return the file, and the function if one is named."""
     file, colon, name = text.rpartition(":")
     return (Path(file), name) if colon and name.isidentifier() else (Path(text), None)
 
 
 def programs(path: Path, name: str | None) -> list[Any]:
-    """The programs that a script defines, or the one called `name`."""
+    """Return the programs that a script defines, or the one called `name`."""
     from tvm import ir, tirx
 
     if path.is_dir():
@@ -690,7 +690,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 def text_of(func: Any, stage: str) -> str:
-    """A program at a stage."""
+    """Return the text of a program at a stage."""
     from sparsetir.build import build
     from sparsetir.script.printer import script
 
@@ -751,7 +751,7 @@ def bandwidth(size: int) -> str:
 
 
 def version(package: str) -> str:
-    """The installed version of a package."""
+    """Return the installed version of a package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

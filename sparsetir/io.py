@@ -161,7 +161,7 @@ def _whole(store: Store) -> Any:
 
 
 def read(path: Any) -> Any:
-    """Read a sparse matrix or tensor; the extension says which format the file has.
+    r"""Read a sparse matrix or tensor; the extension says which format the file has.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def read(path: Any) -> Any:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "small.smtx")
-    ...     _ = path.write_text("2, 3, 2\\n0 1 2\\n0 2\\n")
+    ...     _ = path.write_text("2, 3, 2\n0 1 2\n0 2\n")
     ...     read(path).toarray().tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
@@ -226,7 +226,7 @@ def _is_file(path: Path) -> bool:
 
 
 def read_mtx(data: bytes) -> Any:
-    """A Matrix Market file, coordinate or array, symmetries expanded."""
+    """Read a Matrix Market file, coordinate or array, symmetries expanded."""
     if b"\0" in data:  # scipy's parser crashes
         raise FileFormatError("expected text, found a zero byte")
     data += b"\n"  # it reads on where the last line is cut inside a number
@@ -242,7 +242,7 @@ def read_mtx(data: bytes) -> Any:
 
 
 def _strict_mtx(data: bytes, layout: str, field: str) -> bytes:
-    """A file in which scipy's parser, which ignores what follows a number, reads each line to its end.
+    """Return a file each of whose lines scipy's parser reads to its end; it ignores what follows a number.
 
     Raises
     ------
@@ -291,13 +291,13 @@ def _check_lines(data: bytes, start: int, numbers: list[bytes], expected: str, t
 
 
 def _shown(line: bytes) -> str:
-    """The text of a line, shortened."""
+    """Return the text of a line, shortened."""
     text = line.decode("ascii", "replace").strip()
     return repr(text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}...")
 
 
 def read_npz(data: bytes) -> Any:
-    """A matrix that scipy saved, or a tensor as arrays coords, values and shape."""
+    """Read a matrix that scipy saved, or a tensor as arrays coords, values and shape."""
     stream = io.BytesIO(data)
     if not zipfile.is_zipfile(stream):
         raise FileFormatError("expected an npz archive, which is a zip file, found something else")
@@ -331,7 +331,7 @@ def _check_integers(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], arr
 
 
 def read_smtx(data: bytes) -> Any:
-    """A pattern: a line "rows, columns, nnz", a line of row pointers, a line of column indices."""
+    """Read a pattern: a line "rows, columns, nnz", a line of row pointers, a line of column indices."""
     lines = [line.decode("ascii", "replace") for line in data.splitlines()]
     lines += [""] * (3 - len(lines))
     for number, line in enumerate(lines[3:], 4):
@@ -350,7 +350,7 @@ def read_smtx(data: bytes) -> Any:
 
 
 def read_tns(text: bytes) -> CooTensor:
-    """A tensor: on each line the coordinates of an entry, counted from 1, and its value; # begins a comment."""
+    """Read a tensor: each line has an entry's coordinates, counted from 1, and its value; # begins a comment."""
     text = _unified(text)
     try:
         with warnings.catch_warnings():
@@ -375,14 +375,14 @@ def read_tns(text: bytes) -> CooTensor:
 
 
 def _unified(text: bytes) -> bytes:
-    """A text whose lines, the last one too, end with a line feed."""
+    """Return a text whose lines, the last one too, end with a line feed."""
     if b"\r" in text:
         text = b"\n".join(text.splitlines())
     return text if text.endswith(b"\n") else text + b"\n"
 
 
 def _line_of(entry: int, text: bytes) -> int:
-    """The line that holds an entry."""
+    """Return the line that holds an entry."""
     lines = [n for n, line in enumerate(text.splitlines(), 1) if line.partition(b"#")[0].strip()]
     return lines[entry]
 
@@ -420,7 +420,7 @@ def _integers(line: str, number: int) -> Array:
 
 
 def _as_csr(matrix: Any, size: int) -> Any:
-    """A matrix of any class out of `size` bytes as a sound, sorted csr_array; other orders as a CooTensor."""
+    """Return a matrix of any class out of `size` bytes as a valid, sorted csr_array; other orders as a CooTensor."""
     check_rows(matrix.shape[0], size)
     if sp.issparse(matrix) and matrix.format in ("csr", "csc", "bsr"):
         matrix.check_format(full_check=True)  # conversion trusts the indices

@@ -74,7 +74,7 @@ def make_kernel(
 
 
 def _transformed(func: Any) -> Any:
-    """The decomposition or the program that a stage-I schedule or a decomposition stands for."""
+    """Return the decomposition or the program that a stage-I schedule or a decomposition stands for."""
     from sparsetir.transform import Schedule
     from sparsetir.transform.decompose import Decomposition
 
@@ -113,7 +113,7 @@ def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> AssembledK
 
 
 def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:
-    """The kernel of a program that was checked."""
+    """Return the kernel of a program that was checked."""
     return Kernel(program, compile_cached(program, make_target(target, program), schedule), **facts)
 
 
@@ -133,8 +133,9 @@ def bound_over_another(
     plain: Callable[..., Any] | None = None,
     judge: Judge | None = None,
 ) -> BoundComposedKernel | WatchedBound | None:
-    """Return a bound kernel over the format that suits the fixed matrix; None where its own is best, or it is not
-    alone.
+    """Return a bound kernel over the format that suits the fixed matrix.
+
+    The result is None where its own format is best, or where it is not the only sparse argument.
 
     A call takes `seconds` over the matrix as it is. `plain` makes calls whose arguments are not finite, where the
     format needs that. `judge` has the last word on what the rules say: see `sparsetir.tuning.predict.chosen`.
@@ -171,7 +172,7 @@ def format_for(
     seconds: float | None = None,
     judge: Judge | None = None,
 ) -> Format | None:
-    """The format to which a matrix is converted for calls to come; None is the program's own.
+    """Return the format to which a matrix is converted for calls to come; None is the program's own.
 
     Parameters
     ----------

@@ -178,7 +178,7 @@ def _split(path: Path, name: str | None) -> tuple[Path, str | None]:
 
 
 def _of_open_group(group: Any) -> Store:
-    """A matrix in a group that h5py, zarr or anndata opened."""
+    """Open a matrix in a group that h5py, zarr or anndata opened."""
     file = getattr(group, "file", None)
     if file is not None:
         return _anndata(group, str(file.filename), group.name.strip("/"))
@@ -234,7 +234,7 @@ def raw_npy(path: Path) -> RawArray:
 
 
 def _open_folder(path: Path, name: str | None) -> Store:
-    """A folder with the arrays of `scipy.sparse.save_npz`, unpacked."""
+    """Open a folder with the arrays of `scipy.sparse.save_npz`, unpacked."""
     folder = path / name if name else path
     arrays = {key: raw_npy(folder / f"{key}.npy") for key in ("indptr", "indices", "data", "shape")}
     format_file = folder / "format.npy"
@@ -279,7 +279,7 @@ def _anndata(group: Any, path: str, name: str) -> Store:
 
 
 def _binsparse(file: Any, path: str) -> Store:
-    """A matrix in the words of the Binsparse specification."""
+    """Return a matrix in the words of the Binsparse specification."""
     text = file.attrs["binsparse"]
     description = json.loads(text.decode() if isinstance(text, bytes) else text)
     description = description.get("binsparse", description)

@@ -36,7 +36,7 @@ Torch = Callable[[], Mapping[str, Callable[[], Any]]]
 
 
 def options(about: str, argv: Sequence[str] | None, **numbers: tuple[float, str]) -> argparse.Namespace:
-    """The command line of an example; `numbers` are more options, each with its default and what it is."""
+    """Return the command line of an example; `numbers` are more options, each with its default and meaning."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="small generated inputs, for a quick check")
     parser.add_argument("--rounds", type=int, default=5, help="bursts of calls for each contender (default: 5)")
@@ -46,7 +46,7 @@ def options(about: str, argv: Sequence[str] | None, **numbers: tuple[float, str]
 
 
 def real_file(path: str, *, small: bool) -> Path | None:
-    """A file below the folder that SPARSETIR_DATA names, or None; says what is used."""
+    """Find a file below the folder that SPARSETIR_DATA names, or return None; print what is used."""
     found = Path(os.environ.get("SPARSETIR_DATA", "/nowhere"), path)
     if not small and found.is_file():
         print(f"input: {path}")
@@ -57,7 +57,7 @@ def real_file(path: str, *, small: bool) -> Path | None:
 
 
 def graph(path: str, nodes: int, edges: int, *, small: bool) -> sp.csr_array:
-    """A real graph, or a random one of about that size with a few popular nodes."""
+    """Return a real graph, or a random one of about that size with a few popular nodes."""
     found = real_file(path, small=small)
     if found is not None:
         return sp.csr_array(sp.load_npz(found))
@@ -80,7 +80,7 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
 
 
 def model(body: Model, *inputs: np.ndarray, functions: Mapping[str, Any] | None = None) -> ir.IRModule:
-    """A module whose main is `body(builder, *variables)`, which emits all but its last expression.
+    """Return a module whose main is `body(builder, *variables)`, which emits all but its last expression.
 
     `functions` are added to the module; `body` takes their variables by name.
     """
@@ -95,7 +95,7 @@ def model(body: Model, *inputs: np.ndarray, functions: Mapping[str, Any] | None 
 
 
 def runner(executable: Any, inputs: Sequence[np.ndarray]) -> Callable[[], np.ndarray]:
-    """A call of a built model."""
+    """Return a call of a built model."""
     main = relax.VirtualMachine(executable, tvm.cpu())["main"]
     arrays = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in inputs]
     return lambda: main(*arrays)
@@ -194,12 +194,12 @@ def measure(case: Case, rounds: int, tolerance: float) -> Line:
 
 
 def as_array(result: Any) -> np.ndarray:
-    """A result as a numpy array."""
+    """Return a result as a numpy array."""
     return result.numpy() if hasattr(result, "numpy") else np.asarray(result)
 
 
 def check(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> float:
-    """The largest difference from another result.
+    """Return the largest difference from another result.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def check(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> flo
 
 
 def seconds(contenders: Mapping[str, Callable[[], Any]], first: Mapping[str, float], rounds: int) -> dict[str, float]:
-    """The time of a call of each.
+    """Return the time of a call of each.
 
     All are timed in turn, a burst of calls each, with a rest between in which the threads of one library go to sleep.
     The median of the quietest burst counts, for other programs on the machine only ever add to a time; while every
@@ -238,14 +238,14 @@ def seconds(contenders: Mapping[str, Callable[[], Any]], first: Mapping[str, flo
 
 
 def once(call: Callable[[], Any]) -> tuple[Any, float]:
-    """The result of a call, and its time."""
+    """Return the result of a call, and its time."""
     start = time.perf_counter()
     result = call()
     return result, time.perf_counter() - start
 
 
 def table(title: str, lines: Sequence[Line]) -> str:
-    """The lines under their heads, in columns; contenders that no line has are left out."""
+    """Return the lines under their heads, in columns; contenders that no line has are left out."""
     others = [name for name in OTHERS if any(name in line.times for line in lines)]
     head = ["model", "ours", *others, *(f"vs {name}" for name in others), "torch formulation", "difference"]
     rows = [head, *(line.cells(others) for line in lines)]

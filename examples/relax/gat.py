@@ -24,7 +24,7 @@ constant = srelax.operators.constant
 
 
 def attention_kernel(n: int, nnz: int, heads: int, feat: int) -> tirx.PrimFunc:
-    """The kernel for one graph: sizes that are known are numbers in it, and its loops over them have no remainders.
+    """Return the kernel for one graph: known sizes are numbers in it, and its loops over them have no remainders.
 
     ``S[j]`` are the shares of node j in a score, as a target and as a source; X are its features for each head.
     """
@@ -67,7 +67,7 @@ def attention_kernel(n: int, nnz: int, heads: int, feat: int) -> tirx.PrimFunc:
 
 
 def side_weights(both: np.ndarray) -> np.ndarray:
-    """The vectors of a score, (2, heads, feat), as a matrix (heads * feat, 2 * heads)."""
+    """Return the vectors of a score, (2, heads, feat), as a matrix (heads * feat, 2 * heads)."""
     _, heads, feat = both.shape
     out = np.zeros((heads, feat, 2, heads), np.float32)
     for h in range(heads):
@@ -98,7 +98,7 @@ def layer(name: str, A: sp.csr_array, features: int, heads: int, feat: int, *, d
 
 
 def sparse_body(A: sp.csr_array, weights: Sequence[np.ndarray], heads: int, feat: int) -> Any:
-    """The layer with the kernel in it."""
+    """Return the layer with the kernel in it."""
     W, sides, bias = weights
     n = A.shape[0]
 
@@ -115,7 +115,7 @@ def sparse_body(A: sp.csr_array, weights: Sequence[np.ndarray], heads: int, feat
 
 
 def dense_body(A: sp.csr_array, weights: Sequence[np.ndarray], heads: int, feat: int) -> Any:
-    """The layer with a dense matrix of scores for each head."""
+    """Return the layer with a dense matrix of scores for each head."""
     W, sides, bias = weights
     n = A.shape[0]
     mask = np.where(A.toarray() != 0, np.float32(0), np.float32(-1e30))
@@ -137,7 +137,7 @@ def dense_body(A: sp.csr_array, weights: Sequence[np.ndarray], heads: int, feat:
 
 
 def by_numpy(A: sp.csr_array, X: np.ndarray, weights: Sequence[np.ndarray], heads: int, feat: int) -> np.ndarray:
-    """The layer along the list of edges; every row has one, so that segments are never empty."""
+    """Return the layer along the list of edges; every row has one, so that segments are never empty."""
     W, sides, bias = weights
     H = X @ W
     scores = (H @ sides).reshape(-1, 2, heads)

@@ -22,7 +22,7 @@ Call = Callable[[], Any]
 
 
 def normalised(A: sp.csr_array) -> sp.csr_array:
-    """``D^-1/2 (A + I) D^-1/2``"""
+    """Return ``D^-1/2 (A + I) D^-1/2``."""
     loops = sp.csr_array(A + sp.eye_array(A.shape[0], dtype=np.float32))
     root = sp.diags_array(1 / np.sqrt(loops.sum(axis=1)))
     return sp.csr_array(root @ loops @ root).astype(np.float32)
@@ -34,7 +34,7 @@ def averaging(A: sp.csr_array) -> sp.csr_array:
 
 
 def words(nodes: int, *, small: bool) -> sp.csr_array:
-    """The bag of words of each paper of Cora."""
+    """Return the bag of words of each paper of Cora."""
     found = real_file("graphs/cora_features.npz", small=small)
     if found is not None:
         return sp.csr_array(sp.load_npz(found)).astype(np.float32)
@@ -43,7 +43,7 @@ def words(nodes: int, *, small: bool) -> sp.csr_array:
 
 
 def times(b: Any, A: sp.csr_array, X: Any, *, sparse: bool) -> Any:
-    """``A @ X`` for a constant A."""
+    """Emit ``A @ X`` for a constant A."""
     if sparse:
         return b.emit(srelax.spmm(*srelax.csr_constants(A), X))
     return b.emit(op.matmul(constant(A.toarray()), X))
@@ -53,7 +53,7 @@ def times(b: Any, A: sp.csr_array, X: Any, *, sparse: bool) -> Any:
 
 
 def gcn(name: str, A: sp.csr_array, X: Any, hidden: int, classes: int) -> Case:
-    """``A relu(A X W1 + b1) W2 + b2``; X is an input, or a sparse constant while W1 is the input."""
+    """Emit ``A relu(A X W1 + b1) W2 + b2``; X is an input, or a sparse constant while W1 is the input."""
     features = X.shape[1]
     W1, W2 = random(features, hidden, seed=1, scale=features**-0.5), random(hidden, classes, seed=2, scale=hidden**-0.5)
     b1, b2 = random(hidden, seed=3), random(classes, seed=4)
@@ -98,7 +98,7 @@ def torch_gcn(A: sp.csr_array, X: Any, weights: Sequence[np.ndarray]) -> Mapping
 
 
 def csr_tensor(A: sp.csr_array) -> Any:
-    """A matrix as a sparse CSR tensor."""
+    """Return a matrix as a sparse CSR tensor."""
     parts = (torch.from_numpy(part) for part in (A.indptr, A.indices, A.data))
     return torch.sparse_csr_tensor(*parts, size=A.shape, check_invariants=False)
 
@@ -113,7 +113,7 @@ class Edges:
         self.values = torch.from_numpy(A.data)[:, None]
 
     def sum(self, H: Any) -> Any:
-        """``A @ H``"""
+        """Return ``A @ H``."""
         return H.new_zeros(self.count, H.shape[1]).index_add_(0, self.rows, H[self.columns] * self.values)
 
 

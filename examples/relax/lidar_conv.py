@@ -35,12 +35,12 @@ def scan(*, small: bool) -> np.ndarray:
 
 
 def voxels(points: np.ndarray, size: float) -> np.ndarray:
-    """The occupied voxels, (n, 3), in order."""
+    """Return the occupied voxels, (n, 3), in order."""
     return np.unique(np.floor((points - points.min(axis=0)) / size).astype(np.int64), axis=0)
 
 
 def neighbours(sites: np.ndarray) -> np.ndarray:
-    """The row of each voxel's neighbour at each offset, (n, 27); -1 where there is none."""
+    """Return the row of each voxel's neighbour at each offset, (n, 27); -1 where there is none."""
     shape = sites.max(axis=0) + 3
     number = lambda places: np.ravel_multi_index(tuple((places + 1).T), shape)  # noqa: E731
     own = number(sites)
@@ -53,7 +53,7 @@ def neighbours(sites: np.ndarray) -> np.ndarray:
 
 
 def convolution(sites: np.ndarray, size: float, inner: int, outer: int) -> Case:
-    """``relu(sum over offsets of X[neighbour] W[offset] + b)``"""
+    """Return ``relu(sum over offsets of X[neighbour] W[offset] + b)`` in three ways."""
     table = neighbours(sites)
     rows, kinds = np.nonzero(table >= 0)
     indices = table[rows, kinds].astype(np.int32)
@@ -90,7 +90,7 @@ def convolution(sites: np.ndarray, size: float, inner: int, outer: int) -> Case:
 def torch_convolution(
     table: np.ndarray, X: np.ndarray, W: np.ndarray, bias: np.ndarray
 ) -> Mapping[str, Callable[[], Any]]:
-    """A product for each offset; and one product over the neighbours at all offsets, zeros for absent ones."""
+    """Return a product for each offset, and one over the neighbours at all offsets, zeros for absent ones."""
     held, weights, added = (torch.from_numpy(a) for a in (X, W, bias))
     to = [torch.from_numpy(np.flatnonzero(column >= 0)) for column in table.T]
     of = [torch.from_numpy(column[column >= 0]) for column in table.T]

@@ -22,7 +22,7 @@ TOKENS = (1, 16, 128)
 
 
 def pruned_weight(*, small: bool) -> sp.csr_array:
-    """The weight of 3 * hidden by hidden."""
+    """Return the weight of 3 * hidden by hidden."""
     found = real_file("pruned/wavernn_gru_4x4.npz", small=small)
     if found is not None:
         return sp.csr_array(sp.load_npz(found))
@@ -32,7 +32,7 @@ def pruned_weight(*, small: bool) -> sp.csr_array:
 
 
 def product(b: Any, x: Any, weight: sp.csr_array, *, sparse: bool) -> Any:
-    """``x @ weight.T``"""
+    """Emit ``x @ weight.T``."""
     if sparse:
         return b.emit(srelax.linear(x, *srelax.csr_constants(weight)))
     return b.emit(op.matmul(x, srelax.operators.constant(weight.toarray().T)))
@@ -68,7 +68,7 @@ def feed_forward(weight: sp.csr_array, tokens: int) -> Case:
 
 
 def torch_feed_forward(W1: Any, b1: Any, W2: Any, b2: Any, x: np.ndarray) -> Any:
-    """The block with dense weights, in eager mode."""
+    """Return the block with dense weights, in eager mode."""
     w1, w2 = (torch.from_numpy(np.ascontiguousarray(w.toarray())) for w in (W1, W2))
     c1, c2, given = (torch.from_numpy(a) for a in (b1, b2, x))
     linear, gelu = torch.nn.functional.linear, torch.nn.functional.gelu

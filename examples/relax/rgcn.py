@@ -100,7 +100,7 @@ def layer(name: str, edges: Relations, features: int, hidden: int) -> Case:
 
 
 def torch_layer(edges: Relations, X: np.ndarray, weights: Sequence[np.ndarray]) -> Mapping[str, Callable[[], Any]]:
-    """A product for each relation; and all nodes through all relations, of which the edges take what they need."""
+    """Return a product for each relation, and all nodes through all relations, of which edges take what they need."""
     W, W_self, bias, held, share = (torch.from_numpy(a) for a in (*weights, X, edges.share))
     rows, columns = (torch.from_numpy(a.astype(np.int64)) for a in (edges.rows, edges.indices))
     place = columns * edges.relations + torch.from_numpy(edges.kinds.astype(np.int64))

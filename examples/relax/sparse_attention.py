@@ -33,7 +33,7 @@ def butterfly(blocks: int) -> sp.csr_array:
 
 
 def structure(mask: np.ndarray) -> sp.csr_array:
-    """A mask of blocks with int32 index arrays."""
+    """Return a mask of blocks with int32 index arrays."""
     found = sp.csr_array(mask)
     parts = (found.data, found.indices.astype(np.int32), found.indptr.astype(np.int32))
     return sp.csr_array(parts, shape=mask.shape)

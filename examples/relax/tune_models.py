@@ -41,7 +41,7 @@ class Line:
 
 
 def cases_of(example: Any, argv: Sequence[str]) -> list[Case]:
-    """The models of an example, which compares none of them."""
+    """Return the models of an example, which compares none of them."""
     found: list[Case] = []
 
     def kept(_title: str, cases: Sequence[Case], **_how: Any) -> list[Any]:
@@ -57,7 +57,7 @@ def cases_of(example: Any, argv: Sequence[str]) -> list[Case]:
 
 
 def tasks_of(name: str, argv: Sequence[str]) -> list[sparsetir.TuneTask]:
-    """The products of an example's models with constant matrices."""
+    """Return the products of an example's models with constant matrices."""
     cases = cases_of(importlib.import_module(name), argv)
     return [replace(task, name=case.name) for case in cases for task in srelax.tasks(case.sparse)]
 
@@ -78,7 +78,7 @@ def measured(name: str, tasks: Sequence[sparsetir.TuneTask], seconds: float, rou
 
 
 def call_of(kernel: Any, task: sparsetir.TuneTask) -> Callable[[], Any]:
-    """A call of a kernel on a task's arguments, of which the matrix is known beforehand."""
+    """Return a call of a kernel on a task's arguments, of which the matrix is known beforehand."""
     others = {name: value for name, value in task.inputs.items() if name != "A"}
     bound = kernel.bind(A=task.inputs["A"])
     return lambda: bound(**others)

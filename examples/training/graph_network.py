@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Run]:
 
 
 def draw(runs: dict[str, Run], title: str, folder: Path) -> None:
-    """The losses of all."""
+    """Plot the losses of all."""
     name = title.replace(" ", "_").replace(":", "_")
     try:
         print(f"wrote {losses({way: run.losses for way, run in runs.items()}, folder / f'{name}.png', title=title)}")

@@ -46,14 +46,14 @@ def network(features: int, hidden: int) -> nn.Sequential:
 
 
 def sparse(model: nn.Sequential, density: float) -> nn.Sequential:
-    """The same with the largest weights of all layers but the last one."""
+    """Return the network with the largest weights of all layers but the last one."""
     made = sparsify_(copy.deepcopy(model), density, skip=["4"])
     assert isinstance(made, nn.Sequential)
     return made
 
 
 def data(features: int, rows: int) -> Data:
-    """Inputs and classes."""
+    """Return inputs and classes."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(rows, features, generator=generator)
     seen = x[:, : max(1, round(KNOWN * features))]
@@ -98,7 +98,7 @@ def places(layer: SparseLinear) -> Tensor:
 
 
 def masked(model: nn.Sequential) -> nn.Sequential:
-    """The same network with dense layers and masks."""
+    """Return the same network with dense layers and masks."""
     return nn.Sequential(*(Masked(m) if isinstance(m, SparseLinear) else copy.deepcopy(m) for m in model))
 
 
@@ -129,7 +129,7 @@ class Training:
             self.after(self)
 
     def accuracy(self) -> float:
-        """The share of right classes among inputs that were not seen."""
+        """Return the share of right classes among inputs that were not seen."""
         x, y = self.test
         with torch.no_grad():
             return float((self.model(x).argmax(dim=1) == y).float().mean())
@@ -221,7 +221,7 @@ def memory(args: argparse.Namespace) -> int:
 
 
 def with_memory(runs: dict[str, Run], args: argparse.Namespace) -> dict[str, Run]:
-    """The same with the peak of each."""
+    """Return the runs with the peak memory of each."""
     names = ("density", "set", "features", "hidden", "rows", "batch", "threads")
     options = [f"--{name}={getattr(args, name)}" for name in names]
     return {way: replace(run, peak=measure.apart(__file__, "--memory", way, *options)) for way, run in runs.items()}
@@ -260,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Run]:
 
 
 def draw(runs: dict[str, Run], title: str, path: Path) -> None:
-    """The losses of all."""
+    """Plot the losses of all."""
     try:
         print(f"wrote {losses({way: run.losses for way, run in runs.items()}, path, title=title)}")
     except MissingPackageError as error:

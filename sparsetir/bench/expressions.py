@@ -279,7 +279,7 @@ def measure(
 
 
 def bound_call(case: Case, operands: list[Any]) -> Call:
-    """Calls with the sparse operands fixed."""
+    """Return calls with the sparse operands fixed."""
     expression = einsum_expression(case.text, *operands, **case.options)
     bound = expression.bind(*[v if k == "s" else None for k, v in zip(case.kinds, operands, strict=True)])
     open_ = [v for k, v in zip(case.kinds, operands, strict=True) if k == "d"]
@@ -289,7 +289,7 @@ def bound_call(case: Case, operands: list[Any]) -> Call:
 def checked(
     name: str, make: Callable[..., Call | None], case: Case, operands: list[Any], expected: Any, row: Row
 ) -> Call | None:
-    """A call of another library, unless it is not installed or cannot do this; what differs is noted in the row."""
+    """Return a call of another library if it is installed and can do this; what differs is noted in the row."""
     if name in PEERS and importlib.util.find_spec(name) is None:
         return None
     try:

@@ -224,7 +224,7 @@ def survey(
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """A line on stderr while something runs, where that is a terminal."""
+    """Show a line on stderr while something runs, where that is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -299,7 +299,7 @@ class Products:
         return call
 
     def time(self, format: Format) -> tuple[Timing, Timing]:
-        """Times of the product over a format, and over csr."""
+        """Return times of the product over a format, and over csr."""
         call = self.call(format)
         rounds = 1 if seconds(call) > SLOW * seconds(self.csr) else self.rounds
         # No rest between the turns: both run on the same threads.
@@ -420,7 +420,7 @@ def busy(surveys: Sequence[Survey]) -> list[str]:
 
 
 def write(surveys: Sequence[Survey], args: argparse.Namespace) -> None:
-    """The files asked for, as far as it has come."""
+    """Write the files asked for, as far as the run has come."""
     if args.markdown:
         text = [markdown(cells(surveys)), "", *(f"{note}  " for note in notes(surveys))]
         written(args.markdown, "\n".join(text))

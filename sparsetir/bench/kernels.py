@@ -109,20 +109,21 @@ def kernels(case: Case, plan: Plan, failures: list[str]) -> dict[str, Any]:
 
 
 def our_calls(kernels: Mapping[str, Any], case: Case) -> dict[str, Callable[[], np.ndarray]]:
-    """Calls of several kernels, all in the same way: see `our_call`."""
+    """Return calls of several kernels, all in the same way: see `our_call`."""
     returns = not all(_takes_result(kernel, case) for kernel in kernels.values())
     return {name: our_call(kernel, case, returns=returns) for name, kernel in kernels.items()}
 
 
 def _takes_result(kernel: Any, case: Case) -> bool:
-    """Return whether a kernel writes where it is told to: of those that store the values of O otherwise no array is
-    theirs.
+    """Return whether a kernel writes to an array that is passed.
+
+    Kernels that store the values of O in another format have no such array.
     """
     return case.op != "sddmm" or isinstance(getattr(kernel, "best", kernel), Kernel)
 
 
 def our_call(kernel: Any, case: Case, *, returns: bool = False) -> Callable[[], np.ndarray]:
-    """A call as a user makes it in a loop: the sparse operand bound, the memory of the result used again.
+    """Return a call as a user makes it in a loop: the sparse operand bound, the memory of the result used again.
 
     It returns the result, for sddmm the values of O. Until the first call the memory holds NaN. For sddmm a kernel over
     another format than CSR returns a new sparse array, as it has no other way to hand out its values; others do so if

@@ -94,9 +94,7 @@ class Row:
         return next((name for name in BASELINES if name in self.peers), None)
 
     def ratio(self, ours: str, other: str | None) -> float | None:
-        """Return how many times faster a kernel of ours is than a peer, or the fastest one (`BEST`); None without
-        them.
-        """
+        """Return how many times faster a kernel of ours is than a peer, or the fastest one (`BEST`), if any."""
         names = list(self.peers) if other == BEST else [other]
         peer_seconds = [self.peers[name].median for name in names if name in self.peers]
         if ours not in self.ours or not peer_seconds:
@@ -274,7 +272,7 @@ def peer_calls(title: str, case: Case) -> dict[str, Call]:
 
 
 def undisturbed(calls: dict[str, Call], plan: Plan, title: str) -> tuple[dict[str, Timing], int]:
-    """Times without a sign of other work, or the quietest of a few attempts; and how many were repeats."""
+    """Return times without a sign of other work, or the quietest of a few attempts; and how many were repeats."""
     attempts = []
     for attempt in range(plan.repeat + 1):
         times = interleave(calls, rounds=plan.rounds, rest=plan.rest)

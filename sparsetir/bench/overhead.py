@@ -99,7 +99,7 @@ def calls(A: sp.csr_array) -> dict[str, Callable[[], object]]:
 
 
 def call_lines(A: sp.csr_array, *, rounds: int) -> tuple[list[Line], bool]:
-    """Calls on one matrix, each above the raw call, and whether other work disturbed the times."""
+    """Time calls on one matrix, each above the raw call, and return whether other work disturbed the times."""
     times = interleave(calls(A), rounds=rounds, burst_seconds=0.03, rest=0.05)
     raw = times["raw"].median
     title = f"{A.shape[0]} rows, {A.nnz} nonzeros, N=1"
@@ -129,7 +129,7 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def process_lines(*, runs: int) -> list[Line]:
-    """Imports and builds, in processes that begin with an empty cache and with a filled one."""
+    """Time imports and builds, in processes that begin with an empty cache and with a filled one."""
     cold, warm = [], []
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +151,7 @@ def process_lines(*, runs: int) -> list[Line]:
 
 
 def compiler_lines(*, rounds: int) -> list[Line]:
-    """Parsing and lowering in a process that has done both before."""
+    """Time parsing and lowering in a process that has done both before."""
     program = ops.spmm()
     cases = {
         "SpMM parsed again": ops.spmm,

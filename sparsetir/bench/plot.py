@@ -81,7 +81,7 @@ def draw_degrees(axes: Any, pattern: MatrixPattern) -> None:
 
 
 def bars(axes: Any, at: np.ndarray, label: str, heights: list[float], side: int) -> None:
-    """A series of bars to the left (-1) or the right (1) of their ticks."""
+    """Draw a series of bars to the left (-1) or the right (1) of their ticks."""
     axes.bar(at + side * BAR / 2, heights, BAR, label=label)
 
 
@@ -139,7 +139,7 @@ def rates(rows: Iterable[Any], times: str) -> tuple[list[float], list[float]]:
 
 
 def draw_ceilings(axes: Any, roofline: Roofline) -> None:
-    """The peak, and a slope for the bandwidth of each level up to it."""
+    """Draw the peak, and a slope for the bandwidth of each level up to it."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):

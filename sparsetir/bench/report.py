@@ -69,7 +69,7 @@ class Report:
         return "\n".join([*lines, *self.notes(), *self.findings])
 
     def markdown(self) -> str:
-        """The same in Markdown."""
+        """Return the report in Markdown."""
         parts = [f"### {op}\n\n{markdown(table(rows))}\n" for op, rows in self.by_op().items()]
         if self.roofline is not None:
             parts.append(f"### Ceilings\n\n{markdown(self.roofline.table())}\n")

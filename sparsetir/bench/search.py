@@ -87,9 +87,7 @@ class Row:
 
 
 def reached(result: TuneResult, seconds: float) -> float:
-    """Return the share of the final speed that a search had after some seconds; that of the untuned kernel if none
-    yet.
-    """
+    """Return the share of the final speed after some seconds of a search; before its first trial the untuned one."""
     final = min(record.seconds for record in result.history if record.seconds is not None)
     times = [r.seconds for r in result.history if r.seconds is not None and r.elapsed <= seconds]
     return final / min(times) if times else 0.0
@@ -169,7 +167,7 @@ def by_case(sources: Sequence[Source], products: Sequence[Product], measured: Ca
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
-    """The options that say what is measured."""
+    """Add the options that select what is measured."""
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="every matrix and tensor in it")
     parser.add_argument(

@@ -47,6 +47,7 @@ class PCA:
 
 
 def check_components(k: Any, shape: tuple[int, int]) -> int:
+    """Validate a number of components, and return it as an int."""
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
         raise ArgumentTypeError(f"k: expected an integer, got {type(k).__name__}. Pass the number of components.")
     if not 1 <= k <= min(shape) or shape[0] < 2:

@@ -45,7 +45,7 @@ MISSING = {
 
 
 def export(kernel: Exportable, path: Path, header: Path | None = None, *, interface: Interface | None = None) -> Path:
-    """Write `kernel` as a shared library with a C header; see `Kernel.export`.
+    r"""Write `kernel` as a shared library with a C header; see `Kernel.export`.
 
     The library needs libc, libm and POSIX threads, and a processor with the features of the kernel's target. For a
     kernel of ``sparsetir.ops.spmm()`` the header declares::
@@ -108,10 +108,10 @@ def export(kernel: Exportable, path: Path, header: Path | None = None, *, interf
           const float a[] = {1, 2, 3}, b[] = {1, 10};
           float c[2];
           if (spmm(a, b, c, indptr, indices, 2, 2, 3, 1)) {
-            fprintf(stderr, "%s\\n", spmm_last_error());
+            fprintf(stderr, "%s\n", spmm_last_error());
             return 1;
           }
-          printf("%g %g\\n", c[0], c[1]); /* 1 32 */
+          printf("%g %g\n", c[0], c[1]); /* 1 32 */
         }
     """
     header = path.with_suffix(".h") if header is None else header

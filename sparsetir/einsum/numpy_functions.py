@@ -206,6 +206,7 @@ def _of_parts(reduction: Callable[[SparseTensor, Axis], Any], tensor: SparseTens
 
 
 def mean(tensor: SparseTensor, axis: Axis) -> Any:
+    """Return the mean along an axis, or of all elements; absent ones count as zero."""
     if tensor.dtype.kind == "c":
         return _of_parts(mean, tensor, axis)
     kept = _kept(tensor, axis)

@@ -372,6 +372,7 @@ def entry_keys(tensor: SparseTensor) -> np.ndarray:
 
 
 def check_same_shape(left: Any, right: Any) -> None:
+    """Raise for operands of different shapes."""
     if tuple(left.shape) != tuple(right.shape):
         raise ArgumentError(f"sparse tensors of the shapes {tuple(left.shape)} and {tuple(right.shape)} do not fit")
 

@@ -287,9 +287,7 @@ def plan(
 
 
 def _masked(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]) -> MaskedStep | None:
-    """Return the expression as a product under a mask, if it is one of scipy's matrices and searches would take
-    longer.
-    """
+    """Return the product of scipy's matrices under a mask that the expression is, if searches would take longer."""
     terms = task.terms.inputs
     is_plain = task.ring.is_usual and all(k.family == "scipy" and k.layout is not None for k in task.kinds)
     is_plain = is_plain and task.dtype not in ("bool", *HALVES)

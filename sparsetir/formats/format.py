@@ -58,7 +58,7 @@ def index_array(array: Array, idtype: str) -> Array:
 
 
 def spread(begin: Array, starts: Array, dtype: str | np.dtype[Any]) -> Array:
-    """Number the elements of runs: element k of run r is ``begin[r] + k - starts[r]``.
+    """Return the positions of runs' elements: element k of run r is ``begin[r] + k - starts[r]``.
 
     Parameters
     ----------

@@ -203,7 +203,7 @@ def by_group(p: MatrixPattern) -> Iterator[Format]:
 
 
 def by_similarity(p: MatrixPattern) -> Iterator[Format]:
-    """Groups of rows that use about the same columns, unless these are neighbours, whose blocks bsr stores as well."""
+    """Yield groups of rows with similar columns, unless these are neighbours, whose blocks bsr stores as well."""
     grouped = p.group_share * p.group_fill
     if p.group_share >= SIMILAR and p.blocks[4, 1].fill < APART * grouped:
         yield RowGroups()

@@ -57,7 +57,7 @@ class Renumbered:
     extents: dict[str, int]
 
     def restore(self, result: Any, letters: str) -> Any:
-        """Number a result over some letters back."""
+        """Map a result over some letters back to the original coordinates."""
         if not any(c in self.numbers for c in letters):
             return result
         shape = tuple(self.extents[c] for c in letters)
@@ -84,7 +84,7 @@ class Renumbered:
 
 
 def renumber(terms: Sequence[str], values: Sequence[Any]) -> Renumbered:
-    """Number the long dimensions of operands by the coordinates that occur; of dense ones the others are left out.
+    """Compress the long dimensions of operands to the coordinates that occur; dense ones lose the others.
 
     What it is good for: sums of products, and other results that depend on stored entries alone.
     """

@@ -95,6 +95,7 @@ def narrow(array: Array, level: Level, what: str, name: str) -> Array:
 
 
 def check_capacity(top: int, level: Level, what: str, name: str) -> None:
+    """Raise if the index dtype of an axis cannot represent its largest value."""
     if top > np.iinfo(level.idtype).max:
         fault = f"{what} of axis {level.name} of {name} reaches {top}, which {level.idtype} cannot hold"
         raise StructureError(f'{fault}: declare the axis with idtype="int64"')

@@ -37,6 +37,7 @@ def to_torch(array: Array) -> Any:
 
 
 def is_torch(value: Any) -> bool:
+    """Return whether a value is a tensor of torch, without importing torch."""
     kind: Any = type(value)
     return _is_of_torch(kind)
 
@@ -55,6 +56,7 @@ def check_detached(tensor: Any, name: str, what: str) -> None:
 
 
 def torch_to_numpy(tensor: Any, name: str) -> Array:
+    """Return the memory of a dense tensor of torch on the host as a numpy array."""
     if tensor.device.type != "cpu":
         raise ArgumentTypeError(f"{name} is on {tensor.device}, kernels run on the cpu: pass {name}.cpu()")
     if tensor.is_quantized:
@@ -302,6 +304,7 @@ def whole_sizes(shape: Any, name: str) -> tuple[int, ...]:
 
 
 def open_source(value: Any, name: str) -> Source:
+    """Return the entries of a sparse argument of any supported class."""
     if sp.issparse(value):
         return _open_scipy(value, name)
     if hasattr(value, "as_source"):  # a SparseTensor

@@ -341,7 +341,7 @@ def _is_apart(axis: Axis, buffer: SparseBuffer) -> bool:
 
 
 def _initialisations(program: Program) -> Iterator[str]:
-    """Initialisations that reach coordinates which are not stored, and wipe what an iteration before has put there."""
+    """Yield initialisations that reach absent coordinates and overwrite what an iteration before has stored there."""
     for n, it in enumerate(program.iterations):
         for buffer, axis in _reaching_beyond(it, program):
             earlier = _unread_before(buffer, program.iterations[:n])

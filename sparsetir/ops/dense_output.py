@@ -364,7 +364,7 @@ def linear(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32"
 
 @once
 def sddmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """Sampled dense times dense: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``; buffers S, X, Y and O."""
+    """Sample a dense product: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``; buffers S, X, Y and O."""
     _only(format, ("csr",), "sddmm")
     size = T.int64 if idtype == "int64" else T.int32
 

@@ -449,6 +449,7 @@ class Arguments:
 
 
 def shown(size: Any) -> str:
+    """Return a size for a message."""
     return str(int(size)) if isinstance(size, tirx.IntImm) else str(size)
 
 

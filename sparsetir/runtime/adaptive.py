@@ -192,8 +192,9 @@ class Adaptive:
         return trial
 
     def _decide(self, key: Any, trial: Trial) -> None:
-        """Keep the winner of a trial for arguments of these shapes; free the other kernel where the first trial says
-        so.
+        """Keep the winner of a trial for arguments of these shapes.
+
+        The other kernel is freed where the first trial says so.
         """
         if self.is_settled:
             return

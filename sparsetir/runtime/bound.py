@@ -134,7 +134,7 @@ class BoundKernel(Bound):
         return self._first(arguments, call_key)
 
     def _first(self, arguments: dict[str, Any], call_key: Seen | None) -> Any:
-        """A call of a kind not seen yet, or one that does not fit: everything is checked."""
+        """Check everything for a call of a kind not seen yet, or one that does not fit."""
         kernel, signature = self.kernel, self.kernel.signature
         for name in arguments:
             self._check_open(name)
@@ -214,9 +214,7 @@ class BoundComposedKernel(Bound):
         return kernel.results(out, converted, {**self.given, **translated, **outputs}, {**self.fixed, **arguments})
 
     def _translated(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Converted]]:
-        """Return the open arguments of the compiled function, which must agree with the fixed ones, and every
-        structure.
-        """
+        """Return the open arguments of the compiled function, which must agree with the fixed ones, and structures."""
         translated, converted = self.kernel.converter.translate(arguments, self.converted)
         for name in translated.keys() & self.given.keys():
             if isinstance(translated[name], SizeOf):

@@ -129,9 +129,7 @@ def look(arguments: Values) -> Seen | None:
 
 
 def _from_torch(tensor: Any) -> Any:
-    """Return the memory of a tensor on the host that requires no gradient, of a compressed one in scipy's class; else
-    None.
-    """
+    """Return the memory of a host tensor without gradient, of a compressed one in scipy's class; else None."""
     try:
         if tensor.requires_grad:
             return None
@@ -515,7 +513,7 @@ class Plan:
     # ------------------------------------------------------------------ a call
 
     def at(self, dims: tuple[int, ...]) -> Run:
-        """Makes calls of these dimensions."""
+        """Make calls of these dimensions."""
         run = self.runs.get(dims)
         if run is None:
             run = self._run(dims)

@@ -176,7 +176,7 @@ class ComposedKernel(Saved):
         return all(self.converter.group_of(name) is None for name in written)
 
     def new_outputs(self, converted: Mapping[str, Converted], given: Mapping[str, Any]) -> dict[str, Any]:
-        """New arrays for the results that are stored in pieces."""
+        """Return new arrays for the results that are stored in pieces."""
         outputs: dict[str, Any] = {}
         for name in self.signature.outputs:
             group = self.converter.group_of(name)

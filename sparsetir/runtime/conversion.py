@@ -49,9 +49,7 @@ class Converted:
         return all(a is b for a, b in pairs)
 
     def has_room(self, source: Source) -> bool:
-        """Return whether the argument has as many values: one that is broken may have its index arrays from a sound
-        one.
-        """
+        """Return whether the argument has as many values: an invalid one may share the index arrays of a valid one."""
         return source.values.shape == self.tensor.origin.source.values.shape
 
     def values(self, group: Group, storage: str, piece_arrays: list[np.ndarray]) -> dict[str, np.ndarray]:

@@ -176,9 +176,7 @@ class Kernel(Saved):
         return defaults.is_small(args.arrays, sums_numbers=self.sums_numbers(args))
 
     def sums_numbers(self, args: Arguments) -> bool:
-        """Return whether each entry is used for one number, in a sum: not for a row of them, and not looked for in
-        another.
-        """
+        """Return whether each entry is used for one number of a sum, neither for a row of them nor in a search."""
         program, holder = self.signature.program, self.signature.holder
         others = (a for n, a in args.arrays.items() if n not in holder or holder[n].is_dense)
         if self.compiled.searched or any(a.ndim > 1 and a.dtype.kind not in "iu" for a in others):

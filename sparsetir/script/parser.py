@@ -57,27 +57,27 @@ def literal(text: str) -> Any:
 
 
 def name(identifier: str) -> ast.expr:
-    """``identifier`` as a value."""
+    """Return the value of ``identifier``."""
     return ast.Name(identifier, ast.Load())
 
 
 def member(attribute: str) -> ast.expr:
-    """``T.attribute``"""
+    """Return ``T.attribute``."""
     return ast.Attribute(name("T"), attribute, ast.Load())
 
 
 def call(function: str, *args: ast.expr, **keywords: ast.expr) -> ast.Call:
-    """``T.function(args, keyword=...)``"""
+    """Return ``T.function(args, keyword=...)``."""
     return ast.Call(member(function), list(args), [ast.keyword(k, v) for k, v in keywords.items()])
 
 
 def tuple_of(items: list[ast.expr]) -> ast.expr:
-    """``(items)``"""
+    """Return ``(items)``."""
     return ast.Tuple(items, ast.Load())
 
 
 def assign(target: str, value: ast.expr) -> ast.stmt:
-    """``target = value``"""
+    """Return ``target = value``."""
     return ast.Assign([ast.Name(target, ast.Store())], value, lineno=0)
 
 

@@ -235,11 +235,11 @@ STORE = re.compile(r"( *)(\w+)\[.*\] = .*")
 
 
 def outline(text: str) -> str:
-    """Return the loops and conditions of a script with the arrays that are stored in them, and its searches.
+    r"""Return the loops and conditions of a script with the arrays that are stored in them, and its searches.
 
     Examples
     --------
-    >>> print(outline("for i in range(m):\\n    x = T.int32()\\n    y[i * 4] = a[i] + y[i]\\n    y[i] = T.exp(a[i])"))
+    >>> print(outline("for i in range(m):\n    x = T.int32()\n    y[i * 4] = a[i] + y[i]\n    y[i] = T.exp(a[i])"))
     for i in range(m):
         y[...] = ...
     """

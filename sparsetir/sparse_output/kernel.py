@@ -337,9 +337,7 @@ class AssembledKernel(Saved):
     # ------------------------------------------------------------------ the pattern and its values
 
     def assemble(self, args: Arguments, top: int | None = None, threshold: Any = None) -> Pattern:
-        """Compute pattern and values; if the kernel selects, only the `top` largest entries above `threshold` of each
-        row.
-        """
+        """Compute pattern and values; a kernel that selects keeps a row's `top` largest entries above `threshold`."""
         if self.is_wide(args):
             return self.tabled.assemble(args, top, threshold)
         call = self.begin(args)
@@ -544,9 +542,7 @@ class AssembledKernel(Saved):
         return parts
 
     def room(self, count: int, sizes: dict[str, int]) -> list[np.ndarray]:
-        """Return buffers for coordinates and values, reused from an earlier call so that the system need not clear
-        pages.
-        """
+        """Return buffers for coordinates and values, reused from an earlier call, whose pages need no clearing."""
         for room in popped(self._rooms):
             blocks = [self.block(n, sizes) for n in range(len(room) - 1)]
             is_like = all(a.shape[1:] == _flat(b) for a, b in zip(room[1:], blocks, strict=True))

@@ -362,9 +362,7 @@ class _Emitter:
         return stmts
 
     def either(self, cursor: Cursor, there: ir.Expr, element: ir.Expr, fallback: ir.Expr) -> ir.Expr:
-        """Select one of two values without a branch: LLVM turns a select into a branch, but not arithmetic or a
-        subscript.
-        """
+        """Select one of two values by arithmetic or a subscript: LLVM turns a select into a branch."""
         dtype = str(element.ty.dtype)
         if isinstance(there, tirx.IntImm):
             return tirx.Select(there, element, fallback)

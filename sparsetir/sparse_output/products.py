@@ -169,8 +169,7 @@ def _are_columns(A: Any, B: Any, mask: Any) -> bool:
 
 
 def _by_columns(A: Any, B: Any, mask: Any, *, complement: bool) -> Any:
-    """Multiply the transposes, whose compressed rows are the columns of `A`; return None for unsuitable or invalid
-    operands.
+    """Multiply the transposes, whose compressed rows are the columns of `A`; return None for unsuitable operands.
 
     Neither `A` nor the result is converted then.
     """

@@ -288,9 +288,7 @@ def _result(buffer: SparseBuffer, axes: tuple[Axis, ...], rows: tuple[Axis, ...]
 
 
 def _initial(buffer: SparseBuffer, program: Program) -> ir.Expr:
-    """Return the value to which ``T.init`` of some iteration sets a buffer's elements, by default the buffer's
-    default.
-    """
+    """Return the value to which ``T.init`` of an iteration sets a buffer's elements, else the buffer's default."""
     values: list[ir.Expr] = []
     for iteration in program.iterations:
         if iteration.block.init is None:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results with a computed pattern: selection arguments, row orders, pattern caches, and conversion to operands'
-classes.
-"""
+"""Results with a computed pattern: selection, row orders, pattern caches, and conversion to operands' classes."""
 
 from __future__ import annotations
 

@@ -341,9 +341,7 @@ class _AtOnce:
     # -------------------------------------------------------------- chunks
 
     def shared_out(self) -> list[tirx.Stmt]:
-        """Partition the rows into chunks of equal work, by bisection in the row pointers, which hold the work before a
-        row.
-        """
+        """Partition the rows into chunks of equal work, by bisection in the row pointers, the work before each row."""
         step, low, high, middle = size("step"), cell("low", LONG), cell("high", LONG), size("middle")
         after, share = step + long(1), cast(self.chunks, LONG)
         is_before = self.begin(middle + long(1)) < self.begin(self.count) * after // share

@@ -107,9 +107,7 @@ class Stamps:
 
     @classmethod
     def of(cls, call: Call, elements: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> Stamps:
-        """Allocate for a call, with arrays of some shapes and dtypes; a mask's row has at most an entry for each
-        column.
-        """
+        """Allocate for a call, with arrays of some shapes and dtypes; a mask's row has at most `width` entries."""
         shape = (call.chunks, call.width + DUMPS)
         places = buffers.empty((call.chunks, call.width), np.dtype(np.int32))
         np.bitwise_and(np.arange(call.width, dtype=np.int32), DUMPS - 1, out=places[0])

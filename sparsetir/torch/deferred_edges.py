@@ -116,9 +116,7 @@ class Rows(Recipe):
         return (self.index.numel(), *tensors[0].shape[1:])
 
     def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
-        """Return the product with a weight of each edge, or of each edge and head, or with the values of the other
-        ends.
-        """
+        """Return the product with a weight of each edge, or of each edge and head, or with values of the other ends."""
         (x,), shape = tensors, self.shape(*tensors)
         source, shape_of_other = recipe(other), tuple(getattr(other, "shape", ()))
         ends = self._ends(tensors, other)
@@ -239,7 +237,7 @@ class Scores(Recipe):
     graph: Graph
 
     def attended(self, x: Tensor, tensors: tuple[Tensor, ...], **dropping: Any) -> Tensor:
-        """Sums of the rows of x by the softmax of the scores; without heads x and the tensors have no axis for them."""
+        """Return sums of rows of x by the softmax of scores; without heads x and the tensors have no axis for them."""
         raise NotImplementedError
 
     def without_heads(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -525,7 +525,7 @@ class Messages:
             self._fuse(product, user, user, [*product.args[5], bias], {})
 
     def _relu(self, product: Node) -> None:
-        """The same of relu."""
+        """Fuse a relu into the product before it."""
         user = next(iter(product.users), None)
         if len(product.users) == 1 and _is_relu(user) and product.kwargs.get("reduce") in FUSED:
             self._fuse(product, user, product, product.args[5], {"activation": "relu"})

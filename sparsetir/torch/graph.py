@@ -121,7 +121,7 @@ class Graph(functions.Graphs):
         return f"Graph({self.shape[0]} x {self.shape[1]}, {self.num_edges} edges{weighted})"
 
     def weighted(self, weight: Tensor | None) -> Graph:
-        """The same graph with another default weight of edges, or with none; the structure is shared."""
+        """Return the same graph with another default weight of edges, or with none; the structure is shared."""
         graph = object.__new__(Graph)
         vars(graph).update(vars(self), weight=weight)
         return graph
@@ -220,8 +220,7 @@ class Graph(functions.Graphs):
         reduce: str = "sum",
         activation: str | None = None,
     ) -> Tensor:
-        """Return a layer ``activation(A @ x @ weight.T + bias)``, A the graph with its own weight; also of means and
-        maxima.
+        """Return a layer ``activation(A @ x @ weight.T + bias)``, A the graph with its own weight; or means, maxima.
 
         Sums and means are multiplied by the weight before or after, whichever makes the sums narrower. Sums of features
         that are constant are computed once: they are kept when the same ones come again, as long as these live, and
@@ -589,7 +588,7 @@ class Graph(functions.Graphs):
         return torch.compiler.is_compiling() and type(tensor) not in (Tensor, torch.nn.Parameter)
 
     def _traced(self, method: str, tensors: list[Any], *, seed: Tensor | None = None, **options: Any) -> Tensor:
-        """A call of one operator, in which such a program sees no Python: `traced.py` has what it does."""
+        """Call one operator, in which such a program sees no Python: see `tracing.py`."""
         structure = (*self.rows.tensors, *self.shape, self.there, self.back)
         if seed is not None:
             tensors = [*tensors, seed]
@@ -686,7 +685,7 @@ def _alike(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _scaled(q: Any, scale: Any) -> tuple[Any, float | None]:
-    """A scale that is not the usual one goes into the operand: kernels are built for few numbers."""
+    """Multiply the operand by an unusual scale: kernels are built for few numbers."""
     if scale is None:
         return q, None
     if not isinstance(scale, Tensor) and _number("scale", scale) == 1:

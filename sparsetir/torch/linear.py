@@ -315,6 +315,7 @@ def _check_layer(inputs: Any, outputs: Any, dtype: Any) -> None:
 
 
 def check_share(name: str, share: Any) -> None:
+    """Raise unless the value is a share in [0, 1]."""
     if not isinstance(share, (int, float, np.number)) or not 0 <= share <= 1:
         raise ArgumentError(f"{name} is a share in [0, 1], found {shown(share)}")
 

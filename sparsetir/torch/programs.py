@@ -131,12 +131,12 @@ class EdgeDraft(Draft):
         return o if self.dtype == self.wide else self.held(name, ("I", "J", *self.heads))
 
     def reduce(self, name: str, axes: Axes, line: str, init: str, over: str = "J") -> None:
-        """An iteration that reduces over an axis."""
+        """Add an iteration that reduces over an axis."""
         kinds = "".join("R" if axis == over else "S" for axis in axes)
         self.iterate(axes, kinds, name, [line], init=init)
 
     def spread(self, name: str, axes: Axes, line: str) -> None:
-        """An iteration that does not."""
+        """Add an iteration that reduces over no axis."""
         self.iterate(axes, "S" * len(axes), name, [line])
 
 
@@ -255,7 +255,7 @@ def _product(draft: EdgeDraft, declare: Callable[[str, Axes], str], weighted: bo
 
 
 def softmax(draft: EdgeDraft) -> None:
-    """The softmax of every row's values."""
+    """Add the softmax of every row's values."""
     value, heads = f'T.Cast("{draft.wide}", {draft.edges("W")})', draft.heads
     _softmax(draft, value, draft.edges("O", result=True), heads)
 
@@ -281,14 +281,14 @@ def _softmax(draft: EdgeDraft, value: str, o: str, heads: Axes, rate: float = 0.
 
 
 def _kept(p: str, dtype: str, rate: float) -> str:
-    """A share, larger by what others lose; 0 if it is dropped, which its sign tells."""
+    """Return a share, larger by what others lose; 0 if it is dropped, as its sign shows."""
     if not rate:
         return p
     return f"T.max({p}, T.{dtype}(0)) * T.{dtype}({1 / (1 - rate) if rate < 1 else 0.0!r})"
 
 
 def _whole(p: str, rate: float) -> str:
-    """A share, whether it is dropped or not."""
+    """Return a share, whether it is dropped or not."""
     return f"T.max({p}, -{p})" if rate else p
 
 
@@ -310,7 +310,7 @@ def softmax_gradient(draft: EdgeDraft) -> None:
 
 
 def _of_edges(draft: EdgeDraft, edged: bool) -> tuple[str, str]:
-    """A key and a value; what the edge has is added to both."""
+    """Return a key and a value, with what the edge adds to both."""
     k, v = draft.columns("KEYS", draft.all), draft.columns("V", draft.mixed)
     if not edged:
         return k, v
@@ -344,7 +344,7 @@ def _score_gradients(draft: EdgeDraft, s: str, operands: tuple[str, str, str], f
 
 
 def attention_rows(draft: EdgeDraft, scale: float, edged: bool, rate: float) -> None:
-    """The gradients of scores and of Q, from that of the result."""
+    """Add the gradients of scores and of Q, from that of the result."""
     p, g = draft.edges("P_"), draft.rows("G", draft.mixed)
     k, v = _of_edges(draft, edged)
     s, o = draft.edges("S", result=True), draft.rows("O", draft.all, result=True)
@@ -353,7 +353,7 @@ def attention_rows(draft: EdgeDraft, scale: float, edged: bool, rate: float) -> 
 
 
 def attention_columns(draft: EdgeDraft, rate: float) -> None:
-    """The gradients of K and V from those of scores and of the result: I are the columns of the graph."""
+    """Add the gradients of K and V from those of scores and of the result: I are the columns of the graph."""
     p, s = draft.edges("P_"), draft.edges("S")
     q, g = draft.columns("Q", draft.all), draft.columns("G", draft.mixed)
     k, v = draft.rows("KEYS", draft.all, result=True), draft.rows("V", draft.mixed, result=True)
@@ -362,7 +362,7 @@ def attention_columns(draft: EdgeDraft, rate: float) -> None:
 
 
 def attention_edges(draft: EdgeDraft, rate: float) -> None:
-    """The gradients of what edges add to keys and values, which are as long as each other."""
+    """Add the gradients of what edges add to keys and values, which are as long as each other."""
     p, s = draft.edges("P_"), draft.edges("S")
     q, g = draft.rows("Q", draft.all), draft.rows("G", draft.all)
     line = f"{draft.edge_rows('O', result=True)} = {s} * {q} + {_kept(p, draft.dtype, rate)} * {g}"
@@ -401,7 +401,7 @@ def additive(draft: EdgeDraft, slope: float, edged: bool, rate: float, keep: boo
 
 
 def additive_rows(draft: EdgeDraft, slope: float, edged: bool, rate: float) -> None:
-    """The gradients of scores (which are those of EDGES) and of TARGETS, from that of the result."""
+    """Add the gradients of scores (which are those of EDGES) and of TARGETS, from that of the result."""
     _, factor = _rectified(draft, slope, edged)
     p, g, v = draft.edges("P_"), draft.rows("G", draft.mixed), draft.columns("V", draft.mixed)
     s, o = draft.edges("S", result=True), draft.rows("O", draft.heads, result=True)
@@ -410,7 +410,7 @@ def additive_rows(draft: EdgeDraft, slope: float, edged: bool, rate: float) -> N
 
 
 def additive_columns(draft: EdgeDraft, rate: float) -> None:
-    """The gradients of SOURCES and V from those of scores and of the result: I are the columns of the graph."""
+    """Add the gradients of SOURCES and V from those of scores and of the result: I are the columns of the graph."""
     p, s, g = draft.edges("P_"), draft.edges("S"), draft.columns("G", draft.mixed)
     o, v = draft.rows("O", draft.heads, result=True), draft.rows("V", draft.mixed, result=True)
     draft.reduce("sources", ("I", "J", *draft.heads), f"{o} = {o} + {s}", f"{o} = 0")
@@ -445,7 +445,7 @@ def dynamic(draft: EdgeDraft, slope: float, edged: bool, rate: float, keep: bool
 
 
 def dynamic_rows(draft: EdgeDraft, slope: float, edged: bool, rate: float) -> None:
-    """The gradients of scores, and of TARGETS but for the factor A, from that of the result."""
+    """Add the gradients of scores, and of TARGETS but for the factor A, from that of the result."""
     value = _between(draft, edged)
     p, g, v = draft.edges("P_"), draft.rows("G", draft.mixed), draft.columns("V", draft.mixed)
     s, o = draft.edges("S", result=True), draft.rows("O", draft.all, result=True)
@@ -454,7 +454,7 @@ def dynamic_rows(draft: EdgeDraft, slope: float, edged: bool, rate: float) -> No
 
 
 def dynamic_columns(draft: EdgeDraft, slope: float, edged: bool, rate: float) -> None:
-    """The gradients of SOURCES, but for the factor A, and of V: I are the columns of the graph."""
+    """Add the gradients of SOURCES, but for the factor A, and of V: I are the columns of the graph."""
     value = _between(draft, edged)
     p, s, g = draft.edges("P_"), draft.edges("S"), draft.columns("G", draft.mixed)
     o, v = draft.rows("O", draft.all, result=True), draft.rows("V", draft.mixed, result=True)
@@ -468,7 +468,7 @@ def _kinks(draft: EdgeDraft, s: str, o: str, value: str, slope: float) -> None:
 
 
 def dynamic_edges(draft: EdgeDraft, slope: float) -> None:
-    """The gradients of EDGES but for the factor A."""
+    """Add the gradients of EDGES but for the factor A."""
     value, s = _between(draft, True), draft.edges("S")
     o = draft.edge_rows("O", result=True)
     line = f'{o} = T.Cast("{draft.dtype}", T.Cast("{draft.wide}", {s}) * {_kink(draft, value, slope)})'

@@ -367,8 +367,9 @@ def dtype_name(value: Any) -> str:
 
 
 def common_dtype(names: Iterable[str]) -> str:
-    """Return the dtype in which values of these dtypes meet, by numpy's rules; bfloat16 meets what it cannot hold as
-    float32.
+    """Return the dtype in which values of these dtypes meet, by numpy's rules.
+
+    Values that bfloat16 cannot represent meet it in float32.
 
     Examples
     --------

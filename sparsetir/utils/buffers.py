@@ -186,7 +186,7 @@ class Rooms:
 
 
 def _in_room(room: tuple[np.ndarray, ...]) -> int:
-    """References to an array of a room, as `Rooms.take` counts them."""
+    """Return the number of references to an array of a room, as `Rooms.take` counts them."""
     return next(getrefcount(room[n]) for n in range(len(room)))
 
 
@@ -228,7 +228,7 @@ class Copies:
 
 
 def _popped(held: list[np.ndarray]) -> int:
-    """References to an array without other owners, as `Copies.take` counts them."""
+    """Return the number of references to an array without other owners, as `Copies.take` counts them."""
     array = held.pop()
     return getrefcount(array)
 

@@ -60,7 +60,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def writing_file(path: Path, name: str = "", *, makes_folder: bool = False) -> Iterator[Path]:
-    """`replacing` for a file that a user names; name the argument if it cannot be written.
+    """Write a file that a user names by `replacing`; name the argument if it cannot be written.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def write_text(path: Path, text: str, name: str = "", *, makes_folder: bool = Fa
 
 @contextlib.contextmanager
 def caching(path: Path) -> Iterator[Path]:
-    """`replacing` for a file that only saves time, with its folder: warn once for a folder that cannot be written."""
+    """Write a file that only saves time, and its folder, by `replacing`: warn once if the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replacing(path) as partial:

@@ -38,7 +38,7 @@ def _prepare() -> None:
 
 
 def get_num_threads() -> int:
-    """Number of threads of parallel kernels: what was set, else ``TVM_NUM_THREADS``, else all cores."""
+    """Return the number of threads of kernels: what was set, else ``TVM_NUM_THREADS``, else all cores."""
     if _state["threads"] == 0:
         _prepare()
         # A pool that TVM started earlier keeps its size.

@@ -264,7 +264,7 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
 
 
 def as_float32(sparse: Any) -> Any:
-    """The same entries with values of the programs' dtype; a matrix as CSR with sorted rows."""
+    """Return the entries with values of the programs' dtype; a matrix as CSR with sorted rows."""
     if isinstance(sparse, CooTensor):
         return sparse.with_values(sparse.values.astype(DTYPE))
     matrix = sp.csr_array(sparse, dtype=DTYPE)

@@ -252,7 +252,7 @@ class Result:
         weakref.finalize(self, routines().mkl_sparse_destroy, handle)
 
     def ordered(self) -> Result:
-        """The same, the columns of each row sorted in place."""
+        """Return the matrix, the columns of each row sorted in place."""
         check(routines().mkl_sparse_order(self.handle), "mkl_sparse_order")
         return self
 
@@ -279,7 +279,7 @@ def copied(pointer: c_void_p, count: int, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def product(A: Matrix | Result, B: Matrix | Result) -> Result:
-    """``A @ B``, the columns of a row in any order."""
+    """Return ``A @ B``, the columns of a row in any order."""
     handle = c_void_p()
     left, right = ((NON_TRANSPOSE, part.descr, part.handle) for part in (A, B))
     check(routines().mkl_sparse_sp2m(*left, *right, FULL_PRODUCT, byref(handle)), "mkl_sparse_sp2m")
@@ -287,7 +287,7 @@ def product(A: Matrix | Result, B: Matrix | Result) -> Result:
 
 
 def total(A: Matrix, B: Matrix) -> Result:
-    """``A + B``."""
+    """Return ``A + B``."""
     routines()
     handle = c_void_p()
     status = A.routine("add")(NON_TRANSPOSE, A.handle, 1.0, B.handle, byref(handle))

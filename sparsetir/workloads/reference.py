@@ -39,14 +39,14 @@ class WrongResultError(SparseTIRError, ArithmeticError):
 
 
 def spmm_parts(A: Any, B: np.ndarray) -> Iterator[Part]:
-    """``A @ B``, some columns at a time."""
+    """Yield ``A @ B``, some columns at a time."""
     for first in range(0, B.shape[1], COLUMNS):
         part = np.s_[:, first : first + COLUMNS]
         yield part, A @ B[part]
 
 
 def spmv_parts(A: Any, x: np.ndarray) -> Iterator[Part]:
-    """``A @ x`` at once."""
+    """Yield ``A @ x`` at once."""
     yield np.s_[:], A @ x
 
 
@@ -225,7 +225,7 @@ LARGEST_TOLERANCE = 0.05
 
 
 def tolerance(dtype: np.dtype[Any]) -> float:
-    """Allowed difference relative to the sum of the terms' absolute values; 0 for integers."""
+    """Return the allowed difference relative to the sum of the terms' absolute values; 0 for integers."""
     if dtype.kind in "iub":
         return 0.0
     epsilon = 2.0**-8 if dtype.kind == "V" or dtype.name == "bfloat16" else float(np.finfo(dtype).eps)

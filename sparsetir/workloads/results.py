@@ -165,7 +165,7 @@ def chain(*operands: Any) -> Any:
 
 
 def masked_product(A: Any, B: Any, M: Any) -> Any:
-    """``A @ B`` where M has entries."""
+    """Return ``A @ B`` where M has entries."""
     return (A @ B).multiply(ones(M))
 
 

@@ -46,7 +46,7 @@ def trained(problem: Problem, spec: Spec, selected: Sequence[str], epochs: int, 
 
 
 def with_memory(runs: dict[str, Run], graph: str, spec: Spec, threads: int) -> dict[str, Run]:
-    """The same with the peak of each."""
+    """Return the runs with the peak memory of each."""
     with_peaks = {}
     for way, run in runs.items():
         options = ("--graph", graph, "--network", str(spec), "--threads", str(threads))

@@ -84,7 +84,7 @@ class Trained(Protocol):
         """Train on all there is once, and note the loss."""
 
     def accuracy(self) -> float:
-        """The share of right answers."""
+        """Return the share of right answers."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def side_by_side(
 def in_turn(
     calls: Mapping[str, Callable[[], object]], rounds: int, *, clock: Callable[[], float] | None = None
 ) -> dict[str, Timing]:
-    """Times of calls, one of each in turn."""
+    """Return times of calls, one of each in turn."""
     now = clock or time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
@@ -170,8 +170,7 @@ def added(prepare: Callable[[], Any], train: Callable[[Any], Any], small: Callab
 
 
 def apart(*command: str) -> int | None:
-    """Return the number that ``python command...`` prints last, in a process of its own; None where memory is not
-    told.
+    """Return the number that ``python command...`` prints last in a process of its own, if the system reports memory.
 
     Raises
     ------
@@ -198,7 +197,7 @@ HEAD = ("ms an epoch", "spread", "ratio", "peak MB", "loss", "accuracy")
 
 
 def cells(runs: Mapping[str, Run], ours: str) -> list[list[str]]:
-    """A row for each of them; the ratio is its time over ours."""
+    """Return a row for each of them; the ratio is its time over ours."""
     least = runs[ours].timing.median
     rows = []
     for name, run in runs.items():

@@ -31,7 +31,7 @@ class Neighbours:
         return self.graph.spmm(x, reduce=self.reduce)
 
     def conv(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """These of x, times ``weight.T``, and a bias."""
+        """Return these rows of x, times ``weight.T``, and a bias."""
         return self.graph.conv(x, weight, bias, self.reduce)
 
 
@@ -96,7 +96,7 @@ class GAT(nn.Module):
         return graph.additive_attention(targets, sources, h).flatten(1) + self.bias
 
     def ends(self, x: Inputs, h: Tensor) -> Iterator[Tensor]:
-        """``a . h`` for the targets and for the sources, as ``x (W a)`` where h has no fewer features than x."""
+        """Return ``a . h`` for the targets and for the sources, as ``x (W a)`` where h has no fewer features than x."""
         if not isinstance(x, Tensor) or self.lin.in_features > self.lin.out_features:
             return ((h * weight).sum(-1) for weight in (self.att_dst, self.att_src))
         weight = self.lin.weight.unflatten(0, (self.heads, -1))

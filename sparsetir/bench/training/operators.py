@@ -24,7 +24,7 @@ CLOSE = 1e-3
 
 
 def passes(forward: Callable[..., Tensor], *inputs: Tensor) -> Call:
-    """A call that runs a function and then its gradients; it returns both."""
+    """Return a call that runs a function and then its gradients; it returns both."""
     wanting = [x.detach().clone().requires_grad_() for x in inputs]
     g = torch.randn(forward(*wanting).shape, generator=torch.Generator().manual_seed(0))
 

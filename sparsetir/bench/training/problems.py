@@ -120,9 +120,7 @@ def available() -> list[str]:
 
 
 def usual(*, relations: bool) -> str:
-    """Return the name of a small graph, whose edges have relations where those matter: a real one, or else a generated
-    one.
-    """
+    """Return the name of a small graph, real if one is available, with relations of edges where those matter."""
     names = [name for name in available() if (name in RELATIONAL) == relations]
     return next(iter(names), FAMILIES[-1])
 

@@ -165,7 +165,7 @@ def _two(layer: Any, sizes: tuple[int, int, int]) -> Any:
 
 
 def _heads(spec: Spec, sizes: tuple[int, int, int]) -> tuple[tuple[int, int, int], ...]:
-    """Inputs, outputs of a head, and heads."""
+    """Return inputs, outputs of a head, and heads."""
     return (sizes[0], spec.hidden, spec.heads), (spec.heads * spec.hidden, sizes[2], 1)
 
 

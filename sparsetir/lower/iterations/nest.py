@@ -256,6 +256,7 @@ def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
 
 
 def realize(block: s_tir.SBlock, level: Level) -> s_tir.SBlockRealize:
+    """Return a block with the variables of the loops around it as values."""
     return s_tir.SBlockRealize([v for v, _ in level.loops], tirx.const(True, "bool"), block)
 
 
@@ -311,6 +312,7 @@ def wrap(body: tirx.Stmt, level: Level) -> tirx.Stmt:
 
 
 def spatial_pairs(entry: Entry) -> list[tuple[Var, Axis]]:
+    """Return the variables of spatial axes of a block, with their axes."""
     return [(v, a) for v, a, k in zip(entry.vars, entry.domains, entry.kinds, strict=True) if k == "S"]
 
 

@@ -459,6 +459,7 @@ def _checks(body: tirx.Stmt, outer: Var) -> list[tirx.IfThenElse]:
 
 
 def vector_loops(body: tirx.Stmt) -> list[tirx.For]:
+    """Return the vectorized loops of a statement."""
     found: list[tirx.For] = []
     on_for = lambda f: found.append(f) if f.kind == VECTORIZED else None  # noqa: E731
     structural_walk(body, (tirx.For, on_for))
