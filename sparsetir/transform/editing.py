@@ -386,18 +386,13 @@ def rehost_nested(body: Any, old: Axis, new: Axis, program: Any) -> Any:
             return mutator.default_mutate(call)
         target, member = call.args
         if dialect.is_call(target, "attach"):
-            target = (
-                dialect.call("attach", [target.args[0], new.var], str(target.ty.dtype)) if _is(target, old) else target
-            )
+            if target.args[1].same_as(old.var):
+                target = dialect.call("attach", [target.args[0], new.var], str(target.ty.dtype))
         elif isinstance(target, Var) and program.axes[target].parent is old:
             target = dialect.call("attach", [target, new.var], str(target.ty.dtype))
         return dialect.call("coord", [target, member], str(call.ty.dtype))
 
     return structural_mutate(body, [(Call, on_coord)])
-
-
-def _is(attach: Call, host: Axis) -> bool:
-    return bool(attach.args[1].same_as(host.var))
 
 
 def fiber_vars(place: Place, axis: Axis) -> dict[Axis, Var]:

@@ -16,7 +16,7 @@ from sparsetir.ir import dialect
 from sparsetir.ir.dialect import is_if_then_else
 from sparsetir.ir.rewriting import collect, same
 from sparsetir.ir.rules import Facts, Place
-from sparsetir.ir.views import Axis, Entry, SparseBuffer, SpIter
+from sparsetir.ir.views import Entry, SparseBuffer, SpIter
 from sparsetir.lower.analysis.dependence import Footprint, Steps, footprint, is_constant_store, is_update, update_of
 from sparsetir.lower.loops import Update
 from sparsetir.transform.editing import Editor, fiber_vars
@@ -35,7 +35,7 @@ class EntryOrder:
 
     def __init__(self, facts: Facts, it: SpIter, entry: Sequence[Var]) -> None:
         # No two entries have the same coordinates: those that do are added up when they are converted.
-        axes = {v: replace(a, unique=True) if v in entry else a for v, a in _variables(it)}
+        axes = {v: replace(a, unique=True) if v in entry else a for v, a in zip(it.vars, it.axes, strict=True)}
         self.facts, self.it, self.entry = facts, it, set(entry)
         self.steps = Steps(facts, axes)
         self.body = self._without_own_scratch(footprint(facts, it.block.body))
@@ -75,10 +75,6 @@ class EntryOrder:
         whole = footprint(self.facts, *init) + self.body
         stored = footprint(self.facts, *init).stored
         return all(row in self.steps.fixed(whole.of(storage)) for storage in stored)
-
-
-def _variables(it: SpIter) -> Iterable[tuple[Var, Axis]]:
-    return zip(it.vars, it.axes, strict=True)
 
 
 # What statements do at a coordinate that is not stored, where buffers read their default.

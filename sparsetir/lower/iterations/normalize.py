@@ -242,15 +242,11 @@ def NameScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     fresh: dict[Var, Var] = {}
     for buffer in decode(func).buffers.values():
         if buffer.allocated:
-            fresh[buffer.storage] = _named(buffer.storage, buffer.name)
+            fresh[buffer.storage] = Var(buffer.name, buffer.storage.ty)
     if not fresh:
         return func
     body = structural_mutate(func.body, [(Var, lambda var, _mutator: fresh.get(var, var))])
     return with_body(func, body)
-
-
-def _named(storage: Var, name: str) -> Var:
-    return Var(name, storage.ty)
 
 
 # Replace bool arithmetic by logic with numpy's semantics: sums are or, products are and.

@@ -152,14 +152,11 @@ def averages(func: relax.Function) -> list[str]:
                     kept = value.args[MEAN + n - 1]
                     renamed[binding.var, n] = renamed.get(kept, kept)
                 if value.attrs.training:
-                    found.update(str(renamed[binding.var, n].name) for n in (1, 2) if _is_var(renamed[binding.var, n]))
+                    averages = (renamed[binding.var, n] for n in (1, 2))
+                    found.update(str(value.name) for value in averages if isinstance(value, relax.Var))
 
     relax.analysis.post_order_visit(func, visit)
     return [str(p.name) for p in func.params if str(p.name) in found]
-
-
-def _is_var(value: Any) -> bool:
-    return isinstance(value, relax.Var)
 
 
 def _is_batch_norm(value: Any) -> bool:
