@@ -1,7 +1,7 @@
 /* ------------------------------------------------------------------ computed patterns */
 
 /* What c_interface.py puts around the compiled functions of a program with computed patterns: it shares out the rows,
- * holds the accumulators, and allocates the results, as sparsetir/call/assembled.py does in Python. */
+ * holds the accumulators, and allocates the results, as kernel.py of this folder does in Python. */
 
 /* as in workspace.py, accumulators.py and selection.py */
 enum { ROW_WORK = 8, SERIAL_WORK = 20000, WORD = 64, BYTES = 8, DUMPS = 256, LANES = 16 };
