@@ -13,7 +13,9 @@ from sparsetir.bench.measure import TAKEN, Measured, Product, measure, suits
 from sparsetir.bench.report import Report
 from sparsetir.bench.results import measure_result
 from sparsetir.bench.roofline import Roofline, levels, measure_roofline
+from sparsetir.codegen.calibration import machine_profile
 from sparsetir.errors import ArgumentError
+from sparsetir.utils.machine import MachineProfile
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.workloads import peers, result_peers
 from sparsetir.workloads.inputs import Source, loaded, say
@@ -52,9 +54,9 @@ def run(
     module = result_peers if any(product.op in OPERATIONS for product in products) else peers
     module.set_threads(get_num_threads())
     say_of_options(products, plan)
-    report.roofline = ceilings()
+    report.roofline, profile = ceilings(), machine_profile()
     for name, sparse in loaded(sources):
-        for _ in rows(name, sparse, products, plan, report):
+        for _ in rows(name, sparse, products, plan, report, profile):
             yield report
         del sparse
         gc.collect()
@@ -82,20 +84,22 @@ def ceilings() -> Roofline | None:
     return measure_roofline()
 
 
-def measured(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roofline | None) -> Measured:
-    """One operation on one source."""
+def measured(name: str, sparse: Any, product: Product, plan: Plan, profile: MachineProfile) -> Measured:
+    """Measure one operation on one source."""
     measure_case = measure_result if product.op in OPERATIONS else measure
-    return measure_case(name, sparse, product, plan, roofline)
+    return measure_case(name, sparse, product, plan, profile)
 
 
-def rows(name: str, sparse: Any, products: Sequence[Product], plan: Plan, report: Report) -> Iterator[Report]:
+def rows(
+    name: str, sparse: Any, products: Sequence[Product], plan: Plan, report: Report, profile: MachineProfile
+) -> Iterator[Report]:
     """Add the rows of one source to the report."""
     suited_products = [product for product in products if suits(product, sparse)]
     if not suited_products:
         requirements = ", ".join(f"{p} takes {TAKEN[p.op]}" for p in products)
         say(f"skipped: {name} has {len(sparse.shape)} dimensions; {requirements}")
     for product in suited_products:
-        measurement = measured(name, sparse, product, plan, report.roofline)
+        measurement = measured(name, sparse, product, plan, profile)
         report.findings += measurement.findings
         if measurement.row is not None:
             report.rows.append(measurement.row)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsetir.bench.kernels import Plan, kernels, our_call
-from sparsetir.bench.roofline import Bound, Roofline, Work, bound, work_of
+from sparsetir.bench.roofline import Bound, Work, t_fair, work_of
 from sparsetir.errors import ArgumentError
+from sparsetir.utils.machine import MachineProfile
+from sparsetir.utils.threads import get_num_threads
 from sparsetir.workloads import peers
 from sparsetir.workloads.inputs import DENSE, Case, free_memory, make_case, reason, say
 from sparsetir.workloads.reference import COLUMNS, PART, WrongResultError, check
@@ -55,7 +57,7 @@ class Row:
     ours, peers : dict of str to Timing
     work : Work
     bound : Bound or None
-        None where the ceilings were not measured.
+        None where no profile of the machine was given.
     repeats : int
         How often it was measured again because other work disturbed it.
     sizes : dict of str to float
@@ -102,7 +104,7 @@ class Row:
         return min(peer_seconds) / self.ours[ours].median
 
     def fraction(self, ours: str | None = None) -> float | None:
-        """Return the least possible time over the time of a kernel of ours, by default the fastest."""
+        """Return the least predicted time over the time of a kernel of ours, by default the fastest."""
         if self.bound is None:
             return None
         timings = self.ours.values() if ours is None else [self.ours[ours]]
@@ -110,8 +112,8 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        ours = {name: {**t.as_dict(), "t_min/t": self.fraction(name)} for name, t in self.ours.items()}
-        limits = {"t_min": self.bound.seconds, "limit": self.bound.limit} if self.bound else {}
+        ours = {name: {**t.as_dict(), "t_fair/t": self.fraction(name)} for name, t in self.ours.items()}
+        limits = {"t_fair": self.bound.seconds, "limit": self.bound.limit} if self.bound else {}
         return {
             "name": self.name,
             "op": self.product.op,
@@ -192,7 +194,7 @@ def needed_bytes(product: Product, sparse: Any, plan: Plan) -> int:
     return int(4 * (dense + results * result) + ENTRY * nnz + checked)
 
 
-def measure(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roofline | None = None) -> Measured:
+def measure(name: str, sparse: Any, product: Product, plan: Plan, profile: MachineProfile | None = None) -> Measured:
     """Check and time an operation.
 
     Parameters
@@ -204,7 +206,7 @@ def measure(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roof
     product : Product
         Which takes an operand of its dimensions.
     plan : Plan
-    roofline : Roofline, optional
+    profile : MachineProfile, optional
         For the bound.
 
     Returns
@@ -233,7 +235,7 @@ def measure(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roof
         {kind: times[kind] for kind in kernels},
         {peer: times[peer] for peer in peers},
         work,
-        bound(work, roofline) if roofline is not None else None,
+        t_fair(case.sparse, product.op, product.feat, profile, threads=get_num_threads()) if profile else None,
         repeats,
     )
     return Measured(row, findings)

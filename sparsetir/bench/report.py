@@ -26,7 +26,7 @@ PACKAGES = ("apache-tvm", "numpy", "scipy", "torch", "mkl")
 RESULT_PACKAGES = tuple(result_peers.PACKAGES.values())
 SUMMARIES: dict[str, Callable[[list[float]], float]] = {"geometric mean": geometric_mean, "smallest": min}
 ABSENT, WAITED = "-", "*"
-FRACTION = "t_min/t"
+FRACTION = "t_fair/t"
 BUSY_LOAD = 0.5
 LEAST_SCALING = 0.7
 
@@ -95,7 +95,7 @@ class Report:
         packages = ", ".join(f"{name} {version}" for name, version in versions(self.packages).items())
         lines = [f"{machine_name()}; {get_num_threads()} threads (scipy and numpy use one); float32; {packages}"]
         if self.roofline is not None:
-            lines.append(f"{FRACTION}: the least time that the measured ceilings allow over that of our fastest kernel")
+            lines.append(f"{FRACTION}: the least time that the machine's profile predicts over our fastest kernel's")
         lines += [f"without {peer}: {why}" for peer, why in self.missing.items()]
         lines += [f"the rows of {peer}'s products are not sorted, those of all others are" for peer in self.unsorted]
         return lines + self.busy()

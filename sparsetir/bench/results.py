@@ -11,11 +11,13 @@ import numpy as np
 
 from sparsetir.bench.kernels import Plan
 from sparsetir.bench.measure import Measured, Product, Row, undisturbed
-from sparsetir.bench.roofline import Roofline, Work, bound, structure
+from sparsetir.bench.roofline import Work, limit_of_work, structure
 from sparsetir.einsum.products import matmul, multiply
 from sparsetir.sparse_output.products import add, matmul_plan, rap
 from sparsetir.sparse_output.triangles import triangles
 from sparsetir.utils import memory
+from sparsetir.utils.machine import MachineProfile
+from sparsetir.utils.threads import get_num_threads
 from sparsetir.workloads import result_peers
 from sparsetir.workloads.inputs import free_memory, reason, say
 from sparsetir.workloads.reference import WrongResultError
@@ -79,7 +81,9 @@ def peer_calls(title: str, case: ResultCase) -> dict[str, Call]:
 # ------------------------------------------------------------------------------------------------ measuring
 
 
-def measure_result(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roofline | None = None) -> Measured:
+def measure_result(
+    name: str, sparse: Any, product: Product, plan: Plan, profile: MachineProfile | None = None
+) -> Measured:
     """Check and time an operation.
 
     Parameters
@@ -91,7 +95,7 @@ def measure_result(name: str, sparse: Any, product: Product, plan: Plan, rooflin
     product : Product
         One of `sparsetir.workloads.results.OPERATIONS`.
     plan : Plan
-    roofline : Roofline, optional
+    profile : MachineProfile, optional
         For the bound.
 
     Returns
@@ -124,7 +128,7 @@ def measure_result(name: str, sparse: Any, product: Product, plan: Plan, rooflin
         {kind: times[kind] for kind in kernels},
         {peer: times[peer] for peer in peers},
         work,
-        bound(work, roofline) if roofline is not None and product.op in BOUNDED else None,
+        limit_of_work(work, profile, threads=get_num_threads()) if profile and product.op in BOUNDED else None,
         repeats,
         sizes,
     )

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time below which a product cannot be expected to come.
+"""The time below which a product cannot be expected to come, and the roofline of the machine.
 
-The model is that of Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore
-Architectures", CACM 2009, with one roof for each level of the memory, which `sparsetir.workloads.ceilings` measures.
+The roofline is that of Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for
+Multicore Architectures", CACM 2009, with one roof for each level of the memory, which `sparsetir.workloads.ceilings`
+measures. `t_fair` goes by the profile of a core, which knows what gathered rows cost, and by how often rows are used
+again.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +18,11 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError
-from sparsetir.utils.machine import Level, levels
-from sparsetir.workloads.ceilings import DRAM, FLOAT, Ceilings, Roofline, measure_roofline
+from sparsetir.formats.statistics import block_fill
+from sparsetir.ir.effects import share_of_new
+from sparsetir.schedules.estimate import gathered_seconds, near_bytes
+from sparsetir.utils.machine import Level, MachineProfile, levels
+from sparsetir.workloads.ceilings import FLOAT, Ceilings, Roofline, measure_roofline
 
 # ---------------------------------------------------------------------------------------------------- bounds
 
@@ -56,8 +63,7 @@ class Bound:
     ----------
     seconds : float
     limit : str
-        What takes it: ``"compute"``, ``"gather L2"`` (loads from the gathered operand) or ``"stream DRAM"`` (all data
-        once), with the level.
+        What takes it: ``"compute"``, ``"gather"`` (loads from the gathered operand) or ``"stream"`` (all other data).
     """
 
     seconds: float
@@ -152,41 +158,143 @@ def structure(csr: Any) -> int:
     return sum(int(array.nbytes) for array in (csr.data, csr.indices, csr.indptr))
 
 
-def bound(work: Work, roofline: Roofline) -> Bound:
-    """Return the least time of a call with all threads, operands in the fastest memory that holds them.
+# ---------------------------------------------------------------------------------------------------- the fair limit
 
-    ``t_min = max(flops / peak, gather / BW(level of the gathered operand), compulsory / BW(level of all))``: the level
-    of the gathered operand is the first cache of a core that holds its touched rows; that of all is the first that
-    holds the compulsory bytes, counting the caches of every thread, as calls that follow each other find them there.
-    For what no cache holds both are DRAM.
 
-    The second term holds for a kernel that loads a row for every entry and finds it at that level. One that uses a
-    loaded row for several entries, as those over blocks do, or finds most rows in a nearer cache, as in a narrow band,
-    may be faster.
+PANELS = (0, 32, 64, 128)  # columns; 0 leaves the operand as it is
+GROUPS = (1, 2, 3, 4, 8)  # rows that share what is gathered
+LINE = 64  # bytes that are loaded together
+STREAMED = 2048  # bytes of rows whose rate is that of reading in order
+SHORT_ROW = 256  # bytes of rows of a sparse operand, usually
+
+
+def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: int = 1) -> Bound:
+    """Return the least time that is predicted for a fixed list of schedules, and the resource that takes it.
+
+    A schedule reads panels of some columns, loads a row of the dense operand for each entry or once for a group of
+    rows, with a prefetch distance. Its time is the longest of
+
+    * ``"gather"``: loads from the gathered operand, at the profile's rates for their length and working set; what was
+      read a short time ago comes from the core's private cache, by samples of the index array;
+    * ``"compute"``: multiplications, those with zeros of a group included, at the profile's rate;
+    * ``"stream"``: values, index arrays, other operands and the result, once or once a panel.
 
     Parameters
     ----------
-    work : Work
-    roofline : Roofline
+    matrix : scipy.sparse.csr_array or CooTensor
+        The sparse operand.
+    op : {"spmm", "spmv", "sddmm", "mttkrp"}
+    N : int
+        Columns of the dense operands; 1 for `spmv`.
+    profile : MachineProfile
+    threads : int
+        Cores that share the work evenly, each at the rates of one.
 
     Returns
     -------
     Bound
+
+    Raises
+    ------
+    ArgumentError
+        Another operation.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> from sparsetir.utils.machine import shipped_profile
+    >>> A = sp.random_array((1000, 1000), density=0.01, format="csr", dtype="float32", random_state=0)
+    >>> few, many = (t_fair(A, "spmm", N, shipped_profile("znver4")) for N in (32, 512))
+    >>> few.seconds < many.seconds, few.limit
+    (True, 'compute')
     """
-    most = roofline.most
-    near = holds(work.gathered, {level.name: level.size for level in roofline.levels})
-    far = holds(work.compulsory, {level.name: level.capacity(most.threads) for level in roofline.levels})
-    terms = [
-        Bound(work.flops / most.peak, "compute"),
-        Bound(work.gather / most.bandwidth[near], f"gather {near}"),
-        Bound(work.compulsory / most.bandwidth[far], f"stream {far}"),
-    ]
-    return max(terms, key=lambda term: term.seconds)
+    if op not in WORK:
+        raise ArgumentError(f"op: expected one of {', '.join(WORK)}, got {op!r}")
+    N = 1 if op == "spmv" else N
+    indices, rows, groups = _gathered(matrix, op)
+    operand = FLOAT * N * rows
+    peak = max(profile.fma.values())
+    read_rate = STREAMED / profile.gather_seconds(STREAMED, max(operand, structure_bytes(matrix)))
+    results = FLOAT * (int(matrix.nnz) if op == "sddmm" else N * matrix.shape[0])
+    store_rate = max(profile.store, profile.streaming_store)
+    best = Bound(math.inf, "")
+    for panel, (group, fill), prefetch in itertools.product(PANELS, groups.items(), profile.prefetch):
+        if panel >= N and panel:
+            continue
+        width, passes = (panel, -(-N // panel)) if panel else (N, 1)
+        stored = int(matrix.nnz) / max(fill, 1e-9)
+        gather = passes * stored / group * _entry_seconds(indices, rows, FLOAT * width, profile, prefetch)
+        gather += 2 * operand / store_rate if panel else 0.0
+        terms = {
+            "compute": 2 * stored * N / peak,
+            "gather": gather,
+            "stream": passes * structure_bytes(matrix) / read_rate + results / store_rate,
+        }
+        limit = max(terms, key=terms.__getitem__)
+        best = min(best, Bound(terms[limit] / threads, limit), key=lambda bound: bound.seconds)
+    return best
 
 
-def holds(nbytes: int, sizes: Mapping[str, int]) -> str:
-    """Return the first level that holds so much."""
-    return next((name for name, size in sizes.items() if nbytes <= size), DRAM)
+def limit_of_work(work: Work, profile: MachineProfile, *, threads: int = 1) -> Bound:
+    """Return the least time for counted operations and bytes, where nothing is known of the order of accesses.
+
+    Parameters
+    ----------
+    work : Work
+    profile : MachineProfile
+    threads : int
+        Cores that share the work evenly, each at the rates of one.
+    """
+    terms = {
+        "compute": work.flops / max(profile.fma.values()),
+        "gather": work.gather / SHORT_ROW * profile.gather_seconds(SHORT_ROW, work.gathered),
+        "stream": work.compulsory / STREAMED * profile.gather_seconds(STREAMED, work.compulsory),
+    }
+    limit = max(terms, key=terms.__getitem__)
+    return Bound(terms[limit] / threads, limit)
 
 
-__all__ = ["Bound", "Ceilings", "Level", "Roofline", "Work", "bound", "levels", "measure_roofline", "work_of"]
+def _gathered(matrix: Any, op: str) -> tuple[np.ndarray, int, dict[int, float]]:
+    """Return the index array of an operation, the rows of the gathered operand, and how full groups of rows are."""
+    if op == "mttkrp":
+        at = min(matrix.coords[1:], key=lambda coords: len(np.unique(coords)))
+        return at, int(at.max(initial=-1)) + 1, {1: 1.0}
+    sizes = GROUPS if op != "sddmm" and matrix.nnz else (1,)
+    fills = {size: block_fill(matrix.indptr, matrix.indices, size, 1) if size > 1 else 1.0 for size in sizes}
+    return matrix.indices, int(matrix.shape[1]), fills
+
+
+def structure_bytes(matrix: Any) -> int:
+    """Return the bytes of the values and index arrays of a matrix, or of a tensor's coordinates."""
+    if hasattr(matrix, "indptr"):
+        return structure(matrix)
+    return int(matrix.values.nbytes) + sum(int(coords.nbytes) for coords in matrix.coords)
+
+
+def _entry_seconds(indices: np.ndarray, rows: int, row_bytes: int, profile: MachineProfile, prefetch: int) -> float:
+    """Return the seconds to gather a row for an entry of an index array."""
+    near = near_bytes(profile)
+    if not indices.size:
+        return 0.0
+    if row_bytes >= LINE:
+        return gathered_seconds(indices, rows, row_bytes, profile, near, prefetch) / indices.size
+    # Numbers of one cache line are loaded together where they are used together.
+    number = min(profile.scalar_load, profile.vector_gather) * max(row_bytes // FLOAT, 1) ** 0.5
+    lines = indices // (LINE // row_bytes)
+    working_set = rows * row_bytes
+    new = share_of_new(lines, max(near // LINE, 1)) if working_set > near else 0.0
+    return number + new * profile.gather_seconds(LINE, working_set, prefetch)
+
+
+__all__ = [
+    "Bound",
+    "Ceilings",
+    "Level",
+    "Roofline",
+    "Work",
+    "levels",
+    "limit_of_work",
+    "measure_roofline",
+    "t_fair",
+    "work_of",
+]
