@@ -206,7 +206,7 @@ def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: in
     >>> A = sp.random_array((1000, 1000), density=0.01, format="csr", dtype="float32", random_state=0)
     >>> few, many = (t_fair(A, "spmm", N, shipped_profile("znver4")) for N in (32, 512))
     >>> few.seconds < many.seconds, few.limit
-    (True, 'compute')
+    (True, 'gather')
     """
     if op not in WORK:
         raise ArgumentError(f"op: expected one of {', '.join(WORK)}, got {op!r}")
