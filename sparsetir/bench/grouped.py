@@ -33,7 +33,7 @@ def ways(lengths: np.ndarray, depth: int, feat: int, dtype: str) -> dict[str, Ca
     """Return the calls to compare, on drawn operands."""
     import sparsetir.torch
     import torch
-    from sparsetir.torch.grouped import WAYS
+    from sparsetir.torch.products import WAYS
 
     kind = getattr(torch, dtype)
     ends = np.cumsum(lengths)

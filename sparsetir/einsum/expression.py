@@ -19,7 +19,6 @@ import scipy.sparse as sp
 
 from sparsetir.einsum import stored
 from sparsetir.einsum import subscripts as notation
-from sparsetir.einsum.elementwise import FlatStep, MaskedStep
 from sparsetir.einsum.operands import Kind, Shape, admitted, fits_layout, kind_of, look, passed
 from sparsetir.einsum.planning import (
     RESULTS,
@@ -34,7 +33,18 @@ from sparsetir.einsum.planning import (
     statistics,
     stored_about,
 )
-from sparsetir.einsum.steps import DenseStep, KernelStep, Step, array_dtype, cast, classed, classed_pattern, transposed
+from sparsetir.einsum.steps import (
+    DenseStep,
+    FlatStep,
+    KernelStep,
+    MaskedStep,
+    Step,
+    array_dtype,
+    cast,
+    classed,
+    classed_pattern,
+    transposed,
+)
 from sparsetir.einsum.subscripts import semiring
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.hypersparse import has_hypersparse, renumber

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.einsum.elementwise import FlatStep, MaskedStep, pays, roles
 from sparsetir.einsum.emit import Nest, Operand, walked
 from sparsetir.einsum.operands import Kind, Layout, Level, rows
-from sparsetir.einsum.steps import DenseStep, KernelStep, Step
+from sparsetir.einsum.steps import DenseStep, FlatStep, KernelStep, MaskedStep, Step, pays, roles
 from sparsetir.einsum.subscripts import Semiring, Terms
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.formats.compressed_rows import compressed_rows

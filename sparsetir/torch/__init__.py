@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from sparsetir.torch import tracing as _traced  # noqa: F401
 from sparsetir.torch.graph import Graph
-from sparsetir.torch.grouped import grouped_mm
 from sparsetir.torch.jagged import jagged_attention
 from sparsetir.torch.linear import SparseLinear
-from sparsetir.torch.products import matmul
+from sparsetir.torch.products import grouped_mm, matmul
 from sparsetir.torch.pruned_layers import PrunedAttention, PrunedConv, PrunedLinear
 from sparsetir.torch.pyg import patch_pyg
 from sparsetir.torch.sparsify import LayerChange, SparsifyReport, sparsify_

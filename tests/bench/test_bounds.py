@@ -313,19 +313,19 @@ def test_the_model_is_asked_only_where_calls_take_long(monkeypatch: pytest.Monke
     assert predict.chosen(kernel, inputs["A"], inputs, None, calls=50) is None
 
 
-def test_the_model_overrules_where_it_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_overrules_where_it_expects_more(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, inputs = kernel_and_inputs()
     wanted = "bsr(r=3, c=3)"
 
-    def gains(margin: float) -> Any:
-        def of(_encoding: Any, candidates: list[Candidate]) -> tuple[np.ndarray, float]:
-            return np.array([2.0 if repr(c.format) == wanted else 1.0 for c in candidates]), margin
+    def gains(gain: float) -> Any:
+        def of(_encoding: Any, candidates: list[Candidate]) -> np.ndarray:
+            return np.array([gain if repr(c.format) == wanted else 1.0 for c in candidates])
 
         return of
 
     own, calls = Conversion(formats.ell(), 10.0), 10**7
-    for margin, expected in ((1.5, wanted), (2.5, "ell()")):
-        monkeypatch.setattr(predict, "_gains", gains(margin))
+    for gain, expected in ((2.0, wanted), (predict.TRIED - 0.01, "ell()")):
+        monkeypatch.setattr(predict, "_gains", gains(gain))
         found = predict.chosen(kernel, inputs["A"], inputs, own, calls=calls)
         assert found is not None
         assert repr(found.format) == expected

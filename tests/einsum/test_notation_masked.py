@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from each import on, share
 from sparsetir import einsum, einsum_expression
-from sparsetir.einsum.elementwise import MaskedStep, pays, roles
+from sparsetir.einsum.steps import MaskedStep, pays, roles
 from sparsetir.errors import ArgumentError
 
 SIZES = {"i": 40, "j": 30, "k": 50}

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 import sparsetir.torch  # noqa: E402
 from sparsetir.errors import ArgumentError, ArgumentTypeError  # noqa: E402
-from sparsetir.torch import grouped  # noqa: E402
+from sparsetir.torch import products  # noqa: E402
 
 ENDS = {"ragged": [0, 1, 9, 9, 30, 37], "one": [12], "ones": [1, 2, 3, 4], "empty": [0, 0, 0]}
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -64,26 +64,26 @@ def test_products_are_those_of_a_loop(dims: tuple[int, int], case: str, dtype: t
 @pytest.mark.parametrize("case", ["ragged", "one", "ones"])
 def test_ways_agree(result: str, case: str) -> None:
     ends = ENDS[case]
-    starts = grouped._starts(torch.tensor([*ends, ends[-1]]), ends[-1], torch.empty(0, 0), (2, 3))
+    starts = products._starts(torch.tensor([*ends, ends[-1]]), ends[-1], torch.empty(0, 0), (2, 3))
     x = torch.randn(ends[-1], 7, dtype=torch.float64)
     w = torch.randn(*((starts.size - 1, 7, 20) if result == "rows" else (ends[-1], 20)), dtype=torch.float64)
-    first, *others = [way(x, w, starts) for way in grouped.WAYS[result].values()]
+    first, *others = [way(x, w, starts) for way in products.WAYS[result].values()]
     for y in others:
         torch.testing.assert_close(y, first)
 
 
 def test_class_of_shapes_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    grouped._fastest.clear()
-    monkeypatch.setattr(grouped, "MIN_TIMED_FLOPS", 0)
-    runs, compare = [], grouped._compare
+    products._fastest.clear()
+    monkeypatch.setattr(products, "MIN_TIMED_FLOPS", 0)
+    runs, compare = [], products._compare
     monkeypatch.setattr(
-        grouped, "_compare", lambda ways, *operands: runs.append(list(ways)) or compare(ways, *operands)
+        products, "_compare", lambda ways, *operands: runs.append(list(ways)) or compare(ways, *operands)
     )
     left, right, offs = operands((2, 3), [2, 5])
     for _ in range(2):
         torch.testing.assert_close(grouped_mm(left, right, offs=offs), looped(left, right, [2, 5]))
     assert runs == [["kernel", "loop", "padded"]]
-    grouped._fastest.clear()
+    products._fastest.clear()
 
 
 @pytest.mark.parametrize("dims", [(2, 3), (2, 2), (3, 2)])

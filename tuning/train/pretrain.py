@@ -23,9 +23,19 @@ from sparsetir.tuning.features import THREADED, choice_names, matrix_names, patt
 from sparsetir.tuning.model import OBJECTIVES, PLACED, SERIAL, AnalyticModel, CostModel, Model, RandomModel
 from sparsetir.tuning.records import Recording, load
 from sparsetir.tuning.train import evaluate
-from sparsetir.tuning.train import plots as pictures
 from sparsetir.tuning.train.dataset import is_data_set, recordings
-from sparsetir.tuning.train.evaluate import Ranking, Trainer, by_margin, by_model, by_part, held_out, safe_margin
+from sparsetir.tuning.train.evaluate import (
+    Ranking,
+    Trainer,
+    by_margin,
+    by_model,
+    by_part,
+    held_out,
+    plot_calibration,
+    plot_learning,
+    plot_searches,
+    safe_margin,
+)
 from sparsetir.tuning.train.replay import BUDGETS, compare, runs_of, stops
 from sparsetir.workloads.inputs import say
 from sparsetir.workloads.plot import markdown
@@ -159,17 +169,17 @@ def of_other_families(cases: Sequence[Recording], over: Sequence[Recording], rou
 
 def plots(cases: Sequence[Recording], over: Sequence[Recording], rounds: int, unseen: list[Ranking], to: Path) -> None:
     """Draw whether gains come true, how the model learns, and what searches over `over` gain by it."""
-    say(f"wrote {pictures.calibration(unseen, to / 'calibration.png')}")
+    say(f"wrote {plot_calibration(unseen, to / 'calibration.png')}")
     matrices, curve = list(dict.fromkeys(case.matrix for case in cases)), {}
     for share in SHARES:
         kept = set(matrices[: max(1, round(share * len(matrices)))])
         trainer = partial(train_on, kept, rounds)
         curve[len(kept)] = held_out(cases, trainer, "family", FOLDS)
-    say(f"wrote {pictures.learning(curve, to / 'learning.png')}")
+    say(f"wrote {plot_learning(curve, to / 'learning.png')}")
     models = of_other_families(cases, over, rounds)
     reached = {"with the model": runs_of(over, "guided", DRAWN, 1, lambda case: models[case.family])}
     reached |= {name: runs_of(over, name, DRAWN, 1) for name in ("evolution", "random")}
-    say(f"wrote {pictures.searches(reached, to / 'searches.png')}")
+    say(f"wrote {plot_searches(reached, to / 'searches.png')}")
 
 
 def train_on(matrices: set[str], rounds: int, cases: Sequence[Recording]) -> Any:
