@@ -36,9 +36,9 @@ from sparsetir.lower.loops import with_body
 from sparsetir.lower.vector import vector_math
 from sparsetir.lower.vector.vector_math import FORMATS, MISSING, expand
 from sparsetir.relax import programs
-from sparsetir.relax.constants import Options
 from sparsetir.relax.epilogues import ERF_TERMS, Head, Lowered, Result, known, product
 from sparsetir.relax.operators import constant, reshape
+from sparsetir.relax.structures import Options
 from sparsetir.schedules import Registers
 
 MATMUL, TRANSPOSE = "relax.matmul", "relax.permute_dims"

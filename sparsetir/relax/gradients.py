@@ -44,7 +44,7 @@ from sparsetir.relax.operators import (
     constant,
     reshape,
 )
-from sparsetir.relax.structure import check_constants, is_known, transposed
+from sparsetir.relax.structures import check_constants, is_known, transposed
 
 op = relax.op
 

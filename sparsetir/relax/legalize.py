@@ -15,13 +15,13 @@ from tvm.relax.transform.legalize_ops.common import register_legalize
 from tvm.runtime import DataType
 
 from sparsetir.codegen.target import native_target
-from sparsetir.relax import dense, programs, structure
+from sparsetir.relax import dense, programs, structures
 from sparsetir.relax import programs as backward
-from sparsetir.relax import structure as transposition
-from sparsetir.relax.constants import Options, chosen, csr_of
+from sparsetir.relax import structures as transposition
 from sparsetir.relax.epilogues import Head, Lowered, Result, emitted, is_elementwise, known, product, same_size, written
 from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, Arguments, operator_of, reshape
 from sparsetir.relax.programs import Epilogue, Program, attention, grouped, groups_of
+from sparsetir.relax.structures import Options, chosen, csr_of
 from sparsetir.relax.training import layers
 from sparsetir.utils.arguments import renamed_parameters
 from sparsetir.utils.threads import get_num_threads
@@ -260,9 +260,9 @@ def _checked(builder: relax.BlockBuilder, a: Arguments, validated: dict[Any, Any
     count = None if bounds else a.entries()
     arrays = (a["indptr"], *(array for array, _ in bounds.values()))
     numbers = [limit for _, limit in bounds.values()] or [count]
-    if structure.is_known(*arrays) and known(numbers):
+    if structures.is_known(*arrays) and known(numbers):
         constants = {name: (array, int(limit)) for name, (array, limit) in bounds.items()}
-        structure.check_constants(a.name, a["indptr"], constants, None if count is None else int(count))
+        structures.check_constants(a.name, a["indptr"], constants, None if count is None else int(count))
         return a["indptr"]
     if validated is None:
         return a["indptr"]
@@ -271,7 +271,7 @@ def _checked(builder: relax.BlockBuilder, a: Arguments, validated: dict[Any, Any
     for limits_of, starts in earlier:
         if all(map(same_size, limits_of, numbers)):
             return starts
-    earlier.append((numbers, structure.checked(builder, a.name, a["indptr"], bounds, count)))
+    earlier.append((numbers, structures.checked(builder, a.name, a["indptr"], bounds, count)))
     return earlier[-1][1]
 
 

@@ -30,11 +30,11 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError,
 from sparsetir.formats.fingerprint import hash_indices
 from sparsetir.interop.sources import check_detached, is_torch
 from sparsetir.ir.visitor import structural_walk
-from sparsetir.relax.constants import task_of
 from sparsetir.relax.dense import ScheduleDense, is_ours
 from sparsetir.relax.legalize import LowerSparse
 from sparsetir.relax.operators import has_zero, reshape
 from sparsetir.relax.programs import OPAQUE
+from sparsetir.relax.structures import task_of
 from sparsetir.relax.torch_import.importer import Nesting
 from sparsetir.tuning import TuneTask, tune_many
 from sparsetir.utils.arguments import as_path, renamed_parameters

@@ -33,11 +33,11 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.heuristics import most_dense
 from sparsetir.relax import dense, programs
-from sparsetir.relax.constants import task_of, tunable
 from sparsetir.relax.epilogues import emitted, known, product
 from sparsetir.relax.legalize import Uses
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant, reshape
+from sparsetir.relax.structures import task_of, tunable
 from sparsetir.tuning import tune_many
 from sparsetir.utils.arguments import is_real, shown
 from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, choose, fastest

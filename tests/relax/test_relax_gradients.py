@@ -19,7 +19,7 @@ from sparsetir.errors import ArgumentError, LoweringError, own_errors
 from sparsetir.relax import gradients
 from sparsetir.relax.gradients import GRADIENTS
 from sparsetir.relax.operators import OPERATORS, call, constant
-from sparsetir.relax.structure import transposed
+from sparsetir.relax.structures import transposed
 
 STEP = 1e-6
 ZEROS = np.zeros(3, "int32")

@@ -35,7 +35,7 @@ from sparsetir.errors import LoweringError
 from sparsetir.relax import calls
 from sparsetir.relax.epilogues import product, same_size
 from sparsetir.relax.operators import reshape
-from sparsetir.relax.structure import checked
+from sparsetir.relax.structures import checked
 
 REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
 
