@@ -229,6 +229,41 @@ def test_other_formats_give_the_same_numbers(format: str) -> None:
         np.testing.assert_array_equal(split(A=A.asformat(format), B=B), A @ B)
 
 
+RAGGED = """
+@T.prim_func
+def ragged(a: T.handle, x_data: T.handle, y_data: T.handle, indptr: T.handle,
+           m: T.int32, longest: T.int32, nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.dense_variable(I, (longest, nnz), indptr, "{idtype}")
+    K = T.dense_fixed(longest)
+    A = T.match_sparse_buffer(a, (I, J), "{dtype}")
+    x = T.match_sparse_buffer(x_data, (K,), "{dtype}")
+    y = T.match_sparse_buffer(y_data, (I,), "{dtype}")
+    with T.sp_iter([I, J], "SR", "ragged") as [i, j]:
+        with T.init():
+            y[i] = 0
+        y[i] = y[i] + A[i, j] * x[j]
+"""
+
+
+@pytest.mark.parametrize(("dtype", "idtype"), [("float32", "int32"), ("float64", "int64")])
+def test_parts_of_ragged_rows_count_their_entries_from_the_begin_of_the_row(dtype: str, idtype: str) -> None:
+    """The coordinate of an entry of a dense ragged axis is its number in the row, wherever its chunk begins."""
+    kernel = sparsetir.build(
+        sparsetir.parse(RAGGED.format(dtype=dtype, idtype=idtype)), schedule=Choices(carry=1, chunks=7)
+    )
+    assert is_split(kernel)
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        indptr = drawn(rng, dtype).indptr.astype(idtype)
+        values = whole(rng, (int(indptr[-1]),), dtype)
+        lengths = np.diff(indptr)
+        x = whole(rng, (int(lengths.max()),), dtype)
+        numbers = np.arange(values.size) - np.repeat(indptr[:-1], lengths)
+        want = np.bincount(np.repeat(np.arange(lengths.size), lengths), values * x[numbers], lengths.size)
+        np.testing.assert_array_equal(kernel(A=values, x=x, indptr=indptr), want.astype(dtype))
+
+
 # ---------------------------------------------------------------------------------------------- the pass and the choice
 
 
