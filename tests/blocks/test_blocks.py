@@ -9,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,13 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from quick_code import quickly
 from sparsetir.blocks import reading, results
 from sparsetir.errors import ArgumentError, FileFormatError
 from sparsetir.stores import RawArray
 from sparsetir.utils.memory import MemoryLimitError
-from tests.quick_code import quick_code
 
 FORMS = ["folder", "a.h5ad", "a.zarr", "a.bsp.h5"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with quick_code():
-        yield
 
 
 def matrix(format: str = "csr", shape: tuple[int, int] = (3000, 150), dtype: str = "float32") -> Any:
@@ -166,7 +159,7 @@ def test_killed_sums_are_continued(operation: str, tmp_path: Path) -> None:
     np.save(tmp_path / "B.npy", B)
 
     def run(blocks: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", textwrap.dedent(SUMMED), str(blocks), operation]
+        command = [sys.executable, "-c", quickly(SUMMED), str(blocks), operation]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
 
     assert run(2).returncode == -signal.SIGKILL
@@ -194,7 +187,7 @@ def test_a_killed_run_is_continued(out: str, tmp_path: Path) -> None:
     before = {path.name for path in tmp_path.iterdir()}
 
     def run(blocks: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(KILLED), str(blocks), out]
+        command = [sys.executable, "-W", "ignore", "-c", quickly(KILLED), str(blocks), out]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
 
     assert run(3).returncode == -signal.SIGKILL
@@ -440,7 +433,7 @@ def test_the_memory_limit_is_obeyed(tmp_path: Path) -> None:
     sparsetir.save_blocks((part for _ in range(12)), tmp_path / "A")
     size = sum(file.stat().st_size for file in (tmp_path / "A").iterdir())
     assert size > 2 * (16 << 20)
-    command = [sys.executable, "-c", textwrap.dedent(LIMITED)]
+    command = [sys.executable, "-c", quickly(LIMITED)]
     environment = {**os.environ, "TVM_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
                           env=environment)  # fmt: skip

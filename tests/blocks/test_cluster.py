@@ -17,16 +17,11 @@ import sparsetir
 from sparsetir import dask as dask_products
 from sparsetir.blocks import cluster
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from tests.quick_code import quick_code
 
 array = pytest.importorskip("dask.array")
 distributed = pytest.importorskip("distributed")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with quick_code():
-        yield
+pytestmark = pytest.mark.scheduled  # as in the workers: sums in another order have other last bits
 
 
 @pytest.fixture(scope="module")

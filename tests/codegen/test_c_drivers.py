@@ -28,7 +28,7 @@ from sparsetir import formats
 
 GCC = shutil.which("gcc")
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g"
-# Sanitizers see the same accesses in code that is not optimised, which is made in a fifth of the time: the last -O counts.
+# Sanitizers see the same accesses in code that is not optimised, which takes a fifth of the time: the last -O counts.
 # A sanitizer is no dependency of a plain library, so the linker has to be told that its symbols come with the program.
 COMPILER = f'#!/bin/sh\nexec gcc "$@" -O0 {SANITIZERS} -Wl,--no-as-needed -lasan -lubsan\n'
 OPTIONS = {"ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=512:detect_leaks=1"}
