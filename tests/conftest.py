@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import os
+import shutil
 import sys
 import types
 import zlib
@@ -169,12 +170,25 @@ def short_collections() -> None:
 def quick_machine_code(request: pytest.FixtureRequest) -> Iterator[None]:
     """Most tests judge loops and numbers: LLVM does not optimise what they build for this machine.
 
-    It does in files that judge machine code: ``pytestmark = pytest.mark.optimised``.
+    It does in files that judge machine code: ``pytestmark = pytest.mark.optimised``; a little where that has a level.
     """
-    if FULL or request.node.get_closest_marker("optimised"):
+    mark = request.node.get_closest_marker("optimised")
+    if FULL or (mark is not None and "level" not in mark.kwargs):
         yield
         return
-    with quick_code():
+    with quick_code(0 if mark is None else mark.kwargs["level"]):
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The C compiler does not optimise what exported kernels have besides their machine code: the last -O counts."""
+    compiler = tmp_path_factory.mktemp("compiler") / "cc"
+    compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
+    compiler.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        if not FULL and shutil.which("cc"):
+            patch.setenv("CC", str(compiler))
         yield
 
 

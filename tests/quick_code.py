@@ -48,9 +48,9 @@ def quickly(code: str) -> str:
 
 
 @contextlib.contextmanager
-def quick_code() -> Iterator[None]:
-    """LLVM does not optimise what is built for this machine."""
-    with _changed_target({"opt-level": 0, "cl-opt": PLAIN_CODE}):
+def quick_code(level: int = 0) -> Iterator[None]:
+    """LLVM does not optimise what is built for this machine, or at level 1 removes what is not used."""
+    with _changed_target({"opt-level": level, "cl-opt": PLAIN_CODE}):
         yield
 
 

@@ -35,7 +35,7 @@ OPTIONS = {"ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=5
 
 pytestmark = [
     pytest.mark.skipif(GCC is None or sys.platform != "linux", reason="needs Linux and gcc"),
-    pytest.mark.optimised,  # unoptimised machine code refers to services that it does not call
+    pytest.mark.optimised(level=1),  # unoptimised machine code refers to services that it does not call
 ]
 
 

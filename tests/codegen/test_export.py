@@ -39,7 +39,8 @@ STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 
 pytestmark = [
     pytest.mark.skipif(CC is None or sys.platform != "linux", reason="needs Linux and a C compiler"),
-    pytest.mark.optimised,  # unoptimised machine code refers to services that it does not call
+    pytest.mark.optimised(level=1),  # unoptimised machine code refers to services that it does not call
+    pytest.mark.usefixtures("quick_compiler"),
 ]
 
 building = importlib.import_module("sparsetir.codegen.cache")

@@ -32,7 +32,8 @@ DRAWN = [*PROGRAMS] if FULL else ["least sums", "a tensor times a matrix", "a pr
 
 pytestmark = [
     pytest.mark.skipif(CC is None or sys.platform != "linux", reason="needs Linux and a C compiler"),
-    pytest.mark.optimised,  # unoptimised machine code refers to services that it does not call
+    pytest.mark.optimised(level=1),  # unoptimised machine code refers to services that it does not call
+    pytest.mark.usefixtures("quick_compiler"),
 ]
 
 

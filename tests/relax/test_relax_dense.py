@@ -19,6 +19,8 @@ from sparsetir.codegen.target import native_target
 from sparsetir.relax.model import lowered
 from sparsetir.relax.operators import constant
 
+pytestmark = pytest.mark.scheduled  # of dense kernels, too
+
 
 def dense(*shape: int, dtype: str = "float32", seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)

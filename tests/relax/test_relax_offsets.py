@@ -92,6 +92,7 @@ def test_a_model_of_symbolic_sizes_refuses_what_32_bits_cannot_address() -> None
         model(data, indptr, indices, X, Y)
 
 
+@pytest.mark.scheduled
 def test_a_function_that_32_bits_cannot_address_is_refused_when_the_model_is_built() -> None:
     func = sparsetir.parse(
         """
