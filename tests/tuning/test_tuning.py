@@ -468,7 +468,10 @@ def test_records_are_used_again(tuned: TuneResult) -> None:
     tuned.database.write_bytes(trials[:-30])
     more = tune_sparse(ops.spmm(), arguments(), max_trials=10, database=tuned.database, progress=False)
     assert more.measured == 2
-    assert order(more.history)[:9] == order(tuned.history)
+    # What is proposed after the trials that were read may be another candidate than the one whose line was damaged:
+    # the first time it was proposed in a batch, before the results of the others were known, which come in any order.
+    assert order(more.history)[:8] == order(tuned.history)[:8]
+    assert len(set(order(more.history))) == 10
     values = {**arguments(), "A": arguments()["A"] * 2}
     assert tune_sparse(ops.spmm(), values, max_trials=3, database=tuned.database, progress=False).measured == 0
     assert tune_sparse(ops.spmm(), arguments(1), max_trials=2, database=tuned.database, progress=False).measured == 2
