@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ PLAIN_CODE = [
     "-optimize-regalloc:int=2",  # of LLVM's "true", "false" and "unset": the fast register allocator
 ]
 UNSCHEDULED = "unscheduled"  # a key of targets, which keeps kernels with and without a schedule apart
+OF_UNSCHEDULED: dict[str, OrderedDict[Any, Any]] = {}  # values of the package's caches by the name of the cache
 IN_A_CHILD = f"""\
 import contextlib, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -74,11 +76,27 @@ def plain_loops() -> Iterator[None]:
         return dense.in_arithmetic(func).with_attr("tirx.is_scheduled", True)
 
     with (
+        _separate_caches(),
         _changed_target({"keys": ["cpu", UNSCHEDULED]}),
         mock.patch.object(schedules, "schedule", unscheduled),
         mock.patch.object(dense, "scheduled", unscheduled_kernel),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _separate_caches() -> Iterator[None]:
+    """Caches of the package have values of their own, which they had the last time."""
+    from sparsetir.utils.caches import CACHES
+
+    kept = {name: cache._values for name, cache in CACHES.items()}
+    for name, cache in CACHES.items():
+        cache._values = OF_UNSCHEDULED.setdefault(name, OrderedDict())
+    try:
+        yield
+    finally:
+        for name, cache in CACHES.items():
+            OF_UNSCHEDULED[name], cache._values = cache._values, kept.get(name, OrderedDict())
 
 
 @contextlib.contextmanager
@@ -93,5 +111,7 @@ def _changed_target(changes: dict[str, Any]) -> Iterator[None]:
     made = staticmethod(lambda device: tvm.target.Target({**detect(device).export(), **changes}))
     with mock.patch.object(tvm.target.Target, "from_device", made):
         native_target.cache_clear()
-        yield
-    native_target.cache_clear()
+        try:
+            yield
+        finally:
+            native_target.cache_clear()

@@ -87,6 +87,7 @@ def test_products(graph, reduce, inner, weights):
     assert torch.autograd.gradcheck(lambda *a: made.spmm(*a, reduce=reduce), inputs)
 
 
+@pytest.mark.scheduled
 @pytest.mark.parametrize(("heads", "is_via", "is_once"), [(4, False, True), (4, True, False), (64, False, False)])
 def test_a_few_heads_go_over_the_edges_of_a_row_once(heads, is_via, is_once):
     """Unless their weights are gathered, where more of these are on their way when one head goes after the other."""
