@@ -247,8 +247,8 @@ def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
 
     def parse(text: str) -> float:
         value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"expected a positive number, found {text}")
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"expected a positive, finite number, found {text}")
         return value
 
     # argparse names the type in its message.
@@ -258,10 +258,9 @@ def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 def seconds(text: str) -> float:
     """Parse a time, 0 for none."""
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text}")
-    return value
+    from sparsetir.utils.arguments import parse_seconds
+
+    return parse_seconds(text)
 
 
 def count(text: str) -> int:

@@ -53,7 +53,7 @@ from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
 from sparsetir.utils import arguments
-from sparsetir.utils.arguments import as_whole, renamed_parameters
+from sparsetir.utils.arguments import as_seconds, as_whole, renamed_parameters
 from sparsetir.utils.memory import old_objects_aside
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
@@ -220,8 +220,7 @@ def tune_sparse(
         raise ArgumentError(
             f"stop_probability: expected a probability from 0 to 1, got {arguments.shown(stop_probability)}. Pass 0.05."
         )
-    if not timeout > 0:
-        raise ArgumentError(f"timeout must be positive, found {arguments.shown(timeout)}")
+    timeout = as_seconds(timeout, "timeout", positive=True)
     if isinstance(compare_with, str):
         raise ArgumentTypeError(
             f'compare_with: expected a list of libraries, got {arguments.shown(compare_with)}. Pass ["mkl"].'
@@ -560,8 +559,8 @@ def check_arguments(
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             description = "a positive integer" if least else "an integer that is not negative"
             raise ArgumentError(f"{name} must be {description}, found {value!r}")
-    if max_seconds is not None and (isinstance(max_seconds, (str, bool)) or not max_seconds > 0):
-        raise ArgumentError(f"max_seconds must be positive, found {arguments.shown(max_seconds)}")
+    if max_seconds is not None:
+        as_seconds(max_seconds, "max_seconds", positive=True)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ArgumentError(f"seed must be an integer that is not negative, found {arguments.shown(seed)}")
 

@@ -24,7 +24,7 @@ from sparsetir.tuning.search import Search
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
-from sparsetir.utils.arguments import renamed_parameters, shown
+from sparsetir.utils.arguments import as_seconds, renamed_parameters, shown
 from sparsetir.workloads.plot import aligned
 
 # Task scheduler of `tune_many`: the next trials go to the search with the highest expected gain per second.
@@ -386,8 +386,7 @@ def tune_many(
         raise ArgumentError("expected tasks, such as [(program, inputs), ...]; found none")
     if policy not in POLICIES:
         raise ArgumentError(f"policy is one of {', '.join(POLICIES)}; found {shown(policy)}")
-    if isinstance(seconds, (str, bool)) or not seconds > 0:
-        raise ArgumentError(f"seconds must be positive, found {shown(seconds)}")
+    seconds, timeout = as_seconds(seconds, "seconds", positive=True), as_seconds(timeout, "timeout", positive=True)
     for task in task_list:
         check_arguments(task.inputs, max_trials=1, max_seconds=seconds, seed=seed, patience=patience)
         refuse_assembled(single(task.program), "tune_many")

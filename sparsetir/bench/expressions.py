@@ -20,7 +20,7 @@ from sparsetir.einsum import einsum, einsum_expression
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.script.printer import parse
 from sparsetir.utils import memory
-from sparsetir.utils.arguments import take_old_options
+from sparsetir.utils.arguments import parse_seconds, take_old_options
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.workloads.expressions import CASES, PEERS, Case, agree
 from sparsetir.workloads.inputs import reason, say
@@ -354,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.expressions", description=__doc__)
     parser.add_argument("--size", type=int, default=20_000, metavar="N", help="extent of most letters")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each call")
-    parser.add_argument("--rest", type=float, default=0.25, metavar="SECONDS", help="sleep before each turn")
+    parser.add_argument("--rest", type=parse_seconds, default=0.25, metavar="SECONDS", help="sleep before each turn")
     parser.add_argument("--threads", type=int, metavar="N", help="for every library")
     parser.add_argument("--against", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--compare-with", default=",".join(USUAL), metavar="NAMES", help=f"some of {', '.join(PEERS)}")

@@ -18,6 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.einsum import einsum, einsum_expression
+from sparsetir.utils.arguments import parse_seconds
 from sparsetir.utils.threads import set_num_threads
 from sparsetir.workloads import suite
 from sparsetir.workloads.inputs import say
@@ -105,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.orders", description=__doc__)
     parser.add_argument("--nnz", type=int, default=100_000, metavar="N", help="entries of A")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each order")
-    parser.add_argument("--rest", type=float, default=0.0, metavar="SECONDS", help="sleep before each turn")
+    parser.add_argument("--rest", type=parse_seconds, default=0.0, metavar="SECONDS", help="sleep before each turn")
     parser.add_argument("--threads", type=int, metavar="N")
     parser.add_argument("--families", default=",".join(FAMILIES), metavar="NAMES", help="of generated matrices")
     parser.add_argument("--shapes", default=",".join(SHAPES), metavar="NAMES", help="chains of A, P, R, X and W")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sparsetir.utils.arguments import parse_seconds
 from sparsetir.utils.imports import require
 from sparsetir.utils.threads import set_num_threads
 from sparsetir.workloads.inputs import reason, say
@@ -233,7 +234,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--weights", default=",".join(MASKS), help=f"of {', '.join(MASKS)}")
     add("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
     add("--densities", default="", help="of one product in place of a layer, such as 0.05,0.1,0.2,0.3,0.5")
-    add("--seconds", type=float, default=1.0, help="for each way (default: 1)")
+    add("--seconds", type=parse_seconds, default=1.0, help="for each way (default: 1)")
     add("--threads", type=int, default=2, help="of both libraries (default: 2)")
     add("--cpu", action="store_true", help="CPU time in place of time: for one thread on a busy machine")
     return parser.parse_args(argv)

@@ -24,6 +24,7 @@ from sparsetir.errors import SparseTIRError
 from sparsetir.tuning import tune_sparse
 from sparsetir.tuning.measure import lower_quartile
 from sparsetir.tuning.report import TuneResult
+from sparsetir.utils.arguments import parse_seconds
 from sparsetir.workloads.inputs import Case, Source, find_files, from_files, from_suite, loaded, make_case, reason, say
 from sparsetir.workloads.plot import markdown
 from sparsetir.workloads.timing import interleave
@@ -194,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.search", description=__doc__)
     add_sources(parser)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each search; 60")
+    parser.add_argument("--seconds", type=parse_seconds, default=60.0, help="of each search; 60")
     parser.add_argument("--seeds", type=int, default=1, help="searches of each case; 1")
     parser.add_argument("--no-sweep", action="store_true", help="leave the sweep out")
     args = parser.parse_args(argv)

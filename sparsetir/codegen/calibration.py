@@ -19,7 +19,7 @@ import tvm
 from sparsetir.codegen.cache import cache_folder
 from sparsetir.codegen.target import NO_GATHER, host_cpu, native_target
 from sparsetir.errors import ArgumentError
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import as_seconds
 from sparsetir.utils.files import caching
 from sparsetir.utils.machine import MachineProfile, last_cache, levels, machine_name, shipped_profile
 from sparsetir.utils.threads import get_num_threads
@@ -282,11 +282,9 @@ def calibrate(*, seconds: float = SECONDS) -> MachineProfile:
     Raises
     ------
     ArgumentError
-        When `seconds` is not positive.
+        When `seconds` is not positive or not finite.
     """
-    if not seconds > 0:
-        raise ArgumentError(f"seconds: expected a positive number, got {shown(seconds)}. Pass the time to measure for.")
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + as_seconds(seconds, "seconds", positive=True)
     loops = _compile()
     rates, rounds, longest = _rates(loops), list[Any](), 0.0
     while not rounds or time.perf_counter() + longest < end:

@@ -51,7 +51,7 @@ from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.utils.arguments import VALUE_DTYPES, common_dtype, dtype_name, shown
+from sparsetir.utils.arguments import VALUE_DTYPES, as_seconds, common_dtype, dtype_name, shown
 from sparsetir.utils.caches import shared_cache
 
 _known = shared_cache("einsum expressions", 256)
@@ -471,6 +471,7 @@ class Expression:
         """
         from sparsetir.tuning import tune_sparse
 
+        budget = as_seconds(seconds, "seconds", positive=True)
         examples = operands or [None] * len(self.kinds)
         values = [self._example(at) if value is None else admitted(value, at) for at, value in enumerate(examples)]
         self._check(values)
@@ -480,7 +481,7 @@ class Expression:
             members = [computed[n] for n in step.members]
             if isinstance(step, KernelStep):
                 called, arguments = step.called(members)
-                limit = seconds / len(kernels)
+                limit = budget / len(kernels)
                 func = called.program.func
                 result = tune_sparse(func, arguments, max_seconds=limit, database=database, progress=False)
                 called.tuned = result.kernel

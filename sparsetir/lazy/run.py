@@ -22,6 +22,7 @@ from sparsetir.interop import as_numpy, check_detached, is_sparse, is_torch, to_
 from sparsetir.lazy.array import Lazy, lazy
 from sparsetir.relax import calls
 from sparsetir.relax.operators import reshape
+from sparsetir.utils.arguments import as_seconds
 from sparsetir.utils.caches import Cache, exact, shared_cache
 
 MOST = 256  # compiled graphs that are kept
@@ -138,6 +139,7 @@ class Compiled:
         }
         self.parts = [part for part in lowering.order if id(part.leaf) not in constants]
         if tune is not None:
+            tune = as_seconds(tune, "tune", positive=True)
             database = _tuned(self.outputs, matrices, tune, database)
         self.function = Machines(build(self.mod, params=bound, database=database), "main")
         self.is_torch = any(is_torch(value) for value in values.values())

@@ -37,7 +37,7 @@ from sparsetir.relax.programs import OPAQUE
 from sparsetir.relax.structures import task_of
 from sparsetir.relax.torch_import.importer import Nesting
 from sparsetir.tuning import TuneTask, tune_many
-from sparsetir.utils.arguments import as_path, renamed_parameters
+from sparsetir.utils.arguments import as_path, as_seconds, renamed_parameters
 from sparsetir.utils.files import is_whole_library, seal, writing_file
 from sparsetir.utils.threads import get_num_threads
 
@@ -672,6 +672,7 @@ def build(
     records = None if database is None else Path(database)
     with ExitStack() as stack, own_errors():
         if tune_seconds is not None:
+            tune_seconds = as_seconds(tune_seconds, "tune_seconds", positive=True)
             folder = stack.enter_context(TemporaryDirectory(prefix="sparsetir-"))
             records = Path(folder, "tuning.jsonl") if records is None else records
             if products := tasks(mod, cpu, params=params):

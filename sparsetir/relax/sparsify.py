@@ -39,7 +39,7 @@ from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant, reshape
 from sparsetir.relax.structures import task_of, tunable
 from sparsetir.tuning import tune_many
-from sparsetir.utils.arguments import is_real, shown
+from sparsetir.utils.arguments import as_seconds, is_real, shown
 from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, choose, fastest
 
 UNKNOWN_ROWS = 64  # The assumed number of rows of an input where it is known only at run time.
@@ -296,7 +296,8 @@ class SparsifyWeights:
         if tune and database is None:
             raise ArgumentError("tune needs a database, in which sparsetir.relax.build finds what was tuned")
         self.decide, self.rows, self.most_dense, self.progress = decide, rows, most_dense, progress
-        self.tune, self.max_seconds, self.database = tune, max_seconds, database
+        self.tune, self.database = tune, database
+        self.max_seconds = as_seconds(max_seconds, "max_seconds", positive=True)
         self.target = native_target() if target is None else tvm.target.Target(target)
         self.layers: list[Layer] = []
         self._known: dict[tuple[Any, ...], Layer] = {}

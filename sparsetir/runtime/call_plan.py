@@ -32,6 +32,7 @@ from sparsetir.runtime.signature import (
 from sparsetir.runtime.validation import is_sound
 from sparsetir.schedules.defaults import NARROW
 from sparsetir.utils import buffers
+from sparsetir.utils.arguments import as_seconds
 from sparsetir.utils.buffers import Spare
 
 # How long calls take.
@@ -52,10 +53,17 @@ class Timing:
 
 
 def measure(call: Callable[[], Any], *, seconds: float = 0.2) -> Timing:
-    """Time `call` for `seconds` after one warm-up call."""
+    """Time `call` for `seconds` after one warm-up call.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        The seconds are not finite, negative or no number.
+    """
+    duration = as_seconds(seconds, "seconds")
     call()
     samples: list[float] = []
-    stop = time.perf_counter() + seconds
+    stop = time.perf_counter() + duration
     while len(samples) < 3 or time.perf_counter() < stop:
         start = time.perf_counter()
         call()

@@ -35,7 +35,7 @@ from sparsetir.torch.pruned_layers import (
     matrix_of,
     ways,
 )
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import as_seconds, shown
 from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, Choice, choose, timer_of
 from torch import Tensor, nn
 
@@ -401,15 +401,15 @@ def options_of(dtype: Any, rows: Any, examples: Any, percentile: Any, seconds: A
         raise ArgumentError(f"rows: expected a positive number of rows, got {shown(rows)}.")
     if not isinstance(percentile, (int, float)) or not 0 < percentile <= 100:
         raise ArgumentError(f"percentile: expected a number in (0, 100], got {shown(percentile)}.")
-    for name, value in (("seconds", seconds), ("tolerance", tolerance)):
-        if value is not None and (not isinstance(value, (int, float)) or not value > 0):
-            raise ArgumentError(f"{name}: expected a positive number, got {shown(value)}.")
+    if tolerance is not None and (not isinstance(tolerance, (int, float)) or not tolerance > 0):
+        raise ArgumentError(f"tolerance: expected a positive number, got {shown(tolerance)}.")
+    duration = as_seconds(seconds, "seconds", positive=True)
     if isinstance(examples, (Tensor, str, Mapping)) or not isinstance(examples, (Iterable, type(None))):
         raise ArgumentTypeError(f"examples: expected a list of batches, got {type(examples).__name__}. Pass [batch].")
     batches = tuple(examples or ())
     if lowest is torch.int8 and not batches:
         raise ArgumentError("examples: expected batches with dtype='int8', got none. They give the range of inputs.")
-    return Options(lowest, int(rows), batches, float(percentile), float(seconds), tolerance)
+    return Options(lowest, int(rows), batches, float(percentile), duration, tolerance)
 
 
 def _lowest(dtype: Any) -> torch.dtype | None:

@@ -7,8 +7,10 @@ keeps the old names of parameters.
 
 from __future__ import annotations
 
+import argparse
 import errno
 import functools
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -114,6 +116,50 @@ def as_real(value: Any, name: str, expected: str = "a real number") -> int | flo
         largest = f"of at most {np.finfo(np.float64).max:.3g}"
         raise ArgumentError(f"{name}: expected {expected} {largest}, got {shown(value)}. Pass a smaller one.") from None
     return value if isinstance(value, int) else number
+
+
+def as_seconds(value: Any, name: str, *, positive: bool = False) -> float:
+    """Return a finite number of seconds, of at least zero or more than zero: nothing waits or measures for ever.
+
+    Raises
+    ------
+    ArgumentTypeError
+        The argument is no number.
+    ArgumentError
+        It is negative, NaN or infinite, or zero if `positive`.
+
+    Examples
+    --------
+    >>> as_seconds(np.float32(0.5), "seconds"), as_seconds(0, "rest")
+    (0.5, 0.0)
+    """
+    expected = "a positive, finite number of seconds" if positive else "a finite number of seconds, not negative"
+    if isinstance(value, (bool, np.bool_)):
+        raise ArgumentTypeError(f"{name}: expected {expected}, got {value}. Pass a number such as 0.5.")
+    number = float(as_real(value, name, expected))
+    if not 0 <= number < math.inf or (positive and number == 0):
+        raise ArgumentError(f"{name}: expected {expected}, got {shown(value)}. Pass a number such as 0.5.")
+    return number
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds that an option of a command states.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        The text is no finite number, or a negative one.
+
+    Examples
+    --------
+    >>> parse_seconds("0.5")
+    0.5
+    """
+    try:
+        return as_seconds(float(text), "seconds")
+    except ValueError:
+        fault = f"expected a finite number of seconds, not negative, got {shown(text)}"
+        raise argparse.ArgumentTypeError(fault) from None
 
 
 def as_dtype(value: Any, name: str) -> str:
@@ -413,10 +459,12 @@ __all__ = [
     "as_mapping",
     "as_path",
     "as_real",
+    "as_seconds",
     "as_whole",
     "common_dtype",
     "dtype_name",
     "is_float",
+    "parse_seconds",
     "renamed_parameters",
     "shown",
     "take_old_argument",

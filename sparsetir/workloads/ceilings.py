@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.utils.arguments import as_count, as_seconds
 from sparsetir.utils.machine import Level, levels
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.workloads.inputs import free_memory
@@ -233,6 +234,7 @@ def measure_roofline(*, seconds: float = SECONDS, rounds: int = ROUNDS) -> Roofl
     >>> found.most.peak > 0 and "DRAM" in found.most.bandwidth
     True
     """
+    seconds, rounds = as_seconds(seconds, "seconds", positive=True), as_count(rounds, "rounds")
     lanes, caches = register_lanes(), levels()
     counts = sorted({1, get_num_threads()})
     measurements = [

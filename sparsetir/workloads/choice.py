@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from sparsetir.utils.arguments import as_seconds
 from sparsetir.workloads.timing import timed_calls
 
 ROUNDS = 3
@@ -59,6 +60,7 @@ def choose(timers: Mapping[str, Timer], *, seconds: float = 0.1, refused: Mappin
     refused : mapping of str to str, optional
         Candidates that gave wrong results or failed, with the reason.
     """
+    seconds = as_seconds(seconds, "seconds")
     samples: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(ROUNDS):
         for name, timer in timers.items():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from sparsetir.errors import ArgumentError
+from sparsetir.utils.arguments import as_count, as_seconds
 
 MIN_CALLS = 3
 LONG_CALL = 2e-3  # seconds of a call as long as which it may wait for a core
@@ -136,8 +136,8 @@ def interleave(
     >>> times["sum"].min <= times["sum"].median <= times["sum"].max
     True
     """
-    if rounds < 1:
-        raise ArgumentError(f"rounds must be at least 1, found {rounds}")
+    rounds = as_count(rounds, "rounds")
+    burst_seconds, rest = as_seconds(burst_seconds, "burst_seconds"), as_seconds(rest, "rest")
     samples: dict[str, list[float]] = {name: [] for name in cases}
     discarded = dict.fromkeys(cases, 0)
     for _ in range(rounds):

@@ -128,7 +128,7 @@ def test_best_prefetch_is_none_in_the_first_level() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
 def test_bad_seconds(seconds: float) -> None:
-    with pytest.raises(ArgumentError, match="seconds: expected a positive number"):
+    with pytest.raises(ArgumentError, match="seconds: expected a positive, finite number"):
         calibration.calibrate(seconds=seconds)
 
 

@@ -336,7 +336,7 @@ def test_values_that_are_not_finite_stay_dense() -> None:
         ({"decide": "measure", "density": 0.1}, "keep: expected 'nonzeros'"),
         ({"decide": "measure", "rows": 0}, "rows: expected a positive number"),
         ({"decide": "measure", "percentile": 0}, "percentile: expected a number in"),
-        ({"decide": "measure", "seconds": -1}, "seconds: expected a positive number"),
+        ({"decide": "measure", "seconds": -1}, "seconds: expected a positive, finite number"),
         ({"decide": "measure", "examples": torch.ones(3)}, "examples: expected a list of batches, got Tensor"),
     ],
 )

@@ -256,7 +256,7 @@ def test_how_processes_end() -> None:
 
 
 def test_a_timeout_is_positive() -> None:
-    with pytest.raises(ArgumentError, match="timeout must be positive"):
+    with pytest.raises(ArgumentError, match="timeout: expected a positive, finite number of seconds"):
         tune_sparse(ops.spmm(), arguments(), timeout=0.0)
 
 

@@ -30,6 +30,7 @@ from sparsetir.tuning.search import BATCH
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.workers.remote import opened
+from sparsetir.utils.arguments import as_seconds, parse_seconds
 from sparsetir.workloads import suite
 from sparsetir.workloads.inputs import DENSE, find_files, from_files, make_case, say
 
@@ -242,6 +243,8 @@ def collect(
     ExecutorLostError
         The executor is gone; the same command goes on.
     """
+    seconds = None if seconds is None else as_seconds(seconds, "seconds")
+    budget = None if budget is None else as_seconds(budget, "budget")
     begun = time.perf_counter()
     for number, source in enumerate(sources):
         matrix = None
@@ -277,8 +280,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="also every matrix below a folder")
     parser.add_argument("--ops", default=OPS, help="operations with the length of dense rows")
     parser.add_argument("--trials", type=int, default=TRIALS, help="of each case")
-    parser.add_argument("--case-seconds", type=float, help="for each half of a case")
-    parser.add_argument("--seconds", type=float, help="after which no further case is begun")
+    parser.add_argument("--case-seconds", type=parse_seconds, help="for each half of a case")
+    parser.add_argument("--seconds", type=parse_seconds, help="after which no further case is begun")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="measure what the file holds once more")
     workers = "whose workers measure: processes:N, tcp://host:port of a dask scheduler, or rpc://host:port/key"
