@@ -189,6 +189,8 @@ class Nest:
         operand, owned = self.operands[at], {loop.letter for loop in self.loops if at in loop.owners}
         if operand.layout is None:
             return True
+        if len(set(operand.path)) < len(operand.path):
+            return False  # an element of a diagonal is searched in its row
         root = operand.path[0] if operand.layout.levels[0].kind == "dense" else ""
         return all(letter in owned or letter == root for letter in operand.path)
 

@@ -305,6 +305,8 @@ class Expression:
         self.terms, views = diagonals(self.terms, kinds)
         self.views = [pair if any(pair) else None for pair in zip(casts, views, strict=True)]
         ring = semiring(reduce, combine, fill, self.dtype)
+        if set(self.terms.letters) <= set(self.terms.output):
+            ring = ring.without_reduction(self.dtype, len(kinds))
         same = tuple(agreed(kind, self.dtype, ring) for kind in kinds)
         self.task = Task(self.terms, same, ring, result)
         # Plans depend only on what the cache key contains of the operands, not on details of the first call's.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -186,6 +186,11 @@ class Semiring:
     def skips(self, dtype: str, operands: int) -> bool:
         """Return whether elements that are not stored change no result, so that loops may skip them."""
         return self.fill == self.identity(dtype) and (operands == 1 or self.absorbs(dtype))
+
+    def without_reduction(self, dtype: str, operands: int) -> Semiring:
+        """Return the semiring where nothing is reduced: any reduction will do, best one that skips."""
+        rings = (replace(self, reduce=name) for name in dict.fromkeys(REDUCE.values()))
+        return next((ring for ring in rings if ring.skips(dtype, operands)), self)
 
     def product(self, reads: Sequence[str]) -> str:
         """Return the text of one product."""

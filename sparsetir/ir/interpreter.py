@@ -18,7 +18,7 @@ from tvm.ir import Call, Op, Var
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.effects import Both, Coordinates, Stored, operand_coordinates
-from sparsetir.ir.rewriting import all_same
+from sparsetir.ir.rewriting import ABSORBING, all_same
 from sparsetir.ir.views import INIT, STORED, Axis, Entry, Program, SparseBuffer, SpIter, decode, is_sp_iter
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.utils.arguments import as_mapping
@@ -468,15 +468,18 @@ class _Machine:
             self.memory[buffer.storage][place] = self.eval(node.value)
 
     def adds_nothing(self, node: tirx.BufferStore) -> bool:
-        """Return whether a store adds a product to its own element and a factor of that is absent and zero."""
+        """Return whether a store adds a product to its own element and a factor of that is absent and zero.
+
+        Or finds a maximum of its element and a sum with a part that is absent and -inf, and so on: see `ABSORBING`.
+        """
         if node not in self.added:
             self.added[node] = _added_loads(node)
-        return any(self.is_absent(factor) for factor in self.added[node])
+        return any(self.is_absent(part, ABSORBING[type(node.value)][0]) for part in self.added[node])
 
-    def is_absent(self, node: ir.TensorLoad) -> bool:
-        """Return whether the element of an operand is not stored and reads as zero."""
+    def is_absent(self, node: ir.TensorLoad, absorbing: float) -> bool:
+        """Return whether the element of an operand is not stored and reads as what absorbs others."""
         buffer = self.program.buffers.get(node.source)
-        if buffer is None or node.source in self.assembly.trees or self.eval(buffer.default) != 0:
+        if buffer is None or node.source in self.assembly.trees or self.eval(buffer.default) != absorbing:
             return False
         return next(iter(self.places(buffer, list(node.indices))), None) is None
 
@@ -487,7 +490,8 @@ class _Machine:
             return
         for axis in self.assembly.add(buffer, place):
             self.start(axis)
-        self.assembly.element(buffer, place)[place.rest] = self.eval(node.value)
+        if not self.adds_nothing(node):
+            self.assembly.element(buffer, place)[place.rest] = self.eval(node.value)
 
     def start(self, axis: Axis) -> None:
         """Run what sets the elements of results over `axis` at the coordinate where the iterations stand."""
@@ -758,19 +762,20 @@ def _split_init(init: Any, results: Collection[Var]) -> tuple[Any, list[tirx.Buf
 
 
 def _added_loads(node: tirx.BufferStore) -> list[ir.TensorLoad]:
-    """Return the factors that a store reads, if it adds a product to its own element."""
-    own = node.value.a if isinstance(node.value, (tirx.Add, tirx.Sub)) else None
+    """Return the factors that a store reads, if it adds a product to its own element; alike of other reductions."""
+    own = node.value.a if isinstance(node.value, tuple(ABSORBING)) else None
     if not isinstance(own, ir.TensorLoad) or not own.source.same_as(node.buffer):
         return []
     is_own = all_same(list(own.indices), list(node.indices))
-    return [factor for factor in _factors(node.value.b) if isinstance(factor, ir.TensorLoad)] if is_own else []
+    parts = _parts(node.value.b, ABSORBING[type(node.value)][1]) if is_own else ()
+    return [part for part in parts if isinstance(part, ir.TensorLoad)]
 
 
-def _factors(term: ir.Expr) -> Iterator[ir.Expr]:
-    """Yield the factors of a product."""
-    if isinstance(term, tirx.Mul):
-        yield from _factors(term.a)
-        yield from _factors(term.b)
+def _parts(term: ir.Expr, combinations: tuple[type, ...]) -> Iterator[ir.Expr]:
+    """Yield what operators of some types combine in a term."""
+    if isinstance(term, combinations):
+        yield from _parts(term.a, combinations)
+        yield from _parts(term.b, combinations)
     else:
         yield term
 

@@ -80,6 +80,20 @@ def factors(expr: ir.Expr) -> list[ir.Expr]:
     return [*factors(expr.a), *factors(expr.b)] if isinstance(expr, tirx.Mul) else [expr]
 
 
+#: reduction -> what absorbs all other parts of a term, and the operators that combine these parts
+ABSORBING: dict[type, tuple[float, tuple[type, ...]]] = {
+    tirx.Add: (0, (tirx.Mul,)),
+    tirx.Sub: (0, (tirx.Mul,)),
+    tirx.Max: (-math.inf, (tirx.Add, tirx.Min)),
+    tirx.Min: (math.inf, (tirx.Add, tirx.Max)),
+}
+
+
+def is_number(expr: ir.Expr, value: float) -> bool:
+    """Return whether an expression is this constant."""
+    return isinstance(expr, (tirx.FloatImm, tirx.IntImm)) and float(expr.value) == value
+
+
 def product(parts: Sequence[ir.Expr]) -> ir.Expr:
     """Return the product of `parts`, from the left."""
     return math.prod(parts[1:], start=parts[0])

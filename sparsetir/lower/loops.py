@@ -11,7 +11,8 @@ from typing import Any
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.ir.rewriting import collect, get, is_element, put, substitute
+from sparsetir.ir import dialect
+from sparsetir.ir.rewriting import ABSORBING, collect, get, is_element, is_number, mentions, put, substitute
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
 
@@ -97,6 +98,35 @@ def each_loop(func: tirx.PrimFunc, *, outer: Change | None = None, inner: Change
         return changed if replacement is None else replacement
 
     return with_body(func, structural_mutate(func.body, [(tirx.For, on_for)]))
+
+
+def _choice(term: ir.Expr, reduction: type) -> tuple[ir.Expr, ir.Expr] | None:
+    """Return (condition, value) of a term that is left out where the condition does not hold; None for other terms."""
+    absorbing, combinations = ABSORBING[reduction]
+    if dialect.is_if_then_else(term) and is_number(term.args[2], absorbing):
+        return term.args[0], term.args[1]
+    if isinstance(term, combinations):
+        for at, part in enumerate((term.a, term.b)):
+            choice = _choice(part, reduction)
+            if choice is not None:
+                parts = (choice[1], term.b) if at == 0 else (term.a, choice[1])
+                return choice[0], type(term)(*parts)
+    return None
+
+
+def presence(term: ir.Expr, reduction: type, fixed: Sequence[Var]) -> tuple[list[ir.Expr], ir.Expr]:
+    """Return the conditions where a term of a reduction is not left out, and the term where they hold.
+
+    In order: a condition may be evaluated only where those before it hold. One that mentions a variable of `fixed`
+    stays in the term, and those after it.
+    """
+    conditions: list[ir.Expr] = []
+    choice = _choice(term, reduction)
+    while choice is not None and not mentions(choice[0], list(fixed)):
+        conditions.append(choice[0])
+        term = choice[1]
+        choice = _choice(term, reduction)
+    return conditions, term
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from sparsetir.lower import TO_FLAT, run
 from sparsetir.lower.iterations.normalize import realign
 from sparsetir.lower.loops import parallel, serial
 from sparsetir.lower.target.half_floats import PromoteHalves, widened
+from sparsetir.lower.vector.loop_transforms import UnswitchLoops
 from sparsetir.sparse_output import merges
 from sparsetir.sparse_output.accumulators import (
     DUMPS,
@@ -710,7 +711,12 @@ def _update(scatter: Scatter, accumulator: Var, place: list[ir.Expr]) -> tirx.St
 # Machine code of a program with computed patterns: several functions in one library.
 
 
-LATE = [tirx.transform.ConvertSSA(), PromoteHalves, *TO_FLAT]
+LATE = [
+    tirx.transform.ConvertSSA(),
+    UnswitchLoops,  # terms with an absent factor -> no terms
+    PromoteHalves,
+    *TO_FLAT,
+]
 
 
 class AssembledCompiled(Compiled):

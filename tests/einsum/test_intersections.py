@@ -52,7 +52,11 @@ SUBSCRIPTS = [
     *("ki,kji->kji", "kji,ki->kji", "ij,kij->ikj", "kij,kj->jik", "ki,jik->kij", "kji,ki->k", "ki,kji->ji"),
     *("kji,jik->", "ijk,kj->kji", "ij,ji->ij", "ij,ij,ij->", "ij,ji,ij->j", "ik,ijk,jik->", "kij,ikj,ji->kij"),
     *("kij,ik,ijk->ijk", "jki,kij,ki->ij", "ij,ij->ij"),
+    *("ij,ij,jk->ik", "ji,ji,kj->ik", "jk,ji,jk->ki", "ij,ji,ij,jk->ik"),
 ]
+#: reductions and combinations with what is not stored, which changes no result
+RINGS = [("max", "add", -np.inf), ("max", "min", -np.inf), ("min", "add", np.inf), ("min", "max", np.inf)]
+FUNCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +114,48 @@ def test_products_of_sparse_operands_run_over_their_intersection(case: int) -> N
         operands = [drawn(rng, shape, kind, dtype) for shape, kind in zip(shapes, kinds, strict=True)]
         computed = elements_of(sparsetir.einsum(subscripts, *(operand[0] for operand in operands)))
         np.testing.assert_array_equal(computed.astype(float), expected(subscripts, operands), str(kinds))
+
+
+@pytest.mark.parametrize("ring", RINGS, ids=lambda ring: " of ".join(ring[:2]))
+@pytest.mark.parametrize("subscripts", ["ij,ji->j", "ij,ij->", "ij,j->i", "ij,ij,jk->ik", "ji,ji,ik->", "ij,jk->ik"])
+def test_other_reductions_leave_out_what_is_not_stored(subscripts: str, ring: tuple[str, str, float]) -> None:
+    """A dense operand, the last one of some, and stored elements may be NaN or infinities of either sign."""
+    (reduce, combine, fill), rng = ring, np.random.default_rng(8)
+    inputs, _, output = subscripts.partition("->")
+    terms = inputs.split(",")
+    letters = output + "".join(sorted(set(inputs) - set(output) - {","}))
+    for _ in range(8):
+        sizes = dict(zip("ijk", rng.integers(1, 20, 3), strict=True))
+        operands: list[Any] = []
+        term, meets = None, np.ones([sizes[c] for c in letters], bool)
+        for n, own in enumerate(terms):
+            shape = tuple(int(sizes[c]) for c in own)
+            is_dense = len(own) == 1 or (n == len(terms) - 1 and "k" in own)
+            tensor, elements, is_stored = drawn(rng, shape, "csr_array" if len(own) == 2 else "CooTensor", np.float64)
+            operands.append(elements if is_dense else tensor)
+            view = tuple(slice(None) if c in own else None for c in letters)
+            part = elements.transpose([own.index(c) for c in letters if c in own])[view]
+            term = part if term is None else FUNCTIONS[combine](term, part)
+            meets = meets & (is_dense | is_stored.transpose([own.index(c) for c in letters if c in own])[view])
+        axes = tuple(range(len(output), len(letters)))
+        want = FUNCTIONS[reduce].reduce(np.where(meets, term, fill), axis=axes)
+        got = sparsetir.einsum(subscripts, *operands, reduce=reduce, combine=combine, fill=fill, result="dense")
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max", "min", "prod"])
+@pytest.mark.parametrize("subscripts", ["ji,ji->ij", "ij,ij->ij", "ij,ij,ij->ji"])
+def test_a_reduction_of_nothing_is_none(subscripts: str, reduce: str) -> None:
+    stored, empty = sp.csr_array(np.array([[np.inf, np.nan], [1.0, -np.inf]])), sp.csr_array((2, 2))
+    for operands in ([stored, empty, stored], [empty, stored, empty]):
+        chosen = operands[: subscripts.count(",") + 1]
+        assert not elements_of(sparsetir.einsum(subscripts, *chosen, reduce=reduce)).any()
+
+
+def test_elements_of_a_diagonal_are_looked_up() -> None:
+    empty = sp.csr_array((2, 2))
+    others = np.array([[np.inf, 1.0], [2.0, 3.0]]), sp.csr_array(np.array([[1.0, 0.0], [4.0, 5.0]]))
+    assert not sparsetir.einsum("jj,kj,kj->kj", empty, *others).toarray().any()
 
 
 @pytest.mark.parametrize("search", ["inline", "hoist", "merge"])

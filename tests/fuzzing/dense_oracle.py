@@ -17,6 +17,9 @@ REDUCE = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minim
 REDUCE |= {"all": np.logical_and}
 COMBINE = {"mul": np.multiply, "add": np.add, "max": np.maximum, "min": np.minimum, "and": np.logical_and}
 COMBINE |= {"or": np.logical_or}
+#: reductions of floats, with the fill that absorbs all else and changes nothing
+LEFT_OUT = {("sum", "mul", 0), ("max", "add", -np.inf), ("max", "min", -np.inf)}
+LEFT_OUT |= {("min", "add", np.inf), ("min", "max", np.inf)}
 
 
 @dataclass
@@ -95,20 +98,28 @@ def evaluate(subscripts: str, values: Sequence[Value], dtype: str | None = None)
 
 
 def evaluate_filled(subscripts: str, values: Sequence[Value], reduce: str, combine: str, fill: float) -> Array | None:
-    """Any reduction over the whole index space, what is not stored being `fill`; None where there is none."""
+    """Any reduction over the whole index space, what is not stored being `fill`; None where there is none.
+
+    What is not stored is left out, whatever it meets, where that changes no result of finite numbers.
+    """
     left, _, kept = subscripts.partition("->")
     letters, dtype = left.split(","), common(values)
     order = kept + "".join(dict.fromkeys(c for c in "".join(letters) if c not in kept))
     sizes = sizes_of(values, letters)
     shape = tuple(sizes[c] for c in order)
     made: Array | None = None
+    mask = np.ones(shape, bool)
     with np.errstate(all="ignore"):
         for value, own in zip(values, letters, strict=True):
             data, stored = value.dense()
             wide = np.where(stored, data.astype(np.float64), fill)
             part = np.broadcast_to(spread(wide, own, order), shape)
             made = part if made is None else COMBINE[combine](made, part).astype(np.float64)
+            mask &= spread(stored, own, order)
         assert made is not None
+        reductions = {reduce} if len(kept) < len(order) else set(REDUCE)  # of nothing, any
+        if widest(dtype) is np.float64 and any((r, combine, fill) in LEFT_OUT for r in reductions):
+            made = np.where(mask, made, fill)
         axes = tuple(range(len(kept), len(order)))
         if not all(shape[len(kept) :]) and reduce in ("max", "min"):
             return None

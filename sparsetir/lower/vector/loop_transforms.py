@@ -11,8 +11,8 @@ import tvm
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import (
+    ABSORBING,
     all_same,
     collect,
     conjunction,
@@ -34,6 +34,7 @@ from sparsetir.lower.loops import (
     VECTORIZED,
     Update,
     each_loop,
+    presence,
     serial,
     unrolled,
     with_,
@@ -215,41 +216,22 @@ def UnrollRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 #             for k in T.vectorized(16):
 #                 acc[ii * 16 + k] = acc[ii * 16 + k] + a[...] * b[indices[p], k]
 #
-# Adding zero has no effect; without the choice, product and sum are one instruction. A condition that reads an array
-# is moved only out of loops that run at least once.
+# Adding zero has no effect, nor has a maximum with -inf; without the choice, product and sum are one instruction. A
+# condition that reads an array is moved only out of loops that run at least once.
 
 
 KEPT = (SERIAL, UNROLLED, VECTORIZED)
 
 
-def _is_zero(expr: ir.Expr) -> bool:
-    return isinstance(expr, (tirx.FloatImm, tirx.IntImm)) and float(expr.value) == 0
-
-
-def _choice(term: ir.Expr) -> tuple[ir.Expr, ir.Expr] | None:
-    """Return (condition, value) of a term that is zero where the condition does not hold; None for other terms."""
-    if dialect.is_if_then_else(term) and _is_zero(term.args[2]):
-        return term.args[0], term.args[1]
-    if isinstance(term, tirx.Mul):
-        for one, other, first in ((term.a, term.b, True), (term.b, term.a, False)):
-            choice = _choice(one)
-            if choice is not None:
-                return choice[0], choice[1] * other if first else other * choice[1]
-    return None
-
-
 def _guarded(store: tirx.BufferStore) -> tirx.Stmt:
-    """Rewrite ``x = x + if_then_else(c, t, 0)`` to ``if c: x = x + t``, with the conditions of all factors."""
-    update = Update.of(store, (tirx.Add, tirx.Sub))
+    """Rewrite ``x = x + if_then_else(c, t, 0)`` to ``if c: x = x + t``, with the conditions of all factors.
+
+    Maxima of sums and minima are rewritten alike where -inf stands for 0, minima where inf does.
+    """
+    update = Update.of(store, tuple(ABSORBING))
     if update is None:
         return store
-    conditions: list[ir.Expr] = []
-    term, choice = update.term, _choice(update.term)
-    while choice is not None and not mentions(choice[0], [store.buffer]):
-        # In order: a condition may be evaluated only where those found before it hold.
-        conditions.append(choice[0])
-        term = choice[1]
-        choice = _choice(term)
+    conditions, term = presence(update.term, update.op, [store.buffer])
     if not conditions:
         return store
     alone = tirx.BufferStore(store.buffer, update.op(update.own, term), store.indices)

@@ -45,6 +45,7 @@ from sparsetir.lower.loops import (
     VECTORIZED,
     Update,
     each_loop,
+    presence,
     serial,
     unrolled,
     vectorized,
@@ -465,10 +466,12 @@ def _emit(
     def final(count: int, counted: ir.Expr) -> tirx.Stmt:
         """Add the last `counted` of the last `count` terms; TVM would simplify a term inside the choice by its mask."""
         terms = tirx.decl_buffer([count], kind, name="term", scope="local", layout=None)
-        load = tirx.BufferStore(terms, term(dot.loop.extent - const(count, dtype) + lane), [lane])
+        conditions, value = presence(term(dot.loop.extent - const(count, dtype) + lane), dot.combine, [lane])
+        load = tirx.BufferStore(terms, value, [lane])
         chosen = tirx.Select(lane >= const(count, dtype) - counted, tirx.BufferLoad(terms, [lane]), neutral)
         vectors = (vectorized(lane, count, body) for body in (load, add(element(lane), chosen)))
-        return seq(*alloc(terms), *map(renewed, vectors))
+        added = seq(*alloc(terms), *map(renewed, vectors))
+        return tirx.IfThenElse(conjunction(conditions), added, None) if conditions else added
 
     single = each(add(element(const(0, dtype)), term(const(0, dtype))))
     tail = _remainder(dot.loop.extent, lanes, lambda *part: each(final(*part)), lambda n: each(first(n)), single)
