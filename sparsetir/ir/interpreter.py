@@ -761,9 +761,9 @@ def _split_init(init: Any, results: Collection[Var]) -> tuple[Any, list[tirx.Buf
     return (tirx.SeqStmt(early) if len(early) > 1 else early[0] if early else None), late
 
 
-def _added_loads(node: tirx.BufferStore) -> list[ir.TensorLoad]:
+def _added_loads(node: Any) -> list[ir.TensorLoad]:
     """Return the factors that a store reads, if it adds a product to its own element; alike of other reductions."""
-    own = node.value.a if isinstance(node.value, tuple(ABSORBING)) else None
+    own = node.value.a if type(node.value) in ABSORBING else None
     if not isinstance(own, ir.TensorLoad) or not own.source.same_as(node.buffer):
         return []
     is_own = all_same(list(own.indices), list(node.indices))
@@ -771,7 +771,7 @@ def _added_loads(node: tirx.BufferStore) -> list[ir.TensorLoad]:
     return [part for part in parts if isinstance(part, ir.TensorLoad)]
 
 
-def _parts(term: ir.Expr, combinations: tuple[type, ...]) -> Iterator[ir.Expr]:
+def _parts(term: Any, combinations: tuple[Any, ...]) -> Iterator[ir.Expr]:
     """Yield what operators of some types combine in a term."""
     if isinstance(term, combinations):
         yield from _parts(term.a, combinations)

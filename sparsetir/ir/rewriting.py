@@ -81,7 +81,7 @@ def factors(expr: ir.Expr) -> list[ir.Expr]:
 
 
 #: reduction -> what absorbs all other parts of a term, and the operators that combine these parts
-ABSORBING: dict[type, tuple[float, tuple[type, ...]]] = {
+ABSORBING: dict[Any, tuple[float, tuple[Any, ...]]] = {
     tirx.Add: (0, (tirx.Mul,)),
     tirx.Sub: (0, (tirx.Mul,)),
     tirx.Max: (-math.inf, (tirx.Add, tirx.Min)),

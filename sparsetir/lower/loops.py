@@ -100,7 +100,7 @@ def each_loop(func: tirx.PrimFunc, *, outer: Change | None = None, inner: Change
     return with_body(func, structural_mutate(func.body, [(tirx.For, on_for)]))
 
 
-def _choice(term: ir.Expr, reduction: type) -> tuple[ir.Expr, ir.Expr] | None:
+def _choice(term: Any, reduction: type) -> tuple[ir.Expr, ir.Expr] | None:
     """Return (condition, value) of a term that is left out where the condition does not hold; None for other terms."""
     absorbing, combinations = ABSORBING[reduction]
     if dialect.is_if_then_else(term) and is_number(term.args[2], absorbing):
@@ -110,7 +110,8 @@ def _choice(term: ir.Expr, reduction: type) -> tuple[ir.Expr, ir.Expr] | None:
             choice = _choice(part, reduction)
             if choice is not None:
                 parts = (choice[1], term.b) if at == 0 else (term.a, choice[1])
-                return choice[0], type(term)(*parts)
+                combination: Any = type(term)
+                return choice[0], combination(*parts)
     return None
 
 
