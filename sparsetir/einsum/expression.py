@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`einsum` and `einsum_expression`: index notation over sparse and dense operands, and front doors of warm calls.
+"""`einsum` and `einsum_expression`: index notation over operands in memory or on disk, and front doors of warm calls.
 
 Front doors: calls whose operands are of known kinds go straight to the kernel of an earlier call.
 
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.einsum import stored
+from sparsetir.blocks import BlockMatrix, open_blocks
+from sparsetir.blocks.cluster import is_dask
+from sparsetir.blocks.cluster import matmul as matmul_by_chunks
 from sparsetir.einsum import subscripts as notation
 from sparsetir.einsum.operands import Kind, Shape, admitted, fits_layout, kind_of, look, passed
 from sparsetir.einsum.planning import (
@@ -51,6 +53,7 @@ from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.stores import is_open
 from sparsetir.utils.arguments import VALUE_DTYPES, as_seconds, common_dtype, dtype_name, shown
 from sparsetir.utils.caches import shared_cache
 
@@ -139,12 +142,12 @@ def einsum(
 
 def _evaluate(text: str, operands: Sequence[Any], reduce: str, combine: str, fill: Any, result: str) -> Any:
     """Evaluate an expression over operands of any kind."""
-    if any(stored.is_stored(value) for value in operands):
+    if any(is_outside(value) for value in operands):
         if (reduce, combine, fill) != ("sum", "mul", 0):
             raise ArgumentError(
                 "reduce, combine, fill: expected sums of products of operands outside of memory. Read the matrix"
             )
-        return stored.einsum(text, operands)
+        return einsum_outside(text, operands)
     values = [passed(value, at) for at, value in enumerate(operands)]
     if has_hypersparse(values):
         return _over_short(text, values, reduce, combine, fill, result)
@@ -682,4 +685,86 @@ def product_door(A: Any, B: Any) -> Any:
         return None
 
 
-__all__ = ["BoundExpression", "Door", "Expression", "classify", "doors", "einsum", "einsum_expression", "product_door"]
+# -------------------------------------------------------------------------- operands outside of memory
+
+
+FORMS = "products with a dense operand ('ij,jk->ik'), sampled products ('ij,ik,jk->ij') and sums ('ij->j')"
+
+
+def is_outside(value: Any) -> bool:
+    """Return whether an operand is outside of memory: on disk, or a dask array."""
+    return isinstance(value, BlockMatrix) or is_open(value) or is_dask(value)
+
+
+def matmul_outside(A: Any, B: Any) -> Any:
+    """Multiply a matrix on disk, or a dask array, by a dense operand, or a dense operand by a matrix on disk."""
+    if is_outside(A) and is_outside(B):
+        raise ArgumentError("matmul(A, B): expected one operand in memory, got two that are not. Read one of them.")
+    if is_dask(A):
+        return matmul_by_chunks(A, B)
+    if is_dask(B):
+        raise ArgumentError("B: expected a matrix in memory or on disk, got a dask array. Pass it as A.")
+    return _opened(A) @ B if is_outside(A) else A @ _opened(B)
+
+
+def einsum_outside(text: str, operands: Sequence[Any]) -> Any:
+    """Evaluate an expression that is one pass over a matrix on disk; of dask arrays a product.
+
+    Raises
+    ------
+    ArgumentError
+        It is another expression.
+    """
+    operands = [open_blocks(value) if is_open(value) else value for value in operands]
+    terms = notation.parse(text, tuple(len(value.shape) for value in operands))
+    at = next(n for n, value in enumerate(operands) if is_outside(value))
+    M, rows_columns = operands[at], terms.inputs[at]
+    others = [(term, value) for n, (term, value) in enumerate(zip(terms.inputs, operands, strict=True)) if n != at]
+    if len(rows_columns) == 2 and not any(is_outside(value) for _, value in others):
+        row, column = rows_columns[0], rows_columns[1]
+        if len(others) == 1:
+            product = _product(M, row, column, *others[0], terms.output)
+            if product is not None:
+                return product
+        if not is_dask(M):
+            if not others and len(terms.output) == 1:
+                return (M if terms.output == column else M.T).colsums()
+            if len(others) == 2 and terms.output == row + column:
+                by_first = {term[:1]: (term[1:], value) for term, value in others if len(term) == 2}
+                if by_first.keys() == {row, column} and by_first[row][0] == by_first[column][0]:
+                    return M.sddmm(by_first[row][1], by_first[column][1])
+    raise ArgumentError(f"{text!r}: expected {FORMS} of operands outside of memory. Read the matrix whole for others.")
+
+
+def _product(M: Any, row: str, column: str, term: str, dense: Any, output: str) -> Any:
+    """Return the product that sums over a row or column letter, or None if the expression is another one."""
+    shared = [letter for letter in (row, column) if letter in term]
+    kept = row if shared == [column] else column
+    rest = term.replace(shared[0], "", 1) if len(shared) == 1 else term
+    if len(shared) != 1 or len(term) > 2 or shared[0] in output or set(output) != {kept, *rest} or row == column:
+        return None
+    operand = dense if term[0] == shared[0] else dense.T
+    if is_dask(M):
+        product = matmul_by_chunks(M, operand) if kept == row and operand.ndim == 2 else None
+    else:
+        product = (M if kept == row else M.T) @ operand
+    return product if product is None or output == kept + rest else product.T
+
+
+def _opened(value: Any) -> BlockMatrix:
+    return value if isinstance(value, BlockMatrix) else open_blocks(value)
+
+
+__all__ = [
+    "BoundExpression",
+    "Door",
+    "Expression",
+    "classify",
+    "doors",
+    "einsum",
+    "einsum_expression",
+    "einsum_outside",
+    "is_outside",
+    "matmul_outside",
+    "product_door",
+]

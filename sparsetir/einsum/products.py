@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.einsum import operators, stored
-from sparsetir.einsum.expression import product_door
+from sparsetir.einsum import operators
+from sparsetir.einsum.expression import is_outside, matmul_outside, product_door
 from sparsetir.einsum.numpy_functions import like_class
 from sparsetir.einsum.operators import by_parts, complex_product, complex_sum, has_complex
 from sparsetir.errors import ArgumentError, ArgumentTypeError
@@ -111,10 +111,10 @@ def _of_postings(A: Any, index: Postings, mask: Any, top: Any, threshold: Any) -
 
 
 def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: Any) -> Any:
-    if not (isinstance(A, SCIPY) and isinstance(B, SCIPY)) and (stored.is_stored(A) or stored.is_stored(B)):
+    if not (isinstance(A, SCIPY) and isinstance(B, SCIPY)) and (is_outside(A) or is_outside(B)):
         if complement or not mask is top is threshold is None:
             raise ArgumentError("mask=, top= and threshold= choose entries of results in memory: read the matrix")
-        return stored.matmul(A, B)
+        return matmul_outside(A, B)
     if _is_one_dense(A, B):
         if complement or not mask is top is threshold is None:
             options = "mask=, complement=, top= and threshold="

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import lzma
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,8 +57,8 @@ def test_points_are_judged_without_measuring(tmp_path: Path, capsys: pytest.Capt
     text = capsys.readouterr().out
     assert "rules (build without a hint)" in text
     assert "model of the other machine, first" in text
-    operations = {json.loads(line)["job"]["op"].partition("_")[0] for line in points.read_text().splitlines()}
-    assert all(f"| {name}:" in text for name in operations)
+    # On a busy machine the measurements of a case may differ too much: such a case is not judged.
+    assert all(f"| {case.op} " in text for case in judge.read(points))
 
 
 def test_files_without_points_are_refused(tmp_path: Path) -> None:
