@@ -20,7 +20,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
 from sparsetir.kernel_factory import make_kernel
-from sparsetir.runtime.adaptive import MIN_ENTRIES, TRIAL_CALLS, TRIAL_SECONDS, Trial
+from sparsetir.runtime.adaptive import MIN_ENTRIES, TRIAL_CALLS, TRIAL_SECONDS, Trial, in_background
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.utils.arguments import is_float, renamed_parameters, shown
 
@@ -237,9 +237,7 @@ class _Product:
         if self.is_announced:
             self._add(convert(x))
             return
-        # A thread that is no daemon: Python waits for it before LLVM is unloaded.
-        self.converter = threading.Thread(target=self._convert, args=(convert, x.copy()), name="sparsetir-converter")
-        self.converter.start()
+        self.converter = in_background(self._convert, convert, x.copy())
 
     def _convert(self, convert: Callable[[Any], list[Any]], x: Any) -> None:
         with contextlib.suppress(SparseTIRError, MemoryError):  # the first way stays

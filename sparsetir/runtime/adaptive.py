@@ -89,6 +89,31 @@ class Trial:
         )
 
 
+_converters: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def in_background(convert: Callable[..., None], *arguments: Any) -> threading.Thread:
+    """Start a thread that converts a matrix.
+
+    It is no daemon: Python waits for it before LLVM is unloaded. A fork waits for it too, because a child would find
+    locked for ever what the thread had locked.
+    """
+    thread = threading.Thread(target=convert, args=arguments, name="sparsetir-converter")
+    _converters.add(thread)
+    thread.start()
+    return thread
+
+
+def _wait_for_converters() -> None:
+    for thread in list(_converters):
+        if thread is not threading.current_thread() and thread.is_alive():
+            thread.join()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_wait_for_converters)
+
+
 def _is_sampled(seconds: list[float]) -> bool:
     """Return whether there are enough samples; the first is not one, because it finds caches cold."""
     return len(seconds) > SAMPLES and (sum(seconds[1:]) >= SAMPLED_SECONDS or len(seconds) > MOST_SAMPLES)
@@ -290,11 +315,7 @@ class Adaptive:
         if checked:  # so that no change is half seen
             fixed |= {name: _copied(fixed[name]) for name in self.matrices}
         operands = {name: _copied(value) for name, value in arguments.items()}
-        # A thread that is no daemon: Python waits for it before LLVM is unloaded.
-        self.converter = threading.Thread(
-            target=self._convert, args=(bound, fixed, operands, checked, calls, seconds), name="sparsetir-converter"
-        )
-        self.converter.start()
+        self.converter = in_background(self._convert, bound, fixed, operands, checked, calls, seconds)
 
     def _convert(
         self,
@@ -419,4 +440,4 @@ def _described(key: Any) -> str:
     return ", ".join(f"{name} {shape}" for name, shape, _ in key)
 
 
-__all__ = ["Adaptive", "Trial", "adaptive", "is_frozen"]
+__all__ = ["Adaptive", "Trial", "adaptive", "in_background", "is_frozen"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import threading
 import weakref
@@ -218,6 +219,25 @@ def test_a_bound_kernel_is_freed_when_it_is_dropped(calls: int) -> None:
         assert dropped() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_fork_waits_for_conversions() -> None:
+    """A child could not compile where a thread of its parent held the locks of the compiler."""
+    A, arguments = blocks(), operand("spmm")
+    bound = sparsetir.build(ops.spmm()).bind(A=A)
+    for _ in range(3):
+        bound(**arguments)
+    converter = bound.adaptive.converter
+    child = os.fork()
+    if child == 0:
+        result = sparsetir.build(ops.spmm("float64"), schedule=sparsetir.Choices(tile=3))(
+            A=A.astype("float64"), B=np.ones((ROWS, 3))
+        )
+        os._exit(0 if result.shape == (ROWS, 3) else 1)
+    assert converter is None or not converter.is_alive()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    np.testing.assert_allclose(bound(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("eager")
