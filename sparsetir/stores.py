@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError, SparseTIRError
-from sparsetir.utils.arguments import as_path
+from sparsetir.utils.arguments import as_path, package_of
 from sparsetir.utils.imports import require
 
 Array = np.ndarray[Any, Any]
@@ -137,7 +137,7 @@ def _read(array: Any, begin: int, end: int, name: str, buffers: Buffers) -> Arra
 
 def is_open(value: Any) -> bool:
     """Return whether it is an open group of h5py or zarr, or a backed matrix of anndata; imports none of them."""
-    root = type(value).__module__.partition(".")[0]
+    root = package_of(value)
     return (root in ("h5py", "zarr") and hasattr(value, "keys")) or (root == "anndata" and hasattr(value, "group"))
 
 

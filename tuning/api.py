@@ -47,13 +47,13 @@ from sparsetir.tuning.model import CostModel, Model, as_model
 from sparsetir.tuning.predict import Guess, guess
 from sparsetir.tuning.records import Database, Record
 from sparsetir.tuning.report import TuneResult
-from sparsetir.tuning.search import Search
+from sparsetir.tuning.search import Search, check_strategy
 from sparsetir.tuning.session import Session, shown
 from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
 from sparsetir.utils import arguments
-from sparsetir.utils.arguments import as_seconds, as_whole, renamed_parameters
+from sparsetir.utils.arguments import as_flag, as_path, as_seconds, as_sequence, as_whole, is_real, renamed_parameters
 from sparsetir.utils.memory import old_objects_aside
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
@@ -201,32 +201,28 @@ def tune_sparse(
     >>> bool(np.allclose(result.kernel(A=A, B=B), A @ B, rtol=1e-5)), len(result.history)
     (True, 2)
     """
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ArgumentError(f"expected one of the presets {', '.join(PRESETS)}; found {arguments.shown(preset)}")
     usual_trials, usual_seconds = PRESETS[preset]
     trials_left = usual_trials if max_trials is None else max_trials
     seconds_left = usual_seconds if max_seconds is None and max_trials is None else max_seconds
+    if formats is not None:
+        formats = as_sequence(formats, "formats", "formats such as bsr(4, 4)")
     invalid = next((format for format in formats or () if not isinstance(format, Format)), None)
     if invalid is not None:
-        raise ArgumentTypeError(f"formats are those of sparsetir.formats, such as bsr(4, 4); found {invalid!r}")
+        raise ArgumentTypeError(
+            f"formats are those of sparsetir.formats, such as bsr(4, 4); found {arguments.shown(invalid)}"
+        )
     if schedule is not None and not isinstance(schedule, Template):
         schedule_name = type(schedule).__name__
         raise ArgumentTypeError(
             f"the schedule of a search is a function below @sparsetir.template; found {schedule_name}"
         )
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
+    check_strategy(strategy)
     own_model = None if model is None else _model_for(model, strategy, trials_left, schedule)
-    if stop_probability is not None and (isinstance(stop_probability, (str, bool)) or not 0 <= stop_probability <= 1):
-        raise ArgumentError(
-            f"stop_probability: expected a probability from 0 to 1, got {arguments.shown(stop_probability)}. Pass 0.05."
-        )
     timeout = as_seconds(timeout, "timeout", positive=True)
-    if isinstance(compare_with, str):
-        raise ArgumentTypeError(
-            f'compare_with: expected a list of libraries, got {arguments.shown(compare_with)}. Pass ["mkl"].'
-        )
-    if amortize_over is not None and not amortize_over > 0:
-        raise ArgumentError(f"amortize_over must be a positive number of calls, found {arguments.shown(amortize_over)}")
+    compare_with = check_limits(stop_probability, compare_with, amortize_over)
     search_seconds = (
         seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
     )
@@ -237,7 +233,8 @@ def tune_sparse(
         patience,
         STOP_PROBABILITY if stop_probability is None and is_preset else stop_probability,
     )
-    records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
+    records = database_of(database)
+    isolate, progress, assume_finite = check_flags(isolate=isolate, progress=progress, assume_finite=assume_finite)
     if computes_patterns(program):
         searched = {"formats": formats, "schedule": schedule, "amortize_over": amortize_over, "model": own_model}
         elsewhere = {"executor": executor, "machines": machines != "same"}
@@ -545,6 +542,37 @@ def result(
 def added(times: Mapping[Candidate | None, float], extra: Mapping[Candidate, float]) -> dict[Candidate | None, float]:
     """Return times with each candidate's share of its conversion."""
     return {c: seconds + (extra.get(c, 0.0) if c is not None else 0.0) for c, seconds in times.items()}
+
+
+def database_of(database: Any) -> Database:
+    """Return the records that an argument is or names."""
+    if isinstance(database, Database):
+        return database
+    return Database(None if database is None else as_path(database, "database", "the path of a file of records"))
+
+
+def check_flags(**flags: Any) -> list[Any]:
+    """Return flags that may be None."""
+    return [None if value is None else as_flag(value, name) for name, value in flags.items()]
+
+
+def check_limits(stop_probability: Any, compare_with: Any, amortize_over: Any) -> list[str]:
+    """Raise unless numbers are in their ranges; return the names of libraries."""
+    if stop_probability is not None and not (is_real(stop_probability) and 0 <= stop_probability <= 1):
+        raise ArgumentError(
+            f"stop_probability: expected a probability from 0 to 1, got {arguments.shown(stop_probability)}. Pass 0.05."
+        )
+    if isinstance(compare_with, str):
+        raise ArgumentTypeError(
+            f'compare_with: expected a list of libraries, got {arguments.shown(compare_with)}. Pass ["mkl"].'
+        )
+    compare_with = as_sequence(compare_with, "compare_with", 'names of libraries such as "mkl"')
+    if not all(isinstance(name, str) for name in compare_with):
+        kinds = ", ".join(map(arguments.shown, compare_with))
+        raise ArgumentTypeError(f'compare_with: expected names of libraries, got {kinds}. Pass ["mkl"].')
+    if amortize_over is not None and not (is_real(amortize_over) and amortize_over > 0):
+        raise ArgumentError(f"amortize_over must be a positive number of calls, found {arguments.shown(amortize_over)}")
+    return compare_with
 
 
 def check_arguments(

@@ -16,15 +16,15 @@ from typing import Any
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError
 from sparsetir.lower import single
 from sparsetir.tuning.accumulators import refuse_assembled
-from sparsetir.tuning.api import begun, check_arguments, finish, full_cost
+from sparsetir.tuning.api import begun, check_arguments, check_flags, database_of, finish, full_cost
 from sparsetir.tuning.loop import Budget, Log, is_untuned, step
 from sparsetir.tuning.records import RADIUS, Database, Key, Record, distance
 from sparsetir.tuning.report import TuneResult
-from sparsetir.tuning.search import Search
+from sparsetir.tuning.search import Search, check_strategy
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
-from sparsetir.utils.arguments import as_seconds, renamed_parameters, shown
+from sparsetir.utils.arguments import as_seconds, as_sequence, renamed_parameters, shown
 from sparsetir.workloads.plot import aligned
 
 # Task scheduler of `tune_many`: the next trials go to the search with the highest expected gain per second.
@@ -381,17 +381,20 @@ def tune_many(
     >>> [bool(np.allclose(result.kernel(A=M, B=B), M @ B, rtol=1e-5)) for result, M in zip(found, [A, A[:25]])]
     [True, True]
     """
-    task_list = tuple(_task(task, n) for n, task in enumerate(tasks))
+    given = as_sequence(tasks, "tasks", "tasks such as (program, inputs)")
+    task_list = tuple(_task(task, n) for n, task in enumerate(given))
     if not task_list:
         raise ArgumentError("expected tasks, such as [(program, inputs), ...]; found none")
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise ArgumentError(f"policy is one of {', '.join(POLICIES)}; found {shown(policy)}")
     seconds, timeout = as_seconds(seconds, "seconds", positive=True), as_seconds(timeout, "timeout", positive=True)
     for task in task_list:
         check_arguments(task.inputs, max_trials=1, max_seconds=seconds, seed=seed, patience=patience)
         refuse_assembled(single(task.program), "tune_many")
     check_executor(executor, machines)
-    records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
+    records = database_of(database)
+    isolate, assume_finite = check_flags(isolate=isolate, assume_finite=assume_finite)
+    check_strategy(strategy)
     apart = seconds > MANY_SECONDS if isolate is None else isolate
     settings: dict[str, Any] = {"isolate": apart, "timeout": timeout, "assume_finite": assume_finite}
     begin = time.perf_counter()

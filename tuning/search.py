@@ -241,6 +241,12 @@ class Fitted:
     trust: float
 
 
+def check_strategy(strategy: object) -> None:
+    """Raise unless a strategy has this name."""
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        raise ArgumentError(f"expected one of the strategies {', '.join(STRATEGIES)}; found {shown(strategy)}")
+
+
 class Search:
     """A strategy with the trials it was told.
 
@@ -277,8 +283,7 @@ class Search:
         prior: Model | None = None,
         hints: Sequence[Candidate] = (),
     ) -> None:
-        if strategy not in STRATEGIES:
-            raise ArgumentError(f"expected one of the strategies {', '.join(STRATEGIES)}; found {shown(strategy)}")
+        check_strategy(strategy)
         self.space, self.features = space, features
         self.seed, self.warmup = seed, warmup
         self.prior, self.hints = prior if strategy == "guided" else None, list(hints)
@@ -437,4 +442,4 @@ class Search:
         return of_width(rows, max((len(row) for row in rows), default=0))
 
 
-__all__ = ["BATCH", "FASTER", "STRATEGIES", "Search", "Strategy"]
+__all__ = ["BATCH", "FASTER", "STRATEGIES", "Search", "Strategy", "check_strategy"]

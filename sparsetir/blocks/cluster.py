@@ -18,6 +18,7 @@ from sparsetir.blocks.products import plan_product
 from sparsetir.blocks.reading import DEFAULT_MEMORY, Block, parse_memory, read_block
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Array, Store, is_open, open_store
+from sparsetir.utils.arguments import package_of
 from sparsetir.utils.imports import require
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 
@@ -107,7 +108,7 @@ def pca(dx: Any, k: int = 50) -> PCA:
 
 def is_dask(value: Any) -> bool:
     """Return whether it is a dask array; imports nothing."""
-    return type(value).__module__.partition(".")[0] == "dask" and hasattr(value, "to_delayed")
+    return package_of(value) == "dask" and hasattr(value, "to_delayed")
 
 
 class _OnDisk:
@@ -233,7 +234,7 @@ class Range(NamedTuple):
 def as_block(chunk: Any, extent: int, dtype: Any) -> Block:
     """Take the arrays of a chunk as they are where the kernel can, else convert them."""
     chunk = chunk.read() if isinstance(chunk, Range) else chunk
-    if type(chunk).__module__.partition(".")[0] in ("cupy", "cupyx"):
+    if package_of(chunk) in ("cupy", "cupyx"):
         raise ArgumentTypeError("dx: expected chunks in the memory of the CPU, got cupy's. Map them with .get() first.")
     if not sp.issparse(chunk) and not isinstance(chunk, np.ndarray):
         raise ArgumentTypeError(f"dx: expected chunks of scipy CSR, got {type(chunk).__name__}. Convert the chunks.")

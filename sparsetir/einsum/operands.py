@@ -138,7 +138,7 @@ def admitted(value: Any, at: int) -> Any:
     if type(value) is np.ndarray or is_sparse(value) or is_torch(value) or isinstance(value, Shape):
         return value
     if isinstance(value, (bool, int, float, list, np.generic)):
-        value = array_of_numbers(value, f"operand {at}") if value != [] else np.asarray(value)
+        value = np.asarray(value) if isinstance(value, list) and not value else array_of_numbers(value, f"operand {at}")
         return value.astype("float64") if value.size == 0 and value.dtype == object else value
     if isinstance(value, (str, bytes, dict, set)) or value is None:
         expected = "a numpy or torch array, a sparse matrix or tensor, or a number"

@@ -24,7 +24,7 @@ from sparsetir.einsum.steps import array_dtype, cast, transposed
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.hypersparse import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, array_of_numbers, as_numpy, compressed_of, is_sparse, is_torch
+from sparsetir.interop import CooTensor, array_of_numbers, compressed_of, is_sparse, is_torch
 from sparsetir.runtime.signature import is_integer
 from sparsetir.sparse_output import products
 from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name
@@ -206,8 +206,10 @@ def matmul(left: Any, right: Any) -> Any:
 def _matmul(left: Any, right: Any) -> Any:
     if not (is_operand(left) and is_operand(right)) or is_number(left) or is_number(right):
         return NotImplemented
-    left, right = (v if is_sparse(v) or is_torch(v) else np.asarray(v) for v in (left, right))
+    left, right = (v if is_sparse(v) or is_torch(v) else array_of_numbers(v, "an operand of @") for v in (left, right))
     a, b = len(left.shape), len(right.shape)
+    if not a or not b:
+        raise ArgumentError("@: expected operands of at least one dimension, got a number. Multiply by it with *.")
     if (is_sparse(left) and a > 2) or (is_sparse(right) and b > 2):
         raise ArgumentError(f"@ multiplies matrices and vectors, found {a} and {b} dimensions: use sparsetir.einsum")
     _check_product(left, right)
@@ -272,7 +274,7 @@ def divide(left: Any, right: Any) -> Any:
         raise ArgumentTypeError("division by a sparse tensor divides by the zeros that it does not store")
     if not is_operand(right):
         return NotImplemented
-    shape, array = left.shape, as_numpy(right if is_torch(right) else np.asarray(right), "the divisor")[0]
+    shape, array = left.shape, array_of_numbers(right, "the divisor")
     if array.ndim > left.ndim or not _stretches(array.shape, shape):
         raise ArgumentError(f"an array of shape {array.shape} divides no sparse tensor of shape {shape}")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -307,7 +309,8 @@ def over_number(tensor: Any, number: Any) -> Any:
 
 def over_dense(tensor: Any, other: Any) -> Any:
     """Multiply a sparse operand by a dense array that broadcasts to its shape; return its class and pattern."""
-    array, shape = other if is_torch(other) else np.asarray(other), tuple(tensor.shape)
+    array = other if is_torch(other) else array_of_numbers(other, "the other operand")
+    shape = tuple(tensor.shape)
     skipped = len(shape) - len(array.shape)
     if skipped < 0:
         raise ArgumentError(f"an array of {len(array.shape)} dimensions times a sparse one of {len(shape)}: use einsum")
@@ -424,7 +427,7 @@ def sum_dtype(a: Any, b: Any, sign: int) -> np.dtype[Any]:
 
 def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
     tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
-    array = as_numpy(other if is_torch(other) else np.asarray(other), "the other operand")[0]
+    array = array_of_numbers(other, "the other operand")
     shape = tensor.shape
     if array.ndim > tensor.ndim or not _stretches(array.shape, shape):
         raise ArgumentError(f"an array of shape {array.shape} plus a sparse tensor of {tensor.shape}: they do not fit")
@@ -524,7 +527,7 @@ def _stretches(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 def _compared_dense(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> np.ndarray:
     """Compare every element with that of a dense array, which broadcasts to the shape of the tensor."""
-    array = as_numpy(other if is_torch(other) else np.asarray(other), "the other operand")[0]
+    array = array_of_numbers(other, "the other operand")
     if array.ndim > tensor.ndim or not _stretches(array.shape, tensor.shape):
         raise ArgumentError(f"an array of shape {array.shape} and a sparse tensor of {tensor.shape}: they do not fit")
     result = np.array(np.broadcast_to(ufunc(np.zeros((), tensor.dtype), array), tensor.shape))

@@ -422,7 +422,7 @@ def check_positive(name: str, **numbers: Any) -> None:
     """Raise `ArgumentError` unless the parameters of format `name` are whole numbers from 1 on."""
     for parameter, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
-            raise ArgumentError(f"{parameter} of {name} must be a whole number from 1 on, found {number!r}")
+            raise ArgumentError(f"{parameter} of {name} must be a whole number from 1 on, found {shown(number)}")
 
 
 REGISTRY: dict[str, Callable[..., Format]] = {}

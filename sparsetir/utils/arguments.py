@@ -48,6 +48,11 @@ def _is_torch(value: Any) -> bool:
     return bool(getattr(type(value), "__module__", "") == "torch")
 
 
+def package_of(value: Any) -> str:
+    """Return the package of an object's class; "" for classes that belong to no module."""
+    return str(getattr(type(value), "__module__", "")).partition(".")[0]
+
+
 def as_flag(value: Any, name: str) -> bool:
     """Return True or False, of Python, numpy, or as 0 or 1.
 
@@ -87,6 +92,25 @@ def as_count(value: Any, name: str, *, least: int = 1, most: int | None = None, 
         return int(number)
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
     raise error(f"{name}: expected an integer {bounds}, got {shown(value)}. Pass one in that range.")
+
+
+def as_sequence(value: Any, name: str, expected: str) -> list[Any]:
+    """Return the elements of a list, tuple, set or other iterable that is neither text, mapping nor array.
+
+    Raises
+    ------
+    ArgumentTypeError
+        The argument is something else.
+
+    Examples
+    --------
+    >>> as_sequence(("a", "b"), "names", "names")
+    ['a', 'b']
+    """
+    is_other = isinstance(value, (str, bytes, Mapping, type)) or hasattr(value, "shape")
+    if is_other or not isinstance(value, Iterable) or package_of(value) in ("torch", "tvm"):
+        raise ArgumentTypeError(f"{name}: expected {expected}, got {shown(value)}. Pass a list.")
+    return list(value)
 
 
 def as_real(value: Any, name: str, expected: str = "a real number") -> int | float:
@@ -401,7 +425,7 @@ def dtype_name(value: Any) -> str:
     ['float64', 'float32', 'int64', 'bool', 'float64', 'bfloat16', 'nothing']
     """
     name = getattr(value, "_dtype_str", value)  # of T.float32
-    name = str(name).removeprefix("torch.") if type(name).__module__.partition(".")[0] in ("torch", "tvm") else name
+    name = str(name).removeprefix("torch.") if package_of(name) in ("torch", "tvm") else name
     if not isinstance(name, (str, type, np.dtype)):
         return type(name).__name__
     if name == "bfloat16":
@@ -430,7 +454,12 @@ def common_dtype(names: Iterable[str]) -> str:
     try:
         return str(np.result_type(*distinct).name)
     except TypeError:
-        return str(np.result_type(*("float32" if name == "bfloat16" else name for name in distinct)).name)
+        wide = ["float32" if name == "bfloat16" else name for name in distinct]
+    try:
+        return str(np.result_type(*wide).name)
+    except TypeError:
+        fault = f"expected operands of numbers, got dtypes {', '.join(distinct)}. Convert one with astype."
+        raise ArgumentTypeError(fault) from None
 
 
 def itemsize(dtype: str) -> int:
@@ -460,10 +489,12 @@ __all__ = [
     "as_path",
     "as_real",
     "as_seconds",
+    "as_sequence",
     "as_whole",
     "common_dtype",
     "dtype_name",
     "is_float",
+    "package_of",
     "parse_seconds",
     "renamed_parameters",
     "shown",

@@ -19,9 +19,7 @@ def is_of(front: str, *words: str, outcome: str = "") -> Callable[[str, Case, Fi
 
 
 #: class -> whether a finding of a front belongs to it
-KNOWN: dict[str, Callable[[str, Case, Finding], bool]] = {
-    "raw errors of bad arguments": is_of("arguments"),
-}
+KNOWN: dict[str, Callable[[str, Case, Finding], bool]] = {}
 
 
 def known_class(front: str, case: Case, finding: Finding) -> str | None:

@@ -29,6 +29,7 @@ from sparsetir.tuning.lowered_program import keep
 from sparsetir.tuning.measure import Measurement, at_pace, duel
 from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.space import Candidate, Values
+from sparsetir.utils.arguments import package_of
 from sparsetir.utils.machine import CORES
 from sparsetir.utils.threads import get_num_threads
 
@@ -651,7 +652,7 @@ def pool_of(evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: b
 
 def can_send(inputs: Mapping[str, Any]) -> bool:
     """Return whether all arguments are of packages whose objects workers can read."""
-    return all(type(value).__module__.partition(".")[0] in SENT for value in inputs.values())
+    return all(package_of(value) in SENT for value in inputs.values())
 
 
 def packed(evaluator: Evaluator) -> bytes | None:

@@ -60,7 +60,7 @@ from sparsetir.tuning.workers.local import (
     typical_seconds,
 )
 from sparsetir.tuning.workers.rpc import parsed
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import package_of, shown
 from sparsetir.utils.machine import machine_name
 from sparsetir.utils.threads import get_num_threads
 
@@ -699,7 +699,7 @@ def sendable(evaluator: Evaluator) -> bytes:
     payload = packed(evaluator)
     if payload is not None:
         return payload
-    kinds = sorted({type(value).__module__.partition(".")[0] for value in evaluator.inputs.values()})
+    kinds = sorted({package_of(value) for value in evaluator.inputs.values()})
     limit = "workers of an executor are sent arguments of numpy and scipy, at most 1 GiB, and templates of a module"
     raise TuningError(f"{limit}; found arguments of {', '.join(kinds)}: convert them, or leave executor out")
 
@@ -727,7 +727,7 @@ def slots_of(executor: Any) -> int:
 
 def check_executor(executor: Any, machines: str) -> None:
     """Raise unless an executor and what it may consist of are what they should be."""
-    if machines not in MACHINES:
+    if not isinstance(machines, str) or machines not in MACHINES:
         raise ArgumentError(f"machines is 'same' or 'each', found {shown(machines)}")
     if executor is None and machines != "same":
         raise ArgumentError(f"machines={shown(machines)} is about the workers of an executor, and none is given")
@@ -735,7 +735,7 @@ def check_executor(executor: Any, machines: str) -> None:
         return
     if not callable(getattr(executor, "submit", None)):
         wanted = "a concurrent.futures.Executor, such as ProcessPoolExecutor(2) or dask's Client.get_executor()"
-        hint = ", which is its get_executor()" if type(executor).__module__.startswith("distributed") else ""
+        hint = ", which is its get_executor()" if package_of(executor) == "distributed" else ""
         raise ArgumentTypeError(f"executor must be {wanted}; found {type(executor).__name__}{hint}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fuzzing.case import Case, Finding, Front, unclear
 from fuzzing.values import PRELUDE
-from sparsetir.errors import ArgumentTypeError, SparseTIRError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 
 #: what stands for sound arguments, by name
 SETTING = f'''{PRELUDE}
@@ -288,7 +288,7 @@ type('Odd', (), {'__array__': lambda self, dtype=None, copy=None: np.eye(3)})()
 """.strip().split("\n")
 #: calls that have no sound answer of their own in time
 UNSERVED = (("sparsetir.set_num_threads({})", "2**40"), ("sparsetir.set_num_threads({})", "2**70"))
-PYTHON = ("unsupported operand type(s) for", "not supported between instances of")
+PYTHON = ("unsupported operand type(s) for", "not supported between instances of", "can't multiply sequence by non-int")
 _SETTING: dict[str, Any] = {}
 
 
@@ -328,6 +328,8 @@ class ArgumentCase(Case):
         except Exception as error:
             if isinstance(error, TypeError) and any(words in str(error) for words in PYTHON):
                 raise ArgumentTypeError("Python's answer where neither operand knows the other") from error
+            if isinstance(error, MemoryError):
+                raise ArgumentError("sizes beyond the memory") from error
             finding = unclear(error)
             bad = ", ".join(a for a, b in zip(self.arguments, self.sound, strict=True) if a != b)
             return replace(
