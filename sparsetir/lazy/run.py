@@ -22,7 +22,7 @@ from sparsetir.interop import as_numpy, check_detached, is_sparse, is_torch, to_
 from sparsetir.lazy.array import Lazy, lazy
 from sparsetir.relax import calls
 from sparsetir.relax.operators import reshape
-from sparsetir.utils.arguments import as_seconds
+from sparsetir.utils.arguments import as_seconds, shown
 from sparsetir.utils.caches import Cache, exact, shared_cache
 
 MOST = 256  # compiled graphs that are kept
@@ -150,11 +150,14 @@ class Compiled:
         """Return the results for these leaves."""
         from sparsetir.relax.model import to_tvm
 
-        arrays: dict[tuple[int, str], Any] = {}
-        for part in self.parts:
-            arrays[id(part.leaf), part.what] = _array(part, values[self.place[id(part.leaf)]])
-        operands = [to_tvm(arrays[id(part.leaf), part.what], part.what) for part in self.parts]
-        out = self.function(*operands)
+        try:
+            arrays = [_array(part, values[self.place[id(part.leaf)]]) for part in self.parts]
+            out = self.function(*(to_tvm(array, part.what) for array, part in zip(arrays, self.parts, strict=True)))
+        except (RuntimeError, ValueError, IndexError):  # of the module, or of numpy: say what is wrong with a matrix
+            for value in values:
+                if is_sparse(value):
+                    SparseTensor.from_any(value, "csr")
+            raise
         results = [out] if len(self.outputs) == 1 else list(out)
         converted = [self._result(o, r.numpy(), values) for o, r in zip(self.outputs, results, strict=True)]
         return converted[0] if len(converted) == 1 else tuple(converted)
@@ -229,6 +232,8 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> attend(sp.eye_array(2, format="csr"), np.eye(2), np.eye(2), np.ones((2, 1))).tolist()
     [[1.0], [1.0]]
     """
+    if not callable(function):
+        raise ArgumentTypeError(f"function: expected a function of arrays, got {shown(function)}. Pass one to fuse.")
     cache = Cache[tuple[Compiled, bool]](MOST)
 
     @functools.wraps(function)

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 import sparsetir
 import torch
 from sparsetir import SparseTensor, compute, fused, lazy, relu, softmax
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.lazy import run
 
 RNG = np.random.default_rng(0)
@@ -252,3 +252,24 @@ def test_calls_from_threads() -> None:
     with ThreadPoolExecutor(8) as pool:
         for n, found in enumerate(pool.map(lambda n: step(A * n, X), range(200))):
             np.testing.assert_allclose(found, 2 * n * (A @ X) + 1)
+
+
+@pytest.mark.parametrize("how", ["compute", "fused"])
+@pytest.mark.parametrize("fault", ["index", "short", "indptr"])
+def test_damaged_matrices_end_in_own_errors(fault: str, how: str) -> None:
+    A = sp.random_array((50, 40), density=0.2, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    B = np.ones((40, 8), "float32")
+    if fault == "index":
+        A.indices[3] = 10**8
+    elif fault == "short":
+        A.data = A.data[:-5]
+    else:
+        A.indptr[5] = 10**8
+    product = sparsetir.fused(lambda A, B: A @ B) if how == "fused" else lambda A, B: sparsetir.compute(lazy(A) @ B)
+    with pytest.raises(StructureError):
+        product(A, B)
+
+
+def test_what_is_not_callable_is_not_fused() -> None:
+    with pytest.raises(ArgumentTypeError, match="function: expected a function of arrays, got 3"):
+        sparsetir.fused(3)

@@ -87,6 +87,7 @@ def cases() -> dict[str, Case]:
         "BoundKernel": (sparsetir.build(ops.spmm()).bind(A=matrix()), {"B": B}),
         "TuneTask": (sparsetir.TuneTask, {"program": ops.spmm(), "inputs": INPUTS, "expected_calls": 1}),
         "compute": (sparsetir.compute, {"tune": None, "database": None}),
+        "fused": (sparsetir.fused, {"function": lambda A: A}),
         "get_num_threads": (sparsetir.get_num_threads, {}),
         "template": (sparsetir.template, {"function": lambda sch: None}),
         "tune_many": (positional(sparsetir.tune_many, "tasks"), {
@@ -157,7 +158,7 @@ CASES = cases()
 # Public names without a case: what functions with a case return, and functions of a user's function.
 WITHOUT_CASE = {
     *("Decomposition", "Pattern", "SparseTIRError", "SparseTensor", "TuneManyResult", "TuneResult"),
-    *("autotune", "fused", "unchecked"),
+    *("autotune", "unchecked"),
 }
 
 
