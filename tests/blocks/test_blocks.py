@@ -134,16 +134,15 @@ KILLED = """
 SUMMED = """
     import os, signal, sys, numpy as np, sparsetir
     from sparsetir.blocks import products, results
-    from sparsetir.blocks import products
     results.CHECKPOINT_SECONDS = results.CHECKPOINT_RATIO = 0
-    module, name = (kernels, "add_gram") if sys.argv[2] == "gram" else (products, "multiply_transposed")
-    compute, calls = getattr(module, name), []
+    name = "add_gram" if sys.argv[2] == "gram" else "multiply_transposed"
+    compute, calls = getattr(products, name), []
     def dying(block, *arguments):
         calls.append(block.number)
         if len(calls) > int(sys.argv[1]):
             os.kill(os.getpid(), signal.SIGKILL)
         return compute(block, *arguments)
-    setattr(module, name, dying)
+    setattr(products, name, dying)
     M = sparsetir.open_blocks("A", memory=1_000_000)
     M.gram(center=True, out="C.npy") if sys.argv[2] == "gram" else M.rmatmul(np.load("B.npy"), out="C.npy")
     print(calls[0])
