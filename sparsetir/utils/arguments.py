@@ -142,6 +142,9 @@ def as_real(value: Any, name: str, expected: str = "a real number") -> int | flo
     return value if isinstance(value, int) else number
 
 
+LONGEST = 1e9  # seconds, some thirty years; timers of the system overflow at nine times as many
+
+
 def as_seconds(value: Any, name: str, *, positive: bool = False) -> float:
     """Return a finite number of seconds, of at least zero or more than zero: nothing waits or measures for ever.
 
@@ -150,7 +153,7 @@ def as_seconds(value: Any, name: str, *, positive: bool = False) -> float:
     ArgumentTypeError
         The argument is no number.
     ArgumentError
-        It is negative, NaN or infinite, or zero if `positive`.
+        It is negative, NaN, infinite or more than `LONGEST`, or zero if `positive`.
 
     Examples
     --------
@@ -163,6 +166,10 @@ def as_seconds(value: Any, name: str, *, positive: bool = False) -> float:
     number = float(as_real(value, name, expected))
     if not 0 <= number < math.inf or (positive and number == 0):
         raise ArgumentError(f"{name}: expected {expected}, got {shown(value)}. Pass a number such as 0.5.")
+    if number > LONGEST:
+        raise ArgumentError(
+            f"{name}: expected a finite number of seconds up to {LONGEST:g}, got {shown(value)}. Pass a shorter time."
+        )
     return number
 
 

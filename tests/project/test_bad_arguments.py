@@ -90,7 +90,7 @@ def cases() -> dict[str, Case]:
         "fused": (sparsetir.fused, {"function": lambda A: A}),
         "get_num_threads": (sparsetir.get_num_threads, {}),
         "template": (sparsetir.template, {"function": lambda sch: None}),
-        "tune_many": (positional(sparsetir.tune_many, "tasks"), {
+        "tune_many": (sparsetir.tune_many, {
             "tasks": [(ops.spmm(), INPUTS)], "seconds": 0.01, "policy": "gain", "patience": 2, "timeout": 5.0,
             **SEARCH}),
         "tune_sparse": (sparsetir.tune_sparse, {

@@ -868,7 +868,7 @@ def test_wrong_use() -> None:
         {"seed": -1},
         {"max_trials": 2.5},
     ):
-        with pytest.raises((ArgumentError, ArgumentTypeError), match="found|got"):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=r"found|got"):
             tune_sparse(ops.spmm(), inputs, **wrong)
     with pytest.raises(ArgumentTypeError, match="name the arguments"):
         tune_sparse(ops.spmm(), [inputs["A"]])  # type: ignore[arg-type]

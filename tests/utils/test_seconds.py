@@ -25,7 +25,7 @@ from sparsetir.workloads.timing import interleave
 
 A = sp.csr_array(np.eye(4, dtype="float32"))
 B = np.ones((4, 2), "float32")
-BAD = (float("inf"), float("nan"), -float("inf"), -1, -1e-9, True, "1", 1j, np.ones(2), [1])
+BAD = (float("inf"), float("nan"), -float("inf"), 10**30, -1, -1e-9, True, "1", 1j, np.ones(2), [1])
 NOT_ZERO = {"tune_sparse", "tune_many", "Expression.tune", "compute", "relax.build", "SparsifyWeights", "calibrate"}
 
 
