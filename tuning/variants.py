@@ -250,7 +250,7 @@ class Workload:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """What is passed for each array parameter."""
+        """The argument of each array parameter."""
         return self.args.arrays
 
     @property

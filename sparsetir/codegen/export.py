@@ -251,7 +251,7 @@ RESERVED = frozenset(
 
 
 class Exportable(Protocol):
-    """What of a kernel is exported."""
+    """The parts of a kernel that are exported."""
 
     @property
     def name(self) -> str: ...

@@ -44,7 +44,7 @@ class Layout(Format):
 
     @property
     def rules(self) -> Sequence[FormatRewriteRule]:
-        return _rules(self)
+        return _rules(type(self), tuple(vars(self).items()))  # type: ignore[arg-type]  # a class is hashable
 
     def pack(self, entries: Entries) -> list[Packed]:
         return [self.packed(entries)]
@@ -63,8 +63,9 @@ class Layout(Format):
 
 
 @lru_cache(maxsize=256)
-def _rules(layout: Layout) -> tuple[FormatRewriteRule]:
-    return (layout.rule(),)
+def _rules(kind: type[Layout], parameters: tuple[tuple[str, Any], ...]) -> tuple[FormatRewriteRule]:
+    """Return the rules of a layout, which is looked up by class and parameters without entering a Python function."""
+    return (kind(**dict(parameters)).rule(),)
 
 
 @register("csr")

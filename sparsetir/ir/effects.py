@@ -310,7 +310,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Usage:
-    """How a program uses its parameters, by their names.
+    """The uses that a program makes of its parameters, by their names.
 
     Parameters
     ----------

@@ -80,7 +80,7 @@ class Trial:
 
     @property
     def is_short(self) -> bool:
-        """Whether a call takes so little that which candidate it is matters less than the call itself."""
+        """True if calls take less than `SHORT_CALL`, where the choice of a candidate matters little."""
         return any(len(seconds) > 1 and _least(seconds) < SHORT_CALL for *_, seconds in self.candidates)
 
     def __str__(self) -> str:
@@ -413,10 +413,8 @@ def is_frozen(array: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     """Return an argument that later changes do not reach."""
-    if isinstance(value, (np.ndarray, sp.sparray, sp.spmatrix)):
+    if isinstance(value, (np.ndarray, sp.sparray, sp.spmatrix, SparseTensor)):
         return value.copy()
-    if isinstance(value, SparseTensor):
-        return value.astype(value.dtype)
     clone = getattr(value, "clone", None)
     return value if clone is None else clone()
 

@@ -669,7 +669,7 @@ class _Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no entries remain besides the shared ones."""
+        """True if no entries remain besides the shared ones."""
         return not self.rest
 
     def nest(self) -> tirx.Stmt:
