@@ -53,7 +53,16 @@ from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
 from sparsetir.utils import arguments
-from sparsetir.utils.arguments import as_flag, as_path, as_seconds, as_sequence, as_whole, is_real, renamed_parameters
+from sparsetir.utils.arguments import (
+    as_flag,
+    as_path,
+    as_positive,
+    as_seconds,
+    as_sequence,
+    as_whole,
+    is_real,
+    renamed_parameters,
+)
 from sparsetir.utils.memory import old_objects_aside
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
@@ -222,7 +231,9 @@ def tune_sparse(
     check_strategy(strategy)
     own_model = None if model is None else _model_for(model, strategy, trials_left, schedule)
     timeout = as_seconds(timeout, "timeout", positive=True)
-    compare_with = check_limits(stop_probability, compare_with, amortize_over)
+    compare_with = check_limits(stop_probability, compare_with)
+    if amortize_over is not None:
+        amortize_over = as_positive(amortize_over, "amortize_over", "a positive number of calls")
     search_seconds = (
         seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
     )
@@ -556,8 +567,8 @@ def check_flags(**flags: Any) -> list[Any]:
     return [None if value is None else as_flag(value, name) for name, value in flags.items()]
 
 
-def check_limits(stop_probability: Any, compare_with: Any, amortize_over: Any) -> list[str]:
-    """Raise unless numbers are in their ranges; return the names of libraries."""
+def check_limits(stop_probability: Any, compare_with: Any) -> list[str]:
+    """Raise unless the probability is one; return the names of libraries."""
     if stop_probability is not None and not (is_real(stop_probability) and 0 <= stop_probability <= 1):
         raise ArgumentError(
             f"stop_probability: expected a probability from 0 to 1, got {arguments.shown(stop_probability)}. Pass 0.05."
@@ -570,8 +581,6 @@ def check_limits(stop_probability: Any, compare_with: Any, amortize_over: Any) -
     if not all(isinstance(name, str) for name in compare_with):
         kinds = ", ".join(map(arguments.shown, compare_with))
         raise ArgumentTypeError(f'compare_with: expected names of libraries, got {kinds}. Pass ["mkl"].')
-    if amortize_over is not None and not (is_real(amortize_over) and amortize_over > 0):
-        raise ArgumentError(f"amortize_over must be a positive number of calls, found {arguments.shown(amortize_over)}")
     return compare_with
 
 

@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from math import isfinite
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from sparsetir.tuning.search import Search, check_strategy
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
-from sparsetir.utils.arguments import as_seconds, as_sequence, renamed_parameters, shown
+from sparsetir.utils.arguments import as_positive, as_seconds, as_sequence, renamed_parameters, shown
 from sparsetir.workloads.plot import aligned
 
 # Task scheduler of `tune_many`: the next trials go to the search with the highest expected gain per second.
@@ -493,12 +492,7 @@ def _task(task: Any, number: int) -> TuneTask:
     if not isinstance(task, TuneTask):
         fault = f"task {number} is {type(task).__name__}"
         raise ArgumentTypeError(f"tasks are TuneTask(program, inputs, expected_calls) or tuples of these; {fault}")
-    calls = task.expected_calls
-    if isinstance(calls, (bool, str)) or not (calls > 0 and isfinite(calls)):
-        raise ArgumentError(
-            f"expected_calls: expected a positive number, got {calls!r} of task {number}. Pass how often it is called."
-        )
-    return task
+    return replace(task, expected_calls=as_positive(task.expected_calls, f"expected_calls of task {number}"))
 
 
 __all__ = ["POLICIES", "Curve", "Policy", "TuneManyResult", "TuneTask", "equal", "most_gain", "tune_many"]

@@ -28,7 +28,7 @@ from sparsetir.codegen.cache import ROOM, writing
 from sparsetir.codegen.target import host_cpu, make_target, makes_tangents, may_reassociate, native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError, SparseTIRError, own_errors
 from sparsetir.formats.fingerprint import hash_indices
-from sparsetir.interop.sources import check_detached, is_torch
+from sparsetir.interop.sources import array_of_numbers, check_detached, is_torch
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.relax.dense import ScheduleDense, is_ours
 from sparsetir.relax.legalize import LowerSparse
@@ -772,7 +772,9 @@ def _tensor(value: Any) -> tvm.runtime.Tensor | None:
     """Convert a value to a tensor; return None for a parameter of ``tvm.relax.frontend.nn`` without a value."""
     if isinstance(value, Parameter):
         return value.data
-    return value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(value))
+    if isinstance(value, tvm.runtime.Tensor):
+        return value
+    return tvm.runtime.tensor(array_of_numbers(value, "a parameter"))
 
 
 __all__ = [

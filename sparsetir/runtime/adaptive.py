@@ -423,7 +423,8 @@ def _agree(first: Any, second: Any) -> bool:
     """Return whether results are the same up to the rounding of sums in another order."""
     if isinstance(first, tuple):
         return all(map(_agree, first, second))
-    a, b = (np.asarray(interop.open_source(v, "result").values if interop.is_sparse(v) else v) for v in (first, second))
+    first, second = (interop.open_source(v, "result").values if interop.is_sparse(v) else v for v in (first, second))
+    a, b = (interop.array_of_numbers(v, "result") for v in (first, second))
     if a.dtype.kind in "biu":
         return np.array_equal(a, b)
     eps = 2.0**-4 if a.dtype.itemsize < 4 else float(np.finfo(a.dtype).eps) ** 0.5

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm import ir, tirx
 
+from sparsetir.interop.sources import array_of_numbers
 from sparsetir.ir.rewriting import collect
 from sparsetir.ir.views import Program
 
@@ -47,7 +48,7 @@ def has_nan(value: Any) -> bool:
 
 def is_finite(value: Any) -> bool:
     """Return whether an operand holds neither infinities nor NaN."""
-    array = np.asarray(value)
+    array = array_of_numbers(value, "an operand")
     if array.dtype.kind in "biu" or not array.size:
         return True
     array = array if array.dtype.kind == "f" else array.astype(np.float32)

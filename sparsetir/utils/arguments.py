@@ -142,6 +142,29 @@ def as_real(value: Any, name: str, expected: str = "a real number") -> int | flo
     return value if isinstance(value, int) else number
 
 
+def as_positive(value: Any, name: str, expected: str = "a positive number") -> float:
+    """Return a finite number that is larger than zero.
+
+    Raises
+    ------
+    ArgumentTypeError
+        The argument is no number.
+    ArgumentError
+        It is zero, negative, NaN, infinite or an integer beyond the largest float.
+
+    Examples
+    --------
+    >>> as_positive(np.int64(3), "amortize_over")
+    3.0
+    """
+    if isinstance(value, (bool, np.bool_)):
+        raise ArgumentTypeError(f"{name}: expected {expected}, got {value}. Pass a number such as 100.")
+    number = float(as_real(value, name, expected))
+    if not 0 < number < math.inf:
+        raise ArgumentError(f"{name}: expected {expected}, got {shown(value)}. Pass a number such as 100.")
+    return number
+
+
 LONGEST = 1e9  # seconds, some thirty years; timers of the system overflow at nine times as many
 
 

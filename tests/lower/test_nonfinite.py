@@ -151,3 +151,24 @@ def test_looking_for_nan(dtype: str) -> None:
     assert nonfinite.has_nan((np.zeros(0, dtype), array.T))
     assert nonfinite.is_finite(np.zeros((0, 3), dtype))
     assert nonfinite.is_finite(np.ones(3, "int32"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("columns", [40, 120])
+def test_tensors_of_every_dtype_are_looked_at(dtype: str, columns: int) -> None:
+    """Operands are looked at where the matrix is tall, results where it is not."""
+    torch = pytest.importorskip("torch")
+    A = blocks(np.random.default_rng(0))[:, :columns]
+    values = torch.from_numpy(A.data).to(getattr(torch, dtype))
+    matrix = torch.sparse_csr_tensor(torch.from_numpy(A.indptr), torch.from_numpy(A.indices), values, A.shape)
+    program = sparsetir.ops.spmm(dtype)
+    fast = sparsetir.build(program, expected_calls=MANY).bind(A=matrix)
+    plain = sparsetir.build(program).bind(A=matrix)
+    for number in (1.0, np.inf):
+        B = torch.ones((columns, 8), dtype=values.dtype, requires_grad=True)
+        with torch.no_grad():
+            B[1, 2] = number
+            assert nonfinite.is_finite(B) is (number == 1.0)
+            for _ in range(3):
+                torch.testing.assert_close(fast(B=B), plain(B=B), rtol=0.05, atol=0.05, equal_nan=True)
+    assert fast.over_another is not None

@@ -40,6 +40,7 @@ from sparsetir.errors import (
     MissingFileError,
     own_errors,
 )
+from sparsetir.interop.sources import array_of_numbers
 from sparsetir.relax.epilogues import known
 from sparsetir.relax.model import Signature, bind, build, cpu_target, from_tvm, library_of, to_tvm
 from sparsetir.relax.torch_import.models import from_module, is_module
@@ -224,7 +225,7 @@ def _without(signature: Signature, stored_names: set[str]) -> Signature:
 
 def _labels(target: Any, classes: int) -> np.ndarray:
     """Convert labels to int64, after checking that each is a class or ignored."""
-    array = np.asarray(target.numpy() if isinstance(target, tvm.runtime.Tensor) else target)
+    array = array_of_numbers(target.numpy() if isinstance(target, tvm.runtime.Tensor) else target, "target")
     if array.dtype.kind not in "iu":
         raise ArgumentTypeError(
             f"the target has dtype {array.dtype}; cross_entropy takes a class for each row, as integers"
@@ -244,7 +245,8 @@ def _fitting(values: Mapping[str, Any], stored: Mapping[str, Any], kind: str) ->
     for name, value in values.items():
         if name not in stored:
             raise ArgumentError(f"there is no {kind} {name}: there are {', '.join(stored) or 'none'}")
-        tensor, array = stored[name], np.asarray(value.detach() if hasattr(value, "detach") else value)
+        value = value.numpy() if isinstance(value, tvm.runtime.Tensor) else value
+        tensor, array = stored[name], array_of_numbers(value, f"{kind} {name}")
         if tuple(tensor.shape) != array.shape:
             raise ArgumentError(f"{kind} {name} has shape {array.shape}; expected {tuple(tensor.shape)}")
         if str(tensor.dtype) != str(array.dtype):
@@ -508,8 +510,8 @@ def _array(name: str, value: Any) -> np.ndarray:
     held = value.data if isinstance(value, Parameter) else value
     if held is None:
         raise ArgumentError(f"params has no value for {name}: give the layer a weight first")
-    detached = held.detach() if hasattr(held, "detach") else held
-    return np.array(detached.numpy() if hasattr(detached, "numpy") else detached)
+    held = held.numpy() if isinstance(held, tvm.runtime.Tensor) else held
+    return np.array(array_of_numbers(held, f"params[{name!r}]"))
 
 
 def _check_fits(name: str, value: np.ndarray, found: Any) -> None:
