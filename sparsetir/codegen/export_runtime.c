@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <tvm/runtime/c_backend_api.h>
 #include <unistd.h>
 
@@ -68,10 +69,50 @@ static pthread_cond_t rt_some_job = PTHREAD_COND_INITIALIZER, rt_job_done = PTHR
 static struct job *rt_jobs; /* those with tasks that nobody has taken */
 static int rt_workers, rt_wanted;
 
+static int rt_num_cores(void) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
+  long online = sysconf(_SC_NPROCESSORS_ONLN);
+  return online > 0 ? (int)online : 1;
+}
+
+/* Waking a thread takes as long as a short kernel, so one that waits looks for work for a moment before it sleeps. It
+ * looks without the lock: what it sees counts only once it has the lock. */
+enum { SPIN_NANOSECONDS = 50000 };
+
+static inline void rt_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+static int64_t rt_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static int rt_has_jobs(void *unused) {
+  (void)unused;
+  return __atomic_load_n(&rt_jobs, __ATOMIC_RELAXED) != NULL;
+}
+
+static int rt_is_done(void *job) { return __atomic_load_n(&((struct job *)job)->open, __ATOMIC_RELAXED) == 0; }
+
+/* Called with the lock, and returns with it; threads beyond the cores would only keep the others from working. */
+static void rt_spin(int (*is_over)(void *), void *argument, int threads) {
+  if (is_over(argument) || threads > rt_num_cores()) return;
+  pthread_mutex_unlock(&rt_lock);
+  for (int64_t end = rt_now() + SPIN_NANOSECONDS; !is_over(argument) && rt_now() < end;) rt_pause();
+  pthread_mutex_lock(&rt_lock);
+}
+
 static void rt_close_job(struct job *job) {
   struct job **at = &rt_jobs;
   while (*at != job) at = &(*at)->below;
-  *at = job->below;
+  __atomic_store_n(at, job->below, __ATOMIC_RELAXED);
 }
 
 /* Called with the lock, and returns with it. */
@@ -85,12 +126,13 @@ static void rt_run_task(struct job *job) {
     job->failed = 1;
     memcpy(job->message, rt_message, sizeof rt_message);
   }
-  if (--job->open == 0) pthread_cond_broadcast(&rt_job_done);
+  if (__atomic_sub_fetch(&job->open, 1, __ATOMIC_RELAXED) == 0) pthread_cond_broadcast(&rt_job_done);
 }
 
 static void *rt_work(void *unused) {
   pthread_mutex_lock(&rt_lock);
   for (;;) {
+    rt_spin(rt_has_jobs, NULL, rt_workers + 1);
     while (!rt_jobs) pthread_cond_wait(&rt_some_job, &rt_lock);
     rt_run_task(rt_jobs);
   }
@@ -108,11 +150,8 @@ enum { MOST_THREADS = 1024 };
 
 static int rt_num_threads(void) {
   int wanted = __atomic_load_n(&rt_wanted, __ATOMIC_RELAXED);
-  cpu_set_t allowed;
   if (wanted > 0) return wanted < MOST_THREADS ? wanted : MOST_THREADS;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
-  long online = sysconf(_SC_NPROCESSORS_ONLN);
-  return online > 0 ? (int)online : 1;
+  return rt_num_cores();
 }
 
 static int rt_launch(FTVMParallelLambda run, void *data, int tasks) {
@@ -120,10 +159,11 @@ static int rt_launch(FTVMParallelLambda run, void *data, int tasks) {
   struct job job = {.run = run, .data = data, .env = {NULL, tasks}, .open = tasks};
   pthread_mutex_lock(&rt_lock);
   job.below = rt_jobs;
-  rt_jobs = &job;
+  __atomic_store_n(&rt_jobs, &job, __ATOMIC_RELAXED);
   while (rt_workers < tasks - 1 && rt_start_worker()) ++rt_workers;
   if (tasks > 1) pthread_cond_broadcast(&rt_some_job);
   while (job.next < tasks) rt_run_task(&job);
+  rt_spin(rt_is_done, &job, tasks);
   while (job.open) pthread_cond_wait(&rt_job_done, &rt_lock);
   pthread_mutex_unlock(&rt_lock);
   return job.failed ? rt_fail("%s", job.message) : 0;
