@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparsetir.formats.format import Format
-from sparsetir.formats.heuristics import Conversion, dense_rows, promising
+from sparsetir.formats.heuristics import COMPOSING, Conversion, dense_rows, promising
 from sparsetir.formats.pattern import MatrixPattern, Pattern, pattern
 from sparsetir.interop import open_source
 from sparsetir.interop.sources import Compressed
@@ -239,7 +239,7 @@ def chosen(
     gain = float(gains[best])
     if best == 0 or gain < TRIED or (other := formats[best]) is None:
         return found
-    needed = CONVERSION * source.indices.size / (seconds * (1 - 1 / gain))
+    needed = (COMPOSING + CONVERSION * source.indices.size) / (seconds * (1 - 1 / gain))
     return Conversion(other, needed) if needed <= calls else found
 
 

@@ -144,6 +144,8 @@ CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
 SLICING, SAVED_IN_SLICES = 25e-9, 0.05e-9
 SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.1e-9, 0.2e-9
 LOOKING = 60e-9  # seconds for each entry to find a format, usually
+COMPOSING = 0.05  # seconds to write a program over another format and to load its code, whatever the matrix
+WORTH_LOOKING = 4  # times as long as looking for a format the announced calls must take: few matrices gain much
 
 # Of `most_dense`: densities up to which products with scattered entries and with full 4 x 4 blocks are faster.
 SCATTERED, BLOCKED, BLOCK_FILL = 0.2, 0.45, 0.8
@@ -410,19 +412,19 @@ def suited(
     if feat < LEAST_FEAT:
         return None
     gain, size = max((block_gain(size, block_fill(indptr, indices, size, size)), size) for size in SQUARES)
-    in_blocks = Conversion(BSR(size, size), calls_to_pay(CONVERSION, SAVED * feat, gain, per_entry))
+    in_blocks = Conversion(BSR(size, size), calls_to_pay(CONVERSION, SAVED * feat, gain, indices.size, per_entry))
     if gain >= ENOUGH:
         return in_blocks
     least, entries = max(gain, LEAST_GROUP_GAIN), Entries.of_rows(matrix.shape, indptr, indices)
-    if calls_to_pay(GROUPING, SAVED * feat, math.inf, per_entry) <= calls:
+    if calls_to_pay(GROUPING, SAVED * feat, math.inf, indices.size, per_entry) <= calls:
         grouped = group_gain(entries, GROUP)
-        needed = calls_to_pay(GROUPING, SAVED * feat, grouped, per_entry)
+        needed = calls_to_pay(GROUPING, SAVED * feat, grouped, indices.size, per_entry)
         if grouped >= least and needed <= calls:
             return Conversion(RowGroups(GROUP), needed)
     return None if gain < LEAST_GAIN else in_blocks
 
 
-def calls_to_pay(cost: float, saved: float, gain: float, per_entry: float | None) -> float:
+def calls_to_pay(cost: float, saved: float, gain: float, entries: int, per_entry: float | None) -> float:
     """Return after how many calls a conversion pays.
 
     Parameters
@@ -433,16 +435,19 @@ def calls_to_pay(cost: float, saved: float, gain: float, per_entry: float | None
         Seconds that a call saves for each entry, where no call was timed.
     gain : float
         How many times faster calls become.
+    entries : int
+        Of the matrix. Where calls were timed, what a conversion costs besides its entries counts, too.
     per_entry : float or None
         Seconds of a call for each entry.
 
     Examples
     --------
-    >>> calls_to_pay(80e-9, 1e-9, 2.0, None), calls_to_pay(80e-9, 1e-9, 2.0, 4e-9)
-    (80.0, 40.0)
+    >>> calls_to_pay(80e-9, 1e-9, 2.0, 10**6, None), round(calls_to_pay(80e-9, 1e-9, 2.0, 10**6, 4e-9))
+    (80.0, 65)
     """
     if per_entry is not None:
         saved = per_entry * (1 - 1 / gain)
+        cost += COMPOSING / entries
     return cost / saved if saved > 0 else math.inf
 
 
@@ -452,7 +457,7 @@ def suited_to_sums(entries: Entries, itemsize: int, calls: float, per_entry: flo
     sizes = indices.size, indices.itemsize, itemsize
     fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
     best, shape = max((sum_gain(size, fill, *sizes), size) for size, fill in fills.items())
-    gains = [(best, Conversion(BSR(*shape), calls_to_pay(CONVERSION, SAVED_IN_BLOCKS, best, per_entry)))]
+    gains = [(best, Conversion(BSR(*shape), calls_to_pay(CONVERSION, SAVED_IN_BLOCKS, best, indices.size, per_entry)))]
     if indices.size >= MANY:
         gains += _in_slices(entries, itemsize, calls, per_entry)
     gain, conversion = max(gains, key=lambda pair: pair[0])
@@ -469,14 +474,16 @@ def _in_slices(
     if far[1] > MUCH_FULLER * narrow:
         window, (wide, narrow) = FAR, far
     most = SUMMED_ON_DIAGONALS
-    if narrow >= HALF_FULL and calls_to_pay(CONVERSION, SAVED_ON_DIAGONALS, most, per_entry) <= calls:
+    if narrow >= HALF_FULL and calls_to_pay(CONVERSION, SAVED_ON_DIAGONALS, most, indices.size, per_entry) <= calls:
         share_and_fill = slice_diagonals(entries, *HACK)
         gain = diagonal_gain(*share_and_fill, indices.size, indices.itemsize, itemsize)
-        yield gain, Conversion(HDIA(HACK[0]), calls_to_pay(CONVERSION, SAVED_ON_DIAGONALS, gain, per_entry))
+        needed = calls_to_pay(CONVERSION, SAVED_ON_DIAGONALS, gain, indices.size, per_entry)
+        yield gain, Conversion(HDIA(HACK[0]), needed)
     if indices.size <= (SHORT if 2 * n * itemsize <= private_cache() else FAR_SHORT) * m:
         rows = WIDTHS[0] if wide >= AS_FULL * narrow else WIDTHS[1]
         gain = SUMMED_IN_SLICES * narrow
-        yield gain, Conversion(SELL(rows, window), calls_to_pay(SLICING, SAVED_IN_SLICES, gain, per_entry))
+        needed = calls_to_pay(SLICING, SAVED_IN_SLICES, gain, indices.size, per_entry)
+        yield gain, Conversion(SELL(rows, window), needed)
 
 
 def most_dense(weight: Any) -> float:
@@ -486,11 +493,13 @@ def most_dense(weight: Any) -> float:
 
 
 __all__ = [
+    "COMPOSING",
     "LOOKING",
     "MOST_VALUES",
     "RULES",
     "SUMMED",
     "SUMMED_IN_SLICES",
+    "WORTH_LOOKING",
     "Considered",
     "Conversion",
     "block_gain",

@@ -9,6 +9,7 @@ alternate between both kernels until each has been timed a few times, and the fa
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -162,12 +163,11 @@ class Adaptive:
             return self.bound.planned(arguments)
         if self.other is not None:
             return self._by_either(arguments)
-        if not self.is_asked:
-            result = self.bound.planned(arguments)
-            self.ask(arguments)
-            return result
         start = time.perf_counter()
         result = self.bound.planned(arguments)
+        if not self.is_asked:
+            self.ask(arguments, time.perf_counter() - start)
+            return result
         self._count(arguments, time.perf_counter() - start)
         key, run = self.bound.last
         self.bound.last = key, run if run is None else self._counted(run)
@@ -276,23 +276,30 @@ class Adaptive:
         formats = getattr(getattr(self.other, "kernel", None), "formats", {})
         return ", ".join(map(repr, formats.values())) or "another format"
 
-    def ask(self, arguments: dict[str, Any]) -> None:
-        """Convert for the calls that were announced, after the first of them."""
+    def ask(self, arguments: dict[str, Any], seconds: float = math.inf) -> None:
+        """Convert for the calls that were announced, after the first of them, which took so many seconds."""
         if self.is_asked:
             return
         self.is_asked = True
-        bound, calls, seconds = self.bound, self.announced or 0, None
-        if calls > 1 and not self.kernel.signature.effects.updated:
-            start = time.perf_counter()
-            bound.planned(arguments)  # again: what is first done once is no measure
-            seconds = time.perf_counter() - start
-        entries = sum(_entries(bound.fixed[name]) for name in self.matrices)
-        if seconds is None or calls * seconds >= heuristics.LOOKING * entries:
-            self.other = self._converted(bound, bound.fixed, arguments, calls, seconds)
+        bound, calls = self.bound, (self.announced or 0) - 1
+        if self._may_pay(calls, seconds):
+            timed = None
+            if not self.kernel.signature.effects.updated:
+                start = time.perf_counter()
+                bound.planned(arguments)  # again: what is first done once is no measure
+                timed = time.perf_counter() - start
+            if timed is None or self._may_pay(calls, timed):
+                self.other = self._converted(bound, bound.fixed, arguments, calls, timed)
         bound.last = (), None
         if self.other is None:
-            self.history.append(f"no other format pays within {calls} calls")
+            self.history.append(f"no other format pays within {self.announced} calls")
             self.is_settled = True
+
+    def _may_pay(self, calls: float, seconds: float) -> bool:
+        """Return whether so many calls take much longer than looking for a format."""
+        entries = sum(_entries(self.bound.fixed[name]) for name in self.matrices)
+        looking = heuristics.COMPOSING + heuristics.LOOKING * entries
+        return calls > 0 and calls * seconds >= heuristics.WORTH_LOOKING * looking
 
     def _converted(
         self,

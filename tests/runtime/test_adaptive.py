@@ -268,3 +268,16 @@ def test_infinities_reach_the_same_results() -> None:
         np.testing.assert_allclose(bound(B=B), expected, rtol=1e-4, atol=1e-4)
         if number == 2:
             other_wins(bound, is_faster=True)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_format_is_looked_for_only_where_the_announced_calls_take_long(calls: int) -> None:
+    """Looking for a format and writing a program over it takes longer than a few calls with a small matrix."""
+    A, arguments = blocks(), operand("spmv")
+    bound = sparsetir.build(ops.spmv(), expected_calls=calls).bind(A=A)
+    looked: list[int] = []
+    bound.kernel.convert = lambda *_, **__: looked.append(1)
+    for _ in range(3):
+        np.testing.assert_allclose(bound(**arguments), A @ arguments["x"], rtol=1e-4, atol=1e-4)
+    assert not looked
+    assert bound.explain() == f"no other format pays within {calls} calls"
