@@ -7,6 +7,7 @@ reads outside of the arrays, whatever they hold. Both only decide: `sparsetir.in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -55,7 +56,9 @@ def is_sound(
     size, dtype = indices.size, indices.dtype
     is_served = size >= 2 and indptr.dtype == dtype and dtype in DTYPES
     is_served = is_served and ((indptr.flags.carray and indices.flags.carray) or _are_passable(indptr, indices))
-    function = _functions.get(("rows", dtype, order)) or _function("rows", dtype, order) if is_served else None
+    # A parallel loop wakes all threads, which takes longer than reading a few thousand indices.
+    name = "rows" if size < MAX_SERIAL_ENTRIES else "rows_in_chunks"
+    function = _functions.get((name, dtype, order)) or _function(name, dtype, order) if is_served else None
     if function is None:
         return interop.is_sound(
             level, indptr, indices, parent_count=parent_count, length=length, need_sorted=need_sorted
@@ -123,7 +126,10 @@ def _function(name: str, dtype: np.dtype[Any], order: str, *, at_once: bool = Fa
 
 
 def _compiled(name: str, idtype: str, order: str) -> Any:
-    func = (_all_rows if name == "rows" else _listed_rows)(idtype, order)
+    if name == "listed":
+        func = _listed_rows(idtype, order)
+    else:
+        func = _all_rows(idtype, order, parallel if name == "rows_in_chunks" else serial)
     func = func.with_attr({"global_symbol": f"validate_{name}", "tirx.noalias": True})
     return compile_cached(func, native_target(), None, _CompiledLoops).function
 
@@ -200,8 +206,11 @@ class _Loops:
         return _falls(self.indices, place, self.order)
 
 
-def _all_rows(idtype: str, order: str) -> tirx.PrimFunc:
-    """Make the function of all rows: falls of the whole array must be those between two rows."""
+def _all_rows(idtype: str, order: str, chunked: Callable[..., tirx.Stmt]) -> tirx.PrimFunc:
+    """Make the function of all rows: falls of the whole array must be those between two rows.
+
+    `chunked` makes the loop over chunks, whose counts are stored apart.
+    """
     loops, chunks, chunk = _Loops(idtype, order), _long_var("chunks"), _long_var("chunk")
     out = _array("out", LONG, chunks, _long(LANES))
     share = lambda n, c: tirx.floordiv(n * c, chunks)  # noqa: E731
@@ -231,7 +240,7 @@ def _all_rows(idtype: str, order: str) -> tirx.PrimFunc:
         *loops.finish(out, chunk),
     )
     params = [loops.rows, loops.count, chunks, loops.indptr, loops.indices, out]
-    return tirx.PrimFunc(params, parallel(chunk, chunks, body))
+    return tirx.PrimFunc(params, chunked(chunk, chunks, body))
 
 
 def _listed_rows(idtype: str, order: str) -> tirx.PrimFunc:

@@ -56,6 +56,20 @@ def spoiled(A: sp.csr_array) -> list[tuple[np.ndarray, np.ndarray]]:
     return pairs
 
 
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+def test_one_chunk_is_judged_as_several(idtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "CALLS_UNTIL_COMPILED", 0)
+    A = matrix(9, 7, 0.6, idtype)
+    level = interop.Level("A", "sparse_variable", sorted=True, unique=True)
+    facts: dict[str, Any] = {"parent_count": 9, "length": 7, "need_sorted": True}
+    verdicts = []
+    for most in (0, 1 << 18):
+        monkeypatch.setattr(validation, "MAX_SERIAL_ENTRIES", most)
+        verdicts.append([validation.is_sound(level, *arrays, **facts) for arrays in spoiled(A)])
+    assert verdicts[0] == verdicts[1]
+    assert {True, False} == set(verdicts[0])
+
+
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize(("sorted", "unique", "need_sorted"), CHECKS)
