@@ -78,6 +78,10 @@ class OffsetError(ArgumentError):
     """An array of a call has more elements than the offsets of a kernel can count."""
 
 
+class OutOfRangeError(ArgumentError, IndexError):
+    """An index lies outside of a tensor."""
+
+
 class ArgumentTypeError(SparseTIRError, TypeError):
     """A kernel was called with an argument of wrong type or dtype, or with a wrong name."""
 

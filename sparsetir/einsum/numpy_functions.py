@@ -76,6 +76,8 @@ def apply_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: 
         return _checked(compared if is_first else operators.compare(COMPARISONS[ufunc], right, left), name, inputs)
     if ufunc.nin == ufunc.nout == 1:
         return _mapped(ufunc, name, inputs[0])
+    if ufunc.nin == 2 and ufunc.nout == 1:
+        return _checked(operators.combine(ufunc, *inputs), name, inputs)
     raise ArgumentTypeError(f"{name} has no form for sparse tensors. Call it with S.to_dense() or S.to_scipy().")
 
 
@@ -128,8 +130,29 @@ def _dot(a: Any, b: Any, out: Any = None) -> Any:
     return operators.matmul(a, b)
 
 
+def _rounded(tensor: Any, decimals: int = 0) -> Any:
+    if not is_integer(decimals):
+        raise ArgumentTypeError(f"decimals: expected a whole number, got {shown(decimals)}. Pass 2.")
+    return mapped(lambda values: np.round(values, decimals), tensor)
+
+
+def _clipped(tensor: Any, a_min: Any = None, a_max: Any = None, **ends: Any) -> Any:
+    """``numpy.clip`` to an interval around zero."""
+    low, high = ends.pop("min", a_min), ends.pop("max", a_max)
+    if ends:
+        raise ArgumentTypeError(f"numpy.clip: expected two ends for a sparse tensor, got {', '.join(ends)}=.")
+    for name, end in (("min", low), ("max", high)):
+        if end is not None and not operators.is_number(end):
+            raise ArgumentTypeError(f"{name}: expected a number, got {shown(end)}. Pass one such as 1.0.")
+    if (low is not None and not low <= 0) or (high is not None and not high >= 0):
+        fault = f"numpy.clip: expected an interval around 0, got {low} to {high}"
+        raise ArgumentError(f"{fault}. Others change elements that are not stored: call it with S.to_dense().")
+    return mapped(lambda values: np.clip(values, low, high), tensor)
+
+
+REDUCTIONS = ("sum", "mean", "max", "min", "var", "std", "argmax", "argmin", "any", "all")
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    **{getattr(np, name): _reduction(name) for name in ("sum", "mean", "max", "min", "var", "std", "argmax", "argmin")},
+    **{getattr(np, name): _reduction(name) for name in REDUCTIONS},
     np.amax: _reduction("max"),
     np.amin: _reduction("min"),
     np.dot: _dot,
@@ -146,6 +169,11 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.size: lambda tensor: int(np.prod(tensor.shape)),
     np.copy: lambda tensor: tensor.copy(),
     np.count_nonzero: lambda tensor: int(np.count_nonzero(tensor.values)),
+    np.nonzero: lambda tensor: nonzero(tensor),
+    np.round: _rounded,
+    np.around: _rounded,
+    np.clip: _clipped,
+    np.linalg.norm: lambda tensor, ord=None, axis=None, keepdims=False: norm(tensor, ord, axis, keepdims),
 }
 
 
@@ -312,6 +340,79 @@ def logsumexp(tensor: SparseTensor, axis: Axis) -> Any:
 def _reduced(tensor: SparseTensor, kept: str) -> int:
     """Return how many elements are reduced to each element of a result."""
     return math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
+
+
+# ------------------------------------------------------------------ truth, places and norms
+
+
+def any_true(tensor: SparseTensor, axis: Axis) -> Any:
+    """Return whether an element is not zero; NaN is not."""
+    kept = _kept(tensor, axis)
+    return np.asarray(_stored_counts(_without_zeros(tensor), kept) > 0)[()]
+
+
+def all_true(tensor: SparseTensor, axis: Axis) -> Any:
+    """Return whether no element is zero."""
+    kept = _kept(tensor, axis)
+    return np.asarray(_stored_counts(_without_zeros(tensor), kept) == _reduced(tensor, kept))[()]
+
+
+def nonzero(tensor: SparseTensor) -> tuple[np.ndarray, ...]:
+    """Return the coordinates of elements that are not zero, in row-major order."""
+    keys = np.sort(entry_keys(_without_zeros(tensor)).astype(np.int64))
+    return tuple(np.unravel_index(keys, tensor.shape)) if len(keys) else (keys,) * tensor.ndim
+
+
+def _without_zeros(tensor: SparseTensor) -> SparseTensor:
+    held = np.flatnonzero(tensor.values)
+    if len(held) == tensor.nnz:
+        return tensor
+    return of_entries(tensor, [c[held] for c in tensor.coords], tensor.values[held], tensor.shape)
+
+
+def norm(tensor: SparseTensor, ord: Any, axis: Axis, keepdims: bool) -> Any:
+    """Compute a norm of vectors along a dimension, or of a vector or a matrix, as `numpy.linalg.norm` does.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such norm, or it needs singular values, which `scipy.sparse.linalg.svds` computes.
+    """
+    if ord is not None and ord != "fro" and not operators.is_number(ord):
+        raise ArgumentError(f"ord: expected a number, 'fro' or None, got {shown(ord)}. For others call S.to_dense().")
+    sizes = mapped(np.abs, tensor if tensor.dtype.kind in "fcV" else astype(tensor, "float64"))
+    axes = tuple(range(tensor.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    if len(axes) == 1 or (axis is None and ord is None):
+        result = _vector_norm(sizes, ord, axes)
+    elif len(axes) == 2:
+        result = _matrix_norm(sizes, ord, axes)
+    else:
+        raise ArgumentError(f"axis: expected one or two dimensions for ord={ord!r}, got {axes}. Pass axis=1.")
+    return keeping(tensor, axis, result) if keepdims else result
+
+
+def _vector_norm(sizes: SparseTensor, ord: Any, axis: Axis) -> Any:
+    if ord == "fro":
+        raise ArgumentError("ord: expected a number for vectors, got 'fro', a norm of matrices. Leave it out.")
+    if ord in (math.inf, -math.inf):
+        return extreme(sizes, axis, "max" if ord > 0 else "min")
+    if ord == 0:
+        return _stored_counts(_without_zeros(sizes), _kept(sizes, axis)).astype(sizes.dtype)[()]
+    power = 2 if ord is None else ord
+    if power < 0:
+        raise ArgumentError(f"ord: expected a number from 0 on, got {ord}: elements that are not stored make it 0.")
+    summed = total(sizes if power == 1 else mapped(lambda values: values**power, sizes), axis)
+    return summed if power == 1 else np.sqrt(summed) if power == 2 else summed ** (1 / power)
+
+
+def _matrix_norm(sizes: SparseTensor, ord: Any, axes: tuple[int, ...]) -> Any:
+    if ord in (None, "fro"):
+        return _vector_norm(sizes, None, axes)
+    if ord not in (1, -1, math.inf, -math.inf) or sizes.ndim != 2:
+        fault = f"ord: expected 1, inf, 'fro' or None, got {ord!r}"
+        raise ArgumentError(f"{fault}. Call scipy.sparse.linalg.svds for singular values.")
+    sums = np.asarray(total(sizes, axes[0] if abs(ord) == 1 else axes[1]))
+    return (sums.max if ord > 0 else sums.min)()
 
 
 # ------------------------------------------------------------------ places of extremes
@@ -589,6 +690,8 @@ def _paired(axes: Any, first: tuple[int, ...], second: tuple[int, ...]) -> tuple
 
 
 __all__ = [
+    "all_true",
+    "any_true",
     "apply_function",
     "apply_ufunc",
     "deviation",
@@ -598,6 +701,8 @@ __all__ = [
     "like_class",
     "logsumexp",
     "mean",
+    "nonzero",
+    "norm",
     "place_of_extreme",
     "reshape",
     "tensordot",

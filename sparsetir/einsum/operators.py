@@ -21,7 +21,7 @@ import scipy.sparse as sp
 
 from sparsetir.einsum.expression import classify, doors, einsum, product_door
 from sparsetir.einsum.steps import array_dtype, cast, transposed
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
 from sparsetir.formats.hypersparse import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, array_of_numbers, compressed_of, is_sparse, is_torch
@@ -507,17 +507,72 @@ def _compared_sparse(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Spars
     """Compare two sparse tensors where either stores an entry."""
     check_same_shape(tensor, other)
     _check_zeros(ufunc, ufunc(0, 0), "R")
-    other = as_tensor(other)
-    keys = [entry_keys(t).astype(np.int64) for t in (tensor, other)]
+    return _merged(ufunc, tensor, as_tensor(other))
+
+
+def _merged(ufunc: np.ufunc, left: SparseTensor, right: SparseTensor) -> SparseTensor:
+    """Apply a ufunc where either operand stores an entry; results that are zero are not stored."""
+    keys = [entry_keys(t).astype(np.int64) for t in (left, right)]
     union = np.union1d(*keys)
     sides = []
-    for t, places in zip((tensor, other), keys, strict=True):
+    for t, places in zip((left, right), keys, strict=True):
         values = np.zeros(len(union), t.dtype)
         values[np.searchsorted(union, places)] = t.values
         sides.append(values)
-    stored = union[np.flatnonzero(ufunc(*sides))]
-    coords = np.unravel_index(stored, tensor.shape) if len(stored) else [stored] * tensor.ndim
-    return of_entries(tensor, list(coords), np.ones(len(stored), np.bool_), tensor.shape)
+    results = ufunc(*sides)
+    held = np.flatnonzero(results)
+    stored = union[held]
+    coords = np.unravel_index(stored, left.shape) if len(stored) else [stored] * left.ndim
+    return of_entries(left, list(coords), results[held], left.shape)
+
+
+def combine(ufunc: np.ufunc, left: Any, right: Any) -> Any:
+    """Apply a ufunc of two arguments to sparse tensors of one shape, or to one and a number or a dense array.
+
+    The result is sparse, without zeros among its entries, or dense where an operand is a dense array.
+
+    Raises
+    ------
+    ArgumentError
+        Elements that no operand stores would not be zero, or the shapes do not fit.
+    ArgumentTypeError
+        numpy does not define the ufunc for these dtypes.
+    """
+    if not (is_operand(left) and is_operand(right)):
+        return NotImplemented
+    dense = [array_of_numbers(v, "the other operand") for v in (left, right) if not (is_number(v) or is_sparse(v))]
+    tensor = as_tensor(left if is_sparse(left) else right)
+    shape = tensor.shape
+    if dense and (dense[0].ndim > tensor.ndim or not _stretches(dense[0].shape, shape)):
+        raise ArgumentError(f"an array of shape {dense[0].shape} and a sparse tensor of {shape}: they do not fit")
+    try:
+        if is_sparse(left) and is_sparse(right):
+            check_same_shape(left, right)
+            sides = as_tensor(left), as_tensor(right)
+            _check_combined(ufunc, *(np.zeros(1, t.dtype) for t in sides))
+            return _merged(ufunc, *sides)
+        if dense:
+            with np.errstate(all="ignore"):  # of zeros that meet the array: what numpy warns of, if at all, are entries
+                zeros = [np.zeros((), tensor.dtype) if is_sparse(v) else dense[0] for v in (left, right)]
+                result = np.array(np.broadcast_to(ufunc(*zeros), shape))
+            array = np.broadcast_to(dense[0], shape)[tensor.coords]
+            result[tensor.coords] = ufunc(*(tensor.values if is_sparse(v) else array for v in (left, right)))
+            return result
+        _check_combined(ufunc, *(np.zeros(1, tensor.dtype) if is_sparse(v) else v for v in (left, right)))
+        return mapped(lambda values: ufunc(*(values if is_sparse(v) else v for v in (left, right))), tensor)
+    except TypeError as error:
+        if isinstance(error, ArgumentTypeError):
+            raise
+        raise ArgumentTypeError(f"numpy.{ufunc.__name__}: {error}. Convert the values with astype first.") from None
+
+
+def _check_combined(ufunc: np.ufunc, first: Any, second: Any) -> None:
+    """Raise where elements that are not stored would become something else than zero."""
+    with np.errstate(all="ignore"):
+        of_zero = ufunc(first, second)[0]
+    if of_zero != 0 or of_zero != of_zero:
+        fault = f"numpy.{ufunc.__name__} makes {of_zero} of elements that are not stored"
+        raise ArgumentError(f"{fault}. Call it with S.to_dense().")
 
 
 def _stretches(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
@@ -625,7 +680,7 @@ def _of_rows(tensor: SparseTensor, indptr: np.ndarray, entries: np.ndarray, coun
 def _element(tensor: SparseTensor, index: tuple[int, ...]) -> Any:
     """Return one element; zero if it is not stored."""
     if any(not -n <= at < n for at, n in zip(index, tensor.shape, strict=True)):
-        raise ArgumentError(f"element {index} of a tensor of shape {tensor.shape}")
+        raise OutOfRangeError(f"element {index} of a tensor of shape {tensor.shape}")
     first, *others = (at % n for at, n in zip(index, tensor.shape, strict=True))
     (begin,), (end,) = _bounds(tensor, np.array([first]))
     held = np.ones(end - begin, np.bool_)
@@ -658,7 +713,7 @@ def _chosen(index: Any, m: int) -> np.ndarray:
     if found.dtype == bool:
         return np.flatnonzero(found)
     if found.size and not (found.min() >= -m and found.max() < m):
-        raise ArgumentError(f"row indices must lie in [-{m}, {m}), found {found.min()} to {found.max()}")
+        raise OutOfRangeError(f"row indices must lie in [-{m}, {m}), found {found.min()} to {found.max()}")
     rows = found.astype(np.int64)
     return np.where(rows < 0, rows + m, rows)
 
@@ -666,7 +721,7 @@ def _chosen(index: Any, m: int) -> np.ndarray:
 def _one_row(tensor: SparseTensor, index: int) -> Any:
     m = tensor.shape[0]
     if not -m <= index < m:
-        raise ArgumentError(f"row {index} of a tensor of {m} rows")
+        raise OutOfRangeError(f"row {index} of a tensor of {m} rows")
     (begin,), (end,) = _bounds(tensor, np.array([index % m]))
     if tensor.ndim == 1:
         return tensor.values[begin:end].sum(dtype=tensor.dtype)
@@ -680,6 +735,7 @@ __all__ = [
     "as_tensor",
     "by_parts",
     "check_same_shape",
+    "combine",
     "compare",
     "complex_product",
     "complex_sum",

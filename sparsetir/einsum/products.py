@@ -15,7 +15,7 @@ from sparsetir.einsum.numpy_functions import like_class
 from sparsetir.einsum.operators import by_parts, complex_product, complex_sum, has_complex
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import as_numpy, is_sparse, is_torch
+from sparsetir.interop import array_of_numbers, as_numpy, is_sparse, is_torch
 from sparsetir.interop import to_torch as as_torch
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import ROWS
@@ -115,12 +115,26 @@ def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: An
         if complement or not mask is top is threshold is None:
             raise ArgumentError("mask=, top= and threshold= choose entries of results in memory: read the matrix")
         return matmul_outside(A, B)
+    A, B = _as_operand(A, B, "A"), _as_operand(B, A, "B")
     if _is_one_dense(A, B):
         if complement or not mask is top is threshold is None:
             options = "mask=, complement=, top= and threshold="
             raise ArgumentError(f"{options} choose entries of sparse results, but an operand is dense")
         return operators.matmul(A, B)
+    if not complement and mask is top is threshold is None and _has_vector(A, B):
+        return operators.matmul(A, B)
     return products.matmul(A, B, mask=mask, complement=complement, top=top, threshold=threshold)
+
+
+def _as_operand(value: Any, other: Any, name: str) -> Any:
+    """Return what a sparse matrix is multiplied by: lists and the tables of other libraries as arrays."""
+    if isinstance(value, np.ndarray) or is_torch(value) or is_sparse(value) or not is_sparse(other):
+        return value
+    return array_of_numbers(value, name)
+
+
+def _has_vector(A: Any, B: Any) -> bool:
+    return is_sparse(A) and is_sparse(B) and (len(A.shape) != 2 or len(B.shape) != 2)
 
 
 def _is_one_dense(A: Any, B: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.errors import ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.utils.arguments import as_flag
 
 # Operators of sparse tensors. Their functions compile programs, and so are in a package above this one, which is
@@ -156,6 +156,24 @@ class Operators:
         """Copy the tensor and its values; immutable index arrays are shared."""
         return functions().mapped(np.copy, self)
 
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self.shape[0])  # type: ignore[attr-defined]
+
+    def __bool__(self) -> bool:
+        """Refuse: whether an element is not zero is `any`, whether all are is `all`."""
+        raise ArgumentError("a sparse tensor is neither true nor false: call S.any() or S.all()")
+
+    def toarray(self) -> Any:
+        """Return all elements as a dense array; the name that scipy gives to `to_dense`."""
+        return self.to_dense()  # type: ignore[attr-defined]
+
+    todense = toarray
+
+    def nonzero(self) -> tuple[Any, ...]:
+        """Return the coordinates of elements that are not zero, an array for each dimension, in row-major order."""
+        return reductions().nonzero(self)
+
     def diagonal(self) -> Any:
         """Return the elements (0, 0), (1, 1), ... of a matrix, as a dense array."""
         return functions().diagonal(self)
@@ -233,6 +251,22 @@ class Operators:
     def min(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
         """Return the smallest element over some dimensions, or all; zeros that are not stored count."""
         return _reduced(self, axis, keepdims, reductions().extreme(self, axis, "min"))
+
+    def any(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
+        """Return whether any element over some dimensions, or of all, is not zero."""
+        return _reduced(self, axis, keepdims, reductions().any_true(self, axis))
+
+    def all(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
+        """Return whether no element over some dimensions, or of all, is zero; those that are not stored are.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsetir
+        >>> S = sparsetir.SparseTensor.from_dense(np.array([[0, 2.0], [3.0, 4.0]]))
+        >>> S.all(axis=1).tolist(), bool(S.any())
+        ([False, True], True)
+        """
+        return _reduced(self, axis, keepdims, reductions().all_true(self, axis))
 
     def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Any:
         """Return the first place of the largest element along a dimension, or among all in row-major order.

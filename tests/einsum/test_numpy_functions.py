@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""numpy's functions of sparse tensors give what numpy gives of dense arrays, or an error that says what to call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetir
+from sparsetir import SparseTensor
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
+
+FORMATS = ["csr", "csc", "coo", "dcsr"]
+DTYPES = ["bool", "int32", "float16", "float32", "float64"]
+UFUNCS = [
+    np.maximum, np.minimum, np.fmax, np.fmin, np.hypot, np.copysign, np.logical_and, np.logical_or, np.logical_xor,
+    np.remainder, np.floor_divide, np.fmod, np.bitwise_or, np.heaviside,
+]  # fmt: skip
+AXES = [None, 0, 1, -1, (0, 1)]
+
+
+def dense(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Draw an array with zeros, repeated values and, of floats, a NaN and infinities."""
+    rng = np.random.default_rng(seed)
+    array = (rng.integers(-3, 4, shape) * (rng.random(shape) < 0.4)).astype(dtype)
+    if array.dtype.kind == "f" and array.size > 4:
+        array.flat[rng.integers(0, array.size, 3)] = np.nan, np.inf, -np.inf
+    return array
+
+
+def stored(array: np.ndarray, format: str = "csr") -> SparseTensor:
+    return SparseTensor.from_dense(array).convert(format) if array.ndim == 2 else SparseTensor.from_dense(array)
+
+
+def same(result: Any, expected: Any) -> None:
+    result = result.to_dense() if isinstance(result, SparseTensor) else np.asarray(result)
+    assert result.shape == np.shape(expected)
+    assert result.dtype == np.asarray(expected).dtype
+    tolerance = 1e-3 if result.dtype == np.float16 else 1e-6
+    np.testing.assert_allclose(result, expected, rtol=tolerance)
+
+
+def agree(function: Any, of_sparse: tuple[Any, ...], of_dense: tuple[Any, ...]) -> bool:
+    """Compare a function with numpy's; return whether it was not refused."""
+    try:
+        result = function(*of_sparse)
+    except SparseTIRError:
+        return False
+    with np.errstate(all="ignore"):
+        same(result, function(*of_dense))
+    return True
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ufunc", UFUNCS, ids=lambda ufunc: ufunc.__name__)
+def test_ufuncs_of_two_arguments(ufunc: np.ufunc, dtype: str) -> None:
+    served = []
+    with np.errstate(all="ignore"):
+        for seed, format in enumerate(FORMATS):
+            a, b = dense(seed, (5, 7), dtype), dense(seed + 9, (5, 7), dtype)
+            A, B = stored(a, format), stored(b, FORMATS[-1 - seed])
+            served.append(agree(ufunc, (A, B), (a, b)))
+            served.append(agree(ufunc, (A, b[0]), (a, b[0])))
+            served.append(agree(ufunc, (b, A), (b, a)))
+            for number in (np.dtype(dtype).type(1), 0):
+                served.append(agree(ufunc, (A, number), (a, number)))
+    is_defined = dtype != "bool" or ufunc not in (np.copysign, np.fmod, np.floor_divide, np.remainder, np.hypot)
+    assert any(served) or not is_defined or (ufunc is np.bitwise_or and "float" in dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reductions_to_truth(dtype: str) -> None:
+    for shape in ((4, 6), (1, 1), (3, 0), (0, 3), (2, 3, 4), (5,)):
+        array = dense(3, shape, dtype)
+        full = np.ones(shape, dtype)
+        for values in (array, full):
+            tensor = stored(values)
+            for axis in (None, 0, -1):
+                for keepdims in (False, True):
+                    same(tensor.any(axis, keepdims=keepdims), values.any(axis, keepdims=keepdims))
+                    same(np.all(tensor, axis=axis, keepdims=keepdims), values.all(axis, keepdims=keepdims))
+        for places, expected in zip(stored(array).nonzero(), array.nonzero(), strict=True):
+            np.testing.assert_array_equal(places, expected)
+    zeros = SparseTensor.from_coo([np.array([0, 1]), np.array([1, 0])], np.array([0, 2], dtype), (2, 2))
+    assert [places.tolist() for places in np.nonzero(zeros)] == [[1], [0]]
+    same(zeros.any(axis=1), np.array([False, True]))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "float64", "complex64"])
+def test_norms(dtype: str) -> None:
+    array = dense(5, (6, 4), "int32").astype(dtype)
+    tensor, row = stored(array), stored(array)[0]
+    for ord in (None, "fro", 1, -1, np.inf, -np.inf):
+        assert agree(np.linalg.norm, (tensor, ord), (array, ord))
+    for ord in (None, 0, 1, 2, 3, np.inf, -np.inf):
+        for axis in (0, 1, -1):
+            for keepdims in (False, True):
+                options: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
+                result = np.linalg.norm(tensor, ord, **options)
+                np.testing.assert_allclose(result, np.linalg.norm(array, ord, **options), rtol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(row, ord), np.linalg.norm(array[0], ord), rtol=1e-6)
+    for ord in (2, "nuc", -3):
+        with pytest.raises(ArgumentError, match="ord: expected"):
+            np.linalg.norm(tensor, ord)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_clip_and_round(dtype: str) -> None:
+    array = dense(7, (5, 6), dtype)
+    tensor = stored(array)
+    same(np.clip(tensor, -1, 2), np.clip(array, -1, 2))
+    same(np.clip(tensor, 0, None), np.clip(array, 0, None))
+    same(np.round(tensor / 3 if "float" in dtype else tensor, 1), np.round(array / 3 if "float" in dtype else array, 1))
+    for ends in ((1, 2), (-2, -1), (np.nan, 1)):
+        with pytest.raises(ArgumentError, match="interval around 0"):
+            np.clip(tensor, *ends)
+
+
+def test_names_that_users_of_scipy_and_numpy_know() -> None:
+    array = dense(1, (3, 4), "float64")
+    tensor = stored(array)
+    np.testing.assert_array_equal(tensor.toarray(), array)
+    np.testing.assert_array_equal(tensor.todense(), array)
+    assert len(tensor) == 3
+    with pytest.raises(ArgumentError, match="neither true nor false"):
+        bool(tensor)
+    for index in (3, -4, (0, 4), [0, 3]):
+        with pytest.raises(IndexError):
+            tensor[index]
+
+
+class Table:
+    """What numpy can read, as the tables of other libraries are."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.array
+
+
+def test_matmul_takes_lists_tables_and_vectors() -> None:
+    array = dense(2, (4, 4), "int32").astype("float32")
+    A, B = sparsetir.SparseTensor.from_dense(array).to_scipy(), np.arange(8, dtype="float32").reshape(4, 2)
+    for operand in (B.tolist(), Table(B), tuple(map(tuple, B))):
+        np.testing.assert_array_equal(sparsetir.matmul(A, operand), array @ B)
+    np.testing.assert_array_equal(sparsetir.matmul(Table(B.T), A), B.T @ array)
+    np.testing.assert_array_equal(sparsetir.matmul(A, [1, 2, 3, 4]), array @ [1, 2, 3, 4])
+    row, column = stored(array[1:2])[0], stored(array[:, 2:3].T)[0]
+    assert sparsetir.matmul(row, column) == array[1] @ array[:, 2]
+    np.testing.assert_array_equal(sparsetir.matmul(row, stored(array)), array[1] @ array)
+    for wrong in ("text", None, [["a"]]):
+        with pytest.raises(ArgumentTypeError):
+            sparsetir.matmul(A, wrong)
