@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("--executor", metavar="WHICH", help=workers)
     tune.add_argument("--machines", choices=("same", "each"), default="same", help="whether these are of one kind")
     tune.add_argument("--schedules-only", action="store_true", help="leave the format as it is")
-    tune.add_argument("--seed", type=int, default=0, metavar="N", help="of the search and of the dense operands")
+    tune.add_argument("--seed", type=count, default=0, metavar="N", help="of the search and of the dense operands")
     tune.add_argument("--database", type=Path, metavar="FILE", help="JSON lines: trials in it are not measured again")
     tune.add_argument("--out", type=Path, metavar="DIR", help="write the report, the loops and a picture there")
     tune.add_argument("--json", metavar="OUT", help="write the result as JSON, to stdout if OUT is -")
@@ -173,7 +173,7 @@ def add_collect(collect: argparse.ArgumentParser) -> None:
     mcpu = "compile for this processor, such as x86-64-v3; by default this one"
     collect.add_argument("--mcpu", metavar="NAME", help=mcpu)
     collect.add_argument("--seconds", type=positive(float), metavar="S", help="after which no further case is begun")
-    collect.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn at random")
+    collect.add_argument("--seed", type=count, default=0, metavar="N", help="of what is drawn at random")
     table = "also write the points as a table, .npz or .parquet"
     collect.add_argument("--table", type=Path, metavar="OUT", help=table)
 
@@ -366,6 +366,8 @@ def run_spmm(args: argparse.Namespace) -> int:
         raise ArgumentError(
             f"--dense: expected an array of numpy, got {args.dense}: {error}. Save it again."
         ) from error
+    if not isinstance(B, np.ndarray):
+        raise ArgumentError(f"--dense: expected a file of one array, got the archive {args.dense}. Save the array alone.")
     B = B[:, None] if B.ndim == 1 else B
     print(f"{M}\n{M.plan(B, out=args.out)}")
     M.spmm(B, out=args.out, progress=not args.quiet)
@@ -682,7 +684,7 @@ def loaded(path: Path) -> dict[str, Any]:
         return runpy.run_path(str(path), run_name="__sparsetir_show__")
     except SparseTIRError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ArgumentError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)

@@ -173,6 +173,8 @@ class BoundKernel(Bound):
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
+        for name in arguments:
+            self._check_open(name)
         if self.adaptive is not None:
             self.adaptive.ask(arguments)
         if self.over_another is not None:
@@ -196,7 +198,7 @@ class BoundComposedKernel(Bound):
         translated, self.converted = kernel.converter.translate(arguments, is_kept=True)
         self.given = kernel.needed(translated)
         self.bound = kernel.kernel.bind(**self.given)
-        self.is_plain = kernel.has_plain_results
+        self.is_plain = kernel.has_plain_results and kernel.converter.is_complete(self.converted)
 
     def dispatch(self, arguments: dict[str, Any]) -> Any:
         kernel = self.kernel
@@ -204,18 +206,17 @@ class BoundComposedKernel(Bound):
             result = self.bound(**arguments)
             self.last = self.bound.last  # its plans are as good as ours
             return result
-        for name in arguments:
-            if name in self.fixed:
-                raise ArgumentTypeError(f"{name} is fixed by bind; do not pass it again")
         translated, converted = self._translated(arguments)
-        kernel.converter.check_complete(converted)
         outputs = kernel.new_outputs(converted, {**self.given, **translated})
         out = self.bound(**translated, **outputs)
         return kernel.results(out, converted, {**self.given, **translated, **outputs}, {**self.fixed, **arguments})
 
     def _translated(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Converted]]:
         """Return the open arguments of the compiled function, which must agree with the fixed ones, and structures."""
-        translated, converted = self.kernel.converter.translate(arguments, self.converted)
+        for name in arguments:
+            if name in self.fixed:
+                raise ArgumentTypeError(f"{name} is fixed by bind; do not pass it again")
+        translated, converted = self.kernel.converter.translate_complete(arguments, self.converted)
         for name in translated.keys() & self.given.keys():
             if isinstance(translated[name], SizeOf):
                 agree(self.given, name, translated[name])
@@ -223,10 +224,9 @@ class BoundComposedKernel(Bound):
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
-        translated, converted = self.kernel.converter.translate(arguments)
-        outputs = self.kernel.new_outputs({**self.converted, **converted}, {**self.given, **translated})
-        every = {**translated, **outputs, **self.given}
-        return self.bound.kernel.time(seconds=seconds, **self.kernel.needed(every))
+        translated, converted = self._translated(arguments)
+        every = {**translated, **self.given}
+        return self.bound.kernel.time(seconds=seconds, **every, **self.kernel.new_outputs(converted, every))
 
 
 __all__ = ["Bound", "BoundComposedKernel", "BoundKernel"]

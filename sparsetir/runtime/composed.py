@@ -13,14 +13,14 @@ from tvm import tirx
 
 from sparsetir.codegen.cache import Compiled
 from sparsetir.codegen.export import Interface, export
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop.sources import open_source
 from sparsetir.ir.views import decode
 from sparsetir.runtime.bound import BoundComposedKernel
 from sparsetir.runtime.call_plan import Timing
-from sparsetir.runtime.conversion import Converted, Converter, check_axes
+from sparsetir.runtime.conversion import Converted, Converter, check_axes, structure_of
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.repr import shown_signature
 from sparsetir.runtime.serialization import Saved, layout, write_pieces
@@ -64,8 +64,18 @@ class ComposedKernel(Saved):
             # The pieces together set what the original sets: with the sizes from conversion, every element.
             self.kernel = compile(decomposition.func, self.signature.effects.covered)
             inner, outer = self.kernel.signature, self.signature
+            inner.caller_names = self._caller_names()
             self.names = (inner.by_name.keys() | inner.buffers.keys()) & (outer.by_name.keys() | outer.buffers.keys())
         self.converter = Converter(decomposition, self.signature, self.names)
+
+    def _caller_names(self) -> dict[str, str]:
+        """Return the name of the argument that each array of a piece comes from."""
+        names: dict[str, str] = {}
+        for group in self.decomposition.groups:
+            for piece in group.pieces:
+                names |= dict.fromkeys((*piece.params.values(), *filter(None, [piece.mask])), group.name)
+                names |= {array: self.signature.shown(storage) for storage, array in piece.values.items()}
+        return names
 
     @property
     def name(self) -> str:
@@ -96,8 +106,7 @@ class ComposedKernel(Saved):
         """Run the kernel; see `Kernel.__call__`. A sparse argument is converted when its structure is new."""
         if unnamed:
             raise self.signature.unnamed(unnamed)
-        translated, converted = self.converter.translate(arguments)
-        self.converter.check_complete(converted)
+        translated, converted = self.converter.translate_complete(arguments)
         translated = self.needed(translated)
         outputs = self.new_outputs(converted, translated)
         out = self.kernel(**translated, **outputs)
@@ -114,7 +123,7 @@ class ComposedKernel(Saved):
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function itself, arguments converted and ready."""
-        translated, converted = self.converter.translate(arguments)
+        translated, converted = self.converter.translate_complete(arguments)
         return self.kernel.time(seconds=seconds, **self.needed(translated), **self.new_outputs(converted, translated))
 
     def script(self, stage: int = 1, *, outline: bool = False, **sizes: int) -> str:
@@ -182,12 +191,11 @@ class ComposedKernel(Saved):
             group = self.converter.group_of(name)
             if group is None:
                 continue
-            if group.name not in converted:
-                buffer_name = self.signature.shown(name)
-                raise ArgumentTypeError(f"{buffer_name} has the structure of {group.name}: pass {group.name}")
-            tensor, dtype = converted[group.name].tensor, self.signature.by_name[name].dtype
-            zeros = [np.zeros(piece.packed.count, dtype) for piece in tensor.pieces]
-            zeros_of = converted[group.name].values(group, name, zeros)
+            structure = structure_of(group, converted)
+            assert structure is not None  # a complete call has one
+            dtype = self.signature.by_name[name].dtype
+            zeros = [np.zeros(piece.packed.count, dtype) for piece in structure.tensor.pieces]
+            zeros_of = structure.values(group, name, zeros)
             outputs.update({n: a for n, a in zeros_of.items() if n not in given})
         return outputs
 
@@ -221,7 +229,9 @@ class ComposedKernel(Saved):
         if group is None:
             return results[name]
         buffer_name = self.signature.shown(name)
-        tensor = converted.get(buffer_name, converted[group.name]).tensor
+        structure = converted.get(buffer_name) or structure_of(group, converted)
+        assert structure is not None  # a complete call has one
+        tensor = structure.tensor
         out = tensor.restore([given[piece.values[name]] for piece in group.pieces])
         output_of_caller = arguments.get(buffer_name)
         return out if output_of_caller is None else _written(output_of_caller, out)

@@ -95,7 +95,7 @@ class Converter:
         *,
         is_kept: bool = False,
     ) -> tuple[dict[str, Any], dict[str, Converted]]:
-        """Arguments of the compiled function, and the converted structure of each group, also of what came before.
+        """Arguments of the compiled function, and the converted structure of each buffer, also of those before.
 
         What `is_kept` must not share arrays with other arguments, which may change.
         """
@@ -117,6 +117,14 @@ class Converter:
                 expected = f"{name} is stored as {self.decomposition.formats.get(group.name)!r} here"
                 raise ArgumentTypeError(f"{expected}: pass a sparse object, found {type(value).__name__}")
             self._add(group, name, value, translated, converted, is_kept)
+        return translated, converted
+
+    def translate_complete(
+        self, arguments: Mapping[str, Any], before: Mapping[str, Converted] = MappingProxyType({})
+    ) -> tuple[dict[str, Any], dict[str, Converted]]:
+        """Translate the arguments of a call; raise unless every decomposed structure came with one of them."""
+        translated, converted = self.translate(arguments, before)
+        self.check_complete(converted)
         return translated, converted
 
     def _check_needed(self, name: str) -> None:
@@ -141,10 +149,12 @@ class Converter:
             check_detached(value, name, "a kernel")
         buffer, source = self.program.buffer(name), open_source(value, name)
         check_dtype(source.values.dtype, buffer.dtype, name=name)
-        own_conversion = converted[name] = self.converted(group, name, value, source, is_kept)
-        shared = converted.setdefault(group.name, own_conversion)
-        if shared is not own_conversion and not _same_structure(shared.tensor, own_conversion.tensor):
-            raise ArgumentError(f"{name} and another argument share axes but have different structures")
+        own_conversion = self.converted(group, name, value, source, is_kept)
+        for other in (n for n in group.buffers if n in converted):
+            shared = converted[other]
+            if shared is not own_conversion and not _same_structure(shared.tensor, own_conversion.tensor):
+                raise ArgumentError(f"{name} and {other} share axes but have different structures")
+        converted[name] = own_conversion
         translated.update(own_conversion.arguments)
         translated.update(own_conversion.values(group, str(buffer.storage.name), own_conversion.held(source)))
         for d, (size, length) in enumerate(zip(self.lengths[group.name], own_conversion.tensor.shape, strict=True)):
@@ -171,8 +181,8 @@ class Converter:
         tensor = SparseTensor.from_any(value, format, idtype=format.index_type, check=checks_are_on())
         _check_repeats(group, name, tensor, source)
         conversion = Converted(tensor, _arguments(group, tensor))
-        if len(self.kept) >= MOST_CONVERTED:
-            self.kept.pop(next(iter(self.kept)), None)
+        for old in list(self.kept)[: len(self.kept) - MOST_CONVERTED + 1]:  # another thread may add or remove some
+            self.kept.pop(old, None)
         self.kept[key] = conversion
         return conversion
 
@@ -187,11 +197,39 @@ class Converter:
                 raise ArgumentError(f"{name}.shape[{d}] is {shape[d]} but this kernel is written for {fixed}")
 
     def check_complete(self, converted: Mapping[str, Converted]) -> None:
-        """Raise unless every decomposed structure has come with an argument."""
+        """Raise unless every decomposed buffer that is read was passed, and one of each structure.
+
+        Otherwise the compiled function would ask for its own arrays.
+        """
+        if (missing := self._missing(converted)) is not None:
+            raise self.signature.missing(self.signature.by_name[self._storage(missing)])
+
+    def is_complete(self, converted: Mapping[str, Converted]) -> bool:
+        """Return whether no call needs another sparse argument."""
+        return self._missing(converted) is None
+
+    def _missing(self, converted: Mapping[str, Converted]) -> str | None:
+        """Return the first decomposed buffer that has to be passed and was not."""
         for group in self.decomposition.groups:
-            if group.name not in converted:
-                needed = next((n for n in group.buffers if n in self.signature.buffers), group.name)
-                raise ArgumentTypeError(f"missing argument {needed}")
+            passed = [name for name in group.buffers if name in self.signature.buffers]
+            inputs = [name for name in passed if not self._is_result(name)]
+            if (missing := next((name for name in inputs if name not in converted), None)) is not None:
+                return missing
+            if passed and structure_of(group, converted) is None:
+                return passed[0]
+        return None
+
+    def _storage(self, name: str) -> str:
+        return str(self.program.buffer(name).storage.name)
+
+    def _is_result(self, name: str) -> bool:
+        """Return whether a buffer is made by a call where it is not passed."""
+        return self._storage(name) in self.signature.results
+
+
+def structure_of(group: Group, converted: Mapping[str, Converted]) -> Converted | None:
+    """Return the structure that the buffers of a group share; None if none of them was passed."""
+    return next((converted[name] for name in group.buffers if name in converted), None)
 
 
 def check_axes(decomposition: Decomposition, signature: Signature) -> None:
@@ -257,4 +295,4 @@ def _check_repeats(group: Group, name: str, tensor: SparseTensor, source: Source
     raise StructureError(f"{fault}: {reason}; add them up yourself, or build the program without formats")
 
 
-__all__ = ["Converted", "Converter", "agree", "check_axes"]
+__all__ = ["Converted", "Converter", "agree", "check_axes", "structure_of"]

@@ -246,6 +246,7 @@ class Signature:
         self.by_name = {p.name: p for p in self.params}
         self.buffers = {b.name: b for b in program.buffers.values() if not b.allocated}
         self.holder = {str(b.storage.name): b for b in self.buffers.values()}
+        self.caller_names: dict[str, str] = {}  # of arrays that callers know by another name; see `ComposedKernel`
         self.searched = searched
         self.outputs = self.effects.outputs
         self.levels = {name: levels(b) for name, b in self.buffers.items()}
@@ -292,6 +293,8 @@ class Signature:
 
     def shown(self, storage: str) -> str:
         """Return what a user calls the parameter `storage`."""
+        if storage in self.caller_names:
+            return self.caller_names[storage]
         return self.holder[storage].name if storage in self.holder else storage
 
     def unknown(self, name: str) -> ArgumentTypeError:
@@ -604,7 +607,7 @@ class Signature:
         provided = {*args.arrays, *self.outputs, *self.made}
         for param in self.params:
             if param.is_array and param.name not in provided:
-                raise self._missing(param)
+                raise self.missing(param)
 
     def new_output(self, storage: str, known: dict[str, int]) -> np.ndarray:
         """Memory for one output; zeroed unless every element is surely written."""
@@ -615,7 +618,8 @@ class Signature:
         dtype = numpy_dtype(self.by_name[storage].dtype)
         return alignment.empty(shape, dtype) if storage in self.effects.covered else np.zeros(shape, dtype)
 
-    def _missing(self, param: Param) -> ArgumentTypeError:
+    def missing(self, param: Param) -> ArgumentTypeError:
+        """Return the error for an array that a call does not have."""
         name = self.shown(param.name)
         if param.name in self.effects.updated:
             return ArgumentTypeError(f"missing argument {name}: this kernel updates it, so it must be passed")

@@ -252,6 +252,10 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
         sizes = " x ".join(map(str, shape))
         alternative = "spmm" if len(shape) == 2 else "mttkrp" if len(shape) == 3 else "another file"
         raise ArgumentError(f"{op} takes a sparse operand of {rank} dimensions, found {sizes}; try {alternative}")
+    needed = 4 * sum(shape[dim] * (feat if has_columns else 1) for dim, has_columns in DENSE[op].values())
+    if needed > free_memory():
+        fault = f"expected dense operands within the free memory, got {feat} columns, which need {needed / 1e9:.3g} GB"
+        raise ArgumentError(f"feat: {fault}. Choose fewer.")
     idtype = "int32" if max(sparse.nnz, *shape) <= MOST_32_BITS else "int64"
     program = getattr(ops, op)(DTYPE, idtype=idtype)
     name = next(buffer.name for buffer in decode(program).buffers.values() if not buffer.is_dense)

@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError
+from sparsetir.utils.arguments import as_path, shown
 from sparsetir.utils.files import writing_file
 from sparsetir.utils.imports import require
 
@@ -45,7 +46,11 @@ def new_figure(width: float, height: float) -> tuple[Any, Any]:
 
 def save(figure: Any, path: str | Path) -> Path:
     """Write the figure in the format of the file's suffix."""
-    target = Path(path)
+    target = as_path(path, "path", "the path of a picture")
+    suffixes = sorted(figure.canvas.get_supported_filetypes())
+    if target.suffix.removeprefix(".").lower() not in suffixes:
+        fault = f"expected a name that ends in .png or another format of pictures, got {shown(str(target))}"
+        raise ArgumentError(f"path: {fault}. Choose one of {', '.join(suffixes)}.")
     with writing_file(target, makes_folder=True) as partial:
         figure.savefig(partial, dpi=120, bbox_inches="tight")
     return target
