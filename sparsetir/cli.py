@@ -367,7 +367,8 @@ def run_spmm(args: argparse.Namespace) -> int:
             f"--dense: expected an array of numpy, got {args.dense}: {error}. Save it again."
         ) from error
     if not isinstance(B, np.ndarray):
-        raise ArgumentError(f"--dense: expected a file of one array, got the archive {args.dense}. Save the array alone.")
+        fault = f"expected a file of one array, got the archive {args.dense}"
+        raise ArgumentError(f"--dense: {fault}. Save the array alone.")
     B = B[:, None] if B.ndim == 1 else B
     print(f"{M}\n{M.plan(B, out=args.out)}")
     M.spmm(B, out=args.out, progress=not args.quiet)

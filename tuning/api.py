@@ -595,7 +595,7 @@ def check_arguments(
         value = as_whole(value)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             description = "a positive integer" if least else "an integer that is not negative"
-            raise ArgumentError(f"{name} must be {description}, found {value!r}")
+            raise ArgumentError(f"{name} must be {description}, found {arguments.shown(value)}")
     if max_seconds is not None:
         as_seconds(max_seconds, "max_seconds", positive=True)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:

@@ -21,6 +21,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError
 from sparsetir.sparse_output import Accumulators
+from sparsetir.utils.arguments import shown as shown_value
 
 # Knobs of a user-written schedule: the candidates of each, and the chosen values.
 
@@ -146,7 +147,7 @@ class Knobs:
         options = _listed(name, candidates)
         value = self.given.get(name, options[0])
         if value not in options:
-            raise ScheduleError(f"knob {name!r} is one of {shown(options)}; found {value!r}")
+            raise ScheduleError(f"knob {name!r} is one of {shown(options)}; found {shown_value(value)}")
         return self._define(name, options, value)
 
     def define_split(
@@ -212,7 +213,7 @@ class Knobs:
 
     def _define(self, name: str, options: tuple[Value, ...], value: Any) -> Any:
         if not isinstance(name, str) or not name.isidentifier():
-            raise ArgumentError(f"a knob's name is an identifier such as tile_k; found {name!r}")
+            raise ArgumentError(f"a knob's name is an identifier such as tile_k; found {shown_value(name)}")
         before = self.space.get(name, options)
         if before != options:
             raise ScheduleError(f"knob {name!r} is defined twice, as one of {shown(before)} and of {shown(options)}")
@@ -245,7 +246,7 @@ def shown(values: Sequence[Value]) -> str:
 def _listed(name: str, candidates: Any) -> tuple[Value, ...]:
     """Return candidates without repetition, at least one."""
     if isinstance(candidates, str) or not isinstance(candidates, Iterable):
-        raise ArgumentTypeError(f"knob {name!r} needs a list of values; found {candidates!r}")
+        raise ArgumentTypeError(f"knob {name!r} needs a list of values; found {shown_value(candidates)}")
     values = tuple(dict.fromkeys(plain(value) for value in candidates))
     if not values:
         raise ArgumentError(f"knob {name!r} needs at least one value")
@@ -271,7 +272,7 @@ def _check_length(name: str, factors: Any, parts: int) -> None:
     fits = isinstance(factors, tuple) and len(factors) == parts and factors.count(None) <= 1
     if not fits or not all(part is None or (isinstance(part, int) and part >= 1) for part in factors):
         expected = f"positive numbers of steps of {parts} loops, one of them None for as many as it takes"
-        raise ScheduleError(f"split {name!r} is {expected}; found {factors!r}")
+        raise ScheduleError(f"split {name!r} is {expected}; found {shown_value(factors)}")
 
 
 def check_factors(name: str, factors: Any, extent: int | str) -> None:
@@ -289,9 +290,9 @@ def check_factors(name: str, factors: Any, extent: int | str) -> None:
 def _splits(name: str, extent: int | str, parts: int, policy: str, most: int | None) -> Iterator[tuple[Value, ...]]:
     """Return the candidates of a policy."""
     if policy not in ("factors", "power2"):
-        raise ArgumentError(f"expected one of the policies factors, power2; found {policy!r}")
+        raise ArgumentError(f"expected one of the policies factors, power2; found {shown_value(policy)}")
     if most is not None and most < 1:
-        raise ArgumentError(f"max_factor must be positive, found {most!r}")
+        raise ArgumentError(f"max_factor must be positive, found {shown_value(most)}")
     if isinstance(extent, str) and (policy == "factors" or most is None):
         unknown = f"the loop of split {name!r} has {extent} steps, which is known only when the kernel is called"
         alternatives = "policy='power2' with max_factor, candidates such as [(None, 32)]"

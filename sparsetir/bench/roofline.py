@@ -21,6 +21,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.statistics import block_fill
 from sparsetir.ir.effects import share_of_new
 from sparsetir.schedules.estimate import gathered_seconds, near_bytes
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.machine import Level, MachineProfile, levels
 from sparsetir.workloads.ceilings import FLOAT, Ceilings, Roofline, measure_roofline
 
@@ -100,7 +101,7 @@ def work_of(op: str, inputs: Mapping[str, Any]) -> Work:
     Work
     """
     if op not in WORK:
-        raise ArgumentError(f"bounds are known for {', '.join(WORK)}; found {op!r}")
+        raise ArgumentError(f"bounds are known for {', '.join(WORK)}; found {shown(op)}")
     sparse, *dense = inputs.values()
     return WORK[op](sparse, *dense)
 
@@ -209,7 +210,7 @@ def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: in
     (True, 'gather')
     """
     if op not in WORK:
-        raise ArgumentError(f"op: expected one of {', '.join(WORK)}, got {op!r}")
+        raise ArgumentError(f"op: expected one of {', '.join(WORK)}, got {shown(op)}")
     N = 1 if op == "spmv" else N
     indices, rows, groups = _gathered(matrix, op)
     operand = FLOAT * N * rows

@@ -76,15 +76,27 @@ def describe_target() -> list[tuple[str, str]]:
 
 def make_target(target: Any, func: tirx.PrimFunc) -> Any:
     """Add the floating-point freedom that the program allows to `target` (None: this machine)."""
-    llvm_target = native_target() if target is None else _parsed_target(target)
-    if str(llvm_target.kind.name) != "llvm":
-        raise ArgumentError(f"kernels are compiled for CPUs: expected an llvm target, found {llvm_target.kind.name!r}")
+    llvm_target = cpu_target(target)
     _check_machine(llvm_target)
     if not may_reassociate(func):
         return llvm_target
     config = dict(llvm_target.export())
     config[REASSOCIATE] = True
     return tvm.target.Target(config)
+
+
+def cpu_target(target: Any, what: str = "kernels") -> Any:
+    """Return the LLVM target that an argument describes, this machine's by default.
+
+    Raises
+    ------
+    ArgumentError
+        It describes none, or one that is no CPU.
+    """
+    llvm_target = native_target() if target is None else _parsed_target(target)
+    if str(llvm_target.kind.name) != "llvm":
+        raise ArgumentError(f"{what} are compiled for CPUs: expected an llvm target, found {llvm_target.kind.name!r}")
+    return llvm_target
 
 
 def _parsed_target(target: Any) -> Any:
@@ -458,6 +470,7 @@ __all__ = [
     "Cpu",
     "TargetCpu",
     "choose_target",
+    "cpu_target",
     "describe_target",
     "emulating_target",
     "host_cpu",

@@ -231,7 +231,7 @@ def semiring(reduce: str, combine: str, fill: Any, dtype: str) -> Semiring:
     """
     for name, what, functions in ((reduce, "reduce", REDUCE), (combine, "combine", COMBINE)):
         if not isinstance(name, str) or name not in functions:
-            raise ArgumentError(f"{what} is one of {', '.join(functions)}, found {name!r}")
+            raise ArgumentError(f"{what} is one of {', '.join(functions)}, found {shown(name)}")
         if name in LOGICAL and dtype != "bool":
             raise ArgumentError(f"{what}={name!r} is for operands of bool, found {dtype}: pass .astype(bool)")
     return Semiring(REDUCE[reduce], COMBINE[combine], _fill_value(fill, dtype))

@@ -18,6 +18,7 @@ from sparsetir.formats.coordinates import CSF
 from sparsetir.formats.format import Array, Format
 from sparsetir.interop import CooTensor, Level, aligned_contiguous, check_level
 from sparsetir.interop.sources import whole_sizes
+from sparsetir.utils.arguments import shown
 
 if TYPE_CHECKING:
     from sparsetir.formats.tensor import SparseTensor
@@ -162,7 +163,7 @@ def _levels(inner: dict[str, Any]) -> tuple[list[tuple[str, int]], list[int]]:
     else:
         custom = format.get("custom") if isinstance(format, dict) else None
         if not isinstance(custom, dict) or "level" not in custom:
-            raise ArgumentError(f"expected one of {', '.join(ALIASES)} or a custom format, found {format!r}")
+            raise ArgumentError(f"expected one of {', '.join(ALIASES)} or a custom format, found {shown(format)}")
         levels = list(_unnested(custom["level"]))
         order = list(custom.get("transpose", range(sum(rank for _, rank in levels))))
     if sorted(order) != list(range(len(inner["shape"]))):

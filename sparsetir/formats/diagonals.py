@@ -15,6 +15,7 @@ from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.compressed import Layout
 from sparsetir.formats.format import Array, Entries, Packed, begins, index_dtype, register
 from sparsetir.formats.packing import row_chunks, row_numbers, subset
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.memory import check_memory
 
 SAMPLE = 1 << 18  # entries that are sampled for a pattern's statistics
@@ -115,7 +116,7 @@ class Band(Layout):
         super().__post_init__()
         for side, number in (("lower", self.lower), ("upper", self.upper)):
             if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
-                raise ArgumentError(f"{side} of band must be a whole number from 0 on, found {number!r}")
+                raise ArgumentError(f"{side} of band must be a whole number from 0 on, found {shown(number)}")
 
     @property
     def width(self) -> int:

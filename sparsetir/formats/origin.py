@@ -28,7 +28,7 @@ from sparsetir.formats.format import (
 )
 from sparsetir.interop.arrays import aligned_contiguous
 from sparsetir.interop.levels import first_disorder
-from sparsetir.interop.sources import Compressed, Coordinates, Source, open_source
+from sparsetir.interop.sources import Compressed, Coordinates, Source, check_numbers, open_source
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +203,7 @@ def open_origin(value: Any, *, check: bool) -> Origin:
     """
     name = f"the {type(value).__name__}"
     source = open_source(value, name)
+    check_numbers(source.values, name)
     for index in source.indices if isinstance(source, Coordinates) else ():
         if np.asarray(index).dtype.kind not in "iu":
             raise ArgumentTypeError(f"coordinates of {name} must be integers, found {np.asarray(index).dtype}")

@@ -32,7 +32,7 @@ from sparsetir.interop import (
     is_sparse,
 )
 from sparsetir.interop import to_torch as as_torch
-from sparsetir.interop.sources import Compressed, Coordinates, Source, is_torch, whole_sizes
+from sparsetir.interop.sources import Compressed, Coordinates, Source, check_numbers, is_torch, whole_sizes
 from sparsetir.io import read
 from sparsetir.stores import is_open
 from sparsetir.utils.arguments import as_flag, as_path, shown
@@ -619,6 +619,7 @@ class SparseTensor(Operators):
 
     def _checked(self, values: Any, size: int, what: str) -> Array:
         array = aligned_contiguous(values)[0]
+        check_numbers(array, "values")
         if array.size != size:
             raise ArgumentError(f"expected {size} {what}, found an array of shape {array.shape}")
         return array.reshape(-1)

@@ -68,6 +68,18 @@ def torch_to_numpy(tensor: Any, name: str) -> Array:
     return np.asarray(tensor.resolve_conj().resolve_neg())
 
 
+def holds_numbers(array: Array) -> bool:
+    """Return whether the elements of an array are numbers, as numpy or ml_dtypes has them."""
+    dtype = array.dtype
+    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type is not np.void)
+
+
+def check_numbers(array: Array, name: str) -> None:
+    """Raise `ArgumentTypeError` for values that are text, dates, records or objects."""
+    if not holds_numbers(array):
+        raise ArgumentTypeError(f"{name}: expected values that are numbers, got {array.dtype}. Convert them by astype.")
+
+
 def array_of_numbers(value: Any, name: str) -> Array:
     """Return an array, a torch tensor, a number or nested lists of numbers as a numpy array.
 
@@ -86,8 +98,7 @@ def array_of_numbers(value: Any, name: str) -> Array:
         array = np.asarray(value)
     except Exception as error:  # numpy runs methods of the object
         raise ArgumentTypeError(f"{expected} {shown(value)}, which numpy cannot read: {error}.") from None
-    is_number = array.dtype.kind in "biufc" or array.dtype.name == "bfloat16"
-    if not is_number:
+    if not holds_numbers(array):
         what = f"an array of {array.dtype}" if array.ndim else shown(value)
         raise ArgumentTypeError(f"{expected} {what}. Convert it with numpy.asarray and a dtype.")
     return array

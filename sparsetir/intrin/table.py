@@ -10,6 +10,7 @@ import ml_dtypes  # noqa: F401  makes numpy know bfloat16
 import numpy as np
 
 from sparsetir.errors import ArgumentError
+from sparsetir.utils.arguments import shown
 
 PREFIX = "sparsetir."  # of the names under which TVM knows the tensor intrinsics
 
@@ -206,7 +207,7 @@ def get(name: str) -> Intrinsic:
     """
     unit = BY_NAME.get(str(name).removeprefix(PREFIX))
     if unit is None:
-        raise ArgumentError(f"name: expected one of {', '.join(BY_NAME)}, got {name!r}. Choose one of the table.")
+        raise ArgumentError(f"name: expected one of {', '.join(BY_NAME)}, got {shown(name)}. Choose one of the table.")
     return unit
 
 

@@ -15,7 +15,7 @@ from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.ir import dialect
 from sparsetir.ir.views import Program, cast
 from sparsetir.ir.visitor import structural_walk
-from sparsetir.utils.arguments import as_whole
+from sparsetir.utils.arguments import as_whole, shown
 
 # Symbolic sizes as Python: evaluate shapes and solve them for their symbols.
 
@@ -153,7 +153,7 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
         if name not in parameters:
             raise ArgumentError(f"no size is called {name!r}; there are: {', '.join(parameters)}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ArgumentError(f"{name} must be a whole number from 0 on, found {value!r}")
+            raise ArgumentError(f"{name} must be a whole number from 0 on, found {shown(value)}")
     return func.specialize({parameters[name]: value for name, value in values.items()}) if values else func
 
 

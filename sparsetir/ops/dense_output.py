@@ -58,9 +58,7 @@ def spmm(
     _only(format, FORMATS, "spmm")
     if precision is not None:
         if precision != "bf16x3" or dtype != "float32" or format != "csr":
-            fault = (
-                f"precision: expected None, or 'bf16x3' for float32 and csr, got {precision!r} for {dtype} and {format}"
-            )
+            fault = f"precision: expected None, or 'bf16x3' for float32 and csr, got {shown(precision)} for {dtype}"
             raise ArgumentError(f"{fault}. Leave it out for products in the dtype itself.")
         return _spmm_in_halves(idtype)
     if block is not None and format != "bsr":
@@ -514,7 +512,7 @@ def grouped_matmul(dtype: str = "float32", result: str = "rows", *, idtype: str 
     """
     if result not in GROUPED_RESULTS:
         raise ArgumentError(
-            f"result: expected one of {', '.join(GROUPED_RESULTS)}, got {result!r}. Choose one of these."
+            f"result: expected one of {', '.join(GROUPED_RESULTS)}, got {shown(result)}. Choose one of these."
         )
     size, name = T.int64 if idtype == "int64" else T.int32, {"rows": "matmul"}.get(result, result)
 

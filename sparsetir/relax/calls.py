@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from tvm import ir
 
 from sparsetir.errors import ArgumentError
+from sparsetir.relax.epilogues import known
 from sparsetir.relax.operators import REDUCTIONS, call
 from sparsetir.utils.arguments import shown
 
@@ -96,7 +98,7 @@ def segment_reduce(x: Any, indptr: Any, reduce: str = "sum") -> ir.Call:
     Call
         (m,) or (m, feat).
     """
-    if reduce not in REDUCTIONS:
+    if not isinstance(reduce, str) or reduce not in REDUCTIONS:
         raise ArgumentError(f"reduce is one of {', '.join(REDUCTIONS)}; found {shown(reduce)}")
     return call(f"segment_{reduce}", x, indptr)
 
@@ -205,7 +207,12 @@ def attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | 
     Call
         (heads, length, out).
     """
-    return call("attention", Q, K, V, indptr, indices, int(Q.ty.shape[2]) ** -0.5 if scale is None else scale)
+    if scale is None:
+        shape = getattr(Q.ty, "shape", None) if isinstance(Q, ir.Expr) else np.shape(Q)
+        if shape is None or len(shape) != 3 or not known(shape[2:]) or int(shape[2]) < 1:
+            raise ArgumentError("scale: expected a number where Q has no known number of features, got None. Pass one.")
+        scale = int(shape[2]) ** -0.5
+    return call("attention", Q, K, V, indptr, indices, scale)
 
 
 __all__ = [

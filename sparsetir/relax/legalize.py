@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -14,7 +13,8 @@ from tvm import ir, relax
 from tvm.relax.transform.legalize_ops.common import register_legalize
 from tvm.runtime import DataType
 
-from sparsetir.codegen.target import native_target
+from sparsetir.codegen.target import cpu_target, native_target
+from sparsetir.errors import ArgumentTypeError
 from sparsetir.relax import dense, programs, structures
 from sparsetir.relax import programs as backward
 from sparsetir.relax import structures as transposition
@@ -23,7 +23,7 @@ from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, RED
 from sparsetir.relax.programs import Epilogue, Program, attention, grouped, groups_of
 from sparsetir.relax.structures import Options, chosen, csr_of
 from sparsetir.relax.training import layers
-from sparsetir.utils.arguments import renamed_parameters
+from sparsetir.utils.arguments import as_flag, as_path, renamed_parameters, shown
 from sparsetir.utils.threads import get_num_threads
 
 # Lowering rules: the program of each operator, and the arguments of its call.
@@ -420,8 +420,12 @@ def LowerSparse(
     asked : list, optional
         Records products with constant matrices.
     """
-    cpu = native_target() if target is None else tvm.target.Target(target)
-    options = Options(cpu, None if database is None else Path(database), checked, assume_finite, asked)
+    cpu = cpu_target(target, "models")
+    path = None if database is None else as_path(database, "database", "the path of a file of records")
+    if asked is not None and not isinstance(asked, list):
+        raise ArgumentTypeError(f"asked: expected a list to append to, got {shown(asked)}. Pass an empty one.")
+    flags = as_flag(checked, "checked"), as_flag(assume_finite, "assume_finite")
+    options = Options(cpu, path, *flags, asked)
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.LowerSparse")
     def lower(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:

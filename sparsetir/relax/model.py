@@ -25,7 +25,7 @@ from tvm.relax.frontend.nn import Parameter
 from tvm.support.cc import get_cc
 
 from sparsetir.codegen.cache import ROOM, writing
-from sparsetir.codegen.target import host_cpu, make_target, makes_tangents, may_reassociate, native_target
+from sparsetir.codegen.target import cpu_target, host_cpu, make_target, makes_tangents, may_reassociate
 from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError, SparseTIRError, own_errors
 from sparsetir.formats.fingerprint import hash_indices
 from sparsetir.interop.sources import array_of_numbers, check_detached, is_torch
@@ -37,7 +37,7 @@ from sparsetir.relax.programs import OPAQUE
 from sparsetir.relax.structures import task_of
 from sparsetir.relax.torch_import.importer import Nesting
 from sparsetir.tuning import TuneTask, tune_many
-from sparsetir.utils.arguments import as_path, as_seconds, renamed_parameters
+from sparsetir.utils.arguments import as_flag, as_mapping, as_path, as_seconds, renamed_parameters, shown
 from sparsetir.utils.files import is_whole_library, seal, writing_file
 from sparsetir.utils.threads import get_num_threads
 
@@ -225,7 +225,7 @@ def to_tvm(value: Any, name: str) -> tvm.runtime.Tensor:
     if is_torch(value):
         return _from_torch(value, name)
     if isinstance(value, np.ndarray):
-        return _from_numpy(value)
+        return _from_numpy(array_of_numbers(value, name))
     expected = "a torch tensor, a numpy array or a TVM tensor"
     raise ArgumentTypeError(f"{name} must be {expected}; found {type(value).__name__}")
 
@@ -427,8 +427,10 @@ def compile_model(
     >>> sparsetir.relax.compile_model(builder.get())(np.ones(3, "float32"))
     array([2., 2., 2.], dtype=float32)
     """
-    cpu = cpu_target(target)
-    mod = _passed(bind(mod, params or {}), sparsify, cpu)
+    cpu = cpu_target(target, "models")
+    if nesting is not None and not isinstance(nesting, Nesting):
+        raise ArgumentTypeError(f"nesting: expected that of a traced model, got {shown(nesting)}. Leave it out.")
+    mod = _passed(bind(mod, params), sparsify, cpu)
     signature = Signature.of(mod, _function_of(mod))
     metadata = {"signature": signature.to_json(), "nesting": None if nesting is None else nesting.to_json()}
     executable = build(attached(mod, metadata), cpu, database=database, assume_finite=assume_finite)
@@ -668,8 +670,9 @@ def build(
         An operator's arguments do not fit; the message names the operator and the argument.
     """
     get_num_threads()
-    cpu = cpu_target(target)
-    records = None if database is None else Path(database)
+    cpu = cpu_target(target, "models")
+    records = None if database is None else as_path(database, "database", "the path of a file of records")
+    checked, assume_finite = as_flag(checked, "checked"), as_flag(assume_finite, "assume_finite")
     with ExitStack() as stack, own_errors():
         if tune_seconds is not None:
             tune_seconds = as_seconds(tune_seconds, "tune_seconds", positive=True)
@@ -703,10 +706,10 @@ def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | N
     >>> [(task.inputs["B"].shape, task.expected_calls) for task in sparsetir.relax.tasks(builder.get())]
     [((4, 2), 2)]
     """
-    cpu, products = cpu_target(target), list[Any]()
+    cpu, products = cpu_target(target, "models"), list[Any]()
     steps = [MarkOpaque, relax.transform.DecomposeOpsForInference(), LowerSparse(cpu, asked=products)]
     with own_errors(), cpu:
-        tvm.transform.Sequential(steps)(bind(mod, params or {}))
+        tvm.transform.Sequential(steps)(bind(mod, params))
     counts: dict[Any, tuple[Any, int]] = {}
     for name, matrix, shapes in products:
         # Tuning depends on the positions of the values: weights with the same mask are one task.
@@ -725,14 +728,6 @@ def _free(target: Any, mod: ir.IRModule) -> Any:
     return free[0] if free and may else target
 
 
-def cpu_target(target: Any) -> tvm.target.Target:
-    """Return the target that models are compiled for, this machine by default."""
-    cpu = native_target() if target is None else tvm.target.Target(target)
-    if str(cpu.kind.name) != "llvm":
-        raise ArgumentError(f"models are compiled for CPUs: expected an llvm target, found {cpu.kind.name!r}")
-    return cpu
-
-
 def lowered(
     mod: ir.IRModule,
     target: Any,
@@ -743,13 +738,14 @@ def lowered(
     assume_finite: bool = False,
 ) -> ir.IRModule:
     """Return the module as `build` compiles it: calls of functions only."""
-    mod = bind(mod, params or {})
+    mod = bind(mod, params)
     with own_errors(), target:
         return tvm.transform.Sequential(lowering(target, database, checked=checked, assume_finite=assume_finite))(mod)
 
 
-def bind(mod: ir.IRModule, params: Mapping[str, Any]) -> ir.IRModule:
+def bind(mod: ir.IRModule, params: Mapping[str, Any] | None) -> ir.IRModule:
     """Bind values to the parameters of a module's functions."""
+    params = {} if params is None else as_mapping(params, "params", "values by the names of parameters")
     if not isinstance(mod, ir.IRModule):
         raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(mod).__name__}")
     functions = {str(v.name_hint): f for v, f in mod.functions.items() if isinstance(f, relax.Function)}
@@ -788,7 +784,6 @@ __all__ = [
     "bind",
     "build",
     "compile_model",
-    "cpu_target",
     "from_tvm",
     "library_of",
     "load",

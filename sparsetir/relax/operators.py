@@ -17,14 +17,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import tvm.relax.script
 import tvm.relax.script.parser
 from tvm import ir, relax, sym, tirx
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError
+from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
-from sparsetir.interop.sources import open_source
+from sparsetir.interop.sources import array_of_numbers
+from sparsetir.runtime.signature import numpy_dtype
+from sparsetir.utils.arguments import VALUE_DTYPES, as_dtype, as_real, dtype_name
+from sparsetir.utils.arguments import shown as shown_value
 
 PREFIX = "relax.sparse."
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -267,11 +270,14 @@ def _as_expr(operator: Operator, arguments: Arguments, name: str, value: Any) ->
             raise arguments.wrong(
                 f"takes {name} as a tensor; found {type(value).__name__}", ArgumentTypeError
             ) from error
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return tirx.const(int(value), "int64") if name in operator.sizes else tirx.const(float(value), "float32")
-    if isinstance(value, (float, np.floating)) and name in operator.scalars:
-        return tirx.const(float(value), "float32")
-    raise arguments.wrong(f"takes {name} as a number; found {value!r}", ArgumentTypeError)
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if name in operator.sizes and is_integer:
+        if not 0 <= value <= np.iinfo("int64").max:
+            raise arguments.wrong(f"takes {name} as a size of at most 64 bits; found {shown_value(value)}")
+        return tirx.const(int(value), "int64")
+    if name in operator.scalars and (is_integer or isinstance(value, (float, np.floating))):
+        return tirx.const(float(as_real(value, name)), "float32")
+    raise arguments.wrong(f"takes {name} as a number; found {shown_value(value)}", ArgumentTypeError)
 
 
 def call(name: str, *args: Any) -> ir.Call:
@@ -326,13 +332,28 @@ def csr_constants(matrix: Any, *, dtype: str | None = None, idtype: str = "int32
     >>> [str(c.ty) for c in sparsetir.relax.csr_constants(sp.eye_array(3, dtype="float32"))]
     ['R.Tensor((3,), dtype="float32")', 'R.Tensor((4,), dtype="int32")', 'R.Tensor((3,), dtype="int32")']
     """
-    if is_sparse(matrix) and not sp.issparse(matrix):
-        source = open_source(matrix, "matrix")
-        matrix = sp.coo_array((source.values.reshape(-1), tuple(source.coords())), shape=matrix.shape)
-    csr = sp.csr_array(matrix)
-    csr.sum_duplicates()
-    values = csr.data if dtype is None else csr.data.astype(dtype)
-    return constant(values), constant(csr.indptr.astype(idtype)), constant(csr.indices.astype(idtype))
+    if is_sparse(matrix):
+        matrix = SparseTensor.from_any(matrix, "coo")
+        shape, coords, values = matrix.shape, matrix.coords, matrix.values
+    else:
+        array = array_of_numbers(matrix, "matrix")
+        shape, coords = array.shape, np.nonzero(array)
+        values = array[coords]
+    if len(shape) != 2:
+        raise ArgumentError(f"matrix: expected two dimensions, got shape {tuple(shape)}. Pass a matrix.")
+    value_dtype = dtype_name(values.dtype) if dtype is None else as_dtype(dtype, "dtype")
+    if value_dtype not in VALUE_DTYPES:
+        fault = f"expected one of {', '.join(VALUE_DTYPES)}, got {value_dtype}"
+        raise ArgumentTypeError(f"dtype: {fault}. Convert the matrix, or pass one of these.")
+    if not isinstance(idtype, str) or idtype not in INTS:
+        raise ArgumentError(f"idtype: expected int32 or int64, got {shown_value(idtype)}. Pass one of the two.")
+    order = np.lexsort(coords[::-1])
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(coords[0], minlength=shape[0]))])
+    if max(indptr[-1], shape[1]) > np.iinfo(idtype).max:
+        raise OffsetError(f"idtype: expected one that counts {indptr[-1]} entries, got {idtype}. Pass 'int64'.")
+    arrays = values[order].astype(numpy_dtype(value_dtype)), indptr.astype(idtype), coords[1][order].astype(idtype)
+    data, starts, columns = map(constant, arrays)
+    return data, starts, columns
 
 
 # --------------------------------------------------------------------------------- arguments of a call

@@ -28,7 +28,7 @@ import tvm
 from tvm import ir, relax
 
 from sparsetir.build import build
-from sparsetir.codegen.target import native_target
+from sparsetir.codegen.target import cpu_target
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.heuristics import most_dense
@@ -39,7 +39,7 @@ from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant, reshape
 from sparsetir.relax.structures import task_of, tunable
 from sparsetir.tuning import tune_many
-from sparsetir.utils.arguments import as_seconds, is_real, shown
+from sparsetir.utils.arguments import as_flag, as_path, as_seconds, is_real, shown
 from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, choose, fastest
 
 UNKNOWN_ROWS = 64  # The assumed number of rows of an input where it is known only at run time.
@@ -293,12 +293,14 @@ class SparsifyWeights:
         if not (is_real(rows) and is_real(most_dense)) or rows < 1 or not 0 <= most_dense <= 1:
             found = f"{shown(rows)} and {shown(most_dense)}"
             raise ArgumentError(f"rows must be positive and most_dense from 0 to 1; found {found}")
-        if tune and database is None:
+        tune, progress = as_flag(tune, "tune"), as_flag(progress, "progress")
+        path = None if database is None else as_path(database, "database", "the path of a file of records")
+        if tune and path is None:
             raise ArgumentError("tune needs a database, in which sparsetir.relax.build finds what was tuned")
         self.decide, self.rows, self.most_dense, self.progress = decide, rows, most_dense, progress
-        self.tune, self.database = tune, database
+        self.tune, self.database = tune, path
         self.max_seconds = as_seconds(max_seconds, "max_seconds", positive=True)
-        self.target = native_target() if target is None else tvm.target.Target(target)
+        self.target = cpu_target(target, "models")
         self.layers: list[Layer] = []
         self._known: dict[tuple[Any, ...], Layer] = {}
         self._matrices: dict[str, tuple[Any, Any, Any]] = {}

@@ -18,6 +18,7 @@ from typing import Any
 
 from sparsetir.errors import ArgumentError
 from sparsetir.scipy.libraries import Libraries, folder
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.files import caching
 
 TRIALS = 3  # timed calls of scipy, and of the kernel, before a size class is decided
@@ -121,7 +122,7 @@ class Selection:
         for name, value, least in (("threads", threads, 1), ("min_entries", min_entries, 0)):
             is_default = name == "threads" and value is None
             if not is_default and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ArgumentError(f"{name}: expected an integer of at least {least}, got {value!r}")
+                raise ArgumentError(f"{name}: expected an integer of at least {least}, got {shown(value)}")
         self.min_entries, self.threads = min_entries, threads
         self.account = Account(is_unlimited=wait)
         self.libraries = Libraries(threads=threads, wait=wait)

@@ -345,7 +345,7 @@ def sparse_variable(
     axis, operand, above = _parent_args(parent)
     length, nnz = _pair(shape, "length or (length, nnz)")
     if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
-        raise VerifyError(f"a sparse_variable axis needs (indptr, indices), found {arrays!r}")
+        raise VerifyError(f"a sparse_variable axis needs (indptr, indices), found {shown(arrays)}")
     indptr, indices = arrays
     pointers = _auxiliary(indptr, [above + 1], idtype, "indptr")
     if _is_formula(indices):
@@ -609,7 +609,7 @@ def _entries(axes: Any) -> list[tuple[Axis, Call]]:
 
 def _check_kinds(kinds: Any, count: int) -> str:
     if not isinstance(kinds, str):
-        raise VerifyError(f"the kinds of an sp_iter are a string of S and R, found {kinds!r}")
+        raise VerifyError(f"the kinds of an sp_iter are a string of S and R, found {shown(kinds)}")
     wrong = [c for c in kinds if c not in "SR"]
     if wrong:
         raise VerifyError(f"each letter of an sp_iter is S (spatial) or R (reduction), found {wrong[0]!r} in {kinds!r}")
@@ -665,7 +665,7 @@ def sp_iter_attr(attrs: dict[str, Any]) -> None:
         raise VerifyError("T.sp_iter_attr belongs at the top of an sp_iter, found it outside of one")
     search = attrs.get("search", "inline")
     if search not in SEARCHES:
-        raise VerifyError(f"the search of an sp_iter is one of {', '.join(SEARCHES)}, found {search!r}")
+        raise VerifyError(f"the search of an sp_iter is one of {', '.join(SEARCHES)}, found {shown(search)}")
     T.sblock_attr(attrs)
 
 

@@ -12,7 +12,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.torch import block_attention
 from sparsetir.torch.block_attention import COSTS, BlockPattern
 from sparsetir.torch.functions import NAMES, KernelFunction, once
-from sparsetir.utils.arguments import is_real
+from sparsetir.utils.arguments import is_real, shown
 from sparsetir.utils.caches import remember
 from torch import Tensor
 
@@ -68,7 +68,7 @@ def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = N
     queries_at, keys_at, values_at = (part.offsets().numpy() for part in parts)
     _check_sizes(rows, keys, values, queries_at, keys_at, values_at)
     if scale is not None and not is_real(scale):
-        raise ArgumentError(f"scale: expected a number, got {scale!r}.")
+        raise ArgumentError(f"scale: expected a number, got {shown(scale)}.")
     scale = max(rows.shape[-1], 1) ** -0.5 if scale is None else float(scale)
     batch = _batch(tuple(np.diff(queries_at).tolist()), tuple(np.diff(keys_at).tolist()), bool(is_causal))
     operands = (_spread(t, *side) for t, side in ((rows, batch[1]), (keys, batch[2]), (values, batch[2])))

@@ -32,7 +32,7 @@ from sparsetir.ir.views import (
 )
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.loops import Update
-from sparsetir.utils.arguments import as_count
+from sparsetir.utils.arguments import as_count, shown
 
 # What the primitives share: find an iteration and its axes by name, make new nodes, put them in place.
 
@@ -68,7 +68,7 @@ def find_entry(iteration: SpIter, ref: Ref) -> Entry:
     """Return the entry that `ref` names: its text in the list, the name of its axis, or the names of its fused axes."""
     names = [ref] if isinstance(ref, str) else _listed(ref)
     if not names or not all(isinstance(name, str) for name in names):
-        raise ScheduleError(f"axis: expected the name of an axis or names of fused axes, got {ref!r}. Pass strings.")
+        raise ScheduleError(f"axis: expected the name of an axis or of fused axes, got {shown(ref)}. Pass strings.")
     exact = [e for e in iteration.entries if [label(e)] == names]
     matches = exact or [e for e in iteration.entries if [a.name for a in e.axes] == names]
     if len(matches) == 1:

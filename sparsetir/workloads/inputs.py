@@ -23,6 +23,7 @@ from sparsetir.errors import ArgumentError, FileFormatError, SparseTIRError
 from sparsetir.interop import CooTensor, is_sparse
 from sparsetir.io import READERS, UNPACKERS, read
 from sparsetir.ir.views import decode
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.buffers import aligned
 from sparsetir.workloads import suite
 
@@ -242,7 +243,7 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
         `op` is not known, or takes something of another number of dimensions.
     """
     if op not in DENSE:
-        raise ArgumentError(f"expected one of the operations {', '.join(DENSE)}; found {op!r}")
+        raise ArgumentError(f"expected one of the operations {', '.join(DENSE)}; found {shown(op)}")
     if seed < 0:
         raise ArgumentError(f"seed must be an integer that is not negative, found {seed}")
     if feat < 1:

@@ -30,6 +30,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.utils.arguments import shown
 from sparsetir.utils.imports import MissingPackageError, require
 from sparsetir.workloads import mkl
 
@@ -167,7 +168,7 @@ def set_threads(count: int) -> None:
 def setups(op: str) -> dict[str, Callable[..., Call]]:
     """Return the peers that have `op`."""
     if op not in SETUPS:
-        raise ArgumentError(f"peers are timed on {', '.join(SETUPS)}, found {op!r}")
+        raise ArgumentError(f"peers are timed on {', '.join(SETUPS)}, found {shown(op)}")
     return SETUPS[op]
 
 
@@ -175,7 +176,7 @@ def setup(op: str, peer: str) -> Callable[..., Call]:
     """Return the function that sets up `op` for `peer`."""
     by_peer = setups(op)
     if peer not in by_peer:
-        raise ArgumentError(f"{op} is timed against {', '.join(by_peer)}, found {peer!r}")
+        raise ArgumentError(f"{op} is timed against {', '.join(by_peer)}, found {shown(peer)}")
     if peer in missing():
         raise MissingPackageError(missing()[peer])
     return by_peer[peer]

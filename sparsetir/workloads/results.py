@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError
+from sparsetir.utils.arguments import shown
 from sparsetir.workloads.inputs import as_float32
 from sparsetir.workloads.reference import TOLERANCE, WrongResultError, differs
 
@@ -84,7 +85,7 @@ def make_result_case(op: str, sparse: Any, *, kept: int = 10) -> ResultCase:
         `op` is not known, or takes a square matrix and `sparse` is none.
     """
     if op not in OPERATIONS:
-        raise ArgumentError(f"expected one of the operations {', '.join(OPERATIONS)}; found {op!r}")
+        raise ArgumentError(f"expected one of the operations {', '.join(OPERATIONS)}; found {shown(op)}")
     A = as_float32(sparse)
     if op in SQUARE_ONLY and A.shape[0] != A.shape[1]:
         raise ArgumentError(f"{op} takes a square matrix, found {A.shape[0]} x {A.shape[1]}")

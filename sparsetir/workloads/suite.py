@@ -17,6 +17,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError
 from sparsetir.interop import CooTensor
+from sparsetir.utils.arguments import shown
 
 # Entries aimed at; a family rounds to whole grids, blocks or powers of two.
 SIZES = {"small": 20_000, "medium": 1_000_000, "large": 10_000_000}
@@ -308,7 +309,7 @@ TENSORS: dict[str, Maker] = {"tensor_uniform": tensor_uniform, "tensor_skewed": 
 def generate(name: str, size: str | int = "small", *, seed: int = 0) -> Any:
     """Return a member of a family with about `size` entries; see `families` and `tensors`."""
     if isinstance(size, str) and size not in SIZES:
-        raise ArgumentError(f"expected one of the sizes {', '.join(SIZES)}; found {size!r}")
+        raise ArgumentError(f"expected one of the sizes {', '.join(SIZES)}; found {shown(size)}")
     if seed < 0:
         raise ArgumentError(f"seed must be an integer that is not negative, found {seed}")
     # The name is part of the seed: families drawn alike must not share their random numbers.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax, tirx
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, SparseTIRError
 from sparsetir.relax import calls
 from sparsetir.relax.operators import reshape
 from sparsetir.relax.torch_import import graphs as torch_edges
@@ -470,6 +470,20 @@ def explained() -> Iterator[None]:
         advice = "name those arguments in static=, or pass the number, such as size= to global_mean_pool"
         where = next((line for line in str(error).splitlines() if line.startswith("Caused by")), "").strip()
         raise LoweringError(f"{fault}: {advice}{f' ({where})' if where else ''}") from error
+    except Exception as error:
+        own = _own_cause(error)
+        if own is not None:
+            raise own from error
+        reason = (str(error).strip().splitlines() or [""])[0]
+        fault = f"torch.export does not trace the model with these examples ({type(error).__name__}: {reason})"
+        raise LoweringError(f"{fault}: see the error above for where") from error
+
+
+def _own_cause(error: BaseException | None) -> SparseTIRError | None:
+    """Return the error of this package that torch replaced by one of its own."""
+    while error is not None and not isinstance(error, SparseTIRError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 __all__ = ["Nesting", "Values", "explained", "imported", "tracing"]

@@ -25,6 +25,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.torch_import.importer import Nesting, Values, explained, imported, tracing
 from sparsetir.relax.torch_import.operators import NAMESPACE, register_torch_ops
+from sparsetir.utils.arguments import as_mapping, as_sequence, shown
 
 # Import a torch module as a Relax function of its parameters, for training.
 
@@ -46,19 +47,16 @@ def from_module(
         As for `sparsetir.relax.train_step`.
     """
     torch = importlib.import_module("torch")
-    if args is None and kwargs is None:
-        raise ArgumentTypeError("a module is traced with arguments: pass example_args, a tuple of tensors")
-    if isinstance(args, torch.Tensor):
-        raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
+    positional, keywords = _examples(torch, model, args, kwargs)
     _check_dense(torch, model)
     _check_averages(torch, model)
     copied = copy.deepcopy(model)
-    whole, given, keywords, context = with_fixed(copied, tuple(args or ()), dict(kwargs or {}), static)
+    whole, given, keywords, context = with_fixed(copied, positional, keywords, static)
     for module, original in zip(copied.modules(), model.modules(), strict=True):
         module.training = original.training  # `with_fixed` has set eval mode.
     with torch.no_grad(), explained(), context:
         exported = torch.export.export(whole, given, keywords)
-    prefix = "model." if static else ""
+    prefix = "model." if static_names(static) else ""
     targets = {spec.arg.name: spec.target for spec in exported.graph_signature.input_specs if spec.target is not None}
     mod, detached = relax.frontend.detach_params(imported(exported, keeps_params=True))
     func = mod["main"]
@@ -161,17 +159,13 @@ def from_torch(
 def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: Collection[str]) -> Any:
     torch = importlib.import_module("torch")
     if isinstance(model, torch.export.ExportedProgram):
-        if args is not None or kwargs is not None or dynamic_shapes is not None or static:
+        if args is not None or kwargs is not None or dynamic_shapes is not None or static_names(static):
             fault = "an ExportedProgram is traced already"
             raise ArgumentTypeError(f"{fault}: pass no examples, no dynamic_shapes and nothing static")
         return model
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"expected a torch.nn.Module or an ExportedProgram; found {type(model).__name__}")
-    if args is None and kwargs is None:
-        raise ArgumentTypeError("a module is traced with arguments: pass example_args, a tuple of tensors")
-    if isinstance(args, torch.Tensor):
-        raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
-    positional, keywords = tuple(args or ()), dict(kwargs or {})
+    positional, keywords = _examples(torch, model, args, kwargs)
     for name, value in [*((f"example_args[{n}]", v) for n, v in enumerate(positional)), *keywords.items()]:
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
             hint = "pass its values and index arrays, for operators of sparsetir.relax.register_torch_ops()"
@@ -181,6 +175,31 @@ def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: C
         return torch.export.export(model, positional, keywords, dynamic_shapes=dynamic_shapes)
 
 
+def _examples(torch: Any, model: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments to trace a module with, by position and by name."""
+    if args is None and kwargs is None:
+        raise ArgumentTypeError("a module is traced with arguments: pass example_args, a tuple of tensors")
+    if isinstance(args, torch.Tensor):
+        raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
+    positional = () if args is None else tuple(as_sequence(args, "example_args", "a tuple of arguments"))
+    keywords = {} if kwargs is None else as_mapping(kwargs, "example_kwargs", "arguments by their names")
+    try:
+        inspect.signature(model.forward).bind(*positional, **keywords)
+    except TypeError as error:
+        fault = f"expected arguments that {type(model).__name__}.forward takes, got others ({error})"
+        raise ArgumentTypeError(f"example_args: {fault}. Pass one for each of its parameters.") from None
+    return positional, keywords
+
+
+def static_names(static: Any) -> list[str]:
+    """Return names of arguments that are fixed; a single text counts as one, which `with_fixed` refuses."""
+    names = [static] if isinstance(static, str) else as_sequence(static, "static", "names of arguments")
+    strange = next((name for name in names if not isinstance(name, str)), None)
+    if strange is not None or None in names:
+        raise ArgumentTypeError(f"static: expected names of arguments, got {shown(strange)}. Pass strings.")
+    return names
+
+
 def with_fixed(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], static: Collection[str]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], AbstractContextManager[Any]]:
@@ -188,29 +207,30 @@ def with_fixed(
 
     Fixed tensors become buffers of the module.
     """
-    if not static:
+    names = static_names(static)
+    if not names:
         return model, args, kwargs, nullcontext()
     torch = importlib.import_module("torch")
     whole = inspect.signature(model.forward)
     bound = whole.bind(*args, **kwargs).arguments
-    unknown = sorted(set(static) - set(bound))
+    unknown = [name for name in names if name not in bound]
     if isinstance(static, str) or unknown:
         unknown_name = static if isinstance(static, str) else unknown[0]
         raise ArgumentError(
             f"static has {unknown_name!r}, expected some of [{', '.join(bound)}], the arguments in the examples"
         )
-    open_ = [name for name in bound if name not in static]
-    values = Values({name: bound[name] for name in static if isinstance(bound[name], torch.Tensor)})
+    open_ = [name for name in bound if name not in names]
+    values = Values({name: bound[name] for name in names if isinstance(bound[name], torch.Tensor)})
 
     class Fixed(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.model = model
-            for name in static:
+            for name in names:
                 self.register_buffer(f"fixed_{name}", bound[name])
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            fixed = {name: getattr(self, f"fixed_{name}") for name in static}
+            fixed = {name: getattr(self, f"fixed_{name}") for name in names}
             values.note(fixed)
             return model(**dict(zip(open_, args, strict=False)), **kwargs, **fixed)
 

@@ -32,6 +32,7 @@ from tvm import ir, relax
 from tvm.relax.frontend.nn import Parameter
 from tvm.relax.training.utils import AppendLoss
 
+from sparsetir.codegen.target import cpu_target
 from sparsetir.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -42,8 +43,8 @@ from sparsetir.errors import (
 )
 from sparsetir.interop.sources import array_of_numbers
 from sparsetir.relax.epilogues import known
-from sparsetir.relax.model import Signature, bind, build, cpu_target, from_tvm, library_of, to_tvm
-from sparsetir.relax.torch_import.models import from_module, is_module
+from sparsetir.relax.model import Signature, bind, build, from_tvm, library_of, to_tvm
+from sparsetir.relax.torch_import.models import from_module, is_module, static_names
 from sparsetir.relax.training.layers import averages, with_batch_norm, with_dropout
 from sparsetir.relax.training.rules import Loss, Optimizer, check_classes, loss_of, optimizer_of
 from sparsetir.utils.arguments import as_path
@@ -431,14 +432,14 @@ def train_step(
     >>> first > last
     True
     """
-    chosen, rule, measure = cpu_target(target), optimizer_of(optimizer, {**options, "lr": lr}), loss_of(loss)
+    chosen, rule, measure = cpu_target(target, "models"), optimizer_of(optimizer, {**options, "lr": lr}), loss_of(loss)
     if is_module(model):
         if params is not None:
             raise ArgumentTypeError("a module of torch has parameters of its own: pass no params")
         model, params, fixed = from_module(model, example_args, example_kwargs, static)
         kept = averages(model["main"])
         frozen = [*frozen, *(name for name in fixed if name not in kept)]
-    elif example_args is not None or example_kwargs is not None or static:
+    elif example_args is not None or example_kwargs is not None or static_names(static):
         raise ArgumentTypeError(
             "only a module of torch is traced: pass no examples and nothing static with an IRModule"
         )

@@ -215,7 +215,14 @@ class Edges:
         return self.spmm(facts, x, None, b)
 
     def conv(self, facts: Mapping[str, Any], x: Any, u: Any, b: Any) -> Any:
-        y = self.spmm({**facts, "activation": None}, x) @ u.T + b
+        facts_of_sums = {**facts, "activation": None}
+        if facts["reduce"] in ("sum", "mean") and x.shape[1] >= u.shape[0]:
+            # The sums are over what is narrower; the order decides whether a gradient is infinite or NaN.
+            read, columns = torch.unique(self.columns, return_inverse=True)
+            narrow = Edges(self.rows, columns, self.weight, self.shape)
+            y = narrow.spmm(facts_of_sums, x[read] @ u.T) + b
+        else:
+            y = self.spmm(facts_of_sums, x) @ u.T + b
         return y.relu() if facts["activation"] else y
 
     def sddmm(self, facts: Mapping[str, Any], q: Any, k: Any) -> Any:
