@@ -203,7 +203,8 @@ def open_origin(value: Any, *, check: bool) -> Origin:
     """
     name = f"the {type(value).__name__}"
     source = open_source(value, name)
-    check_numbers(source.values, name)
+    if source.values.dtype.kind not in "biufc":
+        check_numbers(source.values, name)
     for index in source.indices if isinstance(source, Coordinates) else ():
         if np.asarray(index).dtype.kind not in "iu":
             raise ArgumentTypeError(f"coordinates of {name} must be integers, found {np.asarray(index).dtype}")

@@ -619,7 +619,8 @@ class SparseTensor(Operators):
 
     def _checked(self, values: Any, size: int, what: str) -> Array:
         array = aligned_contiguous(values)[0]
-        check_numbers(array, "values")
+        if array.dtype.kind not in "biufc":
+            check_numbers(array, "values")
         if array.size != size:
             raise ArgumentError(f"expected {size} {what}, found an array of shape {array.shape}")
         return array.reshape(-1)

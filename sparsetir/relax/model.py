@@ -37,7 +37,16 @@ from sparsetir.relax.programs import OPAQUE
 from sparsetir.relax.structures import task_of
 from sparsetir.relax.torch_import.importer import Nesting
 from sparsetir.tuning import TuneTask, tune_many
-from sparsetir.utils.arguments import as_flag, as_mapping, as_path, as_seconds, renamed_parameters, shown
+from sparsetir.utils.arguments import (
+    VALUE_DTYPES,
+    as_flag,
+    as_mapping,
+    as_path,
+    as_seconds,
+    dtype_name,
+    renamed_parameters,
+    shown,
+)
 from sparsetir.utils.files import is_whole_library, seal, writing_file
 from sparsetir.utils.threads import get_num_threads
 
@@ -225,7 +234,10 @@ def to_tvm(value: Any, name: str) -> tvm.runtime.Tensor:
     if is_torch(value):
         return _from_torch(value, name)
     if isinstance(value, np.ndarray):
-        return _from_numpy(array_of_numbers(value, name))
+        array = array_of_numbers(value, name)
+        if dtype_name(array.dtype) not in VALUE_DTYPES:
+            raise ArgumentTypeError(f"{name}: expected real numbers of up to 64 bits, got {array.dtype}. Convert them.")
+        return _from_numpy(array)
     expected = "a torch tensor, a numpy array or a TVM tensor"
     raise ArgumentTypeError(f"{name} must be {expected}; found {type(value).__name__}")
 

@@ -337,8 +337,8 @@ def csr_constants(matrix: Any, *, dtype: str | None = None, idtype: str = "int32
         shape, coords, values = matrix.shape, matrix.coords, matrix.values
     else:
         array = array_of_numbers(matrix, "matrix")
-        shape, coords = array.shape, np.nonzero(array)
-        values = array[coords]
+        shape, coords = array.shape, np.nonzero(np.atleast_1d(array))
+        values = np.atleast_1d(array)[coords]
     if len(shape) != 2:
         raise ArgumentError(f"matrix: expected two dimensions, got shape {tuple(shape)}. Pass a matrix.")
     value_dtype = dtype_name(values.dtype) if dtype is None else as_dtype(dtype, "dtype")

@@ -148,7 +148,7 @@ def test_bound_decomposed_kernels_with_sparse_results() -> None:
         np.testing.assert_array_equal(bound(X=X, Y=Y, m=2).toarray(), want)
     refused(ArgumentError, r"m is 2 from S.shape\[0\] but 5 from the argument", bound, X=X, Y=Y, m=5)
     refused(ArgumentTypeError, "m must be a number", bound, X=X, Y=Y, m=True)
-    refused(ArgumentError, "O and another argument share axes", bound, X=X, Y=Y, O=csr([0, 1, 2]))
+    refused(ArgumentError, "O and S share axes", bound, X=X, Y=Y, O=csr([0, 1, 2]))
     short = S.copy()
     short.data = short.data[:2]
     refused(StructureError, "has 2 values but 3 indices", kernel, S=short, X=X, Y=Y)
