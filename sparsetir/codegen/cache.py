@@ -195,6 +195,16 @@ class Compiled:
         return str(self.library.mod.inspect_source(kind))
 
 
+class CompiledLoops(Compiled):
+    """Machine code of a function that is written at stage III."""
+
+    def compile(self) -> None:
+        """Compile the loops as they are."""
+        self.library = machine_code(ir.IRModule({self.name: self.func}), self.target)
+        self.function = self.library[self.name]
+
+
+
 def _not_loaded(*_args: Any) -> None:
     raise VerifyError("this function is not compiled yet")
 
@@ -375,6 +385,7 @@ def variant(compiled: Compiled, sizes: Mapping[str, int] | None = None, **change
 __all__ = [
     "SHIPPED",
     "Compiled",
+    "CompiledLoops",
     "cache_folder",
     "compile_cached",
     "content_key",

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
@@ -147,6 +148,25 @@ def renewed(node: Any) -> Any:
 def seq(*stmts: tirx.Stmt) -> tirx.Stmt:
     """Join statements to one."""
     return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
+
+
+LONG = "int64"
+
+
+def long(value: int) -> ir.Expr:
+    """Return an integer constant of 64 bits."""
+    return tirx.const(value, LONG)
+
+
+def long_var(name: str) -> Var:
+    """Return an integer variable of 64 bits."""
+    return Var(name, ir.PrimType(LONG))
+
+
+def array_param(name: str, dtype: str, *shape: ir.Expr) -> Var:
+    """Return a parameter of a function that is written at stage III, for an array of numpy."""
+    # Those are aligned to their elements; TVM's default of 64 bytes would allow aligned vector stores.
+    return tirx.decl_buffer(shape, dtype, name=name, data_alignment=np.dtype(dtype).itemsize, layout=None)
 
 
 def cell(name: str, dtype: str) -> Var:

@@ -8,7 +8,6 @@ reads outside of the arrays, whatever they hold. Both only decide: `sparsetir.in
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,22 +15,19 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir import interop
-from sparsetir.codegen.cache import Compiled, compile_cached
-from sparsetir.codegen.pipeline import machine_code
+from sparsetir.codegen.cache import CompiledLoops, compile_cached
 from sparsetir.codegen.target import native_target
-from sparsetir.ir.rewriting import alloc, cell, get, put, seq
+from sparsetir.ir.rewriting import LONG, alloc, array_param, cell, get, long, long_var, put, seq
 from sparsetir.ir.views import cast, const
 from sparsetir.lower.loops import parallel, serial
 from sparsetir.utils.threads import get_num_threads
 
-LONG = "int64"
 CALLS_UNTIL_COMPILED = 4  # validations by numpy, of one type of indices
 MAX_SERIAL_ENTRIES = 1 << 18
 DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 LANES = 8  # numbers of a chunk's result: one line of the cache
 LISTED_SHARE = 4  # of all entries, up to which listed rows are validated alone
 
-_long = partial(const, dtype=LONG)
 _calls: dict[tuple[str, np.dtype[Any], str], int] = {}
 _functions: dict[tuple[str, np.dtype[Any], str], Any] = {}
 
@@ -131,27 +127,10 @@ def _compiled(name: str, idtype: str, order: str) -> Any:
     else:
         func = _all_rows(idtype, order, parallel if name == "rows_in_chunks" else serial)
     func = func.with_attr({"global_symbol": f"validate_{name}", "tirx.noalias": True})
-    return compile_cached(func, native_target(), None, _CompiledLoops).function
-
-
-class _CompiledLoops(Compiled):
-    """Machine code of a function that is written at stage III."""
-
-    def compile(self) -> None:
-        self.library = machine_code(ir.IRModule({self.name: self.func}), self.target)
-        self.function = self.library[self.name]
+    return compile_cached(func, native_target(), None, CompiledLoops).function
 
 
 # ------------------------------------------------------------------ loops
-
-
-def _long_var(name: str) -> Var:
-    return Var(name, ir.PrimType(LONG))
-
-
-def _array(name: str, dtype: str, *shape: ir.Expr) -> Var:
-    # Arrays of numpy are aligned to their elements; TVM's default of 64 bytes would allow aligned vector stores.
-    return tirx.decl_buffer(shape, dtype, name=name, data_alignment=np.dtype(dtype).itemsize, layout=None)
 
 
 def _at(array: Var, place: ir.Expr) -> ir.Expr:
@@ -160,7 +139,7 @@ def _at(array: Var, place: ir.Expr) -> ir.Expr:
 
 def _falls(indices: Var, place: ir.Expr, order: str) -> ir.Expr:
     """Return whether the index at a place must not follow the one before it."""
-    now, before = _at(indices, place), _at(indices, place - _long(1))
+    now, before = _at(indices, place), _at(indices, place - long(1))
     return now < before if order == "ascending" else now <= before
 
 
@@ -173,10 +152,10 @@ class _Loops:
 
     def __init__(self, idtype: str, order: str) -> None:
         self.idtype, self.order = idtype, order
-        self.rows, self.count = _long_var("rows"), _long_var("count")
+        self.rows, self.count = long_var("rows"), long_var("count")
         self.indptr, self.indices = (
-            _array("indptr", idtype, self.rows + _long(1)),
-            _array("indices", idtype, self.count),
+            array_param("indptr", idtype, self.rows + long(1)),
+            array_param("indices", idtype, self.count),
         )
         self.largest, self.falls = cell("largest", f"u{idtype}"), cell("falls", idtype)
         self.between, self.faults = cell("between", idtype), cell("faults", idtype)
@@ -187,16 +166,16 @@ class _Loops:
 
     def finish(self, out: Var, chunk: ir.Expr) -> list[tirx.Stmt]:
         values = [cast(get(c), LONG) for c in self.cells]
-        return [tirx.BufferStore(out, value, [chunk, _long(n)]) for n, value in enumerate(values)]
+        return [tirx.BufferStore(out, value, [chunk, long(n)]) for n, value in enumerate(values)]
 
     def read(self, first: ir.Expr, extent: ir.Expr, *, after: int) -> tirx.Stmt:
         """Read indices, and compare each but the first `after` with the one before it."""
-        step = _long_var("step")
+        step = long_var("step")
         widest = lambda place: put(self.largest, tirx.max(get(self.largest), self.unsigned(place)))  # noqa: E731
         if self.order == "any":
             return serial(step, extent, widest(first + step))
-        place = first + _long(after) + step
-        loop = serial(step, extent - _long(after), seq(widest(place), _count(self.falls, self.fall(place))))
+        place = first + long(after) + step
+        loop = serial(step, extent - long(after), seq(widest(place), _count(self.falls, self.fall(place))))
         return seq(widest(first), loop) if after else loop
 
     def unsigned(self, place: ir.Expr) -> ir.Expr:
@@ -211,30 +190,30 @@ def _all_rows(idtype: str, order: str, chunked: Callable[..., tirx.Stmt]) -> tir
 
     `chunked` makes the loop over chunks, whose counts are stored apart.
     """
-    loops, chunks, chunk = _Loops(idtype, order), _long_var("chunks"), _long_var("chunk")
-    out = _array("out", LONG, chunks, _long(LANES))
+    loops, chunks, chunk = _Loops(idtype, order), long_var("chunks"), long_var("chunk")
+    out = array_param("out", LONG, chunks, long(LANES))
     share = lambda n, c: tirx.floordiv(n * c, chunks)  # noqa: E731
-    lo, hi, first, last = (_long_var(name) for name in ("lo", "hi", "first", "last"))
-    row, start, also = _long_var("row"), _long_var("start"), _long_var("row_again")
-    begin, end = _at(loops.indptr, first + row), _at(loops.indptr, first + row + _long(1))
+    lo, hi, first, last = (long_var(name) for name in ("lo", "hi", "first", "last"))
+    row, start, also = long_var("row"), long_var("start"), long_var("row_again")
+    begin, end = _at(loops.indptr, first + row), _at(loops.indptr, first + row + long(1))
     descents = serial(row, last - first, _count(loops.faults, end < begin))
-    at, after = _at(loops.indptr, first + also), _at(loops.indptr, first + also + _long(1))
+    at, after = _at(loops.indptr, first + also), _at(loops.indptr, first + also + long(1))
     # Row pointers of other chunks may be wrong: the place is kept inside of the array.
-    place = tirx.max(_long(1), tirx.min(cast(at, LONG), loops.count - _long(1)))
+    place = tirx.max(long(1), tirx.min(cast(at, LONG), loops.count - long(1)))
     starts = tirx.And(at < after, at > const(0, idtype))
     between = seq(tirx.Bind(start, place), _count(loops.between, tirx.And(starts, loops.fall(start))))
     reads = [loops.read(lo, hi - lo, after=0)]
     if order != "any":
         reads += [
-            put(loops.largest, tirx.max(get(loops.largest), loops.unsigned(_long(0)))),
+            put(loops.largest, tirx.max(get(loops.largest), loops.unsigned(long(0)))),
             serial(also, last - first, between),
         ]
     body = seq(
         *loops.begin(),
-        tirx.Bind(lo, share(loops.count, chunk) if order == "any" else tirx.max(share(loops.count, chunk), _long(1))),
-        tirx.Bind(hi, share(loops.count, chunk + _long(1))),
+        tirx.Bind(lo, share(loops.count, chunk) if order == "any" else tirx.max(share(loops.count, chunk), long(1))),
+        tirx.Bind(hi, share(loops.count, chunk + long(1))),
         tirx.Bind(first, share(loops.rows, chunk)),
-        tirx.Bind(last, share(loops.rows, chunk + _long(1))),
+        tirx.Bind(last, share(loops.rows, chunk + long(1))),
         descents,
         tirx.IfThenElse(get(loops.faults).equal(const(0, idtype)), seq(*reads), None),
         *loops.finish(out, chunk),
@@ -245,18 +224,18 @@ def _all_rows(idtype: str, order: str, chunked: Callable[..., tirx.Stmt]) -> tir
 
 def _listed_rows(idtype: str, order: str) -> tirx.PrimFunc:
     """Make the function of listed rows."""
-    loops, number, step = _Loops(idtype, order), _long_var("number"), _long_var("step")
-    listed, out = _array("listed", LONG, number), _array("out", LONG, _long(1), _long(LANES))
-    row, lo, hi = (_long_var(name) for name in ("row", "lo", "hi"))
-    is_wrong = tirx.Or(tirx.Or(lo < _long(0), hi < lo), hi > loops.count)
+    loops, number, step = _Loops(idtype, order), long_var("number"), long_var("step")
+    listed, out = array_param("listed", LONG, number), array_param("out", LONG, long(1), long(LANES))
+    row, lo, hi = (long_var(name) for name in ("row", "lo", "hi"))
+    is_wrong = tirx.Or(tirx.Or(lo < long(0), hi < lo), hi > loops.count)
     read = tirx.IfThenElse(lo < hi, loops.read(lo, hi - lo, after=1), None)
     one = seq(
         tirx.Bind(row, _at(listed, step)),
         tirx.Bind(lo, cast(_at(loops.indptr, row), LONG)),
-        tirx.Bind(hi, cast(_at(loops.indptr, row + _long(1)), LONG)),
+        tirx.Bind(hi, cast(_at(loops.indptr, row + long(1)), LONG)),
         tirx.IfThenElse(is_wrong, put(loops.faults, const(1, idtype)), read),
     )
-    body = seq(*loops.begin(), serial(step, number, one), *loops.finish(out, _long(0)))
+    body = seq(*loops.begin(), serial(step, number, one), *loops.finish(out, long(0)))
     return tirx.PrimFunc([loops.rows, loops.count, number, loops.indptr, loops.indices, listed, out], body)
 
 

@@ -11,7 +11,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ArgumentError, checks_keywords
-from sparsetir.ir.rewriting import alloc, cell, get, put, seq
+from sparsetir.ir.rewriting import LONG, alloc, cell, get, long, put, seq
 from sparsetir.ir.views import cast, const
 from sparsetir.lower.loops import serial, unrolled
 from sparsetir.utils.arguments import shown
@@ -184,12 +184,6 @@ SPREAD = 0x9E3779B1  # an odd number that spreads neighbouring coordinates over 
 DUMPS = 256  # elements that take what a mask lacks: so that neighbours rarely depend on each other
 GATHER = 0x0102040810204080  # takes the lowest bits of eight bytes to the highest byte
 LANES = 16  # coordinates that are compared at a time
-LONG = "int64"
-
-
-def long(value: int) -> ir.Expr:
-    """Return a 64-bit constant."""
-    return const(value, LONG)
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,14 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir.rewriting import (
+    LONG,
     alloc,
     cell,
     collect,
     conjunction,
     folded,
     get,
+    long,
     mentions,
     opaque,
     product,
@@ -45,7 +47,7 @@ from sparsetir.ir.views import Axis, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.iterations.normalize import as_logic, with_nan
 from sparsetir.lower.loops import parallel, serial
-from sparsetir.sparse_output.accumulators import LONG, WORD, Output, add, long
+from sparsetir.sparse_output.accumulators import WORD, Output, add
 from sparsetir.sparse_output.program import Assembly, Merge
 from sparsetir.sparse_output.rows import Rows, Scatter
 

@@ -8,7 +8,7 @@ or the ranges of documents of few queries. Blocks come in ascending order, so th
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,11 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir import interop
-from sparsetir.codegen.cache import Compiled, compile_cached
-from sparsetir.codegen.pipeline import machine_code
+from sparsetir.codegen.cache import CompiledLoops, compile_cached
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.ir.rewriting import alloc, cell, get, put, seq
+from sparsetir.ir.rewriting import LONG, alloc, array_param, cell, get, long, long_var, put, seq
 from sparsetir.ir.views import cast, const
 from sparsetir.lower.loops import loop, parallel, serial
 from sparsetir.sparse_output.fast_paths import ROWS
@@ -32,7 +31,6 @@ from sparsetir.utils.arguments import dtype_name
 from sparsetir.utils.caches import remember
 from sparsetir.utils.threads import get_num_threads
 
-LONG = "int64"
 BLOCK = 1 << 13  # documents whose scores stay in the first-level cache
 CHUNK, LANES = 256, 16  # documents that are compared with the worst score at a time, and those of a vector
 MIN_SCANNED = BLOCK // 8  # postings of a block from which on all its documents are visited, in vectors
@@ -42,8 +40,6 @@ MARGIN = 1 + 1e-5  # of bounds, whose sums may be rounded otherwise than those o
 DTYPES = ("float32", "float64")
 
 INT = ir.PrimType("int32")
-
-_long = partial(const, dtype=LONG)
 
 
 class Postings:
@@ -246,27 +242,10 @@ def _merged(ids: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np
 # ------------------------------------------------------------------ the kernel
 
 
-class _Loops(Compiled):
-    """Machine code of a function that is written at stage III."""
-
-    def compile(self) -> None:
-        self.library = machine_code(ir.IRModule({self.name: self.func}), self.target)
-        self.function = self.library[self.name]
-
-
 @remember("retrieval", 4)
 def _function(dtype: str) -> Any:
     func = _Search(dtype).function().with_attr({"global_symbol": "search_postings", "tirx.noalias": True})
-    return compile_cached(func, native_target(), None, _Loops).function
-
-
-def _long_var(name: str) -> Var:
-    return Var(name, ir.PrimType(LONG))
-
-
-def _array(name: str, dtype: str, *shape: ir.Expr) -> Var:
-    # Arrays of numpy are aligned to their elements; TVM's default of 64 bytes would allow aligned vector stores.
-    return tirx.decl_buffer(shape, dtype, name=name, data_alignment=np.dtype(dtype).itemsize, layout=None)
+    return compile_cached(func, native_target(), None, CompiledLoops).function
 
 
 def _at(array: Var, *place: ir.Expr) -> ir.Expr:
@@ -283,32 +262,32 @@ class _Search:
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         names = "terms documents postings listed blocks queries query_entries k threads ranges longest prunes".split()
-        self.sizes = {name: _long_var(name) for name in names}
-        n, one = self.sizes, _long(1)
+        self.sizes = {name: long_var(name) for name in names}
+        n, one = self.sizes, long(1)
         self.indptr, self.docs = (
-            _array("indptr", LONG, n["terms"] + one),
-            _array("documents_of", "int32", n["postings"] + one),
+            array_param("indptr", LONG, n["terms"] + one),
+            array_param("documents_of", "int32", n["postings"] + one),
         )
-        self.values = _array("values", dtype, n["postings"])
-        self.slots, self.tops = _array("slots", "int32", n["terms"]), _array("tops", dtype, n["terms"])
-        self.starts = _array("starts", "int32", n["listed"], n["blocks"] + one)
-        self.maxima = _array("maxima", dtype, n["listed"], n["blocks"])
-        self.q_indptr = _array("q_indptr", LONG, n["queries"] + one)
+        self.values = array_param("values", dtype, n["postings"])
+        self.slots, self.tops = array_param("slots", "int32", n["terms"]), array_param("tops", dtype, n["terms"])
+        self.starts = array_param("starts", "int32", n["listed"], n["blocks"] + one)
+        self.maxima = array_param("maxima", dtype, n["listed"], n["blocks"])
+        self.q_indptr = array_param("q_indptr", LONG, n["queries"] + one)
         self.q_terms, self.q_values = (
-            _array("q_terms", "int32", n["query_entries"]),
-            _array("q_values", dtype, n["query_entries"]),
+            array_param("q_terms", "int32", n["query_entries"]),
+            array_param("q_values", dtype, n["query_entries"]),
         )
-        self.own = _array("own", dtype, n["threads"], _long(BLOCK))
-        self.lows, self.highs = (_array(name, LONG, n["threads"], n["longest"]) for name in ("lows", "highs"))
-        self.ids = _array("ids", LONG, n["queries"], n["ranges"], n["k"])
-        self.scores = _array("scores", dtype, n["queries"], n["ranges"], n["k"])
-        self.thread, self.query, self.range = (_long_var(name) for name in ("thread", "query", "range"))
+        self.own = array_param("own", dtype, n["threads"], long(BLOCK))
+        self.lows, self.highs = (array_param(name, LONG, n["threads"], n["longest"]) for name in ("lows", "highs"))
+        self.ids = array_param("ids", LONG, n["queries"], n["ranges"], n["k"])
+        self.scores = array_param("scores", dtype, n["queries"], n["ranges"], n["k"])
+        self.thread, self.query, self.range = (long_var(name) for name in ("thread", "query", "range"))
         self.kept, self.worst, self.hole = cell("kept", LONG), cell("worst", dtype), cell("hole", LONG)
         self.bound, self.lo, self.here = cell("bound", dtype), cell("lo", LONG), cell("here", LONG)
         self.minus = tirx.const(-np.inf, dtype)
 
     def function(self) -> tirx.PrimFunc:
-        n, task, turn = self.sizes, _long_var("task"), _long_var("turn")
+        n, task, turn = self.sizes, long_var("task"), long_var("turn")
         tasks = n["queries"] * n["ranges"]
         one_task = seq(
             tirx.Bind(task, turn * n["threads"] + self.thread),
@@ -322,7 +301,7 @@ class _Search:
                 None,
             ),
         )
-        turns = tirx.floordiv(tasks + n["threads"] - _long(1), n["threads"])
+        turns = tirx.floordiv(tasks + n["threads"] - long(1), n["threads"])
         cells = (self.kept, self.worst, self.hole, self.bound, self.lo, self.here)
         body = parallel(self.thread, n["threads"], seq(*alloc(*cells), serial(turn, turns, one_task)))
         arrays = [self.indptr, self.docs, self.values, self.slots, self.starts, self.maxima, self.tops]
@@ -333,16 +312,16 @@ class _Search:
 
     def search(self) -> list[tirx.Stmt]:
         """Search one range of documents for one query."""
-        n, begin, width, step, block = self.sizes, *map(_long_var, ("begin", "width", "step", "block"))
-        first, last = _long_var("first_block"), _long_var("last_block")
-        term, place, fresh = _long_var("term"), _long_var("cursor_of"), _long_var("fresh")
+        n, begin, width, step, block = self.sizes, *map(long_var, ("begin", "width", "step", "block"))
+        first, last = long_var("first_block"), long_var("last_block")
+        term, place, fresh = long_var("term"), long_var("cursor_of"), long_var("fresh")
         start = seq(
             tirx.Bind(term, cast(_at(self.q_terms, begin + place), LONG)),
             _set(self.highs, _at(self.indptr, term), self.thread, place),
         )
         share = lambda c: tirx.floordiv(n["blocks"] * c, n["ranges"])  # noqa: E731
         clear = seq(
-            _set(self.ids, _long(-1), self.query, self.range, fresh),
+            _set(self.ids, long(-1), self.query, self.range, fresh),
             _set(self.scores, self.minus, self.query, self.range, fresh),
         )
         is_open = tirx.Or(get(self.kept) < n["k"], get(self.bound) > get(self.worst))
@@ -353,22 +332,22 @@ class _Search:
         )
         return [
             tirx.Bind(begin, _at(self.q_indptr, self.query)),
-            tirx.Bind(width, _at(self.q_indptr, self.query + _long(1)) - begin),
-            put(self.kept, _long(0)),
+            tirx.Bind(width, _at(self.q_indptr, self.query + long(1)) - begin),
+            put(self.kept, long(0)),
             put(self.worst, self.minus),
             serial(fresh, n["k"], clear),
             serial(place, width, start),
             tirx.Bind(first, share(self.range)),
-            tirx.Bind(last, share(self.range + _long(1))),
+            tirx.Bind(last, share(self.range + long(1))),
             serial(step, last - first, one),
         ]
 
     def bound_of(self, begin: Var, width: Var, block: Var) -> list[tirx.Stmt]:
         """Add up the largest contributions of the terms to documents of a block."""
-        at, term, slot = _long_var("bound_term"), _long_var("term_of_bound"), Var("slot", INT)
+        at, term, slot = long_var("bound_term"), long_var("term_of_bound"), Var("slot", INT)
         top = tirx.if_then_else(
             slot >= const(0, "int32"),
-            _at(self.maxima, tirx.max(cast(slot, LONG), _long(0)), block),
+            _at(self.maxima, tirx.max(cast(slot, LONG), long(0)), block),
             _at(self.tops, term),
         )
         one = seq(
@@ -378,25 +357,25 @@ class _Search:
         )
         margin = put(self.bound, get(self.bound) * tirx.const(MARGIN, self.dtype))
         largest = put(self.bound, tirx.const(np.inf, self.dtype))
-        known = tirx.And(self.sizes["prunes"] > _long(0), get(self.kept) >= self.sizes["k"])
+        known = tirx.And(self.sizes["prunes"] > long(0), get(self.kept) >= self.sizes["k"])
         zero = put(self.bound, tirx.const(0.0, self.dtype))
         return [tirx.IfThenElse(known, seq(zero, serial(at, width, one), margin), largest)]
 
     def block(self, begin: Var, width: Var, block: Var) -> tirx.Stmt:
         """Add the postings of a block up, then visit them again, or all documents, for those that are kept."""
-        is_full = get(self.here) >= _long(MIN_SCANNED)
+        is_full = get(self.here) >= long(MIN_SCANNED)
         visit = tirx.IfThenElse(is_full, self.scan(block), self.visit_postings(width, block))
-        return seq(put(self.here, _long(0)), self.add_postings(begin, width, block), visit)
+        return seq(put(self.here, long(0)), self.add_postings(begin, width, block), visit)
 
     def add_postings(self, begin: Var, width: Var, block: Var) -> tirx.Stmt:
-        at, term, end, step, slot = *map(_long_var, ("at", "term_at", "end", "posting")), Var("slot_at", INT)
-        first, low, count = map(_long_var, ("first", "low", "count"))
+        at, term, end, step, slot = *map(long_var, ("at", "term_at", "end", "posting")), Var("slot_at", INT)
+        first, low, count = map(long_var, ("first", "low", "count"))
         weight = Var("weight", ir.PrimType(self.dtype))
-        begin_doc, end_doc = block * _long(BLOCK), (block + _long(1)) * _long(BLOCK)
+        begin_doc, end_doc = block * long(BLOCK), (block + long(1)) * long(BLOCK)
         start = lambda number: first + cast(_at(self.starts, cast(slot, LONG), number), LONG)  # noqa: E731
         # The array of documents ends with one that is behind all blocks, so that each posting may be read.
         until = lambda limit: tirx.While(  # noqa: E731
-            tirx.And(get(self.lo) < end, self.doc(get(self.lo)) < limit), put(self.lo, get(self.lo) + _long(1))
+            tirx.And(get(self.lo) < end, self.doc(get(self.lo)) < limit), put(self.lo, get(self.lo) + long(1))
         )
         walked = seq(
             put(self.lo, _at(self.highs, self.thread, at)),
@@ -406,7 +385,7 @@ class _Search:
             _set(self.highs, get(self.lo), self.thread, at),
         )
         known = seq(
-            _set(self.lows, start(block), self.thread, at), _set(self.highs, start(block + _long(1)), self.thread, at)
+            _set(self.lows, start(block), self.thread, at), _set(self.highs, start(block + long(1)), self.thread, at)
         )
         local = self.doc(low + step) - begin_doc
         score = _at(self.own, self.thread, local)
@@ -420,7 +399,7 @@ class _Search:
                 tirx.Bind(weight, _at(self.q_values, begin + at)),
                 tirx.Bind(slot, _at(self.slots, term)),
                 tirx.Bind(first, _at(self.indptr, term)),
-                tirx.Bind(end, _at(self.indptr, term + _long(1))),
+                tirx.Bind(end, _at(self.indptr, term + long(1))),
                 tirx.IfThenElse(slot >= const(0, "int32"), known, walked),
                 tirx.Bind(low, _at(self.lows, self.thread, at)),
                 tirx.Bind(count, _at(self.highs, self.thread, at) - low),
@@ -432,47 +411,47 @@ class _Search:
     def scan(self, block: Var) -> tirx.Stmt:
         """Visit all documents of a block: chunks in which none reaches the worst score are cleared in vectors."""
         chunk, turn, lane, fill, each, total = map(
-            _long_var, ("chunk", "vector", "lane", "filled", "document", "lane_of_total")
+            long_var, ("chunk", "vector", "lane", "filled", "document", "lane_of_total")
         )
         hits = tirx.decl_buffer((LANES,), "int32", name="hits", scope="local", layout=None)
         own = lambda place: _at(self.own, self.thread, place)  # noqa: E731
-        base = chunk * _long(CHUNK)
-        vectors = lambda var, body: loop(tirx.ForKind.VECTORIZED, var, _long(LANES), body)  # noqa: E731
-        reaches = cast(own(base + turn * _long(LANES) + lane) >= get(self.worst), "int32")
-        clear, cleared = _long_var("clear_lane"), _long_var("cleared_vector")
+        base = chunk * long(CHUNK)
+        vectors = lambda var, body: loop(tirx.ForKind.VECTORIZED, var, long(LANES), body)  # noqa: E731
+        reaches = cast(own(base + turn * long(LANES) + lane) >= get(self.worst), "int32")
+        clear, cleared = long_var("clear_lane"), long_var("cleared_vector")
         zero = vectors(clear, _set(hits, const(0, "int32"), clear))
-        count = serial(turn, _long(CHUNK // LANES), vectors(lane, _set(hits, _at(hits, lane) + reaches, lane)))
-        reset = vectors(fill, _set(self.own, self.minus, self.thread, base + cleared * _long(LANES) + fill))
+        count = serial(turn, long(CHUNK // LANES), vectors(lane, _set(hits, _at(hits, lane) + reaches, lane)))
+        reset = vectors(fill, _set(self.own, self.minus, self.thread, base + cleared * long(LANES) + fill))
         number = cell("reaching", "int32")
         return seq(
             *alloc(hits),
             *alloc(number),
             serial(
                 chunk,
-                _long(BLOCK // CHUNK),
+                long(BLOCK // CHUNK),
                 seq(
                     zero,
                     count,
                     put(number, const(0, "int32")),
-                    serial(total, _long(LANES), put(number, get(number) + _at(hits, total))),
+                    serial(total, long(LANES), put(number, get(number) + _at(hits, total))),
                     tirx.IfThenElse(
                         get(number) > const(0, "int32"),
-                        serial(each, _long(CHUNK), self.offer(base + each, block * _long(BLOCK) + base + each)),
-                        serial(cleared, _long(CHUNK // LANES), reset),
+                        serial(each, long(CHUNK), self.offer(base + each, block * long(BLOCK) + base + each)),
+                        serial(cleared, long(CHUNK // LANES), reset),
                     ),
                 ),
             ),
         )
 
     def visit_postings(self, width: Var, block: Var) -> tirx.Stmt:
-        at, low, step = map(_long_var, ("at_again", "low_again", "posting_again"))
+        at, low, step = map(long_var, ("at_again", "low_again", "posting_again"))
         doc = self.doc(low + step)
         return serial(
             at,
             width,
             seq(
                 tirx.Bind(low, _at(self.lows, self.thread, at)),
-                serial(step, _at(self.highs, self.thread, at) - low, self.offer(doc - block * _long(BLOCK), doc)),
+                serial(step, _at(self.highs, self.thread, at) - low, self.offer(doc - block * long(BLOCK), doc)),
             ),
         )
 
@@ -483,7 +462,7 @@ class _Search:
     def offer(self, local: ir.Expr, doc: ir.Expr) -> tirx.Stmt:
         """Keep a document if it is better than the worst one, and clear its score."""
         score, n = Var("score", ir.PrimType(self.dtype)), self.sizes
-        is_better = tirx.Or(score > get(self.worst), doc < _at(self.ids, self.query, self.range, n["k"] - _long(1)))
+        is_better = tirx.Or(score > get(self.worst), doc < _at(self.ids, self.query, self.range, n["k"] - long(1)))
         is_kept = tirx.And(score > self.minus, tirx.Or(get(self.kept) < n["k"], is_better))
         return seq(
             tirx.Bind(score, _at(self.own, self.thread, local)),
@@ -493,9 +472,9 @@ class _Search:
 
     def insert(self, score: Var, doc: ir.Expr) -> tirx.Stmt:
         """Shift worse documents down, and write one into the hole."""
-        n, number = self.sizes, _long_var("number")
+        n, number = self.sizes, long_var("number")
         at = lambda array, place: _at(array, self.query, self.range, place)  # noqa: E731
-        before = get(self.hole) - _long(1)
+        before = get(self.hole) - long(1)
         is_worse = tirx.Or(
             at(self.scores, before) < score,
             tirx.And(at(self.scores, before).equal(score), at(self.ids, before) > number),
@@ -508,19 +487,19 @@ class _Search:
         has_more = cell("has_more", "bool")
         look = put(has_more, tirx.const(False, "bool"))
         check = tirx.IfThenElse(
-            get(self.hole) > _long(0), tirx.IfThenElse(is_worse, put(has_more, tirx.const(True, "bool")), None), None
+            get(self.hole) > long(0), tirx.IfThenElse(is_worse, put(has_more, tirx.const(True, "bool")), None), None
         )
         return seq(
             tirx.Bind(number, doc),
-            put(self.hole, tirx.min(get(self.kept), n["k"] - _long(1))),
+            put(self.hole, tirx.min(get(self.kept), n["k"] - long(1))),
             *alloc(has_more),
             look,
             check,
             tirx.While(get(has_more), seq(shift, look, check)),
             _set(self.scores, score, self.query, self.range, get(self.hole)),
             _set(self.ids, number, self.query, self.range, get(self.hole)),
-            put(self.kept, tirx.min(get(self.kept) + _long(1), n["k"])),
-            tirx.IfThenElse(get(self.kept) >= n["k"], put(self.worst, at(self.scores, n["k"] - _long(1))), None),
+            put(self.kept, tirx.min(get(self.kept) + long(1), n["k"])),
+            tirx.IfThenElse(get(self.kept) >= n["k"], put(self.worst, at(self.scores, n["k"] - long(1))), None),
         )
 
 

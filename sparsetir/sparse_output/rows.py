@@ -19,11 +19,13 @@ from tvm.ir import Var
 from sparsetir.codegen.pipeline import to_stage_2
 from sparsetir.errors import LoweringError
 from sparsetir.ir.rewriting import (
+    LONG,
     all_same,
     alloc,
     cell,
     collect,
     get,
+    long,
     mentions,
     product,
     put,
@@ -37,7 +39,7 @@ from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower import TO_LOOPS, as_module, run
 from sparsetir.lower.loops import parallel, serial, with_
 from sparsetir.lower.vector.memory_hints import fetch, gathers, steps_ahead
-from sparsetir.sparse_output.accumulators import LONG, add, long
+from sparsetir.sparse_output.accumulators import add
 from sparsetir.sparse_output.program import Assembly, Result
 
 # Chunks of rows, which functions process in parallel, and the parameters of such functions.

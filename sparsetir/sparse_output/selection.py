@@ -8,10 +8,10 @@ import math
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.ir.rewriting import alloc, cell, get, put, seq
+from sparsetir.ir.rewriting import LONG, alloc, cell, get, long, put, seq
 from sparsetir.ir.views import cast, const
 from sparsetir.lower.loops import serial
-from sparsetir.sparse_output.accumulators import LONG, Output, add, long
+from sparsetir.sparse_output.accumulators import Output, add
 
 LANES = 16  # values that are compared at a time
 VECTORS = (16, 64)  # largest values that are kept in a vector, few and many
