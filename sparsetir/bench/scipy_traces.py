@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of calls with `sparsetir.scipy.accelerate` beside plain scipy, each in a process of its own, in turn.
+"""Traces of calls with `sparsetir.scipy.accelerate` beside plain scipy, in turn, in several processes.
 
 Run ``python -m sparsetir.bench.scipy_traces``. A trace is a number of calls of an operation on a generated matrix; what
 counts is its whole time, with whatever is spent on loading and comparing kernels. A first run compiles the kernels and
@@ -20,6 +20,7 @@ from typing import Any
 ROW_ENTRIES = 16
 COLUMNS = 32
 MAX_WORK = 3e9  # calls times entries times columns of a trace
+PAIR_SECONDS, MAX_PAIRS = 0.5, 50  # of a process
 
 
 def operations(rows: int) -> dict[str, tuple[int, Callable[[], Any]]]:
@@ -39,31 +40,48 @@ def operations(rows: int) -> dict[str, tuple[int, Callable[[], Any]]]:
     }
 
 
-def run(operation: str, rows: int, calls: int, is_accelerated: bool) -> float:
-    """Run one trace in this process, after a call that pays for what a process does once; return its seconds."""
+def run(operation: str, rows: int, calls: int, pairs: int) -> list[tuple[float, float]]:
+    """Run pairs of traces in this process, after a call that pays for what a process does once.
+
+    Returns
+    -------
+    list of (float, float)
+        Seconds of scipy and of an acceleration that begins with the trace; every other pair has them the other way
+        round.
+    """
     from sparsetir.scipy import accelerate
 
     _, call = operations(rows)[operation]
+
+    def trace(is_accelerated: bool) -> float:
+        with accelerate() if is_accelerated else nullcontext():
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            return time.perf_counter() - start
+
     call()
-    with accelerate() if is_accelerated else nullcontext():
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        return time.perf_counter() - start
+    measured = []
+    for pair in range(pairs):
+        is_swapped = pair % 2 == 1
+        first, second = trace(is_swapped), trace(not is_swapped)
+        measured.append((second, first) if is_swapped else (first, second))
+    return measured
 
 
 def compare(operation: str, rows: int, calls: int, repeat: int) -> tuple[float, list[float]]:
-    """Return the median seconds of scipy's trace, and the ratios of both traces, sorted."""
-    plain, ratios = [], []
-    for _ in range(repeat):
-        seconds = []
-        for way in ("scipy", "accelerated"):
-            command = [sys.executable, "-m", __spec__.name, "--one", operation, str(rows), str(calls), way]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            seconds.append(float(done.stdout))
-        plain.append(seconds[0])
-        ratios.append(seconds[1] / seconds[0])
-    return statistics.median(plain), sorted(ratios)
+    """Return the median seconds of scipy's trace, and the ratios of all pairs of traces, sorted."""
+    measured: list[tuple[float, float]] = []
+    pairs = 1
+    for number in range(repeat):
+        command = [sys.executable, "-m", __spec__.name, "--one", operation, str(rows), str(calls), str(pairs)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found = [(float(plain), float(ours)) for plain, ours in map(str.split, done.stdout.splitlines())]
+        if number == 0:  # short traces are noisy, and cost little
+            pairs = int(min(MAX_PAIRS, max(1.0, PAIR_SECONDS / sum(found[0]))))
+        measured += found
+    ratios = sorted(ours / plain for plain, ours in measured)
+    return statistics.median(plain for plain, _ in measured), ratios
 
 
 def lines(sizes: Sequence[int], counts: Sequence[int], repeat: int) -> Iterator[str]:
@@ -85,12 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m sparsetir.bench.scipy_traces", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[300, 3000, 100_000])
     parser.add_argument("--calls", type=int, nargs="+", default=[1, 10, 100, 1000, 10_000])
-    parser.add_argument("--repeat", type=int, default=3, help="traces of each way")
+    parser.add_argument("--repeat", type=int, default=3, help="processes of each trace")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
-        operation, rows, calls, way = options.one
-        print(run(operation, int(rows), int(calls), way == "accelerated"))
+        operation, rows, calls, pairs = options.one
+        for plain, ours in run(operation, int(rows), int(calls), int(pairs)):
+            print(plain, ours)
         return
     for line in lines(options.rows, options.calls, options.repeat):
         print(line, flush=True)
