@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError, SparseTIRError
 from sparsetir.utils.arguments import as_path, package_of
+from sparsetir.utils.buffers import empty
 from sparsetir.utils.imports import require
 
 Array = np.ndarray[Any, Any]
@@ -39,37 +43,183 @@ class RawArray:
 
     def read_into(self, values: Array, begin: int) -> None:
         """Read the elements from `begin` on into a contiguous array of the same dtype."""
-        view: memoryview = values.view(np.uint8).data if values.size else memoryview(b"")
-        offset = self.offset + begin * self.dtype.itemsize
-        file = os.open(self.path, os.O_RDONLY)
-        try:
-            while view:
-                count = os.preadv(file, [view], offset)
-                if not count:
-                    got = begin + (values.nbytes - len(view)) // self.dtype.itemsize
-                    message = f"expected {self.shape[0]} elements, got {got}. Write the file again"
-                    raise FileFormatError(f"{self.path}: {message}.")
-                view, offset = view[count:], offset + count
-        finally:
-            os.close(file)
+        nbytes = read_bytes(self.path, self.offset + begin * self.dtype.itemsize, values)
+        if nbytes < values.nbytes:
+            got = begin + nbytes // self.dtype.itemsize
+            message = f"expected {self.shape[0]} elements, got {got}. Write the file again"
+            raise FileFormatError(f"{self.path}: {message}.")
 
     @property
     def byte_count(self) -> int:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
+def read_bytes(path: str, offset: int, values: Array) -> int:
+    """Read into a contiguous array from an offset of a file on; return the number of bytes, fewer where it ends."""
+    view: memoryview = values.view(np.uint8).data if values.size else memoryview(b"")
+    file = os.open(path, os.O_RDONLY)
+    try:
+        while view:
+            count = os.preadv(file, [view], offset)
+            if not count:
+                break
+            view, offset = view[count:], offset + count
+    finally:
+        os.close(file)
+    return values.nbytes - len(view)
+
+
+Place = tuple[str, int, int]  # file, offset and bytes of a chunk
+Decode = Callable[[Array, Array], None]  # of the bytes of a chunk, into memory of its decoded size
+
+
+@dataclass(frozen=True)
+class ChunkedArray:
+    """A vector in chunks of equal length, read and decompressed past h5py and zarr.
+
+    HDF5 decompresses one chunk at a time and keeps Python's lock meanwhile; zarr takes longer for a request than for
+    a chunk. Here chunks are decompressed on several threads, beside kernels.
+
+    Parameters
+    ----------
+    path : str
+        For messages.
+    shape : tuple of int
+    dtype : dtype
+    step : int
+        Elements of a chunk; the last one is stored in full.
+    place : callable
+        From the number of a chunk to where it is; None if it is not stored and consists of `fill`.
+    decode : callable or None
+        None for chunks that are stored as they are.
+    fill : scalar
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    step: int
+    place: Callable[[int], Place | None]
+    decode: Decode | None
+    fill: Any
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk that is decoded whole; 0 where any part can be read."""
+        return self.step * self.dtype.itemsize if self.decode is not None else 0
+
+    def __getitem__(self, part: slice) -> Array:
+        begin, end, _ = part.indices(self.shape[0])
+        values = np.empty(max(end - begin, 0), self.dtype)
+        for task in self.tasks(values, begin, {}):
+            task()
+        return values
+
+    def tasks(self, values: Array, begin: int, kept: dict[str, tuple[int, Array]]) -> list[Callable[[], None]]:
+        """Return independent steps that fill a contiguous array with the elements from `begin` on.
+
+        Parameters
+        ----------
+        kept : dict
+            The last chunk of which only a part was asked for, by the name of the array; the next range begins in it.
+        """
+        end = begin + len(values)
+        tasks: list[Callable[[], None]] = []
+        parts: list[tuple[int, int, Array]] = []
+        if self.decode is None:
+            return [partial(self._read_runs, values, begin)]
+        for number in range(begin // self.step, -(-end // self.step)):
+            first = number * self.step
+            low, high = max(begin, first), min(end, first + self.step)
+            out = values[low - begin : high - begin]
+            if high - low < self.step:
+                parts.append((number, low - first, out))
+            else:
+                tasks.append(partial(self._decode, number, out))
+        if parts:
+            tasks.insert(0, partial(self._fill_parts, parts, kept))
+        return tasks
+
+    def _fill_parts(self, parts: list[tuple[int, int, Array]], kept: dict[str, tuple[int, Array]]) -> None:
+        for number, skip, out in parts:
+            # Taken out meanwhile: a chunk that cannot be decoded is not kept.
+            known, chunk = kept.pop("chunk") if kept else (-1, np.empty(self.step, self.dtype))
+            if known != number:
+                self._decode(number, chunk)
+            out[:] = chunk[skip : skip + len(out)]
+            kept["chunk"] = number, chunk
+
+    def _decode(self, number: int, out: Array) -> None:
+        """Fill memory of the size of a chunk."""
+        place = self.place(number)
+        if place is None:
+            out[:] = self.fill
+            return
+        raw = np.empty(place[2], np.uint8)
+        self._read(place[0], place[1], raw)
+        assert self.decode is not None
+        self.decode(raw, out.view(np.uint8))
+
+    def _read_runs(self, values: Array, begin: int) -> None:
+        """Fill an array from chunks as they are; those that follow each other in a file are read at once."""
+        size, low = self.dtype.itemsize, begin
+        while low < begin + len(values):
+            number, skip = divmod(low, self.step)
+            place, count = self.place(number), self.step - skip
+            while place is not None and low + count < begin + len(values):
+                number += 1
+                if self.place(number) != (place[0], place[1] + (skip + count) * size, place[2]):
+                    break
+                count += self.step
+            out = values[low - begin : low - begin + count]
+            if place is None:
+                out[:] = self.fill
+            else:
+                self._read(place[0], place[1] + skip * size, out)
+            low += len(out)
+
+    def _read(self, path: str, offset: int, out: Array) -> None:
+        count = read_bytes(path, offset, out)
+        if count < out.nbytes:
+            fault = f"{out.nbytes} bytes from {offset} on, got {count}"
+            raise FileFormatError(f"{path}: expected {fault}. Write it again.")
+
+
+class Decoder:
+    """Threads that decompress chunks, and the chunks that two ranges share, of one pass over a store."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self.kept: dict[str, dict[str, tuple[int, Array]]] = {"indices": {}, "data": {}}
+        self.pool = ThreadPoolExecutor(threads, "sparsetir-decoder") if threads > 1 else None
+
+    def run(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Run independent tasks, and raise the first error of them."""
+        if self.pool is None or len(tasks) < 2:
+            for task in tasks:
+                task()
+            return
+        for future in [self.pool.submit(task) for task in tasks]:
+            future.result()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+
+
 class Buffers:
     """Memory of one block, used again for later ones: fresh pages cost more than reading into them."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: Decoder | None = None) -> None:
         self.arrays: dict[str, Array] = {}
+        self.decoder = Decoder() if decoder is None else decoder
 
     def array(self, name: str, count: int, dtype: Any) -> Array:
         """Return an uninitialised vector in the memory of that name; earlier ones in it end."""
         dtype = np.dtype(dtype)
         memory = self.arrays.get(name)
         if memory is None or memory.size < count * dtype.itemsize:
-            memory = self.arrays[name] = np.empty(count * dtype.itemsize, np.uint8)
+            memory = self.arrays[name] = empty((count * dtype.itemsize,), np.dtype(np.uint8))
         return memory[: count * dtype.itemsize].view(dtype)
 
 
@@ -84,7 +234,7 @@ class Store:
     format : {"csr", "csc"}
     shape : (int, int)
     indptr : ndarray of int64
-    indices, data : RawArray, h5py.Dataset or zarr.Array
+    indices, data : RawArray, ChunkedArray, h5py.Dataset or zarr.Array
     """
 
     path: str
@@ -113,12 +263,19 @@ class Store:
     def entry_bytes(self) -> int:
         return int(self.data.dtype.itemsize + self.indices.dtype.itemsize)
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of an entry's two chunks, which are decoded whole; 0 where any part can be read."""
+        return sum(int(getattr(array, "chunk_bytes", 0)) for array in (self.indices, self.data))
+
     def read(self, begin: int, end: int, buffers: Buffers | None = None) -> tuple[Array, Array]:
         """Return indices and values of a range of entries, one read each, in `buffers` where they are given."""
         buffers = Buffers() if buffers is None else buffers
         try:
+            tasks: list[Callable[[], None]] = []
             arrays = ("indices", self.indices), ("data", self.data)
-            indices, data = [_read(array, begin, end, name, buffers) for name, array in arrays]
+            indices, data = [_read(array, begin, end, name, buffers, tasks) for name, array in arrays]
+            buffers.decoder.run(tasks)
             return indices, data
         except SparseTIRError:
             raise
@@ -126,12 +283,18 @@ class Store:
             raise FileFormatError(f"{self.label}: entries {begin} to {end} cannot be read: {error}.") from error
 
 
-def _read(array: Any, begin: int, end: int, name: str, buffers: Buffers) -> Array:
-    into = getattr(array, "read_into", None) or getattr(array, "read_direct", None)
-    if into is None or end <= begin or not array.dtype.isnative:  # zarr
+def _read(array: Any, begin: int, end: int, name: str, buffers: Buffers, tasks: list[Callable[[], None]]) -> Array:
+    """Return a range of a vector, which is read when the tasks that are added have run."""
+    is_native = end > begin and array.dtype.isnative
+    if not is_native or not (hasattr(array, "read_into") or hasattr(array, "read_direct") or hasattr(array, "tasks")):
         return np.asarray(array[begin:end])
     values = buffers.array(name, end - begin, array.dtype)
-    into(values, begin if isinstance(array, RawArray) else np.s_[begin:end])
+    if isinstance(array, ChunkedArray):
+        tasks.extend(array.tasks(values, begin, buffers.decoder.kept[name]))
+    elif isinstance(array, RawArray):
+        array.read_into(values, begin)
+    else:
+        array.read_direct(values, np.s_[begin:end])
     return values
 
 
@@ -291,13 +454,102 @@ def _binsparse(file: Any, path: str) -> Store:
     return _checked(path, "", format, np.asarray(description["shape"]), arrays)
 
 
-def _raw(dataset: Any, path: str) -> Any:
-    """Read a contiguous dataset past HDF5, which keeps Python's lock."""
-    identifier: Any = getattr(dataset, "id", None)
-    offset = identifier.get_offset() if hasattr(identifier, "get_offset") else None
-    if offset is None or not os.path.isfile(path):
-        return dataset
-    return RawArray(path, int(offset), tuple(dataset.shape), dataset.dtype)
+def _raw(array: Any, path: str) -> Any:
+    """Wrap an array so that it is read past h5py and zarr where that is possible, else return it as it is."""
+    if package_of(array) == "zarr":
+        return _raw_zarr(array) or array
+    file = getattr(array, "file", None)
+    # What is written to an open file need not be on the disk yet.
+    if file is None or not os.path.isfile(path) or file.mode != "r" or file.userblock_size:
+        return array
+    offset = array.id.get_offset()
+    if offset is not None:
+        return RawArray(path, int(offset), tuple(array.shape), array.dtype)
+    return _raw_hdf5(array, path) or array
+
+
+DEFLATE, SHUFFLE = 1, 2  # filters of HDF5
+
+
+def _raw_hdf5(dataset: Any, path: str) -> ChunkedArray | None:
+    """Return a chunked dataset whose filters are known here."""
+    properties = dataset.id.get_create_plist()
+    filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
+    is_plain = dataset.chunks is not None and dataset.ndim == 1 and hasattr(dataset.id, "chunk_iter")
+    if not is_plain or filters not in ([], [DEFLATE], [SHUFFLE, DEFLATE]):
+        return None
+    step, places, masks = int(dataset.chunks[0]), {}, set()
+
+    def note(chunk: Any) -> None:
+        places[chunk.chunk_offset[0] // step] = path, int(chunk.byte_offset), int(chunk.size)
+        masks.add(chunk.filter_mask)
+
+    dataset.id.chunk_iter(note)
+    if masks - {0}:  # chunks without some filter
+        return None
+    width = dataset.dtype.itemsize if SHUFFLE in filters else 1
+    decode = partial(_inflate, wbits=zlib.MAX_WBITS, width=width) if filters else None
+    return ChunkedArray(path, tuple(dataset.shape), dataset.dtype, step, places.get, decode, dataset.fillvalue)
+
+
+def _raw_zarr(array: Any) -> ChunkedArray | None:
+    """Return an array of a folder of zarr whose codecs are known here."""
+    root, metadata = getattr(array.store, "root", None), array.metadata
+    codecs = metadata.to_dict().get("codecs")
+    if codecs is None:
+        compressor = metadata.compressor
+        names = [] if compressor is None else [str(getattr(compressor, "codec_id", "?"))]
+        is_plain = not metadata.filters
+    else:
+        names = [str(codec["name"]) for codec in codecs[1:]]
+        is_plain = codecs[0]["name"] == "bytes" and metadata.chunk_grid.to_dict()["name"] == "regular"
+    decode = _codec(names[0]) if names else None
+    is_local = root is not None and os.path.isdir(str(root))
+    if not is_local or not is_plain or array.ndim != 1 or len(names) > 1 or (names and decode is None):
+        return None
+    folder = Path(str(root), array.path)
+
+    def place(number: int) -> Place | None:
+        chunk = folder / metadata.encode_chunk_key((number,))
+        try:
+            return str(chunk), 0, chunk.stat().st_size
+        except FileNotFoundError:
+            return None
+
+    fill = 0 if array.fill_value is None else array.fill_value
+    return ChunkedArray(str(folder), tuple(array.shape), array.dtype, int(array.chunks[0]), place, decode, fill)
+
+
+def _codec(name: str) -> Decode | None:
+    """Return the decoder of a codec of zarr."""
+    if name in ("gzip", "zlib"):
+        return partial(_inflate, wbits=zlib.MAX_WBITS + (16 if name == "gzip" else 0), width=1)
+    if name not in ("blosc", "zstd", "lz4"):
+        return None
+    numcodecs = require("numcodecs", extra="blocks", purpose="reading zarr")
+    return partial(_decode, numcodecs.get_codec({"id": name}))
+
+
+def _decode(codec: Any, raw: Array, out: Array) -> None:
+    codec.decode(raw, out)
+
+
+def _inflate(raw: Array, out: Array, wbits: int, width: int) -> None:
+    """Decompress into `out`; first bytes of elements of `width` bytes come first, then second ones."""
+    values = np.frombuffer(_decompress()(raw, wbits, out.nbytes), np.uint8)
+    if values.size != out.size:
+        raise ValueError(f"expected {out.size} bytes of a chunk, got {values.size}")
+    out.reshape(-1, width)[:] = values.reshape(width, -1).T
+
+
+@cache
+def _decompress() -> Callable[..., bytes]:
+    """Return zlib's function, or the one of the package isal, which takes half of the time."""
+    try:
+        from isal.isal_zlib import decompress
+    except ImportError:
+        return zlib.decompress
+    return decompress
 
 
 def _checked(path: str, name: str, format: str, shape: Any, arrays: dict[str, Any]) -> Store:
@@ -351,4 +603,16 @@ def load_store(store: Store) -> Any:
     return kind(arrays, shape=store.shape)
 
 
-__all__ = ["Array", "RawArray", "Store", "is_open", "is_stored", "load_store", "open_store", "raw_npy"]
+__all__ = [
+    "Array",
+    "Buffers",
+    "ChunkedArray",
+    "Decoder",
+    "RawArray",
+    "Store",
+    "is_open",
+    "is_stored",
+    "load_store",
+    "open_store",
+    "raw_npy",
+]

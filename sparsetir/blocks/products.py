@@ -23,7 +23,9 @@ from sparsetir.ops.dense_output import added_spmm
 from sparsetir.runtime.signature import unchecked
 from sparsetir.sparse_output.products import matmul
 from sparsetir.stores import Array, Buffers, Store, is_stored, open_store
+from sparsetir.utils.buffers import LINE, aligned, empty
 
+READS_OF_ALIGNED = 12  # of each row, from which on a copy whose rows begin with cache lines pays
 ROWS_AT_ONCE = 1 << 16  # of a dense operand that is converted or written
 
 
@@ -31,7 +33,7 @@ class MemoryResult:
     """A result in memory, with the methods of `FileResult`."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        self.array = np.empty(shape, dtype)
+        self.array = empty(shape, np.dtype(dtype))
         self.done: set[str] = set()
 
     def rows(self, begin: int, count: int, columns: slice, buffers: Buffers) -> Array:
@@ -100,6 +102,8 @@ def _along(store: Store, plan: Plan, operand: Array, columns: slice, dtype: Any,
     if not numbers:
         return
     panel = dense_panel(operand, columns, dtype)
+    if store.nnz >= READS_OF_ALIGNED * len(panel) and panel.shape[1] * panel.itemsize % LINE == 0:
+        panel = aligned(panel)
     for block in iterate(store, plan.starts, dtype, bar, numbers):
         count = block.end - block.begin
         values = multiply(block, panel, result.rows(block.begin, count, columns, block.buffers))
@@ -131,7 +135,7 @@ def dense_panel(operand: Array, columns: slice, dtype: Any) -> Array:
     panel = operand[:, columns]
     if panel.dtype == dtype and panel.flags.c_contiguous and not isinstance(operand, np.memmap):
         return panel
-    copy = np.empty(panel.shape, dtype)
+    copy = empty(panel.shape, np.dtype(dtype))
     for begin in range(0, len(copy), ROWS_AT_ONCE):
         copy[begin : begin + ROWS_AT_ONCE] = panel[begin : begin + ROWS_AT_ONCE]
     return copy

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError
-from sparsetir.stores import Array, Buffers, Store
+from sparsetir.stores import Array, Buffers, Decoder, Store
 from sparsetir.utils.arguments import shown
+from sparsetir.utils.machine import CORES
 from sparsetir.utils.memory import MemoryLimitError, readable
 
 BUFFERS = 3  # blocks in memory: one is read, one waits, one is multiplied
 MAX_BLOCK_BYTES = 4 << 20  # of a block, which is still in the last cache when it is multiplied
+CHUNKS_OF_BLOCK = 4  # at least, where memory permits: tasks of dask decode the chunks at both ends of a block again
 MAX_BLOCK_ENTRIES = (1 << 31) - 1  # positions in a block are int32
 
 
@@ -39,15 +41,17 @@ class Block:
     buffers: Buffers = field(default_factory=Buffers, repr=False)
 
 
-def block_starts(indptr: Array, entry_bytes: int, line_bytes: int, limit: int) -> list[int]:
-    """Return the first line of each block, and the number of lines at the end.
+def block_starts(
+    indptr: Array, entry_bytes: int, line_bytes: int, limit: int, most: int = MAX_BLOCK_BYTES
+) -> list[int]:
+    """Return the first line of each block of at most `limit` and `most` bytes, and the number of lines at the end.
 
     Raises
     ------
     MemoryLimitError
         A single line takes more than `limit` bytes.
     """
-    limit, lines, starts = min(limit, MAX_BLOCK_BYTES), len(indptr) - 1, [0]
+    limit, lines, starts = min(limit, most), len(indptr) - 1, [0]
     while starts[-1] < lines:
         begin = starts[-1]
 
@@ -95,8 +99,9 @@ def read_blocks(store: Store, starts: Sequence[int], dtype: Any, numbers: Sequen
     """Yield blocks in order, read ahead by a thread; the arrays of a block end when the next one is asked for."""
     ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
     free: queue.SimpleQueue[Buffers | None] = queue.SimpleQueue()  # None ends the reader
+    decoder = Decoder(CORES if store.chunk_bytes else 1)
     for _ in range(BUFFERS):
-        free.put(Buffers())
+        free.put(Buffers(decoder))
 
     def run() -> None:
         try:
@@ -121,6 +126,7 @@ def read_blocks(store: Store, starts: Sequence[int], dtype: Any, numbers: Sequen
     finally:
         free.put(None)
         thread.join()
+        decoder.close()
 
 
 class Bar:
@@ -235,19 +241,25 @@ def make_plan(
     line : int
         Bytes of dense operands and results for each line of a block and column of a panel.
     """
+    held += decoder_bytes(store)
     free = memory - store.indptr.nbytes - held
     reserve = min(memory // RESERVE, free)
     panel = min(width, max(0, free - reserve) // max(column, 1)) if width else 0
     if free <= 0 or (width and not panel):
-        taken = f"row pointers and results take {readable(store.indptr.nbytes + held)}, a column {readable(column)}"
+        what = "row pointers, chunks and results" if store.chunk_bytes else "row pointers and results"
+        taken = f"{what} take {readable(store.indptr.nbytes + held)}, a column {readable(column)}"
         raise MemoryLimitError(f"memory: expected more than {readable(memory)}: {taken}. Raise memory= or pass out=.")
     passes = -(-width // panel) if width else 1
     panel = -(-width // passes)
-    starts = block_starts(
-        store.indptr, _entry_bytes(store, np.dtype(dtype)), 16 + line * panel, (free - panel * column) // (BUFFERS + 2)
-    )
+    limit, most = (free - panel * column) // (BUFFERS + 2), max(MAX_BLOCK_BYTES, CHUNKS_OF_BLOCK * store.chunk_bytes)
+    starts = block_starts(store.indptr, _entry_bytes(store, np.dtype(dtype)), 16 + line * panel, limit, most)
     nbytes = passes * store.nnz * store.entry_bytes
     return Plan(operation, passes, nbytes, 0.0, panel, starts, memory)
+
+
+def decoder_bytes(store: Store) -> int:
+    """Bytes of the chunks that two blocks share, and of compressed and decompressed chunks, one on each thread."""
+    return store.chunk_bytes * (1 + CORES)
 
 
 def _entry_bytes(store: Store, dtype: np.dtype[Any]) -> int:

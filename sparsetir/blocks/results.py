@@ -330,7 +330,7 @@ def digest(*arrays: Array) -> str:
 # -------------------------------------------------------------------------------------------- matrices
 
 
-CHUNK = 1 << 20  # entries of a chunk in HDF5 and zarr
+CHUNK = 1 << 18  # entries of a chunk in HDF5 and zarr
 
 
 def save_blocks(A: Any, path: str | os.PathLike[str], *, rows: int = 50_000) -> Path:

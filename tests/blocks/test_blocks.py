@@ -20,6 +20,7 @@ import scipy.sparse as sp
 import sparsetir
 from quick_code import quickly
 from sparsetir.blocks import reading, results
+from sparsetir.blocks.pca import LANCZOS_RATIO, _largest
 from sparsetir.errors import ArgumentError, FileFormatError
 from sparsetir.stores import RawArray
 from sparsetir.utils.memory import MemoryLimitError
@@ -44,7 +45,10 @@ def small(A: Any, path: Path, memory: int | None = None) -> Any:
 
 @pytest.mark.parametrize("format", ["csr", "csc"])
 @pytest.mark.parametrize("form", FORMS)
-def test_products_equal_those_in_memory(form: str, format: str, tmp_path: Path) -> None:
+def test_products_equal_those_in_memory(
+    form: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "CHUNK", 4096)
     pytest.importorskip({"h5ad": "anndata", "zarr": "zarr", "h5": "h5py"}.get(form.rpartition(".")[2], "numpy"))
     rng, A = np.random.default_rng(1), matrix(format)
     D = A.toarray().astype("float64")
@@ -303,6 +307,21 @@ def test_principal_components_are_exact(tmp_path: Path, monkeypatch: pytest.Monk
         np.testing.assert_allclose(np.abs(p.components_ @ vectors.T), np.eye(5), atol=1e-3)
         np.testing.assert_allclose(p.explained_variance_ratio_, values**2 / (D**2).sum(), rtol=1e-6)
         np.testing.assert_allclose(p.transform(M), D @ p.components_.T, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_largest_eigenvalues_equal_those_of_all(kind: int) -> None:
+    """Also those that occur several times, of which Lanczos' method may miss some."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        n, k = 200, int(rng.integers(1, 200 // LANCZOS_RATIO + 1))
+        few = np.repeat(rng.random(n // 4), 4)
+        values = [rng.integers(0, 4, n) * 1.0, rng.random(n), np.where(np.arange(n) < k, 1.0, 0.0), few][kind]
+        basis = np.linalg.qr(rng.standard_normal((n, n)))[0]
+        gram = (basis * values) @ basis.T
+        actual, vectors = _largest(gram, k)
+        np.testing.assert_allclose(actual, np.sort(values)[-k:], atol=1e-9)
+        np.testing.assert_allclose(gram @ vectors, vectors * actual, atol=1e-9)
 
 
 @pytest.mark.parametrize("memory", [200_000, 10_000_000])
