@@ -55,6 +55,7 @@ lint: $(VENV)/.with-dev
 docs: $(VENV)/.with-docs
 	rm -rf docs/generated docs/gallery build/site
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	$(BIN)/python docs/_ext/check_site.py build/site
 	@echo "build/site/index.html"
 
 bench-overhead: $(VENV)/.with-plot

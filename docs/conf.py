@@ -24,6 +24,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "dialect_names",
     "repository_links",
 ]
 exclude_patterns = ["_build", "_ext", "gallery/*.py", "gallery/*.ipynb"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -276,6 +277,48 @@ def test_every_page_is_in_one_section_of_the_site() -> None:
     assert sorted(listed) == sorted((pages.keys() - {"index"}) | generated)
 
 
-def test_the_reference_lists_every_public_name() -> None:
-    listed = re.findall(r"^   (\w+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(sparsetir.__all__)
+REFERENCE = sorted((ROOT / "docs").glob("api*.md"))
+PUBLIC = "blocks dask einsum formats intrin ir lazy ops relax schedules scipy torch tuning bench".split()
+TABLE = re.compile(r"currentmodule:: (\S+)\n\.\. autosummary::\n   :toctree: generated\n\n((?:   \w+\n)+)")
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, list[str]]:
+    """The names that the pages of the reference list, by module."""
+    listed: dict[str, list[str]] = {}
+    for path in REFERENCE:
+        for module, names in TABLE.findall(path.read_text(encoding="utf-8")):
+            listed.setdefault(module, []).extend(names.split())
+    return listed
+
+
+def test_the_reference_lists_every_public_name(reference: dict[str, list[str]]) -> None:
+    assert sorted(reference["sparsetir"]) == sorted(sparsetir.__all__)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_reference_lists_the_names_of_a_module(name: str, reference: dict[str, list[str]]) -> None:
+    """Those of the package itself are on its own page; constants are explained in sentences."""
+    if name in OPTIONAL:
+        pytest.importorskip(name)
+    module = importlib.import_module(f"sparsetir.{name}")
+    text = "".join(path.read_text(encoding="utf-8") for path in REFERENCE)
+    said = set(re.findall(rf"`{module.__name__}\.(\w+)`", text))
+    above = {n for n in sparsetir.__all__ if getattr(sparsetir, n) is getattr(module, n, None)}
+    listed = reference[module.__name__]
+    assert len(listed) == len(set(listed))
+    assert set(listed) | said | above == set(module.__all__) | said | above
+    assert said <= set(module.__all__)
+
+
+def test_the_reference_lists_every_error(reference: dict[str, list[str]]) -> None:
+    kinds = {n for n, value in vars(sparsetir.errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert sorted(reference["sparsetir.errors"]) == sorted(kinds)
+
+
+def test_the_reference_lists_the_names_of_the_dialect() -> None:
+    stub = ast.parse((ROOT / "sparsetir" / "script" / "tvmscript.pyi").read_text(encoding="utf-8"))
+    names = {n.name for n in stub.body if isinstance(n, ast.FunctionDef | ast.ClassDef)} - {"__getattr__"}
+    page = (ROOT / "docs" / "api_language.md").read_text(encoding="utf-8")
+    listed = " ".join(re.findall(r"^```\{dialect-names\}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)).split()
+    assert sorted(listed) == sorted(names)
