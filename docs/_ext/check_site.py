@@ -40,7 +40,8 @@ class Page(HTMLParser):
 
 def check(site: Path) -> tuple[list[str], int, int]:
     """Return what is wrong with the pages below a folder, the number of links inside, and of those to other sites."""
-    pages = {path.resolve(): Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
+    files = [path.resolve() for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]  # templates of the theme
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in files}
     wrong, inside, outside = [], 0, 0
     for path, page in pages.items():
         name = path.relative_to(site.resolve()).as_posix()
