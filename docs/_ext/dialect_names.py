@@ -40,9 +40,12 @@ class DialectNames(SphinxDirective):
         for name in " ".join(self.content).split():
             signature, doc = signatures()[name]
             kind = "function" if signature else "class"
-            lines += [f"````{{py:{kind}}} T.{name}{signature}", ":no-index-entry:", "", *doc.splitlines(), "````", ""]
+            lines += [f"````{{py:{kind}}} {name}{signature}", ":no-index-entry:", "", *doc.splitlines(), "````", ""]
         section = nodes.Element()
+        context = self.env.ref_context
+        outer, context["py:module"] = context.get("py:module"), "T"  # classes in signatures are those of this module
         self.state.nested_parse(StringList(lines, str(STUB)), self.content_offset, section)
+        context["py:module"] = outer
         self.env.note_dependency(str(STUB))
         return section.children
 
