@@ -55,6 +55,7 @@ sphinx_gallery_conf = {
 }
 
 html_theme = "pydata_sphinx_theme"
+html_context = {"default_mode": "auto"}
 html_title = "SparseTIR"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

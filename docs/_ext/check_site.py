@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Link check of the built site: each link leads to a file and an anchor of it, and pages load nothing from a network.
 
-`python docs/_ext/check_site.py build/site` prints what is wrong and fails. Links to other sites are counted, not followed.
+`python docs/_ext/check_site.py build/site` prints what is wrong and fails. Links to other sites are only counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Page(HTMLParser):
 
 def check(site: Path) -> tuple[list[str], int, int]:
     """Return what is wrong with the pages below a folder, the number of links inside, and of those to other sites."""
-    files = [path.resolve() for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]  # templates of the theme
+    # The theme keeps templates among the static files.
+    files = [path.resolve() for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in files}
     wrong, inside, outside = [], 0, 0
     for path, page in pages.items():

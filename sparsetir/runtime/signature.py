@@ -622,7 +622,8 @@ class Signature:
         """Return the error for an array that a call does not have."""
         name = self.shown(param.name)
         if param.name in self.effects.updated:
-            return ArgumentTypeError(f"missing argument {name}: this kernel updates it, so it must be passed")
+            advice = "Pass it, or set it with T.init() in the program."
+            return ArgumentTypeError(f"missing argument {name}: the kernel updates what it holds. {advice}")
         for axis, names in self.axes_of_array.items():
             if param.name in names:
                 users = [b.name for b in self.buffers.values() if axis in b.axes]

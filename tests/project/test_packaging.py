@@ -126,3 +126,30 @@ def test_the_changelog_has_its_sections() -> None:
     sections = re.findall(r"^### (.+)$", unreleased[1], re.MULTILINE)
     assert set(sections) <= {"New", "Quicker", "Changed", "Fixed"}
     assert len(sections) == len(set(sections))
+
+
+def test_the_files_of_changes_have_a_section(pyproject: dict[str, Any]) -> None:
+    """A misspelt kind would be left out of the changelog without a word."""
+    kinds = {kind["directory"]: kind["name"] for kind in pyproject["tool"]["towncrier"]["type"]}
+    assert list(kinds.values()) == ["New", "Quicker", "Changed", "Fixed"]
+    files = {path.name: path.read_text(encoding="utf-8").strip() for path in (ROOT / "changes").iterdir()}
+    texts = {name: text for name, text in files.items() if name not in pyproject["tool"]["towncrier"]["ignore"]}
+    assert not [name for name in texts if not re.fullmatch(rf"\w+\.({'|'.join(kinds)})\.md", name)]
+    assert not [name for name, text in texts.items() if not text.endswith(".") or text.startswith(("*", "-", "#"))]
+
+
+def test_a_release_finds_its_place_in_the_changelog(pyproject: dict[str, Any]) -> None:
+    start = pyproject["tool"]["towncrier"]["start_string"]
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert text.count(start) == 1
+    assert "\n## " not in text[: text.index(start)]
+
+
+def test_extras_are_complete(pyproject: dict[str, Any]) -> None:
+    """`all` has what users may need; the README names every extra."""
+    extras = pyproject["project"]["optional-dependencies"]
+    inside = re.search(r"\[(.*)\]", extras["all"][0])
+    assert inside is not None
+    assert set(inside[1].split(",")) == set(extras) - {"all", "dev", "docs"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [name for name in extras if f"`{name}`" not in readme]

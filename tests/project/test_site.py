@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def check_site() -> Any:
     spec = importlib.util.spec_from_file_location("check_site", ROOT / "docs" / "_ext" / "check_site.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -28,7 +29,10 @@ def write(site: Path, **pages: str) -> Path:
     return site
 
 
-GOOD = '<h1 id="top">x</h1><a href="b.html#c%20d">b</a> <a href="#top">up</a> <a href="https://x.org/y">x</a><img src="p.png">'
+GOOD = (
+    '<h1 id="top">x</h1><a href="b.html#c%20d">b</a> <a href="#top">up</a>'
+    '<a href="https://x.org/y">x</a><img src="p.png">'
+)
 
 
 def test_a_site_without_faults(check_site: Any, tmp_path: Path) -> None:
