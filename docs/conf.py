@@ -25,6 +25,7 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "dialect_names",
+    "format_names",
     "repository_links",
 ]
 exclude_patterns = ["_build", "_ext", "gallery/*.py", "gallery/*.ipynb"]

@@ -135,7 +135,9 @@ class bool(Expr):
     def __init__(self, value: Any = ..., *args: Any) -> None: ...
 
 @overload
-def prim_func(func: Callable[..., Any], /) -> tirx.PrimFunc: ...
+def prim_func(func: Callable[..., Any], /) -> tirx.PrimFunc:
+    """A function that is read as a program: its text is parsed, and it never runs as Python."""
+
 @overload
 def prim_func(
     *, private: builtins.bool = ..., check_well_formed: builtins.bool = ..., **options: Any
