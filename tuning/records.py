@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsetir.errors import TuningError
+from sparsetir.errors import ArgumentTypeError, TuningError
 from sparsetir.formats.encoding import parse_format
 from sparsetir.formats.fingerprint import hash_indices
 from sparsetir.ir.views import Program
@@ -28,6 +28,7 @@ from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.measure import Place
 from sparsetir.tuning.model import of_width
 from sparsetir.tuning.space import Candidate
+from sparsetir.utils.arguments import as_path, shown
 
 # Trials on disk: one JSON object per line, append-only.
 #
@@ -159,6 +160,12 @@ def fingerprint(program: Program, arrays: Mapping[str, np.ndarray]) -> str:
     return hash_indices(" ".join(axis.kind for axis in axes), [arrays[str(buffer.name)] for buffer in buffers])
 
 
+def _check_class(value: Any, kind: type, name: str) -> None:
+    """Raise unless an argument is of the class that it should be."""
+    if not isinstance(value, kind):
+        raise ArgumentTypeError(f"{name}: expected a {kind.__name__}, got {shown(value)}. Pass one.")
+
+
 @dataclass
 class Database:
     """Records in a JSON-lines file, or in memory only.
@@ -176,8 +183,13 @@ class Database:
     _is_lost: bool = field(default=False, repr=False)
     is_vital: ClassVar[bool] = False  # whether trials that are not recorded are worth nothing
 
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            self.path = as_path(self.path, "path", "the path of a file of records")
+
     def load(self, key: Key) -> list[Record]:
         """Return records of `key` in the order of the file; of several for one candidate the first."""
+        _check_class(key, Key, "key")
         self._has_written = self._is_lost = False  # another search begins
         key_fields = json.loads(json.dumps(asdict(key)))
         records_by_kind: dict[Any, Record] = {}
@@ -191,6 +203,7 @@ class Database:
 
     def of_program(self, program: str) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
         """Return `everything` of a program, by the hash of its text."""
+        _check_class(program, str, "program")
         return self._read(program.encode())
 
     def everything(self) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
@@ -242,6 +255,8 @@ class Database:
 
     def append(self, key: Key, record: Record, **facts: Any) -> None:
         """Add a record, with more facts about it if there are any."""
+        _check_class(key, Key, "key")
+        _check_class(record, Record, "record")
         saved = {name: getattr(record, name) for name in SAVED}
         saved |= {"load": record.load} if record.load is not None else {}
         kind = KNOBS if isinstance(record.choices, Config) else CHOICES

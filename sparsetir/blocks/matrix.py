@@ -20,7 +20,7 @@ from sparsetir.blocks.reading import BUFFERS, DEFAULT_MEMORY, Bar, Plan, iterate
 from sparsetir.blocks.results import Checkpoint, beside, check_path, file_result
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.stores import Array, Store, open_store
-from sparsetir.utils.arguments import as_path
+from sparsetir.utils.arguments import as_count, as_flag, as_path, shown
 
 
 def open_blocks(path: Any, name: str | None = None, *, memory: str | int = DEFAULT_MEMORY) -> BlockMatrix:
@@ -139,6 +139,8 @@ class BlockMatrix:
         """
         B = products.as_dense(B, "B", self.shape[1], (2,))
         if client is not None:
+            if not hasattr(client, "as_current"):
+                raise ArgumentTypeError(f"client: expected a client of dask, got {shown(client)}. Pass one.")
             from sparsetir.blocks.cluster import matmul
 
             with client.as_current():
@@ -205,6 +207,7 @@ class BlockMatrix:
         ddof : int
             Subtracted from the number of rows in the divisor, as numpy's.
         """
+        ddof = as_count(ddof, "ddof", least=0)
         squares = self._moments(progress)[1]
         with np.errstate(invalid="ignore", divide="ignore"):
             return squares / max(self.shape[0] - ddof, 0)
@@ -220,7 +223,7 @@ class BlockMatrix:
             As for `spmm`; the path is returned. Of CSR, a killed run continues from the sum that was last kept beside
             it.
         """
-        n = self.shape[1]
+        n, center = self.shape[1], as_flag(center, "center")
         path = None if out is None else check_path(out)
         job = {"store": identity(self.store), "operation": "gram", "memory": self.memory}
         checkpoint = Checkpoint(path, job)

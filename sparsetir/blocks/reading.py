@@ -18,7 +18,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError
 from sparsetir.stores import Array, Buffers, Decoder, Store
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import as_flag, shown
 from sparsetir.utils.machine import CORES
 from sparsetir.utils.memory import MemoryLimitError, readable
 
@@ -133,7 +133,8 @@ class Bar:
     """A line on stderr: bytes read, rate, time left."""
 
     def __init__(self, total: int, is_shown: bool) -> None:
-        self.total, self.is_shown, self.read, self.began = total, is_shown, 0, time.monotonic()
+        self.total, self.read, self.began = total, 0, time.monotonic()
+        self.is_shown = as_flag(is_shown, "progress")
         self.last = 0.0
 
     def add(self, nbytes: int) -> None:

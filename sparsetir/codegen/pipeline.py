@@ -104,7 +104,8 @@ def _scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
 
 def _of_function(schedule: Any, sch: s_tir.Schedule) -> s_tir.Schedule:
     """Return the schedule that a user's function changes or returns."""
-    if isinstance(schedule, (type, BuiltinFunctionType, ir.BaseFunc)):
+    is_layer = any(base.__module__ == "torch.nn.modules.module" for base in type(schedule).__mro__)
+    if is_layer or isinstance(schedule, (type, BuiltinFunctionType, ir.BaseFunc)):
         name = getattr(schedule, "__name__", type(schedule).__name__)
         fault = f"schedule: expected a function of a tvm.s_tir.Schedule, got {name}."
         raise ArgumentTypeError(f"{fault} Pass one that changes its argument.")

@@ -24,7 +24,7 @@ from sparsetir.einsum.steps import array_dtype, cast, transposed
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
 from sparsetir.formats.hypersparse import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, array_of_numbers, compressed_of, is_sparse, is_torch
+from sparsetir.interop import CooTensor, array_of_numbers, compressed_of, is_sparse, is_torch, open_source
 from sparsetir.runtime.signature import is_integer
 from sparsetir.sparse_output import products
 from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name
@@ -75,6 +75,7 @@ def _parts(value: Any, dtype: str) -> Parts:
             return Parts(value.astype(dtype), None)
         return Parts(*(value.with_values(np.array(part, dtype)) for part in (value.values.real, value.values.imag)))
     if sp.issparse(value):
+        open_source(value, "an operand").check("an operand")  # scipy copies what does not fit, or raises its own errors
         value = value.tocsr()
         if value.dtype.kind != "c":
             return Parts(value.astype(dtype), None)

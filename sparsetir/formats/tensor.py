@@ -35,7 +35,7 @@ from sparsetir.interop import to_torch as as_torch
 from sparsetir.interop.sources import Compressed, Coordinates, Source, check_numbers, is_torch, whole_sizes
 from sparsetir.io import read
 from sparsetir.stores import is_open
-from sparsetir.utils.arguments import as_flag, as_path, shown
+from sparsetir.utils.arguments import as_flag, as_mapping, as_path, shown
 from sparsetir.utils.memory import MemoryLimitError, readable
 
 # One piece of a tensor as it is stored.
@@ -354,8 +354,13 @@ class SparseTensor(Operators):
         (dcsr(), [[1.0, 0.0], [0.0, 1.0]])
         """
         if not isinstance(descriptor, dict):
+            if isinstance(descriptor, type) or not hasattr(descriptor, "__binsparse_descriptor__"):
+                fault = f"expected a dict or an object with __binsparse_descriptor__, got {shown(descriptor)}"
+                raise ArgumentTypeError(f"descriptor: {fault}. Pass one of the two.")
             descriptor, arrays = descriptor.__binsparse_descriptor__(), descriptor.__binsparse__()
-        value, own_format = binsparse.decode(descriptor, arrays or {})
+        value, own_format = binsparse.decode(
+            descriptor, {} if arrays is None else as_mapping(arrays, "arrays", "arrays by their names")
+        )
         return cls.from_any(value, own_format if format is None else format, **options)
 
     @classmethod

@@ -209,7 +209,7 @@ def attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | 
     """
     if scale is None:
         shape = getattr(Q.ty, "shape", None) if isinstance(Q, ir.Expr) else np.shape(Q)
-        if shape is None or len(shape) != 3 or not known(shape[2:]) or int(shape[2]) < 1:
+        if shape is None or len(shape) != 3 or not known([shape[2]]) or int(shape[2]) < 1:
             raise ArgumentError("scale: expected a number where Q has no known number of features, got None. Pass one.")
         scale = int(shape[2]) ** -0.5
     return call("attention", Q, K, V, indptr, indices, scale)

@@ -26,6 +26,7 @@ from sparsetir.runtime.repr import shown_signature
 from sparsetir.runtime.serialization import Saved, layout, write_pieces
 from sparsetir.runtime.signature import Signature, SizeOf
 from sparsetir.transform.decompose import Decomposition
+from sparsetir.utils.arguments import as_path, shown
 
 Compile: TypeAlias = Callable[[tirx.PrimFunc, Collection[str]], Kernel]
 
@@ -159,7 +160,7 @@ class ComposedKernel(Saved):
         Path
             A C header with the sizes, ``PIECES_mb_bsr``, and the numbers of elements, ``PIECES_indices_bsr_COUNT``.
         """
-        return write_pieces(self, Path(folder), arguments)
+        return write_pieces(self, as_path(folder, "folder", "the path of a folder"), arguments)
 
     def compiled_parts(self) -> Iterator[Compiled]:
         if hasattr(self, "kernel"):
@@ -170,7 +171,10 @@ class ComposedKernel(Saved):
 
     def convert(self, name: str, value: Any) -> SparseTensor:
         """Return a sparse argument in the format that the kernel has for it."""
-        return self.converter.converted(self.converter.groups[name], name, value, open_source(value, name)).tensor
+        groups = self.converter.groups
+        if not isinstance(name, str) or name not in groups:
+            raise ArgumentError(f"name: expected one of {', '.join(groups)}, got {shown(name)}. Pass one of these.")
+        return self.converter.converted(groups[name], name, value, open_source(value, name)).tensor
 
     def pieces(self, **arguments: Any) -> dict[str, Any]:
         """Sparse arguments as arrays and sizes by the names of the compiled function's parameters."""

@@ -25,7 +25,7 @@ from sparsetir.runtime.signature import Arguments, Signature, argument_list, che
 from sparsetir.schedules import Choices, defaults
 from sparsetir.script.printer import outline as outlined
 from sparsetir.script.printer import script
-from sparsetir.utils.arguments import as_path, renamed_parameters, shown
+from sparsetir.utils.arguments import as_flag, as_path, renamed_parameters, shown
 
 Fit: TypeAlias = Callable[[], Callable[..., Any]]
 Convert: TypeAlias = Callable[..., Any]
@@ -261,7 +261,7 @@ class Kernel(Saved):
         """
         if type(stage) is not int or stage not in (1, 2, 3):
             raise VerifyError(f"stage must be 1, 2 or 3, found {shown(stage)}; source() shows machine code")
-        func = with_sizes(self.func, sizes)
+        func, outline = with_sizes(self.func, sizes), as_flag(outline, "outline")
         if stage > 1:
             func = (self.compiled.of(func) if sizes else self.compiled).stage(stage)
         return outlined(script(func)) if outline else script(func)
@@ -290,7 +290,7 @@ class Kernel(Saved):
         """
         func = with_sizes(self.func, sizes)
         compiled = self.compiled.of(func) if sizes else self.compiled
-        return trace_passes(func, compiled.stages[2], compiled.name, outlined=outline)
+        return trace_passes(func, compiled.stages[2], compiled.name, outlined=as_flag(outline, "outline"))
 
     def source(self, kind: str = "ll") -> str:
         """Return the compiled module as ``"ll"`` (LLVM IR) or ``"asm"``."""

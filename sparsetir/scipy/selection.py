@@ -18,7 +18,7 @@ from typing import Any
 
 from sparsetir.errors import ArgumentError
 from sparsetir.scipy.libraries import Libraries, folder
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import as_flag, shown
 from sparsetir.utils.files import caching
 
 TRIALS = 3  # timed calls of scipy, and of the kernel, before a size class is decided
@@ -123,6 +123,7 @@ class Selection:
             is_default = name == "threads" and value is None
             if not is_default and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ArgumentError(f"{name}: expected an integer of at least {least}, got {shown(value)}")
+        wait = as_flag(wait, "wait")
         self.min_entries, self.threads = min_entries, threads
         self.account = Account(is_unlimited=wait)
         self.libraries = Libraries(threads=threads, wait=wait)

@@ -21,6 +21,7 @@ from sparsetir.torch.block_attention import BlockPattern, find_blocks
 from sparsetir.torch.programs import Sizes, kernel
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import Cache
+from sparsetir.utils.memory import check_memory
 from torch import Tensor
 
 # Results of constant tensors, which are computed once.
@@ -205,6 +206,7 @@ class Compressed:
     @cached_property
     def unread(self) -> torch.Tensor | None:
         """A column of bools, true for columns of the graph without edges; None where each has one."""
+        check_memory(self.columns, "a mark for each column")
         is_read = np.zeros((self.columns, 1), bool)
         is_read[self.indices] = True
         return None if is_read.all() else torch.from_numpy(~is_read)
@@ -288,6 +290,7 @@ class Edges:
     def compressed(self) -> tuple[Compressed, Array | None]:
         """Return the rows, and the edge of each entry; None if the edges are in that order already."""
         m, n = self.shape
+        check_memory(max(m, n) * np.dtype(np.int64).itemsize, "the row pointers of the graph and its transpose")
         dtype = np.dtype(np.int32 if max(m, n, self.rows.size) <= WIDE else np.int64)
         rows, columns = (np.ascontiguousarray(part, dtype=dtype) for part in (self.rows, self.columns))
         if _is_sorted(rows, columns):

@@ -423,3 +423,29 @@ def test_in_a_process_of_its_own(program: Path) -> None:
     assert done.returncode == 0
     assert "def scale(" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    {
+        "formats small.mtx --plot picture": "path: expected a name that ends in .png",
+        "formats small.mtx --plot picture.nothing": "path: expected a name that ends in .png",
+        "spmm blocks --dense two.npz --out C.npy": "--dense: expected a file of one array",
+        "tune small.mtx --op spmm --trials 1 --feat 99999999999999999999": "feat: expected dense operands within",
+        "tune small.mtx --op spmm --seed -1": "expected a number that is not negative",
+        "collect points.jsonl --seed -5": "expected a number that is not negative",
+        "show leaves.py": "leaves.py cannot be run: SystemExit",
+    }.items(),
+)
+def test_wrong_use_is_one_line(
+    command: str, message: str, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(small.parent)
+    if command.startswith("spmm"):
+        sparsetir.save_blocks(sp.eye_array(4, format="csr", dtype="float32"), "blocks", rows=3)
+    np.savez("two.npz", one=1)
+    Path("leaves.py").write_text("raise SystemExit(3)")
+    assert main(command.split()) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert len(shown.splitlines()) == 1

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from tvm import relax
 
 import sparsetir.relax as srelax
 import torch
-from sparsetir.errors import SparseTIRError
+from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.formats.tensor import SparseTensor
 from sparsetir.relax.operators import OPERATORS
 from sparsetir.relax.operators import call as relax_call
 from sparsetir.relax.torch_import.operators import TORCH_OPERATORS
@@ -151,3 +153,30 @@ def test_torch_refuses_other_layouts_and_reductions() -> None:
         OPS.spmm(*given[:3], given[3].to_sparse())
     with pytest.raises(SparseTIRError, match="segment_reduce: reduce: expected one of sum, mean, max, min, got 'prod'"):
         OPS.segment_reduce(*torch_arguments("segment_sum", ARGUMENTS["segment_sum"]), "prod")
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+def test_constants_of_a_matrix_are_those_of_its_csr(idtype: str) -> None:
+    coords, values = (np.array([2, 0, 2, 0]), np.array([1, 3, 1, 0])), np.array([1, 2, 3, 0], "float64")
+    coo = sp.coo_array((values, coords), shape=(4, 5))
+    want = coo.tocsr()
+    want.sum_duplicates()
+    whole = torch.sparse_coo_tensor(np.stack(coords), torch.from_numpy(values), (4, 5), check_invariants=True)
+    for matrix in (coo, coo.tocsr(), coo.tocsc(), coo.tolil(), SparseTensor.from_any(coo), whole):
+        got = [constant.value.numpy() for constant in srelax.csr_constants(matrix, dtype="float32", idtype=idtype)]
+        for array, expected in zip(got, (want.data, want.indptr, want.indices), strict=True):
+            np.testing.assert_array_equal(array, expected)
+        assert [str(array.dtype) for array in got] == ["float32", idtype, idtype]
+    data, _, columns = (constant.value.numpy() for constant in srelax.csr_constants(want.toarray()))
+    assert (data.tolist(), columns.tolist()) == ([2, 4], [3, 1])
+
+
+def test_scale_of_attention_is_that_of_arrays_and_expressions() -> None:
+    blocks = [BLOCKS["indptr"], BLOCKS["indices"]]
+    by_arrays = srelax.attention(*(HEADS[n] for n in "QKV"), *blocks)
+    Q = relax.Var("Q", relax.TensorType(HEADS["Q"].shape, "float32"))
+    by_names = srelax.attention(Q, HEADS["K"], HEADS["V"], *blocks)
+    assert float(by_arrays.args[-1]) == float(by_names.args[-1]) == pytest.approx(6**-0.5)
+    unknown = relax.Var("Q", relax.TensorType(ndim=3, dtype="float32"))
+    with pytest.raises(ArgumentError, match="scale: expected a number where Q has no known number of features"):
+        srelax.attention(unknown, HEADS["K"], HEADS["V"], *blocks)

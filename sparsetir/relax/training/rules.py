@@ -105,7 +105,7 @@ def loss_of(loss: Any) -> Loss:
     """Return the loss of a name, or wrap a function of predictions and a target of the same shape."""
     if isinstance(loss, str) and loss in LOSSES:
         return LOSSES[loss]
-    if callable(loss):
+    if callable(loss) and not isinstance(loss, type):
         return Loss("loss", lambda x, target, _emit: loss(x, target))
     expected = f"one of {', '.join(LOSSES)}, or a function of two Relax expressions"
     raise ArgumentTypeError(f"loss is {expected}; found {shown(loss)}")

@@ -47,7 +47,7 @@ from sparsetir.relax.model import Signature, bind, build, from_tvm, library_of, 
 from sparsetir.relax.torch_import.models import from_module, is_module, static_names
 from sparsetir.relax.training.layers import averages, with_batch_norm, with_dropout
 from sparsetir.relax.training.rules import Loss, Optimizer, check_classes, loss_of, optimizer_of
-from sparsetir.utils.arguments import as_path
+from sparsetir.utils.arguments import as_count, as_mapping, as_path, as_real, as_sequence, shown
 from sparsetir.utils.files import writing_file
 
 
@@ -99,7 +99,7 @@ class TrainStep:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self._lr = float(value)
+        self._lr = float(as_real(value, "lr"))
 
     def __call__(self, *inputs: Any, **keywords: Any) -> float:
         """Train on a batch, and return the loss before the update of the parameters.
@@ -158,13 +158,14 @@ class TrainStep:
         ArgumentError, ArgumentTypeError
             A name is unknown, or a value has another shape or dtype. The step is then unchanged.
         """
-        scalars = {name: value for name, value in (state or {}).items() if name in ("count", "lr")}
-        arrays = {name: value for name, value in (state or {}).items() if name not in scalars}
-        new, new_state = _fitting(params or {}, self._params, "parameter"), _fitting(arrays, self._slots, "state")
+        params = {} if params is None else as_mapping(params, "params", "arrays by the names of parameters")
+        arrays = {} if state is None else as_mapping(state, "state", "arrays by the names of the state")
+        count = as_count(as_real(arrays.pop("count", self.count), "count"), "count", least=0)
+        lr = float(as_real(arrays.pop("lr", self.lr), "lr"))
+        new, new_state = _fitting(params, self._params, "parameter"), _fitting(arrays, self._slots, "state")
         self._params.update(new)
         self._slots.update(new_state)
-        self.count = int(scalars.get("count", self.count))
-        self.lr = float(scalars.get("lr", self.lr))
+        self.count, self.lr = count, lr
 
     def save(self, path: str | Path) -> Path:
         """Write the parameters and the state as an ``.npz`` file, which `load` reads to resume training.
@@ -433,6 +434,9 @@ def train_step(
     True
     """
     chosen, rule, measure = cpu_target(target, "models"), optimizer_of(optimizer, {**options, "lr": lr}), loss_of(loss)
+    frozen = as_sequence(frozen, "frozen", "names of parameters")
+    if not all(isinstance(name, str) for name in frozen):
+        raise ArgumentTypeError(f"frozen: expected names of parameters, got {shown(tuple(frozen))}. Pass strings.")
     if is_module(model):
         if params is not None:
             raise ArgumentTypeError("a module of torch has parameters of its own: pass no params")

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of sparse tensors are numbers: text, dates, records and objects are refused where a tensor is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.errors import ArgumentTypeError
+
+NO_NUMBERS = ["U1", "S2", "M8[s]", "m8[s]", "O", [("a", "f4")]]
+NUMBERS = ["int8", "uint64", "float16", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, "longdouble", "complex64", "bool"]
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "from_any": lambda tensor, other: sparsetir.SparseTensor.from_any(other),
+    "from_coo": lambda tensor, other: sparsetir.SparseTensor.from_coo(tensor.coords, other.data, tensor.shape),
+    "with_values": lambda tensor, other: tensor.with_values(other.data),
+    "operand of >": lambda tensor, other: tensor > other,
+    "operand of +": lambda tensor, other: tensor + other,
+    "operand of @": lambda tensor, other: tensor @ other,
+}
+
+
+def matrix(dtype: Any) -> sp.csr_array:
+    """A diagonal matrix with values of a dtype that scipy itself may not make."""
+    made = sp.eye_array(3, format="csr", dtype="float32")
+    made.data = np.zeros(3, dtype)
+    return made
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_that_are_no_numbers_are_refused(way: str) -> None:
+    tensor = sparsetir.SparseTensor.from_any(matrix("float32"))
+    for dtype in NO_NUMBERS:
+        with pytest.raises(ArgumentTypeError):
+            WAYS[way](tensor, matrix(dtype))
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_numbers_of_every_dtype_are_taken(dtype: Any) -> None:
+    assert sparsetir.SparseTensor.from_any(matrix(dtype)).dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("operation", [sparsetir.matmul, sparsetir.add, sparsetir.subtract, sparsetir.multiply])
+def test_damaged_matrices_beside_complex_ones_are_refused(operation: Callable[..., Any]) -> None:
+    damaged, other = matrix("float32"), matrix("complex128")
+    damaged.data = damaged.data[:-1]
+    for operands in ((damaged, other), (other, damaged)):
+        with pytest.raises(sparsetir.SparseTIRError):
+            operation(*operands)
