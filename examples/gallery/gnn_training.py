@@ -68,11 +68,12 @@ def train() -> tuple[list[float], list[float]]:
 # %%
 # Training, plain and patched
 # ---------------------------
-# The first patched run compiles; the second one is timed.
+# The first patched runs compile, the second layer once its edges were used by 32 layers; a later run is timed.
 
 plain, plain_seconds = train()
 with sparsetir.torch.patch_pyg():
-    train()
+    for _ in range(2):
+        train()
     patched, patched_seconds = train()
 
 print(f"largest difference of losses: {max(abs(a - b) for a, b in zip(plain, patched, strict=True)):.1e}")

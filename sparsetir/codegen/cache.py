@@ -204,7 +204,6 @@ class CompiledLoops(Compiled):
         self.function = self.library[self.name]
 
 
-
 def _not_loaded(*_args: Any) -> None:
     raise VerifyError("this function is not compiled yet")
 
