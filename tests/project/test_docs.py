@@ -277,6 +277,28 @@ def test_every_page_is_in_one_section_of_the_site() -> None:
     assert sorted(listed) == sorted((pages.keys() - {"index"}) | generated)
 
 
+@pytest.mark.parametrize("page", ["scipy", "torch", "pruned", "language"])
+def test_the_pages_of_newcomers_are_one_click_from_the_readme(page: str) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    start = readme[readme.index("## What do you have?") : readme.index("## Features")]
+    assert f"(docs/{page}.md)" in start
+    assert f":link: {page}\n" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+def test_anchors_of_the_documents_are_headings() -> None:
+    """Anchors as GitHub and the site make them: lower case, hyphens for spaces, no punctuation."""
+    texts = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+    titles = {path: re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE) for path, text in texts.items()}
+    anchors = {p: {re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in found} for p, found in titles.items()}
+    wrong = []
+    for path, text in texts.items():
+        for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text):
+            target = (path.parent / file).resolve() if file else path
+            if anchor not in anchors.get(target, set()):
+                wrong.append(f"{title(path)}: {file}#{anchor}")
+    assert not wrong
+
+
 REFERENCE = sorted((ROOT / "docs").glob("api*.md"))
 PUBLIC = "blocks dask einsum formats intrin ir lazy ops relax schedules scipy torch tuning bench".split()
 TABLE = re.compile(r"currentmodule:: (\S+)\n\.\. autosummary::\n   :toctree: generated\n\n((?:   \w+\n)+)")

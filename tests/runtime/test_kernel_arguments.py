@@ -96,3 +96,20 @@ def test_wrong_arguments_end_in_own_errors(calls: dict[str, Case], tmp_path: Any
     monkeypatch.chdir(tmp_path)
     faults = {name: faults_of(case, name, {**BAD, **ARRAYS}) for name, case in calls.items()}
     assert not any(faults.values()), "\n".join(f"{name}: {fault}" for name, fault in faults.items() if fault)
+
+
+@sparsetir.T.prim_func
+def running_sums(x: sparsetir.T.handle, y: sparsetir.T.handle, m: sparsetir.T.int32):
+    I = sparsetir.T.dense_fixed(m)
+    X = sparsetir.T.match_sparse_buffer(x, (I,), "float32")
+    Y = sparsetir.T.match_sparse_buffer(y, (I,), "float32")
+    with sparsetir.T.sp_iter([I], "S", "add") as [i]:
+        Y[i] = Y[i] + X[i]
+
+
+def test_a_result_that_is_updated_is_asked_for_with_two_ways_out() -> None:
+    kernel, y = sparsetir.build(running_sums), np.ones(3, "float32")
+    advice = r"missing argument Y: .* Pass it, or set it with T\.init\(\) in the program\.$"
+    with pytest.raises(sparsetir.errors.ArgumentTypeError, match=advice):
+        kernel(X=y)
+    assert kernel(X=y.copy(), Y=y).tolist() == [2, 2, 2]
