@@ -3,7 +3,8 @@
 
 Run ``python -m sparsetir.bench.blocks``. Each measurement is a process of its own, so that its peak of resident memory
 is its own; both sides of a ratio run in turn. Files are written to a temporary folder, or to ``--folder``, which is
-kept. The page cache is warm: files are read once before.
+kept. The page cache is warm: files are read once before. ``--tables`` chooses among products of families of matrices,
+of forms of files, the PCA, and dask arrays on a cluster of two processes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,37 @@ ENTRIES = 20_000_000
 CELLS, GENES, DENSITY = 50_000, 2000, 0.08
 FAMILIES = ("stencil_2d", "rmat")
 COMPONENTS = 50
+TABLES = ["products", "forms", "pca", "dask"]
 REPEAT = 3
+CALLS = 4  # measured in a process; the least counts
+PAIRS = 7  # of a product in memory and one of blocks, which alternate in a process
+WIDTHS = (1, 32)
+FORMS = {"folder of .npy": "", "h5ad": ".h5ad", "h5ad, gzip": "-gzip.h5ad", "zarr": ".zarr", "Binsparse": ".bsp.h5"}
+DASK_WIDTH, DASK_ROWS, DASK_WORKERS = 64, 20_000, 2
+CHUNK_ROWS = 5000  # of the passes of other libraries
 
 
-def write_matrix(family: str, entries: int, folder: Path) -> Path:
-    """Write a generated matrix as a folder of .npy files; return its path."""
+def write_matrix(family: str, entries: int, folder: Path, end: str = "") -> Path:
+    """Write a generated matrix of counts in the form of an end of `FORMS`; return its path."""
+    import anndata
+    import numpy as np
+
     from sparsetir.blocks import save_blocks
+    from sparsetir.io import read
     from sparsetir.workloads.suite import families
 
-    path = folder / f"{family}-{entries}"
-    if not path.exists():
-        save_blocks(families()[family](entries), path)
+    path = folder / f"{family}-{entries}{end}"
+    if path.exists():
+        return path
+    if end:
+        A = read(write_matrix(family, entries, folder))
+    else:
+        A = families()[family](entries)
+        A.data[:] = np.random.default_rng(0).integers(1, 9, A.nnz)  # as compressible as counts of cells
+    if end.endswith("gzip.h5ad"):
+        anndata.AnnData(A).write_h5ad(path, compression="gzip")
+    else:
+        save_blocks(A, path)
     return path
 
 
@@ -98,6 +120,22 @@ def _pca_of_scanpy(path: str, width: int, memory: str) -> Callable[[], Any]:
     return run
 
 
+def _pca_of_scanpy_and_dask(path: str, width: int, memory: str) -> Callable[[], Any]:
+    import anndata
+    import h5py
+    import scanpy
+    from anndata.experimental import read_elem_lazy
+
+    def run() -> Any:
+        with h5py.File(path) as file:
+            X = file["X"]
+            cells = anndata.AnnData(read_elem_lazy(X, chunks=(CHUNK_ROWS, X.attrs["shape"][1])))
+            scanpy.pp.pca(cells, n_comps=width, svd_solver="covariance_eigh")
+            return cells.uns["pca"]["variance"]
+
+    return run
+
+
 def _pca_of_scikit_learn(path: str, width: int, memory: str) -> Callable[[], Any]:
     import anndata
     from sklearn.decomposition import PCA
@@ -105,24 +143,93 @@ def _pca_of_scikit_learn(path: str, width: int, memory: str) -> Callable[[], Any
     return lambda: PCA(width, svd_solver="arpack").fit(anndata.read_h5ad(path).X).explained_variance_
 
 
-WAYS = {
+def _incremental_pca(path: str, width: int, memory: str) -> Callable[[], Any]:
+    import anndata
+    from sklearn.decomposition import IncrementalPCA
+
+    def run() -> Any:
+        X = anndata.read_h5ad(path, backed="r").X
+        model = IncrementalPCA(width)
+        for begin in range(0, X.shape[0] - width, CHUNK_ROWS):
+            model.partial_fit(X[begin : begin + CHUNK_ROWS].toarray())
+        return model.explained_variance_
+
+    return run
+
+
+def _truncated_svd(path: str, width: int, memory: str) -> Callable[[], Any]:
+    import anndata
+    from sklearn.decomposition import TruncatedSVD
+
+    return lambda: TruncatedSVD(width, random_state=0).fit(anndata.read_h5ad(path).X).explained_variance_
+
+
+def _product_of_dask(path: str, width: int, memory: str, *, is_ours: bool) -> Callable[[], Any]:
+    """Multiply a dask array whose chunks are in the memory of the workers."""
+    import dask.array
+    import numpy as np
+    from dask.distributed import Client, wait
+
+    import sparsetir.dask
+    from sparsetir.io import read
+
+    A = read(path)
+    client = Client(n_workers=DASK_WORKERS, threads_per_worker=1, dashboard_address=None)
+    chunks = [client.scatter(A[i : i + DASK_ROWS]) for i in range(0, A.shape[0], DASK_ROWS)]
+    rows = [min(DASK_ROWS, A.shape[0] - i) for i in range(0, A.shape[0], DASK_ROWS)]
+    parts = [
+        dask.array.from_delayed(chunk, (count, A.shape[1]), A.dtype, meta=A[:0])
+        for chunk, count in zip(chunks, rows, strict=True)
+    ]
+    dx = dask.array.concatenate(parts)
+    B = np.ones((A.shape[1], width), np.float32)
+    if is_ours:
+        return lambda: wait(sparsetir.dask.matmul(dx, B).persist())
+    return lambda: wait(dx.map_blocks(lambda x: x @ B, chunks=(dx.chunks[0], (width,)), dtype=B.dtype).persist())
+
+
+WAYS: dict[str, Callable[[str, int, str], Callable[[], Any]]] = {
     "memory": _product_in_memory,
     "blocks": _product_of_blocks,
     "pca": _pca_of_blocks,
     "scanpy": _pca_of_scanpy,
+    "scanpy with dask": _pca_of_scanpy_and_dask,
     "scikit-learn": _pca_of_scikit_learn,
+    "IncrementalPCA": _incremental_pca,
+    "TruncatedSVD, not centred": _truncated_svd,
+    "sparsetir.dask.matmul": partial(_product_of_dask, is_ours=True),
+    "map_blocks with scipy": partial(_product_of_dask, is_ours=False),
 }
+PCA_WAYS = list(WAYS)[2:8]
+DASK_WAYS = list(WAYS)[8:]
 
 
 def run_one(way: str, path: str, width: int, memory: str) -> dict[str, float]:
-    """Measure one way in this process: seconds of its second call, and the peak of resident bytes."""
+    """Measure one way in this process: least seconds of some calls after the first, and the peak of resident bytes."""
     from sparsetir.utils.memory import resident
 
     call = WAYS[way](path, width, memory)
     call()
-    start = time.perf_counter()
-    call()
-    return {"seconds": time.perf_counter() - start, "peak": resident("VmHWM")}
+    times = []
+    for _ in range(CALLS if way in DASK_WAYS else 1):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return {"seconds": min(times), "peak": resident("VmHWM")}
+
+
+def run_pair(path: str, width: int, memory: str) -> dict[str, float]:
+    """Measure a product in memory and one of blocks, which alternate: least seconds of each."""
+    calls = {way: WAYS[way](path, width, memory) for way in ("memory", "blocks")}
+    times: dict[str, list[float]] = {way: [] for way in calls}
+    for call in calls.values():
+        call()
+    for _ in range(PAIRS):
+        for way, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[way].append(time.perf_counter() - start)
+    return {way: min(seconds) for way, seconds in times.items()}
 
 
 def measure(way: str, path: Path, width: int, memory: str) -> dict[str, float] | None:
@@ -133,7 +240,7 @@ def measure(way: str, path: Path, width: int, memory: str) -> dict[str, float] |
         if "ModuleNotFoundError" in done.stderr:
             return None
         raise RuntimeError(done.stderr)
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compare(ways: Sequence[str], path: Path, width: int, memory: str) -> dict[str, tuple[float, float, float]]:
@@ -154,23 +261,46 @@ def compare(ways: Sequence[str], path: Path, width: int, memory: str) -> dict[st
     }
 
 
-def lines(folder: Path, entries: int, cells: int, memory: str) -> Iterator[str]:
-    """Yield the rows of both tables."""
-    yield "| matrix | entries | N | in memory s | blocks s | fraction of in-memory speed | peak MiB in memory, blocks |"
-    yield "|---|---|---|---|---|---|---|"
-    for family in FAMILIES:
-        path = write_matrix(family, entries, folder)
-        for width in (1, 32):
-            times = compare(("memory", "blocks"), path, width, memory)
-            (inside, _, peak), (outside, _, peak_of_blocks) = times["memory"], times["blocks"]
-            figures = f"{inside:.3f} | {outside:.3f} | {inside / outside:.2f} | {peak:.0f}, {peak_of_blocks:.0f}"
-            yield f"| {family} | {entries} | {width} | {figures} |"
-    yield ""
-    yield f"| PCA, {COMPONENTS} components, {cells} cells x {GENES} genes | least s | median s | peak MiB |"
+def products(named: Iterable[tuple[str, Path]], memory: str) -> Iterator[str]:
+    """Yield a table of products of files, beside the same product in memory."""
+    yield "| matrix | N | in memory s | blocks s | fraction of in-memory speed | peak MiB in memory, blocks |"
+    yield "|---|---|---|---|---|---|"
+    for name, path in named:
+        for width in WIDTHS:
+            times = measure("pair", path, width, memory)
+            peaks = [measure(way, path, width, memory) for way in ("memory", "blocks")]
+            if times is None or None in peaks:
+                continue
+            fast, taken = times["memory"], times["blocks"]
+            figures = f"{fast:.3f} | {taken:.3f} | {fast / taken:.2f} | "
+            figures += ", ".join(f"{result['peak'] / 2**20:.0f}" for result in peaks if result)
+            yield f"| {name} | {width} | {figures} |"
+
+
+def others(title: str, ways: Sequence[str], path: Path, width: int, memory: str) -> Iterator[str]:
+    """Yield a table of ways to compute the same."""
+    yield f"| {title} | least s | median s | peak MiB |"
     yield "|---|---|---|---|"
-    path = write_cells(cells, folder)
-    for way, (least, median, peak) in compare(("pca", "scanpy", "scikit-learn"), path, COMPONENTS, memory).items():
-        yield f"| {way.replace('pca', 'sparsetir')} | {least:.2f} | {median:.2f} | {peak:.0f} |"
+    for way, (least, median, peak) in compare(ways, path, width, memory).items():
+        yield f"| {'sparsetir' if way == 'pca' else way} | {least:.2f} | {median:.2f} | {peak:.0f} |"
+
+
+def tables(folder: Path, entries: int, cells: int, memory: str) -> dict[str, Iterator[str]]:
+    """Return the rows of each table, measured when they are asked for."""
+    families = ((family, write_matrix(family, entries, folder)) for family in FAMILIES)
+    forms = ((name, write_matrix("rmat", entries, folder, end)) for name, end in FORMS.items() if end)
+    title = f"PCA, {COMPONENTS} components, {cells} cells x {GENES} genes"
+    dask_title = f"dask array, {DASK_WIDTH} columns, {DASK_WORKERS} workers"
+
+    def late(title: str, ways: Sequence[str], path: Callable[[], Path], width: int) -> Iterator[str]:
+        yield from others(title, ways, path(), width, memory)
+
+    return {
+        "products": products(families, memory),
+        "forms": products(forms, memory),
+        "pca": late(title, PCA_WAYS, partial(write_cells, cells, folder), COMPONENTS),
+        "dask": late(dask_title, DASK_WAYS, partial(write_matrix, "rmat", entries, folder), DASK_WIDTH),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -180,21 +310,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--entries", type=int, default=ENTRIES, help="of the matrices of products")
     parser.add_argument("--cells", type=int, default=CELLS, help="rows of the matrix of the PCA")
     parser.add_argument("--memory", default="2GiB", help="limit of products of blocks")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="to measure")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
         way, path, width, memory = options.one
-        print(json.dumps(run_one(way, path, int(width), memory)))
+        given = path, int(width), memory
+        print(json.dumps(run_pair(*given) if way == "pair" else run_one(way, *given)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        for line in lines(folder, options.entries, options.cells, options.memory):
-            print(line, flush=True)
+        for name, rows in tables(folder, options.entries, options.cells, options.memory).items():
+            if name in options.tables:
+                for line in rows:
+                    print(line, flush=True)
+                print()
 
 
 if __name__ == "__main__":
     main()
 
 
-__all__ = ["compare", "lines", "measure", "run_one", "write_cells", "write_matrix"]
+__all__ = ["compare", "measure", "run_one", "tables", "write_cells", "write_matrix"]

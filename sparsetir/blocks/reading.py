@@ -91,8 +91,11 @@ def read_block(
 
 
 def _place(store: Store, number: int, begin: int, end: int) -> str:
-    kind = "rows" if store.format == "csr" else "columns"
-    return f"block {number}, {kind} {begin} to {end}"
+    return f"block {number}, {_lines(store, begin, end)}"
+
+
+def _lines(store: Store, begin: int, end: int) -> str:
+    return f"{'rows' if store.format == 'csr' else 'columns'} {begin} to {end}"
 
 
 def read_blocks(store: Store, starts: Sequence[int], dtype: Any, numbers: Sequence[int]) -> Iterator[Block]:
@@ -249,7 +252,8 @@ def make_plan(
     if free <= 0 or (width and not panel):
         what = "row pointers, chunks and results" if store.chunk_bytes else "row pointers and results"
         taken = f"{what} take {readable(store.indptr.nbytes + held)}, a column {readable(column)}"
-        raise MemoryLimitError(f"memory: expected more than {readable(memory)}: {taken}. Raise memory= or pass out=.")
+        fault = f"expected room for a product, got {readable(memory)}: {taken}"
+        raise MemoryLimitError(f"memory: {fault}. Raise memory= or pass out=.")
     passes = -(-width // panel) if width else 1
     panel = -(-width // passes)
     limit, most = (free - panel * column) // (BUFFERS + 2), max(MAX_BLOCK_BYTES, CHUNKS_OF_BLOCK * store.chunk_bytes)
@@ -274,7 +278,11 @@ def with_estimate(plan: Plan, store: Store) -> Plan:
     """Add the seconds of reading, from a probe of the file."""
     count = min(store.nnz, min(PROBE_BYTES, plan.memory // (BUFFERS + 1)) // store.entry_bytes)
     began = time.perf_counter()
-    store.read(0, count)
+    try:
+        store.read(0, count)
+    except FileFormatError as error:
+        end = max(1, int(np.searchsorted(store.indptr, count, side="left")))
+        raise FileFormatError(f"{error} These are in {_lines(store, 0, end)}.") from error
     seconds = max(time.perf_counter() - began, 1e-6)
     return replace(plan, seconds=plan.bytes_read * seconds / max(count * store.entry_bytes, 1))
 

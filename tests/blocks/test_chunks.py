@@ -139,6 +139,8 @@ def test_damaged_chunks_are_named(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(FileFormatError, match=r"a.h5ad:X: .*block \d+, rows \d+ to"):
         sparsetir.open_blocks(path, memory=300_000) @ np.ones((150, 2), "float32")
+    with pytest.raises(FileFormatError, match=r"a.h5ad:X: .*These are in rows 0 to \d+"):
+        sparsetir.open_blocks(path).plan(np.ones((150, 2), "float32"))
     with open(path, "r+b") as stream:
         stream.truncate(offset + 10)
     store.read(0, 512)
