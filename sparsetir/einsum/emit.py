@@ -422,7 +422,8 @@ class _Writer:
         # Sums skip steps in which a searched operand stores nothing; a plain product would multiply by its fill.
         is_direct = all(nest.is_direct(at) for at in range(len(nest.operands))) or not nest.drives
         has_pattern = (nest.pattern is not None and is_direct) or nest.assembled
-        if "R" not in kinds and (has_pattern or all(loop.owner is None for loop in loops)):
+        is_dense = is_direct and all(loop.owner is None for loop in loops)
+        if "R" not in kinds and (has_pattern or is_dense):
             self.lines.append(f"    {target} = {nest.ring.product(reads)}")
             return
         identity = literal(nest.ring.identity(nest.dtype), nest.dtype)

@@ -82,14 +82,14 @@ def _parts(value: Any, dtype: str) -> Parts:
         arrays = value.indptr, value.indices
         parts = (np.array(part, dtype) for part in (value.data.real, value.data.imag))
         return Parts(*(compressed_of(type(value), *arrays, part, value.shape) for part in parts))
-    array = np.asarray(value)
+    array = array_of_numbers(value, "an operand")
     if array.dtype.kind != "c":
         return Parts(array.astype(dtype), None)
     return Parts(array.real.astype(dtype), array.imag.astype(dtype))
 
 
 def _real_dtype(*operands: Any) -> str:
-    dtype = np.result_type(*(v.dtype for v in operands)).name
+    dtype = common_dtype(v.dtype.name for v in operands)
     if dtype not in REAL:
         raise ArgumentTypeError(f"A, B: expected complex64 or complex128, got {dtype}. Convert them by astype.")
     return REAL[dtype]

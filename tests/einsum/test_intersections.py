@@ -158,6 +158,19 @@ def test_elements_of_a_diagonal_are_looked_up() -> None:
     assert not sparsetir.einsum("jj,kj,kj->kj", empty, *others).toarray().any()
 
 
+@pytest.mark.parametrize("subscripts", ["ii,i->i", "ii,k->ik", "k,ii->ki", "ii,ik->ik"])
+@pytest.mark.parametrize("format", ["csr", "csc", "coo"])
+def test_a_diagonal_leaves_out_what_it_does_not_store(subscripts: str, format: str) -> None:
+    A = sp.coo_array(([np.inf], ([0], [0])), shape=(2, 2)).asformat(format)
+    operands = [
+        A if term == "ii" else np.full((2,) * len(term), np.inf) for term in subscripts.partition("->")[0].split(",")
+    ]
+    got = sparsetir.einsum(subscripts, *operands)
+    want = np.zeros(got.shape)
+    want[tuple(0 if letter == "i" else slice(None) for letter in subscripts.partition("->")[2])] = np.inf
+    np.testing.assert_array_equal(elements_of(got), want)
+
+
 @pytest.mark.parametrize("search", ["inline", "hoist", "merge"])
 def test_every_search_leaves_out_what_is_not_stored(search: str) -> None:
     rng = np.random.default_rng(3)

@@ -47,9 +47,10 @@ def test_numbers_of_every_dtype_are_taken(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("operation", [sparsetir.matmul, sparsetir.add, sparsetir.subtract, sparsetir.multiply])
-def test_damaged_matrices_beside_complex_ones_are_refused(operation: Callable[..., Any]) -> None:
+def test_damaged_operands_beside_complex_ones_are_refused(operation: Callable[..., Any]) -> None:
     damaged, other = matrix("float32"), matrix("complex128")
     damaged.data = damaged.data[:-1]
-    for operands in ((damaged, other), (other, damaged)):
+    others = [damaged, *(np.zeros((3, 3), dtype) for dtype in NO_NUMBERS)]
+    for operands in [pair for one in others for pair in ((one, other), (other, one))]:
         with pytest.raises(sparsetir.SparseTIRError):
             operation(*operands)
