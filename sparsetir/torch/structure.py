@@ -265,6 +265,7 @@ def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Compress
 def _counted(keys: Array, length: int) -> tuple[Array, Array]:
     """Sort entries by key, stably: return where the entries of each key begin, and their order."""
     dtype, count = keys.dtype, keys.size
+    check_memory(length * dtype.itemsize, "where each row or column of a graph begins")
     positions = np.arange(count, dtype=dtype)
     by_key = sp.csr_array((positions, keys, np.arange(count + 1, dtype=dtype)), shape=(count, length)).tocsc()
     return by_key.indptr.astype(dtype, copy=False), by_key.indices.astype(dtype, copy=False)
@@ -290,7 +291,7 @@ class Edges:
     def compressed(self) -> tuple[Compressed, Array | None]:
         """Return the rows, and the edge of each entry; None if the edges are in that order already."""
         m, n = self.shape
-        check_memory(max(m, n) * np.dtype(np.int64).itemsize, "the row pointers of the graph and its transpose")
+        check_memory(max(m, n) * np.dtype(np.int64).itemsize, "the row pointers of a graph and of its transpose")
         dtype = np.dtype(np.int32 if max(m, n, self.rows.size) <= WIDE else np.int64)
         rows, columns = (np.ascontiguousarray(part, dtype=dtype) for part in (self.rows, self.columns))
         if _is_sorted(rows, columns):

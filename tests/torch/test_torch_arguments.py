@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import scipy.sparse as sp
 
 import sparsetir.torch as storch
 import torch
+from sparsetir.utils.memory import MemoryLimitError
 from tests.bad_arguments import BAD, Case, faults_of, matrix
 from tests.quick_code import quick_code
 
@@ -101,3 +104,16 @@ def test_wrong_arguments_end_in_own_errors(tmp_path: Any, monkeypatch: pytest.Mo
         warnings.simplefilter("ignore")
         faults = {name: faults_of(case, name, bad) for name, case in cases().items()}
     assert not any(faults.values()), "\n".join(f"{name}: {fault}" for name, fault in faults.items() if fault)
+
+
+@pytest.mark.parametrize("nodes", [1 << 40, (1 << 40, 3), (3, 1 << 40)])
+def test_graphs_of_more_nodes_than_memory_are_refused(nodes: Any) -> None:
+    edges = torch.tensor([[2, 0, 1], [0, 1, 2]])
+    with pytest.raises(MemoryLimitError, match="row pointers of a graph and of its transpose would take 8"):
+        storch.Graph(edges, nodes)
+
+
+def test_a_transpose_of_more_columns_than_memory_is_refused() -> None:
+    graph = storch.Graph(sp.csr_array(matrix()))
+    with pytest.raises(MemoryLimitError, match="where each row or column of a graph begins"):
+        replace(graph.rows, columns=1 << 40).transposed
