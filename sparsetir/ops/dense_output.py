@@ -58,7 +58,8 @@ def spmm(
     _only(format, FORMATS, "spmm")
     if precision is not None:
         if precision != "bf16x3" or dtype != "float32" or format != "csr":
-            fault = f"precision: expected None, or 'bf16x3' for float32 and csr, got {shown(precision)} for {dtype}"
+            found = f"{shown(precision)} for {dtype} and {format}"
+            fault = f"precision: expected None, or 'bf16x3' for float32 and csr, got {found}"
             raise ArgumentError(f"{fault}. Leave it out for products in the dtype itself.")
         return _spmm_in_halves(idtype)
     if block is not None and format != "bsr":
