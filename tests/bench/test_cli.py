@@ -135,7 +135,7 @@ def test_tune(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["tune", "{small}", "--op", "mttkrp"], "mttkrp takes a sparse operand of 3 dimensions, found 40 x 30"),
         (["tune", "{small}"], "--op"),
         (["tune", "{small}", "--op", "spmm", "--feat", "0"], "positive"),
-        (["tune", "{small}", "--op", "spmm", "--seed", "-1"], "seed must be an integer"),
+        (["tune", "{small}", "--op", "spmm", "--seed", "-1"], "--seed: expected a number that is not negative"),
         (["tune", "{program}", "--op", "spmm"], "no known extension"),
         (["show", "{small}"], "is no Python script; expected SCRIPT.py or SCRIPT.py:FUNC; sparsetir formats shows"),
         (["show", "."], ". is a folder"),
