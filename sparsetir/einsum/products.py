@@ -111,19 +111,24 @@ def _of_postings(A: Any, index: Postings, mask: Any, top: Any, threshold: Any) -
 
 
 def _matmul(A: Any, B: Any, mask: Any, complement: bool, top: Any, threshold: Any) -> Any:
-    if not (isinstance(A, SCIPY) and isinstance(B, SCIPY)) and (is_outside(A) or is_outside(B)):
-        if complement or not mask is top is threshold is None:
-            raise ArgumentError("mask=, top= and threshold= choose entries of results in memory: read the matrix")
-        return matmul_outside(A, B)
-    A, B = _as_operand(A, B, "A"), _as_operand(B, A, "B")
-    if _is_one_dense(A, B):
-        if complement or not mask is top is threshold is None:
-            options = "mask=, complement=, top= and threshold="
-            raise ArgumentError(f"{options} choose entries of sparse results, but an operand is dense")
-        return operators.matmul(A, B)
-    if not complement and mask is top is threshold is None and _has_vector(A, B):
-        return operators.matmul(A, B)
-    return products.matmul(A, B, mask=mask, complement=complement, top=top, threshold=threshold)
+    has_options = complement or not mask is top is threshold is None
+    if not (isinstance(A, SCIPY) and isinstance(B, SCIPY)):
+        if is_outside(A) or is_outside(B):
+            if has_options:
+                raise ArgumentError("mask=, top= and threshold= choose entries of results in memory: read the matrix")
+            return matmul_outside(A, B)
+        A, B = _as_operand(A, B, "A"), _as_operand(B, A, "B")
+        if _is_one_dense(A, B):
+            if has_options:
+                options = "mask=, complement=, top= and threshold="
+                raise ArgumentError(f"{options} choose entries of sparse results, but an operand is dense")
+            return operators.matmul(A, B)
+    try:
+        return products.matmul(A, B, mask=mask, complement=complement, top=top, threshold=threshold)
+    except (ArgumentError, ArgumentTypeError):
+        if has_options or not _has_vector(A, B):
+            raise
+    return operators.matmul(A, B)
 
 
 def _as_operand(value: Any, other: Any, name: str) -> Any:

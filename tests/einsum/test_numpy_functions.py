@@ -154,3 +154,13 @@ def test_matmul_takes_lists_tables_and_vectors() -> None:
     for wrong in ("text", None, [["a"]]):
         with pytest.raises(ArgumentTypeError):
             sparsetir.matmul(A, wrong)
+
+
+def test_matmul_takes_vectors_of_scipy() -> None:
+    import scipy.sparse as sp
+
+    array = dense(4, (5, 5), "int32").astype("float64")
+    A, row = sp.csr_array(array), sp.coo_array(array[2])
+    for left, right in ((A, row), (row, A), (row, row)):
+        expected = left.toarray() @ right.toarray()
+        np.testing.assert_array_equal(sparsetir.matmul(left, right), expected)

@@ -192,7 +192,7 @@ def test_classes_formats_and_dtypes() -> None:
             "expected no options for a sparse tensor, got out=",
         ),
         (lambda S: np.add.reduce(S), ArgumentTypeError, "numpy.add.reduce of a sparse tensor is not defined"),
-        (lambda S: np.maximum(S, S), ArgumentTypeError, "numpy.maximum has no form"),
+        (lambda S: np.divmod(S, S), ArgumentTypeError, "numpy.divmod has no form"),
         (lambda S: np.concatenate([S, S]), ArgumentTypeError, "numpy.concatenate has no form"),
         (lambda S: np.sum(S, dtype="float32"), ArgumentTypeError, "got dtype="),
         (lambda S: np.multiply(S, "x"), ArgumentTypeError, "expected arrays, sparse tensors or numbers"),

@@ -190,7 +190,7 @@ ITERATION = {
     ),
     "letters that are no string": (
         "    with T.sp_iter([I], [1]) as [i]:  #!\n        B[i] = 0",
-        "the kinds of an sp_iter are a string of S and R, found [1]",
+        "the kinds of an sp_iter are a string of S and R, found list",
     ),
     "no axes": (
         '    with T.sp_iter([], "") as [i]:  #!\n        B[i] = 0',
