@@ -145,7 +145,7 @@ SLICING, SAVED_IN_SLICES = 25e-9, 0.05e-9
 SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.1e-9, 0.2e-9
 LOOKING = 60e-9  # seconds for each entry to find a format, usually
 COMPOSING = 0.05  # seconds to write a program over another format and to load its code, whatever the matrix
-WORTH_LOOKING = 4  # times as long as looking for a format the announced calls must take: few matrices gain much
+WORTH_LOOKING = 2  # times as long as looking for a format the announced calls must take: few matrices gain much
 
 # Of `most_dense`: densities up to which products with scattered entries and with full 4 x 4 blocks are faster.
 SCATTERED, BLOCKED, BLOCK_FILL = 0.2, 0.45, 0.8
