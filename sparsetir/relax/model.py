@@ -759,7 +759,8 @@ def bind(mod: ir.IRModule, params: Mapping[str, Any] | None) -> ir.IRModule:
     """Bind values to the parameters of a module's functions."""
     params = {} if params is None else as_mapping(params, "params", "values by the names of parameters")
     if not isinstance(mod, ir.IRModule):
-        raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(mod).__name__}")
+        advice = ": it is compiled, call it" if isinstance(mod, CompiledModel) else ""
+        raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(mod).__name__}{advice}")
     functions = {str(v.name_hint): f for v, f in mod.functions.items() if isinstance(f, relax.Function)}
     names = {function: [str(p.name) for p in func.params] for function, func in functions.items()}
     unknown = next((name for name in params if not any(name in params_of for params_of in names.values())), None)
