@@ -144,7 +144,7 @@ CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
 SLICING, SAVED_IN_SLICES = 25e-9, 0.05e-9
 SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.1e-9, 0.2e-9
 LOOKING = 60e-9  # seconds for each entry to find a format, usually
-COMPOSING = 0.05  # seconds to write a program over another format and to load its code, whatever the matrix
+COMPOSING = 0.1  # seconds to write a program over another format and to load its code, whatever the matrix
 WORTH_LOOKING = 2  # times as long as looking for a format the announced calls must take: few matrices gain much
 
 # Of `most_dense`: densities up to which products with scattered entries and with full 4 x 4 blocks are faster.
@@ -443,7 +443,7 @@ def calls_to_pay(cost: float, saved: float, gain: float, entries: int, per_entry
     Examples
     --------
     >>> calls_to_pay(80e-9, 1e-9, 2.0, 10**6, None), round(calls_to_pay(80e-9, 1e-9, 2.0, 10**6, 4e-9))
-    (80.0, 65)
+    (80.0, 90)
     """
     if per_entry is not None:
         saved = per_entry * (1 - 1 / gain)
