@@ -132,7 +132,7 @@ def test_names_that_users_of_scipy_and_numpy_know() -> None:
 
 
 class Table:
-    """What numpy can read, as the tables of other libraries are."""
+    """A table of another library, which numpy can read."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
