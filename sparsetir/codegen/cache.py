@@ -28,7 +28,9 @@ from sparsetir.codegen.pipeline import lowered, machine_code, scheduled, to_stag
 from sparsetir.errors import ScheduleError, SparseTIRError, VerifyError, WriteError
 from sparsetir.ir import dialect
 from sparsetir.ir.sizes import with_constants
+from sparsetir.ir.views import decode
 from sparsetir.ir.visitor import structural_walk
+from sparsetir.lower.rows.check_rows import with_checked_rows
 from sparsetir.schedules import Registers, defaults
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import shared_cache
@@ -142,8 +144,9 @@ class Compiled:
     @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
         """The scheduled stage-II module and the stage-III module."""
-        if self._stages is not None:
-            return self._stages
+        return self._lowered() if self._stages is None else self._stages
+
+    def _lowered(self) -> dict[int, ir.IRModule]:
         if callable(self.schedule):
             return {2: self.second, 3: to_stage_3(self.second)}
         return lowered(to_stage_2(self.func), self.schedule, self.target)
@@ -202,6 +205,23 @@ class CompiledLoops(Compiled):
         """Compile the loops as they are."""
         self.library = machine_code(ir.IRModule({self.name: self.func}), self.target)
         self.function = self.library[self.name]
+
+
+class CompiledWithChecks(Compiled):
+    """Machine code that validates the index arrays of compressed rows as it reads them; see `check_rows`.
+
+    Raises
+    ------
+    ScheduleError
+        The stages are asked for, and do not read each row just once.
+    """
+
+    def _lowered(self) -> dict[int, ir.IRModule]:
+        stages = super()._lowered()
+        checked = with_checked_rows(decode(self.func), stages[3][self.name])
+        if checked is None:
+            raise ScheduleError(f"{self.name} does not read the rows of one matrix just once")
+        return {**stages, 3: ir.IRModule({self.name: checked}, attrs=stages[3].attrs)}
 
 
 def _not_loaded(*_args: Any) -> None:
@@ -323,6 +343,8 @@ def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any, make: type[C
     compiled = make(func, target, schedule)
     # A function may read anything, so its name or text would not do: what it makes of the loops does.
     key = content_key(func, target, compiled.second if callable(schedule) else schedule)
+    if make is CompiledWithChecks:
+        key += "-checks"
     ready: Compiled | None = _kernels.get(key)
     if ready is not None:
         return ready
@@ -374,17 +396,43 @@ def variant(compiled: Compiled, sizes: Mapping[str, int] | None = None, **change
     if compiled.schedule is not None:
         return compiled.function
     try:
-        choices = defaults.usual(compiled.func, Registers.of(compiled.target)).changed(**changes)
-        func = with_constants(compiled.func, sizes) if sizes else compiled.func
-        return compile_cached(func, compiled.target, choices).function
+        return _compiled_variant(compiled, sizes, changes).function
     except SparseTIRError:
         return compiled.function
+
+
+def variant_with_checks(
+    compiled: Compiled, sizes: Mapping[str, int] | None = None, **changes: int
+) -> Callable[..., Any] | None:
+    """Return a function of the same program that validates the index arrays it reads, or None where there is none.
+
+    It raises a ValueError with `sparsetir.lower.rows.check_rows.MESSAGE` at the first wrong row. Parameters as for
+    `variant`.
+    """
+    if compiled.schedule is not None:
+        return None
+    try:
+        return _compiled_variant(compiled, sizes, changes, CompiledWithChecks).function
+    except SparseTIRError:
+        return None
+
+
+def _compiled_variant(
+    compiled: Compiled,
+    sizes: Mapping[str, int] | None,
+    changes: Mapping[str, int],
+    make: type[Compiled] = Compiled,
+) -> Compiled:
+    choices = defaults.usual(compiled.func, Registers.of(compiled.target)).changed(**changes)
+    func = with_constants(compiled.func, sizes) if sizes else compiled.func
+    return compile_cached(func, compiled.target, choices, make)
 
 
 __all__ = [
     "SHIPPED",
     "Compiled",
     "CompiledLoops",
+    "CompiledWithChecks",
     "cache_folder",
     "compile_cached",
     "content_key",
@@ -392,6 +440,7 @@ __all__ = [
     "forget",
     "separate",
     "variant",
+    "variant_with_checks",
     "versions",
     "waiting",
     "write",

@@ -20,6 +20,7 @@ from sparsetir import interop
 from sparsetir.errors import OffsetError, StructureError
 from sparsetir.ir import sizes
 from sparsetir.ir.views import Axis
+from sparsetir.lower.rows.check_rows import MESSAGE, order_of
 from sparsetir.runtime.signature import (
     LARGEST_INT32,
     Arguments,
@@ -230,7 +231,10 @@ class Compressed:
         self.level = levels[buffer.axes.index(axis)]
         self.need_sorted = self.level.sorted or self.level.unique
         self.axis_counts = signature.counts[axis]
+        order = "any" if not self.need_sorted else "distinct" if self.level.unique else "ascending"
+        self.is_in_order_of_program = order == order_of(signature.program, axis)
         self.shared: list[tuple[int, np.ndarray | None]] = []
+        self.validated = 0  # entries of all calls
 
     def share(self, others: set[int], held: Mapping[int, np.ndarray]) -> None:
         """Note which index arrays must be those of another argument, which a call brings or which is held."""
@@ -246,15 +250,16 @@ class Compressed:
         parents, _, length = self.axis_counts(known)
         return int(parents), int(length)
 
-    def fill(self, value: Any, ready: list[Any], parents: int, length: int) -> None:
-        """Check the structure and pass the arrays on."""
+    def fill(self, value: Any, ready: list[Any], parents: int, length: int, *, is_trusted: bool) -> None:
+        """Check the structure, unless it is trusted or checked later, and pass the arrays on."""
         data, indptr, indices = value.data, value.indptr, value.indices
         if indptr[-1] != len(indices) or len(data) != len(indices):
             raise Unfit
-        if checks_are_on() and not is_sound(
-            self.level, indptr, indices, parent_count=parents, length=length, need_sorted=self.need_sorted
-        ):
-            raise Unfit
+        if not is_trusted:
+            self.validated += len(indices) + CALL_VALIDATED
+            lengths: dict[str, Any] = {"parent_count": parents, "length": length}
+            if not is_sound(self.level, indptr, indices, need_sorted=self.need_sorted, **lengths):
+                raise Unfit
         for at, held in self.shared:
             known, array = ready[at] if held is None else held, indptr if at == self.indptr else indices
             if known is not array and not np.array_equal(known, array):
@@ -265,9 +270,20 @@ class Compressed:
 class Function:
     """The compiled function, until after some calls one that suits the arguments better replaces it."""
 
-    def __init__(self, function: Callable[..., Any], fitting: Callable[[Arguments], tuple[Any, int]]) -> None:
-        self.function, self.left = function, 0
-        self.waiting: list[Any] = [(fitting, None)]
+    def __init__(self, caller: Caller) -> None:
+        self.function, self.left = caller.function, 0
+        self.waiting: list[Any] = [(caller.fitting, None)]
+        self.checked: Callable[..., Any] | None = None
+        self.checking = [] if caller.checked is None else [caller.checked]
+
+    def check(self, arrays: Callable[[], dict[str, np.ndarray]]) -> None:
+        """From now on have one for these arrays at hand that validates them itself, if there is one."""
+        try:
+            checking = self.checking.pop()
+        except IndexError:  # another thread has it
+            return
+        checked = checking(Arguments(arrays()))
+        self.checked = None if checked is None else partial(_call_checked, checked)
 
     def next(self, arrays: Callable[[], dict[str, np.ndarray]]) -> Callable[..., Any]:
         """Return what to call now, with these arrays."""
@@ -295,20 +311,28 @@ class Results:
 
     def __init__(self, made: list[tuple[int, tuple[int, ...], Any, bool]], spare: Spare | None) -> None:
         self.take = None if spare is None else spare.take
-        self.made = made
+        sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype, _ in made]
+        self.made = [(*one, _make(covered=one[-1], size=size)) for one, size in zip(made, sizes, strict=True)]
 
     def fill(self, ready: list[Any]) -> list[tuple[int, np.ndarray]]:
         """Pass them on; those that were passed in another guise, or not at all, come back with their place."""
         outputs = []
-        for at, shape, dtype, covered in self.made:
+        for at, shape, dtype, covered, make in self.made:
             if 0 in shape:
                 outputs.append((at, np.empty(shape, dtype)))
             elif covered and self.take is not None:
                 array, ready[at] = self.take(shape, dtype)
                 outputs.append((at, array))
             else:
-                ready[at] = buffers.empty(shape, dtype) if covered else np.zeros(shape, dtype)
+                ready[at] = make(shape, dtype)
         return outputs
+
+
+def _make(*, covered: bool, size: int) -> Callable[..., np.ndarray]:
+    """Return what makes an array of so many bytes; small ones do not gain the time that aligning takes."""
+    if not covered:
+        return np.zeros
+    return np.empty if size <= SMALL_RESULT else buffers.empty
 
 
 class Separation:
@@ -341,6 +365,10 @@ class Separation:
 # came before a call never changes what the call gives, be that a result or an error.
 
 
+# Entries, and a call counted as entries, that are validated apart before a function is compiled that does it itself:
+# for small matrices dozens of calls, for large ones a few.
+MOST_VALIDATED, CALL_VALIDATED = 1 << 20, 1 << 13
+SMALL_RESULT = 1 << 13  # bytes
 MOST_PLANS, MOST_SHAPES = 64, 64  # of a kernel, and of a plan; then all are forgotten
 
 Run: TypeAlias = Callable[..., Any]  # of arguments; and of those that were passed, if these are their memory
@@ -381,6 +409,8 @@ class Caller:
         What they come to.
     spare : Spare, optional
         Memory for results.
+    checked : callable, optional
+        Of the arguments: a function that validates their index arrays as it reads them, or None.
     """
 
     signature: Signature
@@ -389,6 +419,7 @@ class Caller:
     fixed: Values
     base: Arguments
     spare: Spare | None = None
+    checked: Callable[[Arguments], Callable[..., Any] | None] | None = None
 
 
 class Plan:
@@ -577,9 +608,16 @@ class Plan:
         bucket = tuple([n if n <= NARROW else NARROW + n.bit_length() for n in dims])
         function = self.functions.get(bucket)
         if function is None:
-            function = Function(self.caller.function, self.caller.fitting)
+            function = Function(self.caller)
             remember(self.functions, bucket, function)
         return function
+
+    def _filled_in(self, known: dict[str, int]) -> list[Any]:
+        """Return the argument list with its sizes."""
+        template = self.template.copy()
+        for at, name in self.scalars:
+            template[at] = known[name]
+        return template
 
     def _run(self, dims: tuple[int, ...]) -> Run:
         caller, current = self.caller, self._function(dims)
@@ -587,27 +625,33 @@ class Plan:
         checks = [(entry, *entry.counts(sizes)) for entry in self.sparse]
         result = self._made(rest)
         empty = self._empty([(at, dims[part]) for at, part in self.parts] + [(at, shape) for at, shape, *_ in result])
-        template = self.template.copy()
-        for at, name in self.scalars:
-            template[at] = sizes[name]
+        template = self._filled_in(sizes)
         dense, axes, finish, arrays = self.dense, self.axes, self.finish, self._arrays
         if self.is_simple and caller.spare is not None and not empty:
             ((out, shape, dtype, _),) = result
             return _run_spare(template, dense, out, partial(caller.spare.take, shape, dtype), current, arrays)
         results, separation = Results(result, caller.spare), Separation(self.others, self.written, self.filled)
+        # A function that finds a fault has written results.
+        one = self.sparse[0] if len(self.sparse) == 1 and self.sparse[0].is_in_order_of_program else None
+        has_more = bool(axes or separation.written)
+        may_check = one is not None and not (has_more or empty or one.shared)
 
         def run(values: Values, passed: Values | None = None) -> Any:
             ready = template.copy()
             for name, at in dense:
                 ready[at] = values[name]
+            is_trusted = not checks_are_on()
+            checked = current.checked if may_check and not is_trusted else None
             for entry, parents, length in checks:
-                entry.fill(values[entry.name], ready, parents, length)
-            if axes:
-                self._check_raw(ready, sizes)
-            if separation.written:
-                separation.check(ready)
+                entry.fill(values[entry.name], ready, parents, length, is_trusted=is_trusted or checked is not None)
+            if has_more:
+                self._check_raw(ready, sizes, separation)
             found = results.fill(ready)
-            function = current.next(partial(arrays, ready, found)) if current.waiting else current.function
+            function = checked or current.function
+            if current.waiting:
+                function = current.next(partial(arrays, ready, found))
+            elif may_check and one is not None and one.validated >= MOST_VALIDATED and current.checking:
+                current.check(partial(arrays, ready, found))
             for at, tensor in empty:
                 ready[at] = tensor
             function(*ready)
@@ -617,9 +661,11 @@ class Plan:
 
         return run
 
-    def _check_raw(self, ready: list[Any], known: dict[str, int]) -> None:
-        """Index arrays that come by name."""
-        if not checks_are_on():
+    def _check_raw(self, ready: list[Any], known: dict[str, int], separation: Separation) -> None:
+        """Index arrays that come by name, and arrays to be written."""
+        if separation.written:
+            separation.check(ready)
+        if not self.axes or not checks_are_on():
             return
         arrays = {name: ready[at] for name, at in self.place.items() if name in self.raw}
         try:
@@ -633,6 +679,16 @@ class Plan:
         output_arrays = dict(outputs)
         every = {name: output_arrays.get(at, ready[at]) for name, at in self.place.items()}
         return {**{n: a for n, a in every.items() if isinstance(a, np.ndarray)}, **self.held}
+
+
+def _call_checked(function: Callable[..., Any], *ready: Any) -> None:
+    """Call a function that validates index arrays; where it finds a fault, the long way says which."""
+    try:
+        function(*ready)
+    except (ValueError, RuntimeError) as error:
+        if MESSAGE not in str(error):
+            raise
+        raise Unfit from None
 
 
 def _run_spare(

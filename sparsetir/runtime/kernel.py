@@ -11,7 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from sparsetir import interop
-from sparsetir.codegen.cache import Compiled, compile_cached, variant, write_one
+from sparsetir.codegen.cache import Compiled, compile_cached, variant, variant_with_checks, write_one
 from sparsetir.codegen.pipeline import PassTrace, trace_passes
 from sparsetir.errors import VerifyError
 from sparsetir.ir.effects import Usage
@@ -33,7 +33,8 @@ Convert: TypeAlias = Callable[..., Any]
 HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
 # What completion leaves out: for other modules of this package.
 HIDDEN = """
-    assume_finite calls compiled compiled_parts convert covered expected_calls finite fitting function is_small plans
+    assume_finite calls checked compiled compiled_parts
+    convert covered expected_calls finite fitting function is_small plans
     prepare results run suitable sums_numbers usage
 """.split()
 
@@ -146,7 +147,8 @@ class Kernel(Saved):
                 pass
         args = self.prepare(arguments)
         self.run(args)
-        learn(self.plans, seen, Caller(self.signature, self.function, self.fitting, {}, Arguments()), args)
+        caller = Caller(self.signature, self.function, self.fitting, {}, Arguments(), checked=self.checked)
+        learn(self.plans, seen, caller, args)
         return self.results(args, arguments)
 
     def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
@@ -164,6 +166,12 @@ class Kernel(Saved):
             changes.setdefault("tile", defaults.least_power(max(narrow.values())))
         after = HOT_CALLS if is_hot else 0 if is_bound else FEW_CALLS
         return lambda: variant(self.compiled, narrow or None, **changes), after
+
+    def checked(self, args: Arguments) -> Callable[..., Any] | None:
+        """Return a function for such arguments that validates the index arrays as it reads them, or None."""
+        # Where it looks at each entry, lanes of a sum would not.
+        changes = {name: value for name, value in self.suitable(args).items() if name != "lanes"}
+        return variant_with_checks(self.compiled, defaults.narrow_sizes(self.usage, args.arrays) or None, **changes)
 
     def suitable(self, args: Arguments) -> dict[str, int]:
         """Return the choices that suit these arguments better than the usual ones."""

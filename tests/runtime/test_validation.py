@@ -18,7 +18,8 @@ from sparsetir.errors import StructureError
 from sparsetir.interop import levels, storage
 from sparsetir.ir import effects
 from sparsetir.ir.views import decode
-from sparsetir.runtime import validation
+from sparsetir.runtime import call_plan, validation
+from sparsetir.runtime import kernel as kernels
 
 RNG = np.random.default_rng(0)
 EXTREMES = {"int32": (-(2**31), -1, 2**31 - 1), "int64": (-(2**63), -1, 2**32, 2**63 - 1)}
@@ -139,6 +140,32 @@ def test_an_index_that_becomes_wrong_is_found_in_the_next_call(name: str, idtype
         with pytest.raises(StructureError, match="indptr of axis"):
             kernel(**named)
         A.indptr[at] = before
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+def test_loops_validate_indices_of_many_calls(idtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault is named as before, and neither a result nor the caller's own array has what was computed until then."""
+    for module, name in ((kernels, "HOT_CALLS"), (kernels, "FEW_CALLS"), (call_plan, "MOST_VALIDATED")):
+        monkeypatch.setattr(module, name, 0)
+    kernel = sparsetir.build(ops.spmv(idtype=idtype))
+    A, x = matrix(30, 20, 0.3, idtype), np.ones(20, "float32")
+    for _ in range(4):
+        right = kernel(A=A, x=x)
+    apart = call_plan.is_sound
+    monkeypatch.setattr(call_plan, "is_sound", lambda *_, **__: pytest.fail("the indices are read twice"))
+    np.testing.assert_allclose(kernel(A=A, x=x), right, rtol=1e-6)
+    monkeypatch.setattr(call_plan, "is_sound", apart)
+    mine = np.full(30, 7, "float32")
+    for array, at, number in ((A.indices, 3, -1), (A.indices, A.nnz - 1, 20), (A.indptr, 15, A.nnz + 1)):
+        before, array[at] = array[at], number
+        for passed in ({}, {"y": mine}):
+            with pytest.raises(StructureError, match=r"hold|indptr of axis"):
+                kernel(A=A, x=x, **passed)
+        assert set(mine) == {7}
+        array[at] = before
+    B = shuffled(A) if A.indptr[1] else A
+    np.testing.assert_allclose(kernel(A=B, x=x), B @ x, rtol=1e-5)
+    np.testing.assert_allclose(kernel(A=A, x=x), right, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Validate the index arrays of compressed rows in the loops that read them, an entry before its operands are loaded.
+
+An array is then read from memory once. A comparison that always holds costs a loop of sums little: its branch is
+predicted, and the loop waits for its operands anyway.
+
+before::
+
+    for i in range(m):
+        y[i] = 0
+        for j in range(indptr[i + 1] - indptr[i]):
+            y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
+
+after::
+
+    for i in range(m):
+        assert 0 <= indptr[i] and indptr[i] <= indptr[i + 1] and indptr[i + 1] <= nnz
+        y[i] = 0
+        before[0] = -1
+        for j in range(indptr[i + 1] - indptr[i]):
+            assert before[0] < indices[indptr[i] + j] and indices[indptr[i] + j] < n
+            before[0] = indices[indptr[i] + j]
+            y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
+
+Every row must be read once, by one loop over its entries: the rows of a function, or of its parallel chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tvm import ir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.ir.effects import order_free_axes
+from sparsetir.ir.rewriting import LONG, alloc, collect, conjunction, get, put, renewed, same, seq, substitute
+from sparsetir.ir.views import Axis, Program, cast, const
+from sparsetir.lower.annotations import FINITE, INDPTR, STRUCTURE, names_in
+from sparsetir.lower.loops import PARALLEL, SERIAL, serial, vectorized, with_, with_body
+
+#: what the error says; the caller validates the arrays again and says what is wrong
+LANES = 16  # entries of a long row that are compared at a time
+MESSAGE = "the index arrays of compressed rows are wrong"
+
+
+class _Rows(NamedTuple):
+    """The loops over rows and their entries.
+
+    Parameters
+    ----------
+    chunks : For or None
+        The parallel loop around them.
+    rows, entries : For
+    row : Expr
+        The row, of the loops' variables.
+    pointers, indices : Var
+        Arrays as the loops read them.
+    """
+
+    chunks: tirx.For | None
+    rows: tirx.For
+    entries: tirx.For
+    row: ir.Expr
+    pointers: Var
+    indices: Var
+
+
+def with_checked_rows(program: Program, func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """Return a stage-III function that stops at wrong index arrays; None where it does not read each row just once.
+
+    Parameters
+    ----------
+    program : Program
+        What it was lowered from: one axis has row pointers and indices.
+    func : PrimFunc
+    """
+    axes = [a for a in program.axes.values() if a.indptr is not None or a.indices is not None]
+    found = _find(func)
+    if found is None or len(axes) != 1 or axes[0].kind != "sparse_variable":
+        return None
+    (axis,) = axes
+    by_name = {str(v.name): v for p in func.params for v in collect([p, *getattr(p.ty, "shape", [])], Var)}
+    used = collect(axis.length, Var)
+    if any(str(v.name) not in by_name for v in used):
+        return None
+    length = substitute(axis.length, {v: by_name[str(v.name)] for v in used})
+    row = _replaced(found.rows.body, found.entries, _with_checked_entries(found, length, order_of(program, axis)))
+    rows = with_(found.rows, body=seq(_pointer_check(found), row))
+    return with_body(func, _replaced(func.body, found.rows, seq(_ends_check(found), rows)))
+
+
+def order_of(program: Program, axis: Axis) -> str:
+    """Return how the indices of a row must follow each other: ``distinct``, ``ascending`` or ``any``."""
+    if (program.func.attrs or {}).get(FINITE, False) and axis in order_free_axes(program):
+        return "any"
+    return "distinct" if axis.unique else "ascending" if axis.sorted else "any"
+
+
+def _replaced(body: Any, old: tirx.For, new: tirx.Stmt) -> Any:
+    """Return statements with others in the place of a loop."""
+    if body.same_as(old):
+        return new
+    if isinstance(body, tirx.SeqStmt):
+        return seq(*(_replaced(s, old, new) for s in body.seq))
+    return with_(body, body=_replaced(body.body, old, new)) if isinstance(body, tirx.For) else body
+
+
+# ---------------------------------------------------------------------------------------------- loops found
+
+
+def _find(func: tirx.PrimFunc) -> _Rows | None:
+    """Return the loops of a function over one matrix of compressed rows, if it has one loop over rows."""
+    structure, pointer_names = names_in(func, STRUCTURE), names_in(func, INDPTR)
+    if len(structure) != 2 or len(pointer_names) != 1 or not pointer_names < structure:
+        return None
+    pointers, indices = (_array(func, name) for name in (*pointer_names, *(structure - pointer_names)))
+    if pointers is None or indices is None:
+        return None
+    chunks, rows = _outer_loops(func.body)
+    if rows is None or rows.kind != SERIAL:
+        return None
+    inner = [s for s in _statements(rows.body) if isinstance(s, tirx.For) and _reads(s, indices)]
+    if len(inner) != 1 or len(_reads(func.body, indices)) != len(_reads(inner[0].body, indices)):
+        return None
+    row = rows.loop_var if chunks is None else _row_of_chunk(chunks, rows)
+    found = _Rows(chunks, rows, inner[0], row, pointers, indices)
+    return found if row is not None and _is_whole(found) else None
+
+
+def _array(func: tirx.PrimFunc, name: str) -> Var | None:
+    """Return a parameter as the body reads it: over a declaration of its own."""
+    params = [p for p in func.params if str(p.name) == name]
+    views = [d.buffer for d in collect(func.body, tirx.DeclBuffer) if params and _is_view(d, params[0])]
+    return views[0] if len(views) == 1 else None
+
+
+def _is_view(declared: tirx.DeclBuffer, param: Var) -> bool:
+    return any(v.same_as(param) for v in collect(declared.data, Var))
+
+
+def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _outer_loops(body: tirx.Stmt) -> tuple[tirx.For | None, tirx.For | None]:
+    """Return the parallel loop, if there is one, and the loop over rows: the only loops that stand alone."""
+    loops = [s for s in _statements(body) if isinstance(s, tirx.For)]
+    if len(loops) != 1 or any(not isinstance(s, (tirx.DeclBuffer, tirx.For)) for s in _statements(body)):
+        return None, None
+    if loops[0].kind != PARALLEL:
+        return None, loops[0]
+    within = [s for s in _statements(loops[0].body) if isinstance(s, tirx.For)]
+    return loops[0], within[0] if len(within) == 1 else None
+
+
+def _reads(node: Any, array: Var) -> list[ir.TensorLoad]:
+    return [x for x in collect(node, ir.TensorLoad) if x.source.same_as(array)]
+
+
+def _is_whole(found: _Rows) -> bool:
+    """Return whether the loops read all entries of all rows, and no others."""
+    rows = found.pointers.ty.shape[0] - const(1, str(found.pointers.ty.shape[0].ty.dtype))
+    begin, end = _pointer(found, found.row), _pointer(found, found.row + const(1, str(found.row.ty.dtype)))
+    simplify = sym.Analyzer().simplify
+    if found.chunks is None and not same(simplify(rows), simplify(found.rows.extent)):
+        return False
+    if found.entries.kind != SERIAL or not same(simplify(found.entries.extent), simplify(end - begin)):
+        return False
+    place = simplify(begin + found.entries.loop_var)
+    return all(same(simplify(x.indices[0]), place) for x in _reads(found.entries.body, found.indices))
+
+
+def _row_of_chunk(chunks: tirx.For, rows: tirx.For) -> ir.Expr | None:
+    """Return the row of a chunk's loop, where each chunk ends where the next one begins."""
+    extent = rows.extent
+    if not isinstance(extent, tirx.Sub) or not all(isinstance(x, ir.TensorLoad) for x in (extent.a, extent.b)):
+        return None
+    last, first = extent.a.source, extent.b.source
+    stmts = _statements(chunks.body)
+    cells = [s for s in stmts if isinstance(s, tirx.AllocBuffer)]
+    searches = stmts[len(cells) : -1]
+    if len(searches) != 6 or not stmts[-1].same_as(rows):
+        return None
+    pairs = zip(searches[:3], searches[3:], strict=True)
+    is_whole = all(_is_same_search(*pair, chunks.loop_var, first, last) for pair in pairs)
+    return get(first) + rows.loop_var if is_whole else None
+
+
+def _is_same_search(begin: tirx.Stmt, end: tirx.Stmt, chunk: Var, first: Var, last: Var) -> bool:
+    """Return whether statements find the end of chunk 0 as the others find the beginning of chunk 1."""
+    dtype = str(chunk.ty.dtype)
+    begin, end = substitute(begin, {first: last, chunk: const(1, dtype)}), substitute(end, {chunk: const(0, dtype)})
+    if isinstance(begin, tirx.While) and isinstance(end, tirx.While):
+        simplify = sym.Analyzer().simplify
+        steps = begin.body, end.body
+        if not same(begin.condition, end.condition) or not all(isinstance(s, tirx.IfThenElse) for s in steps):
+            return False
+        if not same(*(simplify(s.condition) for s in steps)):
+            return False
+        return all(same(getattr(steps[0], part), getattr(steps[1], part)) for part in ("then_case", "else_case"))
+    return same(begin, end)
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def _assert(conditions: list[ir.Expr]) -> tirx.Stmt:
+    return tirx.AssertStmt(conjunction(conditions), ir.StringImm("ValueError"), [ir.StringImm(MESSAGE)])
+
+
+def _pointer(found: _Rows, row: ir.Expr) -> ir.Expr:
+    return tirx.BufferLoad(found.pointers, [row])
+
+
+def _with_checked_entries(found: _Rows, length: ir.Expr, order: str) -> tirx.Stmt:
+    """Return the loop over the entries of a row: of a short one entry by entry, of a long one after a look at all."""
+    loop = found.entries
+    if order == "any":
+        return _one_by_one(found, length, order)
+    is_long = loop.extent > const(LANES, str(loop.extent.ty.dtype))
+    return tirx.IfThenElse(is_long, seq(*_row_check(found, length, order), loop), _one_by_one(found, length, order))
+
+
+def _one_by_one(found: _Rows, length: ir.Expr, order: str) -> tirx.Stmt:
+    """Return a loop that compares each entry with the one before it, then does what is done for it."""
+    loop, dtype = renewed(found.entries), str(found.indices.ty.dtype)
+    before = tirx.decl_buffer((1,), dtype, name="before", layout=None)
+    index = Var("index", ir.PrimType(dtype))
+    bind = tirx.Bind(index, tirx.BufferLoad(found.indices, [_pointer(found, found.row) + loop.loop_var]))
+    inside = cast(index, LONG) < cast(length, LONG)
+    if order == "any":
+        return with_(loop, body=seq(bind, _assert([index >= const(0, dtype), inside]), loop.body))
+    follows = get(before) < index if order == "distinct" else get(before) <= index
+    body = seq(bind, _assert([follows, inside]), put(before, index), loop.body)
+    lowest = const(-1 if order == "distinct" else 0, dtype)  # no index is negative if none falls
+    return seq(*alloc(before), put(before, lowest), with_(loop, body=body))
+
+
+def _row_check(found: _Rows, length: ir.Expr, order: str) -> list[tirx.Stmt]:
+    """Return the check of a row of more than `LANES` entries, so many at a time; the last ones overlap."""
+    dtype, extent = str(found.indices.ty.dtype), found.entries.extent
+    counter = str(extent.ty.dtype)
+    one, lanes, step = const(1, counter), const(LANES, counter), Var("step", extent.ty)
+    rises = tirx.decl_buffer((LANES,), dtype, name="rises", layout=None)
+    begin, pairs = _pointer(found, found.row), extent - const(1, counter)
+    at = lambda place: tirx.BufferLoad(found.indices, [begin + place])  # noqa: E731
+
+    def each(value: Callable[[Var], ir.Expr]) -> tirx.Stmt:
+        lane = Var("lane", extent.ty)
+        return vectorized(lane, LANES, tirx.BufferStore(rises, value(lane), [lane]))
+
+    def compare(first: ir.Expr) -> tirx.Stmt:
+        def value(lane: Var) -> ir.Expr:
+            before, now = at(first + lane), at(first + lane + one)
+            is_right = before < now if order == "distinct" else before <= now
+            return tirx.BufferLoad(rises, [lane]) & cast(is_right, dtype)
+
+        return each(value)
+
+    windows = serial(step, tirx.truncdiv(pairs, lanes), compare(step * lanes))
+    values = [tirx.BufferLoad(rises, [const(n, counter)]) for n in range(LANES)]
+    while len(values) > 1:
+        values = [a & b for a, b in zip(values[::2], values[1::2], strict=True)]
+    ends = [at(const(0, counter)) >= const(0, dtype), cast(at(pairs), LONG) < cast(length, LONG)]
+    found_all = _assert([*ends, values[0].equal(const(1, dtype))])
+    return [*alloc(rises), each(lambda _: const(1, dtype)), windows, compare(pairs - lanes), found_all]
+
+
+def _pointer_check(found: _Rows) -> tirx.Stmt:
+    """Return the check that a row that begins inside of the indices ends there, not before it begins."""
+    begin, end = _pointer(found, found.row), _pointer(found, found.row + const(1, str(found.row.ty.dtype)))
+    unsigned = f"u{begin.ty.dtype}"
+    size = lambda to: cast(to, unsigned) - cast(begin, unsigned)  # noqa: E731  # huge where it is negative
+    return _assert([size(end) <= size(cast(found.indices.ty.shape[0], str(begin.ty.dtype)))])
+
+
+def _ends_check(found: _Rows) -> tirx.Stmt:
+    """Return the check of the first and the last row pointer, and that the chunks together are all rows."""
+    rows = found.pointers.ty.shape[0] - const(1, str(found.pointers.ty.shape[0].ty.dtype))
+    begin, end = _pointer(found, const(0, str(rows.ty.dtype))), _pointer(found, rows)
+    count = found.indices.ty.shape[0]
+    conditions = [begin.equal(const(0, str(begin.ty.dtype))), cast(end, LONG).equal(cast(count, LONG))]
+    if found.chunks is not None:
+        chunk, extent = found.chunks.loop_var, found.rows.extent
+        begin = _pointer(found, extent.b)
+        conditions += [begin >= const(0, str(begin.ty.dtype)), cast(begin, LONG) <= cast(count, LONG)]
+        zero, last = const(0, str(chunk.ty.dtype)), found.chunks.extent - const(1, str(chunk.ty.dtype))
+        conditions.append(tirx.Or(chunk > zero, extent.b.equal(const(0, str(extent.b.ty.dtype)))))
+        conditions.append(tirx.Or(chunk < last, cast(extent.a, LONG).equal(cast(rows, LONG))))
+    return _assert(conditions)
+
+
+__all__ = ["MESSAGE", "with_checked_rows"]
