@@ -8,13 +8,16 @@
     private cache. The rate at which rows repeat is estimated from a few windows of the index array, each as many
     entries long as that cache has room for rows.
   * Where many rows of such an operand are gathered for each result, and each is used many times, a panel of its columns
-    that fits in a cache is packed first; fewer uses suffice if the operand does not fit into the last-level cache, or
-    where the machine's profile says that the level behind the private cache is slow (`schedules.estimate`).
+    that fits in a cache is packed first; fewer uses suffice if the operand does not fit into the last-level cache, if
+    its rows are read in several pieces, which lie so far apart that few sets of the caches hold them, or where the
+    machine's profile says that the level behind the private cache is slow (`schedules.estimate`).
   * Results that take a large share of the last-level cache are written with non-temporal stores.
   * A row is split among threads if it has clearly more than a thread's share of the work: one thread would compute the
     whole row while the others wait.
-  * Rows that are summed into one number each are summed in vectors, unless they fit in one vector and are as long as
-    their neighbours; in longer vectors where they are long and the processor mispredicts the loop exit.
+  * Rows that are summed into one number each are left to LLVM where it may take their terms in another order: it sums
+    long rows in several wide vectors. They are summed in vectors of few lanes where they are short, many, and of
+    varying lengths, so that the processor mispredicts the loop exit, and where they are long and LLVM has no vector
+    gathers. Where LLVM must keep the order, all but short rows of one length are summed in vectors.
   * The length of dense rows is compiled in where it is at most `NARROW`: loops over whole vectors need no rest then.
   * Dense rows that are summed are kept in registers as a whole if they are shorter than the default tile. They are kept
     half by half where the rows that they are multiplied with come from the last-level cache: that was measured to be
@@ -46,7 +49,7 @@ from sparsetir.ir.effects import (
 from sparsetir.ir.rewriting import collect
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.estimate import predicted_seconds
-from sparsetir.schedules.registers import Registers
+from sparsetir.schedules.registers import OwnSums, Registers
 from sparsetir.utils.machine import LINE, MachineProfile, last_cache, private_cache
 from sparsetir.utils.threads import get_num_threads
 
@@ -67,7 +70,7 @@ PREFETCH = (8, 32)  # minimum and maximum prefetch distance in entries
 AHEAD = 4096  # prefetch distance in bytes of rows
 
 PANEL = 256  # bytes of a row of a panel
-OFTEN = 32  # entries of a row and uses of each gathered row above which packing pays if rows come from memory
+OFTEN = 32  # entries of a row and uses of each gathered row above which packing pays for far or scattered rows
 VERY_OFTEN = 128  # the same if rows come from the last-level cache and those of a panel from the private one
 SHARE = 0.25  # share of the last-level cache: limit for a panel, and for a result that is not streamed
 PANELS = (128, 256, 512)  # bytes of a row of the panels whose time is estimated
@@ -79,6 +82,8 @@ TIMES_SHARE = 1.5  # multiple of a thread's share of the work above which a row 
 VARYING = 0.3  # share of rows whose length differs from the row before, above which lengths are irregular
 LANES = 4
 LONG = 32  # mean entries of a row from which on twice the lanes pay where lengths vary
+LEARNT = 2000  # rows whose lengths the processor learns when a kernel is called again and again
+GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM gathers numbers one by one
 
 HALF = 4 * LINE  # bytes of each half of a row that is read in two halves
 FETCHED_LATE = 2.0  # multiple of the private cache up to which operands are not read in halves
@@ -141,6 +146,8 @@ def changes(
     *,
     is_small: bool = False,
     profile: Callable[[], MachineProfile] | None = None,
+    own_sums: OwnSums | None = None,
+    tile: int = 0,
 ) -> dict[str, int]:
     """Return the choices that suit the arguments better than the default ones.
 
@@ -155,9 +162,13 @@ def changes(
         Whether the work is too small for a second thread (`defaults.is_small`).
     profile : callable, optional
         Returns the rates of the machine that runs the program. Without it the sizes of the caches decide about panels.
+    own_sums : OwnSums, optional
+        The vectors that LLVM sums rows in by itself; without it it keeps the order of their terms.
+    tile : int
+        Elements of a row that are kept in registers by default; 0 for all of them.
     """
     results = list(results)
-    panel = suitable_panel(usage.gathers, usage.pointers, arrays)
+    panel = suitable_panel(usage.gathers, usage.pointers, arrays, tile)
     if not panel and profile is not None:
         panel = estimated_panel(usage, arrays, results, profile)
     return {
@@ -165,7 +176,7 @@ def changes(
         **({"prefetch": ahead} if (ahead := suitable_prefetch(usage.gathers, arrays, panel=panel)) else {}),
         **({"stream": 1} if suits_streaming(results) else {}),
         **({"carry": 1} if suits_carry(usage.pointers, arrays, 1 if is_small else get_num_threads()) else {}),
-        **({"lanes": lanes} if (lanes := suitable_lanes(usage.sums, arrays)) else {}),
+        **({"lanes": lanes} if (lanes := suitable_lanes(usage.sums, arrays, own_sums)) else {}),
         **({"tile": tile} if (tile := suitable_tile(usage.rows, arrays)) else {}),
         **suitable_halves(usage.gathers, usage.pointers, usage.rows, arrays),
         **({"chunks": 0} if is_small else {}),
@@ -201,13 +212,21 @@ def suitable_prefetch(gathers: Sequence[Gather], arrays: Arrays, *, panel: int =
     return 0
 
 
-def suitable_panel(gathers: Sequence[Gather], pointers: Sequence[str], arrays: Arrays) -> int:
-    """Return the columns of a panel that fits in a cache if an operand is used so often that packing pays; else 0."""
+def suitable_panel(gathers: Sequence[Gather], pointers: Sequence[str], arrays: Arrays, tile: int = 0) -> int:
+    """Return the columns of a panel that fits in a cache if an operand is used so often that packing pays; else 0.
+
+    `tile` are the elements of a row that are read at a time, 0 for all of them.
+    """
     length = mean_length(pointers, arrays)
     for indices, operand, rows in known(gathers, arrays):
         uses = min(indices.size / rows, length)
         is_far = operand.nbytes > MEMORY * last_cache()
-        pays = uses >= OFTEN if is_far else uses >= VERY_OFTEN and rows * PANEL <= private_cache() <= operand.nbytes
+        is_scattered = 0 < 2 * tile <= operand.size // rows
+        pays = (
+            uses >= OFTEN
+            if is_far or is_scattered
+            else uses >= VERY_OFTEN and rows * PANEL <= private_cache() <= operand.nbytes
+        )
         panel = (PANEL if rows * PANEL <= SHARE * last_cache() else PANEL // 2) // operand.itemsize
         if pays and operand.size // rows >= 2 * panel:
             return panel
@@ -253,21 +272,34 @@ def suits_carry(pointers: Sequence[str], arrays: Arrays, threads: int) -> bool:
     return False
 
 
-def suitable_lanes(sums: Sequence[str], arrays: Arrays) -> int:
-    """Return the number of entries of a ragged row to sum in the lanes of a vector.
-
-    0 if rows fit in one vector and are as long as their neighbours: the processor predicts the loop exit then.
-    """
+def suitable_lanes(sums: Sequence[str], arrays: Arrays, own_sums: OwnSums | None = None) -> int:
+    """Return the number of entries of a ragged row to sum in the lanes of a vector; 0 leaves the loop to LLVM."""
     for name in sums:
         indptr = arrays.get(name)
         if indptr is None or len(indptr) < 2:
             continue
-        mean = int(indptr[-1]) / (len(indptr) - 1)
+        rows = len(indptr) - 1
         is_regular = share_of_changes(some_lengths(indptr)) <= VARYING
-        if mean >= LONG and not is_regular:
-            return 2 * LANES
-        return LANES if mean > LANES or not is_regular else 0
+        return lanes_for(rows, int(indptr[-1]) / rows, is_regular=is_regular, own_sums=own_sums)
     return 0
+
+
+def lanes_for(rows: int, mean: float, *, is_regular: bool, own_sums: OwnSums | None) -> int:
+    """Return the lanes for sums along so many rows of so many entries; see `suitable_lanes`."""
+    if own_sums is None:
+        return _lanes_in_order(mean, is_regular)
+    is_mispredicted = not is_regular and rows >= LEARNT and LANES - 1 <= mean < 4 * LANES
+    return LANES if is_mispredicted or (mean >= GATHERED_LONG and not own_sums.gathers) else 0
+
+
+def _lanes_in_order(mean: float, is_regular: bool) -> int:
+    """Return the lanes for rows whose terms LLVM takes one by one.
+
+    0 if rows fit in one vector and are as long as their neighbours: the processor predicts the loop exit then.
+    """
+    if mean >= LONG and not is_regular:
+        return 2 * LANES
+    return LANES if mean > LANES or not is_regular else 0
 
 
 def suitable_tile(rows: Sequence[tuple[str, int]], arrays: Arrays) -> int:
@@ -336,6 +368,7 @@ __all__ = [
     "PORTFOLIO",
     "changes",
     "is_small",
+    "lanes_for",
     "least_power",
     "narrow_sizes",
     "suitable_halves",

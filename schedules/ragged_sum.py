@@ -11,9 +11,9 @@ after::
     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.sum": 4}):
         y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
 
-Wins (on Zen 4) with four lanes for rows that are longer than one vector, and with eight where rows have dozens of
-entries and varying lengths. Wins for shorter rows where the lengths of neighbours differ, so that the processor
-mispredicts the loop exit.
+Wins with four lanes for short rows of varying lengths (on Zen 3 and Sapphire Rapids), where the processor mispredicts
+the loop exit. LLVM's own vectors win elsewhere if it may take terms in another order; if it may not, eight lanes win
+(on Zen 4) where rows have dozens of entries and varying lengths.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vector registers of a target, which bound the register tile of a loop."""
+"""Vector registers of a target, which bound the register tile of a loop, and what LLVM makes vectors of by itself."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ UNITS = {
     "tile_bf16": ("amx-tile", "amx-bf16", "avx512bw", "avx512vl"),
     "tile_int8": ("amx-tile", "amx-int8", "avx512bw", "avx512vl"),
 }
+REASSOCIATE = "fast-math-reassoc"  # the attribute of targets for programs whose sums may be taken in another order
+NO_GATHER = "prefer-no-gather"  # the feature of those whose vector gathers are slow
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,32 @@ class Registers:
         return registers_a_row * self.bits // max(bits, 32)
 
 
+@dataclass(frozen=True)
+class OwnSums:
+    """Vectors in which LLVM sums the terms of a loop by itself.
+
+    Parameters
+    ----------
+    gathers : bool
+        Whether terms are gathered by vector instructions.
+    """
+
+    gathers: bool
+
+    @classmethod
+    def of(cls, target: Any) -> OwnSums | None:
+        """Return those of an LLVM target; None where it must take the terms in order."""
+        return _own_sums(target)
+
+
+@cache
+def _own_sums(target: Any) -> OwnSums | None:
+    if not target.attrs.get(REASSOCIATE, False):
+        return None
+    is_avoided = any(str(feature) == f"+{NO_GATHER}" for feature in target.attrs.get("mattr", None) or ())
+    return OwnSums(not is_avoided and bool(codegen.target_has_features("avx2", target)))
+
+
 @cache
 def _registers(target: Any) -> Registers:
     has = lambda feature: codegen.target_has_features(feature, target)  # noqa: E731
@@ -79,4 +107,4 @@ def _registers(target: Any) -> Registers:
     return Registers(16, 128, units)
 
 
-__all__ = ["Registers"]
+__all__ = ["OwnSums", "Registers"]

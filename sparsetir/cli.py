@@ -196,7 +196,7 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--tune", type=seconds, default=0.0, metavar="S", help="also tune so long before each row")
     database = Path("tuning-bench.jsonl")
     bench.add_argument("--database", type=Path, default=database, metavar="FILE", help="where tuning keeps trials")
-    points = "measure nothing: judge decisions on measured points of `sparsetir collect`, .jsonl or .jsonl.xz"
+    points = "measure nothing: judge decisions on points of `sparsetir collect`, .jsonl, .jsonl.xz or FILE@PROCESSOR"
     bench.add_argument("--from", type=Path, metavar="POINTS", dest="points", help=points)
     train = "with --from: also judge a model that is trained on these points of another machine"
     bench.add_argument("--train", type=Path, metavar="POINTS", help=train)

@@ -132,10 +132,10 @@ def bound_over_another(
     seconds: float | None = None,
     plain: Callable[..., Any] | None = None,
     judge: Judge | None = None,
-) -> BoundComposedKernel | WatchedBound | None:
-    """Return a bound kernel over the format that suits the fixed matrix.
+) -> BoundComposedKernel | BoundKernel | WatchedBound | None:
+    """Return a bound kernel over the format that suits the fixed matrix, or with a schedule that suits it better.
 
-    The result is None where its own format is best, or where it is not the only sparse argument.
+    The result is None where its own format is best as it is, or where it is not the only sparse argument.
 
     A call takes `seconds` over the matrix as it is. `plain` makes calls whose arguments are not finite, where the
     format needs that. `judge` has the last word on what the rules say: see `sparsetir.tuning.predict.chosen`.
@@ -144,12 +144,15 @@ def bound_over_another(
     if len(matrices) != 1 or set(matrices) - set(fixed):
         return None
     ((name, matrix),) = matrices.items()
-    format = format_for(kernel, name, {**fixed, **arguments}, calls=calls, seconds=seconds, judge=judge)
-    if format is None:
+    found = _conversion_for(kernel, name, {**fixed, **arguments}, calls=calls, seconds=seconds, judge=judge)
+    if found is None:
         return None
+    if found.format is None:
+        return BoundKernel(Kernel(kernel.func, kernel.compiled, preferred=found.choices), dict(fixed))
     try:
-        parts = decompose_format(kernel.func, {name: format})
+        parts = decompose_format(kernel.func, {name: found.format})
         other: Any = make_kernel(parts, kernel.target)
+        other.kernel.preferred = found.choices
         bound = other.bind(**fixed) if other.has_plain_results else None
     except SparseTIRError:  # the program cannot be written over it
         return None
@@ -188,6 +191,20 @@ def format_for(
     judge : callable, optional
         See `bound_over_another`.
     """
+    found = _conversion_for(kernel, name, arguments, calls=calls, seconds=seconds, judge=judge)
+    return None if found is None else found.format
+
+
+def _conversion_for(
+    kernel: Kernel,
+    name: str,
+    arguments: Mapping[str, Any],
+    *,
+    calls: float,
+    seconds: float | None,
+    judge: Judge | None,
+) -> Conversion | None:
+    """Return what pays for a matrix within so many calls; see `format_for`."""
     matrix = arguments[name]
     if len(matrix.shape) != 2 or name not in kernel.signature.buffers:
         return None
@@ -197,7 +214,7 @@ def format_for(
         conversion = judge(
             kernel, matrix, arguments, conversion if _pays(conversion, calls) else None, calls=calls, seconds=seconds
         )
-    return conversion.format if conversion is not None and _pays(conversion, calls) else None
+    return conversion if _pays(conversion, calls) else None
 
 
 def _pays(found: Conversion | None, calls: float) -> bool:

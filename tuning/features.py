@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.codegen.calibration import profile_in_use
 from sparsetir.formats.base import Estimate
 from sparsetir.formats.compressed import CSR
 from sparsetir.formats.format import Format
@@ -23,7 +24,7 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.work import USUAL, Rates, Work
-from sparsetir.utils.machine import last_cache, private_cache
+from sparsetir.utils.machine import LINE, MachineProfile, interpolate
 
 # Storage estimates of formats for the cost model: from the numbers of the pattern, without converting.
 #
@@ -123,6 +124,8 @@ class Operands:
         What the program does.
     rates : Rates
         Of the machine.
+    profile : MachineProfile, optional
+        Of the machine; by default the one in use on this one.
     """
 
     feat: int
@@ -133,15 +136,21 @@ class Operands:
     width: int = 0
     work: Work = NO_WORK
     rates: Rates = USUAL
+    profile: MachineProfile | None = None
+
+    @property
+    def machine(self) -> MachineProfile:
+        """The profile of the machine that runs the program."""
+        return self.profile or profile_in_use()
 
     @classmethod
-    def of(cls, work: Work, threads: int, rates: Rates = USUAL) -> Operands:
+    def of(cls, work: Work, threads: int, rates: Rates = USUAL, profile: MachineProfile | None = None) -> Operands:
         """Return those of a program's work."""
         gathered = work.gathered
         feat = max((int(a.run) for a in work.results), default=1)
         gathered_bytes = int(gathered.held) if gathered is not None else 0
         result = int(sum(a.held for a in work.results))
-        return cls(feat, gathered_bytes, result, work.itemsize, threads, work.width, work, rates)
+        return cls(feat, gathered_bytes, result, work.itemsize, threads, work.width, work, rates, profile)
 
 
 def log(value: float) -> float:
@@ -227,7 +236,8 @@ def of_other_choices(choices: Choices | Config) -> dict[str, float]:
 
 def of_work(stored: Stored, operands: Operands, nnz: int) -> dict[str, float]:
     """Return numbers of what the program does, with as much padding as the format has."""
-    return operands.work.numbers(operands.rates, max(stored.values / max(nnz, 1), 1e-3))
+    padding = max(stored.values / max(nnz, 1), 1e-3)
+    return operands.work.numbers(operands.rates, padding, operands.machine.caches)
 
 
 def of_knobs(config: Config, values: Mapping[str, Any]) -> dict[str, float]:
@@ -263,12 +273,13 @@ def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str,
     window = operands.gathered // max(panels, 1)
     traffic = stored.values / stored.rows * row
     packed = 2 * operands.gathered if choices.panel else 0
+    private, last = operands.machine.caches
     return {
         "tiles": log(tiles),
         "tail": width % max(choices.tile, 1) / max(choices.tile, 1),
         "panels": log(panels),
-        "window_in_cache": log(window / private_cache()),
-        "result_in_cache": log(operands.result / last_cache()),
+        "window_in_cache": log(window / private),
+        "result_in_cache": log(operands.result / last),
         "gathered_bytes": log(traffic),
         "index_bytes": log(stored.bytes * panels),
         "packed_bytes": log(packed),
@@ -364,6 +375,7 @@ class _Loops:
             structure,
             parts,
         )
+        self.private, self.last = operands.machine.caches
         self.width = max(operands.width or operands.feat, 1)
         self.panels = ceil(self.width / choices.panel) if choices.panel else 1
         self.tiles = ceil(self.width / choices.tile)
@@ -427,8 +439,8 @@ class _Loops:
             "uses_in_a_block": float(self.stored.rows),
             "uses_of_an_index": log2(self.tiles * self.panels if self.choices.panel else self.tiles),
             "uses_of_a_result": log2(1 + self.per_row),
-            "between_private": log2(self.between / private_cache()),
-            "between_last": log2(self.between / last_cache()),
+            "between_private": log2(self.between / self.private),
+            "between_last": log2(self.between / self.last),
         }
 
     # ------------------------------------------------------------------ bytes
@@ -445,12 +457,12 @@ class _Loops:
         packed = 2.0 * o.gathered if self.choices.panel else 0.0
         lists = self.stored.bytes * float(self.panels)
         # What is written past the caches need not be read before.
-        results = o.result * (1.0 if self.choices.stream or o.result < last_cache() else 2.0)
+        results = o.result * (1.0 if self.choices.stream or o.result < self.last else 2.0)
         streamed = lists + packed + results
-        away = outside(o.gathered + self.stored.bytes + o.result, last_cache())
+        away = outside(o.gathered + self.stored.bytes + o.result, self.last)
         private = self.gathered + self.stored.bytes * float(self.tiles) + results
-        last = outside(self.between, private_cache()) * self.gathered + first + streamed
-        memory = outside(self.between, last_cache()) * self.gathered + away * (first + streamed)
+        last = outside(self.between, self.private) * self.gathered + first + streamed
+        memory = outside(self.between, self.last) * self.gathered + away * (first + streamed)
         return private, last, memory + (o.result if self.choices.stream else 0.0)
 
     # ------------------------------------------------------------------ time
@@ -476,6 +488,84 @@ def _bytes(moved: tuple[float, float, float]) -> dict[str, float]:
 def outside(bytes_used: float, cache: float) -> float:
     """Return the share of some bytes, used in turn, that a cache of random replacement does not hold."""
     return max(0.0, 1.0 - cache / bytes_used) if bytes_used > 0 else 0.0
+
+
+# The same in units of the machine's profile: seconds that each part of the machine takes, relative to those of the
+# program as it is. Such ratios mean the same on every machine, where bytes and lengths of tiles do not.
+
+
+PLAIN = Choices(tile=128, chunks=0)  # what predicted seconds are compared with
+OVERHEAD = 4.0  # dependent multiply-adds that beginning a row of a tile takes as long as
+EPSILON = 1e-12  # seconds that are nothing
+
+
+def of_machine(
+    candidate: Candidate, stored: Stored, operands: Operands, structure: Structure, plain: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the predicted seconds of a candidate on the machine's profile, relative to those of the program as it is.
+
+    They are predicted for one thread: see `PARALLEL` for what threads gain. There are none for choices of another kind
+    than `Choices`.
+    """
+    if not isinstance(candidate.choices, Choices):
+        return {}
+    parts = candidate.format.column_parts if candidate.format is not None else 1
+    own = _seconds_by_part(candidate.choices, parts, stored, operands, structure)
+    whole = sum(plain.values())
+    features = {f"machine_{name}": log2((seconds + EPSILON) / whole) for name, seconds in own.items()}
+    features["machine_whole"] = log2(_together(own) / _together(plain))
+    features["machine_entry"] = log2(whole / structure.nnz * 1e9)
+    return features | _of_profile(operands.machine)
+
+
+def plain_seconds(operands: Operands, structure: Structure) -> dict[str, float]:
+    """Return the predicted seconds of each part of the machine for the program as it is."""
+    entries = structure.nnz
+    stored = Stored(entries, entries * (operands.itemsize + INDEX) + INDEX * structure.rows)
+    return _seconds_by_part(PLAIN, 1, stored, operands, structure)
+
+
+def _seconds_by_part(
+    choices: Choices, parts: int, stored: Stored, operands: Operands, structure: Structure
+) -> dict[str, float]:
+    """Return the seconds of each part of the machine; a format may store columns in several parts."""
+    machine = operands.machine
+    loops = _Loops(choices, stored, operands, structure, parts)
+    entries = stored.values / stored.rows
+    gather = machine.gather_seconds(loops.strip, loops.between, choices.prefetch) * entries * loops.panels
+    if loops.width == 1:
+        far = machine.gather_seconds(LINE, loops.between) / machine.gather_seconds(LINE, 0)
+        gather = entries * far * (machine.vector_gather if choices.lanes else machine.scalar_load)
+    sums = max(loops.vectors * stored.rows * (choices.unroll if loops.width > 1 else 1), 1)
+    counts = sorted(machine.fma)
+    rate = interpolate(counts, [machine.fma[count] for count in counts], sums)
+    flops = 2.0 * stored.values * loops.width * max(operands.itemsize, 4) / 4
+    store = machine.streaming_store if choices.stream else machine.store
+    rows = structure.rows / stored.rows * loops.tiles * max(stored.pieces / parts, 1.0)
+    held = stored.bytes + operands.gathered + operands.result
+    return {
+        "gather": gather,
+        "compute": flops / (rate * max(loops.efficiency, 1e-3)),
+        "stream": stored.bytes * loops.panels / 2048 * machine.gather_seconds(2048, held),
+        "store": operands.result * (1.0 if choices.stream else loops.panels) / store,
+        "pack": 2.0 * operands.gathered / store if choices.panel else 0.0,
+        "rows": OVERHEAD * rows * machine.fma_latency,
+    }
+
+
+def _together(seconds: Mapping[str, float]) -> float:
+    """Return the seconds of all parts: arithmetic happens while rows are gathered, the rest does not."""
+    return max(seconds["gather"], seconds["compute"]) + sum(seconds[n] for n in ("stream", "store", "pack", "rows"))
+
+
+def _of_profile(machine: MachineProfile) -> dict[str, float]:
+    """Return what machines are told apart by: ratios of their rates."""
+    return {
+        "machine_far": log2(machine.gather_seconds(512, 16 << 20) / machine.gather_seconds(512, 64 << 10)),
+        "machine_vector": log2(machine.vector_gather / machine.scalar_load),
+        "machine_sums": log2(max(machine.fma.values()) / machine.fma[min(machine.fma)]),
+        "machine_flops": log2(max(machine.fma.values()) * machine.gather_seconds(512, 64 << 10) / 128),
+    }
 
 
 # Encoding: from the candidates of one workload to the feature rows of a cost model.
@@ -519,6 +609,10 @@ class Encoding:
         return Structure.of(self.described)
 
     @cached_property
+    def _plain(self) -> dict[str, float]:
+        return plain_seconds(self.operands, self.structure)
+
+    @cached_property
     def _facts(self) -> np.ndarray:
         """In the order of `fact_names`; what is not known, as the row lengths of a tensor, is not a number."""
         return np.array([self.facts.get(name, np.nan) for name in fact_names()], np.float32)
@@ -533,8 +627,9 @@ class Encoding:
         features |= {SPECIALISED: float(specialised)}
         if stored not in self._work:
             self._work[stored] = of_work(stored, self.operands, nnz)
+        features |= self._work[stored] | of_machine(candidate, stored, self.operands, self.structure, self._plain)
         # Last: a model reads as many numbers as it was trained on.
-        return features | self._work[stored] | of_other_choices(candidate.choices)
+        return features | of_other_choices(candidate.choices)
 
     def named(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
         """Return all numbers by name, rounded to what is worth writing down."""

@@ -31,7 +31,7 @@ from sparsetir.interop import open_source
 from sparsetir.interop.sources import Compressed
 from sparsetir.ir.views import decode
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.schedules import Registers, defaults
+from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning import features
 from sparsetir.tuning.features import Encoding, Operands, Stored
 from sparsetir.tuning.model import CostModel, prior_for, rates_known
@@ -172,7 +172,7 @@ def _margin(model: CostModel, session: Workload) -> float:
     return bounds.margin(dict(zip(encoding.names, row.tolist(), strict=False)))
 
 
-# Which format a bound matrix is tried in: the rules propose, the cost model may overrule.
+# Which format and schedule a bound matrix is tried in: the rules propose, the cost model may overrule.
 #
 # Asking takes time, mostly for the numbers of the pattern: the model is asked only where the calls to come take longer
 # than that. What it expects is no promise, so both kernels are timed in the next calls: see
@@ -186,6 +186,14 @@ TRIED = 1.05  # gain from which on a format is tried
 SLOWER = 3.0  # times the analytic bound that a call takes, usually
 CONVERSION = 60e-9  # seconds to convert an entry, usually
 MOST = 6  # formats that are looked at
+LANES = (0, 4, 8)
+STEPS: tuple[dict[str, int], ...] = (
+    {"prefetch": 8},
+    {"unroll": 4},
+    {"unroll": 4, "prefetch": 8},
+    {"unroll": 4, "prefetch": 32},
+)
+PANELS: tuple[dict[str, int], ...] = ({"panel": 64, "unroll": 4, "prefetch": 8}, {"panel": 64, "unroll": 4})
 
 
 def chosen(
@@ -198,7 +206,7 @@ def chosen(
     seconds: float | None = None,
     described: Pattern | None = None,
 ) -> Conversion | None:
-    """Return the format that a matrix should be tried in: `found`, or another one that the model expects more of.
+    """Return the format and schedule that a matrix should be tried in: `found`, or what the model expects more of.
 
     Parameters
     ----------
@@ -233,14 +241,26 @@ def chosen(
     base = defaults.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(args))
     shapes = [np.shape(value) for value in arguments.values() if value is not matrix]
     own = None if found is None else found.format
-    formats = [own, *(f for f in promising(described, feat=dense_rows(shapes))[:MOST] if f != own)]
-    gains = _gains(encoding, [Candidate(base, format) for format in formats])
+    formats = [own, *(f for f in (None, *promising(described, feat=dense_rows(shapes))[:MOST]) if f != own)]
+    pool = [(format, change) for format in formats for change in _schedules(base, encoding.operands.feat, format)]
+    gains = _gains(encoding, [Candidate(base.changed(**change), format) for format, change in pool])
     best = int(np.argmax(gains))
-    gain = float(gains[best])
-    if best == 0 or gain < TRIED or (other := formats[best]) is None:
+    gain, (format, change) = float(gains[best]), pool[best]
+    if best == 0 or gain < TRIED or (format is None and not change):
         return found
-    needed = (COMPOSING + CONVERSION * source.indices.size) / (seconds * (1 - 1 / gain))
-    return Conversion(other, needed) if needed <= calls else found
+    converting = 0.0 if format is None else CONVERSION * source.indices.size
+    needed = (COMPOSING + converting) / (seconds * (1 - 1 / gain))
+    return Conversion(format, needed, change) if needed <= calls else found
+
+
+def _schedules(base: Choices, feat: int, format: Format | None) -> list[dict[str, int]]:
+    """Return changes to choices that are looked at, none first: lanes of sums, and steps and panels of dense rows."""
+    if feat == 1:
+        changes = [{"lanes": lanes} for lanes in LANES] if format is None else []
+    else:
+        changes = [*STEPS, *(PANELS if format is None and feat >= 2 * PANELS[0]["panel"] else ())]
+    known = base.as_dict()
+    return [{}, *(c for c in changes if any(known[name] != value for name, value in c.items()))]
 
 
 def _encoding(described: MatrixPattern, source: Compressed, work: Work) -> Encoding:
@@ -289,6 +309,8 @@ class Bounds:
         How many of a hundred the bounds are to hold for, as a share.
     known : sequence of sequence of int
         The operations that were trained on, see `operation`; none if all are taken to be known.
+    least : float
+        How many times faster a kernel must look at least, whatever the group: calibrated on machines left out.
     """
 
     margins: Mapping[str, Sequence[float]]
@@ -296,9 +318,12 @@ class Bounds:
     near: float = float("inf")
     level: float = LEVEL
     known: Sequence[Sequence[int]] = ()
+    least: float = 1.0
 
     @classmethod
-    def fit(cls, found: Sequence[Ranking], level: float = LEVEL, strange: Sequence[Ranking] = ()) -> Bounds:
+    def fit(
+        cls, found: Sequence[Ranking], level: float = LEVEL, strange: Sequence[Ranking] = (), least: float = 1.0
+    ) -> Bounds:
         """Fit bounds to how a model ranked cases of families that it was not trained on.
 
         Parameters
@@ -307,6 +332,8 @@ class Bounds:
         level : float
         strange : sequence of Ranking
             The same by models that were not trained on the operation; none where all are taken to be known.
+        least : float
+            See the class.
         """
         families = {r.case.family for r in found}
         centres = {f: _centre([r for r in found if r.case.family == f]) for f in families}
@@ -320,7 +347,7 @@ class Bounds:
         of_each = [[r.wrong_by for r in strange if r.case.kind == kind] for kind in {r.case.kind for r in strange}]
         enough = [errors for errors in of_each if len(errors) >= LEAST]
         known = sorted({operation(r.chosen) for r in found}) if enough else []
-        return cls(kept | widest(enough, level), [list(c) for c in centres.values()], near, level, known)
+        return cls(kept | widest(enough, level), [list(c) for c in centres.values()], near, level, known, least)
 
     def interval(self, gain: float, row: Mapping[str, float]) -> tuple[float, float, float]:
         """Return the lower bound of a gain, and the ends of its interval.
@@ -341,8 +368,8 @@ class Bounds:
         return group(row, _distance(_numbers(row), self.centres) <= self.near)
 
     def margin(self, row: Mapping[str, float]) -> float:
-        """Return how many times faster than the untuned kernel one must look to be faster for sure; no less than 1."""
-        return float(max(1.0, np.exp(-self.interval(0.0, row)[0])))
+        """Return how many times faster than the untuned kernel one must look to be faster for sure."""
+        return float(max(1.0, self.least, np.exp(-self.interval(0.0, row)[0])))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

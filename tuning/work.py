@@ -49,9 +49,10 @@ class Rates:
     last: float = 60e9
     memory: float = 25e9
 
-    def of(self, held: float) -> float:
-        """Return bytes a second of what is so large and used again and again."""
-        return self.private if held <= private_cache() else self.last if held <= last_cache() else self.memory
+    def of(self, held: float, caches: tuple[int, int]) -> float:
+        """Return bytes a second of what is so large and used again and again, with a private and a last cache."""
+        private, last = caches
+        return self.private if held <= private else self.last if held <= last else self.memory
 
     def as_dict(self) -> dict[str, float]:
         """Return plain values for JSON."""
@@ -215,8 +216,18 @@ class Work:
         """Bytes of a result's element."""
         return max((a.itemsize for a in self.results), default=4)
 
-    def numbers(self, rates: Rates, padding: float) -> dict[str, float]:
-        """Return what a model sees of it, amounts on a logarithmic scale; the argument is stored with some padding."""
+    def numbers(self, rates: Rates, padding: float, caches: tuple[int, int] | None = None) -> dict[str, float]:
+        """Return what a model sees of it, amounts on a logarithmic scale; the argument is stored with some padding.
+
+        Parameters
+        ----------
+        rates : Rates
+        padding : float
+            Stored values for each entry.
+        caches : (int, int), optional
+            Bytes of the private and of the last cache; by default those of this machine.
+        """
+        caches = caches or (private_cache(), last_cache())
         entries = max(self.entries, 1.0)
         loads = [a for a in self.accesses if not a.is_store]
         gathers, rows = self.of_kind(GATHER), self.of_kind(ROW)
@@ -241,23 +252,25 @@ class Work:
             "work_reuse_results": log2(
                 1 + sum(a.points for a in self.results) / max(sum(a.elements for a in self.results), 1.0)
             ),
-            "work_held_private": log2(1 + footprint / private_cache()),
-            "work_held_last": log2(1 + (footprint + results + self.streamed) / last_cache()),
+            "work_held_private": log2(1 + footprint / caches[0]),
+            "work_held_last": log2(1 + (footprint + results + self.streamed) / caches[1]),
             "work_intensity": log2(1 + self.flops / max(self.streamed + footprint + results, 1.0)),
         }
-        return found | self._times(rates, padding, gathered, footprint, results)
+        return found | self._times(rates, caches, padding, gathered, footprint, results)
 
     @property
     def streamed(self) -> float:
         """Bytes of the sparse buffers and index arrays."""
         return sum(a.held for a in self.of_kind(STREAM)) + self.indices
 
-    def _times(self, rates: Rates, padding: float, gathered: float, held: float, results: float) -> dict[str, float]:
+    def _times(
+        self, rates: Rates, caches: tuple[int, int], padding: float, gathered: float, held: float, results: float
+    ) -> dict[str, float]:
         """Return seconds that the parts take at least on this machine, of the whole and relative to the longest."""
         times = {
             "compute": padding * self.flops * (self.itemsize / 4) / rates.peak,
-            "gather": padding * gathered / rates.of(held),
-            "stream": (padding * self.streamed + held + results) / rates.of(self.streamed + held + results),
+            "gather": padding * gathered / rates.of(held, caches),
+            "stream": (padding * self.streamed + held + results) / rates.of(self.streamed + held + results, caches),
         }
         longest = max(*times.values(), 1e-9)
         shares = {f"time_{name}": log2(max(seconds / longest, 2.0**-10)) for name, seconds in times.items()}

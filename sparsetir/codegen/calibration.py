@@ -17,11 +17,12 @@ import numpy as np
 import tvm
 
 from sparsetir.codegen.cache import cache_folder
-from sparsetir.codegen.target import NO_GATHER, host_cpu, native_target
+from sparsetir.codegen.target import host_cpu, native_target
 from sparsetir.errors import ArgumentError
+from sparsetir.schedules.registers import NO_GATHER
 from sparsetir.utils.arguments import as_seconds
 from sparsetir.utils.files import caching
-from sparsetir.utils.machine import MachineProfile, last_cache, levels, machine_name, shipped_profile
+from sparsetir.utils.machine import MachineProfile, last_cache, levels, machine_name, private_cache, shipped_profile
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.utils.version import __version__
 
@@ -291,9 +292,9 @@ def calibrate(*, seconds: float = SECONDS) -> MachineProfile:
         begun = time.perf_counter()
         rounds.append(_gather(loops))
         longest = max(longest, time.perf_counter() - begun)
-    profile = MachineProfile(
-        machine_name(), "measured", ROW_BYTES, working_sets(), PREFETCH, _fastest(rounds), noise=_noise(rounds), **rates
-    )
+    curves = ROW_BYTES, working_sets(), PREFETCH, _fastest(rounds)
+    rates |= {"noise": _noise(rounds), "private": private_cache(), "last": last_cache()}
+    profile = MachineProfile(machine_name(), "measured", *curves, **rates)
     write_profile(profile)
     machine_profile.cache_clear()
     profile_in_use.cache_clear()

@@ -29,9 +29,8 @@ from sparsetir.intrin.emulation import KEY
 from sparsetir.ir.views import decode
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.lower.annotations import FREE_SUMS
+from sparsetir.schedules.registers import NO_GATHER, REASSOCIATE
 from sparsetir.utils.arguments import shown
-
-REASSOCIATE = "fast-math-reassoc"
 
 
 @cache
@@ -170,7 +169,6 @@ def _has_sum(term: Any) -> bool:
 CPUINFO = Path("/proc/cpuinfo")
 GATHER_MITIGATION = Path("/sys/devices/system/cpu/vulnerabilities/gather_data_sampling")
 SYSCTL_SECONDS = 5.0
-NO_GATHER = "prefer-no-gather"
 
 # ------------------------------------------------------------------ features
 # LLVM's features that change generated code, with the flags that report them. Others, such as `pku` or `clwb`, name

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparsetir.formats.blocks import BSR, DBSR
@@ -372,10 +372,20 @@ def dense_rows(shapes: Iterable[tuple[int, ...]]) -> int:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A format, and from how many calls on it pays."""
+    """A format, and from how many calls on it pays.
 
-    format: Format
+    Parameters
+    ----------
+    format : Format or None
+        None where only the schedule is another.
+    calls : float
+    choices : mapping of str to int
+        Of the schedule, instead of those that suit the arguments by the rules.
+    """
+
+    format: Format | None
     calls: float
+    choices: Mapping[str, int] = field(default_factory=dict)
 
 
 def suited(

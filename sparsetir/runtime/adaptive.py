@@ -272,9 +272,12 @@ class Adaptive:
 
     @property
     def description(self) -> str:
-        """The other format."""
-        formats = getattr(getattr(self.other, "kernel", None), "formats", {})
-        return ", ".join(map(repr, formats.values())) or "another format"
+        """The other format, or the other schedule of the same one."""
+        kernel = getattr(self.other, "kernel", None)
+        formats = getattr(kernel, "formats", {})
+        chosen = getattr(kernel, "preferred", None) or getattr(getattr(kernel, "kernel", None), "preferred", {})
+        parts = [*map(repr, formats.values()), *(f"{name}={value}" for name, value in chosen.items())]
+        return ", ".join(parts) or "another format"
 
     def ask(self, arguments: dict[str, Any], seconds: float = math.inf) -> None:
         """Convert for the calls that were announced, after the first of them, which took so many seconds."""

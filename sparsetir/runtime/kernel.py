@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ from sparsetir.runtime.repr import shown_signature
 from sparsetir.runtime.serialization import Saved
 from sparsetir.runtime.signature import Arguments, Signature, argument_list, check_overlap
 from sparsetir.schedules import Choices, defaults
+from sparsetir.schedules.registers import OwnSums, Registers
 from sparsetir.script.printer import outline as outlined
 from sparsetir.script.printer import script
 from sparsetir.utils.arguments import as_flag, as_path, renamed_parameters, shown
@@ -65,6 +67,8 @@ class Kernel(Saved):
     convert : callable, optional
         Of a kernel, the fixed arguments, those of a call, ``calls=`` to come and ``plain=``: makes a bound kernel over
         another format where that pays, else returns None; see `sparsetir.kernel_factory.bound_over_another`.
+    preferred : mapping of str to int, optional
+        Choices of the schedule that count more than those of `sparsetir.schedules.defaults`.
 
     Examples
     --------
@@ -85,6 +89,7 @@ class Kernel(Saved):
         assume_finite: bool = False,
         covered: Collection[str] = (),
         convert: Convert | None = None,
+        preferred: Mapping[str, int] | None = None,
     ) -> None:
         self.func = func
         self.compiled = compiled
@@ -94,6 +99,7 @@ class Kernel(Saved):
             covered,
             convert,
         )
+        self.preferred: Mapping[str, int] = preferred or {}
         self.name = compiled.name
         self.signature = Signature(decode(func), compiled.searched, covered)
         self.function: Callable[..., Any] = compiled.function
@@ -177,7 +183,10 @@ class Kernel(Saved):
         """Return the choices that suit these arguments better than the usual ones."""
         written = [args.arrays[name] for name in self.signature.effects.written]
         is_small = self.is_small(args)
-        return defaults.changes(self.usage, args.arrays, written, is_small=is_small, profile=_profile)
+        tile = defaults.usual(self.compiled.func, Registers.of(self.target)).tile
+        find = partial(defaults.changes, is_small=is_small, profile=_profile, own_sums=OwnSums.of(self.target))
+        found = find(self.usage, args.arrays, written, tile=tile)
+        return {**found, **self.preferred}
 
     def is_small(self, args: Arguments) -> bool:
         """Return whether waking a second thread takes longer than the work."""

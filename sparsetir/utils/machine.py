@@ -146,6 +146,8 @@ class MachineProfile:
         Operations a second of ``"bfloat16"`` and ``"int8"`` dot products, where the processor has them.
     noise : float
         Median relative distance between two measurements of a rate.
+    private, last : int
+        Bytes of the largest cache that a core has for itself, and of the largest one; 0 for those of this machine.
 
     Examples
     --------
@@ -170,6 +172,13 @@ class MachineProfile:
     wake: float = 5e-6
     dots: Mapping[str, float] = field(default_factory=dict)
     noise: float = 0.0
+    private: int = 0
+    last: int = 0
+
+    @property
+    def caches(self) -> tuple[int, int]:
+        """Bytes of the largest private cache and of the largest one of all."""
+        return self.private or private_cache(), self.last or last_cache()
 
     def gather_seconds(self, row_bytes: float, working_set: float, prefetch: int = 0) -> float:
         """Return the seconds to gather a row, interpolated between the measured ones.
@@ -217,7 +226,9 @@ class MachineProfile:
         moved = tuple(_moved(ours, theirs, at) for at in self.working_sets)
         gather = tuple(tuple(tuple(s / speed for s in at) for at in curve) for curve in self.gather)
         fma = {count: rate * speed for count, rate in self.fma.items()}
-        return replace(self, name=name, origin=origin, working_sets=moved, gather=gather, fma=fma)
+        private, last = (sizes.get(size, size) for size in (self.private, self.last))
+        moved_ones = replace(self, working_sets=moved, private=private, last=last)
+        return replace(moved_ones, name=name, origin=origin, gather=gather, fma=fma)
 
     def report(self) -> str:
         """Return the profile as text: gathered rows by working set, levels, arithmetic and the noise."""

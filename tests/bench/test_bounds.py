@@ -17,11 +17,12 @@ from sparsetir import formats, ops
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.heuristics import Conversion
 from sparsetir.ir.views import decode
+from sparsetir.runtime import adaptive
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Candidate, predict, tune_sparse
 from sparsetir.tuning.features import Operands, matrix_names
 from sparsetir.tuning.model import CostModel, pretrained
-from sparsetir.tuning.predict import bounds_of, judge
+from sparsetir.tuning.predict import Bounds, bounds_of, judge
 from sparsetir.tuning.records import Recording
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.train import dataset, pretrain
@@ -334,6 +335,52 @@ def test_the_model_overrules_where_it_expects_more(monkeypatch: pytest.MonkeyPat
     assert predict.chosen(kernel, empty, {**inputs, "A": empty}, None, calls=calls) is None
 
 
+def test_the_model_may_choose_another_schedule_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, inputs = kernel_and_inputs()
+    asked: list[Candidate] = []
+
+    def gains(_encoding: Any, candidates: list[Candidate]) -> np.ndarray:
+        asked.extend(candidates)
+        return np.array([2.0 if c.format is None and c.choices.unroll == 4 else 1.0 for c in candidates])
+
+    monkeypatch.setattr(predict, "_gains", gains)
+    found = predict.chosen(kernel, inputs["A"], inputs, None, calls=10**7)
+    assert found is not None
+    assert (found.format, found.choices["unroll"]) == (None, 4)
+    assert len(set(asked)) == len(asked)
+    assert asked[0].format is None  # what `build` makes comes first
+    # Announced calls convert at the first one: both kernels are timed, and results are the same.
+    monkeypatch.setattr(predict, "chosen", lambda *_a, **_k: found)
+    monkeypatch.setattr(adaptive, "SHORT_CALL", 0.0)
+    many = sparsetir.build(ops.spmm(), expected_calls=10**7).bind(A=inputs["A"])
+    for _ in range(2 * adaptive.MOST_SAMPLES + 4):
+        np.testing.assert_allclose(many(B=inputs["B"]), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)
+    assert "unroll=4" in many.explain()
+
+
+@pytest.mark.parametrize(("feat", "format", "names"), [(1, None, {"lanes"}), (1, formats.ell(), set())])
+def test_schedules_that_are_looked_at_make_a_difference(feat: int, format: Any, names: set[str]) -> None:
+    changes = predict._schedules(Choices(lanes=4), feat, format)
+    assert changes[0] == {}
+    assert {name for change in changes for name in change} == names
+    assert {"lanes": 4} not in changes
+
+
+def test_panels_are_looked_at_for_wide_rows_of_the_program_as_it_is() -> None:
+    has_panels = lambda feat, format: any("panel" in c for c in predict._schedules(Choices(), feat, format))  # noqa: E731
+    assert has_panels(128, None)
+    assert not has_panels(64, None)
+    assert not has_panels(128, formats.ell())
+
+
+def test_margins_are_no_less_than_what_machines_left_out_need() -> None:
+    row = {"work_run": 2.0}
+    assert Bounds({"": (-0.1, 0.0, 0.1)}).margin(row) == 1.0
+    assert Bounds({"": (-0.1, 0.0, 0.1)}, least=1.5).margin(row) == 1.5
+    assert Bounds({"": (-0.1, 1.0, 1.1)}, least=1.5).margin(row) == pytest.approx(np.e)
+    assert Bounds(**Bounds({"": (0.0, 0.0, 0.0)}, least=1.3).as_dict()).least == 1.3
+
+
 @pytest.mark.slow
 def test_a_kernel_over_what_the_model_chose_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict, "chosen", lambda *_a, **_k: Conversion(formats.sell(4, 8), 1.0))
@@ -341,6 +388,18 @@ def test_a_kernel_over_what_the_model_chose_computes_the_same(monkeypatch: pytes
     bound = kernel.bind(A=inputs["A"])
     np.testing.assert_allclose(bound(B=inputs["B"]), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)
     assert "sell" in repr(bound)
+
+
+def test_the_least_margin_suits_every_machine() -> None:
+    """It is that of the machine with most slower ones, however few cases it has."""
+    few = [ranking_of("one", gain, actual) for gain, actual in [(1.25, 0.5), *[(1.4, 1.4)] * 9]]
+    many = [ranking_of("other", 1.4, 1.4) for _ in range(2000)]
+    assert pretrain.cautious(many) == 1.0
+    assert pretrain.cautious([*many, *few]) == 1.3
+
+
+def ranking_of(mcpu: str, gain: float, actual: float) -> Ranking:
+    return Ranking(Recording("c", {}, {}, mcpu=mcpu), 1.0, 1.0, 1.0, gain=gain, actual=actual)
 
 
 def test_stopped_searches_are_replayed() -> None:

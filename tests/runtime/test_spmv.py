@@ -26,6 +26,7 @@ from sparsetir.lower.annotations import SUM
 from sparsetir.lower.target.scratch import MOST_BYTES, PromoteToStack
 from sparsetir.lower.vector.ragged_sums import SumRagged
 from sparsetir.schedules import Choices, defaults
+from sparsetir.schedules.registers import OwnSums
 from sparsetir.workloads import suite
 
 pytestmark = pytest.mark.optimised
@@ -297,6 +298,8 @@ def test_kernels_take_no_memory_from_the_runtime() -> None:
     assert "TVMBackendAllocWorkspace(" not in kernel(4).source("ll")
 
 
+INTEL = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "fast-math-reassoc": True}
+
 # --- what is chosen untuned ---------------------------------------------------------------------------------
 
 
@@ -318,6 +321,35 @@ def test_kernels_take_no_memory_from_the_runtime() -> None:
 def test_lanes_where_rows_differ_in_length(lengths: list[int], wanted: int) -> None:
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     assert defaults.suitable_lanes(["indptr"], {"indptr": indptr}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("lengths", "gathers", "wanted"),
+    [
+        ([8] * 9999, True, 0),
+        ([8] * 9999, False, 0),
+        ([5, 9, 2, 12] * 999, True, 4),  # short, many, and of varying lengths
+        ([5, 9, 2, 12] * 999, False, 4),
+        ([5, 9, 2, 12] * 99, True, 0),  # so few that the processor knows their lengths
+        ([1, 0, 3, 1] * 999, True, 0),
+        ([30, 10, 40, 50] * 4000, True, 0),
+        ([30, 10, 40, 50] * 4000, False, 0),
+        ([130, 110, 140, 150] * 999, True, 0),
+        ([130, 110, 140, 150] * 9, False, 4),  # long, without vector gathers
+        ([], True, 0),
+    ],
+)
+def test_lanes_where_llvm_sums_rows_in_vectors_by_itself(lengths: list[int], gathers: bool, wanted: int) -> None:
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    assert defaults.suitable_lanes(["indptr"], {"indptr": indptr}, OwnSums(gathers)) == wanted
+
+
+def test_llvm_sums_rows_in_vectors_where_terms_may_come_in_any_order() -> None:
+    of = lambda mcpu, *mattr: OwnSums.of(tvm.target.Target({**INTEL, "mcpu": mcpu, "mattr": mattr}))  # noqa: E731
+    assert of("sapphirerapids") == of("haswell") == OwnSums(True)
+    assert of("znver4", "+prefer-no-gather") == of("nehalem") == OwnSums(False)
+    ordered = {name: value for name, value in INTEL.items() if name != "fast-math-reassoc"}
+    assert OwnSums.of(tvm.target.Target({**ordered, "mcpu": "haswell"})) is None
 
 
 def test_only_sums_along_rows_want_lanes() -> None:

@@ -115,6 +115,29 @@ def test_panels_of_what_is_used_often_enough() -> None:
         assert defaults.suitable_panel(gathers, pointers, arrays) == wanted, (rows, length, features)
 
 
+@pytest.mark.parametrize(
+    ("length", "features", "tile", "wanted"),
+    [
+        (32, 512, 128, 64),  # read in four pieces
+        (31, 512, 128, 0),  # not often enough
+        (32, 128, 64, 64),
+        (32, 128, 128, 0),  # read at once
+        (32, 512, 0, 0),
+        (32, 64, 32, 0),  # all columns are one panel
+    ],
+)
+def test_panels_of_rows_that_are_read_in_pieces(length: int, features: int, tile: int, wanted: int) -> None:
+    """They lie so far apart that few sets of the caches hold them, however small the operand is."""
+    program = decode(sparsetir.ops.spmm())
+    arrays = {
+        "indptr": np.arange(0, 100 * length + 1, length),
+        "indices": np.zeros(100 * length, np.int32),
+        "b": np.zeros((100, features), np.float32),
+    }
+    usage = effects.Usage.of(program)
+    assert defaults.changes(usage, arrays, tile=tile).get("panel", 0) == wanted
+
+
 @pytest.mark.slow
 def test_long_rows_of_dots_with_what_the_last_cache_holds_are_read_half_by_half() -> None:
     program = decode(sparsetir.ops.sddmm())

@@ -26,6 +26,7 @@ from sparsetir.tuning.train import dataset as points
 from sparsetir.tuning.train import dataset as table
 from sparsetir.tuning.work import Rates
 from sparsetir.utils.imports import MissingPackageError
+from sparsetir.utils.machine import shipped_profile
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.workloads import random_programs, suite
 
@@ -39,6 +40,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"OWN_CHOICES": 2, "CHOICES": 1, "SURE_FORMATS": 1, "OTHER_FORMATS": 0, "BURST": 1e-5}.items():
         monkeypatch.setattr(dataset, name, value)
     monkeypatch.setattr(dataset, "measure_rates", lambda _target: FAST)
+    monkeypatch.setattr(dataset, "machine_profile", lambda: shipped_profile("znver4"))
     monkeypatch.setattr(plan, "SMALLEST", 300)
     monkeypatch.setattr(plan, "LARGEST", 900)
     yield

@@ -21,6 +21,7 @@ import tvm
 from tvm import tirx
 
 from sparsetir import ops
+from sparsetir.codegen.calibration import machine_profile
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, SparseTIRError, TuningError
 from sparsetir.formats.encoding import parse_format
@@ -47,7 +48,7 @@ from sparsetir.tuning.work import USUAL, Rates, Work, measure_rates
 from sparsetir.utils import imports
 from sparsetir.utils.buffers import aligned
 from sparsetir.utils.files import writing_file
-from sparsetir.utils.machine import CORES, machine_name
+from sparsetir.utils.machine import CORES, MachineProfile, machine_name, shipped_profile
 from sparsetir.utils.memory import old_objects_aside
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.utils.version import __version__
@@ -210,7 +211,7 @@ def _format(text: str) -> Format | None:
 def is_data_set(path: Path) -> bool:
     """Return whether a file is a data set rather than records of searches."""
     try:
-        with path.open("rb") as file:
+        with of_processor(path)[0].open("rb") as file:
             return b'"points":' in file.readline()
     except OSError:
         return False  # the reader of the records reports why
@@ -225,7 +226,41 @@ def recordings(path: Path, *, spread: float = float("inf")) -> list[Recording]:
     spread : float
         Points whose two measurements are farther apart, as a logarithm, are left out: the machine was busy.
     """
-    return [case for line in lines(path) if (case := recording(line, spread)) is not None]
+    path, processor = of_processor(path)
+    return [case for line in profiled(lines(path), processor) if (case := recording(line, spread)) is not None]
+
+
+def of_processor(path: Path) -> tuple[Path, str | None]:
+    """Return a data set's file, and the processor that it was measured on where one is named: FILE@sapphirerapids.
+
+    Examples
+    --------
+    >>> str(of_processor(Path("points.jsonl@znver4"))[0]), of_processor(Path("points.jsonl@znver4"))[1]
+    ('points.jsonl', 'znver4')
+    """
+    name, at, processor = path.name.rpartition("@")
+    return (path.with_name(name), processor) if at and name and not path.exists() else (path, None)
+
+
+def profiled(cases: Iterable[dict[str, Any]], processor: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the lines of cases with the profile of the machine that they were measured on.
+
+    A file has it once, in the first line that a machine writes in a run; for older files the shipped one of the
+    processor counts.
+
+    Parameters
+    ----------
+    cases : iterable of dict
+    processor : str, optional
+        LLVM's name, where a hypervisor hid it from the run; its shipped profile is taken.
+    """
+    known: dict[str, MachineProfile] = {}
+    for line in cases:
+        machine, mcpu = str(line.get("machine", "")), str(line.get("mcpu", ""))
+        if processor is None and isinstance(line.get("profile"), Mapping):
+            known[machine] = MachineProfile.from_dict(line["profile"])
+        shipped = shipped_profile(mcpu if processor is None else processor)
+        yield {**line, "profile": known.get(machine, shipped)}
 
 
 def recording(line: Mapping[str, Any], spread: float = float("inf")) -> Recording | None:
@@ -277,7 +312,11 @@ def encoding_of(line: Mapping[str, Any]) -> Noted:
     work = Work.of(_program(job.op, job.dtype), line["sizes"])
     own = Stored(*line["own"])
     stored = {_format(text): Stored(*sizes) for text, _, sizes, *_ in line["points"]}
-    operands = Operands.of(work, job.threads, Rates(**line["rates"]) if "rates" in line else USUAL)
+    rates = Rates(**line["rates"]) if "rates" in line else USUAL
+    profile = line.get("profile")
+    if not isinstance(profile, MachineProfile):
+        profile = next(profiled([dict(line)]))["profile"]
+    operands = Operands.of(work, job.threads, rates, profile)
     return Noted(line["facts"], None, own, operands, noted=Structure(**line["structure"]), stored={**stored, None: own})
 
 
@@ -665,7 +704,7 @@ def _collected(
     target: Any,
 ) -> int:
     done, forms, total, begun = known_cases(path), Forms(target), 0, time.perf_counter()
-    about = header(target)
+    about, profile = header(target), {"profile": machine_profile().as_dict()}
     of_target = "" if target is None else f" {mcpu_of(target)}"
     path.parent.mkdir(parents=True, exist_ok=True)
     for number, source in enumerate(found):
@@ -687,7 +726,8 @@ def _collected(
             except (SparseTIRError, ValueError, RuntimeError, MemoryError) as error:
                 say(f"without {name}: {' '.join(str(error).split())[:160]}")
                 continue
-            append(path, {**about, "case": name, "matrix": source.name, "family": source.family, **case})
+            append(path, {**about, **profile, "case": name, "matrix": source.name, "family": source.family, **case})
+            profile = {}  # once is enough
             total += len(case["points"])
             say(f"[{number + 1}] {name}: {len(case['points'])} points, {total / (time.perf_counter() - begun):.1f}/s")
     return total
@@ -811,6 +851,8 @@ __all__ = [
     "is_data_set",
     "jobs",
     "lines",
+    "of_processor",
+    "profiled",
     "recording",
     "recordings",
     "rows",

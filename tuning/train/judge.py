@@ -14,12 +14,13 @@ import numpy as np
 
 from sparsetir.errors import TuningError
 from sparsetir.schedules import Choices, defaults
+from sparsetir.schedules.registers import OwnSums
 from sparsetir.tuning.features import CHOICES
 from sparsetir.tuning.model import CostModel, pretrained
 from sparsetir.tuning.predict import Bounds
 from sparsetir.tuning.records import Recording
 from sparsetir.tuning.space import Candidate
-from sparsetir.tuning.train.dataset import recordings
+from sparsetir.tuning.train.dataset import of_processor, recordings
 from sparsetir.tuning.train.evaluate import SLOWER, geomean
 from sparsetir.tuning.train.pretrain import SPREAD, train
 
@@ -27,6 +28,8 @@ from sparsetir.tuning.train.pretrain import SPREAD, train
 Decision: TypeAlias = Callable[[Recording], "int | None"]
 HEADING = ("", "cases", "share of the best", "5th percentile", "slower than build")
 PARTS = ("op", "family")
+SIZES = ("nnz", "rows", "columns", "feat", "tile")
+TENSORS = ("mttkrp",)  # operations on more than two dimensions
 GAIN = 1.2  # times as fast as the kernel that `build` makes, from which on a candidate of a model is taken
 
 
@@ -79,12 +82,16 @@ def rules(case: Recording) -> None:
 def current_rules(case: Recording) -> int | None:
     """Choose the measured point of what `build` makes today, once a kernel is warm; without one, what was measured.
 
-    The cases were measured in the past, when one thread got a parallel loop too and no length was compiled in.
+    The cases were measured in the past, when one thread got a parallel loop too, no length was compiled in, sums along
+    rows were not left to LLVM, and rows read in pieces were not packed. For these the median of the measured schedules
+    with such a panel stands.
     """
     if case.untuned is None:
         return None
     (rows, _), untuned = case.rows(), case.untuned[1]
-    same = [case.names.index(name) for name in CHOICES if name not in ("tile", "chunks")]
+    lanes = _lanes(case, untuned)
+    free = ("tile", "chunks") if lanes is None else ("tile", "chunks", "lanes")
+    same = [case.names.index(name) for name in CHOICES if name not in free]
     chunks = case.threads if case.threads > 1 else 0
     _, _, length = case.op.partition(":")
     is_compiled_in = length.isdigit() and 1 < int(length) <= defaults.NARROW
@@ -93,12 +100,51 @@ def current_rules(case: Recording) -> int | None:
         choices = candidate.choices
         if candidate.format is not None or not isinstance(choices, Choices) or choices.chunks != chunks:
             return False
+        if lanes not in (None, choices.lanes):
+            return False
         tile = case.names.index("tile")
         has_tile = choices.tile >= int(length) if is_compiled_in else rows[place][tile] == untuned[tile]
         return bool(has_tile) and np.array_equal(rows[place][same], untuned[same], equal_nan=True)
 
+    panel = _panel(case, untuned)
+    packed = [n for n, candidate in enumerate(case.ran) if panel and _has_panel(candidate, panel)]
+    if packed:
+        seconds = case.rows()[1]
+        return sorted(packed, key=lambda n: float(seconds[n]))[len(packed) // 2]
     found = [n for n, candidate in enumerate(case.ran) if suits(n, candidate)]
     return min(found, key=lambda n: int(case.ran[n].choices.as_dict()["tile"]), default=None)
+
+
+def _lanes(case: Recording, untuned: np.ndarray) -> int | None:
+    """Return the lanes of today's sums along rows; None where they are as they were measured.
+
+    Rows are taken to differ from their neighbours where their lengths have a deviation of half an entry or more.
+    """
+    if case.kind != "spmv":
+        return None
+    facts = dict(zip(case.names, untuned.tolist(), strict=False))
+    rows, mean = (2.0 ** facts[name] - 1 for name in ("rows", "row_mean"))
+    own_sums = OwnSums(not case.mcpu.startswith("znver"))  # AMD's vector gathers are avoided
+    return defaults.lanes_for(int(rows), mean, is_regular=facts["row_cv"] * mean < 0.5, own_sums=own_sums)
+
+
+def _panel(case: Recording, untuned: np.ndarray) -> int:
+    """Return the columns of the panel that today's rules pack for rows that are read in pieces; else 0."""
+    facts = dict(zip(case.names, untuned.tolist(), strict=False))
+    if case.kind != "spmm" or not facts.keys() >= set(SIZES):
+        return 0
+    nnz, rows, columns, feat, tile = (round(2.0 ** facts[name] - 1) for name in SIZES)
+    uses = nnz / max(rows, columns, 1)
+    itemsize = int(facts["work_itemsize"])
+    is_packed = uses >= defaults.OFTEN and feat >= 2 * tile and feat * itemsize >= 2 * defaults.PANEL
+    return defaults.PANEL // itemsize if is_packed else 0
+
+
+def _has_panel(candidate: Candidate, panel: int) -> bool:
+    choices = candidate.choices
+    if candidate.format is not None or not isinstance(choices, Choices):
+        return False
+    return choices.panel == panel and choices.tile >= panel
 
 
 def best_schedule(case: Recording) -> int | None:
@@ -116,7 +162,8 @@ def of_model(model: CostModel, *, gain: float = 1.0) -> Decision:
     ----------
     model : CostModel
     gain : float
-        Times as fast as the kernel that `build` makes; at 1 or below the first candidate is always taken.
+        Times as fast as the kernel that `build` makes, if the model's bounds ask for no more; at 1 or below the first
+        candidate is always taken.
     """
 
     def decide(case: Recording) -> int | None:
@@ -126,29 +173,25 @@ def of_model(model: CostModel, *, gain: float = 1.0) -> Decision:
         if gain <= 1 or case.untuned is None:
             return best
         expected = np.exp(scores[best] - model.predict(case.untuned[1][None])[0])
-        return best if expected >= gain * _certain(model, case, rows[best]) else None
+        return best if expected >= max(gain, _certain(model, case, rows[best])) else None
 
     return decide
 
 
 def of_trial(model: CostModel) -> Decision:
-    """Return the decision of a bound kernel that times the rules of today beside the format that a model ranks first.
+    """Return the decision of a bound kernel that times the rules of today beside what a model ranks first.
 
-    Which schedule the rules take over that format is not in the points: the median of those measured stands for it.
+    Only matrices are tried in another format or with another schedule; tensors are left to the rules.
     """
 
     def decide(case: Recording) -> int | None:
         rows, seconds = case.rows()
         today = current_rules(case)
-        scores = model.predict(rows)
-        others = [n for n, candidate in enumerate(case.ran) if candidate.format is not None]
-        if not others or case.untuned is None:
+        if case.untuned is None or case.kind in TENSORS:
             return today
-        format = case.ran[max(others, key=lambda n: scores[n])].format
-        over = sorted((n for n in others if case.ran[n].format == format), key=lambda n: seconds[n])
-        median = over[len(over) // 2]
+        best = int(np.argmax(model.predict(rows)))
         baseline = case.untuned[0] if today is None else float(seconds[today])
-        return median if seconds[median] < baseline else today
+        return best if seconds[best] < baseline else today
 
     return decide
 
@@ -170,27 +213,29 @@ def decisions(cases: Sequence[Recording], training: Sequence[Recording] = ()) ->
     if shipped is not None:
         yield "shipped model, first", of_model(shipped)
         yield f"shipped model, guarded at {GAIN:g}x", of_model(shipped, gain=GAIN)
-        yield "rules of today or the shipped model's format, both timed", of_trial(shipped)
+        yield "rules of today or the shipped model's first, both timed", of_trial(shipped)
     if training:
         other = train(training)
         yield "model of the other machine, first", of_model(other)
         yield f"model of the other machine, guarded at {GAIN:g}x", of_model(other, gain=GAIN)
-        yield "rules of today or the format of that model, both timed", of_trial(other)
+        yield "rules of today or the first of that model, both timed", of_trial(other)
 
 
 # ------------------------------------------------------------------ tables
 
 
 def read(path: Path) -> list[Recording]:
-    """Return the cases of a file of points, also of one that is compressed by xz.
+    """Return the cases of a file of points, also of one that is compressed by xz, and of FILE@PROCESSOR.
 
     Raises
     ------
     TuningError
         The file cannot be read or holds no case with enough points.
     """
+    path, processor = of_processor(path)
+    at = "" if processor is None else f"@{processor}"
     if path.suffix != ".xz":
-        cases = recordings(path, spread=SPREAD)
+        cases = recordings(path.with_name(path.name + at), spread=SPREAD)
     else:
         with tempfile.TemporaryDirectory() as folder:
             plain = Path(folder) / path.stem
@@ -198,7 +243,7 @@ def read(path: Path) -> list[Recording]:
                 plain.write_bytes(lzma.decompress(path.read_bytes()))
             except (OSError, lzma.LZMAError) as error:
                 raise TuningError(f"{path}: expected measured points compressed by xz, got {error}") from error
-            cases = recordings(plain, spread=SPREAD)
+            cases = recordings(plain.with_name(plain.name + at), spread=SPREAD)
     if not cases:
         raise TuningError(
             f"{path}: expected cases with measured points, got none. Measure some with sparsetir collect."

@@ -3,6 +3,7 @@
 
 ``python -m sparsetir.tuning.train.pretrain points.jsonl --out pretrained.json --evaluate`` takes data sets of
 `sparsetir collect` or records of `sparsetir.tuning.train.collect`, prints tables in Markdown and writes the model.
+``--teacher old.json@znver4`` adds what an earlier model expects of a processor whose points are not at hand.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sparsetir.tuning.features import THREADED, choice_names, matrix_names, patt
 from sparsetir.tuning.model import OBJECTIVES, PLACED, SERIAL, AnalyticModel, CostModel, Model, RandomModel
 from sparsetir.tuning.records import Recording, load
 from sparsetir.tuning.train import evaluate
-from sparsetir.tuning.train.dataset import is_data_set, recordings
+from sparsetir.tuning.train.dataset import is_data_set, lines, of_processor, recordings
 from sparsetir.tuning.train.evaluate import (
     Ranking,
     Trainer,
@@ -37,6 +38,8 @@ from sparsetir.tuning.train.evaluate import (
     safe_margin,
 )
 from sparsetir.tuning.train.replay import BUDGETS, compare, runs_of, stops
+from sparsetir.tuning.train.teacher import taught
+from sparsetir.utils.machine import shipped_profile
 from sparsetir.workloads.inputs import say
 from sparsetir.workloads.plot import markdown
 
@@ -44,6 +47,8 @@ ROUNDS, OBJECTIVE = 160, "regression"
 LED = "trees, regression"  # the model that ships
 FOLDS = 10  # groups of matrices or families that are left out in turn
 OPERATION = "kind"  # what a case calls its operation
+MACHINE = "mcpu"  # what a case calls its machine
+SLOWER_ONES = 0.01  # of the cases of a machine that is left out, what may become slower
 LEFT_OUT = ("matrix", "family", OPERATION, "dtype", "threads")
 SETTINGS_OF_MACHINES = ("threads", "mcpu")  # that a model is carried over
 TITLES = {"kind": "operation", "threads": "number of threads", "mcpu": "mcpu"}
@@ -105,6 +110,27 @@ def train(
         return replace(CostModel.fit(features, seconds, names=names, **how), about={SERIAL: is_serial})
     columns = np.array([n for n, name in enumerate(names) if name not in without])
     return Restricted(CostModel.fit(features[:, columns], seconds, **how), columns)
+
+
+def train_with(taught: Sequence[Recording], cases: Sequence[Recording], *, rounds: int = ROUNDS, **how: Any) -> Any:
+    """Return a model of cases and of those `taught` ones whose matrix, family and operation are among them."""
+    matrices, families, kinds = ({getattr(case, by) for case in cases} for by in ("matrix", "family", "kind"))
+    known = [c for c in taught if c.matrix in matrices and c.family in families and c.kind in kinds]
+    return train([*cases, *known], rounds=rounds, **how)
+
+
+def cautious(found: Sequence[Ranking]) -> float:
+    """Return the least margin that keeps the share of slower cases small on each machine that was left out."""
+    machines = {r.case.mcpu for r in found}
+    return max(safe_margin([r for r in found if r.case.mcpu == m], SLOWER_ONES) for m in machines)
+
+
+def lessons(text: str | None, path: Path) -> list[Recording]:
+    """Return what the model of ``MODEL@PROCESSOR`` expects of cases of a data set; nothing without a text."""
+    if text is None:
+        return []
+    name, _, processor = text.rpartition("@")
+    return taught(lines(of_processor(path)[0]), CostModel.load(Path(name)), shipped_profile(processor))
 
 
 def usable(cases: Sequence[Recording]) -> list[Recording]:
@@ -208,7 +234,8 @@ def read(path: Path, spread: float | None) -> list[Recording]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, evaluate and write."""
     parser = argparse.ArgumentParser(prog="python -m sparsetir.tuning.train.pretrain", description=__doc__)
-    parser.add_argument("space", type=Path, nargs="+", help="data sets of `sparsetir collect`, or records")
+    space = "data sets of `sparsetir collect`, also FILE@PROCESSOR, or records"
+    parser.add_argument("space", type=Path, nargs="+", help=space)
     parser.add_argument("--out", type=Path, help="where the model goes")
     parser.add_argument("--evaluate", action="store_true", help="print how matrices that are left out are ranked")
     parser.add_argument("--searches", type=int, default=0, metavar="SEEDS", help="replay searches with that many seeds")
@@ -218,6 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees")
     busy = f"leave out points whose two measurements are farther apart (default: {SPREAD}), or quartiles of trials"
     parser.add_argument("--spread", type=float, metavar="SHARE", help=busy)
+    teacher = "also learn what this model, of points that are not at hand, expects of this processor"
+    parser.add_argument("--teacher", metavar="MODEL@PROCESSOR", help=teacher)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     if args.over is not None and not args.searches and args.plots is None:
@@ -225,11 +254,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cases = usable([case for path in args.space for case in read(path, args.spread)])
         over = cases if args.over is None else usable(read(args.over, args.spread))
+        learnt = lessons(args.teacher, args.space[0])
     except SparseTIRError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     wants_unseen = args.evaluate or args.out is not None or args.plots is not None
-    unseen = held_out(cases, partial(train, rounds=args.rounds), "family", FOLDS) if wants_unseen else []
+    trainer = partial(train_with, learnt, rounds=args.rounds)
+    unseen = held_out(cases, trainer, "family", FOLDS) if wants_unseen else []
     if args.evaluate:
         for text in tables(cases, args.rounds, unseen):
             print(text, flush=True)
@@ -239,17 +270,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         plots(cases, over, args.rounds, unseen, args.plots)
     if args.out is not None:
         has_others = len({case.kind for case in cases}) > 1
-        strange = held_out(cases, partial(train, rounds=args.rounds), OPERATION, FOLDS) if has_others else []
-        model: CostModel = train(cases, objective=args.objective, rounds=args.rounds, seed=args.seed)
+        elsewhere = held_out(cases, trainer, MACHINE) if len({case.mcpu for case in cases}) > 1 else unseen
+        strange = held_out(cases, trainer, OPERATION, FOLDS) if has_others else []
+        model: CostModel = trainer(cases, objective=args.objective, seed=args.seed)
         about = {
             "candidates": sum(len(case.seconds) for case in cases),
             "matrices": len({case.matrix for case in cases}),
             "families": sorted({case.family for case in cases}),
             "operations": sorted({case.op for case in cases}),
             "margin": safe_margin(unseen),
-            "threads": sorted({case.threads for case in cases}),
+            "threads": sorted({case.threads for case in [*cases, *learnt]}),
             PLACED: any(case.is_placed for case in cases),
-            "bounds": predict.Bounds.fit(unseen, strange=strange).as_dict(),
+            "bounds": predict.Bounds.fit(unseen, strange=strange, least=cautious(elsewhere)).as_dict(),
         }
         replace(model, about={**model.about, **about}).save(args.out)
         say(f"wrote {args.out}, {args.out.stat().st_size >> 10} KiB")
