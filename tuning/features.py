@@ -499,58 +499,62 @@ OVERHEAD = 4.0  # dependent multiply-adds that beginning a row of a tile takes a
 EPSILON = 1e-12  # seconds that are nothing
 
 
-def of_machine(
-    candidate: Candidate, stored: Stored, operands: Operands, structure: Structure, plain: Mapping[str, float]
-) -> dict[str, float]:
-    """Return the predicted seconds of a candidate on the machine's profile, relative to those of the program as it is.
+class OnProfile:
+    """The predicted seconds of candidates of one workload on the machine's profile.
 
-    They are predicted for one thread: see `PARALLEL` for what threads gain. There are none for choices of another kind
-    than `Choices`.
+    Parameters
+    ----------
+    operands : Operands
+    structure : Structure
     """
-    if not isinstance(candidate.choices, Choices):
-        return {}
-    parts = candidate.format.column_parts if candidate.format is not None else 1
-    own = _seconds_by_part(candidate.choices, parts, stored, operands, structure)
-    whole = sum(plain.values())
-    features = {f"machine_{name}": log2((seconds + EPSILON) / whole) for name, seconds in own.items()}
-    features["machine_whole"] = log2(_together(own) / _together(plain))
-    features["machine_entry"] = log2(whole / structure.nnz * 1e9)
-    return features | _of_profile(operands.machine)
 
+    def __init__(self, operands: Operands, structure: Structure) -> None:
+        self.operands, self.structure, self.machine = operands, structure, operands.machine
+        self.counts = sorted(self.machine.fma)
+        self.flops = [self.machine.fma[count] for count in self.counts]
+        self.gather = cache(self.machine.gather_seconds)
+        entries = structure.nnz
+        stored = Stored(entries, entries * (operands.itemsize + INDEX) + INDEX * structure.rows)
+        plain = self.seconds(PLAIN, 1, stored)
+        self.whole, self.together = sum(plain.values()), _together(plain)
+        self.constant = {"machine_entry": log2(self.whole / entries * 1e9), **_of_profile(self.machine)}
 
-def plain_seconds(operands: Operands, structure: Structure) -> dict[str, float]:
-    """Return the predicted seconds of each part of the machine for the program as it is."""
-    entries = structure.nnz
-    stored = Stored(entries, entries * (operands.itemsize + INDEX) + INDEX * structure.rows)
-    return _seconds_by_part(PLAIN, 1, stored, operands, structure)
+    def numbers(self, candidate: Candidate, stored: Stored) -> dict[str, float]:
+        """Return the seconds of each part of the machine, relative to those of the program as it is.
 
+        They are predicted for one thread: see `PARALLEL` for what threads gain. There are none for choices of another
+        kind than `Choices`.
+        """
+        if not isinstance(candidate.choices, Choices):
+            return {}
+        parts = candidate.format.column_parts if candidate.format is not None else 1
+        own = self.seconds(candidate.choices, parts, stored)
+        features = {f"machine_{name}": log2((seconds + EPSILON) / self.whole) for name, seconds in own.items()}
+        return {**features, "machine_whole": log2(_together(own) / self.together), **self.constant}
 
-def _seconds_by_part(
-    choices: Choices, parts: int, stored: Stored, operands: Operands, structure: Structure
-) -> dict[str, float]:
-    """Return the seconds of each part of the machine; a format may store columns in several parts."""
-    machine = operands.machine
-    loops = _Loops(choices, stored, operands, structure, parts)
-    entries = stored.values / stored.rows
-    gather = machine.gather_seconds(loops.strip, loops.between, choices.prefetch) * entries * loops.panels
-    if loops.width == 1:
-        far = machine.gather_seconds(LINE, loops.between) / machine.gather_seconds(LINE, 0)
-        gather = entries * far * (machine.vector_gather if choices.lanes else machine.scalar_load)
-    sums = max(loops.vectors * stored.rows * (choices.unroll if loops.width > 1 else 1), 1)
-    counts = sorted(machine.fma)
-    rate = interpolate(counts, [machine.fma[count] for count in counts], sums)
-    flops = 2.0 * stored.values * loops.width * max(operands.itemsize, 4) / 4
-    store = machine.streaming_store if choices.stream else machine.store
-    rows = structure.rows / stored.rows * loops.tiles * max(stored.pieces / parts, 1.0)
-    held = stored.bytes + operands.gathered + operands.result
-    return {
-        "gather": gather,
-        "compute": flops / (rate * max(loops.efficiency, 1e-3)),
-        "stream": stored.bytes * loops.panels / 2048 * machine.gather_seconds(2048, held),
-        "store": operands.result * (1.0 if choices.stream else loops.panels) / store,
-        "pack": 2.0 * operands.gathered / store if choices.panel else 0.0,
-        "rows": OVERHEAD * rows * machine.fma_latency,
-    }
+    def seconds(self, choices: Choices, parts: int, stored: Stored) -> dict[str, float]:
+        """Return the seconds of each part of the machine; a format may store columns in several parts."""
+        operands, machine = self.operands, self.machine
+        loops = _Loops(choices, stored, operands, self.structure, parts)
+        entries = stored.values / stored.rows
+        if loops.width == 1:
+            far = self.gather(LINE, loops.between) / self.gather(LINE, 0)
+            gather = entries * far * (machine.vector_gather if choices.lanes else machine.scalar_load)
+        else:
+            gather = self.gather(loops.strip, loops.between, choices.prefetch) * entries * loops.panels
+        sums = max(loops.vectors * stored.rows * (choices.unroll if loops.width > 1 else 1), 1)
+        flops = 2.0 * stored.values * loops.width * max(operands.itemsize, 4) / 4
+        store = machine.streaming_store if choices.stream else machine.store
+        rows = self.structure.rows / stored.rows * loops.tiles * max(stored.pieces / parts, 1.0)
+        held = stored.bytes + operands.gathered + operands.result
+        return {
+            "gather": gather,
+            "compute": flops / (interpolate(self.counts, self.flops, sums) * max(loops.efficiency, 1e-3)),
+            "stream": stored.bytes * loops.panels / 2048 * self.gather(2048, held),
+            "store": operands.result * (1.0 if choices.stream else loops.panels) / store,
+            "pack": 2.0 * operands.gathered / store if choices.panel else 0.0,
+            "rows": OVERHEAD * rows * machine.fma_latency,
+        }
 
 
 def _together(seconds: Mapping[str, float]) -> float:
@@ -609,8 +613,8 @@ class Encoding:
         return Structure.of(self.described)
 
     @cached_property
-    def _plain(self) -> dict[str, float]:
-        return plain_seconds(self.operands, self.structure)
+    def _on_profile(self) -> OnProfile:
+        return OnProfile(self.operands, self.structure)
 
     @cached_property
     def _facts(self) -> np.ndarray:
@@ -627,7 +631,7 @@ class Encoding:
         features |= {SPECIALISED: float(specialised)}
         if stored not in self._work:
             self._work[stored] = of_work(stored, self.operands, nnz)
-        features |= self._work[stored] | of_machine(candidate, stored, self.operands, self.structure, self._plain)
+        features |= self._work[stored] | self._on_profile.numbers(candidate, stored)
         # Last: a model reads as many numbers as it was trained on.
         return features | of_other_choices(candidate.choices)
 

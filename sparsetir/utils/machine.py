@@ -193,10 +193,16 @@ class MachineProfile:
             Distance in entries; the nearest measured one counts.
         """
         column = min(range(len(self.prefetch)), key=lambda n: abs(self.prefetch[n] - prefetch))
-        costs = [interpolate(self.working_sets, [at[column] for at in curve], working_set) for curve in self.gather]
+        last = len(self.row_bytes) - 1
+        right = min(max(bisect_right(self.row_bytes, row_bytes), 1), last) if last else 0
+        low = max(right - 1, 0)
+        costs = [
+            interpolate(self.working_sets, [at[column] for at in curve], working_set)
+            for curve in self.gather[low : right + 1]
+        ]
         if row_bytes > self.row_bytes[-1]:
             return costs[-1] * row_bytes / self.row_bytes[-1]
-        return interpolate(self.row_bytes, costs, row_bytes)
+        return interpolate(self.row_bytes[low : right + 1], costs, row_bytes)
 
     def best_prefetch(self, row_bytes: float, working_set: float) -> int:
         """Return the measured prefetch distance with which rows are gathered fastest."""

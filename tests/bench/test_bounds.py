@@ -165,7 +165,8 @@ def test_the_shipped_model_knows_which_operations_it_knows() -> None:
     # Programs of several operands, over the entries only, have one schedule: nobody learns anything from them.
     assert {name for name, each in called.items() if each & known} >= set(rows) - {"drawn_4", "drawn_5"}
     product = {**rows["spmm"], "work_run": 6.0}
-    assert bounds.margin(product) < 1.2 < 1.5 < bounds.margin({**product, "work_gathers": 9.0})
+    margins = [bounds.margin(row) for row in (product, {**product, "work_gathers": 9.0})]
+    assert bounds.least == margins[0] < margins[1]
 
 
 def test_few_cases_have_wide_bounds() -> None:
