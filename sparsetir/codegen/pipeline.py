@@ -18,7 +18,7 @@ from tvm.ir import Var
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentTypeError, OffsetError, ScheduleError, VerifyError
 from sparsetir.intrin.emulation import is_emulated
-from sparsetir.ir.rewriting import collect, seq, substitute
+from sparsetir.ir.rewriting import KINDS, collect, seq, substitute
 from sparsetir.ir.sizes import fits_int32, narrow_extents, with_sizes
 from sparsetir.ir.verifier import verify
 from sparsetir.ir.views import accesses, decode
@@ -257,7 +257,7 @@ def _offset_checks(name: str, first: tirx.PrimFunc, third: tirx.PrimFunc) -> Ite
         used = collect(fits, Var)
         if used and all(str(v.name) in names for v in used):
             fits = substitute(fits, {v: names[str(v.name)] for v in used})
-            yield tirx.AssertStmt(fits, ir.StringImm("ValueError"), [ir.StringImm(message)])
+            yield tirx.AssertStmt(fits, ir.StringImm(KINDS[OffsetError]), [ir.StringImm(message)])
 
 
 def pipeline() -> tuple[Any, Any, Any]:

@@ -12,8 +12,13 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
+from sparsetir.errors import OffsetError, SparseTIRError, StructureError
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_walk
+
+KINDS: dict[type[SparseTIRError], str] = {kind: f"sparsetir.{kind.__name__}" for kind in (OffsetError, StructureError)}
+for _kind, _name in KINDS.items():
+    tvm_ffi.register_error(_name, _kind)  # a function that asserts raises it, where the process has this package
 
 DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 

@@ -425,17 +425,36 @@ def LowerSparse(
     if asked is not None and not isinstance(asked, list):
         raise ArgumentTypeError(f"asked: expected a list to append to, got {shown(asked)}. Pass an empty one.")
     flags = as_flag(checked, "checked"), as_flag(assume_finite, "assume_finite")
-    options = Options(cpu, path, *flags, asked)
+    return _Lowering(Options(cpu, path, *flags, asked))
 
-    @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.LowerSparse")
-    def lower(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-        lowerer = Lowerer(mod, options)
+
+def takes_modules(kind: type) -> type:
+    """Let a class of passes refuse what is no module: TVM's own error does not name the argument."""
+
+    def call(self: Any, mod: Any) -> Any:
+        if not isinstance(mod, ir.IRModule):
+            raise ArgumentTypeError(f"mod: expected an IRModule, got {shown(mod)}. Pass a module of Relax functions.")
+        return tvm.transform.Pass.__call__(self, mod)
+
+    kind.__call__ = call  # type: ignore[method-assign]
+    return kind
+
+
+@takes_modules
+@tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.LowerSparse")
+class _Lowering:
+    """The pass that `LowerSparse` makes."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+        """Return the module with operators lowered."""
+        lowerer = Lowerer(mod, self.options)
         for var, func in mod.functions.items():
             if isinstance(func, relax.Function):
                 lowerer.builder_.update_func(var, lowerer.run(func))
         return lowerer.builder_.get()
 
-    return lower
 
-
-__all__ = ["MAKERS", "LowerSparse", "Maker", "head_of", "lower_call", "register"]
+__all__ = ["MAKERS", "LowerSparse", "Maker", "head_of", "lower_call", "register", "takes_modules"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib
 import json
 import os
@@ -318,6 +319,7 @@ class CompiledModel:
     ) -> None:
         self._function, self.signature, self._nesting = function, signature, nesting
         self.mod, self.executable, self._file = mod, executable, file
+        self._digest = None if file is None else _digest(file)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model.
@@ -382,6 +384,10 @@ class CompiledModel:
         """Pickle the shared library, weights included. This needs a C++ compiler, as `save` does."""
         if self._file is not None and not self._file.is_file():
             raise PicklingError(f"the model was loaded from {self._file}, which is gone: load it from where it is now")
+        if self._file is not None and self._digest != _digest(self._file):
+            raise PicklingError(
+                f"the model was loaded from {self._file}, which has been written again since: load it again"
+            )
         with tempfile.TemporaryDirectory() as folder:
             path = self._file or self.save(Path(folder) / "model.so")
             return _unpickled, (path.read_bytes(),)
@@ -469,7 +475,7 @@ def load(path: str | Path) -> CompiledModel:
     host_cpu()  # Asks for tile registers, which the model may use.
     try:
         with _without_notes_on_scopes():
-            library = tvm.runtime.load_module(str(path.resolve()))
+            library = tvm.runtime.load_module(str(_unopened(path.resolve())))
     except (RuntimeError, OSError) as error:
         raise ArgumentError(f"{path.name} is no library for this machine: {str(error).splitlines()[-1]}") from error
     if not library.implements_function("vm_load_executable"):
@@ -487,13 +493,31 @@ def load(path: str | Path) -> CompiledModel:
     return CompiledModel(Machines(library, signature.function, machine), signature, nesting, file=path)
 
 
-def _unpickled(library: bytes) -> CompiledModel:
-    """Load a model from pickled bytes; the temporary library file is deleted when the process exits."""
+_opened: dict[Path, bytes] = {}  # libraries, with hashes of their contents
+
+
+def _unopened(path: Path) -> Path:
+    """Return a library, or a copy if another one was opened at its path: the system would return that one again."""
+    digest = _digest(path)
+    return path if _opened.setdefault(path, digest) == digest else _temporary_library(path.read_bytes())
+
+
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+def _temporary_library(content: bytes) -> Path:
+    """Write a library to a file that is deleted when the process exits."""
     with tempfile.NamedTemporaryFile(suffix=".so", delete=False) as file:
-        file.write(library)
+        file.write(content)
     path = Path(file.name)
     atexit.register(path.unlink, missing_ok=True)
-    return load(path)
+    return path
+
+
+def _unpickled(library: bytes) -> CompiledModel:
+    """Load a model from pickled bytes."""
+    return load(_temporary_library(library))
 
 
 def _passed(mod: ir.IRModule, passes: Any, target: Any) -> ir.IRModule:
@@ -592,7 +616,15 @@ def HideZeros(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
 
 @relax.expr_functor.mutator
 class _EmptyFolder(relax.PyExprMutator):
-    """Mutator that replaces the calls of operators whose result is known to have no elements."""
+    """Mutator that replaces constants, and calls of operators, that are known to have no elements."""
+
+    def visit_generic_const_(self, constant: ir.GenericConst) -> relax.Expr:
+        shape = constant.value.shape if isinstance(constant.value, tvm.runtime.Tensor) else ()
+        if 0 not in shape:
+            return constant
+        # TVM does not read back what it writes of such a constant.
+        empty = relax.op.builtin.alloc_tensor(relax.ShapeExpr(list(shape)), str(constant.value.dtype), 0)
+        return self.builder_.emit(empty)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -605,7 +637,7 @@ class _EmptyFolder(relax.PyExprMutator):
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.FoldEmpty")
 def FoldEmpty(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-    """Compute nothing for a result without elements.
+    """Compute nothing for a result without elements, and keep no constant without any.
 
     TVM makes copies into such results reshapes, whose sizes of zero it takes for "as in the argument".
     """

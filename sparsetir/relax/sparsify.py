@@ -34,7 +34,7 @@ from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.heuristics import most_dense
 from sparsetir.relax import dense, programs
 from sparsetir.relax.epilogues import emitted, known, product
-from sparsetir.relax.legalize import Uses
+from sparsetir.relax.legalize import Uses, takes_modules
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant, reshape
 from sparsetir.relax.structures import task_of, tunable
@@ -230,6 +230,7 @@ def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any)
     return build(program.func, target), arguments
 
 
+@takes_modules
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.SparsifyWeights")
 class SparsifyWeights:
     """A pass that replaces products with constant weights by sparse products where these are faster.

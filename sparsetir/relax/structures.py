@@ -19,10 +19,11 @@ from tvm import ir, relax, tirx
 
 from sparsetir import ops
 from sparsetir.codegen.target import make_target
-from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
+from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError, StructureError
 from sparsetir.formats.format import Format
 from sparsetir.formats.heuristics import suited
 from sparsetir.ir.effects import Usage
+from sparsetir.ir.rewriting import KINDS
 from sparsetir.ir.views import decode
 from sparsetir.lower.annotations import CHOICES
 from sparsetir.relax.programs import Program
@@ -220,20 +221,21 @@ def check_structure({inputs}, {sizes}out: T.Buffer((p,), "{idtype}")):
     with T.sblock("check"):
         T.reads()
         T.writes()
-        assert p >= 1, "R.sparse.{name}: indptr must have one element more than there are rows; found none"
+        assert p >= 1, (
+            "{kind}", ["R.sparse.{name}: indptr must have one element more than there are rows; found none"])
         bad = T.alloc_buffer((1,), "int32", scope="local")
         bad[0] = T.Cast("int32", T.Or(indptr[0] != 0, T.Cast("int64", indptr[p - 1]) != T.Cast("int64", {count})))
         for i in T.serial(p - 1):
             bad[0] = T.bitwise_or(bad[0], T.Cast("int32", indptr[i + 1] < indptr[i]))
             out[i] = indptr[i]
         out[p - 1] = indptr[p - 1]
-        assert bad[0] == 0, "R.sparse.{name}: indptr must rise from 0 to the number of entries"
+        assert bad[0] == 0, ("{kind}", ["R.sparse.{name}: indptr must rise from 0 to the number of entries"])
 """
 RANGE = """
         for j in T.serial(nnz):
             outside = T.Or({array}[j] < 0, T.Cast("int64", {array}[j]) >= n_{array})
             bad[0] = T.bitwise_or(bad[0], T.Cast("int32", outside))
-        assert bad[0] == 0, "R.sparse.{name}: {array} must be from 0 to one less than the {meaning}"
+        assert bad[0] == 0, ("{kind}", ["R.sparse.{name}: {array} must be from 0 to one less than the {meaning}"])
 """
 MEANINGS = {
     "indices": "number of columns",
@@ -261,9 +263,9 @@ def check_structure(name: str, idtype: str, arrays: tuple[str, ...]) -> tirx.Pri
         for n, array in enumerate(arrays)
     ]
     sizes = [f"n_{array}: T.int64, " for array in arrays] or ["count: T.int64, "]
-    count = "nnz" if arrays else "count"
-    text = TEXT.format(inputs=", ".join(inputs), sizes="".join(sizes), idtype=idtype, name=name, count=count)
-    text += "".join(RANGE.format(array=array, name=name, meaning=MEANINGS[array]) for array in arrays)
+    count, kind = "nnz" if arrays else "count", KINDS[StructureError]
+    text = TEXT.format(inputs=", ".join(inputs), sizes="".join(sizes), idtype=idtype, name=name, count=count, kind=kind)
+    text += "".join(RANGE.format(array=array, name=name, kind=kind, meaning=MEANINGS[array]) for array in arrays)
     return parse(text).without_attr("global_symbol")
 
 

@@ -23,7 +23,7 @@ from sparsetir.errors import ArgumentError, FileFormatError, SparseTIRError
 from sparsetir.interop import CooTensor, is_sparse
 from sparsetir.io import READERS, UNPACKERS, read
 from sparsetir.ir.views import decode
-from sparsetir.utils.arguments import shown
+from sparsetir.utils.arguments import as_path, shown
 from sparsetir.utils.buffers import aligned
 from sparsetir.workloads import suite
 
@@ -71,7 +71,7 @@ def term_document(root: Path | None = None) -> tuple[sp.csr_array, list[str], li
     >>> documents[0], matrix.shape == (len(documents), len(terms))
     ('__init__.py', True)
     """
-    folder = Path(sysconfig.get_path("stdlib")) if root is None else Path(root)
+    folder = Path(sysconfig.get_path("stdlib")) if root is None else as_path(root, "root", "the path of a folder")
     files = source_files(folder)
     if not files:
         raise FileFormatError(f"expected Python sources (*.py) in {folder}, found none; try another folder")

@@ -30,12 +30,15 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.utils.arguments import shown
+from sparsetir.interop import CooTensor, array_of_numbers
+from sparsetir.interop.sources import open_source
+from sparsetir.utils.arguments import as_count, shown
 from sparsetir.utils.imports import MissingPackageError, require
 from sparsetir.workloads import mkl
 
 Call = Callable[[], np.ndarray]
 GATHERED_FLOATS = 1 << 20
+MOST_THREADS = 1 << 12
 
 
 def scipy_matmul(csr: Any, dense: np.ndarray) -> Call:
@@ -158,7 +161,7 @@ def available(op: str | None = None) -> list[str]:
 
 def set_threads(count: int) -> None:
     """Let every installed peer use `count` threads. scipy's sparse products always use one."""
-    peers = available()
+    count, peers = as_count(count, "count", most=MOST_THREADS), available()
     if "torch" in peers:
         torch_module().set_num_threads(count)
     if "mkl" in peers:
@@ -167,7 +170,7 @@ def set_threads(count: int) -> None:
 
 def setups(op: str) -> dict[str, Callable[..., Call]]:
     """Return the peers that have `op`."""
-    if op not in SETUPS:
+    if not isinstance(op, str) or op not in SETUPS:
         raise ArgumentError(f"peers are timed on {', '.join(SETUPS)}, found {shown(op)}")
     return SETUPS[op]
 
@@ -175,7 +178,7 @@ def setups(op: str) -> dict[str, Callable[..., Call]]:
 def setup(op: str, peer: str) -> Callable[..., Call]:
     """Return the function that sets up `op` for `peer`."""
     by_peer = setups(op)
-    if peer not in by_peer:
+    if not isinstance(peer, str) or peer not in by_peer:
         raise ArgumentError(f"{op} is timed against {', '.join(by_peer)}, found {shown(peer)}")
     if peer in missing():
         raise MissingPackageError(missing()[peer])
@@ -186,12 +189,17 @@ def checked_csr(csr: Any) -> Any:
     """`csr` if it is what every peer accepts."""
     if not sp.issparse(csr) or csr.format != "csr":
         raise ArgumentTypeError(f"peers take a scipy.sparse CSR array, found {type(csr).__name__}; try A.tocsr()")
+    # The libraries follow whatever the arrays hold.
+    open_source(csr, "the matrix").check("the matrix")
+    if csr.data.dtype.kind not in "fc" or len(csr.data) != len(csr.indices):
+        found = f"{len(csr.data)} values of {csr.data.dtype} and {len(csr.indices)} indices"
+        raise ArgumentTypeError(f"peers take a matrix of floats, one for each index, found {found}; try A.astype")
     return csr
 
 
 def checked_dense(name: str, value: np.ndarray, *, shape: tuple[int | None, ...], dtype: np.dtype) -> np.ndarray:
     """`value` as a C-contiguous array, if it has `dtype` and `shape` (None is any extent)."""
-    array = np.ascontiguousarray(value)
+    array = np.ascontiguousarray(array_of_numbers(value, name))
     fits = len(shape) == array.ndim and all(want in (None, have) for want, have in zip(shape, array.shape, strict=True))
     if not fits:
         expected = " x ".join("any" if extent is None else str(extent) for extent in shape)
@@ -270,7 +278,10 @@ def mttkrp(peer: str, tensor: Any, B: np.ndarray, C: np.ndarray) -> Call:
     callable
         Computes and returns D, shape (n_i, r).
     """
-    prepare, dtype = setup("mttkrp", peer), tensor.values.dtype
+    prepare = setup("mttkrp", peer)
+    if not isinstance(tensor, CooTensor):
+        raise ArgumentTypeError(f"tensor: expected a CooTensor, got {shown(tensor)}. Make one of its coordinates.")
+    dtype = tensor.values.dtype
     if len(tensor.shape) != 3:
         raise ArgumentError(f"mttkrp takes a tensor of 3 dimensions, found {len(tensor.shape)}")
     left = checked_dense("B", B, shape=(tensor.shape[1], None), dtype=dtype)

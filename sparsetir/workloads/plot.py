@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.errors import ArgumentError
-from sparsetir.utils.arguments import as_path, shown
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.interop.sources import open_source
+from sparsetir.utils.arguments import as_count, as_path, as_positive, as_real, as_sequence, shown
 from sparsetir.utils.files import writing_file
 from sparsetir.utils.imports import require
 
@@ -69,7 +70,7 @@ def density(matrix: Any, *, bins: int = MAX_BINS) -> np.ndarray:
     -------
     numpy.ndarray of int64, shape (min(m, bins), min(n, bins))
     """
-    csr = sp.csr_array(matrix)
+    csr, bins = _as_csr(matrix), as_count(bins, "bins")
     height, width = (min(bins, extent) for extent in csr.shape)
     counts = np.zeros((height, width), np.int64)
     # A band of rows at a time keeps the memory small on matrices with 10**8 nonzeros.
@@ -78,6 +79,18 @@ def density(matrix: Any, *, bins: int = MAX_BINS) -> np.ndarray:
         columns = csr.indices[begin:end].astype(np.int64)
         counts[band] = np.bincount(columns * width // csr.shape[1], minlength=width)
     return counts
+
+
+def _as_csr(matrix: Any) -> Any:
+    """Return a matrix as rows whose arrays can be followed."""
+    if sp.issparse(matrix):
+        open_source(matrix, "matrix").check("matrix")
+    elif not isinstance(matrix, np.ndarray) or matrix.dtype.kind not in "biufc":
+        fault = f"expected a matrix of scipy, got {shown(matrix)}"
+        raise ArgumentTypeError(f"matrix: {fault}. Convert it, for example with scipy.sparse.csr_array.")
+    if matrix.ndim != 2:
+        raise ArgumentError(f"matrix: expected two dimensions, got shape {matrix.shape}. Pass a matrix.")
+    return sp.csr_array(matrix)
 
 
 def spy(matrix: Any, path: str | Path) -> Path:
@@ -95,6 +108,7 @@ def spy(matrix: Any, path: str | Path) -> Path:
     Path
         The file written.
     """
+    matrix = _as_csr(matrix)
     figure, axes = new_figure(6.0, 6.0)
     shade(figure, axes, matrix)
     m, n = matrix.shape
@@ -163,7 +177,10 @@ def curve(
     Path
         The file written.
     """
-    trials = list(history)
+    trials, labels = as_sequence(history, "history", "trials"), as_sequence(labels, "labels", "names of trials")
+    if not isinstance(title, str):
+        raise ArgumentTypeError(f"title: expected text, got {shown(title)}. Pass a str.")
+    untuned = None if untuned is None else as_positive(untuned, "untuned", "a positive number of seconds")
     if not trials:
         raise ArgumentError("a tuning curve needs at least one trial, found an empty history; try more trials")
     milliseconds = series(trials, "seconds") * 1e3
@@ -171,7 +188,7 @@ def curve(
     timed = bool(np.isfinite(elapsed).all())
     x = elapsed if timed else np.arange(1, len(trials) + 1)
     figure, axes = new_figure(7.0, 4.0)
-    kinds = np.array(labels if len(labels) == len(trials) else ["trial"] * len(trials))
+    kinds = np.array(list(map(str, labels)) if len(labels) == len(trials) else ["trial"] * len(trials))
     for n, kind in enumerate(dict.fromkeys(kinds.tolist())):
         colour = "tab:gray" if len(set(kinds.tolist())) == 1 else f"C{n + 1}"
         axes.plot(x[kinds == kind], milliseconds[kinds == kind], ".", color=colour, alpha=0.7, label=kind)
@@ -193,7 +210,8 @@ def curve(
 def series(trials: list[Any], name: str) -> np.ndarray:
     """Field `name` of every trial as float64; NaN where it is absent, None or infinite."""
     points = [trial.get(name) if isinstance(trial, dict) else getattr(trial, name, None) for trial in trials]
-    values = np.array([np.nan if value is None else value for value in points], np.float64)
+    numbers = [np.nan if value is None else as_real(value, f"{name} of a trial") for value in points]
+    values = np.array(numbers, np.float64)
     return np.where(np.isfinite(values), values, np.nan)
 
 

@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from sparsetir.utils.arguments import as_count, as_seconds
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.utils.arguments import as_count, as_mapping, as_seconds, as_sequence, shown
 
+MOST_ROUNDS = 1_000_000
+LONGEST = 86_400.0  # seconds of all cases together: a day
 MIN_CALLS = 3
 LONG_CALL = 2e-3  # seconds of a call as long as which it may wait for a core
 MAX_REPEATS = 3
@@ -43,6 +46,9 @@ class Timing:
     @classmethod
     def of(cls, samples: list[float], *, discarded: int = 0) -> Timing:
         """Summarise `samples`, of which there must be at least one."""
+        samples = [as_seconds(sample, "samples") for sample in as_sequence(samples, "samples", "seconds")]
+        if not samples:
+            raise ArgumentError("samples: expected one or more, got none. Pass the seconds of a call.")
         return cls(median(samples), min(samples), max(samples), tuple(samples), discarded)
 
     @property
@@ -136,8 +142,15 @@ def interleave(
     >>> times["sum"].min <= times["sum"].median <= times["sum"].max
     True
     """
-    rounds = as_count(rounds, "rounds")
+    cases, rounds = as_mapping(cases, "cases", "functions by their names"), as_count(rounds, "rounds", most=MOST_ROUNDS)
+    for name, call in cases.items():
+        if not callable(call):
+            raise ArgumentTypeError(f"cases[{name!r}]: expected a function, got {shown(call)}. Pass one.")
     burst_seconds, rest = as_seconds(burst_seconds, "burst_seconds"), as_seconds(rest, "rest")
+    seconds = rounds * len(cases) * (burst_seconds + rest)
+    if seconds > LONGEST:
+        fault = f"expected to be done in {LONGEST:g} seconds, got {shown(rounds)} rounds that take {seconds:.3g}"
+        raise ArgumentError(f"rounds, burst_seconds, rest: {fault}. Pass smaller ones.")
     samples: dict[str, list[float]] = {name: [] for name in cases}
     discarded = dict.fromkeys(cases, 0)
     for _ in range(rounds):

@@ -19,8 +19,9 @@ import sparsetir
 import sparsetir.dask
 import sparsetir.relax as srelax
 import torch
-from sparsetir import blocks, formats, ops, tuning
+from sparsetir import bench, blocks, formats, ops, tuning
 from sparsetir import scipy as accelerated
+from sparsetir.errors import ArgumentError
 from tests.bad_arguments import BAD, Case, faults_of, matrix, positional
 from tests.quick_code import quick_code
 
@@ -39,6 +40,7 @@ WITHOUT_CASE = {
     "tuning": {"Candidate", "Key", "Record", "TuneManyResult", "TuneResult", "TuneTask"},
     "blocks": {"BlockMatrix", "Plan", "open_blocks", "save_blocks"},
     "dask": set(),
+    "bench": {"MissingPackageError"},
     "scipy": set(),
 }  # fmt: skip
 MODULES = {
@@ -46,6 +48,7 @@ MODULES = {
     "tuning": tuning,
     "blocks": blocks,
     "dask": sparsetir.dask,
+    "bench": bench,
     "scipy": accelerated,
 }
 
@@ -177,6 +180,22 @@ CASES: dict[str, Case] = {
     "BlockMatrix.pca": (method(stored, "pca"), {"k": 1}),
     "BlockMatrix.sddmm": (method(stored, "sddmm"), {"X": X, "Y": X, "out": None}),
     "BlockMatrix.gcn": (method(stored, "gcn"), {"weights": [np.ones((3, 2), "float32")], "X": X, "out": None}),
+    "bench.Timing": (bench.Timing.of, {"samples": [1.0, 2.0], "discarded": 0}),
+    "bench.available": (bench.available, {"op": "spmm"}),
+    "bench.curve": (bench.curve, {
+        "history": [{"seconds": 1.0}, {"seconds": 0.5}], "path": "missing/x.nothing", "title": "", "labels": ["a", "b"],
+        "untuned": 2.0}),
+    "bench.density": (bench.density, {"matrix": matrix(), "bins": 2}),
+    "bench.missing": (bench.missing, {}),
+    "bench.mttkrp": (bench.mttkrp, {
+        "peer": "numpy", "tensor": sparsetir.CooTensor(np.zeros((3, 1), "int32"), np.ones(1, "float32"), (2, 4, 4)),
+        "B": X, "C": X}),
+    "bench.sddmm": (bench.sddmm, {"peer": "scipy", "csr": matrix(), "X": X, "Y": X}),
+    "bench.set_threads": (bench.set_threads, {"count": 1}),
+    "bench.spmm": (bench.spmm, {"peer": "scipy", "csr": matrix(), "B": X}),
+    "bench.spmv": (bench.spmv, {"peer": "scipy", "csr": matrix(), "x": np.ones(4, "float32")}),
+    "bench.spy": (bench.spy, {"matrix": matrix(), "path": "missing/x.nothing"}),
+    "bench.term_document": (bench.term_document, {"root": Path("missing")}),
     "Kernel.script": (method(spmm, "script"), {"stage": 1, "outline": False, "m": 4}),
     "Kernel.source": (method(spmm, "source"), {"kind": "ll"}),
     "ComposedKernel.time": (method(composed, "time"), {"A": matrix(), "B": X, "seconds": 0.0}),
@@ -185,8 +204,9 @@ CASES: dict[str, Case] = {
     "ComposedKernel.write_pieces": (method(composed, "write_pieces"), {"folder": "pieces", "A": matrix()}),
     "BoundKernel.time": (lambda **options: spmm().bind(A=matrix()).time(**options), {"B": X, "seconds": 0.0}),
 }  # fmt: skip
-#: with a few of the bad arguments, because each call compiles
+#: with a few of the bad arguments, because each call compiles, or waits
 COMPILED: dict[str, Case] = {
+    "bench.interleave": (bench.interleave, {"cases": {"a": int}, "rounds": 1, "burst_seconds": 0.0, "rest": 0.0}),
     "relax.build": (srelax.build, {
         "mod": sparse_module(), "target": None, "params": None, "database": None, "tune_seconds": None, "checked": True,
         "assume_finite": False}),
@@ -200,6 +220,8 @@ COMPILED: dict[str, Case] = {
     "relax.SparsifyWeights": (pass_over(srelax.SparsifyWeights, dense_module), {
         "decide": "predict", "rows": 64, "most_dense": 0.7, "tune": False, "max_seconds": 1.0, "database": None,
         "target": None, "progress": False}),
+    "SparsifyWeights.call": (lambda mod: srelax.SparsifyWeights(decide="predict")(mod), {"mod": dense_module()}),
+    "LowerSparse.call": (lambda mod: srelax.LowerSparse()(mod), {"mod": sparse_module()}),
     "relax.LowerSparse": (pass_over(srelax.LowerSparse, sparse_module), {
         "target": None, "database": None, "checked": True, "assume_finite": False, "asked": None}),
 }  # fmt: skip
@@ -232,6 +254,12 @@ def test_every_public_name_has_a_case(module: str) -> None:
 def test_bad_arguments_end_in_own_errors(name: str) -> None:
     faults = faults_of(CASES[name], name)
     assert not faults, faults
+
+
+@pytest.mark.parametrize("options", [{"rounds": 10**30}, {"rest": 1e8}, {"burst_seconds": 1e7, "rounds": 2}])
+def test_a_measurement_that_would_not_end_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=r"rounds: expected|to be done in 86400 seconds"):
+        bench.interleave({"a": int}, **{"burst_seconds": 0, "rest": 0, **options})
 
 
 @pytest.mark.shared(3)

@@ -21,6 +21,7 @@ from tvm.script import sparsetir as T
 import sparsetir.relax as srelax
 from each import pairwise, share
 from sparsetir.codegen.target import native_target
+from sparsetir.errors import StructureError
 from sparsetir.ir.rewriting import collect
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module
 from sparsetir.lower import run as run_passes
@@ -476,7 +477,7 @@ def test_a_wrong_structure_at_run_time_raises(symbolic: bool) -> None:
     make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
     vm = relax.VirtualMachine(srelax.build(module(make, {**csr(A), "B": B}, set(), symbolic)), tvm.cpu())
     for message, (indptr, indices) in bad_structures(A).items():
-        with pytest.raises(RuntimeError, match=f"R.sparse.spmm: {message}"):
+        with pytest.raises(StructureError, match=f"R.sparse.spmm: {message}"):
             vm["main"](*(tvm.runtime.tensor(a) for a in (A.data, indptr, indices, B)))
 
 
@@ -515,7 +516,7 @@ def test_constants_for_any_number_of_columns_are_checked_in_each_call() -> None:
     make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
     mod = module(make, {**csr(A), "B": dense(N, F)}, {"data", "indptr", "indices"}, True)
     vm = relax.VirtualMachine(srelax.build(mod), tvm.cpu())
-    with pytest.raises(RuntimeError, match="indices must be from 0 to one less than the number of columns"):
+    with pytest.raises(StructureError, match="indices must be from 0 to one less than the number of columns"):
         vm["main"](tvm.runtime.tensor(dense(3, F)))
 
 
@@ -533,7 +534,7 @@ def test_row_pointers_of_nothing_are_refused() -> None:
     make = lambda b, x, indptr: srelax.segment_reduce(x, indptr)  # noqa: E731
     mod = module(make, {"x": dense(3), "indptr": np.zeros(5, "int32")}, set(), True)
     vm = relax.VirtualMachine(srelax.build(mod), tvm.cpu())
-    with pytest.raises(RuntimeError, match="segment_sum: indptr must have one element more than there are rows"):
+    with pytest.raises(StructureError, match="segment_sum: indptr must have one element more than there are rows"):
         vm["main"](tvm.runtime.tensor(dense(3)), tvm.runtime.tensor(np.zeros(0, "int32")))
 
 
@@ -542,10 +543,10 @@ def test_other_operators_look_at_their_structures_too() -> None:
     kinds = np.full(A.nnz, 4, "int32")
     args = {"X": dense(N, 3), "W": dense(4, 3, 5), "indptr": A.indptr, "indices": A.indices, "kinds": kinds}
     make = lambda b, X, W, indptr, indices, kinds: srelax.gather_matmul_scatter(X, W, indptr, indices, kinds)  # noqa: E731
-    with pytest.raises(RuntimeError, match="gather_matmul_scatter: kinds must be from 0 to one less than"):
+    with pytest.raises(StructureError, match="gather_matmul_scatter: kinds must be from 0 to one less than"):
         run(module(make, args, set(), False), *args.values())
     segments = {"x": dense(A.nnz - 1), "indptr": A.indptr}
-    with pytest.raises(RuntimeError, match="segment_sum: indptr must rise from 0 to the number of entries"):
+    with pytest.raises(StructureError, match="segment_sum: indptr must rise from 0 to the number of entries"):
         run(module(lambda b, x, indptr: srelax.segment_reduce(x, indptr), segments, set(), True), *segments.values())
 
 
@@ -574,7 +575,7 @@ def test_sizes_of_one_name_are_checked_each() -> None:
         builder.emit_func_output(relax.Tuple(results))
     vm = relax.VirtualMachine(srelax.build(builder.get()), tvm.cpu())
     given = [tvm.runtime.tensor(array) for array in csr(A).values()]
-    with pytest.raises(RuntimeError, match="indices must be from 0 to one less than the number of columns"):
+    with pytest.raises(StructureError, match="indices must be from 0 to one less than the number of columns"):
         vm["main"](*given, tvm.runtime.tensor(dense(N, 2)), tvm.runtime.tensor(dense(3, 2)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -129,6 +130,34 @@ def test_a_file_of_tvm_alone_is_loaded_too(tmp_path: Path) -> None:
     np.testing.assert_allclose(b, 2 * dense(3, 16))
     with pytest.raises(ArgumentError, match="copy its file"):
         model.save(tmp_path / "again.so")
+
+
+def with_constant(constant: np.ndarray) -> srelax.CompiledModel:
+    """A model that returns its argument and a constant."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([2], "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.Tuple([x, relax.const(constant)])))
+    return srelax.compile_model(builder.get())
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (2, 0, 4)])
+def test_constants_without_entries_are_kept(shape: tuple[int, ...], tmp_path: Path) -> None:
+    model = with_constant(np.zeros(shape, "float16"))
+    for one in (model, srelax.load(model.save(tmp_path / "empty.so"))):
+        x, constant = one(np.ones(2, "float32"))
+        assert (x.tolist(), constant.shape, constant.dtype) == ([1, 1], shape, np.dtype("float16"))
+
+
+@needs_compiler
+def test_a_file_that_is_written_again_is_loaded_again(tmp_path: Path) -> None:
+    loaded = []
+    for number in (2, 3):
+        loaded.append(srelax.load(with_constant(np.full(1, number, "float32")).save(tmp_path / "model.so")))
+    assert [model(np.ones(2, "float32"))[1].tolist() for model in loaded] == [[2], [3]]
+    with pytest.raises(pickle.PicklingError, match="has been written again since: load it again"):
+        pickle.dumps(loaded[0])
+    assert pickle.loads(pickle.dumps(loaded[1]))(np.ones(2, "float32"))[1].tolist() == [3]
 
 
 @needs_compiler

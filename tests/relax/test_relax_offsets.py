@@ -88,7 +88,7 @@ def test_a_model_of_symbolic_sizes_refuses_what_32_bits_cannot_address() -> None
         model(data, indptr, indices, np.ones((ROWS, 4), "float16"), Y[:, :4].copy()), [2, 2, 2]
     )
     message = "sddmm: X has more elements than 32-bit indices can address. Pass int64 index arrays"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(OffsetError, match=message):
         model(data, indptr, indices, X, Y)
 
 
