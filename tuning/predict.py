@@ -177,7 +177,7 @@ def _margin(model: CostModel, session: Workload) -> float:
 # Asking takes time, mostly for the numbers of the pattern: the model is asked only where the calls to come take longer
 # than that. What it expects is no promise, so both kernels are timed in the next calls: see
 # `sparsetir.runtime.adaptive`. That reaches 0.93 of the best measured point on a machine that the model was not trained
-# on (`sparsetir bench --from`), where taking its word reaches 0.90, and only what it is certain of, 0.87.
+# on (`sparsetir bench --from`), where taking its word reaches 0.90, and only what it is certain of, 0.79.
 
 
 ASKING, PER_ENTRY = 0.15, 0.6e-6  # seconds that asking takes: once in a process, and for each entry

@@ -37,7 +37,7 @@ HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for i
 HIDDEN = """
     assume_finite calls checked compiled compiled_parts
     convert covered expected_calls finite fitting function is_small plans
-    prepare results run suitable sums_numbers usage
+    preferred prepare results run suitable sums_numbers usage
 """.split()
 
 
@@ -320,6 +320,7 @@ class Kernel(Saved):
             "assume_finite": self.assume_finite,
             "covered": self.covered,
             "convert": self.convert,
+            "preferred": self.preferred,
         }
 
     def compiled_parts(self) -> Iterator[Compiled]:

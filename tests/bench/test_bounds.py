@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.heuristics import Conversion
 from sparsetir.ir.views import decode
 from sparsetir.runtime import adaptive
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Candidate, predict, tune_sparse
 from sparsetir.tuning.features import Operands, matrix_names
@@ -357,6 +359,8 @@ def test_the_model_may_choose_another_schedule_only(monkeypatch: pytest.MonkeyPa
     for _ in range(2 * adaptive.MOST_SAMPLES + 4):
         np.testing.assert_allclose(many(B=inputs["B"]), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)
     assert "unroll=4" in many.explain()
+    preferring = Kernel(kernel.func, kernel.compiled, preferred=found.choices)
+    assert pickle.loads(pickle.dumps(preferring)).suitable(preferring.prepare(inputs))["unroll"] == 4
 
 
 @pytest.mark.parametrize(("feat", "format", "names"), [(1, None, {"lanes"}), (1, formats.ell(), set())])
