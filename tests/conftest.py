@@ -26,6 +26,7 @@ os.environ.setdefault("SPARSETIR_CACHE", "off")
 os.environ.setdefault("SPARSETIR_STRICT", "1")
 # Two workers have as many threads of torch and MKL each as there are cores: those that wait must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+TURNS = 4  # in which each slow test stands once
 NEAR_FRAMES = 4  # which tell TVM whether a function stands in a class
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -37,21 +38,39 @@ SCHEDULED = 4
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the texts in tests/golden anew")
     parser.addoption("--quick", action="store_true", help="one case of each test, and none of those marked slow")
+    parser.addoption(
+        "--turn", type=int, metavar="N", help=f"one case of each test, and one in {TURNS} tests marked slow; others for each N"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    turn = config.getoption("--turn")
+    return [] if turn is None else [f"turn {turn}: `make test TURN={turn}` runs the same cases, `make test-all` all of them"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep some of the cases of tests marked so; with ``--quick``, the first case of each test that is not slow."""
+    """Keep some of the cases of tests marked so; with ``--quick`` or ``--turn``, one case of a test at most."""
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    quick = config.getoption("--quick")
-    kept = {item for cases in tests.values() for item in (_quick(cases) if quick else _sampled(cases))}
+    turn = config.getoption("--turn")
+    keep = _quick if config.getoption("--quick") else _sampled if turn is None else functools.partial(_in_turn, turn)
+    kept = {item for cases in tests.values() for item in keep(cases)}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 
 
 def _quick(cases: list[pytest.Item]) -> list[pytest.Item]:
     return [case for case in cases if not any(case.iter_markers("slow"))][:1]
+
+
+def _in_turn(turn: int, cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Keep one case, the next one in each turn; of a test that is slow, in one of `TURNS` turns."""
+    place = zlib.crc32(cases[0].nodeid.partition("[")[0].encode()) + turn
+    if all(any(case.iter_markers("slow")) for case in cases):
+        return [cases[place // TURNS % len(cases)]] if place % TURNS == 0 else []
+    quick = [case for case in cases if not any(case.iter_markers("slow"))]
+    return [quick[place % len(quick)]]
 
 
 def _sampled(cases: list[pytest.Item]) -> list[pytest.Item]:

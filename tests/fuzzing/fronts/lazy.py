@@ -188,6 +188,8 @@ class Evaluation:
         values, mask = self.exact(e)
         if self.noise and e[0] not in ("leaf", "number", "T", "relu", "abs", "negative"):
             values = values * (1 + self.noise * self.rng.standard_normal(np.shape(values)))
+        if self.noise and e[0] == "gelu":  # 1 + erf(x / sqrt(2)) cancels below zero
+            values = values + self.noise * np.abs(self.of(e[1])[0]) * self.rng.standard_normal(np.shape(values))
         return values, mask
 
     def exact(self, e: Expr) -> Part:
