@@ -2,7 +2,8 @@
 # Needs only Python 3.10 or later, git and make.
 #
 #   make demo             tune SpMM on a real matrix; MATRIX=file OP=spmm FEAT=128 SECONDS=30 OUT=folder
-#   make test             lint, then the whole test suite; SPARSETIR_FULL=1 for all products of families
+#   make test             lint, then one case of each test and a quarter of the slow ones, others at each commit; TURN=3
+#   make test-all         lint, then every case; SPARSETIR_FULL=1 for all products of families
 #   make test-quick       one case of each test that starts no process, within a minute
 #   make fuzz             drawn cases on all fronts; SECONDS=600 SEED=1 WORKERS=1 FRONTS="einsum lazy" OUT=folder
 #   make lint             ruff and mypy
@@ -28,7 +29,10 @@ DEMO_FLAGS := $(if $(MATRIX),--matrix "$(MATRIX)") $(if $(OP),--op $(OP)) $(if $
 FUZZ_FLAGS := --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) --workers $(or $(WORKERS),1) \
               $(FRONTS:%=--front %) $(if $(OUT),--out "$(OUT)")
 
-.PHONY: help demo test test-quick fuzz lint docs bench-overhead clean
+# Which cases run: others at each commit, the same ones at the same commit.
+TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
+
+.PHONY: help demo test test-all test-quick fuzz lint docs bench-overhead clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -37,6 +41,9 @@ demo: $(VENV)/.with-plot
 	$(BIN)/sparsetir demo $(DEMO_FLAGS)
 
 test: lint
+	$(PYTEST) --turn $(TURN)
+
+test-all: lint
 	$(PYTEST)
 
 test-quick: $(VENV)/.with-dev
@@ -59,7 +66,7 @@ docs: $(VENV)/.with-docs
 	@echo "build/site/index.html"
 
 bench-overhead: $(VENV)/.with-plot
-	$(BIN)/python -m sparsetir.bench.overhead
+	$(BIN)/sparsetir bench overhead
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

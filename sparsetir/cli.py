@@ -26,6 +26,26 @@ PRESETS = ("quick", "standard", "thorough")
 MAX_MESSAGE = 400
 LOOPS_SHOWN = 90
 REPEATED_BYTES, SMALLEST_COPY = 16 << 20, 64 << 10
+TABLES = {
+    "attention": "attention under masks and of jagged batches, beside torch",
+    "blocks": "products and PCA of matrices on disk",
+    "cluster": "a cost model of several machines, checked against workers on this one",
+    "conversions": "kernels that convert their matrix by themselves",
+    "expressions": "index notation beside ready programs and other libraries",
+    "formats": "memory, padding, conversion and SpMM of every format of a matrix",
+    "grouped": "grouped products beside torch",
+    "orders": "chains of matrices: the order taken beside all orders",
+    "overhead": "calls, compilation, caches and imports",
+    "pruned": "a pruned transformer layer beside dense torch",
+    "retrieval": "the best documents of queries",
+    "scipy_traces": "programs under sparsetir.scipy.accelerate beside plain scipy",
+    "search": "searches beside a coarse sweep and other seeds",
+    "search_rate": "trials per second of searches",
+    "solvers": "scipy's iterative solvers on a linear operator",
+    "structures": "when a structure of edges pays under patch_pyg",
+    "sweep": "matrices of a family by number of nonzeros",
+    "training": "epochs of graph networks beside torch and torch_geometric",
+}
 PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "xgboost", "torch", "mkl", "matplotlib")
 
 
@@ -42,19 +62,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         The exit status.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = parser().parse_args(argv)
+        if words[:1] == ["bench"] and words[1:2] and words[1] in TABLES:
+            status = run_table(words[1], words[2:])
+        else:
+            args = parser().parse_args(words)
+            status = args.run(args)
+        sys.stdout.flush()
     except SystemExit as stop:
         return int(stop.code or 0)
-    try:
-        status: int = args.run(args)
-        sys.stdout.flush()
     except (SparseTIRError, OSError) as error:
         return complain(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return status
+
+
+def run_table(name: str, options: Sequence[str]) -> int:
+    """Measure and print one of the tables of `sparsetir.bench`: ``sparsetir bench NAME``."""
+    module = importlib.import_module(f"sparsetir.bench.{name}")
+    return int(module.main(options) or DONE)
 
 
 def complain(error: Exception) -> int:
@@ -126,6 +155,10 @@ def parser() -> argparse.ArgumentParser:
     warm.add_argument("--list", action="store_true", help="print what there is to compile, and compile nothing")
 
     bench = command(commands, "bench", run_bench, "time operations in turn with other libraries")
+    width = max(map(len, TABLES)) + 2
+    lines = [f"  {name:{width}}{about}" for name, about in TABLES.items()]
+    bench.formatter_class = VerbatimEpilog
+    bench.epilog = "\n".join(["other tables, sparsetir bench NAME [--help]:", *lines, "", STATUS])
     add_bench(bench)
 
     about = "measure the rates of this machine, which default choices are derived from, and keep them"
@@ -230,6 +263,13 @@ class WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
         if "default" in (action.help or "") or action.default in (None, False, ""):
             return action.help
         return super()._get_help_string(action)
+
+
+class VerbatimEpilog(WithDefaults):
+    """Keeps the lines of what stands below the options."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 class Version(argparse.Action):

@@ -39,13 +39,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the texts in tests/golden anew")
     parser.addoption("--quick", action="store_true", help="one case of each test, and none of those marked slow")
     parser.addoption(
-        "--turn", type=int, metavar="N", help=f"one case of each test, and one in {TURNS} tests marked slow; others for each N"
+        "--turn",
+        type=int,
+        metavar="N",
+        help=f"one case of each test, and one in {TURNS} of those marked slow; others for each N",
     )
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     turn = config.getoption("--turn")
-    return [] if turn is None else [f"turn {turn}: `make test TURN={turn}` runs the same cases, `make test-all` all of them"]
+    return [] if turn is None else [f"turn {turn}: `make test TURN={turn}` runs the same cases, `make test-all` all"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ Retrieval: the best documents for a query
 =========================================
 
 ``sparsetir.Postings`` keeps a matrix of terms by documents as an inverted index. A search returns the documents with
-the highest scores, exactly, and reads only the postings of the query's terms. ``python -m sparsetir.bench.retrieval``
+the highest scores, exactly, and reads only the postings of the query's terms. ``sparsetir bench retrieval``
 compares with other libraries.
 """
 

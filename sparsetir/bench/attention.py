@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention under masks and of jagged batches beside torch, and our attention along single edges.
 
-Run ``python -m sparsetir.bench.attention``. Times are the least of interleaved runs, in milliseconds: of a forward
+Run ``sparsetir bench attention``. Times are the least of interleaved runs, in milliseconds: of a forward
 pass, and of a forward and a backward pass. With ``--jagged`` the table is about sequences of ragged lengths in place of
 masks: padded, one after the other, and as nested tensors of torch.
 """
@@ -192,7 +192,7 @@ def lines(args: argparse.Namespace) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser("python -m sparsetir.bench.attention", description=__doc__)
+    parser = argparse.ArgumentParser("sparsetir bench attention", description=__doc__)
     add = parser.add_argument
     add("--masks", default=",".join(MASKS), help=f"of {', '.join(MASKS)}")
     add("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")

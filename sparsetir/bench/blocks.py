@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products and PCA of matrices on disk: speed beside products in memory and beside other libraries, and peak memory.
 
-Run ``python -m sparsetir.bench.blocks``. Each measurement is a process of its own, so that its peak of resident memory
+Run ``sparsetir bench blocks``. Each measurement is a process of its own, so that its peak of resident memory
 is its own; both sides of a ratio run in turn. Files are written to a temporary folder, or to ``--folder``, which is
 kept. The page cache is warm: files are read once before. ``--tables`` chooses among products of families of matrices,
 of forms of files, the PCA, and dask arrays on a cluster of two processes.
@@ -305,7 +305,7 @@ def tables(folder: Path, entries: int, cells: int, memory: str) -> dict[str, Ite
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables, or one measurement."""
-    parser = argparse.ArgumentParser("python -m sparsetir.bench.blocks", description=__doc__)
+    parser = argparse.ArgumentParser("sparsetir bench blocks", description=__doc__)
     parser.add_argument("--folder", type=Path, help="for the files, kept; by default a temporary one")
     parser.add_argument("--entries", type=int, default=ENTRIES, help="of the matrices of products")
     parser.add_argument("--cells", type=int, default=CELLS, help="rows of the matrix of the PCA")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cost model of one pass over a matrix on several machines, checked against workers on this one.
 
-Run ``python -m sparsetir.bench.cluster``. Rates are measured with one worker: reading and multiplying blocks together,
+Run ``sparsetir bench cluster``. Rates are measured with one worker: reading and multiplying blocks together,
 sending an operand, and what a task costs. The model predicts the pass with more workers; that pass is then made and
 timed. A second table is what the rates assumed for a cluster, `CLUSTER`, lead to; they are not measured.
 """
@@ -173,7 +173,7 @@ def checked(entries: int, widths: Sequence[int], workers: int) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser("python -m sparsetir.bench.cluster", description=__doc__)
+    parser = argparse.ArgumentParser("sparsetir bench cluster", description=__doc__)
     parser.add_argument("--entries", type=int, default=5_000_000, help="of the matrix that is measured")
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 128], help="columns of the dense operand")
     parser.add_argument("--workers", type=int, default=2, help="processes of this machine")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bound kernels that convert their matrix by themselves, beside the best that could have been done for each trace.
 
-Run ``python -m sparsetir.bench.conversions``. A trace binds a generated matrix and makes a number of calls. It is run
+Run ``sparsetir bench conversions``. A trace binds a generated matrix and makes a number of calls. It is run
 by a kernel that never converts, by one that converts at the first call whatever that costs, by one that was told the
 number of calls, and by one that was told nothing. The clairvoyant picks the less of the first two; the others are shown
 relative to that. Code is compiled before, as the disk cache keeps it.
@@ -80,7 +80,7 @@ def lines(names: Sequence[str], size: str, traces: Sequence[int], columns: int, 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser("python -m sparsetir.bench.conversions", description=__doc__)
+    parser = argparse.ArgumentParser("sparsetir bench conversions", description=__doc__)
     parser.add_argument("--matrices", nargs="+", default=list(families()), help="families of the suite")
     parser.add_argument("--size", default="medium", help="of the generated matrices")
     parser.add_argument("--calls", type=int, nargs="+", default=[1, 3, 10, 100, 1000], help="of the traces")

@@ -173,7 +173,7 @@ BY_HAND: dict[str, Callable[..., Call]] = {
 
 # Expressions of index notation beside our own ready programs, scipy, torch, pydata/sparse and finch-tensor.
 #
-# ``python -m sparsetir.bench.expressions`` prints a Markdown table: for each expression the milliseconds of its first
+# ``sparsetir bench expressions`` prints a Markdown table: for each expression the milliseconds of its first
 # call, of later calls, also with sparse operands fixed where others are open, of our ready program or one by hand,
 # and of each library that is installed and says it; then how much memory a call takes, relative to operands and
 # result. Results that disagree are named below the table. finch-tensor takes seconds for a call and is asked for by
@@ -351,7 +351,7 @@ def ratios(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.expressions", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sparsetir bench expressions", description=__doc__)
     parser.add_argument("--size", type=int, default=20_000, metavar="N", help="extent of most letters")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each call")
     parser.add_argument("--rest", type=parse_seconds, default=0.25, metavar="SECONDS", help="sleep before each turn")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each format makes of a matrix: memory, padding, the time to convert and the time of the untuned SpMM.
 
-``python -m sparsetir.bench.formats FILES`` (or ``--data FOLDER``) prints a table: one row for a matrix and a format
+``sparsetir bench formats FILES`` (or ``--data FOLDER``) prints a table: one row for a matrix and a format
 that suits its pattern. A product is timed in turn with the one over csr, so that other work on the machine slows both,
 and is compared with scipy's before.
 """
@@ -326,7 +326,7 @@ def columns(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the options."""
-    top = argparse.ArgumentParser(prog="python -m sparsetir.bench.formats", description=__doc__)
+    top = argparse.ArgumentParser(prog="sparsetir bench formats", description=__doc__)
     top.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".mtx, .npz, .smtx, also with .gz or .xz")
     top.add_argument("--data", type=Path, metavar="FOLDER", help="every matrix in it")
     top.add_argument("--feat", type=columns, default=128, metavar="N", help="columns of B; 0: no product is timed")

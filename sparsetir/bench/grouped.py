@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped products beside a loop of ``torch.mm``, padded ``torch.bmm`` and ``torch._grouped_mm``.
 
-Run ``python -m sparsetir.bench.grouped``. Times are the least of interleaved runs, in milliseconds.
+Run ``sparsetir bench grouped``. Times are the least of interleaved runs, in milliseconds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def lines(shapes: Sequence[str], dtypes: Sequence[str], depth: int, feat: int, r
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser("python -m sparsetir.bench.grouped", description=__doc__)
+    parser = argparse.ArgumentParser("sparsetir bench grouped", description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help="groups x rows, or groups x ragged")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--depth", type=int, default=256)

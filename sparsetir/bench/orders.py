@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chains of three to five matrices: the order that `einsum` takes beside every order of products of two.
 
-``python -m sparsetir.bench.orders`` prints a Markdown table: the steps that were chosen, the milliseconds of a call, of
+``sparsetir bench orders`` prints a Markdown table: the steps that were chosen, the milliseconds of a call, of
 the best of all orders by hand and of the worst, and the chosen over the best. The geometric mean is in the last row.
 """
 
@@ -103,7 +103,7 @@ def measure(name: str, values: Sequence[Any], *, rounds: int, rest: float) -> Fo
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.orders", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sparsetir bench orders", description=__doc__)
     parser.add_argument("--nnz", type=int, default=100_000, metavar="N", help="entries of A")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each order")
     parser.add_argument("--rest", type=parse_seconds, default=0.0, metavar="SECONDS", help="sleep before each turn")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this package costs besides the loops: calls, compilation, caches, imports.
 
-``python -m sparsetir.bench.overhead`` prints a table of medians. What happens once in a process is measured in
+``sparsetir bench overhead`` prints a table of medians. What happens once in a process is measured in
 fresh processes with a cache folder of their own, ``SPARSETIR_CACHE``.
 """
 
@@ -172,7 +172,7 @@ def text(lines: list[Line]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table, and say so if the machine was busy."""
-    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.overhead", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sparsetir bench overhead", description=__doc__)
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="fresh processes with each cache")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each call")
     args = parser.parse_args(argv)

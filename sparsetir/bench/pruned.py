@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pruned transformer layer for inference beside torch: eager in float32 and bfloat16, and compiled by inductor.
 
-``python -m sparsetir.bench.pruned`` prints a table: milliseconds of a call, the gain over torch in float32, the error
+``sparsetir bench pruned`` prints a table: milliseconds of a call, the gain over torch in float32, the error
 of the outputs relative to float32, and how many weights of the layer are sparse. With ``--densities`` it is about one
 matrix product: by shape of blocks and density, and the density at which sparse and dense take as long.
 """
@@ -226,12 +226,12 @@ def density_tables(args: argparse.Namespace) -> list[list[list[str]]]:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the parsed command line."""
-    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.pruned", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sparsetir bench pruned", description=__doc__)
     add = parser.add_argument
     add("--features", type=int, default=512, help="of a token, a multiple of 64 (default: 512)")
     add("--batch", type=int, default=4, help="sequences (default: 4)")
     add("--length", type=int, default=64, help="tokens of a sequence (default: 64)")
-    add("--weights", default=",".join(MASKS), help=f"of {', '.join(MASKS)}")
+    add("--weights", default=",".join(MASKS), help="of " + ", ".join(MASKS).replace("%", "%%"))
     add("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
     add("--densities", default="", help="of one product in place of a layer, such as 0.05,0.1,0.2,0.3,0.5")
     add("--seconds", type=parse_seconds, default=1.0, help="for each way (default: 1)")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The best documents of queries over generated BM25 weights, beside scipy, sparse_dot_topn and bm25s.
 
-Run ``python -m sparsetir.bench.retrieval``. Documents draw terms from a Zipf distribution. Every way answers the same
+Run ``sparsetir bench retrieval``. Documents draw terms from a Zipf distribution. Every way answers the same
 queries, in turn; times are the least of several rounds. scipy's are those of the product alone, without a choice of the
 best documents. bm25s has an index of its own, whose scores it sums; it is timed if the package is installed.
 """
@@ -129,7 +129,7 @@ def lines(options: argparse.Namespace) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser("python -m sparsetir.bench.retrieval", description=__doc__)
+    parser = argparse.ArgumentParser("sparsetir bench retrieval", description=__doc__)
     parser.add_argument("--documents", type=int, default=500_000)
     parser.add_argument("--terms", type=int, default=50_000)
     parser.add_argument("--length", type=int, default=60, help="terms of a document, on average")

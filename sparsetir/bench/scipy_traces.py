@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of calls with `sparsetir.scipy.accelerate` beside plain scipy, in turn, in several processes.
 
-Run ``python -m sparsetir.bench.scipy_traces``. A trace is a number of calls of an operation on a generated matrix; what
+Run ``sparsetir bench scipy_traces``. A trace is a number of calls of an operation on a generated matrix; what
 counts is its whole time, with whatever is spent on loading and comparing kernels. A first run compiles the kernels and
 leaves the outcomes of its comparisons; entering the context, some tenths of a millisecond, is not counted.
 """
@@ -100,7 +100,7 @@ def lines(sizes: Sequence[int], counts: Sequence[int], repeat: int) -> Iterator[
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, or run one trace of it."""
-    parser = argparse.ArgumentParser("python -m sparsetir.bench.scipy_traces", description=__doc__)
+    parser = argparse.ArgumentParser("sparsetir bench scipy_traces", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[300, 3000, 100_000])
     parser.add_argument("--calls", type=int, nargs="+", default=[1, 10, 100, 1000, 10_000])
     parser.add_argument("--repeat", type=int, default=3, help="processes of each trace")

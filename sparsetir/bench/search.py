@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How good a search is: compared with a coarse sweep, schedules alone, one without the shipped model, and other seeds.
 
-``python -m sparsetir.bench.search --data FOLDER --ops spmm:128 --seconds 60`` tunes every case from an empty database
+``sparsetir bench search --data FOLDER --ops spmm:128 --seconds 60`` tunes every case from an empty database
 and then times what was found in turn with the other kernels.
 """
 
@@ -193,7 +193,7 @@ def sources_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tup
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.search", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sparsetir bench search", description=__doc__)
     add_sources(parser)
     parser.add_argument("--seconds", type=parse_seconds, default=60.0, help="of each search; 60")
     parser.add_argument("--seeds", type=int, default=1, help="searches of each case; 1")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speed of searches: trials per second, convergence to the result, and its gain over untuned kernels.
 
-``sparsetir warm; python -m sparsetir.bench.search_rate --data FOLDER --ops spmm:128,spmv`` searches from an empty
+``sparsetir warm; sparsetir bench search_rate --data FOLDER --ops spmm:128,spmv`` searches from an empty
 database for every case, then times what was found in turn with the untuned kernels.
 """
 
@@ -118,7 +118,7 @@ def run(sources: Sequence[Any], products: Sequence[Product], **how: Any) -> list
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.search_rate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sparsetir bench search_rate", description=__doc__)
     add_sources(parser)
     parser.add_argument("--preset", choices=tuple(PRESETS), default="quick", help="of each search; quick")
     parser.add_argument("--trials", type=int, metavar="N", help="of each search instead")

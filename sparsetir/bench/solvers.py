@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """scipy's iterative solvers on a matrix, and on `sparsetir.linear_operator` of it.
 
-Run ``python -m sparsetir.bench.solvers``. A solve includes wrapping the matrix, so that compiling and converting in the
+Run ``sparsetir bench solvers``. A solve includes wrapping the matrix, so that compiling and converting in the
 background count. Both sides run in turn; the tables have the least time of several rounds. A product of each kind is
 compiled before, as the disk cache keeps it.
 """
@@ -96,7 +96,7 @@ def lines(sides: Sequence[int], iterations: Sequence[int], repeat: int) -> Itera
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser("python -m sparsetir.bench.solvers", description=__doc__)
+    parser = argparse.ArgumentParser("sparsetir bench solvers", description=__doc__)
     parser.add_argument("--sides", type=int, nargs="+", default=[50, 300, 700], help="of the square of the stencil")
     parser.add_argument("--iterations", type=int, nargs="+", default=[5, 100, 400], help="limits of the solvers")
     parser.add_argument("--repeat", type=int, default=5, help="rounds of which the least time counts")

@@ -2,7 +2,7 @@
 """The work for which a structure of edges pays under `sparsetir.torch.patch_pyg`: the measurement behind its rule.
 
 Each step trains two layers on edges that never came before, once with torch_geometric's own functions and once along a
-structure that is built for it. Run ``python -m sparsetir.bench.structures``.
+structure that is built for it. Run ``sparsetir bench structures``.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def lines(edges: Sequence[int], features: Sequence[int], steps: int | None = Non
                 yield f"{row} | {plain * 1e3:.2f} | {along / plain:.2f} |"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser("sparsetir bench structures", description=__doc__)
     parser.add_argument("--edges", type=int, nargs="+", default=EDGES)
     parser.add_argument("--features", type=int, nargs="+", default=FEATURES)
     parser.add_argument("--steps", type=int)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     for line in lines(options.edges, options.features, options.steps):
         print(line, flush=True)
 

@@ -34,7 +34,7 @@ from sparsetir.workloads.timing import burst, interleave
 
 # How time and memory grow with the number of nonzeros.
 #
-# ``python -m sparsetir.bench.sweep`` multiplies members of a family that differ in size only, each in a fresh process,
+# ``sparsetir bench sweep`` multiplies members of a family that differ in size only, each in a fresh process,
 # and prints nanoseconds for each nonzero and the peak of the memory over that of operands, result and format.
 
 
@@ -95,7 +95,7 @@ def table(families: Sequence[str], sizes: Sequence[int], feat: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.sweep", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sparsetir bench sweep", description=__doc__)
     parser.add_argument("--families", default=FAMILIES, help=f"of {', '.join(suite.MATRICES)}; {FAMILIES}")
     parser.add_argument("--sizes", default=SIZES, help=f"nonzeros aimed at; {SIZES}")
     parser.add_argument("--feat", type=int, default=32, help="columns of the dense operand, 0 for a vector; 32")

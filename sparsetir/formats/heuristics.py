@@ -139,7 +139,7 @@ AS_FULL = 0.95  # how full wide slices must be, relative to narrow ones
 MUCH_FULLER = 1.1  # how full slices of rows from far away must be, relative to those of near ones
 HALF_FULL = 0.5  # slices, so that what is on no diagonal can be stored in some
 # Rough seconds for each entry: converting it, and what a call saves for each number that is computed with it where no
-# call was timed (AMD Zen 3). `python -m sparsetir.bench.formats` prints both for a matrix.
+# call was timed (AMD Zen 3). `sparsetir bench formats` prints both for a matrix.
 CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
 SLICING, SAVED_IN_SLICES = 25e-9, 0.05e-9
 SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.1e-9, 0.2e-9

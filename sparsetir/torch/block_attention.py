@@ -27,7 +27,7 @@ from torch import Tensor
 
 Array = np.ndarray
 
-# Time of a pair of a block relative to that of a single edge, as `python -m sparsetir.bench.attention` compares them.
+# Time of a pair of a block relative to that of a single edge, as `sparsetir bench attention` compares them.
 COSTS = {16: 0.8, 32: 0.7, 64: 0.6}
 MIN_RUNS = 0.5  # share of edges that follow their neighbour of the same row: in blocks of 16 it is nearly one
 MAX_BOUND = 32

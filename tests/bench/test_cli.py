@@ -16,6 +16,7 @@ import scipy.io
 import scipy.sparse as sp
 
 import sparsetir
+from sparsetir import cli
 from sparsetir.bench import MissingPackageError, command, kernels, roofline
 from sparsetir.cli import main, shortened
 from sparsetir.codegen.cache import write_cache
@@ -328,6 +329,20 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for named in ([], ["demo"], ["tune"], ["formats"], ["bench"], ["show"], ["info"]):
         assert main([*named, "--help"]) == 0
         assert "usage: sparsetir" in capsys.readouterr().out
+
+
+def test_every_table_of_bench_has_a_name() -> None:
+    folder = Path(cli.__file__).parent / "bench"
+    modules = {path.stem for path in folder.glob("*.py") if "\ndef main(" in path.read_text()} | {"training"}
+    assert set(cli.TABLES) == modules
+
+
+@pytest.mark.slow
+def test_help_of_every_table_of_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in cli.TABLES:
+        assert main(["bench", name, "--help"]) == 0
+        assert f"usage: sparsetir bench {name} " in capsys.readouterr().out
+    assert main(["bench", "orders", "--families", "no such"]) == 2
 
 
 def test_help_says_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:

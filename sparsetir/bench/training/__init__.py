@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of graph networks with `sparsetir.torch`, beside torch's sparse matrices and torch_geometric.
 
-``python -m sparsetir.bench.training`` prints a table; ``examples/training/graph_network.py`` trains one network and
+``sparsetir bench training`` prints a table; ``examples/training/graph_network.py`` trains one network and
 draws its losses.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m sparsetir.bench.training``."""
+"""``sparsetir bench training``."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def operator_table(graphs: Sequence[str], args: argparse.Namespace) -> str:
 
 def arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """Return the parsed command line."""
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser = argparse.ArgumentParser("sparsetir bench training", description=__doc__)
     add = parser.add_argument
     add("--graph", help="names separated by commas: real ones in the folder that SPARSETIR_DATA names, or rmat:1e5")
     add("--network", default=NETWORKS, help=f"kind and features between the layers; {NETWORKS}")
