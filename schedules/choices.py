@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparsetir.errors import ScheduleError, checks_keywords
 from sparsetir.schedules import dot_product, panel, ragged_sum, row, tile
-from sparsetir.utils.arguments import as_count, as_whole, shown
+from sparsetir.utils.arguments import as_count, as_index, shown
 
 SKETCHES = (panel, ragged_sum, dot_product, tile)
 DECLARED = (*row.DECLARED, *row.CARRY_DECLARED, *(choice for sketch in SKETCHES for choice in sketch.DECLARED))
@@ -41,7 +41,7 @@ class Choices:
     def __post_init__(self) -> None:
         for choice in DECLARED:
             raw = getattr(self, choice.name)
-            value = raw if type(raw) is int else as_whole(raw)  # The fast path matters: searches make thousands.
+            value = raw if type(raw) is int else as_index(raw)  # The fast path matters: searches make thousands.
             if not isinstance(value, int):
                 raise ScheduleError(f"{choice.name} must be a whole number, found {shown(raw)}")
             if not choice.allows(value):

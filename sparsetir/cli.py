@@ -591,7 +591,7 @@ def run_bench(args: argparse.Namespace) -> int:
     products = measure.parse_products(args.ops)
     paths = [*args.files, *(inputs.find_files(args.data) if args.data else [])]
     sources = [*inputs.from_files(paths), *(inputs.from_suite(args.suite, args.size) if args.suite else [])]
-    plan = kernels.Plan(args.tune, args.database, args.rounds, args.rest, args.repeat, args.sweep)
+    plan = kernels.MeasurementPlan(args.tune, args.database, args.rounds, args.rest, args.repeat, args.sweep)
     report = None
     try:
         for report in command.run(sources, products, plan, threads=args.threads):

@@ -13,19 +13,19 @@ from sparsetir.codegen.cache import compile_cached
 from sparsetir.codegen.target import make_target
 from sparsetir.errors import ArgumentTypeError, SparseTIRError, VerifyError
 from sparsetir.formats.format import Format
-from sparsetir.formats.heuristics import Conversion, suited
+from sparsetir.formats.heuristics import Conversion, choose_format
 from sparsetir.interop import is_sparse
 from sparsetir.ir.rules import stores
 from sparsetir.ir.verifier import verify, warn_of_doubtful, warn_of_other_meanings
 from sparsetir.ir.views import decode
-from sparsetir.lower import called, single
+from sparsetir.lower import describe_argument, single
 from sparsetir.lower.annotations import FINITE
 from sparsetir.runtime.bound import BoundComposedKernel, BoundKernel
 from sparsetir.runtime.kernel import Convert, Kernel
-from sparsetir.runtime.nonfinite import Watch, WatchedBound
-from sparsetir.sparse_output import Accumulators, Options, is_assembled
+from sparsetir.runtime.nonfinite import GuardedBound, NonFiniteGuard
+from sparsetir.sparse_output import AccumulatorOptions, Accumulators, is_assembled
 from sparsetir.sparse_output.blocks import assembled_kernel
-from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.utils.arguments import as_count, as_flag
 from sparsetir.utils.memory import uncollected
@@ -83,7 +83,7 @@ def _transformed(func: Any) -> Any:
         return found
     expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition"
     how = ", which is called as it is" if isinstance(getattr(func, "func", None), tirx.PrimFunc) else ""
-    raise ArgumentTypeError(f"{expected}; found {called(func)}{how}")
+    raise ArgumentTypeError(f"{expected}; found {describe_argument(func)}{how}")
 
 
 def _check_stores(program: tirx.PrimFunc) -> None:
@@ -102,14 +102,14 @@ def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
     return ComposedKernel(decomposition, lambda func, covered: _kernel(single(func), target, schedule, covered=covered))
 
 
-def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> AssembledKernel:
+def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> SparseOutputKernel:
     if schedule is None:
         return assembled_kernel(program, target)
     if not isinstance(schedule, Accumulators):
         name, found = program.attrs["global_symbol"], type(schedule).__name__
         expected = "its schedule is a sparsetir.Accumulators"
         raise ArgumentTypeError(f"{name} computes the pattern of its results: {expected}; found {found}")
-    return assembled_kernel(program, target, Options(accumulators=schedule))
+    return assembled_kernel(program, target, AccumulatorOptions(accumulators=schedule))
 
 
 def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:
@@ -132,7 +132,7 @@ def bound_over_another(
     seconds: float | None = None,
     plain: Callable[..., Any] | None = None,
     judge: Judge | None = None,
-) -> BoundComposedKernel | BoundKernel | WatchedBound | None:
+) -> BoundComposedKernel | BoundKernel | GuardedBound | None:
     """Return a bound kernel over the format that suits the fixed matrix, or with a schedule that suits it better.
 
     The result is None where its own format is best as it is, or where it is not the only sparse argument.
@@ -158,12 +158,12 @@ def bound_over_another(
         return None
     # Without zeros between the entries none is multiplied.
     is_safe = kernel.assume_finite or other.convert(name, matrix).padding == 0
-    watch = None if is_safe else Watch.over(parts, kernel.signature)
+    watch = None if is_safe else NonFiniteGuard.over(parts, kernel.signature)
     if bound is None or watch is None:
         return bound
     if plain is not None:
-        return WatchedBound(bound, lambda: plain, watch)
-    return WatchedBound(bound, lambda: BoundKernel(Kernel(kernel.func, kernel.compiled), dict(fixed)), watch)
+        return GuardedBound(bound, lambda: plain, watch)
+    return GuardedBound(bound, lambda: BoundKernel(Kernel(kernel.func, kernel.compiled), dict(fixed)), watch)
 
 
 def format_for(
@@ -209,7 +209,7 @@ def _conversion_for(
     if len(matrix.shape) != 2 or name not in kernel.signature.buffers:
         return None
     shapes = {other: np.shape(value) for other, value in arguments.items() if other != name}
-    conversion = suited(kernel.signature.program, matrix, shapes, calls=calls, seconds=seconds)
+    conversion = choose_format(kernel.signature.program, matrix, shapes, calls=calls, seconds=seconds)
     if judge is not None:
         conversion = judge(
             kernel, matrix, arguments, conversion if _pays(conversion, calls) else None, calls=calls, seconds=seconds

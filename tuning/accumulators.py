@@ -21,11 +21,11 @@ from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.ir.sizes import Size
 from sparsetir.ir.views import decode
 from sparsetir.lower import single
-from sparsetir.sparse_output import Accumulators, Options, is_assembled
+from sparsetir.sparse_output import AccumulatorOptions, Accumulators, is_assembled
 from sparsetir.sparse_output.accumulators import KINDS, ORDERS
-from sparsetir.sparse_output.blocks import Product, assembled_kernel, shared_blocks
-from sparsetir.sparse_output.kernel import AssembledKernel
-from sparsetir.sparse_output.result import Pattern, rows_axis
+from sparsetir.sparse_output.blocks import BlockProduct, assembled_kernel, shared_blocks
+from sparsetir.sparse_output.kernel import SparseOutputKernel
+from sparsetir.sparse_output.result import ResultPattern, rows_axis
 from sparsetir.sparse_output.rows import LEAST_PARTS, SHIFT, update_of
 from sparsetir.sparse_output.workspace import Call
 from sparsetir.tuning.kernel import agrees, circumstances, unfinished, warn_of_no_records
@@ -38,12 +38,12 @@ from sparsetir.tuning.loop import (
     Outcome,
     Progress,
     compared,
-    contest,
     explore,
     is_untuned,
     last_of,
     note,
     rescaled,
+    select_final,
     winner,
     with_best,
 )
@@ -115,7 +115,7 @@ class Trials:
         self.kernel = assembled_kernel(self.func, target)
         self.args = self.kernel.prepare((), dict(inputs))
         self.expected = self.kernel.assemble(self.args)
-        self.built: dict[Candidate, AssembledKernel] = {}
+        self.built: dict[Candidate, SparseOutputKernel] = {}
 
     def key(self) -> Key:
         """Return what the times hold for."""
@@ -144,7 +144,7 @@ class Trials:
 
     def orders(self, call: Call) -> tuple[str, ...]:
         """Return the orders of the rows that may make a difference."""
-        if not Options(accumulators=Accumulators(order="nonempty")).orders(self.kernel.assembly):
+        if not AccumulatorOptions(accumulators=Accumulators(order="nonempty")).orders(self.kernel.assembly):
             return VALUES["order"][:1]
         axis = rows_axis(self.kernel.assembly.source, self.kernel.assembly.rows[-1]) if call.rows > 1 else None
         is_square = axis is not None and call.rows == int(Size(axis.length).at(self.args.sizes))
@@ -158,18 +158,18 @@ class Trials:
 
     def blocks(self) -> tuple[Any, ...]:
         """Return None, and the sizes of the largest blocks that both operands consist of."""
-        product = Product.of(self.kernel.assembly.source)
+        product = BlockProduct.of(self.kernel.assembly.source)
         return (None,) if product is None else (None, *shared_blocks(product, self.args)[:MOST_BLOCKS])
 
-    def call(self, kernel: AssembledKernel) -> Callable[[], Pattern]:
+    def call(self, kernel: SparseOutputKernel) -> Callable[[], ResultPattern]:
         """Return a call of a kernel on the arguments."""
         return lambda: kernel.assemble(self.args)
 
-    def of(self, candidate: Candidate) -> AssembledKernel:
+    def of(self, candidate: Candidate) -> SparseOutputKernel:
         """Return the kernel of a candidate."""
         if candidate not in self.built:
             schedule = accumulators(candidate)
-            self.built[candidate] = assembled_kernel(self.func, self.target, Options(accumulators=schedule))
+            self.built[candidate] = assembled_kernel(self.func, self.target, AccumulatorOptions(accumulators=schedule))
         return self.built[candidate]
 
     def untuned(self) -> Measurement:
@@ -206,10 +206,10 @@ class Trials:
 
     def confirm(self, candidate: Candidate) -> Outcome:
         """Return a contest of a candidate and the untuned kernel."""
-        return contest(self._cases([candidate]))
+        return select_final(self._cases([candidate]))
 
     def _cases(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, Timed]:
-        kernels: dict[Candidate | None, AssembledKernel] = {None: self.kernel, **{c: self.of(c) for c in candidates}}
+        kernels: dict[Candidate | None, SparseOutputKernel] = {None: self.kernel, **{c: self.of(c) for c in candidates}}
         return {c: partial(typical, self.call(kernel)) for c, kernel in kernels.items()}
 
 
@@ -235,7 +235,7 @@ def is_one(candidate: Candidate | None) -> bool:
         return False
 
 
-def same(first: Pattern, second: Pattern) -> bool:
+def same(first: ResultPattern, second: ResultPattern) -> bool:
     """Return whether two results are equal, bit by bit."""
     pairs = zip((first.indptr, first.keys, *first.values), (second.indptr, second.keys, *second.values), strict=True)
     return all(a.tobytes() == b.tobytes() for a, b in pairs)
@@ -394,7 +394,7 @@ def _told(
     )
 
 
-def recorded_accumulators(program: Any, target: Any, path: str | Path) -> AssembledKernel:
+def recorded_accumulators(program: Any, target: Any, path: str | Path) -> SparseOutputKernel:
     """Return the kernel that the last search for a program on this machine ended with, whatever its arguments were.
 
     Without one that ended, the best trial of the last that did not, if it is clearly better; else the untuned kernel.
@@ -419,7 +419,7 @@ def recorded_accumulators(program: Any, target: Any, path: str | Path) -> Assemb
     best = [*unfinished_choices, *choices][-1:]
     if not best or best[0] is None:
         return kernel
-    return assembled_kernel(func, target, Options(accumulators=accumulators(best[0])))
+    return assembled_kernel(func, target, AccumulatorOptions(accumulators=accumulators(best[0])))
 
 
 __all__ = [

@@ -20,7 +20,7 @@ from sparsetir.ir.effects import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.lower import single
-from sparsetir.runtime.call_plan import Timing
+from sparsetir.runtime.call_plan import CallTiming
 from sparsetir.schedules import Choices
 from sparsetir.sparse_output import Accumulators
 from sparsetir.tuning.accumulators import computes_patterns, refuse_assembled, refuse_others, tune_accumulators
@@ -44,7 +44,7 @@ from sparsetir.tuning.loop import (
 )
 from sparsetir.tuning.measure import reason
 from sparsetir.tuning.model import CostModel, Model, as_model
-from sparsetir.tuning.predict import Guess, guess
+from sparsetir.tuning.predict import Recommendation, guess
 from sparsetir.tuning.records import Database, Record
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search, check_strategy
@@ -55,11 +55,11 @@ from sparsetir.tuning.workers.remote import check_executor, opened
 from sparsetir.utils import arguments
 from sparsetir.utils.arguments import (
     as_flag,
+    as_index,
     as_path,
     as_positive,
     as_seconds,
     as_sequence,
-    as_whole,
     is_real,
     renamed_parameters,
 )
@@ -506,7 +506,7 @@ def known_best(session: Session, records: Database, cost: Cost, untuned: Record)
     return best if best is not None and cost(best) <= WORTH * cost(before) else None, before
 
 
-def expected(session: Session, found: Guess, seconds: float) -> Record:
+def expected(session: Session, found: Recommendation, seconds: float) -> Record:
     """Return a guess as a record without a time, `seconds` being that of the untuned kernel."""
     candidate, format = found.candidate, found.candidate.format
     stored_as = None if format is None else repr(format)
@@ -592,7 +592,7 @@ def check_arguments(
         class_name = type(inputs).__name__
         raise ArgumentTypeError(f'inputs must name the arguments, as in {{"A": A, "B": B}}; found {class_name}')
     for name, value, least in (("max_trials", max_trials, 0), ("patience", patience, 1)):
-        value = as_whole(value)
+        value = as_index(value)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             description = "a positive integer" if least else "an integer that is not negative"
             raise ArgumentError(f"{name} must be {description}, found {arguments.shown(value)}")
@@ -661,7 +661,7 @@ class Autotuned:
         """Fix some arguments; the kernel is chosen with the first call."""
         return BoundAutotuned(self, arguments)
 
-    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
         """Time repeated calls of the kernel for these sizes; see `Kernel.time`."""
         return self.result(**arguments).kernel.time(seconds=seconds, **arguments)
 
@@ -698,7 +698,7 @@ class BoundAutotuned:
         """Run with the open arguments; see `Kernel.__call__`."""
         return self._chosen(arguments)(**arguments)
 
-    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
         """Time repeated calls, all arguments ready."""
         return self._chosen(arguments).time(seconds=seconds, **arguments)
 

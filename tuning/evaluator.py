@@ -21,7 +21,7 @@ from sparsetir.formats.format import Format
 from sparsetir.interop import is_sparse
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.schedules import Choices
-from sparsetir.tuning.features import Stored
+from sparsetir.tuning.features import ArgumentStorage
 from sparsetir.tuning.knobs import Template
 from sparsetir.tuning.lowered_program import compile_together
 from sparsetir.tuning.measure import (
@@ -35,7 +35,7 @@ from sparsetir.tuning.measure import (
     typical,
 )
 from sparsetir.tuning.space import Candidate, Values
-from sparsetir.tuning.variants import Call, FormatVariants, Workload
+from sparsetir.tuning.variants import Call, FormatVariants, PreparedCall
 from sparsetir.workloads.reference import KnownOp, Reference, recognise
 from sparsetir.workloads.timing import LONG_CALL, timed_calls
 
@@ -55,7 +55,7 @@ class Prepared:
     ----------
     values : mapping of str to tuple, optional
         The choices that make a difference.
-    stored : Stored, optional
+    stored : ArgumentStorage, optional
         How the format stores the argument.
     usual : Choices, optional
         What an untuned kernel over the format does for the arguments.
@@ -63,7 +63,7 @@ class Prepared:
     """
 
     values: Values | None = None
-    stored: Stored | None = None
+    stored: ArgumentStorage | None = None
     usual: Choices | None = None
     error: str | None = None
 
@@ -75,7 +75,7 @@ class Formats:
         self.known: dict[Format | None, Prepared] = {}
 
     @property
-    def stored(self) -> dict[Format | None, Stored]:
+    def stored(self) -> dict[Format | None, ArgumentStorage]:
         """How the formats that are ready store the argument."""
         return {f: ready.stored for f, ready in self.known.items() if ready.stored is not None}
 
@@ -126,7 +126,7 @@ class Evaluator:
     ) -> None:
         self.func, self.inputs, self.target, self.template = func, dict(inputs), target, template
         self.kernel = make_kernel(func, target)
-        self.workload = Workload(self.kernel, self.inputs)
+        self.workload = PreparedCall(self.kernel, self.inputs)
         self.known: KnownOp | None = recognise(func)
         self.names = [str(p.name) for p in func.params]
         self.untuned = self.workload.call(self._untuned(), self.names)
@@ -135,7 +135,7 @@ class Evaluator:
         self.variants = FormatVariants(self.kernel, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.variants(None).sizes
         self.best = float("inf")  # of all candidates: seconds over those of the untuned kernel
-        self.paces: deque[Pace] = deque(maxlen=LATELY)
+        self.paces: deque[BaselineTime] = deque(maxlen=LATELY)
         if template is None:
             # A program that the sketches cannot schedule is an error here, not a failed trial.
             self.variants.values(None)
@@ -250,7 +250,7 @@ class Evaluator:
         """
         if seconds / usual >= self.best:
             return usual
-        self.paces.append(Pace(self.typical(None, turn), time.perf_counter()))
+        self.paces.append(BaselineTime(self.typical(None, turn), time.perf_counter()))
         return min(usual, self.paces[-1].seconds)
 
     def disagreement(
@@ -263,7 +263,7 @@ class Evaluator:
 
 
 @dataclass(frozen=True)
-class Pace:
+class BaselineTime:
     """A typical call of the untuned kernel, and when it was timed."""
 
     seconds: float
@@ -281,7 +281,7 @@ def paced(evaluator: Evaluator, seconds: float) -> float:
     """
     if not evaluator.paces or not evaluator.paces[-1].is_younger(1):
         typical = evaluator.typical(None, seconds)
-        evaluator.paces.append(Pace(typical, time.perf_counter()))
+        evaluator.paces.append(BaselineTime(typical, time.perf_counter()))
     return min(pace.seconds for pace in evaluator.paces if pace.is_younger(LATELY) or pace is evaluator.paces[-1])
 
 

@@ -23,7 +23,7 @@ from sparsetir.ir.views import SparseBuffer
 from sparsetir.schedules import Choices
 from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.space import Candidate
-from sparsetir.tuning.work import USUAL, Rates, Work
+from sparsetir.tuning.work import USUAL, CoreRates, Work
 from sparsetir.utils.machine import LINE, MachineProfile, interpolate
 
 # Storage estimates of formats for the cost model: from the numbers of the pattern, without converting.
@@ -42,28 +42,28 @@ class Estimates:
     ----------
     pattern : Pattern or None
         Of the tensor, where it is known.
-    own : Stored
+    own : ArgumentStorage
         How the argument is stored as it came.
     itemsize : int
         Bytes of a value.
     """
 
-    def __init__(self, pattern: Pattern | None, own: Stored, itemsize: int) -> None:
+    def __init__(self, pattern: Pattern | None, own: ArgumentStorage, itemsize: int) -> None:
         self.pattern, self.own, self.itemsize = pattern, own, itemsize
-        self._made: dict[Format | None, Stored] = {None: own}
+        self._made: dict[Format | None, ArgumentStorage] = {None: own}
 
-    def __call__(self, format: Format | None) -> Stored:
+    def __call__(self, format: Format | None) -> ArgumentStorage:
         """Return the estimate for a format; None is as the argument came."""
         if format not in self._made:
             self._made[format] = self._estimated(format) if format is not None else self.own
         return self._made[format]
 
-    def _estimated(self, format: Format) -> Stored:
+    def _estimated(self, format: Format) -> ArgumentStorage:
         estimate = Estimate(self.own.values) if self.pattern is None else format.estimate(self.pattern)
         values, rows = round(estimate.values), format.block[0]
         numbers = values // estimate.per_index if estimate.per_index else 0
         pointers = self.pattern.shape[0] // rows if self.pattern is not None else 0
-        return Stored(values, values * self.itemsize + INDEX * (numbers + pointers), estimate.pieces, rows)
+        return ArgumentStorage(values, values * self.itemsize + INDEX * (numbers + pointers), estimate.pieces, rows)
 
 
 # Features of a candidate: the pattern, how the format stores it, the choices, and analytic terms.
@@ -84,7 +84,7 @@ CHOICES = ("tile", "chunks", "unroll", "prefetch", "stream", "carry", "panel", "
 
 
 @dataclass(frozen=True)
-class Stored:
+class ArgumentStorage:
     """Storage of the argument in a format.
 
     Parameters
@@ -122,7 +122,7 @@ class Operands:
         Length of a gathered row; 0 if it is that of the result.
     work : Work
         What the program does.
-    rates : Rates
+    rates : CoreRates
         Of the machine.
     profile : MachineProfile, optional
         Of the machine; by default the one in use on this one.
@@ -135,7 +135,7 @@ class Operands:
     threads: int
     width: int = 0
     work: Work = NO_WORK
-    rates: Rates = USUAL
+    rates: CoreRates = USUAL
     profile: MachineProfile | None = None
 
     @property
@@ -144,7 +144,7 @@ class Operands:
         return self.profile or profile_in_use()
 
     @classmethod
-    def of(cls, work: Work, threads: int, rates: Rates = USUAL, profile: MachineProfile | None = None) -> Operands:
+    def of(cls, work: Work, threads: int, rates: CoreRates = USUAL, profile: MachineProfile | None = None) -> Operands:
         """Return those of a program's work."""
         gathered = work.gathered
         feat = max((int(a.run) for a in work.results), default=1)
@@ -212,7 +212,7 @@ def density(indptr: np.ndarray, indices: np.ndarray, columns: int) -> dict[str, 
 
 
 def of_candidate(
-    candidate: Candidate, stored: Stored, operands: Operands, nnz: int, values: Mapping[str, Any] | None = None
+    candidate: Candidate, stored: ArgumentStorage, operands: Operands, nnz: int, values: Mapping[str, Any] | None = None
 ) -> dict[str, float]:
     """Return numbers of a format and of choices, and what follows from both; `values` has the candidates of knobs."""
     name = candidate.format.name if candidate.format is not None else ""
@@ -234,7 +234,7 @@ def of_other_choices(choices: Choices | Config) -> dict[str, float]:
     return {f"choice_{name}": log(value) for name, value in choices.as_dict().items() if name not in CHOICES}
 
 
-def of_work(stored: Stored, operands: Operands, nnz: int) -> dict[str, float]:
+def of_work(stored: ArgumentStorage, operands: Operands, nnz: int) -> dict[str, float]:
     """Return numbers of what the program does, with as much padding as the format has."""
     padding = max(stored.values / max(nnz, 1), 1e-3)
     return operands.work.numbers(operands.rates, padding, operands.machine.caches)
@@ -264,7 +264,7 @@ def _is_number(part: Any) -> bool:
     return part is None or isinstance(part, (int, float))
 
 
-def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str, float]:
+def _analytic(choices: Choices, stored: ArgumentStorage, operands: Operands) -> dict[str, float]:
     """Return bytes that move, and what they mean for the caches."""
     width = operands.width or operands.feat
     row = width * operands.itemsize
@@ -314,7 +314,7 @@ ROW, CHUNK = 2e-9, 0.5e-6  # seconds to begin a row of a tile, and a parallel pi
 
 
 @dataclass(frozen=True)
-class Structure:
+class MatrixFacts:
     """Facts of a matrix that the analytic terms need.
 
     Parameters
@@ -338,7 +338,7 @@ class Structure:
     distinct: float
 
     @classmethod
-    def of(cls, pattern: Pattern | None) -> Structure:
+    def of(cls, pattern: Pattern | None) -> MatrixFacts:
         """Return what the terms need of a pattern; of tensors only sizes are known."""
         if pattern is None:
             return cls(1, 1, 1, 1, 1.0, 1.0)
@@ -350,13 +350,15 @@ class Structure:
         return cls(nnz, rows, columns, max(pattern.rows.max, 1), apart, pattern.panel_columns)
 
 
-def terms(candidate: Candidate, stored: Stored, operands: Operands, structure: Structure) -> dict[str, float]:
+def terms(
+    candidate: Candidate, stored: ArgumentStorage, operands: Operands, structure: MatrixFacts
+) -> dict[str, float]:
     """Return the terms by name, amounts on a logarithmic scale; none for choices of another kind than `Choices`."""
     choices = candidate.choices
     if not isinstance(choices, Choices):
         return {}
     format = candidate.format or CSR()
-    loops = _Loops(choices, stored, operands, structure, format.column_parts)
+    loops = _RowLoops(choices, stored, operands, structure, format.column_parts)
     moved = loops.moved()
     features = {**loops.shape(), **loops.reuse(), **_bytes(moved)}
     features |= {"block_columns": float(format.block[1]), "column_parts": float(loops.parts)}
@@ -364,10 +366,12 @@ def terms(candidate: Candidate, stored: Stored, operands: Operands, structure: S
     return features | {"roofline": whole, "serial": serial, PARALLEL: whole - serial}
 
 
-class _Loops:
+class _RowLoops:
     """The loops of the row sketch with their extents."""
 
-    def __init__(self, choices: Choices, stored: Stored, operands: Operands, structure: Structure, parts: int) -> None:
+    def __init__(
+        self, choices: Choices, stored: ArgumentStorage, operands: Operands, structure: MatrixFacts, parts: int
+    ) -> None:
         self.choices, self.stored, self.operands, self.structure, self.parts = (
             choices,
             stored,
@@ -505,21 +509,21 @@ class OnProfile:
     Parameters
     ----------
     operands : Operands
-    structure : Structure
+    structure : MatrixFacts
     """
 
-    def __init__(self, operands: Operands, structure: Structure) -> None:
+    def __init__(self, operands: Operands, structure: MatrixFacts) -> None:
         self.operands, self.structure, self.machine = operands, structure, operands.machine
         self.counts = sorted(self.machine.fma)
         self.flops = [self.machine.fma[count] for count in self.counts]
         self.gather = cache(self.machine.gather_seconds)
         entries = structure.nnz
-        stored = Stored(entries, entries * (operands.itemsize + INDEX) + INDEX * structure.rows)
+        stored = ArgumentStorage(entries, entries * (operands.itemsize + INDEX) + INDEX * structure.rows)
         plain = self.seconds(PLAIN, 1, stored)
         self.whole, self.together = sum(plain.values()), _together(plain)
         self.constant = {"machine_entry": log2(self.whole / entries * 1e9), **_of_profile(self.machine)}
 
-    def numbers(self, candidate: Candidate, stored: Stored) -> dict[str, float]:
+    def numbers(self, candidate: Candidate, stored: ArgumentStorage) -> dict[str, float]:
         """Return the seconds of each part of the machine, relative to those of the program as it is.
 
         They are predicted for one thread: see `PARALLEL` for what threads gain. There are none for choices of another
@@ -532,10 +536,10 @@ class OnProfile:
         features = {f"machine_{name}": log2((seconds + EPSILON) / self.whole) for name, seconds in own.items()}
         return {**features, "machine_whole": log2(_together(own) / self.together), **self.constant}
 
-    def seconds(self, choices: Choices, parts: int, stored: Stored) -> dict[str, float]:
+    def seconds(self, choices: Choices, parts: int, stored: ArgumentStorage) -> dict[str, float]:
         """Return the seconds of each part of the machine; a format may store columns in several parts."""
         operands, machine = self.operands, self.machine
-        loops = _Loops(choices, stored, operands, self.structure, parts)
+        loops = _RowLoops(choices, stored, operands, self.structure, parts)
         entries = stored.values / stored.rows
         if loops.width == 1:
             far = self.gather(LINE, loops.between) / self.gather(LINE, 0)
@@ -580,7 +584,7 @@ SPECIALISED = "specialised"
 
 
 @dataclass(frozen=True, eq=False)
-class Encoding:
+class WorkloadEncoding:
     """What stays the same for all candidates of a workload.
 
     Parameters
@@ -588,7 +592,7 @@ class Encoding:
     facts : mapping of str to float
         Numbers of the pattern.
     described : Pattern or None
-    own : Stored
+    own : ArgumentStorage
         How the sparse argument is stored as it came.
     operands : Operands
     knobs : callable, optional
@@ -598,19 +602,19 @@ class Encoding:
 
     facts: Mapping[str, float]
     described: Pattern | None
-    own: Stored
+    own: ArgumentStorage
     operands: Operands
     knobs: Callable[[Format | None], Mapping[str, tuple[Any, ...]] | None] | None = None
     _columns: list[str] = field(default_factory=list, init=False, repr=False)
-    _work: dict[Stored, dict[str, float]] = field(default_factory=dict, init=False, repr=False)
+    _work: dict[ArgumentStorage, dict[str, float]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def estimates(self) -> Estimates:
         return Estimates(self.described, self.own, self.operands.itemsize)
 
     @cached_property
-    def structure(self) -> Structure:
-        return Structure.of(self.described)
+    def structure(self) -> MatrixFacts:
+        return MatrixFacts.of(self.described)
 
     @cached_property
     def _on_profile(self) -> OnProfile:
@@ -670,13 +674,13 @@ def fact_names() -> tuple[str, ...]:
 @cache
 def matrix_names() -> tuple[str, ...]:
     """Return the names of what a model sees, in order."""
-    return tuple(Encoding({}, None, Stored(2, 28), Operands(1, 8, 8, 4, 1)).names)
+    return tuple(WorkloadEncoding({}, None, ArgumentStorage(2, 28), Operands(1, 8, 8, 4, 1)).names)
 
 
 @cache
 def pattern_names() -> frozenset[str]:
     """Return the names of `matrix_names` that say something about the matrix and nothing about the candidate."""
-    small = Encoding({}, None, Stored(1, 1), Operands(1, 1, 1, 1, 1))
+    small = WorkloadEncoding({}, None, ArgumentStorage(1, 1), Operands(1, 1, 1, 1, 1))
     return frozenset(matrix_names()) - frozenset(small.of(Candidate()))
 
 
@@ -692,11 +696,11 @@ __all__ = [
     "PARALLEL",
     "SPECIALISED",
     "THREADED",
-    "Encoding",
+    "ArgumentStorage",
     "Estimates",
+    "MatrixFacts",
     "Operands",
-    "Stored",
-    "Structure",
+    "WorkloadEncoding",
     "choice_names",
     "density",
     "fact_names",

@@ -21,14 +21,14 @@ from sparsetir.ir.views import decode
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.lower import single
 from sparsetir.runtime.bound import Bound, BoundKernel
-from sparsetir.runtime.call_plan import Timing
+from sparsetir.runtime.call_plan import CallTiming
 from sparsetir.runtime.composed import ComposedKernel
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.nonfinite import Watch, WatchedBound
+from sparsetir.runtime.nonfinite import GuardedBound, NonFiniteGuard
 from sparsetir.runtime.serialization import Saved
 from sparsetir.runtime.signature import Signature
 from sparsetir.script.printer import script
-from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.knobs import Template
 from sparsetir.tuning.loop import WORTH, Comparison, compared, is_untuned
@@ -143,7 +143,7 @@ class TunedKernel(Saved):
         self._fixed = sorted({name for v in self.variants for name in (*v.fixed, *v.sizes)})
         self._places = _places(plain.signature)
         self.is_for_patterns = any(v.pattern is not None for v in self.variants)
-        self.watch = Watch(plain.signature)
+        self.watch = NonFiniteGuard(plain.signature)
 
     # ------------------------------------------------------------------ what it is
 
@@ -203,7 +203,7 @@ class TunedKernel(Saved):
         """Fix some arguments, usually the sparse ones: they are looked at and converted once."""
         return BoundTunedKernel(self, arguments)
 
-    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
         """Time repeated calls of the compiled function itself; see `Kernel.time`."""
         return self.chosen(arguments).time(seconds=seconds, **arguments)
 
@@ -293,7 +293,7 @@ class BoundTunedKernel(Bound):
         self.last = bound.last
         return result
 
-    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
         """Time repeated calls of the compiled function, all arguments ready."""
         return self._bound(arguments).time(seconds=seconds, **arguments)
 
@@ -322,7 +322,7 @@ class BoundTunedKernel(Bound):
             return self.checked
         if self.kernel.assume_finite or not _multiplies_zeros(kernel) or self._is_full(kernel):
             return bound
-        return WatchedBound(bound, lambda: self.checked, self.kernel.watch)
+        return GuardedBound(bound, lambda: self.checked, self.kernel.watch)
 
     def _is_full(self, kernel: Any) -> bool:
         """Return whether the bound argument has no zeros between the entries in its format."""
@@ -362,7 +362,7 @@ def _index_names(signature: Signature) -> set[str]:
 # Kernels from the records of earlier searches, without a search: `sparsetir.build(func, database=...)`.
 
 
-def circumstances(kernel: Kernel | AssembledKernel, template: Template | None = None) -> dict[str, Any]:
+def circumstances(kernel: Kernel | SparseOutputKernel, template: Template | None = None) -> dict[str, Any]:
     """Return what a record's key says of everything but the arguments."""
     texts = [script(kernel.func), *([template.text] if template is not None else [])]
     written = kernel.signature.effects.written

@@ -86,12 +86,12 @@ class AccumulatorKnobs:
         return Accumulators(**values)
 
 
-class Split(tuple[Any, ...]):
+class LoopSplit(tuple[Any, ...]):
     """Steps of each loop that one loop is split into, the outermost first; None is as many as it takes.
 
     Examples
     --------
-    >>> Split((4, 32))[-1]
+    >>> LoopSplit((4, 32))[-1]
     32
     """
 
@@ -159,7 +159,7 @@ class Knobs:
         policy: str = "factors",
         max_factor: int | None = None,
         candidates: Iterable[Sequence[int | None]] | None = None,
-    ) -> Split:
+    ) -> LoopSplit:
         """Define a knob: a choice among the ways to split a loop.
 
         Parameters
@@ -180,7 +180,7 @@ class Knobs:
 
         Returns
         -------
-        Split
+        LoopSplit
             The same as ``cfg[name]``; its ``apply(sch, loop)`` gives the loops. By default the outermost loop has all
             the steps.
 
@@ -203,7 +203,7 @@ class Knobs:
         for factors in (*(options if candidates is not None else ()), value):
             _check_length(name, factors, num_outputs)
             check_factors(name, factors, extent)
-        return self._define(name, options, Split(value))
+        return self._define(name, options, LoopSplit(value))
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.chosen:
@@ -520,4 +520,4 @@ def template(function: Function) -> Template:
     return Template(function)
 
 
-__all__ = ["Config", "Knobs", "Split", "Template", "Value", "template"]
+__all__ = ["Config", "Knobs", "LoopSplit", "Template", "Value", "template"]

@@ -331,7 +331,7 @@ class Outcome:
     is_sure: bool = True
 
 
-def contest(
+def select_final(
     cases: Mapping[Name, Timed], incumbents: Sequence[Name] = (None,), extra: Mapping[Candidate, float] | None = None
 ) -> Outcome:
     """Time kernels in turn until it is clear which one to return.
@@ -569,7 +569,6 @@ __all__ = [
     "Progress",
     "at_most",
     "compared",
-    "contest",
     "explore",
     "in_notebook",
     "is_untuned",
@@ -578,6 +577,7 @@ __all__ = [
     "measured",
     "note",
     "rescaled",
+    "select_final",
     "stale",
     "step",
     "winner",

@@ -51,21 +51,23 @@ Loops: TypeAlias = tuple[ir.IRModule, tuple[str, ...]]  # at stage III, and the 
 
 
 @dataclass(frozen=True, eq=False)
-class Together:
+class CompiledBatch:
     """Machine code that one call of the compiler made.
 
     Parameters
     ----------
     library : object
-    kernels : sequence of (str, FormatVariant, Choices, tuple of str)
+    kernels : sequence of (str, LoweredProgram, Choices, tuple of str)
         Name of a function, whose it is, and the choices that its calls give.
     """
 
     library: Any
-    kernels: Sequence[tuple[str, FormatVariant, Choices, tuple[str, ...]]]
+    kernels: Sequence[tuple[str, LoweredProgram, Choices, tuple[str, ...]]]
 
 
-fresh: deque[Together] = deque(maxlen=MOST_FRESH)  # that is not on disk, see `sparsetir.tuning.lowered_program.keep`
+fresh: deque[CompiledBatch] = deque(
+    maxlen=MOST_FRESH
+)  # that is not on disk, see `sparsetir.tuning.lowered_program.keep`
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=fresh.clear)  # the parent writes it
 
@@ -90,7 +92,7 @@ class Code:
         return partial(self.function, *(getattr(choices, name) for name in self.late)) if self.late else self.function
 
 
-class FormatVariant:
+class LoweredProgram:
     """A program as its candidates are compiled.
 
     Parameters
@@ -168,7 +170,7 @@ def unchecked(third: ir.IRModule, target: Any) -> Any:
         return machine_code(third, target)
 
 
-def compile_together(variants: Iterable[tuple[FormatVariant, Choices]]) -> None:
+def compile_together(variants: Iterable[tuple[LoweredProgram, Choices]]) -> None:
     """Give forms the machine code of candidates, made by one call of the compiler for each target.
 
     What begins and ends a call takes a fifth of the time of a small kernel.
@@ -178,7 +180,7 @@ def compile_together(variants: Iterable[tuple[FormatVariant, Choices]]) -> None:
     Exception
         Of TVM or LLVM, where no code can be made of some: none is there then. One by one they tell which it is.
     """
-    groups: dict[str, dict[tuple[FormatVariant, Choices], Loops]] = {}
+    groups: dict[str, dict[tuple[LoweredProgram, Choices], Loops]] = {}
     for form, choices in variants:
         key = shared(choices)
         if key in form.codes or (form, key) in groups.get(str(form.target), {}):
@@ -192,7 +194,7 @@ def compile_together(variants: Iterable[tuple[FormatVariant, Choices]]) -> None:
         _compile_group(group)
 
 
-def _compile_group(group: Mapping[tuple[FormatVariant, Choices], Loops]) -> None:
+def _compile_group(group: Mapping[tuple[LoweredProgram, Choices], Loops]) -> None:
     """Compile candidates together for forms of one target whose loops are known."""
     (first, _), *_ = group
     entries = [(f"{form.name}_{n}", form, key, *loops) for n, ((form, key), loops) in enumerate(group.items())]
@@ -201,19 +203,19 @@ def _compile_group(group: Mapping[tuple[FormatVariant, Choices], Loops]) -> None
     for name, form, key, _, late in entries:
         form.codes[key] = Code(library[name], late)
     if cache_folder() is not None:
-        fresh.append(Together(library, [(name, form, key, late) for name, form, key, _, late in entries]))
+        fresh.append(CompiledBatch(library, [(name, form, key, late) for name, form, key, _, late in entries]))
 
 
-_forms: OrderedDict[str, FormatVariant] = OrderedDict()
+_forms: OrderedDict[str, LoweredProgram] = OrderedDict()
 
 
-def form_of(func: tirx.PrimFunc, target: Any, template: Template | None = None) -> FormatVariant:
+def form_of(func: tirx.PrimFunc, target: Any, template: Template | None = None) -> LoweredProgram:
     """Return the form of a program; the same one for every search of this process that has no template."""
     if template is not None:
-        return FormatVariant(func, target, template)
+        return LoweredProgram(func, target, template)
     key = content_key(func, make_target(target, func), None)
     if key not in _forms:
-        _forms[key] = FormatVariant(func, target)
+        _forms[key] = LoweredProgram(func, target)
     _forms.move_to_end(key)
     while len(_forms) > MOST_FORMS:
         _forms.popitem(last=False)
@@ -291,7 +293,7 @@ class Held:
         return {choices: Code(library[name], late) for choices, (name, late) in self.kernels.items()}
 
 
-class Shelf:
+class KernelCache:
     """The libraries of one program with some sizes compiled in.
 
     Parameters
@@ -344,7 +346,7 @@ class Shelf:
         """Return whose machine code there is of a format, one for each code."""
         return tuple(dict.fromkeys(choices for entry in self.everything(format) for choices in entry.listed))
 
-    def fill(self, form: FormatVariant, format: Format | None, feat: int | None) -> None:
+    def fill(self, form: LoweredProgram, format: Format | None, feat: int | None) -> None:
         """Give a form what there is of it, and note where there is room for what will be made."""
         places.setdefault(form, (self.path(format), feat))
         entries = [] if form.is_filled else self.everything(format)
@@ -356,7 +358,7 @@ class Shelf:
 
     def put(
         self,
-        form: FormatVariant,
+        form: LoweredProgram,
         format: Format | None,
         feat: int | None,
         choices: Sequence[Choices],
@@ -366,10 +368,10 @@ class Shelf:
 
         Parameters
         ----------
-        form : FormatVariant
+        form : LoweredProgram
         format : Format or None
         feat : int, optional
-            See `FormatVariant.open_choices`.
+            See `LoweredProgram.open_choices`.
         choices : sequence of Choices
             Shared ones, see `sparsetir.tuning.space.shared`; those that need code of their own are left out.
         is_right : callable
@@ -402,7 +404,7 @@ class Shelf:
 
 # ----------------------------------------------------------------------------------------- what searches leave
 
-places: WeakKeyDictionary[FormatVariant, tuple[Path | None, int | None]] = WeakKeyDictionary()
+places: WeakKeyDictionary[LoweredProgram, tuple[Path | None, int | None]] = WeakKeyDictionary()
 
 
 def left(path: Path) -> list[Path]:
@@ -431,9 +433,9 @@ def keep(*, seconds: float | None = None) -> None:
 atexit.register(keep, seconds=EXIT_SECONDS)
 
 
-def _write(together: Together) -> None:
+def _write(together: CompiledBatch) -> None:
     """Write a library, and the lists of its kernels."""
-    kernels: dict[FormatVariant, list[tuple[str, Choices, tuple[str, ...]]]] = {}
+    kernels: dict[LoweredProgram, list[tuple[str, Choices, tuple[str, ...]]]] = {}
     for name, form, choices, late in together.kernels:
         if choices in form.proved and _has_room(form):
             kernels.setdefault(form, []).append((name, choices, late))
@@ -455,24 +457,24 @@ def _write(together: Together) -> None:
         cache.write_facts(place.with_name(f"{place.stem}-{stem}.json"), {**facts, "values": values})
 
 
-def _has_room(form: FormatVariant) -> bool:
+def _has_room(form: LoweredProgram) -> bool:
     """Return whether there is a folder, and not much of this form in it yet."""
     place = places.get(form, (None, None))[0]
     return place is not None and len(left(place)) < MOST_LISTS
 
 
-def program_key(form: FormatVariant) -> str:
+def program_key(form: LoweredProgram) -> str:
     """Return a hash of what is compiled."""
     return content_key(form.func, form.target, None)
 
 
 __all__ = [
     "Code",
-    "FormatVariant",
+    "CompiledBatch",
     "Function",
     "Held",
-    "Shelf",
-    "Together",
+    "KernelCache",
+    "LoweredProgram",
     "compile_together",
     "form_of",
     "fresh",

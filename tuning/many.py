@@ -45,7 +45,7 @@ WAKING = 0.5  # seconds until a search whose workers are with another one goes o
 
 
 @dataclass
-class Curve:
+class TaskProgress:
     """Progress of a search over time.
 
     Parameters
@@ -94,15 +94,15 @@ class Curve:
         return max(ahead, behind, similar)
 
 
-Policy = Callable[[Sequence[Curve], Sequence[bool]], "int | None"]
+Policy = Callable[[Sequence[TaskProgress], Sequence[bool]], "int | None"]
 
 
-def most_gain(curves: Sequence[Curve], awake: Sequence[bool]) -> int | None:
+def most_gain(curves: Sequence[TaskProgress], awake: Sequence[bool]) -> int | None:
     """Return the search from which the whole is expected to gain most a second; None if all have ended.
 
     Examples
     --------
-    >>> often, rarely = Curve(100.0, [(1, 2e-3)]), Curve(1.0, [(1, 2e-3)])
+    >>> often, rarely = TaskProgress(100.0, [(1, 2e-3)]), TaskProgress(1.0, [(1, 2e-3)])
     >>> most_gain([rarely, often], [True, True])
     1
     >>> often.add(41, 1e-3, 10.0), often.add(81, 1e-3, 10.0), often.add(121, 1e-3, 10.0)  # no gain is left
@@ -118,7 +118,7 @@ def most_gain(curves: Sequence[Curve], awake: Sequence[bool]) -> int | None:
     return max(worth, key=lambda n: worth[n], default=None)
 
 
-def equal(curves: Sequence[Curve], awake: Sequence[bool]) -> int | None:
+def equal(curves: Sequence[TaskProgress], awake: Sequence[bool]) -> int | None:
     """Return the search that had the least time; None if all have ended."""
     trial_counts = {n: sum(curve.batches) for n, curve in enumerate(curves) if curve.is_open}
     return min(trial_counts, key=lambda n: trial_counts[n], default=None)
@@ -235,7 +235,7 @@ def _row(task: TuneTask, result: TuneResult, spent: float) -> list[str]:
     ]
 
 
-class Run:
+class TaskRun:
     """The search of a task.
 
     Parameters
@@ -252,7 +252,7 @@ class Run:
         self.session, self.search, self.records = session, search, records
         self.budget = Budget(MOST_TRIALS, None, patience)
         self.history: list[Record] = []
-        self.curve = Curve(calls)
+        self.curve = TaskProgress(calls)
         self.log: Log | None = None
 
     def begin(self) -> None:
@@ -298,7 +298,7 @@ class Run:
         """Seconds of the search."""
         return sum(self.curve.batches)
 
-    def is_like(self, other: Run) -> bool:
+    def is_like(self, other: TaskRun) -> bool:
         """Return whether what is best for another task may be for this one: the same program on a similar pattern."""
         session, other_session = self.session, other.session
         if session.key.program != other_session.key.program or session.fixed.keys() != other_session.fixed.keys():
@@ -307,7 +307,7 @@ class Run:
             session.key.pattern == other_session.key.pattern or distance(session.facts, other_session.facts) <= RADIUS
         )
 
-    def learn(self, other: Run) -> None:
+    def learn(self, other: TaskRun) -> None:
         """Try what another one found, if it gained more than this one did."""
         leader, before, own_seconds = other.leader, other.untuned, self.untuned
         if leader is None or leader.seconds is None or before is None or own_seconds is None or not self.is_like(other):
@@ -419,9 +419,9 @@ class Many:
 
     def __init__(self, records: Database, policy: str, patience: int) -> None:
         self.records, self.policy, self.patience = records, POLICIES[policy], patience
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, TaskRun] = {}
         self.order: list[str] = []
-        self.awake: list[Run] = []
+        self.awake: list[TaskRun] = []
         self.interrupted = False
 
     def add(self, task: TuneTask, session: Session, search_in: Any) -> None:
@@ -432,12 +432,12 @@ class Many:
             self.runs[name].curve.calls += task.expected_calls
             session.pool.rest()
             return
-        run = Run(session, search_in(session), self.records, task.expected_calls, self.patience)
+        run = TaskRun(session, search_in(session), self.records, task.expected_calls, self.patience)
         self.runs[name] = run
         self._wake(run)
         run.begin()
 
-    def _wake(self, run: Run) -> None:
+    def _wake(self, run: TaskRun) -> None:
         """Let a search have worker processes, those that had none for longest go without."""
         if run in self.awake:
             self.awake.remove(run)
@@ -464,7 +464,7 @@ class Many:
             self.interrupted = True
             warnings.warn(f"the search ended early: {error}", stacklevel=4)
 
-    def _others(self, run: Run) -> Iterator[Run]:
+    def _others(self, run: TaskRun) -> Iterator[TaskRun]:
         """Yield the searches that may learn from one, if it has got better just now."""
         points = run.curve.points[-2:]
         if points[-1][1] < points[0][1]:
@@ -495,4 +495,4 @@ def _task(task: Any, number: int) -> TuneTask:
     return replace(task, expected_calls=as_positive(task.expected_calls, f"expected_calls of task {number}"))
 
 
-__all__ = ["POLICIES", "Curve", "Policy", "TuneManyResult", "TuneTask", "equal", "most_gain", "tune_many"]
+__all__ = ["POLICIES", "Policy", "TaskProgress", "TuneManyResult", "TuneTask", "equal", "most_gain", "tune_many"]

@@ -27,7 +27,7 @@ BEHIND = 1.15  # times the fastest of a round: a case that is so slow in each of
 
 
 @dataclass(frozen=True)
-class Place:
+class MeasurementPlace:
     """Where something is measured: the part of a record's key that a worker of another machine says.
 
     Parameters
@@ -61,7 +61,7 @@ class Measurement:
         Seconds of the untuned kernel right before and after it, in the same process.
     turns : tuple of float
         Seconds of each burst, if the machine was as fast in all of them.
-    place : Place, optional
+    place : MeasurementPlace, optional
         Where a worker of an executor measured it.
     load : float, optional
         The load average of that machine.
@@ -73,7 +73,7 @@ class Measurement:
     error: str | None = None
     usual: float | None = None
     turns: tuple[float, ...] = ()
-    place: Place | None = None
+    place: MeasurementPlace | None = None
     load: float | None = None
 
     def paced(self, usual: float) -> Measurement:

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
-from sparsetir.tuning.features import PARALLEL, Encoding, matrix_names
-from sparsetir.tuning.work import USUAL, Rates, measured_rates
+from sparsetir.tuning.features import PARALLEL, WorkloadEncoding, matrix_names
+from sparsetir.tuning.work import USUAL, CoreRates, measured_rates
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.files import write_text
 from sparsetir.utils.version import __version__
@@ -381,13 +381,13 @@ def scores_of(model: Model, rows: np.ndarray) -> np.ndarray:
     return scores
 
 
-def rates_known(model: CostModel | None = None) -> Rates:
+def rates_known(model: CostModel | None = None) -> CoreRates:
     """Return the rates that a model goes by: of this machine, or of a usual one where it knows no other."""
     model = pretrained() if model is None else model
     return measured_rates() if model is not None and model.about.get(PLACED) else USUAL
 
 
-def prior_for(encoding: Encoding) -> CostModel | None:
+def prior_for(encoding: WorkloadEncoding) -> CostModel | None:
     """Return the shipped model; None where a workload's first features are not those that it was trained on."""
     model = pretrained()
     return model if model is not None and list(model.names) == encoding.names[: len(model.names)] else None

@@ -25,15 +25,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparsetir.formats.format import Format
-from sparsetir.formats.heuristics import COMPOSING, Conversion, dense_rows, promising
+from sparsetir.formats.heuristics import COMPOSING, Conversion, dense_rows, ranked_candidates
 from sparsetir.formats.pattern import MatrixPattern, Pattern, pattern
 from sparsetir.interop import open_source
-from sparsetir.interop.sources import Compressed
+from sparsetir.interop.sources import CompressedSource
 from sparsetir.ir.views import decode
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning import features
-from sparsetir.tuning.features import Encoding, Operands, Stored
+from sparsetir.tuning.features import ArgumentStorage, Operands, WorkloadEncoding
 from sparsetir.tuning.model import CostModel, prior_for, rates_known
 from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.train.evaluate import Ranking
@@ -44,7 +44,7 @@ from sparsetir.utils.threads import get_num_threads
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Prediction:
     """How many times faster than the untuned kernel a candidate should be.
 
     Parameters
@@ -81,7 +81,7 @@ def bounds_of(about: dict[str, Any]) -> Bounds | None:
     return Bounds(**bounds) if isinstance(bounds, dict) else None
 
 
-def judge(model: CostModel, encoding: Encoding, candidate: Candidate, usual: Candidate) -> Judgement | None:
+def judge(model: CostModel, encoding: WorkloadEncoding, candidate: Candidate, usual: Candidate) -> Prediction | None:
     """Return what a model thinks of a candidate next to what an untuned kernel does; None where it knows no bounds."""
     bounds = bounds_of(model.about)
     if bounds is None:
@@ -90,7 +90,7 @@ def judge(model: CostModel, encoding: Encoding, candidate: Candidate, usual: Can
     gain = float(np.diff(model.predict(np.array([other, row])))[0])
     values_by_name = dict(zip(encoding.names, row.tolist(), strict=False))
     bound, low, high = np.exp(bounds.interval(gain, values_by_name)).tolist()
-    return Judgement(float(np.exp(gain)), bound, low, high, model.decided(row, other))
+    return Prediction(float(np.exp(gain)), bound, low, high, model.decided(row, other))
 
 
 # Model-only choice: the kernel that the pretrained model ranks first, without measuring candidates.
@@ -108,7 +108,7 @@ class Workload(Protocol):
     space: Space
 
     @property
-    def encoding(self) -> Encoding: ...
+    def encoding(self) -> WorkloadEncoding: ...
 
     @property
     def usual(self) -> Candidate: ...
@@ -117,7 +117,7 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True)
-class Guess:
+class Recommendation:
     """A candidate, how many times faster than the untuned kernel it should be, and how many times it is at least."""
 
     candidate: Candidate
@@ -127,7 +127,7 @@ class Guess:
 
 def guess(
     session: Workload, model: CostModel, *, seconds: float, amortize_over: float | None = None, seed: int = 0
-) -> Guess | None:
+) -> Recommendation | None:
     """Return the candidate that a model expects most of; None where none is clearly better than the untuned kernel.
 
     Formats are ranked before anything is converted. One that is to be converted for few calls must be worth it.
@@ -159,7 +159,7 @@ def guess(
         share = session.conversion(settled.format) / amortize_over if amortize_over is not None else 0.0
         formats_tried.add(settled.format)
         if margin * (seconds / gain + share + DISPATCH) <= seconds:
-            return Guess(settled, gain, gain / margin)
+            return Recommendation(settled, gain, gain / margin)
     return None
 
 
@@ -225,7 +225,7 @@ def chosen(
         Numbers of the matrix, where they are known.
     """
     source = open_source(matrix, "the matrix")
-    if not isinstance(source, Compressed) or source.major or source.block or not source.indices.size:
+    if not isinstance(source, CompressedSource) or source.major or source.block or not source.indices.size:
         return found
     args = kernel.prepare(dict(arguments))
     sizes = {name: int(value) for name, value in args.sizes.items()}
@@ -241,7 +241,7 @@ def chosen(
     base = defaults.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(args))
     shapes = [np.shape(value) for value in arguments.values() if value is not matrix]
     own = None if found is None else found.format
-    formats = [own, *(f for f in (None, *promising(described, feat=dense_rows(shapes))[:MOST]) if f != own)]
+    formats = [own, *(f for f in (None, *ranked_candidates(described, feat=dense_rows(shapes))[:MOST]) if f != own)]
     pool = [(format, change) for format in formats for change in _schedules(base, encoding.operands.feat, format)]
     gains = _gains(encoding, [Candidate(base.changed(**change), format) for format, change in pool])
     best = int(np.argmax(gains))
@@ -263,15 +263,15 @@ def _schedules(base: Choices, feat: int, format: Format | None) -> list[dict[str
     return [{}, *(c for c in changes if any(known[name] != value for name, value in c.items()))]
 
 
-def _encoding(described: MatrixPattern, source: Compressed, work: Work) -> Encoding:
+def _encoding(described: MatrixPattern, source: CompressedSource, work: Work) -> WorkloadEncoding:
     """Return what the model sees of candidates for a matrix."""
     facts = features.of_pattern(described) | features.density(source.indptr, source.indices, described.shape[1])
     entry_bytes = source.values.itemsize + source.indices.itemsize
-    own = Stored(described.nnz, described.nnz * entry_bytes + source.indptr.nbytes)
-    return Encoding(facts, described, own, Operands.of(work, get_num_threads(), rates_known()))
+    own = ArgumentStorage(described.nnz, described.nnz * entry_bytes + source.indptr.nbytes)
+    return WorkloadEncoding(facts, described, own, Operands.of(work, get_num_threads(), rates_known()))
 
 
-def _gains(encoding: Encoding, candidates: list[Candidate]) -> np.ndarray:
+def _gains(encoding: WorkloadEncoding, candidates: list[Candidate]) -> np.ndarray:
     """Return the expected speedup of each candidate over the first."""
     model = prior_for(encoding)
     if model is None:
@@ -524,8 +524,8 @@ __all__ = [
     "UNKNOWN",
     "Bounds",
     "Coverage",
-    "Guess",
-    "Judgement",
+    "Prediction",
+    "Recommendation",
     "bounds_of",
     "cells",
     "chosen",

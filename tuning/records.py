@@ -25,7 +25,7 @@ from sparsetir.ir.views import Program
 from sparsetir.schedules import Choices
 from sparsetir.tuning.features import SPECIALISED
 from sparsetir.tuning.knobs import Config
-from sparsetir.tuning.measure import Place
+from sparsetir.tuning.measure import MeasurementPlace
 from sparsetir.tuning.model import of_width
 from sparsetir.tuning.space import Candidate
 from sparsetir.utils.arguments import as_path, shown
@@ -103,7 +103,7 @@ class Record:
         The fastest trial so far, this one included; not written to disk.
     reused : bool
         Whether it was read from the database.
-    place : Place, optional
+    place : MeasurementPlace, optional
         Where a worker of an executor measured it; on disk part of the key.
     load : float, optional
         The load average of that machine.
@@ -122,7 +122,7 @@ class Record:
     seed: int = 0
     best: float | None = None
     reused: bool = False
-    place: Place | None = None
+    place: MeasurementPlace | None = None
     load: float | None = None
 
     @cached_property
@@ -502,7 +502,7 @@ SIZE_WEIGHT = 0.1
 
 
 @dataclass
-class Neighbour:
+class SimilarPattern:
     """A pattern in a database.
 
     Parameters
@@ -535,7 +535,7 @@ def distance(first: Mapping[str, float], second: Mapping[str, float]) -> float:
 
 def neighbours(
     records: Database, key: Key, facts: Mapping[str, float], fixed: Mapping[str, int], *, radius: float = RADIUS
-) -> list[Neighbour]:
+) -> list[SimilarPattern]:
     """Return the patterns in a database that are near one's own, the nearest first.
 
     Records count if they are of the same program, dtype, target and number of threads, and of the same sizes that are
@@ -553,7 +553,7 @@ def neighbours(
     radius : float
         Patterns farther away are left out.
     """
-    by_place: dict[tuple[object, ...], Neighbour] = {}
+    by_place: dict[tuple[object, ...], SimilarPattern] = {}
     for other, record, line in records.of_program(key.program):
         like = (other.dtype, other.target, other.threads) == (key.dtype, key.target, key.threads)
         if not like or record.seconds is None or record.fixed.keys() != fixed.keys() or is_own(other, key):
@@ -561,7 +561,7 @@ def neighbours(
         place = (other.pattern, *record.fixed.values())
         if place not in by_place:
             away = _away(other, key, record.fixed, fixed, facts, line.get("features", {}))
-            by_place[place] = Neighbour(away)
+            by_place[place] = SimilarPattern(away)
         by_place[place].records.append(record)
     near = [n for n in by_place.values() if n.distance <= radius]
     return sorted(near, key=lambda n: n.distance)
@@ -592,4 +592,4 @@ def hints(records: Database, key: Key, facts: Mapping[str, float], fixed: Mappin
     return list(dict.fromkeys(c for neighbour in neighbour_list for c in neighbour.best(EACH)))
 
 
-__all__ = ["LEAST", "RADIUS", "Neighbour", "Recording", "distance", "hints", "load", "neighbours"]
+__all__ = ["LEAST", "RADIUS", "Recording", "SimilarPattern", "distance", "hints", "load", "neighbours"]

@@ -15,12 +15,12 @@ from sparsetir.runtime.composed import ComposedKernel
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices
 from sparsetir.sparse_output import Accumulators
-from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.tuning.kernel import TunedKernel
 from sparsetir.tuning.knobs import AccumulatorKnobs, Config, Template
 from sparsetir.tuning.loop import Comparison, is_untuned
 from sparsetir.tuning.lowered_program import with_knobs
-from sparsetir.tuning.predict import Judgement
+from sparsetir.tuning.predict import Prediction
 from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.space import Values, start
 from sparsetir.utils.arguments import shown
@@ -38,7 +38,7 @@ class TuneResult:
 
     Parameters
     ----------
-    kernel : Kernel, ComposedKernel, TunedKernel or AssembledKernel
+    kernel : Kernel, ComposedKernel, TunedKernel or SparseOutputKernel
         Built with the best choices, for the sizes in ``best.fixed``; for others it takes the best kernel that fits.
         ``sparsetir.build(program, schedule=result.schedule)`` makes one for all sizes with the same choices.
     best, untuned : Record
@@ -71,11 +71,11 @@ class TuneResult:
         The last one, of the fastest candidates and the untuned kernel; None where nothing was ever compared.
     is_recalled : bool
         Whether nothing was searched: the kernel is that of the records or of the pretrained model.
-    judgement : Judgement or None
+    judgement : Prediction or None
         What the pretrained model thinks of the kernel next to the untuned one; None where it does not know the program.
     """
 
-    kernel: Kernel | ComposedKernel | TunedKernel | AssembledKernel
+    kernel: Kernel | ComposedKernel | TunedKernel | SparseOutputKernel
     best: Record
     untuned: Record
     history: list[Record] = field(repr=False)
@@ -92,7 +92,7 @@ class TuneResult:
     template: Template | AccumulatorKnobs | None = field(default=None, repr=False)
     comparison: Comparison | None = field(default=None, repr=False)
     is_recalled: bool = False
-    judgement: Judgement | None = field(default=None, repr=False)
+    judgement: Prediction | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         trials = f"{len(self.history)} trials, {self.speedup:.2f} times as fast as untuned"

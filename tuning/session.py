@@ -13,31 +13,31 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.format import Format
-from sparsetir.formats.heuristics import dense_rows, promising
+from sparsetir.formats.heuristics import dense_rows, ranked_candidates
 from sparsetir.formats.pattern import MatrixPattern, pattern
 from sparsetir.kernel_factory import Judge, format_for
 from sparsetir.lower import single
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.nonfinite import Watch
+from sparsetir.runtime.nonfinite import NonFiniteGuard
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning import features
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.features import Encoding
+from sparsetir.tuning.features import WorkloadEncoding
 from sparsetir.tuning.kernel import TunedKernel, Variant, circumstances
 from sparsetir.tuning.knobs import Config, Template
-from sparsetir.tuning.loop import Outcome, contest, is_untuned, judged
+from sparsetir.tuning.loop import Outcome, is_untuned, judged, select_final
 from sparsetir.tuning.measure import duel, typical
 from sparsetir.tuning.model import CostModel, Model, prior_for, rates_known
-from sparsetir.tuning.predict import Judgement, chosen, judge
+from sparsetir.tuning.predict import Prediction, chosen, judge
 from sparsetir.tuning.records import Database, Key, Record, fingerprint, hints
 from sparsetir.tuning.report import OWN
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.variants import Call, own_storage
 from sparsetir.tuning.work import Work
-from sparsetir.tuning.workers.local import TIMEOUT, Pool, Process, can_send, pool_of
-from sparsetir.tuning.workers.remote import Fleet
-from sparsetir.tuning.workers.rpc import Boards
+from sparsetir.tuning.workers.local import TIMEOUT, Process, ProcessMeasurer, can_send, pool_of
+from sparsetir.tuning.workers.remote import ExecutorMeasurer
+from sparsetir.tuning.workers.rpc import RPCMeasurer
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.workloads.inputs import dense_shapes
 
@@ -100,11 +100,13 @@ class Session:
             # Raised from here, an error shows the line of the template.
             template.space(self.evaluator.variants(None).form.second)
         if executor is None:
-            self.pool: Pool | Fleet | Boards = pool_of(self.evaluator, format_list, isolate=isolate, timeout=timeout)
+            self.pool: ProcessMeasurer | ExecutorMeasurer | RPCMeasurer = pool_of(
+                self.evaluator, format_list, isolate=isolate, timeout=timeout
+            )
         elif isinstance(executor, str):
-            self.pool = Boards(executor, self.evaluator, timeout=timeout)
+            self.pool = RPCMeasurer(executor, self.evaluator, timeout=timeout)
         else:
-            self.pool = Fleet(executor, self.evaluator, format_list, machines=machines, timeout=timeout)
+            self.pool = ExecutorMeasurer(executor, self.evaluator, format_list, machines=machines, timeout=timeout)
         self.key = self.pool.keyed(self.key)
         base = self.usual.choices if template is None else Config()
         self.space = Space([None, *format_list], self.pool.values, base, self._ready, self.pool.usual_over)
@@ -131,7 +133,7 @@ class Session:
             return list(formats)
         if self.template is not None:  # it is written for the loops of the program as it is
             return []
-        promising_formats = promising(self.described, feat=dense_rows(dense_shapes(self.evaluator.inputs)))
+        promising_formats = ranked_candidates(self.described, feat=dense_rows(dense_shapes(self.evaluator.inputs)))
         ruled = dict.fromkeys([self._format_for(ANNOUNCED), self.ruled])
         likely = [f for f in ruled if f is not None and f not in promising_formats]
         return [*likely, *promising_formats]
@@ -214,7 +216,7 @@ class Session:
             return None
         return self.model if isinstance(self.model, CostModel) else prior_for(self.encoding)
 
-    def judged(self, record: Record) -> Judgement | None:
+    def judged(self, record: Record) -> Prediction | None:
         """Return what the trained model thinks of a record's kernel."""
         if self.prior is None or isinstance(record.choices, Config):
             return None
@@ -228,10 +230,10 @@ class Session:
         return features.Operands.of(work, self.key.threads, rates_known(trained))
 
     @cached_property
-    def encoding(self) -> Encoding:
+    def encoding(self) -> WorkloadEncoding:
         """From candidates to what a cost model sees of them."""
         knobs = self.space.values if self.template is not None else None
-        return Encoding(self.facts, self.described, own_storage(self.workload), self.operands, knobs)
+        return WorkloadEncoding(self.facts, self.described, own_storage(self.workload), self.operands, knobs)
 
     def seen(self, record: Record) -> dict[str, float]:
         """Return what a cost model sees of a record, by name."""
@@ -324,7 +326,7 @@ class Session:
             return judged({name: np.array([seconds]) for name, seconds in there.items()}, incumbents, extra)
         calls: dict[Candidate | None, Call] = {None: self.evaluator.untuned}
         calls.update({candidate: self.watched(call, kernels[candidate]) for candidate, call in checked.items()})
-        return contest({name: partial(typical, call) for name, call in calls.items()}, incumbents, extra)
+        return select_final({name: partial(typical, call) for name, call in calls.items()}, incumbents, extra)
 
     def watched(self, call: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
         """Return a call with the look at its operands or results that it costs where the format multiplies zeros."""
@@ -334,7 +336,7 @@ class Session:
             return call
         if not kernel.convert(name, inputs[name]).padding:
             return call
-        written, watch = tuple(self.workload.written.values()), Watch(self.kernel.signature)
+        written, watch = tuple(self.workload.written.values()), NonFiniteGuard(self.kernel.signature)
 
         def both() -> Any:
             call()

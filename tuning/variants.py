@@ -24,9 +24,9 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.signature import argument_list
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.transform.decompose import decompose_format
-from sparsetir.tuning.features import Stored
+from sparsetir.tuning.features import ArgumentStorage
 from sparsetir.tuning.knobs import Config, Template
-from sparsetir.tuning.lowered_program import FormatVariant, Shelf, form_of
+from sparsetir.tuning.lowered_program import KernelCache, LoweredProgram, form_of
 from sparsetir.tuning.space import Values, fixed
 from sparsetir.utils.buffers import aligned
 
@@ -35,16 +35,16 @@ MOST_BYTES = 2 << 30  # of converted arguments that are held at once
 
 
 @dataclass(frozen=True, eq=False)
-class Ready:
+class PreparedFormat:
     """A form with its arguments.
 
     Parameters
     ----------
-    form : FormatVariant
-    workload : Workload
+    form : LoweredProgram
+    workload : PreparedCall
     sizes : dict of str to int
         Those that are compiled in.
-    stored : Stored
+    stored : ArgumentStorage
         How the format stores the argument.
     usual : Choices
         What a kernel over the format does for these arguments where it is untuned.
@@ -52,10 +52,10 @@ class Ready:
         Of the choices that were compiled.
     """
 
-    form: FormatVariant
-    workload: Workload
+    form: LoweredProgram
+    workload: PreparedCall
     sizes: dict[str, int]
-    stored: Stored
+    stored: ArgumentStorage
     usual: Choices
     calls: dict[Choices | Config, Callable[[], Any]] = field(default_factory=dict)
 
@@ -80,7 +80,7 @@ class FormatVariants:
         The untuned one.
     target : Target, str or dict, optional
     inputs : mapping of str to array
-    workload : Workload
+    workload : PreparedCall
         Of the program as it is; results of other variants go to its arrays.
     name : str or None
         The sparse argument that is converted.
@@ -93,18 +93,18 @@ class FormatVariants:
         kernel: Kernel,
         target: Any,
         inputs: Mapping[str, Any],
-        workload: Workload,
+        workload: PreparedCall,
         name: str | None,
         template: Template | None = None,
     ) -> None:
         self.kernel, self.func, self.target = kernel, kernel.func, target
         self.inputs, self.workload, self.name = dict(inputs), workload, name
         self.template = template
-        self.held: dict[Format | None, Ready] = {}
-        self.stored: dict[Format | None, Stored] = {}
+        self.held: dict[Format | None, PreparedFormat] = {}
+        self.stored: dict[Format | None, ArgumentStorage] = {}
         self.refused: dict[Format | None, str] = {}
 
-    def __call__(self, format: Format | None) -> Ready:
+    def __call__(self, format: Format | None) -> PreparedFormat:
         """Return the form over a format.
 
         Raises
@@ -132,9 +132,9 @@ class FormatVariants:
             return None
 
     @cached_property
-    def shelf(self) -> Shelf:
+    def shelf(self) -> KernelCache:
         """Where machine code may lie that was made before."""
-        return Shelf(self.func, self.target, self.sizes)
+        return KernelCache(self.func, self.target, self.sizes)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -147,7 +147,7 @@ class FormatVariants:
         while others and (len(others) >= MOST_VARIANTS or sum(self.held[f].stored.bytes for f in others) > MOST_BYTES):
             self.held.pop(others.pop(0))
 
-    def _made(self, format: Format | None) -> Ready:
+    def _made(self, format: Format | None) -> PreparedFormat:
         func, workload, stored, kernel = self.func, self.workload, own_storage(self.workload), self.kernel
         if format is not None:
             func, workload, stored, kernel = self._converted(format)
@@ -158,9 +158,9 @@ class FormatVariants:
         if self.template is None:
             self.shelf.fill(form, format, workload.feat)
         self.stored[format] = stored
-        return Ready(form, workload, sizes, stored, usual_choices(kernel, workload))
+        return PreparedFormat(form, workload, sizes, stored, usual_choices(kernel, workload))
 
-    def _converted(self, format: Format) -> tuple[tirx.PrimFunc, Workload, Stored, Kernel]:
+    def _converted(self, format: Format) -> tuple[tirx.PrimFunc, PreparedCall, ArgumentStorage, Kernel]:
         """Return the program over a format, and the arguments in it."""
         parts = decompose_format(self.func, {self.name or "": format})
         composed = ComposedKernel(parts, partial(uncompiled, self.target))
@@ -169,13 +169,13 @@ class FormatVariants:
         start = time.perf_counter()
         given, found = composed.converter.translate(self.inputs)
         seconds = time.perf_counter() - start
-        workload = Workload(composed.kernel, composed.needed(given), like=self.workload)
+        workload = PreparedCall(composed.kernel, composed.needed(given), like=self.workload)
         tensors = {id(c): c.tensor for c in found.values()}.values()
         arrays = [a for n, a in workload.arrays.items() if n not in self.workload.arrays]
         values = sum(piece.packed.count for tensor in tensors for piece in tensor.pieces)
         pieces = sum(len(tensor.pieces) for tensor in tensors)
         rows = int(format.parameters.get("r") or 1)
-        stored = Stored(values, sum(a.nbytes for a in arrays), pieces, rows, seconds)
+        stored = ArgumentStorage(values, sum(a.nbytes for a in arrays), pieces, rows, seconds)
         return parts.func, workload, stored, composed.kernel
 
 
@@ -184,18 +184,18 @@ def uncompiled(target: Any, func: tirx.PrimFunc, covered: Collection[str]) -> Ke
     return Kernel(func, Compiled(func, make_target(target, func), None), covered=covered)
 
 
-def usual_choices(kernel: Kernel, workload: Workload) -> Choices:
+def usual_choices(kernel: Kernel, workload: PreparedCall) -> Choices:
     """Return what a kernel does for the arguments of a workload where no schedule is asked for."""
     return defaults.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(workload.args))
 
 
-def own_storage(workload: Workload) -> Stored:
+def own_storage(workload: PreparedCall) -> ArgumentStorage:
     """Return how the argument is stored as it came."""
     sparse = [b for b in workload.signature.buffers.values() if not b.is_dense]
     arrays = [workload.arrays[n] for b in sparse if (n := str(b.storage.name)) in workload.arrays]
     largest = max(arrays, key=lambda a: a.size, default=np.zeros(0, np.float32))
     index = sum(a.nbytes for a in workload.arrays.values() if a.dtype.kind in "iu")
-    return Stored(largest.size, largest.nbytes + index)
+    return ArgumentStorage(largest.size, largest.nbytes + index)
 
 
 # --------------------------------------------------------------------------------- arguments of a call
@@ -205,7 +205,7 @@ Function = Callable[..., Any]
 Call = Callable[[], Any]
 
 
-class Workload:
+class PreparedCall:
     """The arguments of one call, ready to be passed to any compiled form of a program.
 
     Arrays that the program writes are copies: the caller's are not touched.
@@ -215,11 +215,11 @@ class Workload:
     kernel : Kernel
     inputs : dict of str to object
         By name, as for a call.
-    like : Workload, optional
+    like : PreparedCall, optional
         Of the same arguments stored otherwise: its results are written to, and what they held before is its to say.
     """
 
-    def __init__(self, kernel: Kernel, inputs: dict[str, Any], *, like: Workload | None = None) -> None:
+    def __init__(self, kernel: Kernel, inputs: dict[str, Any], *, like: PreparedCall | None = None) -> None:
         self.signature = kernel.signature
         self.before: dict[str, np.ndarray] = {}
         results = like.written if like is not None else None
@@ -287,7 +287,7 @@ class Workload:
         call()
         return self.written
 
-    def absolute(self) -> Workload:
+    def absolute(self) -> PreparedCall:
         """Return the workload with the absolute values of all floating-point arrays."""
         other = copy(self)
         written = self.signature.effects.written
@@ -296,4 +296,4 @@ class Workload:
         return other
 
 
-__all__ = ["Call", "FormatVariants", "Function", "Ready", "Workload", "own_storage", "usual_choices"]
+__all__ = ["Call", "FormatVariants", "Function", "PreparedCall", "PreparedFormat", "own_storage", "usual_choices"]

@@ -27,10 +27,10 @@ from sparsetir.ir.effects import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.lowered_program import Function, Shelf
+from sparsetir.tuning.lowered_program import Function, KernelCache
 from sparsetir.tuning.measure import reason
 from sparsetir.tuning.space import Values, shared, start
-from sparsetir.tuning.variants import Ready
+from sparsetir.tuning.variants import PreparedFormat
 from sparsetir.utils.machine import CORES
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.workloads.inputs import DENSE
@@ -66,7 +66,7 @@ FORMATS: tuple[Format | None, ...] = (
 
 
 @dataclass(frozen=True)
-class Task:
+class WarmTask:
     """A library to make: one format of a program.
 
     Parameters
@@ -90,12 +90,12 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Made:
+class WarmResult:
     """Outcome of a task.
 
     Parameters
     ----------
-    task : Task
+    task : WarmTask
     kernels : int
     bytes : int
         Of the library.
@@ -105,7 +105,7 @@ class Made:
         Why there is no library.
     """
 
-    task: Task
+    task: WarmTask
     kernels: int = 0
     bytes: int = 0
     seconds: float = 0.0
@@ -117,7 +117,7 @@ def has_columns(op: str) -> bool:
     return any(wide for _, wide in DENSE[op].values())
 
 
-def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> list[Task]:
+def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> list[WarmTask]:
     """Return every library that is wanted.
 
     Raises
@@ -132,7 +132,7 @@ def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> li
     if not feats or min(feats) < 1:
         raise ArgumentError(f"feat must be positive numbers of columns; found {', '.join(map(str, feats)) or 'none'}")
     cases = [(op, dtype, f) for op, dtype in product(ops, dtypes) for f in (feats if has_columns(op) else (1,))]
-    return [Task(*case, format) for case in dict.fromkeys(cases) for format in FORMATS]
+    return [WarmTask(*case, format) for case in dict.fromkeys(cases) for format in FORMATS]
 
 
 def portfolio(values: Values, base: Choices, pieces: int = 0) -> list[Choices]:
@@ -175,25 +175,25 @@ def evaluator(op: str, dtype: str, feat: int) -> Evaluator:
     return Evaluator(func, inputs, None)
 
 
-def is_right(known: Evaluator, ready: Ready, function: Function) -> bool:
+def is_right(known: Evaluator, ready: PreparedFormat, function: Function) -> bool:
     """Return whether a function computes what the untuned kernel does."""
     call = ready.workload.call(function, ready.form.names)
     return known.reference.disagreement(ready.workload.fresh(call)) is None
 
 
-def shelf_of(task: Task) -> Shelf:
+def shelf_of(task: WarmTask) -> KernelCache:
     """Return where the library of a task is."""
     func = getattr(ops, task.op)(task.dtype)
-    return Shelf(func, None, dict.fromkeys(free_sizes(decode(func)), task.feat))
+    return KernelCache(func, None, dict.fromkeys(free_sizes(decode(func)), task.feat))
 
 
-def there(task: Task) -> Made | None:
+def there(task: WarmTask) -> WarmResult | None:
     """Return what was made before."""
     entry = shelf_of(task).held(task.format)
-    return Made(task, len(entry.kernels), entry.path.stat().st_size) if entry is not None else None
+    return WarmResult(task, len(entry.kernels), entry.path.stat().st_size) if entry is not None else None
 
 
-def make(task: Task) -> Made:
+def make(task: WarmTask) -> WarmResult:
     """Compile a library."""
     began = time.perf_counter()
     try:
@@ -204,9 +204,11 @@ def make(task: Task) -> Made:
         count = shelf.put(ready.form, task.format, ready.workload.feat, chosen, partial(is_right, timer, ready))
         path = shelf.path(task.format)
         size = path.stat().st_size if count and path is not None else 0
-        return Made(task, count, size, time.perf_counter() - began, None if count else "nothing could be compiled")
+        return WarmResult(
+            task, count, size, time.perf_counter() - began, None if count else "nothing could be compiled"
+        )
     except (SparseTIRError, RuntimeError, OSError) as error:
-        return Made(task, refused=reason(error))
+        return WarmResult(task, refused=reason(error))
 
 
 def warm(
@@ -215,7 +217,7 @@ def warm(
     feats: Sequence[int] = (64, 128),
     *,
     processes: int = PROCESSES,
-) -> Iterator[Made]:
+) -> Iterator[WarmResult]:
     """Compile machine code of candidates for the searches of this machine; what is there already is left alone.
 
     Parameters
@@ -229,7 +231,7 @@ def warm(
 
     Yields
     ------
-    Made
+    WarmResult
         Each library when it is done.
 
     Raises
@@ -265,4 +267,4 @@ def warm(
             raise
 
 
-__all__ = ["DTYPES", "OPS", "Made", "Task", "warm"]
+__all__ = ["DTYPES", "OPS", "WarmResult", "WarmTask", "warm"]

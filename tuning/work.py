@@ -33,7 +33,7 @@ SECONDS, ROUNDS = 0.02, 3  # for each of the rates in a round
 
 
 @dataclass(frozen=True)
-class Rates:
+class CoreRates:
     """Rates of a core, per second; by default those of a usual server core.
 
     Parameters
@@ -59,10 +59,10 @@ class Rates:
         return {name: float(f"{rate:.4g}") for name, rate in asdict(self).items()}
 
 
-USUAL = Rates()
+USUAL = CoreRates()
 
 
-def measure_rates(target: Any = None) -> Rates:
+def measure_rates(target: Any = None) -> CoreRates:
     """Measure what a core of this machine does, of code for a target; None is this machine.
 
     The highest of some rounds counts, as other work only makes rates lower.
@@ -74,18 +74,18 @@ def measure_rates(target: Any = None) -> Rates:
     own = next((level.name for level in caches if level.size == private_cache()), None)
     last = next((level.name for level in caches if level.size == last_cache()), None)
     private, shared = (best.bandwidth.get(name or "") for name in (own, last))
-    return Rates(best.peak, private or USUAL.private, shared or USUAL.last, best.bandwidth[DRAM])
+    return CoreRates(best.peak, private or USUAL.private, shared or USUAL.last, best.bandwidth[DRAM])
 
 
 @cache
-def measured_rates() -> Rates:
+def measured_rates() -> CoreRates:
     """Return `measure_rates` of this machine; measured once, for all processes that keep compiled kernels."""
     folder = disk_cache.cache_folder()
     about = f"{machine_name()} {native_target()} {__version__}"
     path = None if folder is None else folder / f"rates-{hashlib.sha256(about.encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         if path is not None:
-            return Rates(**json.loads(path.read_text()))
+            return CoreRates(**json.loads(path.read_text()))
     found = measure_rates()
     if path is not None:
         with caching(path) as partial:
@@ -108,7 +108,7 @@ ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 
 
 @dataclass(frozen=True)
-class Access:
+class IterationAccess:
     """One access of an iteration.
 
     Parameters
@@ -149,7 +149,7 @@ class Work:
 
     Parameters
     ----------
-    accesses : tuple of Access
+    accesses : tuple of IterationAccess
     flops, points, entries : float
         Operations, steps of the innermost loops, and of the sparse ones.
     indices : float
@@ -162,7 +162,7 @@ class Work:
         Whether results are stored at the entries.
     """
 
-    accesses: tuple[Access, ...] = ()
+    accesses: tuple[IterationAccess, ...] = ()
     flops: float = 1.0
     points: float = 1.0
     entries: float = 1.0
@@ -192,17 +192,17 @@ class Work:
         flops, points = sum(part.flops for part in parts), sum(part.points for part in parts)
         return cls(every, flops, points, main.entries, indices, main.inner, main.sums, main.is_sparse)
 
-    def of_kind(self, kind: str, *, stores: bool = False) -> list[Access]:
+    def of_kind(self, kind: str, *, stores: bool = False) -> list[IterationAccess]:
         """Return the loads of a kind, or the stores."""
         return [a for a in self.accesses if a.kind == kind and a.is_store == stores]
 
     @property
-    def gathered(self) -> Access | None:
+    def gathered(self) -> IterationAccess | None:
         """The gather that moves most."""
         return max(self.of_kind(GATHER), key=lambda a: a.moved, default=None)
 
     @property
-    def results(self) -> list[Access]:
+    def results(self) -> list[IterationAccess]:
         """The stores."""
         return [a for a in self.accesses if a.is_store]
 
@@ -216,12 +216,12 @@ class Work:
         """Bytes of a result's element."""
         return max((a.itemsize for a in self.results), default=4)
 
-    def numbers(self, rates: Rates, padding: float, caches: tuple[int, int] | None = None) -> dict[str, float]:
+    def numbers(self, rates: CoreRates, padding: float, caches: tuple[int, int] | None = None) -> dict[str, float]:
         """Return what a model sees of it, amounts on a logarithmic scale; the argument is stored with some padding.
 
         Parameters
         ----------
-        rates : Rates
+        rates : CoreRates
         padding : float
             Stored values for each entry.
         caches : (int, int), optional
@@ -264,7 +264,7 @@ class Work:
         return sum(a.held for a in self.of_kind(STREAM)) + self.indices
 
     def _times(
-        self, rates: Rates, caches: tuple[int, int], padding: float, gathered: float, held: float, results: float
+        self, rates: CoreRates, caches: tuple[int, int], padding: float, gathered: float, held: float, results: float
     ) -> dict[str, float]:
         """Return seconds that the parts take at least on this machine, of the whole and relative to the longest."""
         times = {
@@ -301,7 +301,7 @@ def _accesses(
     steps: list[float],
     place: Mapping[Var, int],
     gathered: set[Var],
-) -> Iterator[Access]:
+) -> Iterator[IterationAccess]:
     seen = set()
     for view, subscripts, is_store in accesses(body):
         buffer = program.buffers.get(view)
@@ -316,7 +316,7 @@ def _accesses(
         run = steps[deepest + 1] / max(steps[deepest], 1.0) if ends_dense else 1.0
         elements = prod(_value(extent, sizes) for extent in buffer.storage_shape)
         itemsize = max(1, int(DataType(buffer.dtype).bits) // 8)
-        yield Access(kind, steps[deepest + 1], elements, itemsize, max(run, 1.0), is_store)
+        yield IterationAccess(kind, steps[deepest + 1], elements, itemsize, max(run, 1.0), is_store)
 
 
 def _variables(expr: Expr) -> list[Var]:
@@ -343,4 +343,4 @@ def _value(expr: Expr, sizes: Mapping[str, int]) -> float:
     return float(symbolic.evaluator([expr])(known)[0])
 
 
-__all__ = ["USUAL", "Access", "Rates", "Work", "measure_rates", "measured_rates"]
+__all__ = ["USUAL", "CoreRates", "IterationAccess", "Work", "measure_rates", "measured_rates"]

@@ -20,7 +20,7 @@ import torch
 from sparsetir.bench import MissingPackageError
 from sparsetir.bench.training import measure
 from sparsetir.bench.training.command import trained, with_memory
-from sparsetir.bench.training.measure import Run
+from sparsetir.bench.training.measure import TrainingRun
 from sparsetir.bench.training.problems import load, usual
 from sparsetir.bench.training.ways import BACKENDS, KINDS, OURS, Spec, ways
 from sparsetir.workloads.plot import aligned, losses
@@ -38,7 +38,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Run]:
+def main(argv: Sequence[str] | None = None) -> dict[str, TrainingRun]:
     """Print the table."""
     args = arguments(argv)
     measure.quietly()
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Run]:
     return runs
 
 
-def draw(runs: dict[str, Run], title: str, folder: Path) -> None:
+def draw(runs: dict[str, TrainingRun], title: str, folder: Path) -> None:
     """Plot the losses of all."""
     name = title.replace(" ", "_").replace(":", "_")
     try:

@@ -24,7 +24,7 @@ import sparsetir
 import torch
 from sparsetir.bench import MissingPackageError
 from sparsetir.bench.training import measure
-from sparsetir.bench.training.measure import Run
+from sparsetir.bench.training.measure import TrainingRun
 from sparsetir.torch import SparseLinear, sparsify_
 from sparsetir.workloads.plot import aligned, losses
 from torch import Tensor, nn
@@ -220,14 +220,14 @@ def memory(args: argparse.Namespace) -> int:
     return measure.added(lambda: chosen, train, lambda: train(trainings(small)[args.memory]))
 
 
-def with_memory(runs: dict[str, Run], args: argparse.Namespace) -> dict[str, Run]:
+def with_memory(runs: dict[str, TrainingRun], args: argparse.Namespace) -> dict[str, TrainingRun]:
     """Return the runs with the peak memory of each."""
     names = ("density", "set", "features", "hidden", "rows", "batch", "threads")
     options = [f"--{name}={getattr(args, name)}" for name in names]
     return {way: replace(run, peak=measure.apart(__file__, "--memory", way, *options)) for way, run in runs.items()}
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Run]:
+def main(argv: Sequence[str] | None = None) -> dict[str, TrainingRun]:
     """Print the table."""
     args = arguments(argv)
     torch.set_num_threads(args.threads)
@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Run]:
     return runs
 
 
-def draw(runs: dict[str, Run], title: str, path: Path) -> None:
+def draw(runs: dict[str, TrainingRun], title: str, path: Path) -> None:
     """Plot the losses of all."""
     try:
         print(f"wrote {losses({way: run.losses for way, run in runs.items()}, path, title=title)}")

@@ -23,7 +23,7 @@ ENTRY = 8  # bytes of a value and a column
 
 
 @dataclass(frozen=True)
-class Rates:
+class ClusterRates:
     """Rates of a cluster.
 
     Parameters
@@ -72,7 +72,7 @@ class Pass:
         return FLOAT * self.columns * self.width
 
 
-def predict(work: Pass, rates: Rates, machines: int) -> dict[str, float]:
+def predict(work: Pass, rates: ClusterRates, machines: int) -> dict[str, float]:
     """Return the seconds of each part of a pass, and of all.
 
     Reading and multiplying overlap, so the longer one counts. An operand goes to every machine by a tree, and sums over
@@ -81,13 +81,13 @@ def predict(work: Pass, rates: Rates, machines: int) -> dict[str, float]:
     Parameters
     ----------
     work : Pass
-    rates : Rates
+    rates : ClusterRates
     machines : int
 
     Examples
     --------
     >>> work = Pass(columns=10**6, nnz=10**11, width=64, blocks=20_000)
-    >>> rates = Rates(read=2e9, shared=100e9, multiply=8e9, network=1.2e9, task=0.5e-3)
+    >>> rates = ClusterRates(read=2e9, shared=100e9, multiply=8e9, network=1.2e9, task=0.5e-3)
     >>> ten, hundred = (predict(work, rates, machines) for machines in (10, 100))
     >>> round(ten["total"] / hundred["total"], 1)
     7.0
@@ -103,7 +103,7 @@ def predict(work: Pass, rates: Rates, machines: int) -> dict[str, float]:
     return {**parts, "total": working + parts["send"]}
 
 
-def saturation(work: Pass, rates: Rates) -> dict[str, float]:
+def saturation(work: Pass, rates: ClusterRates) -> dict[str, float]:
     """Return from how many machines on a part that does not shrink takes longer than those that do."""
     shrinking = max(ENTRY * work.nnz / rates.read, work.nnz * work.width / rates.multiply)
     machines = 1.0
@@ -130,7 +130,7 @@ def seconds_of(call: Any, repeat: int = 3) -> float:
     return min(times)
 
 
-def measure(path: Path, width: int, workers: int) -> tuple[float, Rates, Pass]:
+def measure(path: Path, width: int, workers: int) -> tuple[float, ClusterRates, Pass]:
     """Time a product of a file's blocks on processes of this machine; return it with one process's rates."""
     from dask.distributed import Client, wait
 
@@ -151,7 +151,7 @@ def measure(path: Path, width: int, workers: int) -> tuple[float, Rates, Pass]:
     rate = workers * M.nnz * width / bare
     work = Pass(M.shape[1], M.nnz, width, blocks)
     # Reading from the page cache is part of the rate of multiplication.
-    return taken, Rates(np.inf, np.inf, rate, max(workers - 1, 1) * B.nbytes / send, task), work
+    return taken, ClusterRates(np.inf, np.inf, rate, max(workers - 1, 1) * B.nbytes / send, task), work
 
 
 def checked(entries: int, widths: Sequence[int], workers: int) -> Iterator[str]:
@@ -184,10 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 LARGE = Pass(columns=10**6, nnz=10**11, width=64, blocks=20_000)
-CLUSTER = Rates(read=2e9, shared=100e9, multiply=8e9, network=1.2e9, task=0.5e-3)
+CLUSTER = ClusterRates(read=2e9, shared=100e9, multiply=8e9, network=1.2e9, task=0.5e-3)
 
 
-def lines(machines: Sequence[int], work: Pass = LARGE, rates: Rates = CLUSTER) -> Iterator[str]:
+def lines(machines: Sequence[int], work: Pass = LARGE, rates: ClusterRates = CLUSTER) -> Iterator[str]:
     """Yield a table of predicted seconds, and the numbers of machines from which on more do not help."""
     yield "| machines | read s | multiply s | send s | schedule s | in all s |"
     yield "|---|---|---|---|---|---|"
@@ -205,4 +205,4 @@ if __name__ == "__main__":
     main()
 
 
-__all__ = ["Pass", "Rates", "lines", "main", "measure", "predict", "saturation"]
+__all__ = ["ClusterRates", "Pass", "lines", "main", "measure", "predict", "saturation"]

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sparsetir.bench.kernels import Plan
-from sparsetir.bench.measure import TAKEN, Measured, Product, measure, suits
+from sparsetir.bench.kernels import MeasurementPlan
+from sparsetir.bench.measure import TAKEN, MeasuredRow, Operation, measure, suits
 from sparsetir.bench.report import Report
 from sparsetir.bench.results import measure_result
 from sparsetir.bench.roofline import Roofline, levels, measure_roofline
@@ -18,21 +18,21 @@ from sparsetir.errors import ArgumentError
 from sparsetir.utils.machine import MachineProfile
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.workloads import peers, result_peers
-from sparsetir.workloads.inputs import Source, loaded, say
+from sparsetir.workloads.inputs import InputSource, loaded, say
 from sparsetir.workloads.results import OPERATIONS
 
 
 def run(
-    sources: Sequence[Source], products: Sequence[Product], plan: Plan, *, threads: int | None = None
+    sources: Sequence[InputSource], products: Sequence[Operation], plan: MeasurementPlan, *, threads: int | None = None
 ) -> Iterator[Report]:
     """Measure every operation on every source that it takes.
 
     Parameters
     ----------
-    sources : sequence of Source
+    sources : sequence of InputSource
         Each is loaded when its turn comes and freed after it.
-    products : sequence of Product
-    plan : Plan
+    products : sequence of Operation
+    plan : MeasurementPlan
     threads : int, optional
         For every library; by default what kernels use.
 
@@ -64,7 +64,7 @@ def run(
         raise ArgumentError("nothing could be measured: no file holds what the operations take")
 
 
-def say_of_options(products: Sequence[Product], plan: Plan) -> None:
+def say_of_options(products: Sequence[Operation], plan: MeasurementPlan) -> None:
     """Name the operations that an option does not reach."""
     titles = ", ".join(str(product) for product in products if product.op in OPERATIONS)
     flags = [f"--{name}" for name in ("sweep", "tune") if getattr(plan, name)]
@@ -84,14 +84,19 @@ def ceilings() -> Roofline | None:
     return measure_roofline()
 
 
-def measured(name: str, sparse: Any, product: Product, plan: Plan, profile: MachineProfile) -> Measured:
+def measured(name: str, sparse: Any, product: Operation, plan: MeasurementPlan, profile: MachineProfile) -> MeasuredRow:
     """Measure one operation on one source."""
     measure_case = measure_result if product.op in OPERATIONS else measure
     return measure_case(name, sparse, product, plan, profile)
 
 
 def rows(
-    name: str, sparse: Any, products: Sequence[Product], plan: Plan, report: Report, profile: MachineProfile
+    name: str,
+    sparse: Any,
+    products: Sequence[Operation],
+    plan: MeasurementPlan,
+    report: Report,
+    profile: MachineProfile,
 ) -> Iterator[Report]:
     """Add the rows of one source to the report."""
     suited_products = [product for product in products if suits(product, sparse)]

@@ -22,7 +22,7 @@ from sparsetir.script.printer import parse
 from sparsetir.utils import memory
 from sparsetir.utils.arguments import parse_seconds, take_old_options
 from sparsetir.utils.threads import get_num_threads, set_num_threads
-from sparsetir.workloads.expressions import CASES, PEERS, Case, agree
+from sparsetir.workloads.expressions import CASES, PEERS, ExprCase, agree
 from sparsetir.workloads.inputs import reason, say
 from sparsetir.workloads.peers import set_threads
 from sparsetir.workloads.plot import markdown
@@ -185,12 +185,12 @@ USUAL = ("scipy", "torch", "sparse")
 
 
 @dataclass
-class Row:
+class ExpressionRow:
     """What was found of one expression.
 
     Parameters
     ----------
-    case : Case
+    case : ExprCase
     first : float
         Seconds of the first call, in which its programs are compiled or read from the disk.
     times : dict of str to Timing
@@ -201,7 +201,7 @@ class Row:
         Libraries whose results disagree with ours.
     """
 
-    case: Case
+    case: ExprCase
     first: float
     times: dict[str, Timing] = field(default_factory=dict)
     peak: float | None = None
@@ -232,7 +232,7 @@ PROGRAMS: dict[str, Callable[..., Call]] = {
 }
 
 
-def program_call(case: Case, operands: list[Any]) -> Call | None:
+def program_call(case: ExprCase, operands: list[Any]) -> Call | None:
     """Return the ready program of this package, or one that was written by hand, if there is one."""
     make = {**PROGRAMS, **BY_HAND}.get(case.name)
     return None if make is None else make(*operands)
@@ -242,19 +242,19 @@ def program_call(case: Case, operands: list[Any]) -> Call | None:
 
 
 def measure(
-    case: Case,
+    case: ExprCase,
     size: int,
     *,
     compare_with: Sequence[str] = USUAL,
     rounds: int = 3,
     rest: float = 0.1,
     burst: float = 0.05,
-) -> Row:
+) -> ExpressionRow:
     """Time one expression beside whatever else says it.
 
     Parameters
     ----------
-    case : Case
+    case : ExprCase
     size : int
         Extent of most letters.
     compare_with : sequence of str
@@ -265,7 +265,7 @@ def measure(
     operands = case.operands(size)
     start = time.perf_counter()
     expected = einsum(case.text, *operands, **case.options)
-    row = Row(case, time.perf_counter() - start)
+    row = ExpressionRow(case, time.perf_counter() - start)
     calls = {"einsum": lambda: einsum(case.text, *operands, **case.options)}
     if "d" in case.kinds:
         calls["bound"] = bound_call(case, operands)
@@ -278,7 +278,7 @@ def measure(
     return row
 
 
-def bound_call(case: Case, operands: list[Any]) -> Call:
+def bound_call(case: ExprCase, operands: list[Any]) -> Call:
     """Return calls with the sparse operands fixed."""
     expression = einsum_expression(case.text, *operands, **case.options)
     bound = expression.bind(*[v if k == "s" else None for k, v in zip(case.kinds, operands, strict=True)])
@@ -287,7 +287,7 @@ def bound_call(case: Case, operands: list[Any]) -> Call:
 
 
 def checked(
-    name: str, make: Callable[..., Call | None], case: Case, operands: list[Any], expected: Any, row: Row
+    name: str, make: Callable[..., Call | None], case: ExprCase, operands: list[Any], expected: Any, row: ExpressionRow
 ) -> Call | None:
     """Return a call of another library if it is installed and can do this; what differs is noted in the row."""
     if name in PEERS and importlib.util.find_spec(name) is None:
@@ -305,7 +305,7 @@ def checked(
     return call
 
 
-def same(case: Case, result: Any, expected: Any) -> bool:
+def same(case: ExprCase, result: Any, expected: Any) -> bool:
     """Return whether two results agree; scipy gives a Kronecker product as a matrix."""
     if len(case.text.partition("->")[2]) == 4 and sp.issparse(result):
         return math.isclose(float(result.sum()), float(np.sum(expected.values)), rel_tol=1e-3)
@@ -331,7 +331,7 @@ def nbytes(value: Any) -> int:
 # ------------------------------------------------------------------ the table
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ExpressionRow]) -> str:
     """Return a Markdown table, with the ratio of each column to ``einsum`` in the last row."""
     names = [name for name in (*OWN, *PEERS) if any(name in row.times for row in rows)]
     heading = ["", "expression", "first", *names, "memory"]
@@ -340,7 +340,7 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def ratios(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+def ratios(rows: Sequence[ExpressionRow], names: Sequence[str]) -> list[str]:
     """Of each column its time relative to that of ``einsum``, over the rows that have both."""
     cells = []
     for name in names:
@@ -392,4 +392,4 @@ if __name__ == "__main__":
     raise SystemExit(main())
 
 
-__all__ = ["BY_HAND", "Row", "main", "measure", "table"]
+__all__ = ["BY_HAND", "ExpressionRow", "main", "measure", "table"]

@@ -56,7 +56,7 @@ TIMED = ("ms", "vs csr", "spread")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in one format.
 
     Parameters
@@ -115,7 +115,7 @@ class Survey:
     pattern : Pattern
     feat : int or None
         Columns of the dense operand; None where nothing was timed.
-    stored : list of Stored
+    stored : list of StoredTensor
         The fastest product first, where any was timed.
     skipped : list of Considered
         Formats that would need too much memory.
@@ -126,7 +126,7 @@ class Survey:
     name: str
     pattern: Pattern
     feat: int | None = None
-    stored: list[Stored] = field(default_factory=list)
+    stored: list[StoredTensor] = field(default_factory=list)
     skipped: list[Considered] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
 
@@ -207,7 +207,7 @@ def survey(
     sparse = as_float32(tensor) if case is None else case.inputs["A"]
     result = Survey(name, known or pattern(tensor), feat)
     result.skipped.extend(c for c in considered(result.pattern, most=most) if c.objection)
-    products = Products(name, case, rounds) if case is not None else None
+    products = FormatProducts(name, case, rounds) if case is not None else None
     listed = candidates(result.pattern, most=most)
     for n, format in enumerate(listed, 1):
         with status(f"{name}: {n} of {len(listed)}, {format!r}"):
@@ -237,7 +237,7 @@ def status(text: str) -> Iterator[None]:
         sys.stderr.flush()
 
 
-def measure(sparse: Any, format: Format, products: Products | None) -> Stored:
+def measure(sparse: Any, format: Format, products: FormatProducts | None) -> StoredTensor:
     """Return the row of a format in the table."""
     stored = convert(sparse, format)
     if products is None:
@@ -246,7 +246,7 @@ def measure(sparse: Any, format: Format, products: Products | None) -> Stored:
     return replace(stored, spmm=spmm, csr=csr)
 
 
-def convert(sparse: Any, format: Format) -> Stored:
+def convert(sparse: Any, format: Format) -> StoredTensor:
     """Store a tensor, a few times where that is quick."""
     best, end = float("inf"), time.perf_counter() + CONVERTING
     for _ in range(CONVERSIONS):
@@ -255,7 +255,7 @@ def convert(sparse: Any, format: Format) -> Stored:
         best = min(best, time.perf_counter() - start)
         if time.perf_counter() > end:
             break
-    return Stored(format, tensor.nbytes, tensor.padding, len(tensor.pieces), best)
+    return StoredTensor(format, tensor.nbytes, tensor.padding, len(tensor.pieces), best)
 
 
 def operands(name: str, tensor: Any, feat: int) -> Case:
@@ -270,7 +270,7 @@ def operands(name: str, tensor: Any, feat: int) -> Case:
     return make_case("spmm", tensor, feat=feat)
 
 
-class Products:
+class FormatProducts:
     """The untuned SpMM of one matrix, over one format after the other.
 
     Parameters

@@ -23,7 +23,7 @@ CALLS = 1000  # announced to an untuned kernel
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurementPlan:
     """How to measure.
 
     Parameters
@@ -50,15 +50,15 @@ class Plan:
     sweep: bool = False
 
 
-Kind = Callable[[Case, Plan], dict[str, Any]]
+Kind = Callable[[Case, MeasurementPlan], dict[str, Any]]
 
 
-def untuned(case: Case, _plan: Plan) -> dict[str, Any]:
+def untuned(case: Case, _plan: MeasurementPlan) -> dict[str, Any]:
     """Return what `sparsetir.build` makes of the program for many calls."""
     return {"untuned": build(case.program, expected_calls=CALLS)}
 
 
-def tuned(case: Case, plan: Plan) -> dict[str, Any]:
+def tuned(case: Case, plan: MeasurementPlan) -> dict[str, Any]:
     """Return what a search on the operands finds, where one is asked for."""
     if not plan.tune:
         return {}
@@ -67,7 +67,7 @@ def tuned(case: Case, plan: Plan) -> dict[str, Any]:
     return {"tuned": result.kernel}
 
 
-def best(case: Case, plan: Plan) -> dict[str, Any]:
+def best(case: Case, plan: MeasurementPlan) -> dict[str, Any]:
     """Return the fastest of a coarse sweep, where one is asked for."""
     fastest = best_of(case) if plan.sweep else None
     if fastest is None:
@@ -83,13 +83,13 @@ KINDS: list[Kind] = [untuned, best, tuned]
 RATED = ("untuned", "tuned", "best", "ours")
 
 
-def kernels(case: Case, plan: Plan, failures: list[str]) -> dict[str, Any]:
+def kernels(case: Case, plan: MeasurementPlan, failures: list[str]) -> dict[str, Any]:
     """Every kernel of ours that is measured on a case.
 
     Parameters
     ----------
     case : Case
-    plan : Plan
+    plan : MeasurementPlan
     failures : list of str
         What went wrong in a kind is added to it; the others are still made.
 
@@ -151,4 +151,4 @@ def output_shape(case: Case) -> tuple[int, ...]:
     return (case.sparse.shape[0], *last.shape[1:])
 
 
-__all__ = ["KINDS", "RATED", "Kind", "Plan", "kernels", "our_call", "our_calls"]
+__all__ = ["KINDS", "RATED", "Kind", "MeasurementPlan", "kernels", "our_call", "our_calls"]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparsetir.bench.kernels import Plan, kernels, our_call
-from sparsetir.bench.roofline import Bound, Work, t_fair, work_of
+from sparsetir.bench.kernels import MeasurementPlan, kernels, our_call
+from sparsetir.bench.roofline import OperationWork, TimeBound, t_fair, work_of
 from sparsetir.errors import ArgumentError
 from sparsetir.utils.machine import MachineProfile
 from sparsetir.utils.threads import get_num_threads
@@ -33,7 +33,7 @@ BEST = "best peer"
 
 
 @dataclass(frozen=True)
-class Product:
+class Operation:
     """An operation with a number of columns, as in ``spmm:128``, for topn of entries in a row; 1 where it has none."""
 
     op: str
@@ -51,12 +51,12 @@ class Row:
     ----------
     name : str
         Of the matrix or tensor.
-    product : Product
+    product : Operation
     shape : tuple of int
     nnz : int
     ours, peers : dict of str to Timing
-    work : Work
-    bound : Bound or None
+    work : OperationWork
+    bound : TimeBound or None
         None where no profile of the machine was given.
     repeats : int
         How often it was measured again because other work disturbed it.
@@ -65,13 +65,13 @@ class Row:
     """
 
     name: str
-    product: Product
+    product: Operation
     shape: tuple[int, ...]
     nnz: int
     ours: dict[str, Timing]
     peers: dict[str, Timing]
-    work: Work
-    bound: Bound | None = None
+    work: OperationWork
+    bound: TimeBound | None = None
     repeats: int = 0
     sizes: dict[str, float] = field(default_factory=dict)
 
@@ -137,7 +137,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRow:
     """A row, if there is one, and what was found wrong on the way."""
 
     row: Row | None
@@ -147,7 +147,7 @@ class Measured:
 # ---------------------------------------------------------------------------------------------------- products
 
 
-def parse_products(text: str) -> list[Product]:
+def parse_products(text: str) -> list[Operation]:
     """Operations separated by commas, each with its number of columns behind a colon.
 
     Examples
@@ -159,7 +159,7 @@ def parse_products(text: str) -> list[Product]:
     return list(dict.fromkeys(products))
 
 
-def parse_product(text: str) -> Product:
+def parse_product(text: str) -> Operation:
     """One of them."""
     op, colon, feat = text.partition(":")
     if op not in TAKEN:
@@ -167,16 +167,16 @@ def parse_product(text: str) -> Product:
     if op not in DEFAULT_FEAT:
         if colon:
             raise ArgumentError(f"{op} has no number of columns, found {text!r}; try {op}")
-        return Product(op, 1)
+        return Operation(op, 1)
     if not colon:
-        return Product(op, DEFAULT_FEAT[op])
+        return Operation(op, DEFAULT_FEAT[op])
     if not (feat.isascii() and feat.isdigit() and int(feat) > 0):
         counted = COUNTED.get(op, "columns")
         raise ArgumentError(f"expected a positive number of {counted} as in {op}:{DEFAULT_FEAT[op]}, found {text!r}")
-    return Product(op, int(feat))
+    return Operation(op, int(feat))
 
 
-def suits(product: Product, sparse: Any) -> bool:
+def suits(product: Operation, sparse: Any) -> bool:
     """Return whether the operation accepts an operand with that many dimensions."""
     return TAKEN[product.op] == len(sparse.shape)
 
@@ -184,7 +184,7 @@ def suits(product: Product, sparse: Any) -> bool:
 # ---------------------------------------------------------------------------------------------------- measuring
 
 
-def needed_bytes(product: Product, sparse: Any, plan: Plan) -> int:
+def needed_bytes(product: Operation, sparse: Any, plan: MeasurementPlan) -> int:
     """About how much memory the operands, results and checks take."""
     dense = sum(sparse.shape[dim] for dim, _ in DENSE[product.op].values()) * product.feat
     nnz = int(sparse.nnz)
@@ -194,7 +194,9 @@ def needed_bytes(product: Product, sparse: Any, plan: Plan) -> int:
     return int(4 * (dense + results * result) + ENTRY * nnz + checked)
 
 
-def measure(name: str, sparse: Any, product: Product, plan: Plan, profile: MachineProfile | None = None) -> Measured:
+def measure(
+    name: str, sparse: Any, product: Operation, plan: MeasurementPlan, profile: MachineProfile | None = None
+) -> MeasuredRow:
     """Check and time an operation.
 
     Parameters
@@ -203,27 +205,27 @@ def measure(name: str, sparse: Any, product: Product, plan: Plan, profile: Machi
         What the operand is called.
     sparse : scipy.sparse array or CooTensor
         Taken as float32.
-    product : Product
+    product : Operation
         Which takes an operand of its dimensions.
-    plan : Plan
+    plan : MeasurementPlan
     profile : MachineProfile, optional
         For the bound.
 
     Returns
     -------
-    Measured
+    MeasuredRow
         Without a row where the operands do not fit into memory, which is said on stderr, or no kernel of ours is right.
     """
     needed = needed_bytes(product, sparse, plan)
     if needed > free_memory():
         say(f"skipped: {name} {product} needs {needed / 1e9:.1f} GB of memory for its operands")
-        return Measured(None)
+        return MeasuredRow(None)
     case = make_case(product.op, sparse, feat=product.feat)
     title = f"{name} {product}"
     findings: list[str] = []
     kernels = our_calls(title, case, plan, findings)
     if not kernels:
-        return Measured(None, findings)
+        return MeasuredRow(None, findings)
     peers = peer_calls(title, case)
     times, repeats = undisturbed(kernels | peers, plan, title)
     work = work_of(product.op, case.inputs)
@@ -238,10 +240,10 @@ def measure(name: str, sparse: Any, product: Product, plan: Plan, profile: Machi
         t_fair(case.sparse, product.op, product.feat, profile, threads=get_num_threads()) if profile else None,
         repeats,
     )
-    return Measured(row, findings)
+    return MeasuredRow(row, findings)
 
 
-def our_calls(title: str, case: Case, plan: Plan, findings: list[str]) -> dict[str, Call]:
+def our_calls(title: str, case: Case, plan: MeasurementPlan, findings: list[str]) -> dict[str, Call]:
     """Return the kernels whose result is right; what is wrong with the others is added to `findings`."""
     calls: dict[str, Call] = {}
     failures: list[str] = []
@@ -273,7 +275,7 @@ def peer_calls(title: str, case: Case) -> dict[str, Call]:
     return calls
 
 
-def undisturbed(calls: dict[str, Call], plan: Plan, title: str) -> tuple[dict[str, Timing], int]:
+def undisturbed(calls: dict[str, Call], plan: MeasurementPlan, title: str) -> tuple[dict[str, Timing], int]:
     """Return times without a sign of other work, or the quietest of a few attempts; and how many were repeats."""
     attempts = []
     for attempt in range(plan.repeat + 1):
@@ -286,4 +288,4 @@ def undisturbed(calls: dict[str, Call], plan: Plan, title: str) -> tuple[dict[st
     return min(attempts, key=lambda times: max(timing.spread for timing in times.values())), plan.repeat
 
 
-__all__ = ["BEST", "Measured", "Product", "Row", "measure", "parse_products", "suits"]
+__all__ = ["BEST", "MeasuredRow", "Operation", "Row", "measure", "parse_products", "suits"]

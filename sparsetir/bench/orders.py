@@ -34,7 +34,7 @@ SEED = 7
 
 
 @dataclass(frozen=True)
-class Found:
+class ChainResult:
     """One chain: its name, the steps that were chosen, and seconds."""
 
     name: str
@@ -87,7 +87,7 @@ def evaluate(tree: Tree, values: Sequence[Any]) -> Any:
     return einsum("ij,jk->ik", *(evaluate(part, values) for part in tree))
 
 
-def measure(name: str, values: Sequence[Any], *, rounds: int, rest: float) -> Found:
+def measure(name: str, values: Sequence[Any], *, rounds: int, rest: float) -> ChainResult:
     """Time one chain in the order that `einsum` takes and in all others."""
     count = len(values)
     text = ",".join(LETTERS[n : n + 2] for n in range(count)) + f"->{LETTERS[0]}{LETTERS[count]}"
@@ -98,7 +98,7 @@ def measure(name: str, values: Sequence[Any], *, rounds: int, rest: float) -> Fo
     times = {key: timing.median for key, timing in interleave(calls, rounds=rounds, rest=rest).items()}
     alternatives = [seconds for key, seconds in times.items() if key != "own"]
     steps = [step.members for step in einsum_expression(text, *values).steps]
-    return Found(name, steps, times["own"], min(alternatives), max(alternatives))
+    return ChainResult(name, steps, times["own"], min(alternatives), max(alternatives))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,4 +136,4 @@ if __name__ == "__main__":
     raise SystemExit(main())
 
 
-__all__ = ["Found", "evaluate", "main", "measure", "operands", "trees"]
+__all__ = ["ChainResult", "evaluate", "main", "measure", "operands", "trees"]

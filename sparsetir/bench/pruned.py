@@ -159,7 +159,7 @@ DTYPES = ("float32", "bfloat16", "int8")
 def products(weight: Tensor, x: Tensor, args: argparse.Namespace) -> dict[str, tuple[float, float]]:
     """Return milliseconds and relative error of products with a weight: torch's dense ones, and our sparse ones."""
     import torch
-    from sparsetir.torch.pruned_layers import Product, Weight
+    from sparsetir.torch.pruned_layers import LayerProduct, Weight
 
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
@@ -171,7 +171,9 @@ def products(weight: Tensor, x: Tensor, args: argparse.Namespace) -> dict[str, t
     }
     for dtype in DTYPES:
         for kind in ("columns", "rows") if dtype != "int8" else ("columns",):
-            calls[f"{kind} {dtype}"] = partial(Product(Weight.from_dense(weight, f"{kind} {dtype}", scale)).rows, x)
+            calls[f"{kind} {dtype}"] = partial(
+                LayerProduct(Weight.from_dense(weight, f"{kind} {dtype}", scale)).rows, x
+            )
     expected = x.double() @ weight.double().t()
     errors = {name: float((call().double() - expected).norm() / expected.norm()) for name, call in calls.items()}
     times = side_by_side(calls, args.seconds, time.process_time if args.cpu else time.perf_counter)

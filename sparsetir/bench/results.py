@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.kernels import Plan
-from sparsetir.bench.measure import Measured, Product, Row, undisturbed
-from sparsetir.bench.roofline import Work, limit_of_work, structure
+from sparsetir.bench.kernels import MeasurementPlan
+from sparsetir.bench.measure import MeasuredRow, Operation, Row, undisturbed
+from sparsetir.bench.roofline import OperationWork, limit_of_work, structure
 from sparsetir.einsum.products import matmul, multiply
 from sparsetir.sparse_output.products import add, matmul_plan, rap
 from sparsetir.sparse_output.triangles import triangles
@@ -82,8 +82,8 @@ def peer_calls(title: str, case: ResultCase) -> dict[str, Call]:
 
 
 def measure_result(
-    name: str, sparse: Any, product: Product, plan: Plan, profile: MachineProfile | None = None
-) -> Measured:
+    name: str, sparse: Any, product: Operation, plan: MeasurementPlan, profile: MachineProfile | None = None
+) -> MeasuredRow:
     """Check and time an operation.
 
     Parameters
@@ -92,31 +92,31 @@ def measure_result(
         What the operand is called.
     sparse : scipy.sparse array
         Taken as float32.
-    product : Product
+    product : Operation
         One of `sparsetir.workloads.results.OPERATIONS`.
-    plan : Plan
+    plan : MeasurementPlan
     profile : MachineProfile, optional
         For the bound.
 
     Returns
     -------
-    Measured
+    MeasuredRow
         Without a row where the matrix does not suit or the result does not fit into memory, which is said on stderr, or
         where ours is wrong.
     """
     title = f"{name} {product}"
     if product.op in SQUARE_ONLY and sparse.shape[0] != sparse.shape[1]:
         say(f"skipped: {title} takes a square matrix, found {sparse.shape[0]} x {sparse.shape[1]}")
-        return Measured(None)
+        return MeasuredRow(None)
     case = make_result_case(product.op, sparse, kept=product.feat)
     needed = HELD * ENTRY * most_entries(case)
     if needed > free_memory():
         say(f"skipped: {title} may need {needed / 1e9:.1f} GB of memory for its results")
-        return Measured(None)
+        return MeasuredRow(None)
     findings: list[str] = []
     kernels = our_calls(title, case, findings)
     if not kernels:
-        return Measured(None, findings)
+        return MeasuredRow(None, findings)
     peers = peer_calls(title, case)
     sizes, work = facts(case, kernels["ours"])
     times, repeats = undisturbed(kernels | peers, plan, title)
@@ -132,7 +132,7 @@ def measure_result(
         repeats,
         sizes,
     )
-    return Measured(row, findings)
+    return MeasuredRow(row, findings)
 
 
 def most_entries(case: ResultCase) -> int:
@@ -141,7 +141,7 @@ def most_entries(case: ResultCase) -> int:
     return min(case.products, m * n)
 
 
-def facts(case: ResultCase, call: Call) -> tuple[dict[str, float], Work]:
+def facts(case: ResultCase, call: Call) -> tuple[dict[str, float], OperationWork]:
     """Return what the table says of a case besides times, and what has to be done at least."""
     result = call()
     operands = sum(structure(operand) for operand in unique(case.operands))
@@ -163,14 +163,14 @@ def unique(operands: tuple[Any, ...]) -> list[Any]:
     return list({id(operand): operand for operand in operands}.values())
 
 
-def work_of(case: ResultCase, moved: int) -> Work:
+def work_of(case: ResultCase, moved: int) -> OperationWork:
     """Operations and bytes: a product loads a row of B for each entry of A."""
     if case.op in ("add", "multiply"):
-        return Work(case.products // 2, 0, 0, moved)
+        return OperationWork(case.products // 2, 0, 0, moved)
     A, B = case.operands[:2]
     rows = np.flatnonzero(np.bincount(A.indices, minlength=B.shape[0]))
     gathered = int(np.diff(B.indptr)[rows].sum()) * ENTRY
-    return Work(2 * case.products, case.products * ENTRY, gathered, moved)
+    return OperationWork(2 * case.products, case.products * ENTRY, gathered, moved)
 
 
 __all__ = ["OURS", "measure_result"]

@@ -22,14 +22,14 @@ from sparsetir.formats.statistics import block_fill
 from sparsetir.ir.effects import share_of_new
 from sparsetir.schedules.estimate import gathered_seconds, near_bytes
 from sparsetir.utils.arguments import shown
-from sparsetir.utils.machine import Level, MachineProfile, levels
+from sparsetir.utils.machine import CacheLevel, MachineProfile, levels
 from sparsetir.workloads.ceilings import FLOAT, Ceilings, Roofline, measure_roofline
 
 # ---------------------------------------------------------------------------------------------------- bounds
 
 
 @dataclass(frozen=True)
-class Work:
+class OperationWork:
     """What an operation on data has to do.
 
     Parameters
@@ -57,7 +57,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Bound:
+class TimeBound:
     """The least time of a call.
 
     Parameters
@@ -71,7 +71,7 @@ class Bound:
     limit: str
 
 
-def work_of(op: str, inputs: Mapping[str, Any]) -> Work:
+def work_of(op: str, inputs: Mapping[str, Any]) -> OperationWork:
     """Count the operations and bytes of a ready program's call.
 
     With nnz entries, N columns and the touched rows of an operand, in float32 (4 bytes):
@@ -98,7 +98,7 @@ def work_of(op: str, inputs: Mapping[str, Any]) -> Work:
 
     Returns
     -------
-    Work
+    OperationWork
     """
     if op not in WORK:
         raise ArgumentError(f"bounds are known for {', '.join(WORK)}; found {shown(op)}")
@@ -106,25 +106,25 @@ def work_of(op: str, inputs: Mapping[str, Any]) -> Work:
     return WORK[op](sparse, *dense)
 
 
-def spmm_work(csr: Any, B: np.ndarray) -> Work:
+def spmm_work(csr: Any, B: np.ndarray) -> OperationWork:
     """SpMM, and SpMV where B is a vector."""
     columns = B.shape[1] if B.ndim == 2 else 1
     row = FLOAT * columns
     gathered = touched(csr.indices, csr.shape[1]) * row
     moved = structure(csr) + gathered + csr.shape[0] * row
-    return Work(2 * int(csr.nnz) * columns, int(csr.nnz) * row, gathered, moved)
+    return OperationWork(2 * int(csr.nnz) * columns, int(csr.nnz) * row, gathered, moved)
 
 
-def sddmm_work(csr: Any, X: np.ndarray, Y: np.ndarray) -> Work:
+def sddmm_work(csr: Any, X: np.ndarray, Y: np.ndarray) -> OperationWork:
     """SDDMM, row by row."""
     row = FLOAT * Y.shape[1]
     row_bytes = int(np.count_nonzero(np.diff(csr.indptr))) * row
     gathered = touched(csr.indices, csr.shape[1]) * row
     moved = structure(csr) + csr.data.nbytes + row_bytes + gathered
-    return Work((2 * X.shape[1] + 1) * int(csr.nnz), int(csr.nnz) * row, gathered, moved)
+    return OperationWork((2 * X.shape[1] + 1) * int(csr.nnz), int(csr.nnz) * row, gathered, moved)
 
 
-def mttkrp_work(tensor: Any, B: np.ndarray, C: np.ndarray) -> Work:
+def mttkrp_work(tensor: Any, B: np.ndarray, C: np.ndarray) -> OperationWork:
     """MTTKRP of a tensor stored as CSF."""
     i, j, k = tensor.coords
     nnz, rank, index = int(tensor.nnz), B.shape[1], tensor.coords.itemsize
@@ -133,10 +133,10 @@ def mttkrp_work(tensor: Any, B: np.ndarray, C: np.ndarray) -> Work:
     fibers = count_different(i.astype(np.int64) * max(1, B.shape[0]) + j)
     tree = index * (tensor.shape[0] + 1 + fibers + fibers + 1 + nnz)
     moved = tensor.values.nbytes + tree + sum(rows) + tensor.shape[0] * row
-    return Work(2 * (nnz + fibers) * rank, nnz * row, min(rows), moved)
+    return OperationWork(2 * (nnz + fibers) * rank, nnz * row, min(rows), moved)
 
 
-WORK: dict[str, Callable[..., Work]] = {
+WORK: dict[str, Callable[..., OperationWork]] = {
     "spmm": spmm_work,
     "spmv": spmm_work,
     "sddmm": sddmm_work,
@@ -169,7 +169,7 @@ STREAMED = 2048  # bytes of rows whose rate is that of reading in order
 SHORT_ROW = 256  # bytes of rows of a sparse operand, usually
 
 
-def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: int = 1) -> Bound:
+def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: int = 1) -> TimeBound:
     """Return the least time that is predicted for a fixed list of schedules, and the resource that takes it.
 
     A schedule reads panels of some columns, loads a row of the dense operand for each entry or once for a group of
@@ -193,7 +193,7 @@ def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: in
 
     Returns
     -------
-    Bound
+    TimeBound
 
     Raises
     ------
@@ -218,7 +218,7 @@ def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: in
     read_rate = STREAMED / profile.gather_seconds(STREAMED, max(operand, structure_bytes(matrix)))
     results = FLOAT * (int(matrix.nnz) if op == "sddmm" else N * matrix.shape[0])
     store_rate = max(profile.store, profile.streaming_store)
-    best = Bound(math.inf, "")
+    best = TimeBound(math.inf, "")
     for panel, (group, fill), prefetch in itertools.product(PANELS, groups.items(), profile.prefetch):
         if panel >= N and panel:
             continue
@@ -232,16 +232,16 @@ def t_fair(matrix: Any, op: str, N: int, profile: MachineProfile, *, threads: in
             "stream": passes * structure_bytes(matrix) / read_rate + results / store_rate,
         }
         limit = max(terms, key=terms.__getitem__)
-        best = min(best, Bound(terms[limit] / threads, limit), key=lambda bound: bound.seconds)
+        best = min(best, TimeBound(terms[limit] / threads, limit), key=lambda bound: bound.seconds)
     return best
 
 
-def limit_of_work(work: Work, profile: MachineProfile, *, threads: int = 1) -> Bound:
+def limit_of_work(work: OperationWork, profile: MachineProfile, *, threads: int = 1) -> TimeBound:
     """Return the least time for counted operations and bytes, where nothing is known of the order of accesses.
 
     Parameters
     ----------
-    work : Work
+    work : OperationWork
     profile : MachineProfile
     threads : int
         Cores that share the work evenly, each at the rates of one.
@@ -252,7 +252,7 @@ def limit_of_work(work: Work, profile: MachineProfile, *, threads: int = 1) -> B
         "stream": work.compulsory / STREAMED * profile.gather_seconds(STREAMED, work.compulsory),
     }
     limit = max(terms, key=terms.__getitem__)
-    return Bound(terms[limit] / threads, limit)
+    return TimeBound(terms[limit] / threads, limit)
 
 
 def _gathered(matrix: Any, op: str) -> tuple[np.ndarray, int, dict[int, float]]:
@@ -288,11 +288,11 @@ def _entry_seconds(indices: np.ndarray, rows: int, row_bytes: int, profile: Mach
 
 
 __all__ = [
-    "Bound",
+    "CacheLevel",
     "Ceilings",
-    "Level",
+    "OperationWork",
     "Roofline",
-    "Work",
+    "TimeBound",
     "levels",
     "limit_of_work",
     "measure_roofline",

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from sparsetir.bench.kernels import CALLS, MANY_TRIALS, our_calls
-from sparsetir.bench.measure import Product, parse_products, suits
+from sparsetir.bench.measure import Operation, parse_products, suits
 from sparsetir.bench.sweep import best_of
 from sparsetir.build import build
 from sparsetir.errors import SparseTIRError
@@ -25,7 +25,17 @@ from sparsetir.tuning import tune_sparse
 from sparsetir.tuning.measure import lower_quartile
 from sparsetir.tuning.report import TuneResult
 from sparsetir.utils.arguments import parse_seconds
-from sparsetir.workloads.inputs import Case, Source, find_files, from_files, from_suite, loaded, make_case, reason, say
+from sparsetir.workloads.inputs import (
+    Case,
+    InputSource,
+    find_files,
+    from_files,
+    from_suite,
+    loaded,
+    make_case,
+    reason,
+    say,
+)
 from sparsetir.workloads.plot import markdown
 from sparsetir.workloads.timing import interleave
 
@@ -46,7 +56,7 @@ HEAD = (
 
 
 @dataclass(frozen=True)
-class Row:
+class SearchRow:
     """What searches found for a case.
 
     Parameters
@@ -94,7 +104,7 @@ def reached(result: TuneResult, seconds: float) -> float:
     return final / min(times) if times else 0.0
 
 
-def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -> Row:
+def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -> SearchRow:
     """Search, and time what was found in turn."""
     budget: dict[str, Any] = {"max_trials": MANY_TRIALS, "max_seconds": seconds, "progress": False}
     results = [tune_sparse(case.program, case.inputs, seed=seed, **budget) for seed in range(seeds)]
@@ -110,7 +120,7 @@ def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -
     if swept is not None:
         kernels["sweep"] = swept[0]
         say(f"{name}: sweep {swept[1]}; tuned {results[0].best.candidate}")
-    return Row(name, in_rounds(our_calls(kernels, case)), results)
+    return SearchRow(name, in_rounds(our_calls(kernels, case)), results)
 
 
 def in_rounds(calls: Mapping[str, Callable[[], object]], turns: int = ROUNDS) -> dict[str, np.ndarray]:
@@ -126,7 +136,7 @@ def in_rounds(calls: Mapping[str, Callable[[], object]], turns: int = ROUNDS) ->
     return {name: np.array([lower_quartile(times[name].samples) for times in rounds]) for name in calls}
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[SearchRow]) -> str:
     """Markdown, with geometric means below."""
     figures = np.array([row.figures() for row in rows])
     present = [column[~np.isnan(column)] for column in figures.T]
@@ -136,7 +146,7 @@ def table(rows: Sequence[Row]) -> str:
     return markdown([list(HEAD), *(row.cells() for row in rows), last])
 
 
-def run(sources: Sequence[Source], products: Sequence[Product], **settings: Any) -> list[Row]:
+def run(sources: Sequence[InputSource], products: Sequence[Operation], **settings: Any) -> list[SearchRow]:
     """Every case, one after another; what fails is said and left out."""
     return by_case(sources, products, lambda name, case: measure(name, case, **settings))
 
@@ -151,7 +161,9 @@ class Shown(Protocol):
 R = TypeVar("R", bound=Shown)
 
 
-def by_case(sources: Sequence[Source], products: Sequence[Product], measured: Callable[[str, Case], R]) -> list[R]:
+def by_case(
+    sources: Sequence[InputSource], products: Sequence[Operation], measured: Callable[[str, Case], R]
+) -> list[R]:
     """Return the row of every case, one after another; what fails is said and left out."""
     rows: list[R] = []
     for name, sparse in loaded(sources):
@@ -178,7 +190,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", default="spmm:128", help="operations with their columns; spmm:128")
 
 
-def sources_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[list[Source], list[Product]]:
+def sources_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[list[InputSource], list[Operation]]:
     """Return what these options say."""
     try:
         paths = [*args.files, *(find_files(args.data) if args.data else [])]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.bench.kernels import CALLS, our_calls
-from sparsetir.bench.measure import Product
+from sparsetir.bench.measure import Operation
 from sparsetir.bench.search import ROUNDS, add_sources, by_case, in_rounds, reached, sources_of
 from sparsetir.build import build
 from sparsetir.tuning import tune_sparse
@@ -41,7 +41,7 @@ HEAD = (
 
 
 @dataclass(frozen=True)
-class Pace:
+class SearchPace:
     """A search, and how what it found compares.
 
     Parameters
@@ -86,7 +86,7 @@ def until(result: TuneResult, share: float = NEARLY) -> float:
     return next(elapsed for elapsed, seconds in timed if share * seconds <= final) - result.history[0].elapsed
 
 
-def measure(name: str, case: Case, **how: Any) -> Pace:
+def measure(name: str, case: Case, **how: Any) -> SearchPace:
     """Search, and time the result in turn with untuned kernels."""
     began = time.perf_counter()
     result = tune_sparse(case.program, case.inputs, progress=False, **how)
@@ -99,10 +99,10 @@ def measure(name: str, case: Case, **how: Any) -> Pace:
     turns = [in_rounds(our_calls(kernels, case), ROUNDS // BINDINGS) for _ in range(BINDINGS)]
     times = {name: np.concatenate([turn[name] for turn in turns]) for name in kernels}
     over = {name: float(np.median(times[name] / times["tuned"])) for name in kernels}
-    return Pace(name, result, seconds, over["default"], over["called"])
+    return SearchPace(name, result, seconds, over["default"], over["called"])
 
 
-def table(paces: Sequence[Pace]) -> str:
+def table(paces: Sequence[SearchPace]) -> str:
     """Markdown, with medians below, and the worst case of the last columns."""
     figures = np.array([pace.figures() for pace in paces])
     middle = ["median", "", *(f"{value:.2f}" for value in np.nanmedian(figures, axis=0))]
@@ -111,7 +111,7 @@ def table(paces: Sequence[Pace]) -> str:
     return markdown([list(HEAD), *(pace.cells() for pace in paces), middle, worst, largest])
 
 
-def run(sources: Sequence[Any], products: Sequence[Product], **how: Any) -> list[Pace]:
+def run(sources: Sequence[Any], products: Sequence[Operation], **how: Any) -> list[SearchPace]:
     """Every case, one after another; what fails is said and left out."""
     return by_case(sources, products, lambda name, case: measure(name, case, **how))
 

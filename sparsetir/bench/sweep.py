@@ -22,7 +22,7 @@ from sparsetir.codegen.pipeline import scheduled, to_stage_2
 from sparsetir.codegen.target import make_target
 from sparsetir.errors import ArgumentError, SparseTIRError
 from sparsetir.formats.format import Format
-from sparsetir.formats.heuristics import dense_rows, promising
+from sparsetir.formats.heuristics import dense_rows, ranked_candidates
 from sparsetir.formats.pattern import pattern
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.transform.decompose import decompose_format
@@ -144,7 +144,7 @@ def options(case: Case) -> Iterator[Option]:
     base = defaults.usual(case.program, Registers.of(make_target(None, case.program)))
     yield Option(None, None)
     yield from different(case.program, [Option(None, choices) for choices in defaults.sweep(base)])
-    for format in promising(pattern(case.sparse), feat=dense_rows(dense_shapes(case.inputs))):
+    for format in ranked_candidates(pattern(case.sparse), feat=dense_rows(dense_shapes(case.inputs))):
         yield Option(format, None)
 
 

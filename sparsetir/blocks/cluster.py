@@ -86,7 +86,7 @@ def pca(dx: Any, k: int = 50) -> PCA:
     n = dx.shape[1]
     parts = [part for part, _ in _parts(dx, np.empty((n, 1), np.float32), dask)]
     is_small = n <= MAX_GRAM_FEATURES
-    start = _Sums(0, np.zeros(n), np.zeros(n), np.zeros((n, n)) if is_small else None)
+    start = _PartialSums(0, np.zeros(n), np.zeros(n), np.zeros((n, n)) if is_small else None)
     (sums,) = dask.compute(_tree(parts, partial(_add_chunk, n), _merge, start, dask))
     k = check_components(k, (sums.rows, n))
     if is_small:
@@ -169,7 +169,7 @@ def _tree(parts: list[Any], add: Callable[..., Any], merge: Callable[..., Any], 
 # ------------------------------------------------------------------------------------------------ on a worker
 
 
-class _Sums:
+class _PartialSums:
     """Rows, means, squared deviations and the Gram matrix of some chunks."""
 
     def __init__(self, rows: int, mean: Array, squares: Array, gram: Array | None) -> None:
@@ -180,12 +180,12 @@ class _Sums:
         return self.rows, self.mean, self.squares
 
 
-def _merge(left: _Sums, right: _Sums) -> _Sums:
+def _merge(left: _PartialSums, right: _PartialSums) -> _PartialSums:
     gram = left.gram + right.gram if left.gram is not None and right.gram is not None else None
-    return _Sums(*products.merge_moments(left.moments, right.moments), gram)
+    return _PartialSums(*products.merge_moments(left.moments, right.moments), gram)
 
 
-def _add_chunk(n: int, total: _Sums, chunk: Any) -> _Sums:
+def _add_chunk(n: int, total: _PartialSums, chunk: Any) -> _PartialSums:
     _use_threads_of_worker()
     chunk = chunk.read() if isinstance(chunk, Range) else chunk
     block = as_block(chunk, n, np.float64 if chunk.dtype.itemsize > 4 else np.float32)
@@ -195,7 +195,7 @@ def _add_chunk(n: int, total: _Sums, chunk: Any) -> _Sums:
     if gram is not None:
         gram = gram.copy()  # dask may need the input again
         products.add_gram(block, n, gram, GRAM_ROOM)
-    return _Sums(*moments, gram)
+    return _PartialSums(*moments, gram)
 
 
 def _add_product(n: int, total: Array, part: tuple[Any, Array]) -> Array:

@@ -161,7 +161,9 @@ def sampled(store: Store, memory: int, left: Array, right: Array, out: Any, bar:
     plan = make_plan(store, memory, "sampled", dtype, 0, held=held + line, column=0, line=0)
     everything = slice(None)
     right = dense_panel(right, everything, dtype)
-    target = _Folder(store, Path(out), dtype, digest(left, right, np.array(plan.starts))) if out is not None else None
+    target = (
+        _ResultFolder(store, Path(out), dtype, digest(left, right, np.array(plan.starts))) if out is not None else None
+    )
     parts: list[Any] = [MemoryResult((store.nnz,), t) for t in (dtype, store.indices.dtype)]
     if target is not None:
         parts = list(target.parts)
@@ -183,7 +185,7 @@ def sampled(store: Store, memory: int, left: Array, right: Array, out: Any, bar:
     return target.finish() if target is not None else (parts[0].array, parts[1].array)
 
 
-class _Folder:
+class _ResultFolder:
     """A folder of .npy files with the pattern of a store and new values; in the end in the form that its name says."""
 
     def __init__(self, store: Store, path: Path, dtype: Any, key: str) -> None:

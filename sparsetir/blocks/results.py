@@ -444,10 +444,10 @@ def _target(path: Path, name: str) -> Any:
         return _Hdf5(path, is_binsparse=True)
     if name.endswith(".h5ad"):
         return _Hdf5(path, is_binsparse=False)
-    return _Zarr(path) if name.endswith(".zarr") else _Folder(path)
+    return _Zarr(path) if name.endswith(".zarr") else _AppendFolder(path)
 
 
-class _Folder:
+class _AppendFolder:
     """Appends to .npy files, whose headers have space for the final length."""
 
     def __init__(self, path: Path) -> None:

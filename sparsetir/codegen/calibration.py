@@ -116,7 +116,7 @@ define void @sparsetir_calibrate_{dtype}(ptr %left, ptr %right, ptr %to) alwaysi
 
 
 @dataclass(frozen=True)
-class Dot:
+class DotInstruction:
     """An instruction that sums products of narrow numbers.
 
     Parameters
@@ -145,8 +145,8 @@ class Dot:
 
 X86_BF16, X86_INT8 = "llvm.x86.avx512bf16.dpbf16ps.512", "llvm.x86.avx512.vpdpbusd.512"
 DOTS = {
-    "bfloat16": Dot("avx512bf16", X86_BF16, "<32 x bfloat>", "<16 x float>", "float32", 32),
-    "int8": Dot("avx512vnni", X86_INT8, "<64 x i8>", "<16 x i32>", "int32", 64),
+    "bfloat16": DotInstruction("avx512bf16", X86_BF16, "<32 x bfloat>", "<16 x float>", "float32", 32),
+    "int8": DotInstruction("avx512vnni", X86_INT8, "<64 x i8>", "<16 x i32>", "int32", 64),
 }
 SUM = """
 @T.prim_func(s_tir=True)
@@ -454,7 +454,7 @@ def _sum_seconds(call: Callable[..., None]) -> float:
     return _seconds(lambda: call(operand, index, out, operand.size)) / SUMMED
 
 
-def _dot_rate(call: Callable[..., None], dot: Dot) -> float:
+def _dot_rate(call: Callable[..., None], dot: DotInstruction) -> float:
     data, out = np.zeros(64, np.int8), np.empty(8 * LANES, dot.sum_dtype)
     return 2 * dot.products * 8 * STEPS / _seconds(lambda: call(data, data, out))
 

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from tvm import tirx
 
-from sparsetir.einsum.operands import Layout, Level, rows
+from sparsetir.einsum.operands import Layout, StorageLevel, rows
 from sparsetir.einsum.subscripts import USUAL, Semiring, literal
 from sparsetir.script.printer import parse
 from sparsetir.utils.caches import remember
@@ -82,7 +82,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Nest:
+class ContractionNest:
     """One contraction.
 
     Parameters
@@ -218,7 +218,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Program:
+class EmittedProgram:
     """A program and the names of its parameters.
 
     Parameters
@@ -244,10 +244,10 @@ class Program:
     sizes: dict[str, str]
 
 
-class _Writer:
+class _ContractionWriter:
     """Writer of one program."""
 
-    def __init__(self, nest: Nest, name: str) -> None:
+    def __init__(self, nest: ContractionNest, name: str) -> None:
         self.nest, self.name, self.names = nest, name, Names()
         self.handles: list[str] = []
         self.scalars: list[str] = []
@@ -465,14 +465,14 @@ class _Writer:
 
 
 @remember("programs of einsum", 256)
-def program(nest: Nest, name: str = "einsum") -> Program:
+def program(nest: ContractionNest, name: str = "einsum") -> EmittedProgram:
     """Return the program of a contraction.
 
     Examples
     --------
     >>> import sparsetir
-    >>> from sparsetir.einsum.emit import Nest, Operand
-    >>> nest = Nest((Operand("ik"), Operand("kj")), "ij")
+    >>> from sparsetir.einsum.emit import ContractionNest, Operand
+    >>> nest = ContractionNest((Operand("ik"), Operand("kj")), "ij")
     >>> print(sparsetir.script(program(nest, "matmul").func).strip())
     # from tvm.script import sparsetir as T
     <BLANKLINE>
@@ -489,16 +489,16 @@ def program(nest: Nest, name: str = "einsum") -> Program:
                 C[i, j] = T.float32(0.0)
             C[i, j] = C[i, j] + A[i, k] * B[k, j]
     """
-    writer = _Writer(nest, name)
+    writer = _ContractionWriter(nest, name)
     text = writer.text()
     arrays = tuple(writer.arrays)
-    return Program(parse(text), writer.buffers, writer.result, writer.values, arrays, writer.sizes)
+    return EmittedProgram(parse(text), writer.buffers, writer.result, writer.values, arrays, writer.sizes)
 
 
 # -------------------------------------------------------------------------- loops of computed patterns
 
 
-def walked(members: Sequence[Operand], output: str, ring: Semiring, dtype: str, idtype: str) -> Nest:
+def walked(members: Sequence[Operand], output: str, ring: Semiring, dtype: str, idtype: str) -> ContractionNest:
     """Return the contraction of sparse and dense operands into a sparse result.
 
     Parameters
@@ -524,7 +524,9 @@ def walked(members: Sequence[Operand], output: str, ring: Semiring, dtype: str, 
     is_rootless = len(output) == 1 or any(o.layout is not None and o.letters == output[0] for o in whole)
     walk = _walk(whole, output)
     turned = _turned(whole, walk, set() if is_rootless else {output[0]})
-    nest = Nest(turned, output, None, ring, dtype, idtype, assembled=True, walk=walk, is_rootless=is_rootless)
+    nest = ContractionNest(
+        turned, output, None, ring, dtype, idtype, assembled=True, walk=walk, is_rootless=is_rootless
+    )
     return replace(nest, operands=tuple(_matrix(nest, at) for at in range(len(turned))))
 
 
@@ -575,7 +577,10 @@ def _turned(members: Sequence[Operand], walk: str, full: set[str]) -> tuple[Oper
         dims = [operand.letters.index(c) for c in path]
         is_full = len(path) > 1 and path[0] in available
         available.add(path[0])
-        levels = (Level(dims[0], "dense" if is_full else "compressed"), *(Level(d, "compressed") for d in dims[1:]))
+        levels = (
+            StorageLevel(dims[0], "dense" if is_full else "compressed"),
+            *(StorageLevel(d, "compressed") for d in dims[1:]),
+        )
         operands.append(replace(operand, layout=Layout(levels, operand.layout.idtype, held=True)))
     return tuple(operands)
 
@@ -584,7 +589,7 @@ def _path(operand: Operand, walk: str) -> str:
     return "".join(sorted(operand.letters, key=walk.index))
 
 
-def _matrix(nest: Nest, at: int) -> Operand:
+def _matrix(nest: ContractionNest, at: int) -> Operand:
     """Return a matrix with all rows in a layout of any class, unsorted if no other operand meets its entries."""
     operand = nest.operands[at]
     layout = operand.layout
@@ -596,4 +601,4 @@ def _matrix(nest: Nest, at: int) -> Operand:
     return replace(operand, layout=replace(layout, levels=(layout.levels[0], level), held=False))
 
 
-__all__ = ["Loop", "Nest", "Operand", "Program", "program", "walked"]
+__all__ = ["ContractionNest", "EmittedProgram", "Loop", "Operand", "program", "walked"]

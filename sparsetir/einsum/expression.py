@@ -24,8 +24,8 @@ from sparsetir.einsum import subscripts as notation
 from sparsetir.einsum.operands import Kind, Shape, admitted, fits_layout, kind_of, look, passed
 from sparsetir.einsum.planning import (
     RESULTS,
+    EinsumTask,
     Join,
-    Task,
     agreed,
     broadcast,
     diagonals,
@@ -37,10 +37,10 @@ from sparsetir.einsum.planning import (
 )
 from sparsetir.einsum.steps import (
     DenseStep,
+    EvaluationStep,
     FlatStep,
     KernelStep,
     MaskedStep,
-    Step,
     array_dtype,
     cast,
     classed,
@@ -268,7 +268,7 @@ class Expression:
 
     Attributes
     ----------
-    steps : list of Step
+    steps : list of EvaluationStep
         Its contractions in order.
     """
 
@@ -311,7 +311,7 @@ class Expression:
         if set(self.terms.letters) <= set(self.terms.output):
             ring = ring.without_reduction(self.dtype, len(kinds))
         same = tuple(agreed(kind, self.dtype, ring) for kind in kinds)
-        self.task = Task(self.terms, same, ring, result)
+        self.task = EinsumTask(self.terms, same, ring, result)
         # Plans depend only on what the cache key contains of the operands, not on details of the first call's.
         stored = [None if stored_of(value) is None else stored_about(stored_bits(value)) for value in values]
         self.steps, self.target = plan(self.task, sizes, stored, statistics(known))
@@ -518,7 +518,7 @@ class BoundExpression:
             computed[at] = expression.viewed(at, value)
         self.open = [n for n in range(count) if n not in fixed]
         self.plain = [_plain(*pair) for pair in zip(expression.kinds, expression.spread, strict=True)]
-        self.calls: list[tuple[int, Step, Any]] = []
+        self.calls: list[tuple[int, EvaluationStep, Any]] = []
         for number, step in enumerate(expression.steps, count):
             fixed_members = {place: computed[n] for place, n in enumerate(step.members) if n in computed}
             if len(fixed_members) == len(step.members):
@@ -580,7 +580,7 @@ def _shown(kind: Kind) -> str:
     return f"sparse ({kind.layout}) {description}, a {classes[kind.family]} one with {kind.layout.idtype} indices"
 
 
-def _explained(step: Step, names: Sequence[str]) -> str:
+def _explained(step: EvaluationStep, names: Sequence[str]) -> str:
     if isinstance(step, DenseStep):
         return f"numpy.einsum({step.text!r}) of {', '.join(names)}"
     if isinstance(step, MaskedStep):

@@ -23,7 +23,7 @@ LARGEST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Level:
+class StorageLevel:
     """One dimension of a sparse operand in its storage.
 
     Parameters
@@ -48,7 +48,7 @@ class Layout:
 
     Parameters
     ----------
-    levels : tuple of Level
+    levels : tuple of StorageLevel
     idtype : {"int32", "int64"}
     held : bool
         Whether the operand is a `SparseTensor` whose arrays are passed as they are.
@@ -58,7 +58,7 @@ class Layout:
         Whether the transposed operand is passed.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[StorageLevel, ...]
     idtype: str = "int32"
     held: bool = False
     fills: bool = False
@@ -211,7 +211,7 @@ def fits_layout(value: Any, layout: Layout) -> bool:
     return has_fitting_root and value.format.rules[0].fills == layout.fills
 
 
-def _is_listed(levels: Sequence[Level]) -> bool:
+def _is_listed(levels: Sequence[StorageLevel]) -> bool:
     """Return whether the root lists coordinates of compressed fibers in ascending order without duplicates."""
     if len(levels) < 2 or not levels[0].kind == levels[1].kind == "compressed":
         return False
@@ -224,19 +224,19 @@ def layout_of(value: Any) -> Layout:
         levels = own_levels(tuple(value.format.rules))
         if levels is None:
             return Layout(rows(value.ndim), value.idtype)
-        root = Level(levels[0].dim, "dense") if has_full_root(value) else levels[0]
+        root = StorageLevel(levels[0].dim, "dense") if has_full_root(value) else levels[0]
         return Layout((root, *levels[1:]), value.idtype, held=True, fills=value.format.rules[0].fills)
     wide = _is_wide(value)
     if len(value.shape) == 2 and _is_by_columns(value):
-        return Layout((Level(1, "dense"), Level(0, "compressed")), wide)
+        return Layout((StorageLevel(1, "dense"), StorageLevel(0, "compressed")), wide)
     return Layout(rows(len(value.shape)), wide)
 
 
-def rows(order: int) -> tuple[Level, ...]:
+def rows(order: int) -> tuple[StorageLevel, ...]:
     """Return compressed levels below a dense root; a vector has no root."""
     if order == 1:
-        return (Level(0, "compressed"),)
-    return (Level(0, "dense"), *(Level(d, "compressed") for d in range(1, order)))
+        return (StorageLevel(0, "compressed"),)
+    return (StorageLevel(0, "dense"), *(StorageLevel(d, "compressed") for d in range(1, order)))
 
 
 def _is_by_columns(value: Any) -> bool:
@@ -270,18 +270,18 @@ KINDS = {"dense_fixed": "dense", "sparse_variable": "compressed", "singleton": "
 
 
 @lru_cache(maxsize=256)
-def own_levels(rules: tuple[FormatRewriteRule, ...]) -> tuple[Level, ...] | None:
+def own_levels(rules: tuple[FormatRewriteRule, ...]) -> tuple[StorageLevel, ...] | None:
     """Return the levels of a format whose only piece has one axis for each dimension, with its coordinates."""
     if len(rules) != 1 or rules[0].inverse is not None:
         return None
     rule, axes = rules[0], rules[0].buffer.axes
     dims = {group[0]: d for d, group in rule.axis_map.items()}
-    levels: list[Level] = []
+    levels: list[StorageLevel] = []
     for at, axis in enumerate(sorted(axes, key=lambda axis: len(axis.ancestors))):
         kind = _level_kind(axis)
         if kind is None or (axis.parent is None) != (kind == "dense" or at == 0):
             return None
-        levels.append(Level(dims[axis.name], kind, axis.sorted, axis.unique))
+        levels.append(StorageLevel(dims[axis.name], kind, axis.sorted, axis.unique))
     chain = [axis for axis in axes if axis.kind != "dense_fixed"]
     if any(sum(other.parent == axis for other in axes) > 1 for axis in axes) or not chain:
         return None
@@ -294,7 +294,7 @@ def _level_kind(axis: Any) -> str | None:
     return KINDS.get(axis.kind) if axis.rule is None else None
 
 
-def _in_storage_order(levels: list[Level], axes: Any, dims: dict[str, int]) -> bool:
+def _in_storage_order(levels: list[StorageLevel], axes: Any, dims: dict[str, int]) -> bool:
     """Return whether the axes are one chain, with a dense axis only as its root."""
     roots = [axis for axis in axes if axis.parent is None]
     return len(roots) == 1 and all(level.kind != "dense" for level in levels[1:])
@@ -347,8 +347,8 @@ __all__ = [
     "Key",
     "Kind",
     "Layout",
-    "Level",
     "Shape",
+    "StorageLevel",
     "admitted",
     "diagonal",
     "family",

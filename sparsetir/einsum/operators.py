@@ -32,7 +32,7 @@ from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name
 REAL = {"complex64": "float32", "complex128": "float64"}
 
 
-class Parts(NamedTuple):
+class ComplexParts(NamedTuple):
     """The real and the imaginary part of an operand; a real one has no imaginary part."""
 
     real: Any
@@ -68,24 +68,26 @@ def by_parts(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
     return decorate
 
 
-def _parts(value: Any, dtype: str) -> Parts:
+def _parts(value: Any, dtype: str) -> ComplexParts:
     """Return the parts of an operand, as numbers of a real dtype."""
     if isinstance(value, SparseTensor):
         if value.dtype.kind != "c":
-            return Parts(value.astype(dtype), None)
-        return Parts(*(value.with_values(np.array(part, dtype)) for part in (value.values.real, value.values.imag)))
+            return ComplexParts(value.astype(dtype), None)
+        return ComplexParts(
+            *(value.with_values(np.array(part, dtype)) for part in (value.values.real, value.values.imag))
+        )
     if sp.issparse(value):
         open_source(value, "an operand").check("an operand")  # scipy copies what does not fit, or raises its own errors
         value = value.tocsr()
         if value.dtype.kind != "c":
-            return Parts(value.astype(dtype), None)
+            return ComplexParts(value.astype(dtype), None)
         arrays = value.indptr, value.indices
         parts = (np.array(part, dtype) for part in (value.data.real, value.data.imag))
-        return Parts(*(compressed_of(type(value), *arrays, part, value.shape) for part in parts))
+        return ComplexParts(*(compressed_of(type(value), *arrays, part, value.shape) for part in parts))
     array = array_of_numbers(value, "an operand")
     if array.dtype.kind != "c":
-        return Parts(array.astype(dtype), None)
-    return Parts(array.real.astype(dtype), array.imag.astype(dtype))
+        return ComplexParts(array.astype(dtype), None)
+    return ComplexParts(array.real.astype(dtype), array.imag.astype(dtype))
 
 
 def _real_dtype(*operands: Any) -> str:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.einsum.emit import Nest, Operand, walked
-from sparsetir.einsum.operands import Kind, Layout, Level, rows
-from sparsetir.einsum.steps import DenseStep, FlatStep, KernelStep, MaskedStep, Step, pays, roles
+from sparsetir.einsum.emit import ContractionNest, Operand, walked
+from sparsetir.einsum.operands import Kind, Layout, StorageLevel, rows
+from sparsetir.einsum.steps import DenseStep, EvaluationStep, FlatStep, KernelStep, MaskedStep, pays, roles
 from sparsetir.einsum.subscripts import Semiring, Terms
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.formats.compressed_rows import compressed_rows
@@ -48,7 +48,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Task:
+class EinsumTask:
     """One expression with known dtypes and layouts.
 
     Parameters
@@ -134,7 +134,7 @@ def extents(terms: Terms, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
 # ------------------------------------------------------------------ the result
 
 
-def target(task: Task) -> Target:
+def target(task: EinsumTask) -> Target:
     """Decide the storage of the result.
 
     Raises
@@ -160,7 +160,7 @@ def target(task: Task) -> Target:
     raise LoweringError(f"the result of {text!r} is not sparse: {reason}; pass result='dense'")
 
 
-def _is_sparse(task: Task) -> bool:
+def _is_sparse(task: EinsumTask) -> bool:
     """Return whether a sparse result is the default: elements that operands do not store leave most of it empty."""
     sparse = [set(t) for t, k in zip(task.terms.inputs, task.kinds, strict=True) if k.layout is not None]
     output = set(task.terms.output)
@@ -173,7 +173,7 @@ def _is_sparse(task: Task) -> bool:
     return len(output) > 1 and output <= set().union(*sparse) and task.drives
 
 
-def _merges(task: Task) -> bool:
+def _merges(task: EinsumTask) -> bool:
     """Return whether the result is stored where all sparse operands are, or, of sums, where one is."""
     terms = [t for t, k in zip(task.terms.inputs, task.kinds, strict=True) if k.layout is not None]
     if len(terms) < 2 or task.terms.summed or not _is_elementwise(terms, task.terms.output):
@@ -193,12 +193,12 @@ def _is_elementwise(terms: Sequence[str], output: str) -> bool:
     return all(set(t) == set(output) and len(t) == len(output) for t in terms)
 
 
-def _assembled(task: Task, members: Sequence[Operand], output: str) -> Nest:
+def _assembled(task: EinsumTask, members: Sequence[Operand], output: str) -> ContractionNest:
     """Return the contraction that computes its result's pattern: of matrices by rows, else by a walk of all trees."""
     terms = [o.letters for o in members if o.layout is not None]
     if len(output) == 2 and all(len(t) == 2 == len(set(t)) for t in terms):
         turned = tuple(_turned(operand, output, unique=not task.ring.adds_entries) for operand in members)
-        nest = Nest(turned, output, None, task.ring, task.dtype, task.idtype, assembled=True)
+        nest = ContractionNest(turned, output, None, task.ring, task.dtype, task.idtype, assembled=True)
         owned = all(loop.owner is not None or loop.assembled or loop.letter == output[0] for loop in nest.loops)
         if not task.drives or (owned and any(output[-1] in t for t in terms)):
             return nest
@@ -218,11 +218,11 @@ def _turned(operand: Operand, output: str, *, unique: bool) -> Operand:
     rank = {output[0]: -1, output[1]: 1}
     first, second = sorted(operand.letters, key=lambda c: rank.get(c, 0))
     dims = (operand.letters.index(first), operand.letters.index(second))
-    level = Level(dims[1], "compressed", sorted=unique, unique=unique)
-    return Operand(operand.letters, Layout((Level(dims[0], "dense"), level), operand.layout.idtype))
+    level = StorageLevel(dims[1], "compressed", sorted=unique, unique=unique)
+    return Operand(operand.letters, Layout((StorageLevel(dims[0], "dense"), level), operand.layout.idtype))
 
 
-def _keeps(task: Task) -> bool:
+def _keeps(task: EinsumTask) -> bool:
     """Return whether elements that a sparse operand does not store are `fill` in the result, too."""
     alone = len(task.kinds) == 1 and not task.terms.summed
     absorbed = len(task.kinds) == 1 or task.ring.absorbs(task.dtype)
@@ -230,7 +230,7 @@ def _keeps(task: Task) -> bool:
     return alone or (absorbed and constant)
 
 
-def _pattern(task: Task) -> int | None:
+def _pattern(task: EinsumTask) -> int | None:
     """Return the operand whose pattern, or that of whose first levels, the result has."""
     output, candidates = set(task.terms.output), []
     for at, (term, kind) in enumerate(zip(task.terms.inputs, task.kinds, strict=True)):
@@ -253,16 +253,16 @@ def _first(term: str, kind: Kind, count: int) -> set[str]:
 
 
 def plan(
-    task: Task,
+    task: EinsumTask,
     sizes: Mapping[str, int],
     stored: Sequence[float | None],
     known: Mapping[tuple[int, int], Statistics] | None = None,
-) -> tuple[list[Step], Target]:
+) -> tuple[list[EvaluationStep], Target]:
     """Return the steps of an expression, and the storage of its result.
 
     Parameters
     ----------
-    task : Task
+    task : EinsumTask
         Its terms after `broadcast`.
     sizes : mapping of str to int
         The extent of each letter.
@@ -285,7 +285,9 @@ def plan(
     return _steps(task, order, goal), goal
 
 
-def _masked(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]) -> MaskedStep | None:
+def _masked(
+    task: EinsumTask, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]
+) -> MaskedStep | None:
     """Return the product of scipy's matrices under a mask that the expression is, if searches would take longer."""
     terms = task.terms.inputs
     is_plain = task.ring.is_usual and all(k.family == "scipy" and k.layout is not None for k in task.kinds)
@@ -298,11 +300,11 @@ def _masked(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence
     shapes = [(sizes[term[0]], sizes[term[1]]) for term in terms]
     if (goal.letters and not is_kept) or not pays(masked_roles, stored, shapes):
         return None
-    nest = Nest(tuple(_operands(task)), goal.letters, goal.pattern, task.ring, task.dtype, task.idtype)
+    nest = ContractionNest(tuple(_operands(task)), goal.letters, goal.pattern, task.ring, task.dtype, task.idtype)
     return MaskedStep(KernelStep((0, 1, 2), nest), masked_roles)
 
 
-def _with_trees(task: Task, goal: Target) -> Task:
+def _with_trees(task: EinsumTask, goal: Target) -> EinsumTask:
     """Return the task with the pattern's operand as a tree, if the result has the pattern of its first levels."""
     at = goal.pattern
     if at is None or len(task.terms.inputs[at]) == len(goal.letters):
@@ -315,12 +317,12 @@ def _with_trees(task: Task, goal: Target) -> Task:
     return replace(task, kinds=tuple(kinds))
 
 
-def _operands(task: Task) -> list[Operand]:
+def _operands(task: EinsumTask) -> list[Operand]:
     return [Operand(term, kind.layout) for term, kind in zip(task.terms.inputs, task.kinds, strict=True)]
 
 
 def _order(
-    task: Task,
+    task: EinsumTask,
     goal: Target,
     sizes: Mapping[str, int],
     stored: Sequence[float | None],
@@ -337,7 +339,7 @@ def _order(
     )
 
 
-def _steps(task: Task, order: Sequence[Contraction], goal: Target) -> list[Step]:
+def _steps(task: EinsumTask, order: Sequence[Contraction], goal: Target) -> list[EvaluationStep]:
     values, steps = _operands(task), []
     for step in order:
         members = [values[n] for n in step.members]
@@ -366,7 +368,9 @@ def _made_layout(members: Sequence[Operand], at: int | None, letters: str, *, as
         return None
     first = next(o.layout for o in members if o.layout is not None)
     by_columns = len(letters) == 2 and not first.held and first.order == (1, 0)
-    return Layout((Level(1, "dense"), Level(0, "compressed")) if by_columns else rows(len(letters)), first.idtype)
+    return Layout(
+        (StorageLevel(1, "dense"), StorageLevel(0, "compressed")) if by_columns else rows(len(letters)), first.idtype
+    )
 
 
 def _carries(operand: Operand, output: str) -> bool:
@@ -375,17 +379,17 @@ def _carries(operand: Operand, output: str) -> bool:
 
 
 def _step(
-    task: Task, members: Sequence[Operand], step: Contraction, pattern: int | None, *, assembled: bool = False
-) -> Step:
+    task: EinsumTask, members: Sequence[Operand], step: Contraction, pattern: int | None, *, assembled: bool = False
+) -> EvaluationStep:
     letters = [operand.letters for operand in members]
     if assembled and len(step.output) != 2 and _is_flat(members, step.output):
-        nest = Nest(tuple(members), step.output, None, task.ring, task.dtype, task.idtype)
+        nest = ContractionNest(tuple(members), step.output, None, task.ring, task.dtype, task.idtype)
         return FlatStep(step.members, letters, step.output, nest)
     if assembled:
         return KernelStep(step.members, _assembled(task, members, step.output))
     if all(operand.layout is None for operand in members) and task.ring.is_usual:
         return DenseStep(step.members, letters, step.output)
-    nest = Nest(tuple(members), step.output, pattern, task.ring, task.dtype, task.idtype)
+    nest = ContractionNest(tuple(members), step.output, pattern, task.ring, task.dtype, task.idtype)
     return KernelStep(step.members, nest)
 
 
@@ -581,7 +585,7 @@ def contractions(
     >>> [step.members for step in contractions(chain, "il", sizes)]  # A (B C)
     [(1, 2), (0, 3)]
     """
-    search = _Search(list(values), output, sizes, needs_pattern, assembles, known or {})
+    search = _OrderSearch(list(values), output, sizes, needs_pattern, assembles, known or {})
     while len(search.open) > EXHAUSTIVE:
         search.merge_cheapest()
     search.finish()
@@ -597,7 +601,7 @@ def is_assembled(members: Sequence[Value], letters: str, *, is_last: bool = Fals
     return bool(set(members[0].letters) & set(members[1].letters))
 
 
-class _Search:
+class _OrderSearch:
     """Search that merges values until one is left."""
 
     def __init__(
@@ -799,9 +803,9 @@ def _partitions(items: list[int]) -> Iterator[list[frozenset[int]]]:
 __all__ = [
     "RESULTS",
     "Contraction",
+    "EinsumTask",
     "Statistics",
     "Target",
-    "Task",
     "Value",
     "agreed",
     "broadcast",

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.einsum.emit import Names
-from sparsetir.einsum.operands import Level, own_levels, rows
+from sparsetir.einsum.operands import StorageLevel, own_levels, rows
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.formats.encoding import format as format_of
 from sparsetir.formats.format import Format
@@ -140,7 +140,7 @@ def read(func: tirx.PrimFunc) -> DenseProgram:
         else:
             scalars[str(param.name)] = str(param.ty.dtype)
     program = DenseProgram(str(func.attrs["global_symbol"]), buffers, scalars)
-    _Reader(program).body(node.body, {}, {}, {}, None)
+    _ProgramReader(program).body(node.body, {}, {}, {}, None)
     return program
 
 
@@ -166,7 +166,7 @@ class _Renamed(ast.NodeTransformer):
         return copy.deepcopy(self.names.get(node.id, node))
 
 
-class _Reader:
+class _ProgramReader:
     """Reader that traverses the text of a program."""
 
     def __init__(self, made: DenseProgram) -> None:
@@ -329,7 +329,7 @@ def sparsify(func: Any, formats: Mapping[str, Any]) -> Any:
     levels = {n: t if t is not None else rows(len(program.buffers[n].shape)) for n, t in trees.items()}
     for first, second in pairwise(program.statements):
         _check_split(first, second)
-    writer = _Writer(program, levels, formats_of)
+    writer = _ProgramWriter(program, levels, formats_of)
     sparse_program = parse(writer.text())
     pieces = {name: formats_of[name] for name, tree in trees.items() if tree is None}
     return decompose_format(sparse_program, pieces) if pieces else sparse_program
@@ -423,10 +423,10 @@ def _top(variable: str) -> str:
     return variable.upper() if variable.upper() != variable else f"{variable}_axis"
 
 
-class _Writer:
+class _ProgramWriter:
     """Writer of the program."""
 
-    def __init__(self, program: DenseProgram, levels: Mapping[str, tuple[Level, ...]], formats: Any) -> None:
+    def __init__(self, program: DenseProgram, levels: Mapping[str, tuple[StorageLevel, ...]], formats: Any) -> None:
         self.program, self.levels, self.formats = program, levels, formats
         self.names = Names()
         for name in [*program.buffers, *program.scalars, *(v for s in program.statements for v in s.loops)]:
@@ -535,7 +535,7 @@ class _Writer:
                 self.axes.append(f"{axes[-1]} = T.{self._level(level, axes[-1], parent, extent, depth)}")
             parent = axes[-1]
 
-    def _level(self, level: Level, axis: str, parent: str, extent: str, depth: int) -> str:
+    def _level(self, level: StorageLevel, axis: str, parent: str, extent: str, depth: int) -> str:
         low = axis.lower()
         flags = "".join(f", {f}=False" for f in ("sorted", "unique") if not getattr(level, f))
         if level.kind == "full":

@@ -17,22 +17,22 @@ import scipy.sparse as sp
 
 from sparsetir import interop, ops
 from sparsetir.build import build
-from sparsetir.einsum.emit import Nest, Operand, Program, program
+from sparsetir.einsum.emit import ContractionNest, EmittedProgram, Operand, program
 from sparsetir.einsum.operands import Layout, diagonal, full_root, root_axis, rows, tree_of
 from sparsetir.errors import ArgumentError, OffsetError
 from sparsetir.formats.compressed_rows import add_duplicates, compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, compressed_of, is_sparse, is_torch, recast, to_torch
-from sparsetir.sparse_output import Options
+from sparsetir.sparse_output import AccumulatorOptions
 from sparsetir.sparse_output.blocks import assembled_kernel
-from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.sparse_output.result import write_coordinates
 from sparsetir.utils.arguments import dtype_name
 from sparsetir.utils.caches import remember
 from sparsetir.utils.memory import uncollected
 
 
-class Step:
+class EvaluationStep:
     """Computation of one value from others.
 
     Parameters
@@ -55,12 +55,12 @@ class Step:
         """Return the computation as text."""
         raise NotImplementedError
 
-    def apart(self) -> Step:
+    def apart(self) -> EvaluationStep:
         """Return a step that does the same and is tuned separately."""
         return copy.copy(self)
 
 
-class DenseStep(Step):
+class DenseStep(EvaluationStep):
     """Product of dense arrays, computed by numpy."""
 
     def __init__(self, members: tuple[int, ...], letters: Sequence[str], output: str) -> None:
@@ -127,19 +127,19 @@ def _sum_products(factors: Sequence[np.ndarray], count: int) -> np.ndarray:
     return np.concatenate(parts, axis) if axis < len(shape) - count else parts[0] + parts[1]
 
 
-class KernelStep(Step):
+class KernelStep(EvaluationStep):
     """Contraction by its own kernel.
 
     Parameters
     ----------
     members : tuple of int
-    nest : Nest
+    nest : ContractionNest
     name : str
         Name of the program.
 
     Attributes
     ----------
-    written, nest : Nest
+    written, nest : ContractionNest
         As in the expression, and with canonical letters: all contractions of the same form share a kernel.
     tuned : Kernel, optional
         The kernel that a search chose.
@@ -147,7 +147,7 @@ class KernelStep(Step):
 
     tuned: Any = None
 
-    def __init__(self, members: tuple[int, ...], nest: Nest, name: str = "einsum") -> None:
+    def __init__(self, members: tuple[int, ...], nest: ContractionNest, name: str = "einsum") -> None:
         self.members, self.written, self.name = members, nest, name
         self.nest = renamed(nest)
         self.layouts = [operand.layout for operand in nest.operands]
@@ -155,7 +155,7 @@ class KernelStep(Step):
         self.is_prefix = source is not None and len(nest.output) < len(source.letters)
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> EmittedProgram:
         return program(self.nest, self.name)
 
     @property
@@ -300,7 +300,7 @@ class KernelStep(Step):
 LETTERS = "ijklmnopqrstuvwxyzabcdefgh"
 
 
-def renamed(nest: Nest) -> Nest:
+def renamed(nest: ContractionNest) -> ContractionNest:
     """Rename the letters of a contraction to canonical ones, so that those that differ in letters alone are equal."""
     letters = nest.letters
     if len(letters) > len(LETTERS):
@@ -315,11 +315,11 @@ def renamed(nest: Nest) -> Nest:
 
 @remember("kernels of einsum", 256)
 @uncollected
-def _kernel(nest: Nest, name: str) -> Any:
+def _kernel(nest: ContractionNest, name: str) -> Any:
     return build(program(nest, name).func)
 
 
-def _printed(program: Program) -> str:
+def _printed(program: EmittedProgram) -> str:
     from sparsetir.script.printer import script
 
     return script(program.func)
@@ -439,11 +439,11 @@ class FlatStep(KernelStep):
     letters : sequence of str
         Letters of the operands; the result has them in the order of `nest.output`, which is that of the tensors.
     output : str
-    nest : Nest
+    nest : ContractionNest
         The operation on two or more matrices.
     """
 
-    def __init__(self, members: tuple[int, ...], letters: Sequence[str], output: str, nest: Nest) -> None:
+    def __init__(self, members: tuple[int, ...], letters: Sequence[str], output: str, nest: ContractionNest) -> None:
         super().__init__(members, matrices(nest))
         self.letters, self.output = tuple(letters), output
         self.wide: KernelStep = self
@@ -491,7 +491,7 @@ class FlatStep(KernelStep):
         return tensor(KernelStep.__call__(self._fitting_step(flat), flat), shape)
 
 
-def matrices(nest: Nest) -> Nest:
+def matrices(nest: ContractionNest) -> ContractionNest:
     """Return the step over matrices by rows."""
     operand = Operand("ij", Layout(rows(2), nest.idtype))
     return replace(nest, operands=(operand,) * len(nest.operands), output="ij", assembled=True)
@@ -584,7 +584,7 @@ def pays(roles: Roles, stored: Sequence[float | None], sizes: Sequence[tuple[int
     return products < SEARCHED * mask * first / max(rows, 1) + mask
 
 
-class MaskedStep(Step):
+class MaskedStep(EvaluationStep):
     """Product under a mask.
 
     Parameters
@@ -657,17 +657,17 @@ def _program(dtype: str, idtype: str) -> Any:
 
 
 @cache
-def _elementwise_kernel(dtype: str, idtype: str) -> AssembledKernel:
-    return assembled_kernel(_program(dtype, idtype), None, Options(whole=True))
+def _elementwise_kernel(dtype: str, idtype: str) -> SparseOutputKernel:
+    return assembled_kernel(_program(dtype, idtype), None, AccumulatorOptions(whole=True))
 
 
 __all__ = [
     "DenseStep",
+    "EvaluationStep",
     "FlatStep",
     "KernelStep",
     "MaskedStep",
     "Roles",
-    "Step",
     "array_dtype",
     "cast",
     "classed",

@@ -21,7 +21,7 @@ from sparsetir.formats.diagonals import Band as band
 from sparsetir.formats.encoding import Encoded as encoded
 from sparsetir.formats.format import REGISTRY, Entries, Format, Packed, make, register
 from sparsetir.formats.hybrid import HDIA as hdia
-from sparsetir.formats.hybrid import Blocks as blocks
+from sparsetir.formats.hybrid import BlocksAndRest as blocks
 from sparsetir.formats.hybrid import DenseColumns as dense_columns
 from sparsetir.formats.hybrid import DenseRows as dense_rows
 from sparsetir.formats.hybrid import DiaRest as dia_rest
@@ -33,9 +33,9 @@ from sparsetir.formats.padded import NarrowCSR as narrow_csr
 from sparsetir.formats.padded import NarrowSELL as narrow_sell
 from sparsetir.formats.padded import PaddedCSR as padded_csr
 from sparsetir.formats.partitioned import Buckets as buckets
-from sparsetir.formats.partitioned import Columns as columns
+from sparsetir.formats.partitioned import ColumnRanges as columns
 from sparsetir.formats.partitioned import Hyb as hyb
-from sparsetir.formats.partitioned import Rows as rows
+from sparsetir.formats.partitioned import RowRanges as rows
 from sparsetir.formats.row_groups import Reordered as reordered
 from sparsetir.formats.row_groups import RowGroups as row_groups
 from sparsetir.formats.tree import Tree as tree

@@ -140,7 +140,7 @@ def decode(descriptor: dict[str, Any], arrays: dict[str, Any]) -> tuple[Any, str
             raise ArgumentError(f"the descriptor lacks the key {key!r} under 'binsparse', found {', '.join(inner)}")
     if str(inner["version"]).split(".")[0] != VERSION.split(".")[0]:
         raise ArgumentError(f"expected Binsparse version {VERSION}, found {inner['version']}")
-    reader = _Reader(inner, arrays)
+    reader = _DescriptorReader(inner, arrays)
     levels, order = _levels(inner)
     coords = reader.coords(levels, [reader.shape[d] for d in order])
     values = reader.values(len(coords[0]))
@@ -207,7 +207,7 @@ def _mirrored(coords: tuple[Array, ...], values: Array, structure: str | None) -
     return (np.append(i, j[off_diagonal]), np.append(j, i[off_diagonal])), np.append(values, mirrored_values)
 
 
-class _Reader:
+class _DescriptorReader:
     """The arrays of a descriptor."""
 
     def __init__(self, inner: dict[str, Any], arrays: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
-from sparsetir.formats.compressed import Layout
+from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.format import Array, Entries, Packed, begins, changes, check_positive, index_dtype, register
-from sparsetir.interop.sources import Compressed
+from sparsetir.interop.sources import CompressedSource
 from sparsetir.utils.memory import check_memory, check_values
 
 BATCH = 1 << 16  # entries whose blocks are found at a time
@@ -22,7 +22,7 @@ UNKNOWN = 2.0  # estimated values for each entry, where blocks of that size were
 
 @register("bsr")
 @dataclass(frozen=True, repr=False)
-class BSR(Layout):
+class BSR(SinglePieceFormat):
     """Rows of dense blocks, each with a column of the grid; blocks that the shape cuts off stick out, with zeros.
 
     Parameters
@@ -120,7 +120,7 @@ class BSR(Layout):
         return Estimate(UNKNOWN * pattern.nnz if block_fill is None else block_fill.count * r * c, per_index=r * c)
 
     def borrow(self, source: Any, slots: Callable[[], Array]) -> list[tuple[Packed, Array]] | None:
-        is_rows = isinstance(source, Compressed) and source.major == 0
+        is_rows = isinstance(source, CompressedSource) and source.major == 0
         if self.rows_are_compressed or not is_rows or source.block != self.block:
             return None
         (mb, nb), nnzb = source.grid, len(source.indices)

@@ -29,12 +29,12 @@ from sparsetir.formats.format import (
     take,
     transpose,
 )
-from sparsetir.interop.sources import Compressed
+from sparsetir.interop.sources import CompressedSource
 from sparsetir.utils.memory import check_memory
 
 
 @dataclass(frozen=True, repr=False)
-class Layout(Format):
+class SinglePieceFormat(Format):
     """A format of one piece; a subclass says `rule` and `packed`."""
 
     idtype: str | None = field(default=None, kw_only=True)
@@ -63,14 +63,14 @@ class Layout(Format):
 
 
 @lru_cache(maxsize=256)
-def _rules(kind: type[Layout], parameters: tuple[tuple[str, Any], ...]) -> tuple[FormatRewriteRule]:
+def _rules(kind: type[SinglePieceFormat], parameters: tuple[tuple[str, Any], ...]) -> tuple[FormatRewriteRule]:
     """Return the rules of a layout, which is looked up by class and parameters without entering a Python function."""
     return (kind(**dict(parameters)).rule(),)
 
 
 @register("csr")
 @dataclass(frozen=True, repr=False)
-class CSR(Layout):
+class CSR(SinglePieceFormat):
     """Compressed sparse rows: where each row begins, and the column of each entry.
 
     Parameters
@@ -101,7 +101,7 @@ class CSR(Layout):
 
 @register("csc")
 @dataclass(frozen=True, repr=False)
-class CSC(Layout):
+class CSC(SinglePieceFormat):
     """Compressed sparse columns: where each column begins, and the row of each entry.
 
     Parameters
@@ -138,7 +138,7 @@ class CSC(Layout):
         return [(self._piece(entries.shape, indptr, indices, entries=order), placed)]
 
     def borrow(self, source: Any, slots: Callable[[], Array]) -> list[tuple[Packed, Array]] | None:
-        if not isinstance(source, Compressed) or source.major != 1 or source.block:
+        if not isinstance(source, CompressedSource) or source.major != 1 or source.block:
             return None
         return [(self._piece(source.shape, source.indptr, source.indices, slots=slots), source.values)]
 
@@ -160,7 +160,7 @@ def _by_column(entries: Entries, values: Array) -> tuple[Array, Array, Array]:
 
 @register("dcsr")
 @dataclass(frozen=True, repr=False)
-class DCSR(Layout):
+class DCSR(SinglePieceFormat):
     """Doubly compressed sparse rows: only the rows that hold something (Buluç and Gilbert, 2008).
 
     Parameters
@@ -199,7 +199,7 @@ class DCSR(Layout):
 
 @register("ell")
 @dataclass(frozen=True, repr=False)
-class ELL(Layout):
+class ELL(SinglePieceFormat):
     """As many slots in each row; those that a row does not need hold column n and value zero.
 
     Parameters
@@ -258,7 +258,7 @@ class ELL(Layout):
 
 @register("ragged")
 @dataclass(frozen=True, repr=False)
-class Ragged(Layout):
+class Ragged(SinglePieceFormat):
     """Each row a dense prefix, as long as its last entry needs.
 
     Parameters
@@ -296,4 +296,4 @@ class Ragged(Layout):
         return Packed(self.arrays(indptr=indptr), {"m": m, "n": n, "nnz": count}, count, slots=slots)
 
 
-__all__ = ["CSC", "CSR", "DCSR", "ELL", "Layout", "Ragged"]
+__all__ = ["CSC", "CSR", "DCSR", "ELL", "Ragged", "SinglePieceFormat"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.base import FormatRewriteRule, axis_name, describe
-from sparsetir.formats.compressed import Layout
+from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.format import (
     Array,
     Entries,
@@ -28,7 +28,7 @@ from sparsetir.formats.format import (
 
 @register("coo")
 @dataclass(frozen=True, repr=False)
-class COO(Layout):
+class COO(SinglePieceFormat):
     """A list of entries, sorted: one index array for each dimension.
 
     Parameters
@@ -83,7 +83,7 @@ class COO(Layout):
 
 @register("csf")
 @dataclass(frozen=True, repr=False)
-class CSF(Layout):
+class CSF(SinglePieceFormat):
     """Compressed sparse fibers: a tree of coordinates, one level for each dimension (Smith and Karypis, 2015).
 
     Parameters

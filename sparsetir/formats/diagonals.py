@@ -12,7 +12,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
 from sparsetir.formats.blocks import number_blocks
-from sparsetir.formats.compressed import Layout
+from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.format import Array, Entries, Packed, begins, index_dtype, register
 from sparsetir.formats.packing import row_chunks, row_numbers, subset
 from sparsetir.utils.arguments import shown
@@ -24,7 +24,7 @@ MIX = 0x9E3779B1  # factor of a hash of 32 bits
 
 @register("dia")
 @dataclass(frozen=True, repr=False)
-class DIA(Layout):
+class DIA(SinglePieceFormat):
     """All diagonals that are not empty, each as long as the matrix has rows.
 
     Parameters
@@ -81,7 +81,7 @@ class DIA(Layout):
 
 @register("band")
 @dataclass(frozen=True, repr=False)
-class Band(Layout):
+class Band(SinglePieceFormat):
     """All diagonals from `lower` below the main one to `upper` above it, with no index array.
 
     Parameters
@@ -160,7 +160,7 @@ class Band(Layout):
 
 
 @dataclass(frozen=True, repr=False)
-class SliceDiagonals(Layout):
+class SliceDiagonals(SinglePieceFormat):
     """Slices of `C` rows, each with the diagonals that one of its rows uses, C values each; all inside the matrix."""
 
     C: int = 16

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, checks_keywords
 from sparsetir.formats.base import Estimate, FormatRewriteRule
 from sparsetir.interop.levels import first_disorder
-from sparsetir.utils.arguments import as_whole, shown
+from sparsetir.utils.arguments import as_index, shown
 from sparsetir.utils.memory import check_memory, check_values, fits
 
 # Large arrays moved and sorted in linear time and with little additional memory.
@@ -318,7 +318,7 @@ class Format:
         chosen: dict[str, Any] = {}
         if is_dataclass(self):
             chosen = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: as_whole(value) for name, value in chosen.items() if name != "idtype" or value is not None}
+        return {name: as_index(value) for name, value in chosen.items() if name != "idtype" or value is not None}
 
     @property
     def rules(self) -> Sequence[FormatRewriteRule]:

@@ -13,13 +13,13 @@ from sparsetir.formats.compressed import CSC, CSR, DCSR, ELL, Ragged
 from sparsetir.formats.coordinates import COO, CSF
 from sparsetir.formats.diagonals import DIA, Band, slice_diagonals
 from sparsetir.formats.format import Entries, Format
-from sparsetir.formats.hybrid import HDIA, Blocks, DenseColumns, DenseRows, DiaRest, EllRest
+from sparsetir.formats.hybrid import HDIA, BlocksAndRest, DenseColumns, DenseRows, DiaRest, EllRest
 from sparsetir.formats.padded import FARTHEST, NM, SELL, SRBCRS, NarrowCSR, NarrowSELL, PaddedCSR
-from sparsetir.formats.partitioned import Buckets, Columns, Hyb, Rows
+from sparsetir.formats.partitioned import Buckets, ColumnRanges, Hyb, RowRanges
 from sparsetir.formats.pattern import HACK, SLICES, MatrixPattern, Pattern
 from sparsetir.formats.row_groups import Reordered, RowGroups, grouped_share
 from sparsetir.formats.statistics import block_fill, slice_fills
-from sparsetir.interop.sources import Compressed, open_source
+from sparsetir.interop.sources import CompressedSource, open_source
 from sparsetir.ir.effects import ragged_sums
 from sparsetir.ir.views import Program
 from sparsetir.utils.machine import last_cache, private_cache
@@ -90,9 +90,9 @@ def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -
 #
 # * `candidates`: formats that may suit a pattern. Rules propose them from the pattern's numbers alone; each estimates
 #   how many values it would store (`Format.estimate`), and those that store too many are left out.
-# * `promising`: those that a search tries, the likeliest first.
-# * `suited`: the one format that a matrix is worth converting to before many products with it. The rules look at a
-#   sample of the rows, or at their lengths. Converting has to pay within the calls that were announced
+# * `ranked_candidates`: those that a search tries, the likeliest first.
+# * `choose_format`: the one format that a matrix is worth converting to before many products with it. The rules look at
+#   a sample of the rows, or at their lengths. Converting has to pay within the calls that were announced
 #   (``sparsetir.build(program, expected_calls=1000)``).
 #
 #   * Dense blocks: `bsr`, whose loops load a row of the dense operand, or a few elements of a vector, once for all rows
@@ -117,16 +117,16 @@ APART = 0.8  # how full neighbours' blocks may be, relative to those of grouped 
 SORTED = ((16, 1024), (8, 8192))  # rows of a slice and of the window in which they are sorted, for more than `SLICES`
 EMPTY = 0.25  # fraction of empty rows from which on the others are listed
 
-# Of `promising`.
+# Of `ranked_candidates`.
 # The loops of the program as it is, or in an order that has no row to share out.
 LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)
 EARLY = (BSR, SELL, RowGroups, ELL, DIA, HDIA)  # have loops that others cannot have
-LATE = (Band, DiaRest, Columns, Rows, Hyb)  # are compiled or converted long
+LATE = (Band, DiaRest, ColumnRanges, RowRanges, Hyb)  # are compiled or converted long
 NARROW = (NarrowCSR, NarrowSELL)  # read less from memory: not what dense rows are, nor what caches hold
 VECTORS = (HDIA,)  # have loops for vectors
 ENTRY = 8  # bytes of a value and a column
 
-# Of `suited`.
+# Of `choose_format`.
 SQUARES = (4, 3, 2)  # rows and columns of blocks
 LEAST_GAIN = 1.07  # of blocks, see `block_gain`
 ENOUGH = 1.25  # of blocks: no other format is considered
@@ -193,7 +193,7 @@ def by_block(p: MatrixPattern) -> Iterator[Format]:
         if p.rows.empty >= EMPTY * p.rows.count:
             yield DBSR(r, c)
         if WORTHWHILE <= fill.share < 1:
-            yield Blocks(r, c)
+            yield BlocksAndRest(r, c)
     yield SRBCRS(8, 8)
 
 
@@ -237,8 +237,8 @@ def by_line(p: MatrixPattern) -> Iterator[Format]:
 
 def by_range(p: MatrixPattern) -> Iterator[Format]:
     """Ranges of columns that stay in cache, and of rows that hold as many entries."""
-    yield from (Columns(c) for c in (2, 4) if p.shape[1] >= c * WIDE)
-    yield from (Rows(parts) for parts in (2, 4) if p.imbalance[parts] >= UNEVEN)
+    yield from (ColumnRanges(c) for c in (2, 4) if p.shape[1] >= c * WIDE)
+    yield from (RowRanges(parts) for parts in (2, 4) if p.imbalance[parts] >= UNEVEN)
 
 
 RULES: Sequence[Callable[[MatrixPattern], Iterator[Format]]] = (
@@ -339,7 +339,7 @@ def candidates(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Format]:
     return [option.format for option in considered(pattern, most=most) if option.objection is None]
 
 
-def promising(pattern: Pattern, *, most: float = MOST_VALUES, feat: int = 1) -> list[Format]:
+def ranked_candidates(pattern: Pattern, *, most: float = MOST_VALUES, feat: int = 1) -> list[Format]:
     """Return the formats that suit a pattern and have specialised loops, the likeliest first.
 
     Parameters
@@ -388,7 +388,7 @@ class Conversion:
     choices: Mapping[str, int] = field(default_factory=dict)
 
 
-def suited(
+def choose_format(
     program: Program,
     matrix: Any,
     shapes: Mapping[str, tuple[int, ...]],
@@ -411,7 +411,7 @@ def suited(
         That a call takes over the matrix as it is. By default those of one machine are assumed.
     """
     source = open_source(matrix, "the matrix")
-    if not isinstance(source, Compressed) or source.major or source.block or not source.indices.size:
+    if not isinstance(source, CompressedSource) or source.major or source.block or not source.indices.size:
         return None
     indptr, indices = source.indptr, source.indices
     feat = dense_rows(shapes.values())
@@ -462,7 +462,7 @@ def calls_to_pay(cost: float, saved: float, gain: float, entries: int, per_entry
 
 
 def suited_to_sums(entries: Entries, itemsize: int, calls: float, per_entry: float | None = None) -> Conversion | None:
-    """Return the format for sums of a row's entries, each of `itemsize` bytes; see `suited`."""
+    """Return the format for sums of a row's entries, each of `itemsize` bytes; see `choose_format`."""
     indptr, indices = entries.indptr, entries.last
     sizes = indices.size, indices.itemsize, itemsize
     fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
@@ -515,12 +515,12 @@ __all__ = [
     "block_gain",
     "calls_to_pay",
     "candidates",
+    "choose_format",
     "considered",
     "dense_rows",
     "diagonal_gain",
     "group_gain",
     "most_dense",
-    "promising",
-    "suited",
+    "ranked_candidates",
     "sum_gain",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
 from sparsetir.formats.blocks import number_blocks
-from sparsetir.formats.compressed import Layout
+from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.diagonals import DIA, SliceDiagonals, numbered
 from sparsetir.formats.format import (
     CHUNK,
@@ -42,7 +42,7 @@ BEYOND = 0.4  # entries of a row beyond the mean length, in standard deviations 
 
 
 @dataclass(frozen=True, repr=False)
-class Split(Partition):
+class TwoPartFormat(Partition):
     """Two parts, ``main`` and ``rest``. A subclass says `main` and `chosen`.
 
     `lists_rows` says that the first part only has the rows that it holds something of.
@@ -82,8 +82,8 @@ class Split(Partition):
 
 
 @dataclass(frozen=True, repr=False)
-class DensePart(Split):
-    """A `Split` whose first part is what is at least `density` full."""
+class DensePart(TwoPartFormat):
+    """A `TwoPartFormat` whose first part is what is at least `density` full."""
 
     density: float = 0.5
 
@@ -96,7 +96,7 @@ class DensePart(Split):
 
 @register("blocks")
 @dataclass(frozen=True, repr=False)
-class Blocks(DensePart):
+class BlocksAndRest(DensePart):
     """Blocks that are at least `density` full as bsr, all other entries in the rest.
 
     Parameters
@@ -119,9 +119,9 @@ class Blocks(DensePart):
     --------
     >>> import numpy as np
     >>> from sparsetir.formats.format import Entries
-    >>> from sparsetir.formats.hybrid import Blocks
+    >>> from sparsetir.formats.hybrid import BlocksAndRest
     >>> entries = Entries.of_rows((2, 4), np.array([0, 3, 4]), np.array([0, 1, 3, 0]))
-    >>> [piece.entries.tolist() for piece in Blocks(2).pack(entries)]
+    >>> [piece.entries.tolist() for piece in BlocksAndRest(2).pack(entries)]
     [[0, 1, 3], [2]]
     """
 
@@ -284,7 +284,7 @@ class HDIA(DensePart):
 
 @register("ell_rest")
 @dataclass(frozen=True, repr=False)
-class EllRest(Split):
+class EllRest(TwoPartFormat):
     """The first `width` entries of each row as ell, all others in the rest.
 
     Parameters
@@ -383,7 +383,7 @@ class DenseRows(DensePart):
 
 
 @dataclass(frozen=True, repr=False)
-class WholeRows(Layout):
+class WholeRows(SinglePieceFormat):
     """Those rows that hold something, each with a value for every column."""
 
     name = "whole_rows"
@@ -458,7 +458,7 @@ class DenseColumns(DensePart):
 
 
 @dataclass(frozen=True, repr=False)
-class WholeColumns(Layout):
+class WholeColumns(SinglePieceFormat):
     """Those columns that hold something, each with a value for every row."""
 
     name = "whole_columns"
@@ -493,13 +493,13 @@ class WholeColumns(Layout):
 
 __all__ = [
     "HDIA",
-    "Blocks",
+    "BlocksAndRest",
     "DenseColumns",
     "DensePart",
     "DenseRows",
     "DiaRest",
     "EllRest",
-    "Split",
+    "TwoPartFormat",
     "WholeColumns",
     "WholeRows",
 ]

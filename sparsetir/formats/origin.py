@@ -28,7 +28,7 @@ from sparsetir.formats.format import (
 )
 from sparsetir.interop.arrays import aligned_contiguous
 from sparsetir.interop.levels import first_disorder
-from sparsetir.interop.sources import Compressed, Coordinates, Source, check_numbers, open_source
+from sparsetir.interop.sources import CompressedSource, Coordinates, Source, check_numbers, open_source
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +54,14 @@ class Origin:
 
     @property
     def _index_arrays(self) -> Sequence[Array]:
-        if isinstance(self.source, Compressed):
+        if isinstance(self.source, CompressedSource):
             return (self.source.indptr, self.source.indices)
         return self.source.indices if isinstance(self.source, Coordinates) else ()
 
     @cached_property
     def is_ordered(self) -> bool:
         """Whether the source keeps each fiber in order, nothing twice (of a list: the whole)."""
-        if not isinstance(self.source, Compressed):
+        if not isinstance(self.source, CompressedSource):
             return are_sorted(self.source.coords(), strict=True)
         return self.trusted or first_disorder(self.source.indices, self.source.indptr, strict=True) is None
 
@@ -70,7 +70,7 @@ class Origin:
         """The entries in order; those with the same coordinates are one."""
         if not self._keeps_order:
             return self._reordered[0]
-        if isinstance(self.source, Compressed):
+        if isinstance(self.source, CompressedSource):
             return Entries.of_rows(self.source.shape, self.source.indptr, self.source.indices)
         return Entries(self.source.shape, self.source.coords())
 
@@ -114,26 +114,26 @@ class Origin:
     @property
     def _keeps_order(self) -> bool:
         """Whether the source lists its entries as `entries` does."""
-        if isinstance(self.source, Compressed) and (self.source.major != 0 or self.source.block):
+        if isinstance(self.source, CompressedSource) and (self.source.major != 0 or self.source.block):
             return False
         return self.is_ordered
 
     @cached_property
     def _reordered(self) -> tuple[Entries, Array | None, Array | None]:
         """The entries in order, the permutation that brings them there, and which are the first of their kind."""
-        if not isinstance(self.source, Compressed) or not _is_dense_enough(self.source):
+        if not isinstance(self.source, CompressedSource) or not _is_dense_enough(self.source):
             return _reorder_list(self.source)
         if self.source.block:
             return _reorder_blocks(self.source, self.is_ordered)
         return _reorder_fibers(self.source, self.is_ordered)
 
 
-def _is_dense_enough(source: Compressed) -> bool:
+def _is_dense_enough(source: CompressedSource) -> bool:
     """Return whether counting rows and columns costs no more than counting entries."""
     return max(source.shape) <= 4 * source.values.size + (1 << 12)
 
 
-def _reorder_fibers(source: Compressed, is_ordered: bool) -> tuple[Entries, Array, Array | None]:
+def _reorder_fibers(source: CompressedSource, is_ordered: bool) -> tuple[Entries, Array, Array | None]:
     """Sort by transposing in linear time: a CSC matrix once, a CSR matrix with unsorted rows twice."""
     indptr, indices, order = source.indptr, source.indices, counting(len(source.indices))
     extents = (source.shape[source.major], source.shape[1 - source.major])
@@ -150,10 +150,10 @@ def _reorder_fibers(source: Compressed, is_ordered: bool) -> tuple[Entries, Arra
     return Entries.of_rows(source.shape, kept_before[indptr], indices[first]), order, first
 
 
-def _reorder_blocks(source: Compressed, is_ordered: bool) -> tuple[Entries, Array | None, Array | None]:
+def _reorder_blocks(source: CompressedSource, is_ordered: bool) -> tuple[Entries, Array | None, Array | None]:
     """Sort the blocks, then split them into rows."""
     numbers = counting(len(source.indices))
-    grid = Compressed(source.grid, numbers, source.rebuild, source.indptr, source.indices, source.major)
+    grid = CompressedSource(source.grid, numbers, source.rebuild, source.indptr, source.indices, source.major)
     indptr, indices = source.indptr, source.indices
     if source.major or not is_ordered:
         blocks, numbers, repeats = _reorder_fibers(grid, is_ordered)

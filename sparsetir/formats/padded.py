@@ -11,7 +11,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
 from sparsetir.formats.blocks import number_blocks
-from sparsetir.formats.compressed import Layout
+from sparsetir.formats.compressed import SinglePieceFormat
 from sparsetir.formats.format import (
     INT32_END,
     Array,
@@ -37,7 +37,7 @@ NARROWEST = 8  # rows of the slices that are counted for a pattern
 
 @register("sell")
 @dataclass(frozen=True, repr=False)
-class SELL(Layout):
+class SELL(SinglePieceFormat):
     """SELL-C-sigma: C rows side by side, each slice as wide as its longest row.
 
     Rows are sorted by length within windows of `sigma` rows, so that the rows of a slice are about as long. Slot w of
@@ -154,7 +154,7 @@ def longest_first(lengths: Array, window: int) -> Array:
 
 @register("padded_csr")
 @dataclass(frozen=True, repr=False)
-class PaddedCSR(Layout):
+class PaddedCSR(SinglePieceFormat):
     """Rows in chunks of `t` slots, the last chunk of a row filled up with column n.
 
     Parameters
@@ -219,7 +219,7 @@ class PaddedCSR(Layout):
 
 @register("sr_bcrs")
 @dataclass(frozen=True, repr=False)
-class SRBCRS(Layout):
+class SRBCRS(SinglePieceFormat):
     """SR-BCRS: tiles of `t` rows, in each the columns that are not empty as dense t x 1 vectors.
 
     The vectors of a tile come in groups of `g`, the last one filled up with column n.
@@ -305,7 +305,7 @@ class SRBCRS(Layout):
 
 @register("nm")
 @dataclass(frozen=True, repr=False)
-class NM(Layout):
+class NM(SinglePieceFormat):
     """At most `n` entries in each group of `m` consecutive columns: 2:4 and its kind.
 
     Padding holds the coordinate m of its group.
@@ -408,7 +408,7 @@ FARTHEST = 2**16 - 1  # that an offset reaches; in slices it marks padding
 
 @register("narrow_csr")
 @dataclass(frozen=True, repr=False)
-class NarrowCSR(Layout):
+class NarrowCSR(SinglePieceFormat):
     """CSR with 16-bit columns: the first column of each row, and how far behind it each entry lies.
 
     Parameters

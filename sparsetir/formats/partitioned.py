@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
-from sparsetir.formats.compressed import CSR, Layout
+from sparsetir.formats.compressed import CSR, SinglePieceFormat
 from sparsetir.formats.format import (
     Array,
     Entries,
@@ -186,7 +186,7 @@ def within(piece: Packed, index: Array) -> Packed:
 
 @register("columns")
 @dataclass(frozen=True, repr=False)
-class Columns(Partition):
+class ColumnRanges(Partition):
     """`c` ranges of columns of equal width, so that what a range touches of a dense operand stays in cache.
 
     Parameters
@@ -207,8 +207,8 @@ class Columns(Partition):
     --------
     >>> import numpy as np
     >>> from sparsetir.formats.format import Entries
-    >>> from sparsetir.formats.partitioned import Columns
-    >>> pieces = Columns(2).pack(Entries.of_rows((2, 4), np.array([0, 2, 3]), np.array([0, 3, 2])))
+    >>> from sparsetir.formats.partitioned import ColumnRanges
+    >>> pieces = ColumnRanges(2).pack(Entries.of_rows((2, 4), np.array([0, 2, 3]), np.array([0, 3, 2])))
     >>> [(p.arrays["indptr"].tolist(), p.arrays["indices"].tolist()) for p in pieces]
     [([0, 1, 1], [0]), ([0, 1, 2], [3, 2])]
     """
@@ -251,7 +251,7 @@ def column_ranges(entries: Entries, c: int) -> Iterator[Array]:
 
 @register("rows")
 @dataclass(frozen=True, repr=False)
-class Rows(Partition):
+class RowRanges(Partition):
     """`p` ranges of rows with about as many rows and entries together.
 
     Parameters
@@ -273,8 +273,8 @@ class Rows(Partition):
     --------
     >>> import numpy as np
     >>> from sparsetir.formats.format import Entries
-    >>> from sparsetir.formats.partitioned import Rows
-    >>> pieces = Rows(2).pack(Entries.of_rows((3, 4), np.array([0, 4, 5, 6]), np.array([0, 1, 2, 3, 0, 2])))
+    >>> from sparsetir.formats.partitioned import RowRanges
+    >>> pieces = RowRanges(2).pack(Entries.of_rows((3, 4), np.array([0, 4, 5, 6]), np.array([0, 1, 2, 3, 0, 2])))
     >>> [(p.sizes["begin"], p.arrays["indptr"].tolist()) for p in pieces]
     [(0, [0, 4]), (1, [0, 1, 2])]
     """
@@ -330,7 +330,7 @@ class Rows(Partition):
 
 
 @dataclass(frozen=True, repr=False)
-class RowRange(Layout):
+class RowRange(SinglePieceFormat):
     """Compressed sparse rows of one range of the rows of a matrix."""
 
     name = "row_range"
@@ -384,7 +384,7 @@ def check_widths(name: str, widths: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, repr=False)
-class RowList(Layout):
+class RowList(SinglePieceFormat):
     """Rows by their numbers, with `width` slots each."""
 
     width: int = 1
@@ -599,13 +599,13 @@ def _widths(pattern: Any) -> int:
 __all__ = [
     "WIDTHS",
     "Buckets",
-    "Columns",
+    "ColumnRanges",
     "Hyb",
     "Nested",
     "Partition",
     "RowList",
     "RowRange",
-    "Rows",
+    "RowRanges",
     "SplitRows",
     "check_widths",
     "column_ranges",

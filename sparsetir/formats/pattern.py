@@ -17,7 +17,7 @@ from sparsetir.formats.row_groups import grouped_share
 from sparsetir.formats.statistics import BlockFill, Degrees, Lines, fibers
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop.levels import first_disorder
-from sparsetir.interop.sources import Compressed
+from sparsetir.interop.sources import CompressedSource
 
 BLOCKS = ((1, 4), (4, 1), (8, 1), (16, 1), (2, 2), (3, 3), (4, 4), (8, 8), (16, 16))
 PARTS = (2, 4, 16)
@@ -250,7 +250,7 @@ def pattern(value: Any) -> MatrixPattern:
 
 def _is_sorted(origin: Origin) -> bool:
     source = origin.source
-    if isinstance(source, Compressed):
+    if isinstance(source, CompressedSource):
         return first_disorder(source.indices, source.indptr, strict=False) is None
     return are_sorted(source.coords())
 

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
 from sparsetir.formats.blocks import count_blocks, number_blocks
-from sparsetir.formats.compressed import DCSR, Layout
+from sparsetir.formats.compressed import DCSR, SinglePieceFormat
 from sparsetir.formats.format import (
     Array,
     Entries,
@@ -28,7 +28,7 @@ from sparsetir.formats.format import (
     spread,
     take,
 )
-from sparsetir.formats.hybrid import Split
+from sparsetir.formats.hybrid import TwoPartFormat
 from sparsetir.formats.packing import lengths_of, subset
 from sparsetir.formats.partitioned import within
 from sparsetir.utils.memory import check_memory
@@ -43,7 +43,7 @@ MIX = (0x7FEB352D, 0x846CA68B)  # factors of a hash of 32 bits: every bit of a c
 
 
 @dataclass(frozen=True, repr=False)
-class Grouped(Layout):
+class Grouped(SinglePieceFormat):
     """Groups of `r` rows, each with the columns that one of its rows uses, and below each column r values.
 
     Every group must hold something.
@@ -109,7 +109,7 @@ class OtherRows(DCSR):
 
 @register("row_groups")
 @dataclass(frozen=True, repr=False)
-class RowGroups(Split):
+class RowGroups(TwoPartFormat):
     """Rows of similar patterns in groups of `r` as dense r x 1 vectors, all other rows in the rest.
 
     A group stores `r` values for each column that one of its rows uses. Rows are grouped with their neighbours where
@@ -317,7 +317,7 @@ def _columns(entries: Entries, groups: Array) -> tuple[Array, Array]:
 
 @register("reordered")
 @dataclass(frozen=True, repr=False)
-class Reordered(Layout):
+class Reordered(SinglePieceFormat):
     """Every row with its number, neighbours using about the same columns: what one has gathered serves the next.
 
     The order is the reverse Cuthill-McKee order of the graph of the matrix, or where it is not square of the graph

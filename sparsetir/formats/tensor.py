@@ -32,7 +32,7 @@ from sparsetir.interop import (
     is_sparse,
 )
 from sparsetir.interop import to_torch as as_torch
-from sparsetir.interop.sources import Compressed, Coordinates, Source, check_numbers, is_torch, whole_sizes
+from sparsetir.interop.sources import CompressedSource, Coordinates, Source, check_numbers, is_torch, whole_sizes
 from sparsetir.io import read
 from sparsetir.stores import is_open
 from sparsetir.utils.arguments import as_flag, as_mapping, as_path, shown
@@ -469,7 +469,7 @@ class SparseTensor(Operators):
         """Return the entries in order, as `interop` opens an argument; a matrix by rows."""
         rebuild = lambda values, _: self.with_values(values)  # noqa: E731
         if self.ndim == 2 and not is_hypersparse(self.shape[:1], self.nnz):
-            return Compressed(self.shape, self.values, rebuild, self.entries.indptr, self.entries.last, 0)
+            return CompressedSource(self.shape, self.values, rebuild, self.entries.indptr, self.entries.last, 0)
         return Coordinates(self.shape, self.values, rebuild, self.coords)
 
     def __repr__(self) -> str:

@@ -44,7 +44,7 @@ from sparsetir.interop.sources import (
     open_source,
     to_torch,
 )
-from sparsetir.interop.storage import Stored, entries, has_layout, restore, store, with_values
+from sparsetir.interop.storage import StoredArgument, entries, has_layout, restore, store, with_values
 
 __all__ = [
     "HALVES",
@@ -52,7 +52,7 @@ __all__ = [
     "CooTensor",
     "Level",
     "Source",
-    "Stored",
+    "StoredArgument",
     "Validator",
     "aligned_contiguous",
     "are_ascending",

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.interop.levels import Array, Level, Validator, check_level, first_outside, is_sound
-from sparsetir.utils.arguments import as_whole, shown
+from sparsetir.utils.arguments import as_index, shown
 from sparsetir.utils.buffers import Copies
 
 # torch tensors in host memory as numpy arrays, and back.
@@ -157,7 +157,7 @@ class Coordinates(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class Compressed(Source):
+class CompressedSource(Source):
     """Entries, or blocks of them, fiber after fiber of dimension ``major`` (CSR, CSC, BSR)."""
 
     indptr: Array = field(default_factory=lambda: np.zeros(1, np.int32))
@@ -307,7 +307,7 @@ def whole_sizes(shape: Any, name: str) -> tuple[int, ...]:
     """Return a shape of integers as one of Python's; refuse sizes that a cast would change."""
     if not isinstance(shape, (Sequence, Iterator, np.ndarray)) or getattr(shape, "ndim", 1) != 1:
         raise ArgumentTypeError(f"{name} must be integers, found {type(shape).__name__}; pass a tuple")
-    sizes = tuple(as_whole(n) for n in shape)
+    sizes = tuple(as_index(n) for n in shape)
     wrong = [n for n in sizes if type(n) is not int]
     if wrong:
         raise ArgumentTypeError(f"{name} must be integers, found {wrong[0]!r} in {sizes}")
@@ -371,7 +371,7 @@ def _open_scipy(value: Any, name: str) -> Source:
         _check_lists((value.indices,), value.data, 1, name)
         return Coordinates(value.shape, value.data, _rebuild_scipy(value), (value.indices,))
     major, indptr, indices = int(value.format == "csc"), _signed(value.indptr), _signed(value.indices)
-    return Compressed(value.shape, value.data, _rebuild_scipy(value), indptr, indices, major)
+    return CompressedSource(value.shape, value.data, _rebuild_scipy(value), indptr, indices, major)
 
 
 def _listed(value: Any, name: str) -> Any:
@@ -514,7 +514,7 @@ def _open_torch(tensor: Any, name: str) -> Source:
             f"{name} is a batched {layout} tensor of shape {shape}: pass one matrix, or a COO tensor"
         )
     indptr, indices = (torch_to_numpy(p, name) for p in parts)
-    return Compressed(
+    return CompressedSource(
         tuple(tensor.shape), values, _rebuild_compressed_torch(tensor, parts), indptr, indices, 1 - by_row
     )
 

@@ -23,11 +23,11 @@ from sparsetir.interop.levels import (
     is_sound,
     narrow,
 )
-from sparsetir.interop.sources import Compressed, Coordinates, Source, is_one_fiber, is_torch, open_source
+from sparsetir.interop.sources import CompressedSource, Coordinates, Source, is_one_fiber, is_torch, open_source
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredArgument:
     """A sparse argument as a buffer stores it.
 
     ``values`` has one dimension per axes tree, in the order in which the trees first appear among the levels; its
@@ -59,7 +59,7 @@ def store(
     dtype: str,
     check: bool = True,
     is_sound: Validator = is_sound,
-) -> Stored:
+) -> StoredArgument:
     """Lay a sparse argument out in the storage of a sparse buffer.
 
     Nothing is copied when the argument has the buffer's layout already: CSR, CSC and BSR (as four axes) of scipy or
@@ -90,7 +90,7 @@ def store(
 
     Returns
     -------
-    Stored
+    StoredArgument
 
     Raises
     ------
@@ -118,12 +118,12 @@ def store(
     return _borrow(source, levels, fit, name, is_sound if check else None) or _convert(source, levels, fit, name)
 
 
-def restore(stored: Stored, values: Array, *, copy_structure: bool = True) -> Any:
+def restore(stored: StoredArgument, values: Array, *, copy_structure: bool = True) -> Any:
     """Return an object of the class and structure of the stored argument, holding new values.
 
     Parameters
     ----------
-    stored : Stored
+    stored : StoredArgument
         What `store` returned.
     values : ndarray
         Laid out like ``stored.values``; any dtype. Used without a copy when the layout was the argument's own.
@@ -149,7 +149,7 @@ def restore(stored: Stored, values: Array, *, copy_structure: bool = True) -> An
     return stored.source.rebuild(entries(stored, values), copy_structure)
 
 
-def entries(stored: Stored, values: Array) -> Array:
+def entries(stored: StoredArgument, values: Array) -> Array:
     """Return values laid out like ``stored.values`` in the order and shape of the argument's own."""
     if values.size != stored.values.size:
         raise ArgumentError(f"expected {stored.values.size} values, as many as were stored, found {values.size}")
@@ -167,9 +167,11 @@ def with_values(value: Any, values: Array, *, name: str) -> Any:
     return source.rebuild(values.reshape(source.values.shape), True)
 
 
-def _borrow(source: Source, levels: Sequence[Level], fit: Fit, name: str, is_sound: Validator | None) -> Stored | None:
+def _borrow(
+    source: Source, levels: Sequence[Level], fit: Fit, name: str, is_sound: Validator | None
+) -> StoredArgument | None:
     """Return the argument's own arrays, if its layout is the buffer's."""
-    if isinstance(source, Compressed):
+    if isinstance(source, CompressedSource):
         return _borrow_compressed(source, levels, fit, name, is_sound)
     if isinstance(source, Coordinates):
         return _borrow_coordinates(source, levels, fit, name, is_sound)
@@ -178,10 +180,10 @@ def _borrow(source: Source, levels: Sequence[Level], fit: Fit, name: str, is_sou
 
 def has_layout(source: Source, levels: Sequence[Level], name: str) -> bool:
     """Return whether a compressed matrix is stored as the buffer is, if its fibers are in order."""
-    return isinstance(source, Compressed) and _is_alike(source, levels, fit_axes(source, levels, name))
+    return isinstance(source, CompressedSource) and _is_alike(source, levels, fit_axes(source, levels, name))
 
 
-def _is_alike(source: Compressed, levels: Sequence[Level], fit: Fit) -> bool:
+def _is_alike(source: CompressedSource, levels: Sequence[Level], fit: Fit) -> bool:
     minor = 1 - source.major
     trees = [(source.major, minor), *((d,) for d in range(2, 2 + len(source.block)))]
     kinds = [levels[d].kind for tree in trees for d in tree if d < len(levels)]
@@ -191,8 +193,8 @@ def _is_alike(source: Compressed, levels: Sequence[Level], fit: Fit) -> bool:
 
 
 def _borrow_compressed(
-    source: Compressed, levels: Sequence[Level], fit: Fit, name: str, is_sound: Validator | None
-) -> Stored | None:
+    source: CompressedSource, levels: Sequence[Level], fit: Fit, name: str, is_sound: Validator | None
+) -> StoredArgument | None:
     minor = 1 - source.major
     if not _is_alike(source, levels, fit):
         return None
@@ -202,12 +204,12 @@ def _borrow_compressed(
     indptr = narrow(source.indptr, levels[minor], "indptr", name)
     indices = narrow(source.indices, levels[minor], "indices", name)
     values = aligned_contiguous(source.values, name=name)[0]
-    return Stored(values, {minor: indptr}, {minor: indices}, dict(enumerate(fit.shape)), {}, source)
+    return StoredArgument(values, {minor: indptr}, {minor: indices}, dict(enumerate(fit.shape)), {}, source)
 
 
 def _borrow_coordinates(
     source: Coordinates, levels: Sequence[Level], fit: Fit, name: str, is_sound: Validator | None
-) -> Stored | None:
+) -> StoredArgument | None:
     chain, *other_trees = tree_indices(levels)
     kinds = ["sparse_variable"] + ["singleton"] * (len(levels) - 1)
     if other_trees or len(source.indices) != len(levels) or [levels[d].kind for d in chain] != kinds:
@@ -220,12 +222,12 @@ def _borrow_coordinates(
     indptr = np.array([0, len(source.values)])
     indices = {d: narrow(source.indices[d], levels[d], "indices", name) for d in chain}
     values = aligned_contiguous(source.values, name=name)[0]
-    return Stored(
+    return StoredArgument(
         values, {root: narrow(indptr, levels[root], "indptr", name)}, indices, dict(enumerate(fit.shape)), {}, source
     )
 
 
-def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> Stored:
+def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> StoredArgument:
     """Place the argument's entries in newly built arrays."""
     builder = Builder(levels, fit.shape, name)
     coords, trees = fit.coords(source), tree_indices(levels)
@@ -238,7 +240,7 @@ def _convert(source: Source, levels: Sequence[Level], fit: Fit, name: str) -> St
     values, repeats = scatter(slots, source.values.reshape(-1), math.prod(counts))
     lengths = dict(enumerate(fit.shape))
     values = values.reshape(counts)
-    return Stored(values, builder.indptr, builder.indices, lengths, builder.widths, source, slots, repeats)
+    return StoredArgument(values, builder.indptr, builder.indices, lengths, builder.widths, source, slots, repeats)
 
 
 # ------------------------------------------------------------------------------- entries by axes trees

@@ -19,11 +19,11 @@ from sparsetir.ir.visitor import structural_walk
 # Which operands decide what an assembled axis stores.
 #
 # The variable of an assembled axis runs over the coordinates that the operands of the body store: those of both factors
-# of a product, those of either term of a sum. `Stored` is one access, `Both` and `Either` combine them.
+# of a product, those of either term of a sum. `StoredCoordinates` is one access, `Both` and `Either` combine them.
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredCoordinates:
     """The coordinates that a buffer stores along one of its axes, at the other subscripts of an access."""
 
     buffer: Var
@@ -45,7 +45,7 @@ class Either:
     parts: tuple[Coordinates, ...]
 
 
-Coordinates: TypeAlias = "Stored | Both | Either"
+Coordinates: TypeAlias = "StoredCoordinates | Both | Either"
 
 _PRODUCTS = (tirx.Mul, tirx.And, tirx.BitwiseAnd)
 _QUOTIENTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.LShift, tirx.RShift)
@@ -63,20 +63,20 @@ def operand_coordinates(iteration: SpIter, var: Var, axis: Axis, program: Progra
     dense. A product takes the coordinates of both factors, a quotient those of what is divided, a choice those of its
     values, anything else those of all its parts. What has no such access has no opinion, and so have results.
     """
-    reader = _Reader(var, program, results_over(axis, program))
+    reader = _CoordinateReader(var, program, results_over(axis, program))
     return reader.statement(iteration.block.body)
 
 
-def leaves(coordinates: Coordinates | None) -> Iterator[Stored]:
+def leaves(coordinates: Coordinates | None) -> Iterator[StoredCoordinates]:
     """Yield the accesses that coordinates are combined of."""
-    if isinstance(coordinates, Stored):
+    if isinstance(coordinates, StoredCoordinates):
         yield coordinates
     elif coordinates is not None:
         for part in coordinates.parts:
             yield from leaves(part)
 
 
-class _Reader:
+class _CoordinateReader:
     """Reads the coordinates of one variable off statements and expressions."""
 
     def __init__(self, var: Var, program: Program, results: Sequence[Var]) -> None:
@@ -124,7 +124,9 @@ class _Reader:
             return None
         pairs = zip(buffer.axes, node.indices, strict=True)
         coordinates = [
-            Stored(node.source, tuple(node.indices), a) for a, i in pairs if self.var.same_as(i) and not a.is_dense
+            StoredCoordinates(node.source, tuple(node.indices), a)
+            for a, i in pairs
+            if self.var.same_as(i) and not a.is_dense
         ]
         return _combined(Both, list(coordinates))
 
@@ -550,7 +552,7 @@ __all__ = [
     "Coordinates",
     "Either",
     "Gather",
-    "Stored",
+    "StoredCoordinates",
     "Usage",
     "dense_sums",
     "free_sizes",

@@ -17,7 +17,7 @@ from tvm.ir import Call, Op, Var
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
 from sparsetir.ir import dialect
-from sparsetir.ir.effects import Both, Coordinates, Stored, operand_coordinates
+from sparsetir.ir.effects import Both, Coordinates, StoredCoordinates, operand_coordinates
 from sparsetir.ir.rewriting import ABSORBING, all_same
 from sparsetir.ir.views import INIT, STORED, Axis, Entry, Program, SparseBuffer, SpIter, decode, is_sp_iter
 from sparsetir.ir.visitor import structural_walk
@@ -99,14 +99,14 @@ class AssembledTree:
         return None
 
 
-class Place(NamedTuple):
+class ElementPlace(NamedTuple):
     """Where an element of a result is: its coordinates along the assembled axes, and its place in the other trees."""
 
     key: Key
     rest: tuple[int, ...]
 
 
-class Assembly:
+class AssembledResult:
     """The results over assembled axes: their coordinates in the order of storing, and the values.
 
     `machine` is the interpreter, which evaluates subscripts and finds positions along other axes.
@@ -122,7 +122,7 @@ class Assembly:
 
     # ------------------------------------------------------------------ elements
 
-    def place(self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr]) -> Place | None:
+    def place(self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr]) -> ElementPlace | None:
         """Return the place of these coordinates; None if a result cannot have them."""
         tree, machine = self.trees[buffer.view], self.machine
         at = dict(zip(buffer.axes, subscripts, strict=True))
@@ -133,10 +133,12 @@ class Assembly:
         for points in machine.chains([*tree.given, *other_axes], at):
             position = {point.axis: point.position for point in points}
             above = position[tree.given[-1]] if tree.given else 0
-            return Place((above, *coords), tuple(position[other_tree[-1]] for other_tree in self._others(buffer)))
+            return ElementPlace(
+                (above, *coords), tuple(position[other_tree[-1]] for other_tree in self._others(buffer))
+            )
         return None
 
-    def add(self, buffer: SparseBuffer, place: Place) -> list[Axis]:
+    def add(self, buffer: SparseBuffer, place: ElementPlace) -> list[Axis]:
         """Store the coordinates of `place`; returns the axes for which they are new."""
         chain = self.trees[buffer.view].chain
         new = [axis for n, axis in enumerate(chain) if place.key[: n + 2] not in self.keys.setdefault(axis, {})]
@@ -144,7 +146,7 @@ class Assembly:
             self.keys[axis][place.key[: n + 2]] = None
         return new
 
-    def element(self, buffer: SparseBuffer, place: Place) -> np.ndarray:
+    def element(self, buffer: SparseBuffer, place: ElementPlace) -> np.ndarray:
         """Return the element of a result at stored coordinates: an array over its other trees."""
         return self._held(buffer, place.key)
 
@@ -323,7 +325,7 @@ class _Machine:
         self.values: dict[Var, Any] = {}
         self.points: dict[Var, Encounter] = {}
         self.current: dict[Axis, _Point] = {}
-        self.assembly = Assembly(self)
+        self.assembly = AssembledResult(self)
         self.starts: list[tuple[SpIter, Any]] = []  # what sets new elements of results, of the iterations now running
         self.rule_args: Sequence[int] = ()
         self.initialising = False
@@ -651,7 +653,7 @@ class _Machine:
 
     def operands(self, coordinates: Coordinates, var: Var, fibers: _Fibers) -> Meetings:
         """Return the coordinates that the accesses of an expression hold together."""
-        if not isinstance(coordinates, Stored):
+        if not isinstance(coordinates, StoredCoordinates):
             combine = both if isinstance(coordinates, Both) else either
             return combine([self.operands(part, var, fibers) for part in coordinates.parts])
         buffer = self.program.buffers[coordinates.buffer]
@@ -917,4 +919,4 @@ def interpret(func: tirx.PrimFunc, args: Mapping[str, Any]) -> dict[str, np.ndar
         return {str(b.name): machine.memory[b] for b in buffers} | machine.assembly.structure()
 
 
-__all__ = ["Assembly", "Encounter", "Fiber", "Meetings", "both", "either"]
+__all__ = ["AssembledResult", "Encounter", "Fiber", "Meetings", "both", "either"]

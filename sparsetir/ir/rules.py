@@ -187,7 +187,7 @@ def iterations_are_not_left(facts: Facts) -> Iterator[Problem]:
 REMEDY = "T.sparse_variable(parent, (length, nnz), (indptr, indices))"
 
 
-def _entry_problem(place: Place, message: str, node: Any = None) -> Problem:
+def _entry_problem(place: IterationScope, message: str, node: Any = None) -> Problem:
     iteration = place.iteration
     span = getattr(node, "span", None) or iteration.node.span
     return Problem(f"{message} (sp_iter {iteration.name!r})", iteration.name, span)
@@ -197,12 +197,12 @@ def _computed(buffer: SparseBuffer) -> list[Axis]:
     return [a for a in buffer.axes if a.is_assembled]
 
 
-def _entries(place: Place) -> list[Entry]:
+def _entries(place: IterationScope) -> list[Entry]:
     """Return the entries in force, outermost first."""
     return [e for it in (*place.outer, place.iteration) for e in it.entries]
 
 
-def _own(place: Place, facts: Facts, accesses: list[Access]) -> list[Access]:
+def _own(place: IterationScope, facts: Facts, accesses: list[Access]) -> list[Access]:
     """Return the accesses of an iteration that stand in no iteration within it."""
     inner = [p.iteration.block for p in facts.places if place.iteration in p.outer]
     nodes = {a.node for block in inner for a in (*stores(block), *loads(block))}
@@ -221,7 +221,7 @@ def merges_fit(facts: Facts) -> Iterator[Problem]:
                 yield _entry_problem(place, fault)
 
 
-def _split_fault(entry: Entry, place: Place) -> str:
+def _split_fault(entry: Entry, place: IterationScope) -> str:
     """Return the fault of a union over repeated coordinates with children; empty if there is none."""
     listed = {a for e in _entries(place) for a in e.axes}
     for axis in (a for a in entry.axes if not a.unique and entry.merge == "union"):
@@ -286,7 +286,7 @@ def rows_come_first(facts: Facts) -> Iterator[Problem]:
                     yield _entry_problem(place, fault, access.node)
 
 
-def _row_fault(access: Access, buffer: SparseBuffer, place: Place) -> str:
+def _row_fault(access: Access, buffer: SparseBuffer, place: IterationScope) -> str:
     tree = next(t for t in buffer.trees if t[-1].is_assembled)
     at = dict(zip(buffer.axes, access.indices, strict=True))
     kinds = {v: k for e in _entries(place) for v, k in zip(e.vars, e.kinds, strict=True)}
@@ -333,7 +333,7 @@ def assembled_entries_have_operands(facts: Facts) -> Iterator[Problem]:
                 yield _entry_problem(place, fault)
 
 
-def _entry_fault(entry: Entry, place: Place, facts: Facts) -> str:
+def _entry_fault(entry: Entry, place: IterationScope, facts: Facts) -> str:
     axis = next(a for a in entry.axes if a.is_assembled)
     if entry.is_fused or entry.attached_to is not None:
         fault = f"{label(entry)} walks positions that are stored, but those of {axis.name} are computed"
@@ -386,7 +386,7 @@ class Problem:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class IterationScope:
     """A sparse iteration and the sparse iterations around it, outermost first."""
 
     iteration: SpIter
@@ -405,7 +405,7 @@ class Facts:
 
     func: tirx.PrimFunc
     program: Program
-    places: list[Place] = field(default_factory=list)
+    places: list[IterationScope] = field(default_factory=list)
 
     @cached_property
     def storages(self) -> dict[Var, Var]:
@@ -468,18 +468,18 @@ def _uses(node: Any, variables: Sequence[Var]) -> list[Var]:
     return list(used)
 
 
-def _places(func: tirx.PrimFunc, program: Program) -> list[Place]:
+def _places(func: tirx.PrimFunc, program: Program) -> list[IterationScope]:
     """Return the sparse iterations of a function in the order of its text."""
     iterations = {it.node: it for it in program.iterations}
     outer: list[SpIter] = []
-    places: list[Place] = []
+    places: list[IterationScope] = []
 
     def on_realize(node: s_tir.SBlockRealize, visitor: Any) -> None:
         iteration = iterations.get(node)
         if iteration is None:
             visitor.default_visit(node)
             return
-        places.append(Place(iteration, tuple(outer)))
+        places.append(IterationScope(iteration, tuple(outer)))
         outer.append(iteration)
         visitor.visit(node.block.body)
         outer.pop()
@@ -819,7 +819,7 @@ def structure_is_read_only(facts: Facts) -> Iterator[Problem]:
 # ---------------------------------------------------------------------------------------------- searches
 
 
-def searched_axes(place: Place, facts: Facts) -> Iterator[tuple[Axis, Access]]:
+def searched_axes(place: IterationScope, facts: Facts) -> Iterator[tuple[Axis, Access]]:
     """Yield the axes whose coordinates the body must look up, and where."""
     variables = place.variables
     block = place.iteration.block

@@ -15,7 +15,7 @@ from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.ir import dialect
 from sparsetir.ir.views import Program, cast
 from sparsetir.ir.visitor import structural_walk
-from sparsetir.utils.arguments import as_whole, shown
+from sparsetir.utils.arguments import as_index, shown
 
 # Symbolic sizes as Python: evaluate shapes and solve them for their symbols.
 
@@ -148,7 +148,7 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:
     ['m', 'n', 'nnz']
     """
     parameters = {str(p.name): p for p in func.params if not tirx.is_buffer_var(p)}
-    values = {name: as_whole(value) for name, value in sizes.items()}
+    values = {name: as_index(value) for name, value in sizes.items()}
     for name, value in values.items():
         if name not in parameters:
             raise ArgumentError(f"no size is called {name!r}; there are: {', '.join(parameters)}")

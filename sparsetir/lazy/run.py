@@ -65,11 +65,11 @@ def compute(*arrays: Any, tune: float | None = None, database: str | Path | None
         return ()
     leaves = [node for node in nodes(arrays) if node.op in ("dense", "sparse")]
     if tune is not None or database is not None:
-        return Compiled(arrays, leaves, constant=leaves, tune=tune, database=database)([])
+        return CompiledGraph(arrays, leaves, constant=leaves, tune=tune, database=database)([])
     key = _key(arrays, leaves)
     compiled = _known.get(key)
     if compiled is None:
-        compiled = Compiled(arrays, leaves)
+        compiled = CompiledGraph(arrays, leaves)
         _known[key] = compiled
     return compiled([leaf.value for leaf in leaves])
 
@@ -101,7 +101,7 @@ def _compressed(value: Any) -> Any:
     return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
 
 
-class Compiled:
+class CompiledGraph:
     """A graph that is compiled.
 
     Parameters
@@ -234,7 +234,7 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if not callable(function):
         raise ArgumentTypeError(f"function: expected a function of arrays, got {shown(function)}. Pass one to fuse.")
-    cache = Cache[tuple[Compiled, bool]](MOST)
+    cache = Cache[tuple[CompiledGraph, bool]](MOST)
 
     @functools.wraps(function)
     def call(*arrays: Any, **options: Any) -> Any:
@@ -265,7 +265,7 @@ def _argument_key(value: Any) -> Any:
     return tuple(array.shape), str(array.dtype), _leaf_key(value)
 
 
-def _traced(function: Callable[..., Any], arrays: Sequence[Any], options: dict[str, Any]) -> tuple[Compiled, bool]:
+def _traced(function: Callable[..., Any], arrays: Sequence[Any], options: dict[str, Any]) -> tuple[CompiledGraph, bool]:
     arguments = [lazy(a if is_sparse(a) or is_torch(a) else np.asarray(a)) for a in arrays]
     returned = function(*arguments, **options)
     results = list(returned) if isinstance(returned, tuple) else [returned]
@@ -276,7 +276,7 @@ def _traced(function: Callable[..., Any], arrays: Sequence[Any], options: dict[s
     results = _folded(results, arguments)
     leaves = [node for node in nodes(results) if node.op in ("dense", "sparse")]
     constant = [node for node in leaves if not any(node is a for a in arguments)]
-    return Compiled(results, [*arguments, *constant], constant=constant), isinstance(returned, tuple)
+    return CompiledGraph(results, [*arguments, *constant], constant=constant), isinstance(returned, tuple)
 
 
 def _folded(results: Sequence[Lazy], arguments: Sequence[Lazy]) -> list[Lazy]:

@@ -153,7 +153,7 @@ def as_module(func: Any) -> ir.IRModule:
     if isinstance(func, ir.IRModule):
         return func
     if not isinstance(func, tirx.PrimFunc):
-        raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, found {called(func)}")
+        raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, found {describe_argument(func)}")
     name = func.attrs.get("global_symbol", "main") if func.attrs is not None else "main"
     return ir.IRModule({str(name): func.with_attr("global_symbol", str(name))})
 
@@ -172,7 +172,7 @@ def single(func: Any) -> tirx.PrimFunc:
     return next(iter(mod.functions.values()))
 
 
-def called(program: Any) -> str:
+def describe_argument(program: Any) -> str:
     """Return a description of an object that is not a program, with advice for functions that make one."""
     if not isinstance(program, FunctionType):
         return type(program).__name__

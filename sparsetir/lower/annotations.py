@@ -403,7 +403,7 @@ def amount(loop: tirx.For, mark: str, dtype: str = "int32") -> ir.Expr:
     return cast(value, dtype) if isinstance(value, Var) else const(int(value), dtype)
 
 
-def asks(loop: tirx.For, mark: str) -> bool:
+def has_annotation(loop: tirx.For, mark: str) -> bool:
     """Return whether a loop has an annotation that is not zero."""
     value = loop.annotations.get(mark, 0)
     return isinstance(value, Var) or int(value) > 0

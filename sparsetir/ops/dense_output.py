@@ -7,7 +7,7 @@ from tvm import tirx
 from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
-from sparsetir.ops.memo import once
+from sparsetir.ops.memo import memoize_program
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
 from sparsetir.utils.arguments import shown
 
@@ -21,7 +21,7 @@ def _only(format: str, supported: tuple[str, ...], name: str) -> None:
         raise ArgumentError(f"{name} is written for the formats {', '.join(supported)}, found {shown(format)}")
 
 
-@once
+@memoize_program
 def spmm(
     dtype: str = "float32",
     format: str = "csr",
@@ -297,7 +297,7 @@ def _spmm_bsr(dtype: str, idtype: str, block: int) -> tirx.PrimFunc:
     return spmm_bsr
 
 
-@once
+@memoize_program
 def spmv(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Sparse matrix times vector: ``y[i] = sum_j A[i, j] * x[j]``; buffers A, x and y."""
     _only(format, ("csr",), "spmv")
@@ -328,7 +328,7 @@ def spmv(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") 
     return spmv
 
 
-@once
+@memoize_program
 def linear(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Build a linear layer: ``Y[b, o] = sum_i A[o, i] * X[b, i]``, rows of X in turn; buffers A, X and Y."""
     _only(format, ("csr",), "linear")
@@ -361,7 +361,7 @@ def linear(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32"
     return linear
 
 
-@once
+@memoize_program
 def sddmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Sample a dense product: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``; buffers S, X, Y and O."""
     _only(format, ("csr",), "sddmm")
@@ -396,7 +396,7 @@ def sddmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32")
     return sddmm
 
 
-@once
+@memoize_program
 def mttkrp(dtype: str = "float32", format: str = "csf", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Tensor times Khatri-Rao product: ``D[i, r] = sum_jk T[i, j, k] * B[j, r] * C[k, r]``; buffers T, B, C and D."""
     _only(format, ("csf",), "mttkrp")
@@ -437,7 +437,7 @@ def mttkrp(dtype: str = "float32", format: str = "csf", *, idtype: str = "int32"
     return mttkrp
 
 
-@once
+@memoize_program
 def triangles(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Triangles of a graph: ``C[i]`` counts the pairs j, k with entries ``L[i, j]``, ``L[i, k]`` and ``L[j, k]``.
 
@@ -478,7 +478,7 @@ def triangles(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc
     return triangles
 
 
-@once
+@memoize_program
 def grouped_matmul(dtype: str = "float32", result: str = "rows", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Product of rows in ragged groups with a matrix for each group: ``Y[g, r, k] = sum_d X[g, r, d] * W[g, d, k]``.
 

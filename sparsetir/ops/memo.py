@@ -12,12 +12,12 @@ from tvm import tirx
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.ir.rules import INDEX_DTYPES
-from sparsetir.utils.arguments import VALUE_DTYPES, as_whole, dtype_name, shown
+from sparsetir.utils.arguments import VALUE_DTYPES, as_index, dtype_name, shown
 
 P = ParamSpec("P")
 
 
-def once(make: Callable[P, tirx.PrimFunc]) -> Callable[P, tirx.PrimFunc]:
+def memoize_program(make: Callable[P, tirx.PrimFunc]) -> Callable[P, tirx.PrimFunc]:
     """Make each program once, however its dtypes are spelled: parsing takes as long as many calls of a kernel.
 
     Raises
@@ -42,10 +42,10 @@ def once(make: Callable[P, tirx.PrimFunc]) -> Callable[P, tirx.PrimFunc]:
 
 
 def _spelled(name: str, argument: str, value: Any, default: Any) -> Any:
-    """Normalize an argument of a ready program for the comparison of `once`."""
+    """Normalize an argument of a ready program for the comparison of `memoize_program`."""
     dtypes = {"dtype": VALUE_DTYPES, "idtype": INDEX_DTYPES}.get(argument)
     if dtypes is None:
-        return tuple(map(as_whole, value)) if isinstance(value, tuple) else as_whole(value)
+        return tuple(map(as_index, value)) if isinstance(value, tuple) else as_index(value)
     spelled = default if value is None else dtype_name(value)
     if spelled in dtypes:
         return spelled
@@ -56,4 +56,4 @@ def _spelled(name: str, argument: str, value: Any, default: Any) -> Any:
     raise ArgumentError(f"{expected}, found {spelled}; {how}")
 
 
-__all__ = ["once"]
+__all__ = ["memoize_program"]

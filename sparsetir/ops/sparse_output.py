@@ -10,11 +10,11 @@ from tvm import tirx
 from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
-from sparsetir.ops.memo import once
+from sparsetir.ops.memo import memoize_program
 from sparsetir.utils.arguments import shown
 
 
-@once
+@memoize_program
 def spgemm(
     dtype: str = "float32", *, idtype: str = "int32", block: tuple[int, int, int] | None = None
 ) -> tirx.PrimFunc:
@@ -115,7 +115,7 @@ def _block_spgemm(dtype: str, idtype: str, r: int, q: int, s: int) -> tirx.PrimF
     return block_spgemm
 
 
-@once
+@memoize_program
 def masked_spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Build a masked product: ``C[i, j] = sum_k A[i, k] * B[k, j]`` where M has an entry (i, j).
 
@@ -170,7 +170,7 @@ def masked_spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.Prim
     return masked_spgemm
 
 
-@once
+@memoize_program
 def rap(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Build the product of three sparse matrices in one pass: ``C[i, j] = sum_kl R[i, k] * A[k, l] * P[l, j]``.
 
@@ -260,7 +260,7 @@ def _merged(name: str, combine: Callable[[Any, Any], Any], dtype: str, idtype: s
     return merged.with_attr("global_symbol", name)
 
 
-@once
+@memoize_program
 def add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Build the sum of two sparse matrices: ``C[i, j] = A[i, j] + B[i, j]``.
 
@@ -279,7 +279,7 @@ def add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     return _merged("add", lambda a, b: a + b, dtype, idtype)
 
 
-@once
+@memoize_program
 def scaled_add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Build a linear combination of two sparse matrices: ``C[i, j] = alpha * A[i, j] + beta * B[i, j]``.
 
@@ -327,7 +327,7 @@ def scaled_add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFun
     return scaled_add
 
 
-@once
+@memoize_program
 def multiply(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Build the elementwise product of two sparse matrices: ``C[i, j] = A[i, j] * B[i, j]``.
 
@@ -346,7 +346,7 @@ def multiply(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     return _merged("multiply", lambda a, b: a * b, dtype, idtype)
 
 
-@once
+@memoize_program
 def maximum(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Build the elementwise maximum of two sparse matrices: ``C[i, j] = max(A[i, j], B[i, j])``.
 

@@ -36,9 +36,9 @@ from sparsetir.lower.loops import with_body
 from sparsetir.lower.vector import vector_math
 from sparsetir.lower.vector.vector_math import FORMATS, MISSING, expand
 from sparsetir.relax import programs
-from sparsetir.relax.epilogues import ERF_TERMS, Head, Lowered, Result, known, product
+from sparsetir.relax.epilogues import ERF_TERMS, EpilogueResult, Head, Lowered, known, product
 from sparsetir.relax.operators import constant, reshape
-from sparsetir.relax.structures import Options
+from sparsetir.relax.structures import BuildOptions
 from sparsetir.schedules import Registers
 
 MATMUL, TRANSPOSE = "relax.matmul", "relax.permute_dims"
@@ -61,7 +61,7 @@ def weight_of(value: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
     return None
 
 
-def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Head | None:
+def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) -> Head | None:
     """Return a dense matrix product as the head of a fusion; None for other calls and unsupported products."""
     if not isinstance(call, ir.Call) or getattr(call.op, "name", "") != MATMUL:
         return None
@@ -82,7 +82,7 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Head
         return None if weight is None else Head(*_of_vector(call, weight, dtype, whole))
     height, panel = tiling(dtype, int(feat) if weight is not None else 0, options.target or native_target())
     columns = [int(feat) // panel, panel] if panel else [feat]
-    result = Result((rows, *columns), ("I", "KO", "KI") if panel else ("I", "K"), dtype, whole, len(columns))
+    result = EpilogueResult((rows, *columns), ("I", "KO", "KI") if panel else ("I", "K"), dtype, whole, len(columns))
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         program = programs.matmul({"m": rows, "n": n, "feat": feat}, dtype, height, epilogue, panel)
@@ -97,10 +97,10 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Head
     return Head(result, make)
 
 
-def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, ...]) -> tuple[Result, Any]:
+def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, ...]) -> tuple[EpilogueResult, Any]:
     """Return the head of a product with one row: dot products with the rows of the transposed weight."""
     n, feat = weight.shape
-    result = Result((tirx.const(feat, "int64"),), ("I",), dtype, whole)
+    result = EpilogueResult((tirx.const(feat, "int64"),), ("I",), dtype, whole)
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         program = programs.gemv({"m": feat, "n": n}, dtype, epilogue)

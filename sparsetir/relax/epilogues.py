@@ -26,8 +26,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from sparsetir.relax.operators import Arguments, constant, reshape
-from sparsetir.relax.programs import Epilogue, Operand, Program
+from sparsetir.relax.operators import OperatorArguments, constant, reshape
+from sparsetir.relax.programs import Epilogue, EpilogueOperand, NamedProgram
 
 LONGEST = 4000  # In characters of an expression, which may double with a step that uses its argument twice.
 ONE, ZERO = "T.{t}(1)", "T.{t}(0)"
@@ -71,7 +71,7 @@ def erf(x: str, t: str) -> str:
 
 
 @dataclass(frozen=True)
-class Result:
+class EpilogueResult:
     """The result that an epilogue is written for: its dimensions, their names in the program, and its dtype.
 
     ``whole`` are the dimensions of the result in the model. Without names no epilogue may follow. The last ``columns``
@@ -100,11 +100,11 @@ class Result:
 class Writer:
     """Builder of an epilogue, which adds one step after the other to an expression."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: EpilogueResult) -> None:
         self.result, self.dtype = result, result.dtype
         self.wide = "float32" if result.dtype in ("float16", "bfloat16") else result.dtype
         self.text = self._widened("{0}", result.dtype)
-        self.operands: list[Operand] = []
+        self.operands: list[EpilogueOperand] = []
 
     def take(self, call: ir.Call, before: Any) -> bool:
         """Add a step whose argument `before` is the expression so far; return False, without a change, on failure."""
@@ -165,7 +165,7 @@ class Writer:
         dims = [n for n, axis in enumerate(axes) if axis is not None] or [0][: len(axes)]
         shape, axes = [shape[n] for n in dims], tuple(axes[n] for n in dims)
         is_same = _equal(shape, type_.shape.values)
-        self.operands.append(Operand(arg if is_same else reshape(arg, shape), axes, self.dtype))
+        self.operands.append(EpilogueOperand(arg if is_same else reshape(arg, shape), axes, self.dtype))
         return self._widened(f"{{{len(self.operands)}}}", self.dtype)
 
     def _widened(self, text: str, dtype: str) -> str:
@@ -180,7 +180,7 @@ def _is_one(size: Any) -> bool:
     return isinstance(size, tirx.IntImm) and int(size) == 1
 
 
-def along(shape: list[Any], result: Result) -> tuple[str | None, ...] | None:
+def along(shape: list[Any], result: EpilogueResult) -> tuple[str | None, ...] | None:
     """Return the axes of a result along which a tensor runs, None for extents of one; None if they do not match."""
     skipped = len(result.shape) - len(shape)
     if skipped < 0:
@@ -202,12 +202,12 @@ def is_elementwise(call: Any) -> bool:
     return name in UNARY or name in BINARY or name in ("relax.astype", "relax.nn.leakyrelu")
 
 
-def written(result: Result, head: Any, steps: Sequence[tuple[Any, ir.Call]]) -> tuple[Epilogue | None, int]:
+def written(result: EpilogueResult, head: Any, steps: Sequence[tuple[Any, ir.Call]]) -> tuple[Epilogue | None, int]:
     """Return the epilogue of the leading steps that can be fused, and their number.
 
     Parameters
     ----------
-    result : Result
+    result : EpilogueResult
     head : relax.Var
         The result before the first step.
     steps : sequence of (relax.Var, Call)
@@ -228,7 +228,7 @@ def written(result: Result, head: Any, steps: Sequence[tuple[Any, ir.Call]]) -> 
 class Lowered:
     """A call of a stage-I function: its arguments by parameter, the shape of its result, and the shape to return."""
 
-    program: Program
+    program: NamedProgram
     given: dict[str, Any]
     shape: list[Any]
     wanted: list[Any]
@@ -269,9 +269,9 @@ class Lowered:
 class Head:
     """A call that is lowered to a program: its result, as an epilogue needs it, and a maker of the program."""
 
-    result: Result
+    result: EpilogueResult
     make: Callable[[Epilogue | None], Lowered]
-    arguments: Arguments | None = None
+    arguments: OperatorArguments | None = None
 
 
 def same_size(size: Any, other: Any) -> bool:
@@ -319,9 +319,9 @@ def product(size: Sequence[Any]) -> Any:
 
 
 __all__ = [
+    "EpilogueResult",
     "Head",
     "Lowered",
-    "Result",
     "Writer",
     "along",
     "emitted",

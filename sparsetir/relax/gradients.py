@@ -38,8 +38,8 @@ from sparsetir.relax.operators import (
     OPERATORS,
     PREFIX,
     REDUCTIONS,
-    Arguments,
     Operator,
+    OperatorArguments,
     call,
     constant,
     reshape,
@@ -55,7 +55,7 @@ class Backward:
 
     Parameters
     ----------
-    a : Arguments
+    a : OperatorArguments
         Arguments of the call.
     y : Expr
         Result of the call.
@@ -64,7 +64,7 @@ class Backward:
     builder : BlockBuilder
     """
 
-    a: Arguments
+    a: OperatorArguments
     y: Any
     g: Any
     builder: relax.BlockBuilder

@@ -18,10 +18,28 @@ from sparsetir.errors import ArgumentTypeError
 from sparsetir.relax import dense, programs, structures
 from sparsetir.relax import programs as backward
 from sparsetir.relax import structures as transposition
-from sparsetir.relax.epilogues import Head, Lowered, Result, emitted, is_elementwise, known, product, same_size, written
-from sparsetir.relax.operators import ATTENTION_OPERANDS, OPERATORS, PREFIX, REDUCTIONS, Arguments, operator_of, reshape
-from sparsetir.relax.programs import Epilogue, Program, attention, grouped, groups_of
-from sparsetir.relax.structures import Options, chosen, csr_of
+from sparsetir.relax.epilogues import (
+    EpilogueResult,
+    Head,
+    Lowered,
+    emitted,
+    is_elementwise,
+    known,
+    product,
+    same_size,
+    written,
+)
+from sparsetir.relax.operators import (
+    ATTENTION_OPERANDS,
+    OPERATORS,
+    PREFIX,
+    REDUCTIONS,
+    OperatorArguments,
+    operator_of,
+    reshape,
+)
+from sparsetir.relax.programs import Epilogue, NamedProgram, attention, grouped, groups_of
+from sparsetir.relax.structures import BuildOptions, chosen, csr_of
 from sparsetir.relax.training import layers
 from sparsetir.utils.arguments import as_flag, as_path, renamed_parameters, shown
 from sparsetir.utils.threads import get_num_threads
@@ -29,11 +47,11 @@ from sparsetir.utils.threads import get_num_threads
 # Lowering rules: the program of each operator, and the arguments of its call.
 
 
-Maker = Callable[[Arguments, list[Any], str, "Epilogue | None", Options], Lowered]
+Maker = Callable[[OperatorArguments, list[Any], str, "Epilogue | None", BuildOptions], Lowered]
 
 
 def _with_matrix(
-    name: str, lowered: Lowered, a: Arguments, shapes: dict[str, list[Any]], columns: Any, options: Options
+    name: str, lowered: Lowered, a: OperatorArguments, shapes: dict[str, list[Any]], columns: Any, options: BuildOptions
 ) -> Lowered:
     """Specialize a call for its matrix if that is a constant: choose the format, and bind the arrays that are known."""
     matrix = csr_of(a["data"], a["indptr"], a["indices"], int(columns)) if known([columns]) else None
@@ -50,7 +68,9 @@ def _with_matrix(
     return lowered
 
 
-def _spmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+def _spmm(
+    a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
+) -> Lowered:
     *batch, n, feat = a.shape("B")
     sizes = {"m": out[-2], "n": n, "nnz": a.shape("indices")[0], "feat": feat}
     if batch:
@@ -61,7 +81,9 @@ def _spmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, o
     return lowered if batch else _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, options)
 
 
-def _spmv(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+def _spmv(
+    a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
+) -> Lowered:
     (n,) = a.shape("x")
     sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0]}
     program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
@@ -69,7 +91,9 @@ def _spmv(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, o
     return _with_matrix("spmv", Lowered(program, operands, out, out, dtype), a, {"X": [n]}, n, options)
 
 
-def _linear(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+def _linear(
+    a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
+) -> Lowered:
     *batch, n = a.shape("x")
     rows, m = product(batch), out[-1]
     operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"]}
@@ -83,7 +107,9 @@ def _linear(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None,
     return _with_matrix("linear", lowered, a, {"X": [rows, n]}, n, options)
 
 
-def _sddmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
+def _sddmm(
+    a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: BuildOptions
+) -> Lowered:
     (m, feat), (n, _) = a.shape("X"), a.shape("Y")
     sizes = {"m": m, "n": n, "nnz": out[0], "feat": feat}
     program = programs.sddmm(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
@@ -91,13 +117,17 @@ def _sddmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, 
     return Lowered(program, operands, out, out, dtype)
 
 
-def _softmax(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+def _softmax(
+    a: OperatorArguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: BuildOptions
+) -> Lowered:
     program = programs.softmax({"m": a.rows(), "nnz": out[0]}, dtype, a.dtype("indptr"))
     return Lowered(program, {"indptr": a["indptr"], "a_data": a["data"]}, out, out, dtype)
 
 
 def _segments(reduce: str) -> Maker:
-    def lower(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
+    def lower(
+        a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: BuildOptions
+    ) -> Lowered:
         nnz, *feat = a.shape("x")
         sizes = {"m": out[0], "nnz": nnz, **({"feat": feat[0]} if feat else {})}
         program = programs.segment_reduce(sizes, a.dtype("x"), a.dtype("indptr"), reduce, epilogue)
@@ -106,7 +136,9 @@ def _segments(reduce: str) -> Maker:
     return lower
 
 
-def _gather(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+def _gather(
+    a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
+) -> Lowered:
     (n, _), (kinds, inner, outer) = a.shape("X"), a.shape("W")
     sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0], "kinds": kinds, "in": inner, "out": outer}
     structure = {name: a[name] for name in ("indptr", "indices", "kinds")}
@@ -126,21 +158,27 @@ def _gather(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None,
     return Lowered(program, operands, out, out, dtype)
 
 
-def _transpose(a: Arguments, _out: list[Any], _dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+def _transpose(
+    a: OperatorArguments, _out: list[Any], _dtype: str, _epilogue: Epilogue | None, _options: BuildOptions
+) -> Lowered:
     func, n = transposition.program(a.dtype("indptr")), a.size("n")
-    program = Program(func, ("indptr", "indices"), (n,))
+    program = NamedProgram(func, ("indptr", "indices"), (n,))
     operands = {"indptr": a["indptr"], "indices": a["indices"]}
     return Lowered(program, operands, [], [], "", several=list(OPERATORS["transpose"].infer(a).fields))
 
 
-def _segment_expand(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
+def _segment_expand(
+    a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: BuildOptions
+) -> Lowered:
     nnz, *feat = out
     sizes = {"m": a.shape("x")[0], "nnz": nnz, **({"feat": feat[0]} if feat else {})}
     program = backward.segment_expand(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
     return Lowered(program, {"indptr": a["indptr"], "x_data": a["x"]}, out, out, dtype)
 
 
-def _gather_outer(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+def _gather_outer(
+    a: OperatorArguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: BuildOptions
+) -> Lowered:
     (n, inner), (columns, outer) = a.shape("X"), a.shape("Y")
     sizes = {"m": out[0], "nnz": a.shape("left")[0], "n": n, "others": columns, "in": inner, "out": outer}
     program = backward.gather_outer(sizes, dtype, a.dtype("indptr"))
@@ -149,17 +187,21 @@ def _gather_outer(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue 
     return Lowered(program, operands, out, out, dtype)
 
 
-def _dropout(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+def _dropout(
+    a: OperatorArguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: BuildOptions
+) -> Lowered:
     size = product(out)
     program = layers.program(size, dtype, a.number("rate"), int(a.size("seed")))
     operands = {"count_data": reshape(a["count"], [1]), "x_data": _reshaped(a["x"], [size])}
     return Lowered(program, operands, [size], out, dtype)
 
 
-def _of_blocks(write: Callable[..., Program], names: tuple[str, ...]) -> Maker:
+def _of_blocks(write: Callable[..., NamedProgram], names: tuple[str, ...]) -> Maker:
     """Return the rule of a block-sparse attention whose program is `write`; its operands are split into blocks."""
 
-    def lower(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+    def lower(
+        a: OperatorArguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: BuildOptions
+    ) -> Lowered:
         heads, length, feat = (int(size) for size in a.shape("Q"))
         block = length // (int(a.shape("indptr")[0]) - 1)
         sizes = {"heads": heads, "blocks": length // block, "block": block, "feat": feat}
@@ -216,7 +258,7 @@ MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
 # sizes, too. TVM's own ``LegalizeOps`` lowers call by call, without fusion.
 
 
-def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda var: None) -> Head | None:
+def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any] = lambda var: None) -> Head | None:
     """Return the head of a fusion that a call is; None if the call is no operator and no supported dense product."""
     operator = operator_of(call)
     if operator is None:
@@ -224,10 +266,12 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda
     a = operator.arguments(call)
     out = operator.infer(a)
     if isinstance(out, ir.TupleType):
-        return Head(Result((), (), "", ()), lambda _epilogue: MAKERS[operator.name][0](a, [], "", None, options), a)
+        return Head(
+            EpilogueResult((), (), "", ()), lambda _epilogue: MAKERS[operator.name][0](a, [], "", None, options), a
+        )
     shape, maker, axes = list(out.shape.values), *MAKERS[operator.name]
     flat, names = _flattened(operator.name, shape, axes)
-    result = Result(tuple(flat), names, str(out.dtype.dtype), tuple(shape))
+    result = EpilogueResult(tuple(flat), names, str(out.dtype.dtype), tuple(shape))
 
     def make(epilogue: Epilogue | None) -> Lowered:
         return maker(a, shape, result.dtype if epilogue is None else epilogue.dtype, epilogue, options)
@@ -244,7 +288,7 @@ def _flattened(name: str, shape: list[Any], axes: tuple[str, ...]) -> tuple[list
     return shape, axes[: len(shape)] if name.startswith("segment") else axes[max(len(axes) - len(shape), 0) :]
 
 
-def _checked(builder: relax.BlockBuilder, a: Arguments, validated: dict[Any, Any] | None) -> Any:
+def _checked(builder: relax.BlockBuilder, a: OperatorArguments, validated: dict[Any, Any] | None) -> Any:
     """Return the row pointers of a call after validation with its index arrays.
 
     Constants are validated now. With `validated`, arrays and limits that are known at run time are validated in each
@@ -296,7 +340,7 @@ def register() -> None:
 
 
 def _legalized(builder: relax.BlockBuilder, call: ir.Call) -> Any:
-    head = head_of(call, Options())
+    head = head_of(call, BuildOptions())
     return call if head is None else lower_call(builder, head)
 
 
@@ -340,7 +384,7 @@ class Uses:
 class Lowerer(relax.PyExprMutator):
     """Mutator that lowers the operators of one module."""
 
-    def __init__(self, mod: ir.IRModule, options: Options) -> None:
+    def __init__(self, mod: ir.IRModule, options: BuildOptions) -> None:
         super().__init__(mod)
         self.options = options
         self.chains: dict[Any, tuple[Any, ir.Call, list[tuple[Any, ir.Call]]]] = {}
@@ -425,7 +469,7 @@ def LowerSparse(
     if asked is not None and not isinstance(asked, list):
         raise ArgumentTypeError(f"asked: expected a list to append to, got {shown(asked)}. Pass an empty one.")
     flags = as_flag(checked, "checked"), as_flag(assume_finite, "assume_finite")
-    return _Lowering(Options(cpu, path, *flags, asked))
+    return _Lowering(BuildOptions(cpu, path, *flags, asked))
 
 
 def takes_modules(kind: type) -> type:
@@ -445,7 +489,7 @@ def takes_modules(kind: type) -> type:
 class _Lowering:
     """The pass that `LowerSparse` makes."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: BuildOptions) -> None:
         self.options = options
 
     def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:

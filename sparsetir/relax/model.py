@@ -80,7 +80,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Signature:
+class ModelSignature:
     """The arguments of a function.
 
     Parameters
@@ -96,7 +96,7 @@ class Signature:
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, mod: ir.IRModule, function: str) -> Signature:
+    def of(cls, mod: ir.IRModule, function: str) -> ModelSignature:
         """Read the signature of a function of a module."""
         func = mod[function]
         lower, upper = (dict((func.attrs or {}).get(f"tir_var_{side}_bound") or {}) for side in ("lower", "upper"))
@@ -148,7 +148,7 @@ class Signature:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Signature:
+    def from_json(cls, data: Mapping[str, Any]) -> ModelSignature:
         """Create a signature from the result of `to_json`, or from that result after a round trip through JSON text."""
         arguments = tuple(Argument(a["name"], a["dtype"], tuple(a["shape"])) for a in data["arguments"])
         return cls(data["function"], arguments, {name: (low, high) for name, (low, high) in data["bounds"].items()})
@@ -303,14 +303,14 @@ class CompiledModel:
         The model before lowering; None after `load`.
     executable : relax.VMExecutable or None
         The model compiled by TVM; None after `load`.
-    signature : Signature or None
+    signature : ModelSignature or None
         The arguments of the model; None if the file was written by TVM alone.
     """
 
     def __init__(
         self,
         function: Machines,
-        signature: Signature | None = None,
+        signature: ModelSignature | None = None,
         nesting: Nesting | None = None,
         *,
         mod: ir.IRModule | None = None,
@@ -449,7 +449,7 @@ def compile_model(
     if nesting is not None and not isinstance(nesting, Nesting):
         raise ArgumentTypeError(f"nesting: expected that of a traced model, got {shown(nesting)}. Leave it out.")
     mod = _passed(bind(mod, params), sparsify, cpu)
-    signature = Signature.of(mod, _function_of(mod))
+    signature = ModelSignature.of(mod, _function_of(mod))
     metadata = {"signature": signature.to_json(), "nesting": None if nesting is None else nesting.to_json()}
     executable = build(attached(mod, metadata), cpu, database=database, assume_finite=assume_finite)
     return CompiledModel(Machines(executable, signature.function), signature, nesting, mod=mod, executable=executable)
@@ -486,7 +486,7 @@ def load(path: str | Path) -> CompiledModel:
     try:
         metadata = json.loads(machine[ATTACHED]())
         nesting = None if metadata["nesting"] is None else Nesting.from_json(metadata["nesting"])
-        signature = Signature.from_json(metadata["signature"])
+        signature = ModelSignature.from_json(metadata["signature"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         damaged = f"what {path.name} says of the model's arguments is damaged ({error!r})"
         raise ArgumentError(f"{damaged}: save the model again") from error
@@ -824,7 +824,7 @@ __all__ = [
     "Argument",
     "CompiledModel",
     "Machines",
-    "Signature",
+    "ModelSignature",
     "attached",
     "bind",
     "build",

@@ -18,7 +18,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, Mi
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.operators import constant
-from sparsetir.relax.sparsify import UNKNOWN_ROWS, Found, Layer, Rewriter
+from sparsetir.relax.sparsify import UNKNOWN_ROWS, ConstantProduct, Layer, ProductRewriter
 from sparsetir.utils.imports import require
 
 STORED = "stored as a sparse initializer"
@@ -179,7 +179,7 @@ class StoredWeights:
 
     def rewritten(self, mod: ir.IRModule) -> ir.IRModule:
         """Return a module with sparse products."""
-        rewriter = Rewriter(mod, self)
+        rewriter = ProductRewriter(mod, self)
         for var, func in mod.functions.items():
             if isinstance(func, relax.Function) and self._names:
                 rewriter.builder_.update_func(var, rewriter.run(func))
@@ -189,7 +189,7 @@ class StoredWeights:
             self.layers.append(Layer(name, "", array.shape, density, 0, False, NO_PRODUCT))
         return rewriter.builder_.get()
 
-    def decided(self, _name: str, match: Found) -> tuple[Any, Any, Any] | None:
+    def decided(self, _name: str, match: ConstantProduct) -> tuple[Any, Any, Any] | None:
         """Return the arrays of a weight that was stored as a sparse one."""
         name = self._names.get(hash_arrays("weight", [np.ascontiguousarray(match.weight)]))
         if name is None:

@@ -33,7 +33,7 @@ PREFIX = "relax.sparse."
 REDUCTIONS = ("sum", "mean", "max", "min")
 
 
-def _spmm(a: Arguments) -> relax.TensorType:
+def _spmm(a: OperatorArguments) -> relax.TensorType:
     m = a.matrix()
     a.check("B", (2, 3), FLOATS)
     a.same_dtype("data", "B")
@@ -41,21 +41,21 @@ def _spmm(a: Arguments) -> relax.TensorType:
     return relax.TensorType([*batch, m, feat], a.dtype("B"))
 
 
-def _spmv(a: Arguments) -> relax.TensorType:
+def _spmv(a: OperatorArguments) -> relax.TensorType:
     m = a.matrix()
     a.check("x", (1,), FLOATS)
     a.same_dtype("data", "x")
     return relax.TensorType([m], a.dtype("x"))
 
 
-def _linear(a: Arguments) -> relax.TensorType:
+def _linear(a: OperatorArguments) -> relax.TensorType:
     m = a.matrix()
     a.check("x", (1, 2, 3, 4, 5, 6), FLOATS)
     a.same_dtype("data", "x")
     return relax.TensorType([*a.shape("x")[:-1], m], a.dtype("x"))
 
 
-def _sddmm(a: Arguments) -> relax.TensorType:
+def _sddmm(a: OperatorArguments) -> relax.TensorType:
     a.matrix()
     for name in ("X", "Y"):
         a.check(name, (2,), FLOATS)
@@ -68,18 +68,18 @@ def _sddmm(a: Arguments) -> relax.TensorType:
     return relax.TensorType(a.shape("data"), a.dtype("data"))
 
 
-def _softmax(a: Arguments) -> relax.TensorType:
+def _softmax(a: OperatorArguments) -> relax.TensorType:
     a.check("data", (1,), FLOATS)
     a.rows()
     return relax.TensorType(a.shape("data"), a.dtype("data"))
 
 
-def _segments(a: Arguments) -> relax.TensorType:
+def _segments(a: OperatorArguments) -> relax.TensorType:
     a.check("x", (1, 2), FLOATS)
     return relax.TensorType([a.rows(), *a.shape("x")[1:]], a.dtype("x"))
 
 
-def _gather_matmul_scatter(a: Arguments) -> relax.TensorType:
+def _gather_matmul_scatter(a: OperatorArguments) -> relax.TensorType:
     a.check("X", (2,), FLOATS)
     a.check("W", (3,), FLOATS)
     a.same_dtype("X", "W")
@@ -89,14 +89,14 @@ def _gather_matmul_scatter(a: Arguments) -> relax.TensorType:
     return relax.TensorType([m, a.shape("W")[2]], a.dtype("X"))
 
 
-def _transpose(a: Arguments) -> ir.TupleType:
+def _transpose(a: OperatorArguments) -> ir.TupleType:
     a.rows("indices")
     nnz, idtype = a.shape("indices"), a.dtype("indptr")
     starts = relax.TensorType([sym.Analyzer().simplify(a.size("n") + 1)], idtype)
     return relax.TupleType([starts, relax.TensorType(nnz, idtype), relax.TensorType(nnz, idtype)])
 
 
-def _segment_expand(a: Arguments) -> relax.TensorType:
+def _segment_expand(a: OperatorArguments) -> relax.TensorType:
     a.check("x", (1, 2), FLOATS)
     m, (rows, *feat) = a.rows(), a.shape("x")
     if sym.Analyzer().can_prove(tirx.NE(rows, m)):
@@ -104,7 +104,7 @@ def _segment_expand(a: Arguments) -> relax.TensorType:
     return relax.TensorType([a.size("nnz"), *feat], a.dtype("x"))
 
 
-def _gather_outer(a: Arguments) -> relax.TensorType:
+def _gather_outer(a: OperatorArguments) -> relax.TensorType:
     for name in ("X", "Y"):
         a.check(name, (2,), FLOATS)
     a.same_dtype("X", "Y")
@@ -112,19 +112,19 @@ def _gather_outer(a: Arguments) -> relax.TensorType:
     return relax.TensorType([a.rows("left", "right"), a.shape("X")[1], a.shape("Y")[1]], a.dtype("X"))
 
 
-def _dropout(a: Arguments) -> relax.TensorType:
+def _dropout(a: OperatorArguments) -> relax.TensorType:
     a.check("x", tuple(range(1, 7)), FLOATS)
     a.check("count", (0,), ("int64",))
     return relax.TensorType(a.shape("x"), a.dtype("x"))
 
 
-def _attention_lse(a: Arguments) -> relax.TensorType:
+def _attention_lse(a: OperatorArguments) -> relax.TensorType:
     _blocks(a, "Q", "K")
     return relax.TensorType(a.shape("Q")[:2], "float64" if a.dtype("Q") == "float64" else "float32")
 
 
-def _attention_backward(like: str) -> Callable[[Arguments], relax.TensorType]:
-    def infer(a: Arguments) -> relax.TensorType:
+def _attention_backward(like: str) -> Callable[[OperatorArguments], relax.TensorType]:
+    def infer(a: OperatorArguments) -> relax.TensorType:
         _blocks(a, "Q", "K", "V", "G")
         a.agree("V", 2, "G", 2)
         for name in ("lse", "delta"):
@@ -136,12 +136,12 @@ def _attention_backward(like: str) -> Callable[[Arguments], relax.TensorType]:
     return infer
 
 
-def _attention(a: Arguments) -> relax.TensorType:
+def _attention(a: OperatorArguments) -> relax.TensorType:
     heads, length = _blocks(a, "Q", "K", "V")
     return relax.TensorType([heads, length, a.shape("V")[2]], a.dtype("Q"))
 
 
-def _blocks(a: Arguments, *names: str) -> tuple[Any, Any]:
+def _blocks(a: OperatorArguments, *names: str) -> tuple[Any, Any]:
     """Validate the tensors and the structure of an attention, and return the number of heads and the length."""
     for name in names:
         a.check(name, (3,), FLOATS)
@@ -172,7 +172,7 @@ class Operator:
 
     name: str
     args: tuple[str, ...]
-    infer: Callable[[Arguments], Any]
+    infer: Callable[[OperatorArguments], Any]
     scalars: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
 
@@ -186,9 +186,9 @@ class Operator:
         """The registered operator."""
         return ir.Op.get(PREFIX + self.name)
 
-    def arguments(self, call: ir.Call) -> Arguments:
+    def arguments(self, call: ir.Call) -> OperatorArguments:
         """Return the arguments of a call."""
-        return Arguments(self.name, self.names, call.args)
+        return OperatorArguments(self.name, self.names, call.args)
 
 
 CSR = ("data", "indptr", "indices")
@@ -248,18 +248,18 @@ def _infer(operator: Operator) -> Callable[[ir.Call, Any], Any]:
 
 def _call_of(operator: Operator) -> Callable[..., ir.Call]:
     def make(*args: Any) -> ir.Call:
-        arguments = Arguments(operator.name, operator.names, args)
+        arguments = OperatorArguments(operator.name, operator.names, args)
         by_name = dict(zip(operator.names, arguments.values, strict=True))
         exprs = [_as_expr(operator, arguments, n, a) for n, a in by_name.items()]
         if all(isinstance(getattr(expr, "ty", None), (relax.TensorType, ir.PrimType)) for expr in exprs):
             # Validation in the builder is too late: TVM converts an error raised there to a RuntimeError.
-            operator.infer(Arguments(operator.name, operator.names, exprs))
+            operator.infer(OperatorArguments(operator.name, operator.names, exprs))
         return relax.Call(operator.op, exprs)
 
     return make
 
 
-def _as_expr(operator: Operator, arguments: Arguments, name: str, value: Any) -> Any:
+def _as_expr(operator: Operator, arguments: OperatorArguments, name: str, value: Any) -> Any:
     """Convert numbers and arrays to constants; return expressions as they are."""
     if isinstance(value, ir.Expr):
         return value
@@ -363,7 +363,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("int32", "int64")
 
 
-class Arguments:
+class OperatorArguments:
     """The arguments of a call, with validation; error messages name the operator and the argument."""
 
     def __init__(self, name: str, names: tuple[str, ...], values: Any) -> None:
@@ -480,8 +480,8 @@ __all__ = [
     "OPERATORS",
     "PREFIX",
     "REDUCTIONS",
-    "Arguments",
     "Operator",
+    "OperatorArguments",
     "call",
     "constant",
     "csr_constants",

@@ -29,7 +29,7 @@ from sparsetir.script.printer import parse
 # reduction within a vector.
 
 
-def attention(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> Program:
+def attention(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> NamedProgram:
     """Return the program of ``softmax(scale * Q K^T) V`` over the blocks of a structure; a row without blocks is zero.
 
     Parameters
@@ -39,7 +39,7 @@ def attention(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> P
     dtype, idtype : str
     scale : float
     """
-    draft = Draft("block_sparse_attention")
+    draft = ProgramWriter("block_sparse_attention")
     draft.dense("H", shape["heads"], idtype)
     draft.dense("IO", shape["blocks"], idtype)
     draft.rows("JO", "IO", shape["blocks"], shape["nnz"], idtype)
@@ -55,7 +55,7 @@ def attention(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> P
     return draft.program()
 
 
-def _row(draft: Draft, dtype: str, wide: str, scale: float) -> None:
+def _row(draft: ProgramWriter, dtype: str, wide: str, scale: float) -> None:
     """Write the attention of a row of blocks of one head, computed in `wide`."""
     draft.scratch("turned", ("F", "II"), wide)
     draft.scratch("score", ("N", "JI", "II"), wide)
@@ -79,9 +79,9 @@ def _row(draft: Draft, dtype: str, wide: str, scale: float) -> None:
 # Stage-I programs that appear in gradients.
 
 
-def segment_expand(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
+def segment_expand(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``Y[e] = X[i]`` for each entry e of row i."""
-    draft = Draft("segment_expand")
+    draft = ProgramWriter("segment_expand")
     inner = ("K",) if "feat" in shape else ()
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["nnz"], shape["nnz"], idtype, indices=False)
@@ -96,9 +96,9 @@ def segment_expand(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epi
     return draft.program()
 
 
-def gather_outer(shape: dict[str, Any], dtype: str, idtype: str) -> Program:
+def gather_outer(shape: dict[str, Any], dtype: str, idtype: str) -> NamedProgram:
     """Return the program of ``W[r, c, d] = sum_e X[left[e], c] * Y[right[e], d]`` over the entries e of row r."""
-    draft = Draft("gather_outer")
+    draft = ProgramWriter("gather_outer")
     draft.dense("R", shape["m"], idtype)
     draft.rows("E", "R", shape["nnz"], shape["nnz"], idtype, indices=False)
     for name, size in (("N", "n"), ("M", "others"), ("C", "in"), ("D", "out")):
@@ -144,9 +144,9 @@ SIDES = {
 FEATURES = {"Q": "F", "K": "F", "V": "D", "G": "D"}
 
 
-def attention_lse(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> Program:
+def attention_lse(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> NamedProgram:
     """Return the program of the log-sum-exp of each position's scores; minus infinity where a position has none."""
-    draft, wide = Draft("block_sparse_attention_lse"), _wide(dtype)
+    draft, wide = ProgramWriter("block_sparse_attention_lse"), _wide(dtype)
     _axes(draft, shape, idtype)
     own, paired = _operand(draft, "Q", dtype, is_own=True), _operand(draft, "K", dtype)
     draft.array("LSE", ("H", "IO", "II"), wide, result=True)
@@ -163,7 +163,7 @@ def attention_lse(shape: dict[str, Any], dtype: str, idtype: str, scale: float) 
     return draft.program()
 
 
-def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: float, operand: str) -> Program:
+def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: float, operand: str) -> NamedProgram:
     """Return the program of the gradient of one operand of an attention, which recomputes the probabilities.
 
     With ``P = exp(scale * Q K^T - lse)`` and ``S = scale * P * (G V^T - delta)`` the gradients are ``S K`` of the
@@ -178,7 +178,7 @@ def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: fl
     scale : float
     operand : {"query", "key", "value"}
     """
-    draft, wide, side = Draft(f"block_sparse_attention_{operand}"), _wide(dtype), SIDES[operand]
+    draft, wide, side = ProgramWriter(f"block_sparse_attention_{operand}"), _wide(dtype), SIDES[operand]
     _axes(draft, shape, idtype)
     pairs = [side.score] if side.part is None else [side.score, side.part]
     operands = {name: _operand(draft, name, dtype, is_own=n == 0) for pair in pairs for n, name in enumerate(pair)}
@@ -199,7 +199,7 @@ def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: fl
     return draft.program()
 
 
-def _mix(draft: Draft, side: _Side, operands: dict[str, str], wide: str, scale: float) -> None:
+def _mix(draft: ProgramWriter, side: _Side, operands: dict[str, str], wide: str, scale: float) -> None:
     """Write the sum over a row of blocks of one head."""
     last = FEATURES[side.mixed]
     draft.scratch("score", ("N", "JI", "II"), wide)
@@ -221,7 +221,7 @@ def _mix(draft: Draft, side: _Side, operands: dict[str, str], wide: str, scale: 
     draft.iterate((*pairs, last), "RRSS", "mix", body, init=f"{place} = 0")
 
 
-def _axes(draft: Draft, shape: dict[str, Any], idtype: str) -> None:
+def _axes(draft: ProgramWriter, shape: dict[str, Any], idtype: str) -> None:
     draft.dense("H", shape["heads"], idtype)
     draft.dense("IO", shape["blocks"], idtype)
     draft.rows("JO", "IO", shape["blocks"], shape["nnz"], idtype)
@@ -230,7 +230,7 @@ def _axes(draft: Draft, shape: dict[str, Any], idtype: str) -> None:
             draft.dense(name, shape[size], idtype)
 
 
-def _operand(draft: Draft, name: str, dtype: str, *, is_own: bool = False) -> str:
+def _operand(draft: ProgramWriter, name: str, dtype: str, *, is_own: bool = False) -> str:
     """Declare an operand, and return the text of its element on its side."""
     last = FEATURES[name]
     axes: Axes = ("H", "IO", "II", last) if is_own else ("H", "N", "JI", last)
@@ -239,7 +239,7 @@ def _operand(draft: Draft, name: str, dtype: str, *, is_own: bool = False) -> st
 
 
 def _product(
-    draft: Draft, result: str, transposed: str, own: str, paired: str, over: str, wide: str, scale: float
+    draft: ProgramWriter, result: str, transposed: str, own: str, paired: str, over: str, wide: str, scale: float
 ) -> None:
     """Write ``scale`` times the products of own and paired positions, with the own operand transposed for vectors."""
     over, at = over.lower(), f"{result}[jo, ji, ii]"
@@ -266,7 +266,7 @@ Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Operand:
+class EpilogueOperand:
     """A further tensor operand of an epilogue: its Relax expression, and the axes of the result that it runs along.
 
     An axis of extent one is None.
@@ -287,16 +287,16 @@ class Epilogue:
         TVMScript, with ``{0}`` for the element and ``{1}``, ``{2}``, ... for those of the operands.
     dtype : str
         Dtype of the final element.
-    operands : tuple of Operand
+    operands : tuple of EpilogueOperand
     """
 
     text: str
     dtype: str
-    operands: tuple[Operand, ...] = ()
+    operands: tuple[EpilogueOperand, ...] = ()
 
 
 @dataclass
-class Draft:
+class ProgramWriter:
     """Builder of the TVMScript text of a program."""
 
     name: str
@@ -396,7 +396,7 @@ class Draft:
             names.append(f"E{n}[{', '.join(axis.lower() if axis else '0' for axis in axes)}]")
         return names
 
-    def program(self) -> Program:
+    def program(self) -> NamedProgram:
         """Return the finished program."""
         handles = [f"{name}: T.handle" for name in self.inputs]
         sizes = [f"{name}: T.int64" for name in self.sizes]
@@ -404,7 +404,7 @@ class Draft:
         head = f"@T.prim_func\ndef {self.name}({', '.join(handles + sizes + results)}):"
         attrs = f'T.func_attr({{"op_pattern": {OPAQUE}, "{FREE_SUMS}": True}})'
         func = _addressed("\n    ".join([head, attrs, *self.lines]) + "\n")
-        return Program(func, tuple(self.inputs), tuple(self.sizes.values()))
+        return NamedProgram(func, tuple(self.inputs), tuple(self.sizes.values()))
 
 
 def _addressed(text: str) -> tirx.PrimFunc:
@@ -425,7 +425,7 @@ def _parsed(text: str) -> tirx.PrimFunc:
 
 
 @dataclass(frozen=True)
-class Program:
+class NamedProgram:
     """A function, the names of its input parameters, and the sizes to pass after them."""
 
     func: tirx.PrimFunc
@@ -433,9 +433,9 @@ class Program:
     sizes: tuple[ir.Expr, ...]
 
 
-def spmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
+def spmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``C[i, k] = sum_j A[i, j] * B[j, k]``, for each B of a batch if `shape` has one."""
-    draft = Draft("spmm")
+    draft = ProgramWriter("spmm")
     outer = ("L",) if "batch" in shape else ()
     if outer:
         draft.dense("L", shape["batch"], idtype)
@@ -454,9 +454,9 @@ def spmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | No
     return draft.program()
 
 
-def spmv(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
+def spmv(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``y[i] = sum_j A[i, j] * x[j]``."""
-    draft = Draft("spmv")
+    draft = ProgramWriter("spmv")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["n"], shape["nnz"], idtype)
     draft.dense("N", shape["n"], idtype)
@@ -469,9 +469,9 @@ def spmv(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | No
     return draft.program()
 
 
-def linear(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
+def linear(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``Y[b, o] = sum_i A[o, i] * X[b, i]``, with row-major X."""
-    draft = Draft("linear")
+    draft = ProgramWriter("linear")
     draft.dense("O", shape["m"], idtype)
     draft.rows("I", "O", shape["n"], shape["nnz"], idtype)
     draft.dense("N", shape["n"], idtype)
@@ -485,9 +485,9 @@ def linear(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | 
     return draft.program()
 
 
-def sddmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
+def sddmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]`` at the entries of S."""
-    draft = Draft("sddmm")
+    draft = ProgramWriter("sddmm")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["n"], shape["nnz"], idtype)
     draft.dense("N", shape["n"], idtype)
@@ -502,10 +502,10 @@ def sddmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | N
     return draft.program()
 
 
-def softmax(shape: dict[str, Any], dtype: str, idtype: str) -> Program:
+def softmax(shape: dict[str, Any], dtype: str, idtype: str) -> NamedProgram:
     """Return the program of the softmax over the entries of each row; an empty row has no result."""
     wide = "float64" if dtype == "float64" else "float32"
-    draft = Draft("sparse_softmax")
+    draft = ProgramWriter("sparse_softmax")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["nnz"], shape["nnz"], idtype, indices=False)
     draft.array("A", ("I", "J"), dtype)
@@ -525,9 +525,9 @@ def softmax(shape: dict[str, Any], dtype: str, idtype: str) -> Program:
 
 def segment_reduce(
     shape: dict[str, Any], dtype: str, idtype: str, reduce: str, epilogue: Epilogue | None = None
-) -> Program:
+) -> NamedProgram:
     """Return the program of the sum, mean, maximum or minimum of each segment of rows of X; 0 for an empty segment."""
-    draft = Draft(f"segment_{reduce}")
+    draft = ProgramWriter(f"segment_{reduce}")
     inner = ("K",) if "feat" in shape else ()
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["nnz"], shape["nnz"], idtype, indices=False)
@@ -553,9 +553,11 @@ def segment_reduce(
     return draft.program()
 
 
-def gather_matmul_scatter(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> Program:
+def gather_matmul_scatter(
+    shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None
+) -> NamedProgram:
     """Return the program of ``Y[i, d] = sum_jc X[j, c] * W[kind[i, j], c, d]`` over the entries j of row i."""
-    draft = Draft("gather_matmul_scatter")
+    draft = ProgramWriter("gather_matmul_scatter")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["n"], shape["nnz"], idtype)
     for name, size in (("N", "n"), ("R", "kinds"), ("C", "in"), ("D", "out")):
@@ -570,14 +572,16 @@ def gather_matmul_scatter(shape: dict[str, Any], dtype: str, idtype: str, epilog
     return draft.program()
 
 
-def matmul(shape: dict[str, Any], dtype: str, rows: int, epilogue: Epilogue | None = None, panel: int = 0) -> Program:
+def matmul(
+    shape: dict[str, Any], dtype: str, rows: int, epilogue: Epilogue | None = None, panel: int = 0
+) -> NamedProgram:
     """Return the program of ``C[i, k] = sum_j A[i, j] * B[j, k]`` for dense matrices, `rows` rows of A at a time.
 
     With a `panel`, which divides the columns, B is packed as panels of so many columns,
     ``B[k // panel, j, k % panel]``. C and the operands of the epilogue then have two dimensions for the columns,
     ``C[i, k // panel, k % panel]``.
     """
-    draft = Draft("matmul")
+    draft = ProgramWriter("matmul")
     columns: Axes = ("KO", "KI") if panel else ("K",)
     # As a parameter the extent is not known to be small, so that the loop is not unrolled.
     draft.dense("IO", _pieces(shape["m"], rows), is_known=not panel)
@@ -600,9 +604,9 @@ def matmul(shape: dict[str, Any], dtype: str, rows: int, epilogue: Epilogue | No
     return draft.program()
 
 
-def gemv(shape: dict[str, Any], dtype: str, epilogue: Epilogue | None = None) -> Program:
+def gemv(shape: dict[str, Any], dtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``Y[i] = sum_j A[i, j] * X[j]`` for a dense matrix and a vector."""
-    draft = Draft("gemv")
+    draft = ProgramWriter("gemv")
     draft.dense("I", shape["m"])
     draft.dense("J", shape["n"])
     draft.array("A", ("I", "J"), dtype)
@@ -714,10 +718,12 @@ def groups_of(
     return groups if groups.cols.size <= MOST_PADDED * arrays["indices"].size else None
 
 
-def grouped(shape: dict[str, Any], dtype: str, groups: Groups, size: int, epilogue: Epilogue | None = None) -> Program:
+def grouped(
+    shape: dict[str, Any], dtype: str, groups: Groups, size: int, epilogue: Epilogue | None = None
+) -> NamedProgram:
     """Return the program of ``Y[i, d] = sum_jc X[j, c] * W[kind[i, j], c, d]`` over entries in groups of `size`."""
     idtype, wide = str(groups.cols.dtype), "float64" if dtype == "float64" else "float32"
-    draft = Draft("gather_matmul_scatter")
+    draft = ProgramWriter("gather_matmul_scatter")
     draft.inputs += list(groups.arrays)
     _declare(draft, shape, groups, size, idtype)
     for name, size_ in (("N", "n"), ("R", "kinds"), ("C", "in"), ("D", "out")):
@@ -741,7 +747,7 @@ def grouped(shape: dict[str, Any], dtype: str, groups: Groups, size: int, epilog
     return draft.program()
 
 
-def _declare(draft: Draft, shape: dict[str, Any], groups: Groups, size: int, idtype: str) -> None:
+def _declare(draft: ProgramWriter, shape: dict[str, Any], groups: Groups, size: int, idtype: str) -> None:
     """Declare the axes of the structure: tiles, their rows and groups, and the position, column and row of an entry."""
     tiles, count, rows = groups.tile_ptr.size - 1, groups.kinds.size, groups.height
     n, kinds = (draft.size(f"{name.lower()}_size", shape[key]) for name, key in (("N", "n"), ("R", "kinds")))
@@ -758,11 +764,11 @@ def _declare(draft: Draft, shape: dict[str, Any], groups: Groups, size: int, idt
 
 
 __all__ = [
-    "Draft",
     "Epilogue",
+    "EpilogueOperand",
     "Groups",
-    "Operand",
-    "Program",
+    "NamedProgram",
+    "ProgramWriter",
     "attention",
     "attention_backward",
     "attention_lse",

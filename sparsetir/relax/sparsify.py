@@ -86,7 +86,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Found:
+class ConstantProduct:
     """A product with a constant matrix, and its rewrite to a sparse product."""
 
     operator: str
@@ -100,7 +100,7 @@ class Found:
         return np.count_nonzero(self.weight) / max(self.weight.size, 1)
 
 
-def found_in(call: Any, value_of: Callable[[Any], Any], rows: int) -> Found | None:
+def found_in(call: Any, value_of: Callable[[Any], Any], rows: int) -> ConstantProduct | None:
     """Return the product that a call is; None if it is another call or its weight is not known.
 
     Parameters
@@ -127,7 +127,7 @@ def _is_taken(value: Any) -> bool:
     return isinstance(shape, relax.ShapeExpr) and dtype in ("float32", "float64")
 
 
-def _right(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | None:
+def _right(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> ConstantProduct | None:
     """Match ``x @ W``."""
     x, right = call.args
     weight = dense.weight_of(right, value_of)
@@ -135,20 +135,22 @@ def _right(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | 
         return None
     count = _count(x.ty.shape.values[:-1], rows)
     operator = "linear" if count > 1 else "spmv"
-    return Found(operator, np.ascontiguousarray(weight.T), count, x, lambda csr, x: sparse_call("linear", x, *csr))
+    return ConstantProduct(
+        operator, np.ascontiguousarray(weight.T), count, x, lambda csr, x: sparse_call("linear", x, *csr)
+    )
 
 
-def _left(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | None:
+def _left(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> ConstantProduct | None:
     """Match ``W @ x``."""
     left, x = call.args
     weight = dense.weight_of(left, value_of)
     if weight is None or not _is_taken(x) or x.ty.ndim not in (2, 3):
         return None
     count = _count(x.ty.shape.values[-1:], rows)
-    return Found("spmm", weight, count, x, lambda csr, x: sparse_call("spmm", *csr, x))
+    return ConstantProduct("spmm", weight, count, x, lambda csr, x: sparse_call("spmm", *csr, x))
 
 
-def _convolution(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | None:
+def _convolution(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> ConstantProduct | None:
     """Match a 1 x 1 convolution: ``W @ x`` per image with channels first, ``x @ W^T`` with channels last."""
     (x, right), attrs = call.args, call.attrs
     bound = value_of(right) if isinstance(right, relax.Var) else right
@@ -159,7 +161,11 @@ def _convolution(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Fo
     if layouts[0] == "NHWC":
         flat = _last_channels(weight, layouts[1])
         count = _count(x.ty.shape.values[:3], rows)
-        return None if flat is None else Found("linear", flat, count, x, lambda m, x: sparse_call("linear", x, *m))
+        return (
+            None
+            if flat is None
+            else ConstantProduct("linear", flat, count, x, lambda m, x: sparse_call("linear", x, *m))
+        )
     if layouts != ("NCHW", "OIHW") or weight.shape[2:] != (1, 1):
         return None
     images, channels, height, width = x.ty.shape.values
@@ -168,7 +174,7 @@ def _convolution(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Fo
         flat = reshape(x, [images, channels, height * width])
         return reshape(sparse_call("spmm", *csr, flat), list(call.ty.shape.values))
 
-    return Found("spmm", weight[:, :, 0, 0], _count([height, width], rows), x, rewrite)
+    return ConstantProduct("spmm", weight[:, :, 0, 0], _count([height, width], rows), x, rewrite)
 
 
 def _last_channels(weight: np.ndarray, layout: str) -> np.ndarray | None:
@@ -310,7 +316,7 @@ class SparsifyWeights:
 
     def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
         """Return the module with sparse products where they are faster."""
-        rewriter = Rewriter(mod, self)
+        rewriter = ProductRewriter(mod, self)
         for var, func in mod.functions.items():
             if isinstance(func, relax.Function):
                 rewriter.builder_.update_func(var, rewriter.run(func))
@@ -318,7 +324,7 @@ class SparsifyWeights:
             self._tune()
         return rewriter.builder_.get()
 
-    def decided(self, name: str, match: Found) -> tuple[Any, Any, Any] | None:
+    def decided(self, name: str, match: ConstantProduct) -> tuple[Any, Any, Any] | None:
         """Return the arrays of a weight that becomes sparse, None for one that stays dense; record the decision."""
         weight = match.weight
         if weight.size < LEAST_SIZE:
@@ -349,7 +355,7 @@ class SparsifyWeights:
         if self.progress:
             print(layer, flush=True)
 
-    def _judged(self, name: str, match: Found, matrix: sp.csr_array) -> Layer:
+    def _judged(self, name: str, match: ConstantProduct, matrix: sp.csr_array) -> Layer:
         layer = Layer(name, match.operator, match.weight.shape, match.density, match.rows, True, "")
         if self.decide == "predict":
             is_sparse = match.density <= most_dense(matrix)
@@ -378,7 +384,7 @@ class SparsifyWeights:
 
 
 @relax.expr_functor.mutator
-class Rewriter(relax.PyExprMutator):
+class ProductRewriter(relax.PyExprMutator):
     """Mutator that rewrites the products of one module."""
 
     def __init__(self, mod: ir.IRModule, owner: Any) -> None:
@@ -404,4 +410,4 @@ class Rewriter(relax.PyExprMutator):
         self.set_var_remap(binding.var, emitted(self.builder_, binding.var, result))
 
 
-__all__ = ["Found", "Layer", "SparsifyWeights", "found_in", "timed"]
+__all__ = ["ConstantProduct", "Layer", "SparsifyWeights", "found_in", "timed"]

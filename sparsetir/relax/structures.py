@@ -21,12 +21,12 @@ from sparsetir import ops
 from sparsetir.codegen.target import make_target
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError, StructureError
 from sparsetir.formats.format import Format
-from sparsetir.formats.heuristics import suited
+from sparsetir.formats.heuristics import choose_format
 from sparsetir.ir.effects import Usage
 from sparsetir.ir.rewriting import KINDS
 from sparsetir.ir.views import decode
 from sparsetir.lower.annotations import CHOICES
-from sparsetir.relax.programs import Program
+from sparsetir.relax.programs import NamedProgram
 from sparsetir.runtime.composed import ComposedKernel
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.script.printer import parse
@@ -45,7 +45,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Options:
+class BuildOptions:
     """Options of a build.
 
     Parameters
@@ -82,18 +82,20 @@ def csr_of(data: Any, indptr: Any, indices: Any, columns: int) -> sp.csr_array |
     return matrix if matrix.has_canonical_format else None
 
 
-def chosen(name: str, program: Program, matrix: sp.csr_array, shapes: Mapping[str, Any], options: Options) -> Chosen:
+def chosen(
+    name: str, program: NamedProgram, matrix: sp.csr_array, shapes: Mapping[str, Any], options: BuildOptions
+) -> Chosen:
     """Choose the format and the schedule of an operator's program for one matrix.
 
     Parameters
     ----------
     name : {"spmm", "spmv", "linear"}
-    program : Program
+    program : NamedProgram
         The program with the matrix as buffer A.
     matrix : csr_array
     shapes : mapping of str to tuple of int
         Shapes of the dense arguments, by buffer; empty where a size is not known.
-    options : Options
+    options : BuildOptions
     """
     if options.asked is not None and shapes:
         options.asked.append((name, matrix, shapes))
@@ -120,7 +122,7 @@ def _arrays(matrix: sp.csr_array) -> dict[str, Any]:
 
 
 def _over(
-    program: Program, matrix: sp.csr_array, format: Format, *, assume_finite: bool
+    program: NamedProgram, matrix: sp.csr_array, format: Format, *, assume_finite: bool
 ) -> tuple[tirx.PrimFunc, dict[str, Any]]:
     """Return the program over a format, and the arrays of the converted matrix by the names of parameters.
 
@@ -144,16 +146,18 @@ def _over(
     return func.with_attr(attrs) if attrs else func, {name: value for name, value in arrays.items() if name in params}
 
 
-def _suited(program: Program, matrix: sp.csr_array, shapes: Mapping[str, tuple[int, ...]]) -> Format | None:
+def _suited(program: NamedProgram, matrix: sp.csr_array, shapes: Mapping[str, tuple[int, ...]]) -> Format | None:
     """Return the format that the heuristics choose."""
     widths = shapes or {"X": (1, 64)}  # A typical width stands for a size that is known only at run time.
     if any(str(buffer.dtype) in ("float16", "bfloat16") for buffer in decode(program.func).buffers.values()):
         return None
-    choice = suited(decode(program.func), matrix, widths)
+    choice = choose_format(decode(program.func), matrix, widths)
     return choice.format if choice is not None else None
 
 
-def _untuned(func: tirx.PrimFunc, values: Mapping[str, Any], shapes: Mapping[str, Any], options: Options) -> Choices:
+def _untuned(
+    func: tirx.PrimFunc, values: Mapping[str, Any], shapes: Mapping[str, Any], options: BuildOptions
+) -> Choices:
     """Return the choices of the heuristics for an untuned kernel."""
     base = defaults.usual(func, Registers.of(make_target(options.target, func)))
     if not shapes:
@@ -166,7 +170,7 @@ def _untuned(func: tirx.PrimFunc, values: Mapping[str, Any], shapes: Mapping[str
 
 
 def _recorded(
-    name: str, matrix: sp.csr_array, shapes: Mapping[str, Any], options: Options
+    name: str, matrix: sp.csr_array, shapes: Mapping[str, Any], options: BuildOptions
 ) -> tuple[Format | None, Choices] | None:
     """Return the best format and choices of earlier searches; None if none is faster than the untuned kernel."""
     dtype, idtype = str(matrix.data.dtype), str(matrix.indices.dtype)
@@ -378,8 +382,8 @@ def transposed(indptr: np.ndarray, indices: np.ndarray, columns: int) -> tuple[n
 
 
 __all__ = [
+    "BuildOptions",
     "Chosen",
-    "Options",
     "check_constants",
     "check_structure",
     "checked",

@@ -25,7 +25,7 @@ from sparsetir.errors import SparseTIRError
 from sparsetir.formats import heuristics
 from sparsetir.formats.fingerprint import checksum
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.runtime.call_plan import Run, Unfit, shaped
+from sparsetir.runtime.call_plan import PlanMismatch, Run, shaped
 
 if TYPE_CHECKING:
     from sparsetir.runtime.bound import BoundKernel
@@ -178,7 +178,7 @@ class Adaptive:
 
         def counted(arguments: dict[str, Any]) -> Any:
             if self.other is not None or self.is_settled:
-                raise Unfit
+                raise PlanMismatch
             start = time.perf_counter()
             result = run(arguments)
             self._count(arguments, time.perf_counter() - start)
@@ -249,7 +249,7 @@ class Adaptive:
 
         def checked(arguments: dict[str, Any]) -> Any:
             if self._has_changed():
-                raise Unfit
+                raise PlanMismatch
             return run(arguments)
 
         return key, checked

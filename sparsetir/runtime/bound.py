@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.runtime.adaptive import adaptive, why_not_adaptive
-from sparsetir.runtime.call_plan import Caller, Plan, Run, Seen, Timing, Unfit, fits, learn, look, shaped
+from sparsetir.runtime.call_plan import (
+    CallKey,
+    CallPlan,
+    CallTiming,
+    PlanContext,
+    PlanMismatch,
+    Run,
+    add_plan,
+    fits,
+    make_call_key,
+    shaped,
+)
 from sparsetir.runtime.conversion import Converted, agree
 from sparsetir.runtime.serialization import Saved
 from sparsetir.runtime.signature import Arguments, SizeOf
-from sparsetir.utils.buffers import Spare
+from sparsetir.utils.buffers import OutputPool
 
 if TYPE_CHECKING:
     from sparsetir.codegen.cache import Compiled
@@ -56,7 +67,7 @@ class Bound(Saved):
         if run is not None and fits(key, arguments):
             try:
                 return run(arguments)
-            except Unfit:
+            except PlanMismatch:
                 pass
         return self.dispatch(arguments)
 
@@ -90,8 +101,8 @@ class BoundKernel(Bound):
             name = signature.shown(self.args.copy_back[0][1])
             fault = f"{name} is written by this kernel and has another layout, so that each call would copy it"
             raise ArgumentError(f"{fault}: bind a contiguous array, or pass it at each call")
-        self.plans: dict[Any, Plan | None] = {}
-        self.spare = Spare()
+        self.plans: dict[Any, CallPlan | None] = {}
+        self.spare = OutputPool()
         self.adaptive = adaptive(self)
 
     @property
@@ -121,7 +132,7 @@ class BoundKernel(Bound):
 
     def planned(self, arguments: dict[str, Any]) -> Any:
         """Make a call over the arguments as they were passed."""
-        call_key = look(arguments)
+        call_key = make_call_key(arguments)
         plan = self.plans.get(call_key.key) if call_key is not None else None
         if call_key is not None and plan is not None:
             try:
@@ -129,11 +140,11 @@ class BoundKernel(Bound):
                 if key := shaped(arguments):
                     self.last = key, run
                 return run(call_key.values, arguments)
-            except Unfit:
+            except PlanMismatch:
                 pass
         return self._first(arguments, call_key)
 
-    def _first(self, arguments: dict[str, Any], call_key: Seen | None) -> Any:
+    def _first(self, arguments: dict[str, Any], call_key: CallKey | None) -> Any:
         """Check everything for a call of a kind not seen yet, or one that does not fit."""
         kernel, signature = self.kernel, self.kernel.signature
         for name in arguments:
@@ -141,10 +152,10 @@ class BoundKernel(Bound):
         args = kernel.prepare(arguments, self._merged())
         kernel.run(args)
         fitting = partial(kernel.fitting, is_bound=True)
-        learn(
+        add_plan(
             self.plans,
             call_key,
-            Caller(signature, kernel.function, fitting, self.fixed, self.args, self.spare),
+            PlanContext(signature, kernel.function, fitting, self.fixed, self.args, self.spare),
             args,
         )
         return kernel.results(args, {**self.fixed, **arguments})
@@ -171,7 +182,7 @@ class BoundKernel(Bound):
             dict(a.arrays), dict(a.sizes), dict(a.sources), dict(a.stored), set(a.raw), dict(a.given), [], a.torch
         )
 
-    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
         """Time repeated calls of the compiled function, all arguments ready."""
         for name in arguments:
             self._check_open(name)
@@ -222,7 +233,7 @@ class BoundComposedKernel(Bound):
                 agree(self.given, name, translated[name])
         return {n: v for n, v in self.kernel.needed(translated).items() if n not in self.given}, converted
 
-    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
         """Time repeated calls of the compiled function, all arguments ready."""
         translated, converted = self._translated(arguments)
         every = {**translated, **self.given}

@@ -34,13 +34,13 @@ from sparsetir.runtime.validation import is_sound
 from sparsetir.schedules.defaults import NARROW
 from sparsetir.utils import buffers
 from sparsetir.utils.arguments import as_seconds
-from sparsetir.utils.buffers import Spare
+from sparsetir.utils.buffers import OutputPool
 
 # How long calls take.
 
 
 @dataclass(frozen=True)
-class Timing:
+class CallTiming:
     """Seconds of repeated calls."""
 
     median: float
@@ -53,7 +53,7 @@ class Timing:
         return f"{self.median * 1e3:.3f} ms (median of {self.calls} calls, {spread})"
 
 
-def measure(call: Callable[[], Any], *, seconds: float = 0.2) -> Timing:
+def measure(call: Callable[[], Any], *, seconds: float = 0.2) -> CallTiming:
     """Time `call` for `seconds` after one warm-up call.
 
     Raises
@@ -70,7 +70,7 @@ def measure(call: Callable[[], Any], *, seconds: float = 0.2) -> Timing:
         call()
         samples.append(time.perf_counter() - start)
     ordered = sorted(samples)
-    return Timing(ordered[len(ordered) // 2], ordered[0], ordered[-1], len(ordered))
+    return CallTiming(ordered[len(ordered) // 2], ordered[0], ordered[-1], len(ordered))
 
 
 # What plans of repeated calls are made of: see `sparsetir.runtime.call_plan`.
@@ -89,11 +89,11 @@ _FORMATS = {  # of scipy's own classes, whose properties take longer than a look
 Values: TypeAlias = Mapping[str, Any]
 
 
-class Unfit(Exception):
+class PlanMismatch(Exception):
     """A call is not one that a plan can make."""
 
 
-class Seen(NamedTuple):
+class CallKey(NamedTuple):
     """The properties of a call that a plan inspects.
 
     Parameters
@@ -110,7 +110,7 @@ class Seen(NamedTuple):
     values: Values
 
 
-def look(arguments: Values) -> Seen | None:
+def make_call_key(arguments: Values) -> CallKey | None:
     """Return the properties of a call that a plan depends on; None where a call must take the long way."""
     key: list[Any] = []
     dims: list[int] = []
@@ -134,7 +134,7 @@ def look(arguments: Values) -> Seen | None:
             if entry is None:
                 return None
             key.append((name, mark, *entry))
-    return Seen(tuple(key), tuple(dims), values)
+    return CallKey(tuple(key), tuple(dims), values)
 
 
 def _from_torch(tensor: Any) -> Any:
@@ -211,7 +211,7 @@ def fits(key: tuple[Any, ...], arguments: Values) -> bool:
     return True
 
 
-class Compressed:
+class CompressedFiller:
     """Fills in a scipy matrix whose arrays are the buffer's own."""
 
     def __init__(self, signature: Signature, name: str, value: Any, args: Arguments, place: dict[str, int]) -> None:
@@ -219,10 +219,10 @@ class Compressed:
         levels = signature.known_levels(buffer, args)
         source = interop.open_source(value, name)
         if not interop.has_layout(source, levels, name) or value.data.dtype != numpy_dtype(buffer.dtype):
-            raise Unfit
+            raise PlanMismatch
         axis = next(a for a in buffer.axes if a.kind == "sparse_variable")
         if any(a.dtype != axis.idtype for a in (value.indptr, value.indices)) or buffer.dtype == "bfloat16":
-            raise Unfit
+            raise PlanMismatch
         indptr, indices = signature.axes_of_array[axis]
         self.name, self.buffer = name, buffer
         self.names = (str(buffer.storage.name), str(indptr), str(indices))
@@ -254,23 +254,23 @@ class Compressed:
         """Check the structure, unless it is trusted or checked later, and pass the arrays on."""
         data, indptr, indices = value.data, value.indptr, value.indices
         if indptr[-1] != len(indices) or len(data) != len(indices):
-            raise Unfit
+            raise PlanMismatch
         if not is_trusted:
             self.validated += len(indices) + CALL_VALIDATED
             lengths: dict[str, Any] = {"parent_count": parents, "length": length}
             if not is_sound(self.level, indptr, indices, need_sorted=self.need_sorted, **lengths):
-                raise Unfit
+                raise PlanMismatch
         for at, held in self.shared:
             known, array = ready[at] if held is None else held, indptr if at == self.indptr else indices
             if known is not array and not np.array_equal(known, array):
-                raise Unfit
+                raise PlanMismatch
         ready[self.values], ready[self.indptr], ready[self.indices] = data, indptr, indices
 
 
 class Function:
     """The compiled function, until after some calls one that suits the arguments better replaces it."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: PlanContext) -> None:
         self.function, self.left = caller.function, 0
         self.waiting: list[Any] = [(caller.fitting, None)]
         self.checked: Callable[..., Any] | None = None
@@ -309,7 +309,7 @@ class Function:
 class Results:
     """New arrays for the results of a call."""
 
-    def __init__(self, made: list[tuple[int, tuple[int, ...], Any, bool]], spare: Spare | None) -> None:
+    def __init__(self, made: list[tuple[int, tuple[int, ...], Any, bool]], spare: OutputPool | None) -> None:
         self.take = None if spare is None else spare.take
         sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype, _ in made]
         self.made = [(*one, _make(covered=one[-1], size=size)) for one, size in zip(made, sizes, strict=True)]
@@ -335,7 +335,7 @@ def _make(*, covered: bool, size: int) -> Callable[..., np.ndarray]:
     return np.empty if size <= SMALL_RESULT else buffers.empty
 
 
-class Separation:
+class AliasCheck:
     """Checks that arrays to be written lie apart from all others, unless they are those of the last call."""
 
     def __init__(self, fixed: list[np.ndarray], written: list[int], passed: list[int]) -> None:
@@ -353,7 +353,7 @@ class Separation:
         for at in self.written:
             inputs = [*self.fixed, *(ready[n] for n in self.passed if n != at)]
             if any(np.may_share_memory(ready[at], array) for array in inputs):
-                raise Unfit
+                raise PlanMismatch
         self.last = [(at, weakref.ref(ready[at])) for at in self.passed]
 
 
@@ -361,8 +361,8 @@ class Separation:
 #
 # A plan belongs to the names, classes and dtypes of a call's arguments. It finds the sizes, fills the compiled
 # function's argument list, checks what may differ between such calls, and makes the results. It takes only what it is
-# sure of: where a call does not fit, it raises `Unfit` before anything has run, and the long way decides. So what
-# came before a call never changes what the call gives, be that a result or an error.
+# sure of: where a call does not fit, it raises `PlanMismatch` before anything has run, and the long way decides. So
+# what came before a call never changes what the call gives, be that a result or an error.
 
 
 # Entries, and a call counted as entries, that are validated apart before a function is compiled that does it itself:
@@ -381,19 +381,19 @@ def remember(plans: dict[Any, Any], key: Any, value: Any, most: int = MOST_PLANS
     plans[key] = value
 
 
-def learn(plans: dict[Any, Plan | None], seen: Seen | None, caller: Caller, args: Arguments) -> None:
+def add_plan(plans: dict[Any, CallPlan | None], seen: CallKey | None, caller: PlanContext, args: Arguments) -> None:
     """Keep how later calls like one that was made can be made sooner; None where they cannot."""
     if seen is None or seen.key in plans or args.copy_back:
         return
     try:
-        plan = Plan(caller, args, seen.values, argument_list(caller.signature, args))
-    except Unfit:
+        plan = CallPlan(caller, args, seen.values, argument_list(caller.signature, args))
+    except PlanMismatch:
         plan = None
     remember(plans, seen.key, plan)
 
 
 @dataclass(frozen=True)
-class Caller:
+class PlanContext:
     """Whose calls are planned.
 
     Parameters
@@ -407,7 +407,7 @@ class Caller:
         Arguments that every call has.
     base : Arguments
         What they come to.
-    spare : Spare, optional
+    spare : OutputPool, optional
         Memory for results.
     checked : callable, optional
         Of the arguments: a function that validates their index arrays as it reads them, or None.
@@ -418,16 +418,16 @@ class Caller:
     fitting: Callable[[Arguments], tuple[Any, int]]
     fixed: Values
     base: Arguments
-    spare: Spare | None = None
+    spare: OutputPool | None = None
     checked: Callable[[Arguments], Callable[..., Any] | None] | None = None
 
 
-class Plan:
+class CallPlan:
     """Makes the calls of one key.
 
     Parameters
     ----------
-    caller : Caller
+    caller : PlanContext
     args : Arguments
         Those of a call that was made the long way.
     arguments : mapping of str to object
@@ -437,17 +437,17 @@ class Plan:
 
     Raises
     ------
-    Unfit
+    PlanMismatch
         No call of this key is simple enough.
     """
 
-    def __init__(self, caller: Caller, args: Arguments, arguments: Values, template: list[Any]) -> None:
+    def __init__(self, caller: PlanContext, args: Arguments, arguments: Values, template: list[Any]) -> None:
         self.caller, signature = caller, caller.signature
         self.place = {p.name: n for n, p in enumerate(signature.params)}
         base_arrays = caller.base.arrays  # the call may have had equal ones, or others of their dimensions
         self.held = {n: a if a.shape == args.arrays[n].shape else args.arrays[n] for n, a in base_arrays.items()}
         self.dense: list[tuple[str, int]] = []
-        self.sparse: list[Compressed] = []
+        self.sparse: list[CompressedFiller] = []
         self.raw: set[str] = set()
         sources: list[sizes.Size] = []  # of each dimension
         self.parts: list[tuple[int, slice]] = []  # of an array's place, its dimensions
@@ -462,9 +462,9 @@ class Plan:
         self.axes = self._raw_axes()
         self.made = [n for n in signature.outputs if n not in args.given]
         if any(signature.by_name[n].dtype == "bfloat16" for n in self.made):
-            raise Unfit
+            raise PlanMismatch
         if any(not p.is_array and p.dtype == "uint64" for p in signature.params):
-            raise Unfit  # its larger half is passed otherwise
+            raise PlanMismatch  # its larger half is passed otherwise
         self._solve(sources)
         filled = {at for _, at in self.dense} | {at for e in self.sparse for at in e.places}
         self._share(filled)
@@ -489,17 +489,17 @@ class Plan:
             return [(None, [signature.scalars[name]])]
         storage = signature.storage_name(name)
         if storage is None:
-            raise Unfit
+            raise PlanMismatch
         if interop.is_sparse(value):
-            entry = Compressed(signature, name, value, args, self.place)
+            entry = CompressedFiller(signature, name, value, args, self.place)
             self.sparse.append(entry)
             return entry.expected(signature)
         param = signature.by_name[storage]
         dtype, shape = value.dtype, list(param.shape or ())
         if param.dtype == "bfloat16" or dtype != numpy_dtype(param.dtype) or not dtype.isnative:
-            raise Unfit
+            raise PlanMismatch
         if len(shape) != value.ndim:
-            raise Unfit
+            raise PlanMismatch
         self.dense.append((name, self.place[storage]))
         self.raw.add(storage)
         return [(self.place[storage], shape)]
@@ -512,7 +512,7 @@ class Plan:
             if not any(n in self.raw for n in array_names):
                 continue
             if not all(n in self.raw for n in array_names):
-                raise Unfit
+                raise PlanMismatch
             axes.append((axis, names))
         return axes
 
@@ -532,9 +532,9 @@ class Plan:
         outputs = [size for n in self.made for size in signature.by_name[n].shape or ()]
         self.scalars = [(n, p.name) for n, p in enumerate(signature.params) if not p.is_array]
         if any(n not in solved for s in (*sources, *outputs) for n in s.symbols):
-            raise Unfit
+            raise PlanMismatch
         if any(name not in solved for _, name in self.scalars):
-            raise Unfit
+            raise PlanMismatch
         every = "".join(f"{size.code}, " for size in (*sources, *outputs))
         self.evaluate = sizes.compiled(f"({every})")
 
@@ -546,7 +546,7 @@ class Plan:
             entry.share(others, held)
         raw = {at for _, at in self.dense}
         if len(raw) < len(self.dense) or any(raw & set(e.places) for e in self.sparse):
-            raise Unfit
+            raise PlanMismatch
         self.others = [a for n, a in self.held.items() if self.place[n] not in filled]
 
     # ------------------------------------------------------------------ a call
@@ -568,20 +568,20 @@ class Plan:
         for size, at in self.solved:
             solution = size.solve(every[at], sizes)
             if solution is None:
-                raise Unfit
+                raise PlanMismatch
             sizes[solution[0]] = solution[1]
         try:
             values = self.evaluate(sizes)
         except ArithmeticError:
-            raise Unfit from None
+            raise PlanMismatch from None
         if values[: len(every)] != every or any(
             abs(sizes[n]) > LARGEST_INT32 for n in self.caller.signature.narrow_sizes
         ):
-            raise Unfit
+            raise PlanMismatch
         try:
             self.caller.signature.check_offsets(sizes)
         except OffsetError:
-            raise Unfit from None
+            raise PlanMismatch from None
         return sizes, list(values[len(every) :])
 
     def _made(self, remaining: list[int]) -> list[tuple[int, tuple[int, ...], Any, bool]]:
@@ -597,9 +597,9 @@ class Plan:
         """Return what is passed for arrays without elements, whose strides numpy leaves open."""
         signature = self.caller.signature
         if any(n < 0 for _, shape in shapes for n in shape):
-            raise Unfit
+            raise PlanMismatch
         if signature.narrow and any(math.prod(shape) > LARGEST_INT32 for _, shape in shapes):
-            raise Unfit
+            raise PlanMismatch
         return [(at, tvm.runtime.empty(shape, signature.params[at].dtype)) for at, shape in shapes if 0 in shape]
 
     def _function(self, dims: tuple[int, ...]) -> Function:
@@ -630,7 +630,7 @@ class Plan:
         if self.is_simple and caller.spare is not None and not empty:
             ((out, shape, dtype, _),) = result
             return _run_spare(template, dense, out, partial(caller.spare.take, shape, dtype), current, arrays)
-        results, separation = Results(result, caller.spare), Separation(self.others, self.written, self.filled)
+        results, separation = Results(result, caller.spare), AliasCheck(self.others, self.written, self.filled)
         # A function that finds a fault has written results.
         one = self.sparse[0] if len(self.sparse) == 1 and self.sparse[0].is_in_order_of_program else None
         has_more = bool(axes or separation.written)
@@ -661,7 +661,7 @@ class Plan:
 
         return run
 
-    def _check_raw(self, ready: list[Any], known: dict[str, int], separation: Separation) -> None:
+    def _check_raw(self, ready: list[Any], known: dict[str, int], separation: AliasCheck) -> None:
         """Index arrays that come by name, and arrays to be written."""
         if separation.written:
             separation.check(ready)
@@ -672,7 +672,7 @@ class Plan:
             for axis, names in self.axes:
                 self.caller.signature.check_axis(axis, names, arrays, known)
         except StructureError:
-            raise Unfit from None
+            raise PlanMismatch from None
 
     def _arrays(self, ready: list[Any], outputs: list[tuple[int, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return the arrays of a call by the names of parameters."""
@@ -688,7 +688,7 @@ def _call_checked(function: Callable[..., Any], *ready: Any) -> None:
     except (ValueError, RuntimeError) as error:
         if MESSAGE not in str(error):
             raise
-        raise Unfit from None
+        raise PlanMismatch from None
 
 
 def _run_spare(
@@ -716,7 +716,7 @@ def _run_spare(
 
 
 def _finish(
-    caller: Caller, args: Arguments, arguments: Values, place: dict[str, int]
+    caller: PlanContext, args: Arguments, arguments: Values, place: dict[str, int]
 ) -> tuple[Callable[[list[Any], Values], Any], bool]:
     """Hands results over as the long way does, and whether that is one new array as it is."""
     signature = caller.signature
@@ -728,7 +728,9 @@ def _finish(
     return each[0], is_new
 
 
-def _one(caller: Caller, args: Arguments, arguments: Values, name: str, at: int) -> Callable[[list[Any], Values], Any]:
+def _one(
+    caller: PlanContext, args: Arguments, arguments: Values, name: str, at: int
+) -> Callable[[list[Any], Values], Any]:
     """Hands over one result."""
     signature, argument = caller.signature, args.given.get(name, "")
     if argument in arguments:
@@ -752,4 +754,16 @@ def _ready(value: Any) -> Any:
     return tvm_ffi.from_dlpack(value) if isinstance(value, np.ndarray) else value
 
 
-__all__ = ["Caller", "Plan", "Run", "Seen", "Timing", "Unfit", "fits", "learn", "look", "measure", "shaped"]
+__all__ = [
+    "CallKey",
+    "CallPlan",
+    "CallTiming",
+    "PlanContext",
+    "PlanMismatch",
+    "Run",
+    "add_plan",
+    "fits",
+    "make_call_key",
+    "measure",
+    "shaped",
+]

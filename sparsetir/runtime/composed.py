@@ -19,7 +19,7 @@ from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop.sources import open_source
 from sparsetir.ir.views import decode
 from sparsetir.runtime.bound import BoundComposedKernel
-from sparsetir.runtime.call_plan import Timing
+from sparsetir.runtime.call_plan import CallTiming
 from sparsetir.runtime.conversion import Converted, Converter, check_axes, structure_of
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.repr import shown_signature
@@ -122,7 +122,7 @@ class ComposedKernel(Saved):
         """Fix some arguments: sparse ones are converted once, their values too."""
         return BoundComposedKernel(self, arguments)
 
-    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
         """Time repeated calls of the compiled function itself, arguments converted and ready."""
         translated, converted = self.converter.translate_complete(arguments)
         return self.kernel.time(seconds=seconds, **self.needed(translated), **self.new_outputs(converted, translated))

@@ -15,7 +15,7 @@ from sparsetir.formats.fingerprint import hash_indices
 from sparsetir.formats.format import Format
 from sparsetir.formats.tensor import Piece, SparseTensor
 from sparsetir.interop import aligned_contiguous, check_detached, check_dtype, is_sparse, is_torch
-from sparsetir.interop.sources import Compressed, Source, open_source
+from sparsetir.interop.sources import CompressedSource, Source, open_source
 from sparsetir.ir import sizes
 from sparsetir.runtime.signature import Signature, SizeOf, checks_are_on
 from sparsetir.transform.decompose import Decomposition, Group
@@ -245,12 +245,12 @@ def check_axes(decomposition: Decomposition, signature: Signature) -> None:
 
 
 def _index_arrays(source: Source) -> list[np.ndarray]:
-    return [source.indptr, source.indices] if isinstance(source, Compressed) else list(source.coords())
+    return [source.indptr, source.indices] if isinstance(source, CompressedSource) else list(source.coords())
 
 
 def _hash(source: Source) -> str:
     """Of the contents: a structure that was changed in place is another one."""
-    major = source.major if isinstance(source, Compressed) else None
+    major = source.major if isinstance(source, CompressedSource) else None
     return hash_indices(f"{source.shape} {source.block} {major}", _index_arrays(source))
 
 

@@ -19,7 +19,15 @@ from sparsetir.ir.effects import Usage
 from sparsetir.ir.sizes import with_sizes
 from sparsetir.ir.views import decode
 from sparsetir.runtime.bound import BoundKernel
-from sparsetir.runtime.call_plan import Caller, Plan, Timing, Unfit, learn, look, measure
+from sparsetir.runtime.call_plan import (
+    CallPlan,
+    CallTiming,
+    PlanContext,
+    PlanMismatch,
+    add_plan,
+    make_call_key,
+    measure,
+)
 from sparsetir.runtime.repr import shown_signature
 from sparsetir.runtime.serialization import Saved
 from sparsetir.runtime.signature import Arguments, Signature, argument_list, check_overlap
@@ -103,7 +111,7 @@ class Kernel(Saved):
         self.name = compiled.name
         self.signature = Signature(decode(func), compiled.searched, covered)
         self.function: Callable[..., Any] = compiled.function
-        self.plans: dict[Any, Plan | None] = {}
+        self.plans: dict[Any, CallPlan | None] = {}
         self.usage = Usage.of(self.signature.program)
 
     @property
@@ -145,16 +153,16 @@ class Kernel(Saved):
         """
         if unnamed:
             raise self.signature.unnamed(unnamed)
-        seen = look(arguments)
+        seen = make_call_key(arguments)
         if seen is not None and (plan := self.plans.get(seen.key)) is not None:
             try:
                 return plan.at(seen.dims)(seen.values, arguments)
-            except Unfit:
+            except PlanMismatch:
                 pass
         args = self.prepare(arguments)
         self.run(args)
-        caller = Caller(self.signature, self.function, self.fitting, {}, Arguments(), checked=self.checked)
-        learn(self.plans, seen, caller, args)
+        caller = PlanContext(self.signature, self.function, self.fitting, {}, Arguments(), checked=self.checked)
+        add_plan(self.plans, seen, caller, args)
         return self.results(args, arguments)
 
     def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
@@ -234,7 +242,7 @@ class Kernel(Saved):
         """
         return BoundKernel(self, arguments)
 
-    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
         """Time repeated calls of the compiled function itself, arguments ready.
 
         Parameters

@@ -83,7 +83,7 @@ def nbytes(value: Any) -> int:
     return int(value.nbytes) if hasattr(value, "nbytes") else np.asarray(value).nbytes
 
 
-class Watch:
+class NonFiniteGuard:
     """Tells calls whose results the zeros of a format may have spoilt.
 
     Parameters
@@ -101,7 +101,7 @@ class Watch:
         self.operands = {n for name in read for n in (name, signature.storage_name(name))}
 
     @classmethod
-    def over(cls, decomposition: Decomposition, signature: Signature) -> Watch | None:
+    def over(cls, decomposition: Decomposition, signature: Signature) -> NonFiniteGuard | None:
         """Return a watch for a decomposed program; None where no zeros are multiplied."""
         return cls(signature) if decomposition.multiplies_zeros else None
 
@@ -132,7 +132,7 @@ class Watch:
         return has_nan(result)
 
 
-class WatchedBound:
+class GuardedBound:
     """A bound kernel over another format, and the plain one for arguments that are not finite.
 
     Parameters
@@ -140,10 +140,10 @@ class WatchedBound:
     bound : BoundComposedKernel
     plain : callable
         Makes the bound kernel of the program as it was written, when it is first needed.
-    watch : Watch
+    watch : NonFiniteGuard
     """
 
-    def __init__(self, bound: Any, plain: Callable[[], Call], watch: Watch) -> None:
+    def __init__(self, bound: Any, plain: Callable[[], Call], watch: NonFiniteGuard) -> None:
         self.bound, self.watch = bound, watch
         self._plain = plain
         self._made: Call | None = None
@@ -191,4 +191,4 @@ class WatchedBound:
         return self.bound.time(seconds=seconds, **arguments)
 
 
-__all__ = ["Watch", "WatchedBound", "has_nan", "is_finite", "sums_products"]
+__all__ = ["GuardedBound", "NonFiniteGuard", "has_nan", "is_finite", "sums_products"]

@@ -20,7 +20,7 @@ from sparsetir.codegen.cache import SHIPPED, Compiled, content_key
 from sparsetir.codegen.export import identifier
 from sparsetir.errors import ArgumentError, FileFormatError, MissingFileError, SparseTIRError, WriteError
 from sparsetir.script.printer import script
-from sparsetir.transform.decompose import Decomposition, Group, Piece
+from sparsetir.transform.decompose import DecomposedPiece, Decomposition, Group
 from sparsetir.utils.arguments import as_path
 from sparsetir.utils.files import write_text, writing_file
 
@@ -55,7 +55,7 @@ def layout(decomposition: Decomposition) -> list[str]:
     return lines[:-1]
 
 
-def _of_piece(decomposition: Decomposition, group: Group, piece: Piece) -> list[str]:
+def _of_piece(decomposition: Decomposition, group: Group, piece: DecomposedPiece) -> list[str]:
     rule = piece.rule
     stored = f"{', '.join(group.buffers)} is stored as {decomposition.formats[group.name]!r}"
     padding = ", zeros where there is no entry" if rule.fills else ""

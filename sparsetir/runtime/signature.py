@@ -76,7 +76,7 @@ class Arguments:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    stored: dict[str, interop.Stored] = field(default_factory=dict)
+    stored: dict[str, interop.StoredArgument] = field(default_factory=dict)
     raw: set[str] = field(default_factory=set)
     given: dict[str, str] = field(default_factory=dict)
     copy_back: list[tuple[Any, str]] = field(default_factory=list)

@@ -147,7 +147,7 @@ def _count(counter: Var, condition: ir.Expr) -> tirx.Stmt:
     return put(counter, get(counter) + cast(condition, str(counter.ty.dtype)))
 
 
-class _Loops:
+class _ChunkLoops:
     """The arrays, and counters of one chunk: largest index read as unsigned, falls, falls between rows, faults."""
 
     def __init__(self, idtype: str, order: str) -> None:
@@ -190,7 +190,7 @@ def _all_rows(idtype: str, order: str, chunked: Callable[..., tirx.Stmt]) -> tir
 
     `chunked` makes the loop over chunks, whose counts are stored apart.
     """
-    loops, chunks, chunk = _Loops(idtype, order), long_var("chunks"), long_var("chunk")
+    loops, chunks, chunk = _ChunkLoops(idtype, order), long_var("chunks"), long_var("chunk")
     out = array_param("out", LONG, chunks, long(LANES))
     share = lambda n, c: tirx.floordiv(n * c, chunks)  # noqa: E731
     lo, hi, first, last = (long_var(name) for name in ("lo", "hi", "first", "last"))
@@ -224,7 +224,7 @@ def _all_rows(idtype: str, order: str, chunked: Callable[..., tirx.Stmt]) -> tir
 
 def _listed_rows(idtype: str, order: str) -> tirx.PrimFunc:
     """Make the function of listed rows."""
-    loops, number, step = _Loops(idtype, order), long_var("number"), long_var("step")
+    loops, number, step = _ChunkLoops(idtype, order), long_var("number"), long_var("step")
     listed, out = array_param("listed", LONG, number), array_param("out", LONG, long(1), long(LANES))
     row, lo, hi = (long_var(name) for name in ("row", "lo", "hi"))
     is_wrong = tirx.Or(tirx.Or(lo < long(0), hi < lo), hi > loops.count)

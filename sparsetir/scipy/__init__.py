@@ -19,7 +19,7 @@ import threading
 from types import TracebackType
 
 from sparsetir.scipy import methods
-from sparsetir.scipy.selection import Selection
+from sparsetir.scipy.selection import TimedSelection
 
 _lock = threading.Lock()
 _active: list[accelerate] = []
@@ -68,7 +68,7 @@ class accelerate:
     """
 
     def __init__(self, *, threads: int | None = None, min_entries: int = 8192, wait: bool = False) -> None:
-        self.selection = Selection(threads=threads, min_entries=min_entries, wait=wait)
+        self.selection = TimedSelection(threads=threads, min_entries=min_entries, wait=wait)
         with _lock:
             _active.append(self)
             methods.install(self.selection)

@@ -47,8 +47,8 @@ C_TYPES = {
 }
 
 
-class Account(Protocol):
-    """Seconds that may be lost to plain scipy, `sparsetir.scipy.selection.Account`."""
+class AccountRecord(Protocol):
+    """Seconds that may be lost to plain scipy, `sparsetir.scipy.selection.AccountRecord`."""
 
     def pay(self, seconds: float) -> None: ...
     def covers(self, seconds: float) -> bool: ...
@@ -116,7 +116,7 @@ class Libraries:
             return self.loaded.get(key)
         return library
 
-    def want(self, key: tuple[str, str, str], seconds: float, account: Account) -> None:
+    def want(self, key: tuple[str, str, str], seconds: float, account: AccountRecord) -> None:
         """Record seconds that scipy spent; load or compile the kernel once `account` covers the cost."""
         if key in self.failures:
             return

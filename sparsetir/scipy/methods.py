@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaced methods of scipy's classes: classify the operands, and offer to `Selection` what a kernel takes."""
+"""Replaced methods of scipy's classes: classify the operands, and offer to `TimedSelection` what a kernel takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.scipy.libraries import Library
-from sparsetir.scipy.selection import Selection
+from sparsetir.scipy.selection import TimedSelection
 
 CLASSES = (sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix)
 MATRICES = (sp.csr_matrix, sp.csc_matrix)
@@ -28,7 +28,7 @@ Size = tuple[int, ...]
 _originals: dict[type, dict[str, Method | None]] = {}
 
 
-def install(selection: Selection) -> None:
+def install(selection: TimedSelection) -> None:
     """Replace the methods, those of an earlier `install` too."""
     remove()
     for matrix_class in CLASSES:
@@ -53,7 +53,7 @@ def remove() -> None:
     _originals.clear()
 
 
-def _replacement(run: Callable[..., Any], original: Method, selection: Selection, kind: int) -> Method:
+def _replacement(run: Callable[..., Any], original: Method, selection: TimedSelection, kind: int) -> Method:
     """Return a method that offers large operands to `run`, and leaves the others to scipy at little cost."""
     least, least_of_vectors = selection.min_entries, VECTOR_FACTOR * selection.min_entries
     settled = selection.settled
@@ -107,7 +107,7 @@ def _fits(idtype: str, *products: int) -> bool:
     return idtype == "int64" or max(products) <= MAX_NARROW
 
 
-def _matmul(selection: Selection, original: Method, matrix: Any, other: Any, size: Size) -> Any:
+def _matmul(selection: TimedSelection, original: Method, matrix: Any, other: Any, size: Size) -> Any:
     if type(other) is np.ndarray:
         by_rows = matrix.format == "csr"
         result = _dense_product(selection, lambda: original(matrix, other), matrix, other, by_rows, size)
@@ -117,7 +117,7 @@ def _matmul(selection: Selection, original: Method, matrix: Any, other: Any, siz
     return original(matrix, other)
 
 
-def _rmatmul(selection: Selection, original: Method, matrix: Any, other: Any, size: Size) -> Any:
+def _rmatmul(selection: TimedSelection, original: Method, matrix: Any, other: Any, size: Size) -> Any:
     """Compute ``other @ matrix``, the transposed product of the transposed operands."""
     if type(other) is not np.ndarray or not 0 < other.ndim <= 2:
         return original(matrix, other)
@@ -127,7 +127,7 @@ def _rmatmul(selection: Selection, original: Method, matrix: Any, other: Any, si
 
 
 def _dense_product(
-    selection: Selection, by_scipy: Callable[[], Any], matrix: Any, other: np.ndarray, is_by_rows: bool, size: Size
+    selection: TimedSelection, by_scipy: Callable[[], Any], matrix: Any, other: np.ndarray, is_by_rows: bool, size: Size
 ) -> np.ndarray | None:
     """Multiply by a dense array; None where there is no kernel for the operands.
 
@@ -174,7 +174,7 @@ def _as_rows(matrix: Any, rows: int, columns: int) -> Any:
 # ---------------------------------------------------------------------------------------------- sparse results
 
 
-class _Memory:
+class _LibraryMemory:
     """An array that a library allocated, freed with its last view."""
 
     def __init__(self, library: Library, address: int, count: int, dtype: str) -> None:
@@ -191,7 +191,7 @@ class _Memory:
             self.library.free(self.address)
 
 
-def _sparse_product(selection: Selection, original: Method, left: Any, right: Any, size: Size) -> Any:
+def _sparse_product(selection: TimedSelection, original: Method, left: Any, right: Any, size: Size) -> Any:
     dtypes = _dtypes(left)
     if dtypes is None or len(right.shape) != 2 or left.shape[1] != right.shape[0]:
         return original(left, right)
@@ -210,10 +210,10 @@ def _sparse_product(selection: Selection, original: Method, left: Any, right: An
     return selection.run(("spgemm", *dtypes), size, lambda: original(left, right), by_kernel)
 
 
-def _elementwise(operation: str, **scalars: float) -> Callable[[Selection, Method, Any, Any, Size], Any]:
+def _elementwise(operation: str, **scalars: float) -> Callable[[TimedSelection, Method, Any, Any, Size], Any]:
     """Return the method of an elementwise operation of two sparse operands of one shape."""
 
-    def run(selection: Selection, original: Method, left: Any, right: Any, size: Size) -> Any:
+    def run(selection: TimedSelection, original: Method, left: Any, right: Any, size: Size) -> Any:
         dtypes = _dtypes(left) if type(right) in CLASSES and left.shape == right.shape else None
         if dtypes is None:
             return original(left, right)
@@ -257,10 +257,10 @@ def _assemble(
         return None
     idtype = first.indices.dtype
     addresses = {name: pointer.value or 0 for name, pointer in pointers.items()}
-    indptr = np.asarray(_Memory(kernel, addresses["J_indptr"], sizes["m"] + 1, "int64"))
+    indptr = np.asarray(_LibraryMemory(kernel, addresses["J_indptr"], sizes["m"] + 1, "int64"))
     count = int(indptr[-1])
-    data = np.asarray(_Memory(kernel, addresses["c"], count, first.data.dtype.str))
-    indices = np.asarray(_Memory(kernel, addresses["J_indices"], count, idtype.str))
+    data = np.asarray(_LibraryMemory(kernel, addresses["c"], count, first.data.dtype.str))
+    indices = np.asarray(_LibraryMemory(kernel, addresses["J_indices"], count, idtype.str))
     result = like.__class__((data, indices, indptr.astype(idtype) if count <= MAX_NARROW else indptr), shape=shape)
     result.has_sorted_indices = result.has_canonical_format = True
     if np.count_nonzero(data) != count:

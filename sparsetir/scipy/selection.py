@@ -107,7 +107,7 @@ class SizeClass:
         self.scipy_seconds, self.kernel_seconds, self.choice = [], [], ""
 
 
-class Selection:
+class TimedSelection:
     """Run an operation by scipy or by a kernel, whichever is faster for operands of this size.
 
     Parameters
@@ -241,4 +241,4 @@ def read_outcomes(path: Path) -> dict[str, tuple[float, float]]:
         return {}
 
 
-__all__ = ["Account", "Selection", "SizeClass", "read_outcomes"]
+__all__ = ["Account", "SizeClass", "TimedSelection", "read_outcomes"]

@@ -21,7 +21,7 @@ from sparsetir.errors import VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.rules import INDEX_DTYPES, SEARCHES, chain_fault, fuse_fault, merge_fault
 from sparsetir.ir.views import SPARSE_ITER, Axis, cast, const, decode_axis, merge_domain
-from sparsetir.utils.arguments import VALUE_DTYPES, as_whole, dtype_name, itemsize, shown
+from sparsetir.utils.arguments import VALUE_DTYPES, as_index, dtype_name, itemsize, shown
 
 # TVM's functions of expressions, such as ``T.exp``, with a check: many end the process where an argument is None.
 
@@ -116,7 +116,7 @@ def _check_dtype(dtype: Any) -> str:
 
 
 def _size(value: Any, dtype: str) -> ir.Expr:
-    value = as_whole(value)
+    value = as_index(value)
     if isinstance(value, bool) or not isinstance(value, (int, ir.Expr)):
         raise VerifyError(f"a size must be an integer or an integer expression, found {shown(value)}")
     if isinstance(value, int):

@@ -115,7 +115,7 @@ def sweeten(node: ast.FunctionDef, func: tirx.PrimFunc) -> None:
     body = Body(node, func)
     node.body = body.block(node.body)
     _plain_decorator(node)
-    Signature(node, func, body).write()
+    SignaturePrinter(node, func, body).write()
     _restore_names(node, body)
 
 
@@ -274,7 +274,7 @@ def _kept(lines: list[str]) -> Iterator[str]:
 #     def spmv(a: T.handle, x: T.Buffer(("n",), "float32"), ...):
 
 
-class Signature:
+class SignaturePrinter:
     """Chooses ``T.handle`` or ``T.Buffer`` for each array parameter, and which sizes go without a name.
 
     A handle is right when the body's declarations make exactly this parameter of it. A size that only an array
@@ -447,7 +447,7 @@ DECLARATIONS = (*AXIS_NAMES, "match_sparse_buffer")
 
 
 @dataclass
-class Size:
+class AxisCount:
     """A count that an axis takes from its array, with the tree that names it: ``(length, count)``."""
 
     axis: Axis
@@ -471,7 +471,7 @@ class Body:
     func: tirx.PrimFunc
     mentions: Counter[str] = field(default_factory=Counter)
     late: set[str] = field(default_factory=set)
-    sizes: list[Size] = field(default_factory=list)
+    sizes: list[AxisCount] = field(default_factory=list)
     computed: dict[Var, str] = field(default_factory=dict)  # numbers of entries that the program computes, by name
     matched: dict[Var, list[SparseBuffer]] = field(default_factory=dict)
 
@@ -577,7 +577,7 @@ class Body:
         explicit = told_width(axis) if axis.kind == "sparse_fixed" else None
         count = count if explicit is None else explicit
         if isinstance(count, Var) and count not in self.func.params:
-            self.sizes.append(Size(axis, count, call))
+            self.sizes.append(AxisCount(axis, count, call))
 
     # ------------------------------------------------------------------ buffers
 

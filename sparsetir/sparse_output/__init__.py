@@ -8,8 +8,15 @@ count, find and fill the pattern, by way of `accumulators`. `sparsetir.sparse_ou
 
 from __future__ import annotations
 
-from sparsetir.sparse_output.accumulators import Accumulators, Options
+from sparsetir.sparse_output.accumulators import AccumulatorOptions, Accumulators
 from sparsetir.sparse_output.functions import AssembledCompiled
-from sparsetir.sparse_output.program import Assembly, Result, is_assembled
+from sparsetir.sparse_output.program import AssembledProgram, SparseResult, is_assembled
 
-__all__ = ["Accumulators", "AssembledCompiled", "Assembly", "Options", "Result", "is_assembled"]
+__all__ = [
+    "AccumulatorOptions",
+    "Accumulators",
+    "AssembledCompiled",
+    "AssembledProgram",
+    "SparseResult",
+    "is_assembled",
+]

@@ -17,7 +17,7 @@ from sparsetir.lower.loops import serial, unrolled
 from sparsetir.utils.arguments import shown
 
 if TYPE_CHECKING:
-    from sparsetir.sparse_output.program import Assembly
+    from sparsetir.sparse_output.program import AssembledProgram
 
 
 # Options of the accumulation of rows with a computed pattern.
@@ -117,7 +117,7 @@ def _is_block(block: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Options:
+class AccumulatorOptions:
     """Options of the functions of a program.
 
     Parameters
@@ -149,25 +149,25 @@ class Options:
         """Return whether rows under a mask are collected in its order."""
         return has_mask and not self.complement and self.accumulators.kind == "both"
 
-    def orders(self, assembly: Assembly) -> bool:
+    def orders(self, assembly: AssembledProgram) -> bool:
         """Return whether the functions take a row order; merged, mask-ordered and selected rows take none."""
         follows = assembly.merge is not None or self.stamps(has_mask=assembly.mask is not None)
         return self.accumulators.is_ordered and not self.select and not follows
 
-    def plain(self) -> Options:
+    def plain(self) -> AccumulatorOptions:
         """Return these options with rows in stored order, without segments and lookups."""
         kind = "both" if self.accumulators.kind == "segments" else self.accumulators.kind
         return replace(self, looks_up=False, accumulators=replace(self.accumulators, order="stored", kind=kind))
 
-    def unblocked(self) -> Options:
+    def unblocked(self) -> AccumulatorOptions:
         """Return these options without blocks."""
         return replace(self, accumulators=replace(self.accumulators, block=None))
 
-    def segmented(self) -> Options:
+    def segmented(self) -> AccumulatorOptions:
         """Return these options with long rows in segments."""
         return replace(self, accumulators=replace(self.accumulators, kind="segments"))
 
-    def tabled(self) -> Options:
+    def tabled(self) -> AccumulatorOptions:
         """Return these options with hash tables."""
         return replace(self, accumulators=replace(self.accumulators, kind="table"))
 
@@ -709,4 +709,4 @@ def slots_of(count: ir.Expr) -> ir.Expr:
     return long(1) << (long(WORD + 1) - zeros)
 
 
-__all__ = ["KINDS", "ORDERS", "Accumulators", "Options"]
+__all__ = ["KINDS", "ORDERS", "AccumulatorOptions", "Accumulators"]

@@ -25,9 +25,9 @@ from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower import single
 from sparsetir.ops import sparse_output
 from sparsetir.runtime.signature import LARGEST_INT32, Arguments
-from sparsetir.sparse_output import Accumulators, AssembledCompiled, Options
-from sparsetir.sparse_output.kernel import AssembledKernel
-from sparsetir.sparse_output.result import OfPatterns, Pattern
+from sparsetir.sparse_output import AccumulatorOptions, Accumulators, AssembledCompiled
+from sparsetir.sparse_output.kernel import SparseOutputKernel
+from sparsetir.sparse_output.result import OfPatterns, ResultPattern
 from sparsetir.utils.memory import uncollected
 
 # A product of two matrices, rewritten as a product of block matrices.
@@ -37,7 +37,7 @@ Block = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class BlockProduct:
     """A program that multiplies two matrices in the form of `sparsetir.ops.spgemm`, over any semiring.
 
     Parameters
@@ -56,7 +56,7 @@ class Product:
     initial: ir.Expr
 
     @classmethod
-    def of(cls, program: Program) -> Product | None:
+    def of(cls, program: Program) -> BlockProduct | None:
         """Return the program as a product, or None if it is not one."""
         if len(program.iterations) != 1 or len(program.buffers) != 3:
             return None
@@ -146,7 +146,7 @@ LARGEST_BLOCK = 8
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockPattern:
     """The pattern of a matrix's blocks, and the index of the value for each position in them."""
 
     indptr: np.ndarray
@@ -154,7 +154,7 @@ class Blocks:
     taken: np.ndarray
 
     @classmethod
-    def of(cls, rows: Any, block: tuple[int, int]) -> Blocks | None:
+    def of(cls, rows: Any, block: tuple[int, int]) -> BlockPattern | None:
         """Group a matrix in compressed rows into blocks; return None if a block is not full or has duplicates."""
         if rows.shape[0] % block[0] or rows.shape[1] % block[1] or rows.nnz % (block[0] * block[1]):
             return None
@@ -169,7 +169,7 @@ class Blocks:
         return cls(blocks.indptr.astype(idtype), blocks.indices.astype(idtype), blocks.data.ravel() - 1)
 
 
-def shared_blocks(product: Product, args: Arguments) -> list[Block]:
+def shared_blocks(product: BlockProduct, args: Arguments) -> list[Block]:
     """Return the block sizes (r, q, s) of which both operands of a call consist, the largest first."""
     left, right = (_full_blocks(matrix_of(buffer, args)) for buffer in (product.left, product.right))
     sizes = [(r, q, s) for r, q in left for inner, s in right if q == inner and r * q * s > 1]
@@ -179,7 +179,7 @@ def shared_blocks(product: Product, args: Arguments) -> list[Block]:
 def _full_blocks(rows: Any) -> list[tuple[int, int]]:
     """Return the shapes of full blocks of which a matrix consists."""
     shapes = [(r, c) for r in range(1, LARGEST_BLOCK + 1) for c in range(1, LARGEST_BLOCK + 1)]
-    return [shape for shape in shapes if _may_be_full(rows, shape) and Blocks.of(rows, shape) is not None]
+    return [shape for shape in shapes if _may_be_full(rows, shape) and BlockPattern.of(rows, shape) is not None]
 
 
 def _may_be_full(rows: Any, shape: tuple[int, int]) -> bool:
@@ -200,39 +200,39 @@ def matrix_of(buffer: SparseBuffer, args: Arguments) -> Any:
     return rows
 
 
-class BlockedKernel(AssembledKernel):
+class BlockedKernel(SparseOutputKernel):
     """Kernel that multiplies blocks if both operands consist of full ones, and entries otherwise.
 
     Parameters
     ----------
     compiled : AssembledCompiled
         The product of entries.
-    options : Options
+    options : AccumulatorOptions
         With the sizes of the blocks.
     """
 
-    def __init__(self, compiled: AssembledCompiled, options: Options) -> None:
+    def __init__(self, compiled: AssembledCompiled, options: AccumulatorOptions) -> None:
         super().__init__(compiled)
-        product = Product.of(decode(self.func))
+        product = BlockProduct.of(decode(self.func))
         block = options.accumulators.block
         if product is None or block is None:
             expected = "blocks are multiplied by programs like sparsetir.ops.spgemm"
             raise LoweringError(f"{expected}, which {self.name} is not: leave block out")
         self.product, self.whole, self.sizes = product, options, block
-        self._structures: OfPatterns[Blocks | None] = OfPatterns()
+        self._structures: OfPatterns[BlockPattern | None] = OfPatterns()
 
     @property
     def accumulators(self) -> Accumulators:
         return self.whole.accumulators
 
     @cached_property
-    def inner(self) -> AssembledKernel:
+    def inner(self) -> SparseOutputKernel:
         """The kernel of the product of blocks."""
         func = self.product.over(self.sizes)
         compiled = compile_cached(func, self.compiled.target, self.options, AssembledCompiled)
-        return AssembledKernel(cast("AssembledCompiled", compiled))
+        return SparseOutputKernel(cast("AssembledCompiled", compiled))
 
-    def assemble(self, args: Arguments, top: int | None = None, threshold: Any = None) -> Pattern:
+    def assemble(self, args: Arguments, top: int | None = None, threshold: Any = None) -> ResultPattern:
         """Compute pattern and values."""
         r, q, s = self.sizes
         left, right = self.blocks(self.product.left, args, (r, q)), self.blocks(self.product.right, args, (q, s))
@@ -254,10 +254,12 @@ class BlockedKernel(AssembledKernel):
         m, n = (int(size.at(args.sizes)) for size in self._shape)
         return m, n
 
-    def blocks(self, buffer: SparseBuffer, args: Arguments, block: tuple[int, int]) -> Blocks | None:
+    def blocks(self, buffer: SparseBuffer, args: Arguments, block: tuple[int, int]) -> BlockPattern | None:
         """Return the blocks of an operand, cached by its pattern, or None if they are not full."""
         rows = matrix_of(buffer, args)
-        return self._structures.get((rows.shape, block), (rows.indptr, rows.indices), lambda: Blocks.of(rows, block))
+        return self._structures.get(
+            (rows.shape, block), (rows.indptr, rows.indices), lambda: BlockPattern.of(rows, block)
+        )
 
     def compiled_parts(self) -> Iterator[Compiled]:
         yield from super().compiled_parts()
@@ -271,12 +273,14 @@ class BlockedKernel(AssembledKernel):
         return BlockedKernel(self.compiled, self.whole)
 
 
-def entries(pattern: Pattern, block: tuple[int, int], shape: tuple[int, int]) -> Pattern:
+def entries(pattern: ResultPattern, block: tuple[int, int], shape: tuple[int, int]) -> ResultPattern:
     """Convert the elements of blocks to entries."""
     keys = pattern.keys
     count = len(keys) * block[0] * block[1]
     if not count:
-        return Pattern(shape, np.zeros(shape[0] + 1, np.int64), keys[:0], [v.reshape(-1)[:0] for v in pattern.values])
+        return ResultPattern(
+            shape, np.zeros(shape[0] + 1, np.int64), keys[:0], [v.reshape(-1)[:0] for v in pattern.values]
+        )
     rows, width = block
     lengths = np.repeat(np.diff(pattern.indptr) * width, rows)
     indptr = np.zeros(shape[0] + 1, np.int64)
@@ -284,7 +288,7 @@ def entries(pattern: Pattern, block: tuple[int, int], shape: tuple[int, int]) ->
     idtype = np.int32 if max(*shape, count) <= LARGEST_INT32 else np.int64
     starts, columns = pattern.indptr.astype(idtype), keys.astype(idtype, copy=False)
     values = [_by_rows(starts, columns, v.reshape(-1, *block), shape) for v in pattern.values]
-    return Pattern(shape, indptr, values[0].indices.astype(keys.dtype, copy=False), [v.data for v in values])
+    return ResultPattern(shape, indptr, values[0].indices.astype(keys.dtype, copy=False), [v.data for v in values])
 
 
 def _by_rows(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> Any:
@@ -293,14 +297,16 @@ def _by_rows(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape:
     return matrix.tocsr()
 
 
-def _restored(func: Any, target: str, options: Options) -> BlockedKernel:
+def _restored(func: Any, target: str, options: AccumulatorOptions) -> BlockedKernel:
     """Restore a kernel from its pickled state."""
     compiled = compile_cached(func, tvm.target.Target(target), options.unblocked(), AssembledCompiled)
     return BlockedKernel(cast("AssembledCompiled", compiled), options)
 
 
 @uncollected
-def assembled_kernel(program: tirx.PrimFunc, target: Any = None, options: Options | None = None) -> AssembledKernel:
+def assembled_kernel(
+    program: tirx.PrimFunc, target: Any = None, options: AccumulatorOptions | None = None
+) -> SparseOutputKernel:
     """Compile a program that computes the pattern of its results."""
     plain = None if options is None else options.unblocked()
     compiled = cast(
@@ -308,8 +314,8 @@ def assembled_kernel(program: tirx.PrimFunc, target: Any = None, options: Option
         compile_cached(single(program), make_target(target, program), plain, AssembledCompiled),
     )
     if options is None or options.accumulators.block is None:
-        return AssembledKernel(compiled)
+        return SparseOutputKernel(compiled)
     return BlockedKernel(compiled, options)
 
 
-__all__ = ["Block", "BlockedKernel", "Product", "assembled_kernel", "shared_blocks"]
+__all__ = ["Block", "BlockProduct", "BlockedKernel", "assembled_kernel", "shared_blocks"]

@@ -11,8 +11,8 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.codegen.export import TYPES, Exportable, Interface, declare_machine_code, identifier, plain
-from sparsetir.sparse_output.accumulators import Options
-from sparsetir.sparse_output.program import Assembly, Result
+from sparsetir.sparse_output.accumulators import AccumulatorOptions
+from sparsetir.sparse_output.program import AssembledProgram, SparseResult
 from sparsetir.sparse_output.selection import ordered
 
 RUNTIME = Path(__file__).with_name("assemble_runtime.c")
@@ -31,9 +31,9 @@ class AssembledInterface(Interface):
     ----------
     kernel : AssembledKernel
         What is exported.
-    assembly : Assembly
+    assembly : AssembledProgram
         Its program.
-    options : Options
+    options : AccumulatorOptions
         What its functions do besides.
 
     Raises
@@ -48,7 +48,7 @@ class AssembledInterface(Interface):
 
     least_rank = 2
 
-    def __init__(self, kernel: Exportable, assembly: Assembly, options: Options) -> None:
+    def __init__(self, kernel: Exportable, assembly: AssembledProgram, options: AccumulatorOptions) -> None:
         self.assembly, self.is_table, self.selects = assembly, options.accumulators.is_table, options.select
         self.is_stamped = options.stamps(has_mask=assembly.mask is not None)
         params = [p for p in assembly.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
@@ -136,7 +136,7 @@ class AssembledInterface(Interface):
         """The number of rows; None stands for one."""
         return self.assembly.rows[-1].count if self.assembly.rows else None
 
-    def block(self, result: Result) -> str:
+    def block(self, result: SparseResult) -> str:
         """Return C text: whether a coordinate has a block of elements, and the number of those."""
         if not result.inner:
             return "0, 1"
@@ -192,7 +192,7 @@ def _dtype(name: str) -> str:
     return f"{{{kind}, {bits}, 1}}"
 
 
-def _bits(result: Result) -> int:
+def _bits(result: SparseResult) -> int:
     """Return the bits of an accumulator's initial element."""
     value = getattr(result.initial, "value", result.initial)
     element = np.array(value, "uint8" if result.held_dtype == "bool" else result.held_dtype)

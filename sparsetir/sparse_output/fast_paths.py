@@ -17,13 +17,13 @@ from sparsetir.ir.sizes import Size
 from sparsetir.ir.views import Axis, SparseBuffer
 from sparsetir.runtime.signature import LARGEST_INT32, Arguments, Signature, checks_are_on, is_integer, numpy_dtype
 from sparsetir.runtime.validation import is_sound
-from sparsetir.sparse_output import Assembly, Options
+from sparsetir.sparse_output import AccumulatorOptions, AssembledProgram
 from sparsetir.sparse_output.accumulators import DUMPS, WORD
 from sparsetir.sparse_output.selection import ordered
 from sparsetir.sparse_output.small import unread
 from sparsetir.sparse_output.workspace import full, merged_places, merged_ranges, moved, popped
 from sparsetir.utils import buffers
-from sparsetir.utils.buffers import LEAST_ROOM, Rooms
+from sparsetir.utils.buffers import LEAST_ROOM, BufferPool
 from sparsetir.utils.threads import get_num_threads
 
 # Matrices in the program's storage: bound without the conversions and checks of other arguments.
@@ -33,7 +33,7 @@ ROWS = (sp.csr_array, sp.csr_matrix)
 
 
 @dataclass(frozen=True)
-class Matrix:
+class MatrixParams:
     """A buffer over dense rows with sparse columns, and the requirements of arguments that fill it without conversion.
 
     Parameters
@@ -96,7 +96,7 @@ class Matrix:
             listed=listed,
         )
 
-    def implies(self, value: Any, other: Matrix, candidate: Any) -> bool:
+    def implies(self, value: Any, other: MatrixParams, candidate: Any) -> bool:
         """Return whether `other` accepts `candidate` if this buffer accepts `value`: they share the index arrays."""
         is_one = (
             value.indptr is candidate.indptr and value.indices is candidate.indices and value.shape == candidate.shape
@@ -105,8 +105,8 @@ class Matrix:
         return is_one and own_level.sorted >= other_level.sorted and own_level.unique >= other_level.unique
 
 
-def matrix(signature: Signature, buffer: SparseBuffer) -> Matrix | None:
-    """Return the buffer as a `Matrix` if scipy's compressed rows can fill it as they are, else None."""
+def matrix(signature: Signature, buffer: SparseBuffer) -> MatrixParams | None:
+    """Return the buffer as a `MatrixParams` if scipy's compressed rows can fill it as they are, else None."""
     if [axis.kind for axis in buffer.axes] != ["dense_fixed", "sparse_variable"] or buffer.dtype == "bfloat16":
         return None
     rows, columns = buffer.axes
@@ -120,7 +120,7 @@ def matrix(signature: Signature, buffer: SparseBuffer) -> Matrix | None:
     if any(size is None for size in sizes) or len(set(sizes)) < 3:
         return None
     dtypes = tuple(numpy_dtype(p.dtype) for p in params if p is not None)
-    return Matrix(names, dtypes, tuple(map(str, sizes)), signature.levels[buffer.name][1])  # type: ignore[arg-type]
+    return MatrixParams(names, dtypes, tuple(map(str, sizes)), signature.levels[buffer.name][1])  # type: ignore[arg-type]
 
 
 class CompressedRows:
@@ -157,7 +157,7 @@ class CompressedRows:
         Of a matrix in `listing`, only the rows are read that the column indices of another matrix name.
         """
         args = Arguments()
-        pairs: list[tuple[Matrix, Any]] = []
+        pairs: list[tuple[MatrixParams, Any]] = []
         for name, value in arguments.items():
             matrix, number = self.matrices.get(name), self.numbers.get(name)
             if matrix is not None:
@@ -171,7 +171,7 @@ class CompressedRows:
         is_whole = all(n in args.arrays for n in self.arrays) and all(n in args.sizes for n in self.numbers)
         return args if is_whole and (not checks_are_on() or self.are_sound(pairs, listing or {})) else None
 
-    def are_sound(self, matched: list[tuple[Matrix, Any]], listing: Mapping[str, str]) -> bool:
+    def are_sound(self, matched: list[tuple[MatrixParams, Any]], listing: Mapping[str, str]) -> bool:
         """Return whether matrices are what their buffers promise."""
         if not listing:
             return are_sound(matched)
@@ -183,9 +183,9 @@ class CompressedRows:
         return all(matrix.is_sound(values[id(matrix)], by.indices) for matrix, by in pairs)
 
 
-def are_sound(pairs: list[tuple[Matrix, Any]]) -> bool:
+def are_sound(pairs: list[tuple[MatrixParams, Any]]) -> bool:
     """Return whether matrices are what their buffers promise; arrays that several of them share are validated once."""
-    validated: list[tuple[Matrix, Any]] = []
+    validated: list[tuple[MatrixParams, Any]] = []
     for matrix, value in sorted(pairs, key=lambda pair: not pair[0].need_sorted):
         if any(previous.implies(earlier, matrix, value) for previous, earlier in validated):
             continue
@@ -230,7 +230,7 @@ class MergedRows:
         self.matrices = [(name, m, [place[n] for n in m.names], m.sizes) for name, m in rows.matrices.items()]
         self.numbers = [(name, place[name], p.dtype) for name, p in rows.numbers.items()]
         self.count, self.how, self.key = len(params), kind, result[0]
-        self.rooms = Rooms(result)
+        self.rooms = BufferPool(result)
         self.empty = {n: tvm.runtime.empty((0,), p.dtype) for n, p in enumerate(params) if p.is_array}
         names = [str(a.indptr.name) for a in members if a.indptr is not None]
         self.pointers = [place[n] for n in names]
@@ -360,7 +360,7 @@ def function_for(matrices: Sequence[Any]) -> str:
 
 
 @dataclass
-class Operand:
+class OperandParams:
     """A matrix, and the positions of its arrays among the parameters; None for values that are not read.
 
     Parameters
@@ -402,7 +402,7 @@ class Operand:
 
 
 @dataclass
-class Room:
+class RowWorkspace:
     """Accumulators, empty between calls, and buffers for the entries; `passed` are the function's arguments."""
 
     columns: int
@@ -429,14 +429,20 @@ class SmallCalls:
 
     Parameters
     ----------
-    assembly : Assembly
-    options : Options
+    assembly : AssembledProgram
+    options : AccumulatorOptions
     signature : Signature
-    operands : list of Operand
+    operands : list of OperandParams
         With the filters.
     """
 
-    def __init__(self, assembly: Assembly, options: Options, signature: Signature, operands: list[Operand]) -> None:
+    def __init__(
+        self,
+        assembly: AssembledProgram,
+        options: AccumulatorOptions,
+        signature: Signature,
+        operands: list[OperandParams],
+    ) -> None:
         self.assembly, self.options, self.operands = assembly, options, operands
         params = _params(assembly, signature)
         self.numbers = [(at, p.name) for at, p in enumerate(params) if not p.is_array]
@@ -447,11 +453,13 @@ class SmallCalls:
         self.rows, self.columns = (str(Size(a.length).name) for a in (assembly.rows[0], assembly.axes[0]))
         self.is_stamped = options.stamps(has_mask=assembly.mask is not None)
         self.key = np.dtype(assembly.key_dtype)
-        self.spare: list[Room] = []
-        self.rooms = Rooms((self.key, numpy_dtype(assembly.results[0].dtype)))
+        self.spare: list[RowWorkspace] = []
+        self.rooms = BufferPool((self.key, numpy_dtype(assembly.results[0].dtype)))
 
     @classmethod
-    def of(cls, assembly: Assembly, options: Options, signature: Signature, rows: CompressedRows) -> SmallCalls | None:
+    def of(
+        cls, assembly: AssembledProgram, options: AccumulatorOptions, signature: Signature, rows: CompressedRows
+    ) -> SmallCalls | None:
         """Return the calls of a program; None if it has other operands, several results, or other accumulators."""
         accumulators, results = options.accumulators, assembly.results
         if assembly.merge is not None or len(results) > 1 or results[0].inner or results[0].dtype == "bfloat16":
@@ -459,7 +467,9 @@ class SmallCalls:
         is_usual = accumulators.kind == "both" and not accumulators.counted and not options.orders(assembly)
         params = _params(assembly, signature)
         place = {p.name: at for at, p in enumerate(params)}
-        operands = [Operand(name, m.sizes, (*map(place.get, m.names),), m.dtypes) for name, m in rows.matrices.items()]
+        operands = [
+            OperandParams(name, m.sizes, (*map(place.get, m.names),), m.dtypes) for name, m in rows.matrices.items()
+        ]
         names = {n for m in rows.matrices.values() for n in m.names}
         inferred = {n for m in rows.matrices.values() for n in m.sizes}
         is_whole = all((p.name in names) if p.is_array else (p.name in inferred) for p in params)
@@ -522,19 +532,19 @@ class SmallCalls:
         self.rooms.keep(buffer)  # only once views exist, since another thread may take it
         return views
 
-    def chosen(self, room: Room, top: int | None = None, least: Any = None) -> list[Any]:
+    def chosen(self, room: RowWorkspace, top: int | None = None, least: Any = None) -> list[Any]:
         """Return the arguments of a selection of the largest entries."""
         most = len(room.keys)
         return [most if top is None else min(top, most), least, room.heap]
 
-    def room(self, columns: int, entries: int, chunks: int) -> Room:
+    def room(self, columns: int, entries: int, chunks: int) -> RowWorkspace:
         """Return the buffers of an earlier call if they fit, else new ones."""
         for room in popped(self.spare):
             if columns <= room.columns and (entries, chunks) == (len(room.keys), room.chunks):
                 return room
         return self.made(max(LEAST_COLUMNS, 1 << (columns - 1).bit_length()), entries, chunks)
 
-    def made(self, columns: int, entries: int, chunks: int) -> Room:
+    def made(self, columns: int, entries: int, chunks: int) -> RowWorkspace:
         """Allocate buffers for rows with so many columns, a power of two, for so many entries and chunks."""
         result = self.assembly.results[0]
         keys = buffers.empty((entries,), self.key)
@@ -558,10 +568,12 @@ class SmallCalls:
         if self.options.select:
             heap = tvm_ffi.from_dlpack(np.empty((chunks, entries), numpy_dtype(ordered(result.dtype))))
         split = [np.zeros(chunks + 1, np.int64), *np.zeros((2, chunks), np.int64)]
-        return Room(columns, chunks, keys, values, [*map(tvm_ffi.from_dlpack, (keys, values)), *work], heap, split)
+        return RowWorkspace(
+            columns, chunks, keys, values, [*map(tvm_ffi.from_dlpack, (keys, values)), *work], heap, split
+        )
 
 
-def _params(assembly: Assembly, signature: Signature) -> list[Any]:
+def _params(assembly: AssembledProgram, signature: Signature) -> list[Any]:
     """Return the parameters of the program that the function takes."""
     left_out = unread(assembly) | {r.storage for r in assembly.results}
     return [p for p in signature.params if p.name not in left_out]

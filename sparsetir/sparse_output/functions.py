@@ -32,10 +32,10 @@ from sparsetir.sparse_output.accumulators import (
     LONG,
     WORD,
     Accumulator,
+    AccumulatorOptions,
     Bits,
     Bytes,
     Insertion,
-    Options,
     Output,
     Ranked,
     Stamped,
@@ -47,15 +47,15 @@ from sparsetir.sparse_output.accumulators import (
     long,
     stored,
 )
-from sparsetir.sparse_output.merges import LONG_ROW, LOOK_WORK, Lookups, Walk
-from sparsetir.sparse_output.program import Assembly, assemble
+from sparsetir.sparse_output.merges import LONG_ROW, LOOK_WORK, BitmapParams, RowWalk
+from sparsetir.sparse_output.program import AssembledProgram, assemble
 from sparsetir.sparse_output.rows import (
     ROW_WORK,
     SHIFT,
-    Parts,
-    Rows,
-    Scatter,
-    Split,
+    RowLoop,
+    RowPartition,
+    ScatterStore,
+    SegmentParams,
     alone_or_shared,
     array,
     entered_by,
@@ -66,7 +66,7 @@ from sparsetir.sparse_output.rows import (
     update_of,
     with_own,
 )
-from sparsetir.sparse_output.selection import Selection, ordered
+from sparsetir.sparse_output.selection import TopSelection, ordered
 from sparsetir.sparse_output.small import at_once
 
 # The functions behind a program with computed patterns.
@@ -90,7 +90,7 @@ SPARSE = 32  # blocks per entry above which marking the entries is faster than i
 class Functions:
     """Builder of the functions of one program."""
 
-    def __init__(self, assembly: Assembly, rows: Rows, options: Options) -> None:
+    def __init__(self, assembly: AssembledProgram, rows: RowLoop, options: AccumulatorOptions) -> None:
         self.assembly, self.rows, self.options = assembly, rows, options
         blocked = next((r for r in assembly.results if r.inner), None)
         if options.select and blocked is not None:
@@ -145,7 +145,7 @@ class Functions:
         """Return prefetches of the row pointers that later iterations of a loop read."""
         return fetches(loop, self.is_operand, rows=False)
 
-    def walk_of(self, loop: tirx.For) -> Walk | None:
+    def walk_of(self, loop: tirx.For) -> RowWalk | None:
         """Return the walk of a loop over an operand's row, or None if the loop is not one."""
         return next((w for w in self.walks if w.loop.same_as(loop)), None)
 
@@ -215,7 +215,7 @@ class Functions:
         extra = [top, least, heap] if self.options.select else []
 
         def way(chunk: Var) -> Callable[[Var], list[tirx.Stmt]]:
-            select = Selection(out, chunk, top, least, heap).stmts() if self.options.select else []
+            select = TopSelection(out, chunk, top, least, heap).stmts() if self.options.select else []
             end = add(out.pos, get(out.count))
             done = lambda row: [*select, end, tirx.BufferStore(ends, get(out.pos), [row])]  # noqa: E731
             return self.ways(out, work, chunk, split, done)
@@ -223,7 +223,7 @@ class Functions:
         begin = lambda place: [put(out.pos, tirx.BufferLoad(first, [place]))]  # noqa: E731
         at = {"before": begin} if split.order else {"start": begin}
         body = self.chunks(split, way, [out.pos, out.count], **at)
-        if isinstance(work, Stamps) and work.lookups is not None:
+        if isinstance(work, StampParams) and work.lookups is not None:
             body = seq(work.lookups.made(self.walks[0].axis), body)
         params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, *work.params, *extra]
         return tirx.PrimFunc(params, body)
@@ -293,7 +293,7 @@ class Functions:
 
     def packed(self) -> tirx.PrimFunc:
         """Copy rows that begin at ``first[row]`` into contiguous storage."""
-        split, capacity, count = Split.of(self.rows), size("capacity"), size("packed_count")
+        split, capacity, count = RowPartition.of(self.rows), size("capacity"), size("packed_count")
         first = array("first", LONG, self.rows.count)
         indptr = array("places", LONG, cast(self.rows.count, LONG) + long(1))
         keys = [array(name, self.assembly.key_dtype, n) for name, n in (("keys", capacity), ("packed_keys", count))]
@@ -319,16 +319,16 @@ class Functions:
 
     # ------------------------------------------------------------------ what they share
 
-    def split(self) -> Split:
+    def split(self) -> RowPartition:
         """Return the parameters of the row partition."""
-        return Split.of(self.rows, ordered=self.options.orders(self.assembly))
+        return RowPartition.of(self.rows, ordered=self.options.orders(self.assembly))
 
-    def split_params(self, split: Split) -> list[Var]:
+    def split_params(self, split: RowPartition) -> list[Var]:
         """Return the parameters of the row partition; a merge needs no bounds besides its row pointers."""
         bound = [] if self.assembly.merge is not None else [split.bound]
         return [split.chunks, split.ranges, *split.order, *bound]
 
-    def workspace(self, split: Split, *, values: bool) -> Workspace:
+    def workspace(self, split: RowPartition, *, values: bool) -> Workspace:
         """Return the accumulators of all chunks."""
         width, words, tops = size("width"), size("words"), size("tops")
         accumulators = self.arrays(split, width)
@@ -356,7 +356,7 @@ class Functions:
             is_table=self.options.accumulators.is_table,
         )
 
-    def parts(self, split: Split, *, values: bool) -> Parts | None:
+    def parts(self, split: RowPartition, *, values: bool) -> SegmentParams | None:
         """Return the buffers for the products of long rows if those are sorted into segments, else None."""
         if self.update is None:
             return None
@@ -365,13 +365,13 @@ class Functions:
         keys = array("part_keys", self.assembly.key_dtype, split.chunks, room)
         factors = enumerate(self.update.parts if values else ())
         value_arrays = [array(f"part_{n}", str(part.ty.dtype), split.chunks, room) for n, part in factors]
-        return Parts(count, room, places, keys, value_arrays)
+        return SegmentParams(count, room, places, keys, value_arrays)
 
-    def arrays(self, split: Split, width: Var) -> list[Var]:
+    def arrays(self, split: RowPartition, width: Var) -> list[Var]:
         """Return the accumulators' elements of each result, for each chunk."""
         return [array(f"{r.name}_work", r.held_dtype, split.chunks, width, *r.block) for r in self.assembly.results]
 
-    def stamps(self, split: Split, *, looks_up: bool = False) -> Stamps:
+    def stamps(self, split: RowPartition, *, looks_up: bool = False) -> StampParams:
         """Return the buffers of all chunks for rows in the order of a mask."""
         width, columns = size("width"), size("columns")
         accumulators = self.arrays(split, width)
@@ -379,10 +379,17 @@ class Functions:
             array("seen", "uint8", split.chunks, width),
             array("places", "int32", split.chunks, columns),
         )
-        return Stamps(width, columns, accumulators, entered_marks, places, Lookups.new() if looks_up else None)
+        return StampParams(
+            width, columns, accumulators, entered_marks, places, BitmapParams.new() if looks_up else None
+        )
 
     def ways(
-        self, out: Output, work: Workspace | Stamps, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
+        self,
+        out: Output,
+        work: Workspace | StampParams,
+        chunk: Var,
+        split: RowPartition,
+        done: Callable[[Var], list[tirx.Stmt]],
     ) -> Callable[[Var], list[tirx.Stmt]]:
         """Choose how a row is accumulated: short rows by ranks or by insertion, others in an array or a table."""
         accumulators = self.options.accumulators
@@ -391,7 +398,7 @@ class Functions:
         most = -1 if any(r.held_dtype != r.dtype for r in self.assembly.results) else small
 
         def at(row: Var) -> list[tirx.Stmt]:
-            if isinstance(work, Stamps):
+            if isinstance(work, StampParams):
                 return [self.under_mask(out, work, chunk, row), *done(row)]
             products = tirx.BufferLoad(split.bound, [row])
             emit_row = self.larger(out, work, chunk, row, products)
@@ -476,7 +483,7 @@ class Functions:
         body = self.scattered(accumulator, work, chunk)
         return seq(*accumulator.begin(), *self.filtered(body, work, chunk, row), *accumulator.finish())
 
-    def under_mask(self, out: Output, work: Stamps, chunk: Var, row: Var) -> tirx.Stmt:
+    def under_mask(self, out: Output, work: StampParams, chunk: Var, row: Var) -> tirx.Stmt:
         """Emit a row that is collected in the order of the mask's row and then written out."""
         coordinate, count = self.mask_row(row)
         stamped = Stamped(out, chunk, work.arrays, work.seen, work.places, count, coordinate, self.options.whole)
@@ -493,7 +500,7 @@ class Functions:
         begin, count = cast(mask.begin(above, []), LONG), cast(mask.extent(above, []), LONG)
         return lambda step: cast(mask.coordinate(begin + step, step, []), LONG), count
 
-    def looked_up(self, stamped: Stamped, row_lookups: Lookups, loop: tirx.For, default: tirx.Stmt) -> tirx.Stmt:
+    def looked_up(self, stamped: Stamped, row_lookups: BitmapParams, loop: tirx.For, default: tirx.Stmt) -> tirx.Stmt:
         """Emit a loop, or a search for the mask's coordinates in the operand's row where that takes less work."""
         walk = self.walk_of(loop)
         if walk is None:
@@ -531,7 +538,7 @@ class Functions:
                 stmts.append(serial(step, count, seq(tirx.Bind(key, coordinate), tirx.BufferStore(bits, value, at))))
         return [*set_, self.at_row(row, body), *clear]
 
-    def passes(self, key: ir.Expr, work: Workspace | Stamps, chunk: Var) -> ir.Expr | None:
+    def passes(self, key: ir.Expr, work: Workspace | StampParams, chunk: Var) -> ir.Expr | None:
         """Return the condition that all filters store a coordinate, or that none does with `complement`."""
         wide, condition = cast(key, LONG), None
         for bits in work.allowed:
@@ -543,7 +550,7 @@ class Functions:
     def scattered(
         self,
         accumulator: Accumulator,
-        work: Workspace | Stamps,
+        work: Workspace | StampParams,
         chunk: Var,
         rewrite: Callable[[tirx.For, tirx.Stmt], tirx.Stmt] = lambda _, code: code,
     ) -> tirx.Stmt:
@@ -588,7 +595,7 @@ class Functions:
         key: Var,
         value: ir.Expr,
         stmts: list[tirx.Stmt],
-        work: Workspace | Stamps,
+        work: Workspace | StampParams,
         chunk: Var,
         *extra: ir.Expr,
     ) -> tirx.Stmt:
@@ -604,7 +611,7 @@ class Functions:
 
     def chunks(
         self,
-        split: Split,
+        split: RowPartition,
         row_emitter: Callable[[Var], Callable[[Var], list[tirx.Stmt]]],
         cells: Sequence[Var],
         start: Callable[[Var], list[tirx.Stmt]] = lambda _: [],
@@ -634,7 +641,7 @@ class Workspace:
     allowed: Sequence[Var]
     highs: Var
     high: Var
-    parts: Parts | None
+    parts: SegmentParams | None
     is_table: bool
     fetches: bool = True
 
@@ -658,7 +665,7 @@ class Workspace:
 
 
 @dataclass(frozen=True)
-class Stamps:
+class StampParams:
     """Parameters that hold rows in the order of a mask, as `Stamped` uses them."""
 
     width: Var
@@ -666,7 +673,7 @@ class Stamps:
     arrays: Sequence[Var]
     seen: Var
     places: Var
-    lookups: Lookups | None = None
+    lookups: BitmapParams | None = None
     has_values: bool = True
     allowed: Sequence[Var] = ()
     fetches: bool = True
@@ -698,7 +705,7 @@ class _Known:
         return []
 
 
-def _update(scatter: Scatter, accumulator: Var, place: list[ir.Expr]) -> tirx.Stmt:
+def _update(scatter: ScatterStore, accumulator: Var, place: list[ir.Expr]) -> tirx.Stmt:
     """Emit a scatter into an element of an accumulator; 16-bit floats are accumulated in 32 bits."""
     place, dtype = [*place, *scatter.inner], scatter.result.dtype
     if str(accumulator.ty.dtype) == dtype:
@@ -723,7 +730,7 @@ class AssembledCompiled(Compiled):
     """Machine code of several functions in one library; `sparsetir.sparse_output.functions` describes them."""
 
     @cached_property
-    def assembly(self) -> Assembly:
+    def assembly(self) -> AssembledProgram:
         """The program with dense stand-ins of its results."""
         with own_errors():
             return assemble(self.func)
@@ -732,12 +739,12 @@ class AssembledCompiled(Compiled):
     def functions(self) -> Functions:
         """The builder of the functions."""
         with own_errors():
-            return Functions(self.assembly, lower_rows(self.assembly), self.schedule or Options())
+            return Functions(self.assembly, lower_rows(self.assembly), self.schedule or AccumulatorOptions())
 
     @cached_property
     def held(self) -> tuple[str, ...]:
         """The names of the functions that are compiled with the program."""
-        names = (self.schedule or Options()).functions
+        names = (self.schedule or AccumulatorOptions()).functions
         return ("alone",) if names == FIRST and self.assembly.merge is not None else names
 
     @cached_property

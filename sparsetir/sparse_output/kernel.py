@@ -23,17 +23,17 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, St
 from sparsetir.ir.rewriting import collect
 from sparsetir.ir.sizes import Size
 from sparsetir.ir.views import decode
-from sparsetir.runtime.call_plan import Timing, measure
+from sparsetir.runtime.call_plan import CallTiming, measure
 from sparsetir.runtime.repr import shown_signature
 from sparsetir.runtime.serialization import Saved
 from sparsetir.runtime.signature import Arguments, Signature, argument_list, numpy_dtype
 from sparsetir.script.printer import script
-from sparsetir.sparse_output import Accumulators, AssembledCompiled, Assembly, Options
+from sparsetir.sparse_output import AccumulatorOptions, Accumulators, AssembledCompiled, AssembledProgram
 from sparsetir.sparse_output.accumulators import DUMPS, FIRST, FUNCTIONS
 from sparsetir.sparse_output.c_functions import AssembledInterface
 from sparsetir.sparse_output.fast_paths import CompressedRows, MergedRows, SmallCalls
 from sparsetir.sparse_output.program import Merge
-from sparsetir.sparse_output.result import Pattern, RowOrders, as_object, least_of, rows_axis, top_of
+from sparsetir.sparse_output.result import ResultPattern, RowOrders, as_object, least_of, rows_axis, top_of
 from sparsetir.sparse_output.rows import LEAST_PARTS, MOST_PARTS, SHIFT
 from sparsetir.sparse_output.selection import LANES, ordered
 from sparsetir.sparse_output.workspace import (
@@ -42,9 +42,9 @@ from sparsetir.sparse_output.workspace import (
     ROW_WORK,
     SERIAL_WORK,
     Call,
-    Lookups,
+    ChunkWorkspace,
+    RowBitmaps,
     Stamps,
-    Work,
     closed,
     full,
     gather,
@@ -59,7 +59,7 @@ from sparsetir.sparse_output.workspace import (
 )
 from sparsetir.utils import buffers
 from sparsetir.utils.arguments import shown, with_new_names
-from sparsetir.utils.buffers import LEAST_ROOM, MOST_ROOM, Rooms
+from sparsetir.utils.buffers import LEAST_ROOM, MOST_ROOM, BufferPool
 from sparsetir.utils.memory import memory_size
 from sparsetir.utils.threads import get_num_threads
 
@@ -76,7 +76,7 @@ HYPERSPARSE = 2  # elements per entry of the operands above which hash tables ar
 MOST_WASTE = 1.5  # times as much memory as its entries that a result may hold
 
 
-class AssembledKernel(Saved):
+class SparseOutputKernel(Saved):
     """Compiled program that computes the pattern of its results, called by buffer names.
 
     Parameters
@@ -97,8 +97,8 @@ class AssembledKernel(Saved):
         self.compiled = compiled
         self.func = compiled.func
         self.name = compiled.name
-        self.assembly: Assembly = compiled.assembly
-        self.options: Options = compiled.schedule or Options()
+        self.assembly: AssembledProgram = compiled.assembly
+        self.options: AccumulatorOptions = compiled.schedule or AccumulatorOptions()
         self._functions: dict[str, Callable[..., Any]] = {}
         self._results = [r.storage for r in self.assembly.results]
         self.signature = Signature(decode(self.assembly.func), compiled.searched, made=self._results)
@@ -113,13 +113,13 @@ class AssembledKernel(Saved):
         self._orders = self._row_orders()
         self._kept = self._kept_of_products()
         self._merged_rows = self._rows_to_merge()
-        self._spare: list[Work] = []
+        self._spare: list[ChunkWorkspace] = []
         self._stamps: list[Stamps] = []
         self._rooms: list[list[np.ndarray]] = []
         self._counts: list[np.ndarray] = []
         dtypes = self._key_dtype(), *(np.dtype(numpy_dtype(r.dtype)) for r in self.assembly.results)
         self._little = 0  # calls that a function for small ones could have made
-        self._earlier = None if any(r.inner for r in self.assembly.results) else Rooms(dtypes)
+        self._earlier = None if any(r.inner for r in self.assembly.results) else BufferPool(dtypes)
 
     def _kept_of_products(self) -> list[np.dtype[Any]] | None:
         """Return the dtypes of the parts that are stored of each product of a long row, or None without segments."""
@@ -229,12 +229,12 @@ class AssembledKernel(Saved):
         top, threshold = (arguments.pop(name, None) for name in SELECTION)
         return top_of(top), least_of(threshold, self.assembly.results[0].dtype)
 
-    def selecting(self) -> AssembledKernel:
+    def selecting(self) -> SparseOutputKernel:
         """Return the kernel that keeps the largest entries of each row, given by ``top=`` and ``threshold=``.
 
         Returns
         -------
-        AssembledKernel
+        SparseOutputKernel
             Called as this kernel, with two more arguments, which have the meaning of those of `sparsetir.matmul`.
 
         Raises
@@ -255,7 +255,7 @@ class AssembledKernel(Saved):
             raise LoweringError(f"{self.name} {reason}: the largest entries are those of one product")
         options = replace(self.options, select=True, limited=True)
         compiled = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
-        return AssembledKernel(cast("AssembledCompiled", compiled))
+        return SparseOutputKernel(cast("AssembledCompiled", compiled))
 
     def prepare(self, unnamed: tuple[Any, ...], arguments: dict[str, Any]) -> Arguments:
         """Return the arguments of a call, fully validated."""
@@ -306,7 +306,7 @@ class AssembledKernel(Saved):
             return ArgumentTypeError(f"{name} is an argument of kernel.selecting(), which keeps the largest entries")
         return self.signature.unknown(name)
 
-    def returned(self, args: Arguments, pattern: Pattern, arguments: dict[str, Any]) -> Any:
+    def returned(self, args: Arguments, pattern: ResultPattern, arguments: dict[str, Any]) -> Any:
         """Return the results in the class of the first sparse argument."""
         model = next((v for v in arguments.values() if interop.is_sparse(v)), None)
         count = len(pattern.values)
@@ -315,11 +315,11 @@ class AssembledKernel(Saved):
         )
         return out[0] if len(out) == 1 else out
 
-    def bind(self, **arguments: Any) -> BoundAssembledKernel:
+    def bind(self, **arguments: Any) -> BoundSparseOutputKernel:
         """Fix some arguments: ``kernel.bind(B=B)(A=A)`` is ``kernel(A=A, B=B)``."""
-        return BoundAssembledKernel(self, self._renamed(arguments))
+        return BoundSparseOutputKernel(self, self._renamed(arguments))
 
-    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> CallTiming:
         """Time repeated computations of pattern and values, arguments ready.
 
         Parameters
@@ -336,7 +336,7 @@ class AssembledKernel(Saved):
 
     # ------------------------------------------------------------------ the pattern and its values
 
-    def assemble(self, args: Arguments, top: int | None = None, threshold: Any = None) -> Pattern:
+    def assemble(self, args: Arguments, top: int | None = None, threshold: Any = None) -> ResultPattern:
         """Compute pattern and values; a kernel that selects keeps a row's `top` largest entries above `threshold`."""
         if self.is_wide(args):
             return self.tabled.assemble(args, top, threshold)
@@ -364,10 +364,10 @@ class AssembledKernel(Saved):
         return elements > HYPERSPARSE * entries
 
     @cached_property
-    def tabled(self) -> AssembledKernel:
+    def tabled(self) -> SparseOutputKernel:
         """Kernel of the same program that accumulates in hash tables."""
         compiled = compile_cached(self.func, self.compiled.target, self.options.tabled(), AssembledCompiled)
-        return AssembledKernel(cast("AssembledCompiled", compiled))
+        return SparseOutputKernel(cast("AssembledCompiled", compiled))
 
     def is_roomy(self, call: Call) -> bool:
         """Return whether the rows are written before their lengths are known."""
@@ -408,7 +408,9 @@ class AssembledKernel(Saved):
         if buffer.nbytes * MOST_COUNTS <= KEPT_BYTES and len(self._counts) < MOST_COUNTS:
             self._counts.append(buffer)
 
-    def counted(self, args: Arguments, common: list[Any], rows: int) -> tuple[np.ndarray, np.ndarray, Lookups | None]:
+    def counted(
+        self, args: Arguments, common: list[Any], rows: int
+    ) -> tuple[np.ndarray, np.ndarray, RowBitmaps | None]:
         """Compute the work of each row, an upper bound of its coordinates, and the lookups of a mask's rows."""
         cost, bound = self.counts(rows), self.counts(rows)
         threads = get_num_threads() if rows > SERIAL_WORK else 1
@@ -417,32 +419,32 @@ class AssembledKernel(Saved):
                 self.run("bound", *common, threads, cost, bound)
             return cost, bound, None
         if not rows:
-            return cost, bound, Lookups.none()
+            return cost, bound, RowBitmaps.none()
         saved_work = np.empty(threads, np.int64)
         self.run("bound", *common, threads, cost, bound, 1, saved_work)
         saved_total = int(saved_work.sum())
         if saved_total * MUCH <= int(cost.sum()):
-            return cost, bound, Lookups.none()
+            return cost, bound, RowBitmaps.none()
         lookups = self.lookups(args, saved_total)
         if not lookups.is_some:
             self.run("bound", *common, threads, cost, bound, 0, saved_work)
         return cost, bound, lookups
 
-    def lookups(self, args: Arguments, saved_work: int) -> Lookups:
+    def lookups(self, args: Arguments, saved_work: int) -> RowBitmaps:
         """Choose the lookups of a mask's rows from the work that they would save."""
         walks = self.compiled.functions.walks
         if not walks or walks[0].axis.indptr is None:
-            return Lookups.none()
+            return RowBitmaps.none()
         axis = walks[0].axis
         indptr, indices = (args.arrays[str(a.name)] for a in (axis.indptr, axis.indices) if a is not None)
-        return Lookups.of(indptr, indices, self._width(args.sizes), saved_work)
+        return RowBitmaps.of(indptr, indices, self._width(args.sizes), saved_work)
 
     def _columns(self, args: Arguments) -> int:
         """Return the number of columns of the rows that an order compares."""
         axis = rows_axis(self.assembly.source, self.assembly.rows[-1])
         return 0 if axis is None else int(Size(axis.length).at(args.sizes))
 
-    def two_phases(self, call: Call) -> Pattern:
+    def two_phases(self, call: Call) -> ResultPattern:
         """Run the symbolic phase, then write the rows at their final positions."""
         work = self.take(call)
         length = np.zeros(call.rows, np.int64)
@@ -455,9 +457,9 @@ class AssembledKernel(Saved):
         first = indptr[call.ranges[:-1]] if call.order is None else indptr[:-1]
         self.numeric(call, work, length, first, keys, values)
         self.give_back(work)
-        return Pattern(self._held_shape(call), indptr, keys, values)
+        return ResultPattern(self._held_shape(call), indptr, keys, values)
 
-    def ordered_rows(self, call: Call) -> Pattern:
+    def ordered_rows(self, call: Call) -> ResultPattern:
         """Write rows at upper bounds of their positions, then compact them."""
         work = self.stamps(call) if self.is_stamped else self.take(call)
         first = running(cast("np.ndarray", call.bound))
@@ -474,9 +476,9 @@ class AssembledKernel(Saved):
                 "packed", *call.common, len(ranges) - 1, ranges, first[:-1], indptr, len(room[0]), len(keys), *arrays
             )
         self._rooms.append(room)
-        return Pattern(self._held_shape(call), indptr, keys, values)
+        return ResultPattern(self._held_shape(call), indptr, keys, values)
 
-    def merged(self, call: Call) -> Pattern:
+    def merged(self, call: Call) -> ResultPattern:
         """Merge the rows of each chunk from an upper bound of its position on, then close the gaps."""
         kind = cast("Merge", self.assembly.merge).how
         indptr, faults = np.zeros(call.rows + 1, np.int64), np.zeros(call.chunks, np.int64)
@@ -489,9 +491,9 @@ class AssembledKernel(Saved):
             raise StructureError(f"the rows that {self.name} merges are not sorted, or changed during the call")
         parts = self.parts(call, indptr, first)
         keys, *values = (closed(array, parts) for array in (keys, *values))
-        return Pattern(self._held_shape(call), indptr, keys, values)
+        return ResultPattern(self._held_shape(call), indptr, keys, values)
 
-    def one_phase(self, call: Call, top: int | None = None, threshold: Any = None) -> Pattern:
+    def one_phase(self, call: Call, top: int | None = None, threshold: Any = None) -> ResultPattern:
         """Write the rows of each chunk from an upper bound of its position on, then close the gaps."""
         if self.assembly.merge is not None:
             return self.merged(call)
@@ -507,7 +509,7 @@ class AssembledKernel(Saved):
         self.numeric(call, work, indptr[1:], first, room[0], room[1:], *self.selected(call, top, threshold))
         self.give_back(work)
         keys, *values = self.together(room, self.parts(call, indptr, first))
-        return Pattern(self._held_shape(call), indptr, keys, values)
+        return ResultPattern(self._held_shape(call), indptr, keys, values)
 
     def together(self, room: list[np.ndarray], parts: list[tuple[int, int, int]]) -> list[np.ndarray]:
         """Compact the parts of a buffer: in place if they fill most of it or it is large, else in new arrays."""
@@ -580,7 +582,7 @@ class AssembledKernel(Saved):
     def numeric(
         self,
         call: Call,
-        work: Work | Stamps,
+        work: ChunkWorkspace | Stamps,
         ends: np.ndarray,
         first: np.ndarray,
         keys: np.ndarray,
@@ -617,7 +619,7 @@ class AssembledKernel(Saved):
         values = [np.empty(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         return np.empty(count, self._key_dtype()), values
 
-    def take(self, call: Call) -> Work:
+    def take(self, call: Call) -> ChunkWorkspace:
         """Return accumulators for the chunks of a call, reused if possible."""
         words = -(-call.width // WORD)
         if self.options.accumulators.is_table:
@@ -636,7 +638,7 @@ class AssembledKernel(Saved):
         allowed = [np.zeros(shape, np.int64) for shape in filters]
         bits = full(shapes[1], np.dtype(np.int64), 0)
         bytes_, top, high = [*(full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None, None][:3]
-        return Work(arrays, bits, bytes_, top, high, allowed, [buffers.empty(*part) for part in parts])
+        return ChunkWorkspace(arrays, bits, bytes_, top, high, allowed, [buffers.empty(*part) for part in parts])
 
     def products_held(self, call: Call) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
         """Return shapes and dtypes of the buffers for the products of long rows; empty without segments."""
@@ -662,7 +664,7 @@ class AssembledKernel(Saved):
         dtypes = (np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results)
         return [((*shape, *block), dtype) for block, dtype in zip(blocks, dtypes, strict=True)]
 
-    def give_back(self, work: Work | Stamps) -> None:
+    def give_back(self, work: ChunkWorkspace | Stamps) -> None:
         """Keep accumulators for the next call."""
         spare = self._stamps if isinstance(work, Stamps) else self._spare
         if work.nbytes <= KEPT_BYTES and not spare:
@@ -706,7 +708,7 @@ class AssembledKernel(Saved):
         together = name in FIRST and self.assembly.merge is None
         return self.with_functions(*(FIRST if together else (name,)))
 
-    def with_functions(self, *names: str, options: Options | None = None) -> AssembledCompiled:
+    def with_functions(self, *names: str, options: AccumulatorOptions | None = None) -> AssembledCompiled:
         """Compile these functions."""
         options = replace(options or self.options, functions=names)
         compiled = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
@@ -722,7 +724,7 @@ class AssembledKernel(Saved):
         ``schedule=Accumulators(kind="table")`` for each entry of the longest row.
         """
         # The C function computes the rows in stored order, which gives the same result.
-        whole = AssembledKernel(self.with_functions(*FUNCTIONS, options=self.options.plain()))
+        whole = SparseOutputKernel(self.with_functions(*FUNCTIONS, options=self.options.plain()))
         interface = AssembledInterface(whole, whole.assembly, whole.options)
         return export(whole, Path(path), Path(header) if header is not None else None, interface=interface)
 
@@ -733,8 +735,8 @@ class AssembledKernel(Saved):
         write_one(self.compiled)  # for the process that unpickles it
         return _restored, (self.func, str(self.compiled.target), self.compiled.schedule)
 
-    def __deepcopy__(self, _memo: Any) -> AssembledKernel:
-        return AssembledKernel(self.compiled)  # machine code does not change
+    def __deepcopy__(self, _memo: Any) -> SparseOutputKernel:
+        return SparseOutputKernel(self.compiled)  # machine code does not change
 
     # ------------------------------------------------------------------ looking inside
 
@@ -749,17 +751,17 @@ class AssembledKernel(Saved):
         return self.with_functions(*FUNCTIONS).source(kind)
 
 
-class BoundAssembledKernel:
+class BoundSparseOutputKernel:
     """A kernel with some arguments fixed.
 
     Parameters
     ----------
-    kernel : AssembledKernel
+    kernel : SparseOutputKernel
     arguments : dict
         Those that are fixed, by name.
     """
 
-    def __init__(self, kernel: AssembledKernel, arguments: dict[str, Any]) -> None:
+    def __init__(self, kernel: SparseOutputKernel, arguments: dict[str, Any]) -> None:
         names = (*kernel.signature.buffers, *kernel.signature.by_name, *(SELECTION if kernel.options.select else ()))
         unknown = next((name for name in arguments if name not in names), None)
         if unknown is not None:
@@ -784,10 +786,10 @@ def _flat(block: tuple[int, ...]) -> tuple[int, ...]:
     return (math.prod(block),) if block else ()
 
 
-def _restored(func: Any, target: str, options: Options | None) -> AssembledKernel:
+def _restored(func: Any, target: str, options: AccumulatorOptions | None) -> SparseOutputKernel:
     """Restore a kernel from its pickled state."""
     compiled = compile_cached(func, tvm.target.Target(target), options, AssembledCompiled)
-    return AssembledKernel(cast("AssembledCompiled", compiled))
+    return SparseOutputKernel(cast("AssembledCompiled", compiled))
 
 
-__all__ = ["AssembledKernel"]
+__all__ = ["SparseOutputKernel"]

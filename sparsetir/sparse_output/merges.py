@@ -48,15 +48,15 @@ from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.iterations.normalize import as_logic, with_nan
 from sparsetir.lower.loops import parallel, serial
 from sparsetir.sparse_output.accumulators import WORD, Output, add
-from sparsetir.sparse_output.program import Assembly, Merge
-from sparsetir.sparse_output.rows import Rows, Scatter
+from sparsetir.sparse_output.program import AssembledProgram, Merge
+from sparsetir.sparse_output.rows import RowLoop, ScatterStore
 
 BITS = {"float32": "int32", "float64": "int64"}
 ROWS = 64  # of a block
 
 
 @dataclass(frozen=True)
-class Cursor:
+class RowCursor:
     """Position in the row of one axis."""
 
     axis: Axis
@@ -64,7 +64,7 @@ class Cursor:
     end: Var
 
     @classmethod
-    def of(cls, axis: Axis) -> Cursor:
+    def of(cls, axis: Axis) -> RowCursor:
         return cls(axis, cell(f"at_{axis.name}", LONG), cell(f"end_{axis.name}", LONG))
 
     def start(self, row: ir.Expr) -> list[tirx.Stmt]:
@@ -82,10 +82,10 @@ class Cursor:
         return cast(self.axis.coordinate(get(self.at), get(self.at), []), LONG)
 
 
-def row_of(assembly: Assembly, merge: Merge, out: Output, row: ir.Expr, *, branches: bool) -> list[tirx.Stmt]:
+def row_of(assembly: AssembledProgram, merge: Merge, out: Output, row: ir.Expr, *, branches: bool) -> list[tirx.Stmt]:
     """Emit one row, and leave the position after it in `out`; two axes use branches if those are predictable."""
-    cursors = [Cursor.of(a) for a in merge.members]
-    emit = _Emitter(assembly, merge, out, row, cursors)
+    cursors = [RowCursor.of(a) for a in merge.members]
+    emit = _EntryEmitter(assembly, merge, out, row, cursors)
     stmts = alloc(*(c for x in cursors for c in (x.at, x.end)))
     stmts += [s for c in cursors for s in c.start(row)]
     if merge.how == "intersect":
@@ -98,7 +98,7 @@ def row_of(assembly: Assembly, merge: Merge, out: Output, row: ir.Expr, *, branc
 
 
 def block_of(
-    assembly: Assembly,
+    assembly: AssembledProgram,
     merge: Merge,
     out: Output,
     rows: tuple[ir.Expr, ir.Expr],
@@ -195,7 +195,7 @@ def _if_alike(merge: Merge, first: ir.Expr, after: ir.Expr, similar: tirx.Stmt, 
 
 
 def _same_or(
-    general: tirx.Stmt, assembly: Assembly, merge: Merge, out: Output, rows: tuple[ir.Expr, ir.Expr], ends: Var
+    general: tirx.Stmt, assembly: AssembledProgram, merge: Merge, out: Output, rows: tuple[ir.Expr, ir.Expr], ends: Var
 ) -> tirx.Stmt:
     """Emit rows entry by entry where all axes store the same coordinates; emit `general` elsewhere."""
     first, after = rows
@@ -233,10 +233,12 @@ def _same_or(
     return seq(*bound, *alloc(differs), is_same, tirx.IfThenElse(get(differs).equal(zero), seq(*copy), general))
 
 
-def _side_by_side(assembly: Assembly, merge: Merge, out: Output, row: Var, first: ir.Expr, after: ir.Expr) -> tirx.Stmt:
+def _side_by_side(
+    assembly: AssembledProgram, merge: Merge, out: Output, row: Var, first: ir.Expr, after: ir.Expr
+) -> tirx.Stmt:
     """Emit the entries of rows in which all axes store the same coordinates."""
-    cursors = [Cursor.of(a) for a in merge.members]
-    emit = _Emitter(assembly, merge, out, row, cursors)
+    cursors = [RowCursor.of(a) for a in merge.members]
+    emit = _EntryEmitter(assembly, merge, out, row, cursors)
     step, key, count = (Var(name, ir.PrimType(LONG)) for name in ("step", "j", "count"))
     pointer = lambda place: cast(tirx.BufferLoad(cursors[0].axis.indptr, [place]), LONG)  # noqa: E731
     here = get(cursors[0].at) + step
@@ -249,14 +251,16 @@ def _side_by_side(assembly: Assembly, merge: Merge, out: Output, row: Var, first
     )
 
 
-class _Emitter:
+class _EntryEmitter:
     """Emitter of a row's entries at the positions of the cursors."""
 
-    def __init__(self, assembly: Assembly, merge: Merge, out: Output, row: ir.Expr, cursors: Sequence[Cursor]) -> None:
+    def __init__(
+        self, assembly: AssembledProgram, merge: Merge, out: Output, row: ir.Expr, cursors: Sequence[RowCursor]
+    ) -> None:
         self.assembly, self.merge, self.out, self.row, self.cursors = assembly, merge, out, row, cursors
-        self.masks: dict[Cursor, ir.Expr] = {}  # of cursors that may be at the coordinate: all bits set if they are
+        self.masks: dict[RowCursor, ir.Expr] = {}  # of cursors that may be at the coordinate: all bits set if they are
 
-    def union(self, cursors: Sequence[Cursor]) -> tirx.Stmt:
+    def union(self, cursors: Sequence[RowCursor]) -> tirx.Stmt:
         """Emit entries while all cursors are inside their rows: the least coordinate, of each axis that stores it."""
         names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in cursors]
         least = Var("j", ir.PrimType(LONG))
@@ -284,7 +288,7 @@ class _Emitter:
         names = [Var(f"j_{c.axis.name}", ir.PrimType(LONG)) for c in self.cursors]
         is_union = self.merge.how == "union"
 
-        def case(key: Var, *cursors: Cursor, writes: bool) -> tirx.Stmt:
+        def case(key: Var, *cursors: RowCursor, writes: bool) -> tirx.Stmt:
             stores = dict.fromkeys(cursors, const(True, "bool"))
             entry = [*self.entry(key, stores), add(self.out.pos, 1)] if writes else []
             return seq(*entry, *(add(c.at, 1) for c in cursors))
@@ -316,7 +320,7 @@ class _Emitter:
             any_inside = tirx.Or(any_inside, cursor.is_inside)
         return tirx.While(any_inside, seq(*stmts))
 
-    def tail(self, cursor: Cursor) -> tirx.Stmt:
+    def tail(self, cursor: RowCursor) -> tirx.Stmt:
         """Emit the entries of one axis after those of all others."""
         step = Var("step", ir.PrimType(LONG))
         key = Var("j", ir.PrimType(LONG))
@@ -348,7 +352,7 @@ class _Emitter:
         return tirx.While(conjunction([c.is_inside for c in self.cursors]), seq(*stmts))
 
     def entry(
-        self, key: Var, has: dict[Cursor, ir.Expr], *, guarded: bool = False, step: ir.Expr | None = None
+        self, key: Var, has: dict[RowCursor, ir.Expr], *, guarded: bool = False, step: ir.Expr | None = None
     ) -> list[tirx.Stmt]:
         """Emit the entry of a coordinate at which the axes of some cursors store elements."""
         place = [get(self.out.pos) + (long(0) if step is None else step)]
@@ -363,7 +367,7 @@ class _Emitter:
             stmts += [*self.pairs, tirx.BufferStore(self.out.values[number], value, place)]
         return stmts
 
-    def either(self, cursor: Cursor, there: ir.Expr, element: ir.Expr, fallback: ir.Expr) -> ir.Expr:
+    def either(self, cursor: RowCursor, there: ir.Expr, element: ir.Expr, fallback: ir.Expr) -> ir.Expr:
         """Select one of two values by arithmetic or a subscript: LLVM turns a select into a branch."""
         dtype = str(element.ty.dtype)
         if isinstance(there, tirx.IntImm):
@@ -389,7 +393,7 @@ class _Emitter:
         return number
 
     def value(
-        self, value: ir.Expr, key: Var, stores: dict[Cursor, ir.Expr], *, guarded: bool, step: ir.Expr | None
+        self, value: ir.Expr, key: Var, stores: dict[RowCursor, ir.Expr], *, guarded: bool, step: ir.Expr | None
     ) -> ir.Expr:
         """Return the stored value in terms of positions."""
         buffers = self.assembly.source.buffers
@@ -437,7 +441,7 @@ SEARCH_STEP, SEARCH_WORK = 8, 8  # the same for a step of a bisection, and for i
 
 
 @dataclass(frozen=True)
-class Walk:
+class RowWalk:
     """A loop over a row of an operand that enters every coordinate of it.
 
     Parameters
@@ -449,7 +453,7 @@ class Walk:
         The position above it.
     key : Expr
         The coordinate of an iteration.
-    scatters : list of Scatter
+    scatters : list of ScatterStore
         The statements of an iteration.
     """
 
@@ -457,7 +461,7 @@ class Walk:
     axis: Axis
     row: ir.Expr
     key: ir.Expr
-    scatters: list[Scatter]
+    scatters: list[ScatterStore]
 
     @property
     def extent(self) -> ir.Expr:
@@ -500,7 +504,7 @@ class Walk:
         return seq(*alloc(lo, span), serial(step, count, search))
 
 
-def walks_of(rows: Rows, assembly: Assembly) -> list[Walk]:
+def walks_of(rows: RowLoop, assembly: AssembledProgram) -> list[RowWalk]:
     """Return the masked program's loops over rows of one operand that only enter their coordinates."""
     plain = [a for a in assembly.source.axes.values() if a.kind == "sparse_variable" and a.rule is None]
     axes = {str(a.indices.name): a for a in plain if a.indices is not None}
@@ -509,7 +513,7 @@ def walks_of(rows: Rows, assembly: Assembly) -> list[Walk]:
     return [w for w in walks if w.axis is walks[0].axis]
 
 
-def _walk(loop: tirx.For, rows: Rows, axes: dict[str, Axis]) -> Walk | None:
+def _walk(loop: tirx.For, rows: RowLoop, axes: dict[str, Axis]) -> RowWalk | None:
     """Return the walk of a loop over all entries of a row, or None if the loop is not one."""
     stores = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     scatters = [s for s in map(rows.scatter_of, stores) if s is not None and not s.inner]
@@ -525,11 +529,11 @@ def _walk(loop: tirx.For, rows: Rows, axes: dict[str, Axis]) -> Walk | None:
     row = begin.indices[0]
     is_next = after.source.same_as(begin.source) and same(after.indices[0], row + 1)
     is_whole = is_next and same(key.indices[0], begin + loop.loop_var) and same(loop.min, const(0, axis.idtype))
-    return Walk(loop, axis, row, key, scatters) if is_whole and all(same(s.key, key) for s in scatters) else None
+    return RowWalk(loop, axis, row, key, scatters) if is_whole and all(same(s.key, key) for s in scatters) else None
 
 
 @dataclass(frozen=True)
-class Lookups:
+class BitmapParams:
     """Parameters that hold the bitmaps.
 
     Parameters
@@ -558,7 +562,7 @@ class Lookups:
     numbers: Var
 
     @classmethod
-    def new(cls) -> Lookups:
+    def new(cls) -> BitmapParams:
         """Create the parameters of a function."""
         count, words, above = (Var(name, ir.PrimType(LONG)) for name in ("looked_up", "look_words", "look_rows"))
         shapes = {"rows": [count], "marks": [count, words, long(2)], "numbers": [above]}
@@ -609,7 +613,7 @@ class Lookups:
 
     def over(
         self,
-        walk: Walk,
+        walk: RowWalk,
         count: ir.Expr,
         coordinate: Callable[[Var], ir.Expr],
         stmt: Callable[[Var, Var, ir.Expr], tirx.Stmt],
@@ -642,4 +646,4 @@ class Lookups:
         )
 
 
-__all__ = ["LONG_ROW", "LOOK_WORK", "ROWS", "Lookups", "Walk", "block_of", "walks_of"]
+__all__ = ["LONG_ROW", "LOOK_WORK", "ROWS", "BitmapParams", "RowWalk", "block_of", "walks_of"]

@@ -244,7 +244,7 @@ def _merged(ids: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np
 
 @remember("retrieval", 4)
 def _function(dtype: str) -> Any:
-    func = _Search(dtype).function().with_attr({"global_symbol": "search_postings", "tirx.noalias": True})
+    func = _SearchLoops(dtype).function().with_attr({"global_symbol": "search_postings", "tirx.noalias": True})
     return compile_cached(func, native_target(), None, CompiledLoops).function
 
 
@@ -256,7 +256,7 @@ def _set(array: Var, value: ir.Expr, *place: ir.Expr) -> tirx.Stmt:
     return tirx.BufferStore(array, value, list(place))
 
 
-class _Search:
+class _SearchLoops:
     """Loops over tasks, each a query and a range of documents; blocks; terms; and postings."""
 
     def __init__(self, dtype: str) -> None:

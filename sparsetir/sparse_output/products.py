@@ -19,12 +19,12 @@ from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import CooTensor, check_parts
 from sparsetir.runtime.signature import Arguments, argument_list, as_passed, numpy_dtype
 from sparsetir.runtime.validation import is_sound
-from sparsetir.sparse_output import Options
+from sparsetir.sparse_output import AccumulatorOptions
 from sparsetir.sparse_output.blocks import assembled_kernel
 from sparsetir.sparse_output.fast_paths import ROWS, function_for, limits
-from sparsetir.sparse_output.kernel import AssembledKernel
-from sparsetir.sparse_output.result import Pattern, as_object, least_of, top_of
-from sparsetir.sparse_output.workspace import KEPT_BYTES, Work, passed, popped, tensor
+from sparsetir.sparse_output.kernel import SparseOutputKernel
+from sparsetir.sparse_output.result import ResultPattern, as_object, least_of, top_of
+from sparsetir.sparse_output.workspace import KEPT_BYTES, ChunkWorkspace, passed, popped, tensor
 from sparsetir.utils.arguments import VALUE_DTYPES, as_flag, as_real, common_dtype
 from sparsetir.utils.caches import remember, shared_cache
 from sparsetir.utils.memory import check_memory
@@ -35,22 +35,22 @@ from sparsetir.utils.memory import check_memory
 FEW_BYTES = 1 << 14  # that are compared as bytes, which numpy takes longer to begin with
 
 
-class Refill:
+class NumericPhase:
     """Numeric phase for one pattern; every call must have the pattern's index arrays.
 
     Parameters
     ----------
-    kernel : AssembledKernel
+    kernel : SparseOutputKernel
     args : Arguments
         Of a call with the pattern.
     """
 
-    def __init__(self, kernel: AssembledKernel, args: Arguments) -> None:
+    def __init__(self, kernel: SparseOutputKernel, args: Arguments) -> None:
         self.kernel = kernel
         values = {str(b.storage.name) for b in kernel.signature.buffers.values()}
         self.structure = {name: array.copy() for name, array in args.arrays.items() if name not in values}
         copies = Arguments(sizes=args.sizes, arrays={**args.arrays, **self.structure})
-        self.pattern: Pattern = kernel.assemble(args)
+        self.pattern: ResultPattern = kernel.assemble(args)
         self.has_values = kernel.can_refill(args)
         if not self.has_values:
             return
@@ -63,7 +63,7 @@ class Refill:
         self.split = [tensor(a) for a in call.split[len(call.common) :]]
         self.entries = [len(self.pattern.keys), *map(tensor, (self.pattern.indptr, self.pattern.keys))]
         self.call = replace(call, common=[])
-        self._spare: list[Work] = []
+        self._spare: list[ChunkWorkspace] = []
 
     def other(self, arrays: Mapping[str, np.ndarray]) -> str | None:
         """Return the name of the first index array that differs from the pattern's, or None."""
@@ -149,7 +149,7 @@ def _matmul(key: Any, A: Any, B: Any, mask: Any, *, complement: bool, top: Any, 
     program, _, selects, _ = key
     operands = _Operands.of("matmul", A=A, B=B)
     _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
-    options = Options(complement=bool(complement), select=selects, limited=threshold is not None)
+    options = AccumulatorOptions(complement=bool(complement), select=selects, limited=threshold is not None)
     kernel = _kernel_of_product(program, operands, options, operands["A"], operands["B"])
     operands.keep(kernel, key)
     return operands.like_first(_product(kernel, dict(operands), mask, top, threshold))
@@ -216,21 +216,21 @@ def _transposed_rows(kind: Any, B: Any) -> Any:
     return interop.compressed_of(by_columns, *parts, (columns, rows)).tocsr()
 
 
-def _product(kernel: AssembledKernel, operands: dict[str, Any], mask: Any, top: Any, threshold: Any) -> Any:
+def _product(kernel: SparseOutputKernel, operands: dict[str, Any], mask: Any, top: Any, threshold: Any) -> Any:
     """Multiply operands that have the dtypes of the kernel."""
     selected = _selected(kernel, top, threshold)
     product = _small_product(kernel, operands, mask, selected)
     return _large_product(kernel, operands, mask, selected) if product is None else product
 
 
-def _selected(kernel: AssembledKernel, top: Any, threshold: Any) -> tuple[Any, ...]:
+def _selected(kernel: SparseOutputKernel, top: Any, threshold: Any) -> tuple[Any, ...]:
     """Return the validated selection of a row's entries; empty if all are kept."""
     if top is None and threshold is None:
         return ()
     return top_of(top), least_of(threshold, kernel.assembly.results[0].dtype)
 
 
-def _small_product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, selected: tuple[Any, ...]) -> Any:
+def _small_product(kernel: SparseOutputKernel, named: dict[str, Any], mask: Any, selected: tuple[Any, ...]) -> Any:
     """Multiply by one compiled function; return None if the operands are too large, invalid or need conversion."""
     name = _at_once_by(named["A"], named["B"], kernel)
     if not name:
@@ -238,14 +238,14 @@ def _small_product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, se
     return kernel.small_at_once(name, named if mask is None else {**named, "M": mask}, *selected)
 
 
-def _large_product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, selected: tuple[Any, ...]) -> Any:
+def _large_product(kernel: SparseOutputKernel, named: dict[str, Any], mask: Any, selected: tuple[Any, ...]) -> Any:
     if mask is not None:
         named["M"] = _mask(mask, (named["A"].shape[0], named["B"].shape[1]))
     args = kernel.prepare((), named)
     return kernel.returned(args, kernel.assemble(args, *selected), named)
 
 
-def _at_once_by(A: Any, B: Any, kernel: AssembledKernel | None = None) -> str:
+def _at_once_by(A: Any, B: Any, kernel: SparseOutputKernel | None = None) -> str:
     """Return the name of the function that computes a small product in one call, or "" if the product is too large.
 
     The choice depends on the mean length of rows; if the function would first be compiled, on the exact work.
@@ -256,7 +256,9 @@ def _at_once_by(A: Any, B: Any, kernel: AssembledKernel | None = None) -> str:
     return name if np.diff(B.indptr).take(A.indices, mode="clip").sum() <= limits()[0] else ""
 
 
-def _kernel_of_product(program: str, operands: _Operands, options: Options, A: Any, B: Any) -> AssembledKernel:
+def _kernel_of_product(
+    program: str, operands: _Operands, options: AccumulatorOptions, A: Any, B: Any
+) -> SparseOutputKernel:
     """Return the kernel of a product, with only the functions compiled that the operands need."""
     name = "" if operands.dtype == "bfloat16" else _at_once_by(A, B)
     if name:
@@ -276,11 +278,11 @@ def _of_blocks(A: Any, B: Any) -> Any:
     if dtype not in VALUE_DTYPES:
         raise _refused("matmul", dtype)
     idtype = "int64" if _has_wide_indices(A) or _has_wide_indices(B) else "int32"
-    kernel = _kernel("spgemm", dtype, idtype, Options(), block=(*A.blocksize, B.blocksize[1]))
+    kernel = _kernel("spgemm", dtype, idtype, AccumulatorOptions(), block=(*A.blocksize, B.blocksize[1]))
     return kernel(A=_cast(A, dtype), B=_cast(B, dtype))
 
 
-def matmul_plan(A: Any, B: Any) -> ProductPlan:
+def matmul_plan(A: Any, B: Any) -> SpGEMMPlan:
     """Compute the pattern of a product once, for operands whose values change.
 
     Parameters
@@ -290,7 +292,7 @@ def matmul_plan(A: Any, B: Any) -> ProductPlan:
 
     Returns
     -------
-    ProductPlan
+    SpGEMMPlan
         ``plan(A2, B2)`` multiplies matrices with the same patterns.
 
     Examples
@@ -301,10 +303,10 @@ def matmul_plan(A: Any, B: Any) -> ProductPlan:
     >>> plan(A * 2, A).toarray().tolist()
     [[12.0, 0.0], [0.0, 12.0]]
     """
-    return ProductPlan(A, B)
+    return SpGEMMPlan(A, B)
 
 
-class ProductPlan:
+class SpGEMMPlan:
     """Product of sparse matrices with fixed patterns; `pattern` is that of the result.
 
     Parameters
@@ -317,12 +319,12 @@ class ProductPlan:
         operands = _Operands.of("matmul_plan", A=A, B=B)
         _check_inner("matmul_plan(A, B)", "A", operands["A"], "B", operands["B"])
         self._dtype, self._idtype = operands.dtype, operands.idtype
-        self._kernel = _kernel("spgemm", operands.dtype, operands.idtype, Options())
+        self._kernel = _kernel("spgemm", operands.dtype, operands.idtype, AccumulatorOptions())
         self._shapes = [tuple(v.shape) for v in operands.values()]
-        self._refill = Refill(self._kernel, self._kernel.prepare((), dict(operands)))
+        self._refill = NumericPhase(self._kernel, self._kernel.prepare((), dict(operands)))
 
     @property
-    def pattern(self) -> Pattern:
+    def pattern(self) -> ResultPattern:
         """The pattern of the result."""
         return self._refill.pattern
 
@@ -435,8 +437,10 @@ def rap(R: Any, A: Any, P: Any) -> Any:
     _check_inner("rap(R, A, P)", "R", operands["R"], "A", operands["A"])
     _check_inner("rap(R, A, P)", "A", operands["A"], "P", operands["P"])
     R, A, P = operands.values()
-    right = _product(_kernel_of_product("spgemm", operands, Options(), A, P), {"A": A, "B": P}, None, None, None)
-    kernel = _kernel_of_product("spgemm", operands, Options(), R, right)
+    right = _product(
+        _kernel_of_product("spgemm", operands, AccumulatorOptions(), A, P), {"A": A, "B": P}, None, None, None
+    )
+    kernel = _kernel_of_product("spgemm", operands, AccumulatorOptions(), R, right)
     return operands.like_first(_product(kernel, {"A": R, "B": right}, None, None, None))
 
 
@@ -497,7 +501,7 @@ def _added_at_once(A: Any, B: Any, alpha: Any, beta: Any) -> Any:
 _MADE = shared_cache("products", 256)
 
 
-def _made_before(key: Hashable, A: Any, B: Any) -> AssembledKernel | None:
+def _made_before(key: Hashable, A: Any, B: Any) -> SparseOutputKernel | None:
     """Return the cached kernel for scipy's compressed rows with these dtypes, or None."""
     if type(A) not in ROWS or type(B) not in ROWS:
         return None
@@ -577,11 +581,11 @@ class _Operands(dict[str, Any]):
 
     def merged(self, program: str, **numbers: Any) -> Any:
         """Run a program on the operands, and keep its kernel for `_at_once`."""
-        kernel = _kernel(program, self.dtype, self.idtype, Options())
+        kernel = _kernel(program, self.dtype, self.idtype, AccumulatorOptions())
         self.keep(kernel, program)
         return kernel(**self, **numbers)
 
-    def keep(self, kernel: AssembledKernel, key: Hashable) -> None:
+    def keep(self, kernel: SparseOutputKernel, key: Hashable) -> None:
         """Keep a kernel for calls with operands of these dtypes."""
         if self.dtype != "bfloat16":
             _MADE[key, np.dtype(self.dtype), np.dtype(self.idtype)] = kernel
@@ -661,8 +665,21 @@ def _like_torch(result: Any, first: Any) -> Any:
 
 
 @remember("kernels of products", 256)
-def _kernel(program: str, dtype: str, idtype: str, options: Options, **axis_options: Any) -> AssembledKernel:
+def _kernel(
+    program: str, dtype: str, idtype: str, options: AccumulatorOptions, **axis_options: Any
+) -> SparseOutputKernel:
     return assembled_kernel(getattr(ops, program)(dtype, idtype=idtype, **axis_options), None, options)
 
 
-__all__ = ["ProductPlan", "Refill", "add", "is_same", "matmul", "matmul_plan", "maximum", "multiply", "rap", "subtract"]
+__all__ = [
+    "NumericPhase",
+    "SpGEMMPlan",
+    "add",
+    "is_same",
+    "matmul",
+    "matmul_plan",
+    "maximum",
+    "multiply",
+    "rap",
+    "subtract",
+]

@@ -13,7 +13,7 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import LoweringError
 from sparsetir.ir import dialect
-from sparsetir.ir.effects import Both, Coordinates, Stored, operand_coordinates
+from sparsetir.ir.effects import Both, Coordinates, StoredCoordinates, operand_coordinates
 from sparsetir.ir.rewriting import collect, mentions, product, same, seq
 from sparsetir.ir.rules import stores
 from sparsetir.ir.views import Axis, Program, SparseBuffer, SpIter, cast, decode
@@ -59,7 +59,7 @@ def driving(iteration: SpIter, var: Var, axis: Axis, program: Program) -> ir.Exp
 
 def _set_of(coordinates: Coordinates, iteration: SpIter, program: Program) -> _Set | None:
     """Return the coordinates to iterate over; None if unions and intersections are nested."""
-    if isinstance(coordinates, Stored):
+    if isinstance(coordinates, StoredCoordinates):
         return _Set((_placed(coordinates, iteration, program),))
     operation = "intersect" if isinstance(coordinates, Both) else "union"
     first, *sets = (_set_of(part, iteration, program) for part in coordinates.parts)
@@ -68,7 +68,7 @@ def _set_of(coordinates: Coordinates, iteration: SpIter, program: Program) -> _S
     return first
 
 
-def _placed(stored: Stored, iteration: SpIter, program: Program) -> ir.Expr:
+def _placed(stored: StoredCoordinates, iteration: SpIter, program: Program) -> ir.Expr:
     """Return the form of an axis in the iteration: below its parent, or attached to the axis that gives its position.
 
     An assembled axis is replaced by the axes of its operands, one of which is the parent.
@@ -106,7 +106,7 @@ LARGEST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class SparseResult:
     """A result over assembled axes.
 
     Parameters
@@ -169,7 +169,7 @@ class Merge:
 
 
 @dataclass(frozen=True, eq=False)
-class Assembly:
+class AssembledProgram:
     """A program whose assembled axes are dense stand-ins.
 
     Parameters
@@ -181,7 +181,7 @@ class Assembly:
         The assembled ones, outermost first.
     rows : tuple of Axis
         The axes above them.
-    results : tuple of Result
+    results : tuple of SparseResult
     filters : tuple of Axis
         Axes below the row that an intersection lists and that store each coordinate once: others are not entered.
     merge : Merge, optional
@@ -192,7 +192,7 @@ class Assembly:
     func: tirx.PrimFunc
     axes: tuple[Axis, ...]
     rows: tuple[Axis, ...]
-    results: tuple[Result, ...]
+    results: tuple[SparseResult, ...]
     filters: tuple[Axis, ...] = ()
     merge: Merge | None = None
 
@@ -222,7 +222,7 @@ class Assembly:
         plain = [a for a in self.filters if a.sorted and a.unique and a.indices is not None]
         return plain[0] if len(plain) == len(self.filters) == 1 else None
 
-    def result_of(self, buffer: Var) -> Result | None:
+    def result_of(self, buffer: Var) -> SparseResult | None:
         """Return the result whose stand-in an array is, or None."""
         return next((r for r in self.results if r.storage == str(buffer.name)), None)
 
@@ -232,7 +232,7 @@ def is_assembled(program: Program) -> bool:
     return any(axis.is_assembled for axis in program.axes.values())
 
 
-def assemble(func: tirx.PrimFunc) -> Assembly:
+def assemble(func: tirx.PrimFunc) -> AssembledProgram:
     """Rewrite a program so that its assembled axes are dense.
 
     Raises
@@ -248,7 +248,7 @@ def assemble(func: tirx.PrimFunc) -> Assembly:
     results = tuple(_result(b, axes, rows, program) for b in buffers)
     rewriter = _Rewriter(program, axes, rows, buffers)
     rewritten = rewriter.function()
-    return Assembly(program, rewritten, axes, rows, results, tuple(rewriter.filters), rewriter.merge)
+    return AssembledProgram(program, rewritten, axes, rows, results, tuple(rewriter.filters), rewriter.merge)
 
 
 def _check_stores(program: Program, assembled: Sequence[SparseBuffer]) -> None:
@@ -273,7 +273,7 @@ def _chain(program: Program) -> tuple[Axis, ...]:
     return chain
 
 
-def _result(buffer: SparseBuffer, axes: tuple[Axis, ...], rows: tuple[Axis, ...], program: Program) -> Result:
+def _result(buffer: SparseBuffer, axes: tuple[Axis, ...], rows: tuple[Axis, ...], program: Program) -> SparseResult:
     above = (*rows, *axes)
     inner = buffer.axes[len(above) :]
     if buffer.axes[: len(above)] != above or any(a.kind != "dense_fixed" or a.parent is not None for a in inner):
@@ -284,7 +284,7 @@ def _result(buffer: SparseBuffer, axes: tuple[Axis, ...], rows: tuple[Axis, ...]
         raise LoweringError(f"the rows of {buffer.name} are one dense axis; found {variable[0]!r}")
     initial = cast(_initial(buffer, program), buffer.dtype)
     lengths, behind = tuple(a.length for a in axes), tuple(a.length for a in inner)
-    return Result(buffer.name, str(buffer.storage.name), buffer.dtype, initial, lengths, behind)
+    return SparseResult(buffer.name, str(buffer.storage.name), buffer.dtype, initial, lengths, behind)
 
 
 def _initial(buffer: SparseBuffer, program: Program) -> ir.Expr:
@@ -451,4 +451,4 @@ def _sets(stmt: tirx.Stmt, buffers: list[SparseBuffer]) -> bool:
     return isinstance(stmt, tirx.BufferStore) and any(stmt.buffer.same_as(b.view) for b in buffers)
 
 
-__all__ = ["Assembly", "Merge", "Result", "assemble", "driving", "is_assembled"]
+__all__ = ["AssembledProgram", "Merge", "SparseResult", "assemble", "driving", "is_assembled"]

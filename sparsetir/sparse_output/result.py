@@ -17,7 +17,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.ir.views import Axis, Program
 from sparsetir.runtime.signature import LARGEST_INT32, Arguments, numpy_dtype
-from sparsetir.utils.arguments import as_real, as_whole, shown
+from sparsetir.utils.arguments import as_index, as_real, shown
 
 # Arguments of a selection: how many entries of a row are kept, and above which value, as the functions take it.
 
@@ -27,7 +27,7 @@ LARGEST_INT64 = 2**63 - 1
 
 def top_of(top: Any) -> int | None:
     """Convert `top`, the number of entries of a row that are kept; None keeps all."""
-    number = as_whole(top)
+    number = as_index(top)
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
         raise ArgumentError(f"top is how many entries of a row are kept, at least 1; found {shown(top)}")
     return None if number is None else min(number, LARGEST_INT64)
@@ -169,7 +169,7 @@ BLOCK = 1 << 14  # elements whose coordinates are computed at a time
 
 
 @dataclass
-class Pattern:
+class ResultPattern:
     """Entries in order: those of row i are ``indptr[i]`` to ``indptr[i + 1]``.
 
     Parameters
@@ -187,12 +187,14 @@ class Pattern:
     keys: np.ndarray
     values: list[np.ndarray]
 
-    def refilled(self, values: list[np.ndarray]) -> Pattern:
+    def refilled(self, values: list[np.ndarray]) -> ResultPattern:
         """Return this pattern with other values, and a copy of the coordinates."""
-        return Pattern(self.shape, self.indptr, self.keys.copy(), values)
+        return ResultPattern(self.shape, self.indptr, self.keys.copy(), values)
 
 
-def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True, block: tuple[int, ...] = ()) -> Any:
+def as_object(
+    pattern: ResultPattern, number: int, model: Any, *, is_last: bool = True, block: tuple[int, ...] = ()
+) -> Any:
     """Convert result `number` to the class of `model` if possible; the last result takes the arrays without a copy.
 
     With a `block` it has dense axes of these lengths behind the computed ones: it becomes a list of its elements, or a
@@ -217,7 +219,7 @@ def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True
     return interop.in_format(matrix, model.format) if sp.issparse(model) and model.format != "csr" else matrix
 
 
-def _blocks(pattern: Pattern, number: int, model: Any, block: tuple[int, ...], *, is_last: bool) -> Any:
+def _blocks(pattern: ResultPattern, number: int, model: Any, block: tuple[int, ...], *, is_last: bool) -> Any:
     """Convert a result to a block matrix."""
     pattern = _by_rows(pattern)
     indptr, indices = _of_one_width(pattern.indptr, pattern.keys)
@@ -227,14 +229,14 @@ def _blocks(pattern: Pattern, number: int, model: Any, block: tuple[int, ...], *
     return kind((values, indices if is_last else indices.copy(), indptr), shape=shape)
 
 
-def _spread(pattern: Pattern, number: int, block: tuple[int, ...]) -> Pattern:
+def _spread(pattern: ResultPattern, number: int, block: tuple[int, ...]) -> ResultPattern:
     """Convert each element of a block to an entry of its own."""
     count = math.prod(block)
     keys = (pattern.keys.astype(np.int64)[:, None] * count + np.arange(count)).ravel()
-    return Pattern((*pattern.shape, *block), pattern.indptr * count, keys, [pattern.values[number].reshape(-1)])
+    return ResultPattern((*pattern.shape, *block), pattern.indptr * count, keys, [pattern.values[number].reshape(-1)])
 
 
-def _by_rows(pattern: Pattern) -> Pattern:
+def _by_rows(pattern: ResultPattern) -> ResultPattern:
     """Convert a matrix to rows if both of its axes were computed, so that keys hold row and column as one number."""
     m, n = pattern.shape
     if len(pattern.indptr) == m + 1:
@@ -242,7 +244,7 @@ def _by_rows(pattern: Pattern) -> Pattern:
     rows, columns = np.divmod(pattern.keys, max(n, 1))
     indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=m))))
     narrow = np.int32 if max(n, len(rows)) <= LARGEST_INT32 else np.int64
-    return Pattern(pattern.shape, indptr, columns.astype(narrow), pattern.values)
+    return ResultPattern(pattern.shape, indptr, columns.astype(narrow), pattern.values)
 
 
 def _of_one_width(indptr: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -267,7 +269,7 @@ def _torch(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: t
     return matrix if convert is None else convert()
 
 
-def _tensor(pattern: Pattern, number: int) -> Any:
+def _tensor(pattern: ResultPattern, number: int) -> Any:
     """Convert a result of any other order to a list of entries."""
     has_rows = len(pattern.shape) > 1 and len(pattern.indptr) == pattern.shape[0] + 1
     narrow = np.int32 if max(*pattern.shape, len(pattern.keys)) <= LARGEST_INT32 else np.int64
@@ -291,4 +293,13 @@ def write_coordinates(coords: np.ndarray, keys: np.ndarray, shape: Sequence[int]
         coords[first, block] = remaining
 
 
-__all__ = ["OfPatterns", "Pattern", "RowOrders", "as_object", "least_of", "rows_axis", "top_of", "write_coordinates"]
+__all__ = [
+    "OfPatterns",
+    "ResultPattern",
+    "RowOrders",
+    "as_object",
+    "least_of",
+    "rows_axis",
+    "top_of",
+    "write_coordinates",
+]

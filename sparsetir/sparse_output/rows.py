@@ -40,7 +40,7 @@ from sparsetir.lower import TO_LOOPS, as_module, run
 from sparsetir.lower.loops import parallel, serial, with_
 from sparsetir.lower.vector.memory_hints import fetch, gathers, steps_ahead
 from sparsetir.sparse_output.accumulators import add
-from sparsetir.sparse_output.program import Assembly, Result
+from sparsetir.sparse_output.program import AssembledProgram, SparseResult
 
 # Chunks of rows, which functions process in parallel, and the parameters of such functions.
 
@@ -49,7 +49,7 @@ ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 
 
 @dataclass(frozen=True)
-class Split:
+class RowPartition:
     """Row partition: chunk c has the rows from ``ranges[c]`` to ``ranges[c + 1]``, of an `order` if there is one."""
 
     chunks: Var
@@ -58,7 +58,7 @@ class Split:
     order: Sequence[Var] = ()
 
     @classmethod
-    def of(cls, rows: Rows, *, ordered: bool = False) -> Split:
+    def of(cls, rows: RowLoop, *, ordered: bool = False) -> RowPartition:
         chunks, count = Var("chunks", ir.PrimType("int32")), size("ordered")
         order = [count, array("order", LONG, count)] if ordered else []
         ranges = array("ranges", LONG, cast(chunks, LONG) + long(1))
@@ -133,14 +133,14 @@ OFFSET_DTYPE = "int64"
 
 
 @dataclass(frozen=True)
-class Scatter:
+class ScatterStore:
     """A statement that sets an element of a result.
 
     Parameters
     ----------
     store : BufferStore
         Into the dense stand-in of the result.
-    result : Result
+    result : SparseResult
     key : Expr
         The coordinate below the row, in the order of storage: of several axes one number.
     inner : tuple of Expr
@@ -148,7 +148,7 @@ class Scatter:
     """
 
     store: tirx.BufferStore
-    result: Result
+    result: SparseResult
     key: ir.Expr
     inner: tuple[ir.Expr, ...] = ()
 
@@ -172,26 +172,26 @@ class Blocked:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowLoop:
     """Lowered program: `body` runs for row `var` of `count`."""
 
     func: tirx.PrimFunc
     var: Var
     count: ir.Expr
     body: tirx.Stmt
-    scatters: tuple[Scatter, ...]
+    scatters: tuple[ScatterStore, ...]
     blocks: tuple[Blocked, ...] = ()
 
     def block_of(self, loop: tirx.For) -> Blocked | None:
         """Return the block that a loop iterates over, or None if it is not such a loop."""
         return next((b for b in self.blocks if b.loop.same_as(loop)), None)
 
-    def scatter_of(self, store: tirx.BufferStore) -> Scatter | None:
+    def scatter_of(self, store: tirx.BufferStore) -> ScatterStore | None:
         """Return the scatter of a statement, or None if it is none."""
         return next((s for s in self.scatters if s.store.same_as(store)), None)
 
 
-def lower_rows(assembly: Assembly) -> Rows:
+def lower_rows(assembly: AssembledProgram) -> RowLoop:
     """Lower a program to its row loop.
 
     Raises
@@ -202,17 +202,17 @@ def lower_rows(assembly: Assembly) -> Rows:
     if assembly.merge is not None:
         row, count = assembly.merge.row, assembly.rows[0].count
         func = assembly.func.with_attr("tirx.noalias", True)
-        return Rows(func, Var(str(row.name), row.ty), count, tirx.Evaluate(const(0)), ())
+        return RowLoop(func, Var(str(row.name), row.ty), count, tirx.Evaluate(const(0)), ())
     mod = run(TO_LOOPS, to_stage_2(as_module(assembly.func)))
     func = mod[assembly.name]
     var, count, body = _row_loop(func, assembly)
     stores = [s for s in collect(body, tirx.BufferStore) if assembly.result_of(s.buffer) is not None]
     scatters = tuple(_scatter(s, assembly, var) for s in stores)
     _check_reads(body, scatters, assembly)
-    return Rows(func, var, count, body, scatters, _blocks(body, scatters))
+    return RowLoop(func, var, count, body, scatters, _blocks(body, scatters))
 
 
-def _row_loop(func: tirx.PrimFunc, assembly: Assembly) -> tuple[Var, ir.Expr, tirx.Stmt]:
+def _row_loop(func: tirx.PrimFunc, assembly: AssembledProgram) -> tuple[Var, ir.Expr, tirx.Stmt]:
     """Return the loop over rows, with the loops of several iterations fused into one."""
     parts = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
     if not assembly.has_rows:
@@ -226,7 +226,7 @@ def _row_loop(func: tirx.PrimFunc, assembly: Assembly) -> tuple[Var, ir.Expr, ti
     return var, loops[0].extent, seq(*bodies)
 
 
-def _scatter(store: tirx.BufferStore, assembly: Assembly, row: Var) -> Scatter:
+def _scatter(store: tirx.BufferStore, assembly: AssembledProgram, row: Var) -> ScatterStore:
     result = assembly.result_of(store.buffer)
     assert result is not None
     indices = list(store.indices)
@@ -244,10 +244,10 @@ def _scatter(store: tirx.BufferStore, assembly: Assembly, row: Var) -> Scatter:
         for index, length in zip(indices[first + len(result.lengths) :], result.inner, strict=True):
             at = at * cast(length, OFFSET_DTYPE) + cast(index, OFFSET_DTYPE)
         inner = (at,)
-    return Scatter(store, result, key, inner)
+    return ScatterStore(store, result, key, inner)
 
 
-def _blocks(body: tirx.Stmt, scatters: tuple[Scatter, ...]) -> tuple[Blocked, ...]:
+def _blocks(body: tirx.Stmt, scatters: tuple[ScatterStore, ...]) -> tuple[Blocked, ...]:
     """Return the outermost loops over blocks of coordinates."""
     blocks: list[Blocked] = []
 
@@ -263,10 +263,10 @@ def _blocks(body: tirx.Stmt, scatters: tuple[Scatter, ...]) -> tuple[Blocked, ..
     return tuple(blocks)
 
 
-def _block(loop: tirx.For, scatters: tuple[Scatter, ...]) -> Blocked | None:
+def _block(loop: tirx.For, scatters: tuple[ScatterStore, ...]) -> Blocked | None:
     """Return a loop as one over the block of a coordinate if all its dense loops set elements of it, else None."""
     extents, stmts, bound = [], [loop], []
-    inside: list[Scatter] = []
+    inside: list[ScatterStore] = []
     while stmts:
         stmt = stmts.pop()
         if isinstance(stmt, tirx.Bind):
@@ -288,7 +288,7 @@ def _block(loop: tirx.For, scatters: tuple[Scatter, ...]) -> Blocked | None:
     return Blocked(loop, key, product(extents))
 
 
-def _check_reads(body: tirx.Stmt, scatters: tuple[Scatter, ...], assembly: Assembly) -> None:
+def _check_reads(body: tirx.Stmt, scatters: tuple[ScatterStore, ...], assembly: AssembledProgram) -> None:
     """Raise if a result is read anywhere but in the statement that sets the same element."""
     loads = [x for x in collect(body, ir.TensorLoad) if assembly.result_of(x.source) is not None]
     count = sum(len(_own_loads(s)) for s in scatters)
@@ -297,14 +297,14 @@ def _check_reads(body: tirx.Stmt, scatters: tuple[Scatter, ...], assembly: Assem
         raise LoweringError(f"an element of {names} may be read only by the statement that sets it")
 
 
-def _own_loads(scatter: Scatter) -> list[ir.TensorLoad]:
+def _own_loads(scatter: ScatterStore) -> list[ir.TensorLoad]:
     """Return the loads of a scatter that read the element it sets."""
     store = scatter.store
     loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
     return [x for x in loads if all_same(list(x.indices), list(store.indices))]
 
 
-def with_own(scatter: Scatter, value: ir.Expr) -> ir.Expr:
+def with_own(scatter: ScatterStore, value: ir.Expr) -> ir.Expr:
     """Return the value that a scatter stores if its element was `value` before."""
     store = scatter.store
     on_load = lambda x, m: value if x.source.same_as(store.buffer) else m.default_mutate(x)  # noqa: E731
@@ -315,7 +315,7 @@ Counted = Callable[["ir.Expr | int", "tirx.For | None"], list[tirx.Stmt]]
 
 
 def entered_by(
-    stmt: tirx.Stmt, rows: Rows, count: Counted, ahead: Callable[[tirx.For], list[tirx.Stmt]] = lambda _: []
+    stmt: tirx.Stmt, rows: RowLoop, count: Counted, ahead: Callable[[tirx.For], list[tirx.Stmt]] = lambda _: []
 ) -> list[tirx.Stmt]:
     """Emit `count` of the number of a statement's scatters, an upper bound, with the loop that makes them.
 
@@ -339,7 +339,7 @@ def entered_by(
     raise LoweringError(f"a computed pattern is entered in loops and conditions, found {type(stmt).__name__}")
 
 
-def _per_step(stmt: tirx.Stmt, rows: Rows) -> int | None:
+def _per_step(stmt: tirx.Stmt, rows: RowLoop) -> int | None:
     """Return the number of a statement's scatters if it is constant; None for loops and what is around them."""
     if isinstance(stmt, tirx.BufferStore):
         return int(rows.scatter_of(stmt) is not None)
@@ -366,7 +366,7 @@ SUMS = (tirx.Add, tirx.Min, tirx.Max)
 
 
 @dataclass(frozen=True)
-class Update:
+class ProductUpdate:
     """A statement ``c = c + x * y`` by its parts, which are stored for each product until its segment is accumulated.
 
     Parameters
@@ -384,7 +384,7 @@ class Update:
     own_first: bool
 
     @classmethod
-    def of(cls, scatter: Scatter) -> Update | None:
+    def of(cls, scatter: ScatterStore) -> ProductUpdate | None:
         """Return the parts of a scatter of this form, or None for another statement."""
         element = Var("own", ir.PrimType(scatter.result.dtype))
         value = with_own(scatter, element)
@@ -403,15 +403,15 @@ class Update:
         return self.kind(element, addend) if self.own_first else self.kind(addend, element)
 
 
-def update_of(rows: Rows) -> Update | None:
+def update_of(rows: RowLoop) -> ProductUpdate | None:
     """Return the only update of a program whose rows can be sorted into segments, or None."""
     if len(rows.scatters) != 1 or rows.blocks or rows.scatters[0].inner:
         return None
-    return Update.of(rows.scatters[0])
+    return ProductUpdate.of(rows.scatters[0])
 
 
 @dataclass(frozen=True)
-class Parts:
+class SegmentParams:
     """Parameters that hold the products of a row, segment by segment.
 
     Parameters
@@ -503,11 +503,11 @@ __all__ = [
     "ROW_WORK",
     "SHIFT",
     "Blocked",
-    "Parts",
-    "Rows",
-    "Scatter",
-    "Split",
-    "Update",
+    "ProductUpdate",
+    "RowLoop",
+    "RowPartition",
+    "ScatterStore",
+    "SegmentParams",
     "alone_or_shared",
     "array",
     "entered_by",

@@ -23,7 +23,7 @@ def ordered(dtype: str) -> str:
     return {"bool": "uint8", "float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)
 
 
-class Selection:
+class TopSelection:
     """Selection of at most `top` entries of a row: those with the largest values, of equal ones the first.
 
     For a small `top` the largest values so far are kept sorted in a vector: the position of a value is found without a
@@ -258,4 +258,4 @@ def mask(condition: ir.Expr) -> ir.Expr:
     return ir.Call(ir.Op.get("tirx.reinterpret"), [condition], ret_ty=ir.PrimType(f"uint{lanes}"))
 
 
-__all__ = ["LANES", "Selection", "ordered"]
+__all__ = ["LANES", "TopSelection", "ordered"]

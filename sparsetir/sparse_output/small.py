@@ -26,9 +26,9 @@ from sparsetir.sparse_output.accumulators import (
     lowest,
     stored,
 )
-from sparsetir.sparse_output.program import Assembly
-from sparsetir.sparse_output.rows import ROW_WORK, Split, array, entered_by, size
-from sparsetir.sparse_output.selection import LANES, Selection, ordered
+from sparsetir.sparse_output.program import AssembledProgram
+from sparsetir.sparse_output.rows import ROW_WORK, RowPartition, array, entered_by, size
+from sparsetir.sparse_output.selection import LANES, TopSelection, ordered
 
 if TYPE_CHECKING:
     from sparsetir.sparse_output.functions import Functions
@@ -121,14 +121,14 @@ class Leveled(Bits):
         return replace(wide, top=cell("top", LONG))
 
 
-def unread(assembly: Assembly) -> set[str]:
+def unread(assembly: AssembledProgram) -> set[str]:
     """Return the parameters with values that are not read, of operands that only filter."""
     read = [x.source for x in collect(assembly.func.body, ir.TensorLoad)]
     filters = [b for b in assembly.source.buffers.values() if b.axes[-1] in assembly.filters]
     return {str(b.storage.name) for b in filters if not any(x.same_as(b.view) for x in read)}
 
 
-def operands(assembly: Assembly) -> list[Axis]:
+def operands(assembly: AssembledProgram) -> list[Axis]:
     """Return the column axes of all operands."""
     axes = [b.axes[1] for b in assembly.source.buffers.values() if not any(a.is_assembled for a in b.axes)]
     return list(dict.fromkeys(axes))
@@ -304,7 +304,7 @@ class _AtOnce:
         """Write one row."""
         total, select = cell("total", LONG), []
         if self.functions.options.select:
-            select = Selection(self.out, chunk, self.top, self.least, self.heap).stmts()
+            select = TopSelection(self.out, chunk, self.top, self.least, self.heap).stmts()
         pos = self.out.pos
         finish = [*select, add(pos, get(self.out.count)), self.end(row + long(1), get(pos))]
         if self.is_shared:  # the row pointer still holds the work up to the end of the row
@@ -329,7 +329,7 @@ class _AtOnce:
 
     def room(self) -> tuple[Any, list[Var]]:
         """Return the accumulators, and their parameters."""
-        functions, split = self.functions, Split(self.chunks, self.ranges, size("unused"))
+        functions, split = self.functions, RowPartition(self.chunks, self.ranges, size("unused"))
         if functions.is_stamped:
             stamps = replace(functions.stamps(split), fetches=False)
             return stamps, stamps.params

@@ -35,7 +35,7 @@ MERGED_ROW_WORK, MERGED_SERIAL_WORK = 2, 30_000  # the same of rows that are mer
 
 
 @dataclass
-class Work:
+class ChunkWorkspace:
     """The accumulators of all chunks, empty between calls."""
 
     arrays: list[np.ndarray]
@@ -136,7 +136,7 @@ class Stamps:
 
 
 @dataclass
-class Lookups:
+class RowBitmaps:
     """Bitmaps of long rows of an operand, which the function fills; `sparsetir.sparse_output.merges` describes them.
 
     Parameters
@@ -158,12 +158,12 @@ class Lookups:
     above: int
 
     @classmethod
-    def none(cls, *, searches: bool = False) -> Lookups:
+    def none(cls, *, searches: bool = False) -> RowBitmaps:
         """Return lookups without bitmaps."""
         return cls(searches, int(np.iinfo(np.int64).max), np.empty(0, np.int64), 0, 0)
 
     @classmethod
-    def of(cls, indptr: np.ndarray, indices: np.ndarray, width: int, saved_work: int) -> Lookups:
+    def of(cls, indptr: np.ndarray, indices: np.ndarray, width: int, saved_work: int) -> RowBitmaps:
         """Choose bitmaps, bisection, or neither for an operand, from the work that lookups would save."""
         words, least, share = -(-width // WORD), LONG_ROW, saved_work // LOOKUP_SHARE
         if share > words:
@@ -206,7 +206,7 @@ class Call:
     initial: list[Any]
     pointers: list[np.ndarray] = field(default_factory=list)
     order: np.ndarray | None = None
-    lookups: Lookups | None = None
+    lookups: RowBitmaps | None = None
     entered: int = 0  # products of the row that has most, those of the same column, too; where rows are cut
     chunks: int = field(init=False)
 
@@ -220,7 +220,7 @@ class Call:
         return [*self.common, self.chunks, self.ranges, *order, *([] if self.bound is None else [self.bound])]
 
 
-Held = TypeVar("Held", Work, Stamps)
+Held = TypeVar("Held", ChunkWorkspace, Stamps)
 Kept = TypeVar("Kept")
 
 
@@ -363,9 +363,9 @@ __all__ = [
     "ROW_WORK",
     "SERIAL_WORK",
     "Call",
-    "Lookups",
+    "ChunkWorkspace",
+    "RowBitmaps",
     "Stamps",
-    "Work",
     "closed",
     "full",
     "gather",

@@ -15,7 +15,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.torch import caches, tracing
 from sparsetir.torch.caches import INTEGERS
 from sparsetir.torch.fx_patterns import Messages, value
-from sparsetir.torch.sparsify import Options, choose_linear_layers, options_of
+from sparsetir.torch.sparsify import SparsifyOptions, choose_linear_layers, options_of
 
 DENSE = ("eager", "aot_eager", "inductor")
 
@@ -66,7 +66,7 @@ def compile_graph(
     return lookup_backend(dense)(module, inputs)
 
 
-def _checked(options: dict[str, Any], mode: str | None) -> tuple[str, Options | None]:
+def _checked(options: dict[str, Any], mode: str | None) -> tuple[str, SparsifyOptions | None]:
     if mode is not None:
         raise ArgumentError(f"the backend sparsetir has no modes; found mode={mode!r}: leave it out, or pass options")
     dense, sparsify = options.pop("dense", "eager"), options.pop("sparsify", False)

@@ -19,7 +19,7 @@ from tvm import tirx
 import torch
 from sparsetir.build import build
 from sparsetir.errors import OffsetError
-from sparsetir.relax.programs import Draft
+from sparsetir.relax.programs import ProgramWriter
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.utils.caches import Cache, remember
@@ -143,7 +143,7 @@ def _pattern(
 # ------------------------------------------------------------------ programs
 
 
-def _axes(draft: Draft, idtype: str, *, by_rows: bool) -> None:
+def _axes(draft: ProgramWriter, idtype: str, *, by_rows: bool) -> None:
     """Declare heads, the blocks by rows or by columns, and all blocks."""
     size_of = {"IO": tirx.Var("row_blocks", "int64"), "JO": tirx.Var("column_blocks", "int64")}
     own, paired = ("IO", "JO") if by_rows else ("JO", "IO")
@@ -156,12 +156,12 @@ def _axes(draft: Draft, idtype: str, *, by_rows: bool) -> None:
         draft.dense("E", count, idtype)
 
 
-def _tile_axes(draft: Draft, size: int, feat: int, out: int, idtype: str) -> None:
+def _tile_axes(draft: ProgramWriter, size: int, feat: int, out: int, idtype: str) -> None:
     for name, extent in (("II", size), ("JI", size), ("F", feat), ("D", out), ("ONE", 1)):
         draft.dense(name, extent, idtype)
 
 
-def _scores(draft: Draft, result: str, own: str, paired: str, over: str, dtype: str) -> None:
+def _scores(draft: ProgramWriter, result: str, own: str, paired: str, over: str, dtype: str) -> None:
     """Write scaled products of the own positions, transposed for vectors, with those of each paired block."""
     over, at = over.lower(), f"{result}[jo, ji, ii]"
     draft.scratch("turned", (over.upper(), "II"), dtype)
@@ -171,7 +171,9 @@ def _scores(draft: Draft, result: str, own: str, paired: str, over: str, dtype: 
     draft.iterate(("JO", "JI", over.upper(), "II"), "SSRS", result, [line], init=f"{at} = 0", is_stored=True)
 
 
-def forward(draft: Draft, size: int, dtype: str, idtype: str, feat: int, out: int, keep: bool, masked: bool) -> None:
+def forward(
+    draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, out: int, keep: bool, masked: bool
+) -> None:
     """Attention; probabilities are a result, too, if `keep`. A row without edges is zero."""
     _axes(draft, idtype, by_rows=True)
     _tile_axes(draft, size, feat, out, idtype)
@@ -207,7 +209,7 @@ def forward(draft: Draft, size: int, dtype: str, idtype: str, feat: int, out: in
             draft.iterate(PAIRS, "SSS", "keep", [f"P[io, jo, h, ji, ii] = {at} / {share}"])
 
 
-def rows(draft: Draft, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool) -> None:
+def rows(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool) -> None:
     """Gradients of the scores and of the queries: ``S = scale * P * (G V^T - sum_j P * G V^T)`` and ``S K``."""
     _axes(draft, idtype, by_rows=True)
     _tile_axes(draft, size, feat, out, idtype)
@@ -231,7 +233,7 @@ def rows(draft: Draft, size: int, dtype: str, idtype: str, feat: int, out: int, 
         draft.iterate(("II", "F"), "SS", "leave", ["Y[h, io, ii, f] = mixed[ii, f]"])
 
 
-def columns(draft: Draft, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool) -> None:
+def columns(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool) -> None:
     """Gradients of keys and of values: ``S^T Q`` and ``P^T G``."""
     _axes(draft, idtype, by_rows=False)
     _tile_axes(draft, size, feat, out, idtype)
@@ -258,7 +260,7 @@ _PROGRAMS: dict[str, Callable[..., None]] = {"forward": forward, "rows": rows, "
 @remember("kernels of block attention", 64)
 def _kernel(name: str, size: int, dtype: str, idtype: str, feat: int, out: int, keep: bool, masked: bool) -> Kernel:
     """Return the compiled program of a name, for any number of blocks and heads."""
-    draft = Draft(f"block_attention_{name}")
+    draft = ProgramWriter(f"block_attention_{name}")
     _PROGRAMS[name](draft, size, dtype, idtype, feat, out, keep, masked)
     return build(draft.program().func)
 

@@ -119,11 +119,11 @@ def is_much(index: Tensor, features: int) -> bool:
     return bool(index.shape) and index.shape[-1] * max(features, MIN_FEATURES) >= MIN_BUILD_WORK
 
 
-class _Local(threading.local):
+class _ThreadCache(threading.local):
     is_plain = False
 
 
-class Graphs:
+class GraphCache:
     """The graphs of edge indices, by their memory or else by what they hold."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Graphs:
         self.recent = Recent()
         self.uses: OrderedDict[Hashable, list[int]] = OrderedDict()  # by samples and by contents
         self.counted: dict[int, tuple[Any, int, list[int], bool]] = {}  # the same counts by the tensors that were seen
-        self.local = _Local()
+        self.local = _ThreadCache()
 
     def is_worth(self, index: Tensor, features: int = 0, uses: int = 1) -> bool:
         """Count uses of edges, and return whether a structure pays: if it saves much at once, or is used often."""
@@ -270,4 +270,4 @@ class Graphs:
         return graph
 
 
-__all__ = ["Contents", "Graphs", "Recent"]
+__all__ = ["Contents", "GraphCache", "Recent"]

@@ -4,17 +4,17 @@
 What is done with them along the way of a layer is noted, as a `Recipe` and the tensors it is computed from:
 
 ==============================================  ============================
-``x[j]``                                        `Rows`
+``x[j]``                                        `GatheredRows`
 ``x[j] + e``                                    `Edged`
 ``x[j] * weight``                               `Weighted`
 ``a[i] + b[j]``, also ``+ e``                   `Sums`
-``leaky_relu`` of these                         `Additive`
+``leaky_relu`` of these                         `AdditiveScores`
 ``x[i] + y[j]``, also ``+ e``, of features      `Ends`
-``leaky_relu`` of these, that times a weight    `Rectified`, `Weighed`
-the latter summed over features                 `Dynamic`
-``q[i] * k[j]``, also ``q[i] * (k[j] + e)``     `Products`
+``leaky_relu`` of these, that times a weight    `Rectified`, `WeightedScores`
+the latter summed over features                 `DynamicScores`
+``q[i] * k[j]``, also ``q[i] * (k[j] + e)``     `EndProducts`
 these summed over features, times a number      `Dots`
-the softmax of `Additive`, `Dynamic` or `Dots`  `Shares`, also with dropout
+the softmax of `AdditiveScores`, `DynamicScores` or `Dots`  `Shares`, also with dropout
 ``x[j] * shares``, also ``(x[j] + e) * shares`` `Mixed`
 ==============================================  ============================
 
@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 
 import torch
 from sparsetir.errors import StructureError
-from sparsetir.torch.caches import Graphs
+from sparsetir.torch.caches import GraphCache
 from sparsetir.torch.graph import SEEDS, Graph
 from torch import Tensor
 
@@ -93,7 +93,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(Recipe):
+class GatheredRows(Recipe):
     """Rows of x for every edge.
 
     Parameters
@@ -102,12 +102,12 @@ class Rows(Recipe):
         The row of each edge.
     is_target : bool or None
         Whether these are the targets of the edges; None where that is not known.
-    graphs : Graphs
+    graphs : GraphCache
     """
 
     index: Tensor
     is_target: bool | None
-    graphs: Graphs
+    graphs: GraphCache
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return tensors[0].index_select(0, self.index)
@@ -121,7 +121,7 @@ class Rows(Recipe):
         source, shape_of_other = recipe(other), tuple(getattr(other, "shape", ()))
         ends = self._ends(tensors, other)
         if ends is not None and 2 <= x.dim() <= 3:
-            return note(Products(*ends[:3]), *ends[3:])
+            return note(EndProducts(*ends[:3]), *ends[3:])
         is_usable = type(other) in PLAIN or isinstance(source, Shares)
         if not is_usable or other.dtype is not x.dtype or not 2 <= x.dim() <= 3 or len(shape_of_other) != x.dim():
             return None
@@ -146,10 +146,12 @@ class Rows(Recipe):
             return None
         return note(Ends(*ends[:3]) if ends[3].dim() == 3 else Sums(ends[0]), *ends[3:])
 
-    def _ends(self, tensors: tuple[Tensor, ...], other: Any) -> tuple[Graph, Rows, Rows, Tensor, Tensor] | None:
+    def _ends(
+        self, tensors: tuple[Tensor, ...], other: Any
+    ) -> tuple[Graph, GatheredRows, GatheredRows, Tensor, Tensor] | None:
         """Return the graph whose targets and sources two values of edges belong to, and these, first of the targets."""
         source, (x,) = recipe(other), tensors
-        if type(source) is not Rows or {self.is_target, source.is_target} != {True, False}:
+        if type(source) is not GatheredRows or {self.is_target, source.is_target} != {True, False}:
             return None
         pair = (self, x), (source, other.tensors[0])
         (at, sources), (to, targets) = pair[::-1] if self.is_target else pair
@@ -166,7 +168,7 @@ class Rows(Recipe):
 class Edged(Recipe):
     """Rows of sources, with features of the edges added."""
 
-    rows: Rows
+    rows: GatheredRows
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return self.rows(tensors[0]) + tensors[1]
@@ -179,7 +181,7 @@ class Edged(Recipe):
         (x, edges), source = tensors, recipe(other)
         ends = self.rows._ends((x,), other)
         if ends is not None:
-            return note(Products(*ends[:3]), *ends[3:], edges)
+            return note(EndProducts(*ends[:3]), *ends[3:], edges)
         if not isinstance(source, Shares) or not source.is_column or not isinstance(source.scores, Dots):
             return None
         if len(other.tensors) != 3 or other.tensors[2] is not edges or other.dtype is not x.dtype:
@@ -191,7 +193,7 @@ class Edged(Recipe):
 class Weighted(Recipe):
     """Rows times a weight, [edges] or [edges, heads]."""
 
-    rows: Rows
+    rows: GatheredRows
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         x, weight = tensors
@@ -221,7 +223,7 @@ class Sums(Recipe):
         return _with_edges(self, tensors, other)
 
     def rectified(self, tensors: tuple[Tensor, ...], slope: float) -> Tensor | None:
-        return note(Additive(self.graph, slope), *tensors)
+        return note(AdditiveScores(self.graph, slope), *tensors)
 
 
 def _with_edges(how: Recipe, tensors: tuple[Tensor, ...], other: Any, most: int = 3) -> Tensor | None:
@@ -249,7 +251,7 @@ class Scores(Recipe):
 
 
 @dataclass(frozen=True, eq=False)
-class Additive(Scores):
+class AdditiveScores(Scores):
     """``leaky_relu`` of the sums of what the ends of edges have."""
 
     graph: Graph
@@ -275,8 +277,8 @@ class Ends(Recipe):
     """Features of both ends of the edges of a graph, added, and perhaps features of the edges themselves."""
 
     graph: Graph
-    to: Rows
-    at: Rows
+    to: GatheredRows
+    at: GatheredRows
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         sums = self.to(tensors[0]) + self.at(tensors[1])
@@ -310,11 +312,11 @@ class Rectified(Recipe):
         if type(other) not in PLAIN or other.dtype is not tensors[0].dtype:
             return None
         inner = tensors[0].shape[1:]
-        return note(Weighed(self), *tensors, other) if other.shape in (inner, (1, *inner)) else None
+        return note(WeightedScores(self), *tensors, other) if other.shape in (inner, (1, *inner)) else None
 
 
 @dataclass(frozen=True, eq=False)
-class Weighed(Recipe):
+class WeightedScores(Recipe):
     """That times a weight, the last of the tensors."""
 
     rectified_: Rectified
@@ -326,15 +328,15 @@ class Weighed(Recipe):
         return self.rectified_.shape(*tensors)
 
     def summed(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
-        return note(Dynamic(self.rectified_.ends.graph, self), *tensors)
+        return note(DynamicScores(self.rectified_.ends.graph, self), *tensors)
 
 
 @dataclass(frozen=True, eq=False)
-class Dynamic(Scores):
+class DynamicScores(Scores):
     """That summed over features."""
 
     graph: Graph
-    weighed: Weighed
+    weighed: WeightedScores
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return self.weighed(*tensors).sum(-1)
@@ -350,12 +352,12 @@ class Dynamic(Scores):
 
 
 @dataclass(frozen=True, eq=False)
-class Products(Recipe):
+class EndProducts(Recipe):
     """Features of both ends of the edges of a graph, multiplied; those of the edges may be added to the sources."""
 
     graph: Graph
-    to: Rows
-    at: Rows
+    to: GatheredRows
+    at: GatheredRows
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         sources = self.at(tensors[1])
@@ -373,7 +375,7 @@ class Dots(Scores):
     """Dot products along the edges of a graph, times a number."""
 
     graph: Graph
-    to: Rows
+    to: GatheredRows
     factor: float = 1.0
 
     def __call__(self, *tensors: Tensor) -> Tensor:
@@ -439,7 +441,7 @@ class Shares(Recipe):
 class Mixed(Recipe):
     """Rows times such shares; `is_edged`: of which the features of edges are added to the rows."""
 
-    rows: Rows
+    rows: GatheredRows
     weight: Shares
     is_edged: bool = False
 
@@ -473,7 +475,7 @@ class Mixed(Recipe):
 # ------------------------------------------------------------------ what is noted, as a tensor
 
 
-class Noted(Tensor):
+class DeferredEdges(Tensor):
     """Values of edges by their recipe; computed once, as soon as they are used."""
 
     recipe: Recipe
@@ -524,7 +526,7 @@ class _Note(Function):
         ctx.how = how
         ctx.save_for_backward(*tensors)
         kind: Any = {"dtype": tensors[0].dtype, "device": tensors[0].device}
-        return Tensor._make_wrapper_subclass(Noted, how.shape(*tensors), **kind)
+        return Tensor._make_wrapper_subclass(DeferredEdges, how.shape(*tensors), **kind)
 
     @staticmethod
     @once_differentiable
@@ -537,7 +539,7 @@ class _Note(Function):
         return None, *(next(gradients) if n else None for n in needed)
 
 
-def note(how: Recipe, *tensors: Tensor) -> Noted:
+def note(how: Recipe, *tensors: Tensor) -> DeferredEdges:
     """Return the values of edges that a recipe makes of tensors."""
     deferred: Any = _Note.apply(how, *tensors)
     deferred.recipe, deferred.tensors, deferred.made, deferred.versions = how, tensors, None, _versions(tensors)
@@ -546,12 +548,12 @@ def note(how: Recipe, *tensors: Tensor) -> Noted:
 
 def recipe(value: Any) -> Recipe | None:
     """Return how a deferred value is computed; None for other values."""
-    return value.recipe if type(value) is Noted and value.is_usual else None
+    return value.recipe if type(value) is DeferredEdges and value.is_usual else None
 
 
 def values(value: Any) -> Any:
     """Return the tensor itself in the place of a noted one."""
-    return value.tensor() if type(value) is Noted else value
+    return value.tensor() if type(value) is DeferredEdges else value
 
 
 def _values(nested: Any) -> Any:
@@ -661,4 +663,4 @@ METADATA = {
 }
 
 
-__all__ = ["PLAIN", "Noted", "Rows", "note", "recipe", "values"]
+__all__ = ["PLAIN", "DeferredEdges", "GatheredRows", "note", "recipe", "values"]

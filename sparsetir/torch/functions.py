@@ -21,7 +21,7 @@ from sparsetir.torch.programs import Sizes
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from sparsetir.torch.structure import Compressed
+    from sparsetir.torch.structure import CompressedRows
 
 
 NAMES = {
@@ -151,14 +151,14 @@ class KernelFunction(Function):
         raise LoweringError(f"{fault}: use torch.autograd.grad; or dense operations")
 
 
-class Graphs:
+class GraphOrientations:
     """What a function needs of a graph: rows and, when a gradient wants them, columns."""
 
-    rows: Compressed
+    rows: CompressedRows
     shape: tuple[int, int]
 
     @property
-    def columns(self) -> Compressed:
+    def columns(self) -> CompressedRows:
         """The edges by columns."""
         return self.rows.transposed
 
@@ -167,7 +167,9 @@ class SpMM(KernelFunction):
     """Sums and means of neighbours, perhaps with a bias and an activation."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, is_mean: bool, activation: str, *tensors: Any) -> Tensor:
+    def forward(
+        ctx: Any, graph: GraphOrientations, inner: Sizes, is_mean: bool, activation: str, *tensors: Any
+    ) -> Tensor:
         weight, x, bias = tensors
         ctx.graph, ctx.inner, ctx.share = graph, inner, None
         if is_mean:
@@ -194,7 +196,9 @@ class TransposedSpMM(KernelFunction):
     """Sums over the edges of each column, with values of edges in the order of rows and a factor for each row."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, share: Tensor | None, weight: Tensor | None, g: Tensor) -> Any:
+    def forward(
+        ctx: Any, graph: GraphOrientations, inner: Sizes, share: Tensor | None, weight: Tensor | None, g: Tensor
+    ) -> Any:
         ctx.graph, ctx.inner, ctx.share = graph, inner, share
         ctx.save_for_backward(weight, g if ctx.needs_input_grad[3] else None)
         options = (NAMES[g.dtype], inner, "sum", weight is not None, "" if share is None else "column")
@@ -233,11 +237,11 @@ class ReadLinear(KernelFunction):
         return None, g_x, g_weight
 
 
-class Linear(KernelFunction):
+class LinearFunction(KernelFunction):
     """A layer ``x @ W.T``, W the matrix of the graph."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, values: Tensor, x: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: GraphOrientations, values: Tensor, x: Tensor) -> Tensor:
         ctx.graph = graph
         ctx.save_for_backward(values, x if ctx.needs_input_grad[1] else None)
         return graph.rows.run("linear", NAMES[x.dtype], FEATURES, w_data=values, X=x)
@@ -257,7 +261,7 @@ class TransposedLinear(KernelFunction):
     """A product ``g @ W``, W the matrix of the graph with values in the order of rows."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, values: Tensor, g: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: GraphOrientations, values: Tensor, g: Tensor) -> Tensor:
         ctx.graph = graph
         ctx.save_for_backward(values, g if ctx.needs_input_grad[1] else None)
         return graph.columns.run("linear", NAMES[g.dtype], FEATURES, W=values, X=g)
@@ -267,7 +271,7 @@ class TransposedLinear(KernelFunction):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (values, g), g_values, g_g = ctx.saved_tensors, None, None
         if ctx.needs_input_grad[2]:
-            g_g = Linear.apply(ctx.graph, values, gradient.contiguous())
+            g_g = LinearFunction.apply(ctx.graph, values, gradient.contiguous())
         if ctx.needs_input_grad[1]:
             g_values = SDDMM.apply(ctx.graph, FEATURES, None, g.t().contiguous(), gradient.t().contiguous())
         return None, g_values, g_g
@@ -277,7 +281,9 @@ class Extreme(KernelFunction):
     """Maxima and minima of neighbours; equal ones share a gradient evenly."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, reduce: str, weight: Tensor | None, x: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, graph: GraphOrientations, inner: Sizes, reduce: str, weight: Tensor | None, x: Tensor
+    ) -> Tensor:
         ctx.graph, ctx.inner = graph, inner
         y = graph.rows.run("spmm", NAMES[x.dtype], inner, reduce, weight is not None, "", w_data=weight, X=x)
         ctx.save_for_backward(weight, x, y)
@@ -301,7 +307,7 @@ class SDDMM(KernelFunction):
     """Dot products along edges, perhaps with a factor for each row."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, share: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: GraphOrientations, inner: Sizes, share: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
         ctx.graph, ctx.inner, ctx.share = graph, inner, share
         _, _, _, needs_q, needs_k = ctx.needs_input_grad[:5]
         ctx.save_for_backward(q if needs_k else None, k if needs_q else None)
@@ -324,7 +330,7 @@ class EdgeSum(KernelFunction):
     """Sums of the values of the two ends of edges."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, rows: Tensor, columns: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: GraphOrientations, inner: Sizes, rows: Tensor, columns: Tensor) -> Tensor:
         ctx.graph, ctx.inner = graph, inner
         return graph.rows.run("edge_sum", NAMES[rows.dtype], inner, X=rows, Y=columns)
 
@@ -343,7 +349,7 @@ class EndSum(KernelFunction):
     """Sums of values of edges, in the order of rows, over the edges of each row or of each column."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, of_columns: bool, values: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: GraphOrientations, inner: Sizes, of_columns: bool, values: Tensor) -> Tensor:
         ctx.graph, ctx.inner, ctx.of_columns = graph, inner, of_columns
         options = (NAMES[values.dtype], inner)
         if of_columns:
@@ -356,7 +362,7 @@ class EndSum(KernelFunction):
         return None, None, None, _at_edges(ctx.graph, ctx.inner, g.contiguous(), of_columns=ctx.of_columns)
 
 
-def _at_edges(graph: Graphs, inner: Sizes, ends: Tensor, *, of_columns: bool = False) -> Tensor:
+def _at_edges(graph: GraphOrientations, inner: Sizes, ends: Tensor, *, of_columns: bool = False) -> Tensor:
     """Return the value of the row, or of the column, of each edge."""
     zeros = ends.new_zeros(graph.shape[0 if of_columns else 1], *ends.shape[1:])
     return EdgeSum.apply(graph, inner, *((zeros, ends) if of_columns else (ends, zeros)))
@@ -366,7 +372,7 @@ class Softmax(KernelFunction):
     """The softmax of the edges of each row."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, scores: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: GraphOrientations, inner: Sizes, scores: Tensor) -> Tensor:
         ctx.graph, ctx.inner = graph, inner
         weights = graph.rows.run("softmax", NAMES[scores.dtype], inner, w_data=scores)
         ctx.save_for_backward(weights)
@@ -383,7 +389,7 @@ class SoftmaxGradient(KernelFunction):
     """``p * (g - sum_j p * g)`` over the edges of each row: symmetric in g, as the Jacobian of softmax is."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, p: Tensor, g: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: GraphOrientations, inner: Sizes, p: Tensor, g: Tensor) -> Tensor:
         ctx.graph, ctx.inner = graph, inner
         ctx.save_for_backward(p, g)
         return graph.rows.run("softmax_gradient", NAMES[p.dtype], inner, p__data=p, g_data=g)
@@ -404,7 +410,7 @@ class Dropout(KernelFunction):
     """Values of edges some of which are dropped; their gradients are dropped alike."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, rate: float, values: Tensor, seed: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: GraphOrientations, inner: Sizes, rate: float, values: Tensor, seed: Tensor) -> Tensor:
         ctx.graph, ctx.inner, ctx.rate = graph, inner, rate
         ctx.save_for_backward(seed)
         return graph.rows.run("dropout", NAMES[values.dtype], inner, rate, w_data=values, seed_data=seed)
@@ -416,7 +422,7 @@ class Dropout(KernelFunction):
         return None, None, None, Dropout.apply(ctx.graph, ctx.inner, ctx.rate, g.contiguous(), seed), None
 
 
-def _shared_out(graph: Graphs, rate: float, scores: Tensor, v: Tensor, seed: Tensor | None) -> Tensor:
+def _shared_out(graph: GraphOrientations, rate: float, scores: Tensor, v: Tensor, seed: Tensor | None) -> Tensor:
     """Return the sums of values by the softmax of scores along edges, in single operators."""
     inner: Sizes = (("H", None),) if scores.dim() == 2 else ()
     shares = Softmax.apply(graph, inner, scores.contiguous())
@@ -450,7 +456,9 @@ class Attention(KernelFunction):
     """
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, options: tuple[float, float], *tensors: Any) -> Tensor:
+    def forward(
+        ctx: Any, graph: GraphOrientations, inner: Sizes, options: tuple[float, float], *tensors: Any
+    ) -> Tensor:
         q, k, v, e, seed = tensors
         scale, rate = options
         ctx.graph, ctx.inner, ctx.options = graph, inner, (scale, e is not None, rate)
@@ -495,11 +503,13 @@ def _mix_edges(ctx: Any, tensors: Any, *, keep: bool) -> tuple[Tensor, Tensor | 
     return (result[1], result[0]) if keep else (result, None)
 
 
-class Additive(KernelFunction):
+class AdditiveAttention(KernelFunction):
     """Attention whose scores are sums of what the ends of edges have: kernels as those of `Attention`."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, options: tuple[float, float], *tensors: Any) -> Tensor:
+    def forward(
+        ctx: Any, graph: GraphOrientations, inner: Sizes, options: tuple[float, float], *tensors: Any
+    ) -> Tensor:
         t, s, v, e, seed = tensors
         slope, rate = options
         ctx.graph, ctx.inner, ctx.options = graph, inner, (slope, e is not None, rate)
@@ -527,7 +537,7 @@ class Additive(KernelFunction):
         return None, None, None, g_t, g_s, g_v, scores if ctx.needs_input_grad[6] else None, None
 
 
-class Dynamic(KernelFunction):
+class DynamicAttention(KernelFunction):
     """Attention whose scores are a weight times what `leaky_relu` makes of the sums of both ends.
 
     The gradient of a score at the sum of the ends is that weight times 1 or the slope: sums of the latter over the
@@ -535,7 +545,9 @@ class Dynamic(KernelFunction):
     """
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, options: tuple[float, float], *tensors: Any) -> Tensor:
+    def forward(
+        ctx: Any, graph: GraphOrientations, inner: Sizes, options: tuple[float, float], *tensors: Any
+    ) -> Tensor:
         t, s, a, v, e, seed = tensors
         slope, rate = options
         ctx.graph, ctx.inner, ctx.options = graph, inner, (slope, e is not None, rate)
@@ -594,15 +606,15 @@ __all__ = [
     "NAMES",
     "SDDMM",
     "WHOLE",
-    "Additive",
+    "AdditiveAttention",
     "Attention",
     "Dropout",
-    "Dynamic",
+    "DynamicAttention",
     "EdgeSum",
     "Extreme",
-    "Graphs",
+    "GraphOrientations",
     "KernelFunction",
-    "Linear",
+    "LinearFunction",
     "Reorder",
     "Softmax",
     "SpMM",

@@ -24,7 +24,7 @@ SUMS = {"sum": False, "add": False, "mean": True}  # is the sum divided by the c
 EXTREMES = {"max": "max", "amax": "max", "min": "min", "amin": "min"}
 
 
-class Graph(functions.Graphs):
+class Graph(functions.GraphOrientations):
     """The edges of a graph, for sums, softmax and attention along them in forward and backward.
 
     An edge leads from a column (source) to a row (target): a product sums what sources have at their targets, as
@@ -82,7 +82,7 @@ class Graph(functions.Graphs):
             self.there, self.back = torch.from_numpy(order), torch.from_numpy(back)
 
     @classmethod
-    def of_rows(cls, rows: structure.Compressed, there: Tensor | None, back: Tensor | None) -> Graph:
+    def of_rows(cls, rows: structure.CompressedRows, there: Tensor | None, back: Tensor | None) -> Graph:
         """Return the graph with these rows, without a weight."""
         graph = object.__new__(cls)
         graph.rows, graph.shape, graph.weight, graph.there, graph.back = (
@@ -505,7 +505,7 @@ class Graph(functions.Graphs):
             edges = self.by_rows(edges, "edges")
         inner: Sizes = (("H", v.shape[1]), ("D", v.shape[2])) if v.dim() == 3 else (("D", None),)
         operands = (targets.contiguous(), sources.contiguous(), v.contiguous(), edges, seed)
-        return functions.Additive.apply(self, inner, (slope, rate), *operands)
+        return functions.AdditiveAttention.apply(self, inner, (slope, rate), *operands)
 
     def dynamic_attention(
         self,
@@ -566,7 +566,7 @@ class Graph(functions.Graphs):
             edges = self.by_rows(edges, "edges", ranks=(2, 3))
         out: Sizes = (("D", v.shape[-1] if v.dim() == 3 else None),)
         operands = (targets.contiguous(), sources.contiguous(), weight.contiguous(), v.contiguous(), edges, seed)
-        return functions.Dynamic.apply(self, inner + out, (slope, rate), *operands)
+        return functions.DynamicAttention.apply(self, inner + out, (slope, rate), *operands)
 
     def linear(self, values: Tensor, x: Tensor) -> Tensor:
         """Return a layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m]."""
@@ -577,7 +577,7 @@ class Graph(functions.Graphs):
         if x.dim() == 0 or x.shape[-1] != self.shape[1]:
             raise ArgumentError(f"x: expected a tensor of [..., {self.shape[1]}], got {_shown(x)}. Transpose it.")
         rows = x.reshape(math.prod(x.shape[:-1]), self.shape[1]).contiguous()  # numel() would fix sizes in an export
-        return functions.Linear.apply(self, self.by_rows(values), rows).view(*x.shape[:-1], self.shape[0])
+        return functions.LinearFunction.apply(self, self.by_rows(values), rows).view(*x.shape[:-1], self.shape[0])
 
     # ------------------------------------------------------------------ programs that torch traces
 

@@ -29,14 +29,14 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, St
 from sparsetir.torch.functions import (
     NAMES,
     KernelFunction,
-    Linear,
+    LinearFunction,
     SpMM,
     TransposedLinear,
     TransposedSpMM,
     differentiable,
 )
 from sparsetir.torch.graph import FEATURES, Graph
-from sparsetir.torch.structure import Compressed
+from sparsetir.torch.structure import CompressedRows
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import shared_cache
 from torch import Tensor
@@ -48,7 +48,7 @@ _structures = shared_cache("structures of torch's sparse tensors", MAX_STRUCTURE
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
+class IndexStructure:
     """The index arrays of a compressed tensor, copied; those of CSC are the rows of the transpose.
 
     Parameters
@@ -65,7 +65,7 @@ class Structure:
     @cached_property
     def graph(self) -> Graph:
         """The graph of the rows, which has the kernels."""
-        return Graph.of_rows(Compressed(self.indptr, self.indices, self.shape[1]), None, None)
+        return Graph.of_rows(CompressedRows(self.indptr, self.indices, self.shape[1]), None, None)
 
     @cached_property
     def keys(self) -> np.ndarray:
@@ -74,13 +74,13 @@ class Structure:
         return rows * self.shape[1] + self.indices
 
     @cached_property
-    def order(self) -> tuple[Structure, Tensor, Tensor]:
+    def order(self) -> tuple[IndexStructure, Tensor, Tensor]:
         """The transpose, the entry that each of its entries is here, and the inverse."""
         side = self.graph.rows.transposed
         assert side.order is not None  # Compressed.transposed always has one
         back = np.empty_like(side.order)
         back[side.order] = np.arange(side.order.size, dtype=side.order.dtype)
-        turned = Structure(side.indptr, side.indices, self.shape[::-1])
+        turned = IndexStructure(side.indptr, side.indices, self.shape[::-1])
         return turned, torch.from_numpy(side.order), torch.from_numpy(back)
 
     def matrix(self, values: Tensor) -> Any:
@@ -91,10 +91,10 @@ class Structure:
         """Return where entries of a scipy matrix are here; None if it has all of them."""
         if part.indices.size == self.indices.size:
             return None
-        return np.searchsorted(self.keys, Structure(part.indptr, part.indices, self.shape).keys)
+        return np.searchsorted(self.keys, IndexStructure(part.indptr, part.indices, self.shape).keys)
 
 
-def structure_of(tensor: Tensor, name: str) -> Structure:
+def structure_of(tensor: Tensor, name: str) -> IndexStructure:
     """Return the structure of a CSR or CSC tensor: the one of an earlier call if the index arrays are equal.
 
     Raises
@@ -112,13 +112,13 @@ def structure_of(tensor: Tensor, name: str) -> Structure:
     structure = _structures.get(key)
     if structure is not None and all(map(np.array_equal, (structure.indptr, structure.indices), arrays)):
         return structure
-    structure = Structure(arrays[0].copy(), arrays[1].copy(), shape)
+    structure = IndexStructure(arrays[0].copy(), arrays[1].copy(), shape)
     _check(structure, name)
     _structures[key] = structure
     return structure
 
 
-def _check(structure: Structure, name: str) -> None:
+def _check(structure: IndexStructure, name: str) -> None:
     indptr, indices, (rows, columns) = structure.indptr, structure.indices, structure.shape
     fault = ""
     if indptr.size != rows + 1 or indptr[0] != 0 or indptr[-1] != indices.size or (np.diff(indptr) < 0).any():
@@ -134,7 +134,7 @@ def _check(structure: Structure, name: str) -> None:
 # ------------------------------------------------------------------ values of tensors
 
 
-class Values(KernelFunction):
+class ValuesFunction(KernelFunction):
     """The values of a compressed tensor; the gradient is a tensor with its structure."""
 
     @staticmethod
@@ -165,7 +165,7 @@ class Assembled(KernelFunction):
             coordinates = like.to_sparse_coo()._indices()
             return None, g[coordinates[0], coordinates[1]]
         if g.layout is like.layout and all(map(torch.equal, _indices(g), _indices(like))):
-            return None, Values.apply(g)
+            return None, ValuesFunction.apply(g)
         raise LoweringError("the gradient of a sparse product has another pattern than it: use its .values()")
 
 
@@ -179,7 +179,9 @@ class Sampled(KernelFunction):
     """Entries of a product of sparse matrices at the places of a third one: ``(X @ Y)`` where `out` stores one."""
 
     @staticmethod
-    def forward(ctx: Any, structures: tuple[Structure, Structure, Structure], x: Tensor, y: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, structures: tuple[IndexStructure, IndexStructure, IndexStructure], x: Tensor, y: Tensor
+    ) -> Tensor:
         ctx.structures = structures
         ctx.save_for_backward(x, y)
         X, Y, out = structures
@@ -196,14 +198,16 @@ class Sampled(KernelFunction):
         return None, *_gradients(ctx, g)
 
 
-class Product(KernelFunction):
+class ProductFunction(KernelFunction):
     """The values of a product of sparse matrices; the structure of the result is put into a list."""
 
     @staticmethod
-    def forward(ctx: Any, structures: tuple[Structure, Structure], results: list[Any], x: Tensor, y: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, structures: tuple[IndexStructure, IndexStructure], results: list[Any], x: Tensor, y: Tensor
+    ) -> Tensor:
         X, Y = structures
         product = plain_matmul(X.matrix(x), Y.matrix(y))
-        out = Structure(product.indptr, product.indices, (X.shape[0], Y.shape[1]))
+        out = IndexStructure(product.indptr, product.indices, (X.shape[0], Y.shape[1]))
         results.append(out)
         ctx.structures = X, Y, out
         ctx.save_for_backward(x, y)
@@ -273,8 +277,8 @@ def matmul(A: Tensor, B: Tensor) -> Tensor:
         return _sparse_times_dense(A, B)
     X, x = _rows_of(A, "A")
     Y, y = _rows_of(B, "B")
-    results: list[Structure] = []
-    values = Product.apply((X, Y), results, x, y)
+    results: list[IndexStructure] = []
+    values = ProductFunction.apply((X, Y), results, x, y)
     out = results[0]
     arrays = (torch.from_numpy(out.indptr), torch.from_numpy(out.indices))
     like = torch.sparse_csr_tensor(*arrays, values.detach(), out.shape, check_invariants=False)
@@ -308,14 +312,14 @@ def _check_operands(A: Any, B: Any) -> None:
         raise ArgumentTypeError(f"A: expected float32 or float64, got {A.dtype}. Convert both by .float().")
 
 
-def _compressed(tensor: Tensor, name: str) -> tuple[Structure, Tensor]:
+def _compressed(tensor: Tensor, name: str) -> tuple[IndexStructure, Tensor]:
     """Return the structure and the values of a sparse tensor; of CSC those of the transpose."""
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce().to_sparse_csr()
-    return structure_of(tensor, name), Values.apply(tensor)
+    return structure_of(tensor, name), ValuesFunction.apply(tensor)
 
 
-def _rows_of(tensor: Tensor, name: str) -> tuple[Structure, Tensor]:
+def _rows_of(tensor: Tensor, name: str) -> tuple[IndexStructure, Tensor]:
     """Return the compressed rows of a sparse tensor and their values."""
     structure, values = _compressed(tensor, name)
     if tensor.layout is not torch.sparse_csc:
@@ -333,7 +337,7 @@ def _sparse_times_dense(A: Tensor, B: Tensor) -> Tensor:
 
 def _dense_times_sparse(A: Tensor, B: Tensor) -> Tensor:
     structure, values = _compressed(B, "B")
-    function = Linear if B.layout is torch.sparse_csc else TransposedLinear
+    function = LinearFunction if B.layout is torch.sparse_csc else TransposedLinear
     return function.apply(structure.graph, values, A.contiguous())
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tvm import tirx
 
 from sparsetir.build import build
-from sparsetir.relax.programs import Axes, Draft
+from sparsetir.relax.programs import Axes, ProgramWriter
 from sparsetir.relax.training.layers import GOLDEN, MASK, mixed
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.utils.caches import remember
@@ -24,7 +24,7 @@ Sizes = tuple[tuple[str, int | None], ...]  # axes of heads (H) and features (K,
 
 
 @dataclass
-class EdgeDraft(Draft):
+class EdgeDraft(ProgramWriter):
     """A program along the edges of a graph."""
 
     dtype: str = "float32"

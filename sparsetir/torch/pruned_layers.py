@@ -3,8 +3,8 @@
 
 Products with a constant, pruned weight in several ways: dense or sparse, in the weight's dtype or a lower one.
 
-A way is a name such as ``"dense bfloat16"`` or ``"columns float32"``. `Product` holds a weight as one way needs it.
-torch.compile and torch.export see one operator, ``sparsetir::pruned_product``, whose key is a hash of the weight.
+A way is a name such as ``"dense bfloat16"`` or ``"columns float32"``. `LayerProduct` holds a weight as one way needs
+it. torch.compile and torch.export see one operator, ``sparsetir::pruned_product``, whose key is a hash of the weight.
 """
 
 from __future__ import annotations
@@ -524,7 +524,7 @@ class Weight:
         return digest.hexdigest()
 
 
-class Product:
+class LayerProduct:
     """``x @ W.T`` for rows and ``W @ x`` for columns, in the way of a weight; without gradients."""
 
     def __init__(self, weight: Weight) -> None:
@@ -595,19 +595,19 @@ class Product:
 
 # ------------------------------------------------------------------ operators that torch traces
 
-PRODUCTS: WeakValueDictionary[str, Product] = WeakValueDictionary()
+PRODUCTS: WeakValueDictionary[str, LayerProduct] = WeakValueDictionary()
 
 
-def product_of(weight: Weight) -> tuple[str, Product]:
+def product_of(weight: Weight) -> tuple[str, LayerProduct]:
     """Return the product with a weight and its key; equal weights share one."""
     key = weight.key()
     product = PRODUCTS.get(key)
     if product is None:
-        product = PRODUCTS[key] = Product(weight)
+        product = PRODUCTS[key] = LayerProduct(weight)
     return key, product
 
 
-def _lookup(key: str) -> Product:
+def _lookup(key: str) -> LayerProduct:
     product = PRODUCTS.get(key)
     if product is None:
         raise ArgumentError(
@@ -661,7 +661,7 @@ pruned_product.register_autograd(_gradient, setup_context=_save)
 __all__ = [
     "CONVOLUTION_OPTIONS",
     "PRODUCTS",
-    "Product",
+    "LayerProduct",
     "PrunedAttention",
     "PrunedConv",
     "PrunedLinear",

@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 import torch
-from sparsetir.torch.caches import Contents, Graphs, Recent
-from sparsetir.torch.deferred_edges import PLAIN, Rows, note, recipe, values
+from sparsetir.torch.caches import Contents, GraphCache, Recent
+from sparsetir.torch.deferred_edges import PLAIN, GatheredRows, note, recipe, values
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
 from sparsetir.utils.imports import require
@@ -65,7 +65,7 @@ def _plus(out: Tensor, linear: Any, x: Tensor) -> Tensor:
     return out + linear(x)
 
 
-def gcn(original: Callable[..., Any], graphs: Graphs, norm: Callable[..., Any]) -> Callable[..., Any]:
+def gcn(original: Callable[..., Any], graphs: GraphCache, norm: Callable[..., Any]) -> Callable[..., Any]:
     """``GCNConv.forward`` by `Graph.conv`, where it does nothing else."""
 
     @wraps(original)
@@ -94,7 +94,7 @@ def gcn(original: Callable[..., Any], graphs: Graphs, norm: Callable[..., Any]) 
     return forward
 
 
-def sage(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
+def sage(original: Callable[..., Any], graphs: GraphCache) -> Callable[..., Any]:
     """``SAGEConv.forward`` by `Graph.conv`, where it does nothing else."""
 
     @wraps(original)
@@ -168,7 +168,7 @@ def _times(x: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("abc,bcd->abd", blocks, weight).flatten(1)
 
 
-def replaced(original: Callable[..., Any], graphs: Graphs, pairs_of: Callable[..., Pairs]) -> Callable[..., Any]:
+def replaced(original: Callable[..., Any], graphs: GraphCache, pairs_of: Callable[..., Pairs]) -> Callable[..., Any]:
     """Return an ``RGCNConv.forward`` over pairs, for layers that do nothing else."""
 
     @wraps(original)
@@ -224,7 +224,7 @@ REDUCTIONS = {"sum", "add", "mean", "max", "amax", "min", "amin"}
 # ------------------------------------------------------------------ what takes the places of functions
 
 
-def _selecting(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
+def _selecting(original: Callable[..., Any], graphs: GraphCache) -> Callable[..., Any]:
     """Return a ``MessagePassing._index_select`` that only records the selection."""
 
     @wraps(original)
@@ -238,7 +238,7 @@ def _selecting(original: Callable[..., Any], graphs: Graphs) -> Callable[..., An
         if whole is not None and whole.dim() == 2 and whole.shape[0] == 2 and whole.is_contiguous():
             row = (index.storage_offset() - whole.storage_offset()) // max(whole.shape[1], 1)
             is_target = row == (1 if self.flow == "source_to_target" else 0)
-        return note(Rows(index, is_target, graphs), src)
+        return note(GatheredRows(index, is_target, graphs), src)
 
     return select
 
@@ -250,7 +250,7 @@ def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
     def scatter(src: Any, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Any:
         source, size = recipe(src), None if dim_size is None else int(dim_size)
         rows = getattr(source, "rows", source)
-        if source is None or not isinstance(rows, Rows) or size is None or reduce not in REDUCTIONS:
+        if source is None or not isinstance(rows, GatheredRows) or size is None or reduce not in REDUCTIONS:
             return original(values(src), index, dim, dim_size, reduce)
         if dim not in (0, -src.dim()) or index.shape != rows.index.shape:
             return original(values(src), index, dim, dim_size, reduce)
@@ -261,7 +261,7 @@ def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
     return scatter
 
 
-def _normalizing(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
+def _normalizing(original: Callable[..., Any], graphs: GraphCache) -> Callable[..., Any]:
     """Return a ``softmax`` over the edges of each target, for targets of a graph that was seen."""
 
     @wraps(original)
@@ -278,7 +278,7 @@ def _normalizing(original: Callable[..., Any], graphs: Graphs) -> Callable[..., 
     return softmax
 
 
-def _remembering(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
+def _remembering(original: Callable[..., Any], graphs: GraphCache) -> Callable[..., Any]:
     """Memoize a function of tensors, by their identity and by their contents."""
     recent, contents = Recent(), Contents()
 
@@ -335,7 +335,7 @@ class Patch:
     """What `patch_pyg` returns: it keeps the graphs that it met, and can be entered again."""
 
     def __init__(self) -> None:
-        self._graphs = Graphs()
+        self._graphs = GraphCache()
         self._ours: dict[Any, Any] = {}
 
     def __enter__(self) -> None:
@@ -369,7 +369,7 @@ class Patch:
                     _put(module, attribute, replacements[value])
 
 
-def _replacements(graphs: Graphs) -> dict[Any, Any]:
+def _replacements(graphs: GraphCache) -> dict[Any, Any]:
     """Return the replacement of each function of torch_geometric."""
     from torch_geometric import utils
     from torch_geometric.nn import GCNConv, RGCNConv, SAGEConv

@@ -36,7 +36,7 @@ from sparsetir.torch.pruned_layers import (
     ways,
 )
 from sparsetir.utils.arguments import as_seconds, shown
-from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, Choice, choose, timer_of
+from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, FastestCandidate, choose, timer_of
 from torch import Tensor, nn
 
 NO_LINEAR = "not a torch.nn.Linear"
@@ -237,7 +237,7 @@ def _sparsify_measured(
     density: float | None,
     skip: Collection[str],
     report: list[LayerChange] | None,
-    options: Options,
+    options: SparsifyOptions,
 ) -> nn.Module:
     """Replace the layers of a model where a measurement says so."""
     if density is not None or keep == "largest":
@@ -340,7 +340,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 
 
 @dataclass(frozen=True)
-class Options:
+class SparsifyOptions:
     """Options of a choice: see `sparsetir.torch.sparsify_`.
 
     Parameters
@@ -388,7 +388,7 @@ class Decision:
     kind: str = ""
 
 
-def options_of(dtype: Any, rows: Any, examples: Any, percentile: Any, seconds: Any, tolerance: Any) -> Options:
+def options_of(dtype: Any, rows: Any, examples: Any, percentile: Any, seconds: Any, tolerance: Any) -> SparsifyOptions:
     """Validate options.
 
     Raises
@@ -409,7 +409,7 @@ def options_of(dtype: Any, rows: Any, examples: Any, percentile: Any, seconds: A
     batches = tuple(examples or ())
     if lowest is torch.int8 and not batches:
         raise ArgumentError("examples: expected batches with dtype='int8', got none. They give the range of inputs.")
-    return Options(lowest, int(rows), batches, float(percentile), duration, tolerance)
+    return SparsifyOptions(lowest, int(rows), batches, float(percentile), duration, tolerance)
 
 
 def _lowest(dtype: Any) -> torch.dtype | None:
@@ -503,7 +503,7 @@ def _slow_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def record(model: nn.Module, layers: Iterable[nn.Module], options: Options) -> dict[int, Inputs]:
+def record(model: nn.Module, layers: Iterable[nn.Module], options: SparsifyOptions) -> dict[int, Inputs]:
     """Run the model on the examples; return the inputs of each layer by its id."""
     records = {id(layer): Inputs() for layer in layers}
 
@@ -535,14 +535,14 @@ def call_with(model: nn.Module, batch: Any) -> Any:
 # ------------------------------------------------------------------ decisions
 
 
-def decide(layer: Any, inputs: Inputs, options: Options) -> Decision:
+def decide(layer: Any, inputs: Inputs, options: SparsifyOptions) -> Decision:
     """Return the fastest way of a linear layer or convolution whose error is tolerable.
 
     Parameters
     ----------
     layer : Module
     inputs : Inputs
-    options : Options
+    options : SparsifyOptions
     """
     weight = effective(layer)
     nonzeros, size = int(torch.count_nonzero(weight)), weight.numel()
@@ -565,18 +565,22 @@ def decide(layer: Any, inputs: Inputs, options: Options) -> Decision:
     return _decision(choice, first, candidates, errors, (size, nonzeros))
 
 
-def _decide(layer: Any, inputs: Inputs, options: Options) -> Decision:
+def _decide(layer: Any, inputs: Inputs, options: SparsifyOptions) -> Decision:
     return dataclasses.replace(decide(layer, inputs, options), kind=plain_class(layer).__name__)
 
 
 def _decision(
-    choice: Choice, first: str, candidates: Mapping[str, Any], errors: Mapping[str, float], sizes: tuple[int, int]
+    choice: FastestCandidate,
+    first: str,
+    candidates: Mapping[str, Any],
+    errors: Mapping[str, float],
+    sizes: tuple[int, int],
 ) -> Decision:
     reason, name = choice.reason(first), choice.name
     return Decision(candidates.get(name), f"{name}, {reason}", *sizes, choice.times, errors.get(name))
 
 
-def _objection(layer: Any, weight: Tensor, inputs: Inputs, options: Options) -> str:
+def _objection(layer: Any, weight: Tensor, inputs: Inputs, options: SparsifyOptions) -> str:
     """Return why a layer stays dense without measurement, or an empty string."""
     if weight.dtype not in PRECISION or weight.dtype is torch.int8:
         return f"its weights are {dtype_name(weight.dtype)}"
@@ -595,7 +599,7 @@ def _objection(layer: Any, weight: Tensor, inputs: Inputs, options: Options) -> 
 
 
 def _candidates(
-    baseline: Any, x: Tensor, inputs: Inputs, names: list[str], options: Options
+    baseline: Any, x: Tensor, inputs: Inputs, names: list[str], options: SparsifyOptions
 ) -> tuple[dict[str, PrunedWeight], dict[str, float], dict[str, str]]:
     """Return candidates whose results are close, their errors, and reasons against the other ones."""
     expected = baseline(x).double()
@@ -625,7 +629,9 @@ def made(layer: Any, way: str, input_scale: float = 1.0) -> PrunedWeight:
     return PrunedLinear(Weight.from_dense(layer.weight, way, input_scale), layer.bias, layer.weight.dtype).eval()
 
 
-def choose_layers(model: nn.Module, skip: Collection[str], options: Options) -> tuple[nn.Module, dict[str, Decision]]:
+def choose_layers(
+    model: nn.Module, skip: Collection[str], options: SparsifyOptions
+) -> tuple[nn.Module, dict[str, Decision]]:
     """Replace the layers of a model by the fastest ones; return it and the decision about each layer by name.
 
     Parameters
@@ -633,7 +639,7 @@ def choose_layers(model: nn.Module, skip: Collection[str], options: Options) -> 
     model : Module
         In evaluation mode; changed in place.
     skip : collection of str
-    options : Options
+    options : SparsifyOptions
     """
     attentions = {n: m for n, m in model.named_modules() if plain_class(m) is nn.MultiheadAttention and n not in skip}
     split = {id(m): split_attention(m) for m in attentions.values()}
@@ -681,10 +687,10 @@ class ChosenLinear(nn.Module):
 
     Parameters
     ----------
-    options : Options
+    options : SparsifyOptions
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SparsifyOptions) -> None:
         super().__init__()
         self.options = options
         self.layer: PrunedLinear | None = None
@@ -718,7 +724,7 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
-def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> PrunedLinear | None:
+def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, options: SparsifyOptions) -> PrunedLinear | None:
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype, device="meta")
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
     layer.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
@@ -728,7 +734,7 @@ def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) ->
     return chosen if isinstance(chosen, PrunedLinear) else None
 
 
-def choose_linear_layers(module: torch.fx.GraphModule, options: Options) -> None:
+def choose_linear_layers(module: torch.fx.GraphModule, options: SparsifyOptions) -> None:
     """Replace linear layers whose weight is a parameter of the program, in place."""
     for number, node in enumerate(list(module.graph.nodes)):
         if node.op != "call_function" or node.target not in LINEAR:
@@ -748,7 +754,7 @@ __all__ = [
     "ChosenLinear",
     "Decision",
     "LayerChange",
-    "Options",
+    "SparsifyOptions",
     "SparsifyReport",
     "choose_layers",
     "choose_linear_layers",

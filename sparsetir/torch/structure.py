@@ -73,7 +73,7 @@ class _Entry(NamedTuple):
         return all(torch.equal(current, previous) for current, previous in pairs)
 
 
-class Kept:
+class ConstantCache:
     """Results of tensors that come again, for as long as these live and nothing changes them in place.
 
     What comes for the first time is only noted: features of new batches are not worth the memory.
@@ -119,7 +119,7 @@ WIDE = 2**31 - 1  # sizes up to that have indices of 32 bits
 
 
 @dataclass(eq=False)
-class Compressed:
+class CompressedRows:
     """The rows of a graph one after the other, or its columns.
 
     Parameters
@@ -142,7 +142,7 @@ class Compressed:
     watched: tuple[tuple[torch.Tensor, int], ...] = ()
     bound: Cache[BoundKernel] = field(default_factory=lambda: Cache[BoundKernel](MAX_BOUND))
     shares: dict[Any, torch.Tensor] = field(default_factory=dict)
-    kept: Kept = field(default_factory=Kept)
+    kept: ConstantCache = field(default_factory=ConstantCache)
     tensors: tuple[torch.Tensor, torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -193,10 +193,10 @@ class Compressed:
         return shares
 
     @cached_property
-    def widened(self) -> Compressed:
+    def widened(self) -> CompressedRows:
         """The same rows with indices of 64 bits, for tensors of more elements than 32 count."""
         order = None if self.order is None else self.order.astype(np.int64)
-        return Compressed(self.indptr.astype(np.int64), self.indices.astype(np.int64), self.columns, order)
+        return CompressedRows(self.indptr.astype(np.int64), self.indices.astype(np.int64), self.columns, order)
 
     @cached_property
     def blocks(self) -> BlockPattern | None:
@@ -217,13 +217,13 @@ class Compressed:
         return np.arange(self.indices.size, dtype=self.indices.dtype)
 
     @cached_property
-    def transposed(self) -> Compressed:
+    def transposed(self) -> CompressedRows:
         """The columns, by counting; their values are found in the order of these rows."""
         indptr, order = _counted(self.indices, self.columns)
         rows = np.repeat(np.arange(self.rows, dtype=self.indices.dtype), np.diff(self.indptr))[order]
         if self.rows == self.columns and np.array_equal(indptr, self.indptr) and np.array_equal(rows, self.indices):
-            return Compressed(self.indptr, self.indices, self.rows, order)
-        return Compressed(indptr, rows, self.rows, order)
+            return CompressedRows(self.indptr, self.indices, self.rows, order)
+        return CompressedRows(indptr, rows, self.rows, order)
 
     def check(self) -> None:
         """Raise where what it was made of has changed."""
@@ -243,12 +243,12 @@ class Compressed:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, kept=Kept())
+        vars(self).update(state, kept=ConstantCache())
         self.__post_init__()
 
 
 Place = tuple[int, int, int, int, int]
-_made: WeakValueDictionary[Place, Compressed] = WeakValueDictionary()  # rows of graphs, by where their arrays lie
+_made: WeakValueDictionary[Place, CompressedRows] = WeakValueDictionary()  # rows of graphs, by where their arrays lie
 
 
 def _place(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Place:
@@ -256,10 +256,10 @@ def _place(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Place:
     return indptr.data_ptr(), indptr.numel(), indices.data_ptr(), indices.numel(), columns
 
 
-def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Compressed:
+def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> CompressedRows:
     """Return the rows that have these tensors, or new ones."""
     rows = _made.get(_place(indptr, indices, columns))
-    return Compressed(indptr.numpy(), indices.numpy(), columns) if rows is None else rows
+    return CompressedRows(indptr.numpy(), indices.numpy(), columns) if rows is None else rows
 
 
 def _counted(keys: Array, length: int) -> tuple[Array, Array]:
@@ -288,7 +288,7 @@ class Edges:
     columns: Array
     values: torch.Tensor | None = None
 
-    def compressed(self) -> tuple[Compressed, Array | None]:
+    def compressed(self) -> tuple[CompressedRows, Array | None]:
         """Return the rows, and the edge of each entry; None if the edges are in that order already."""
         m, n = self.shape
         check_memory(max(m, n) * np.dtype(np.int64).itemsize, "the row pointers of a graph and of its transpose")
@@ -298,11 +298,11 @@ class Edges:
             indptr = np.zeros(m + 1, dtype)
             np.cumsum(np.bincount(rows, minlength=m), out=indptr[1:])
             copied = columns.copy() if columns is self.columns or columns.base is not None else columns
-            return Compressed(indptr, copied, n), None
+            return CompressedRows(indptr, copied, n), None
         _, by_column = _counted(columns, n)
         indptr, by_row = _counted(rows[by_column], m)
         order = by_column[by_row]
-        return Compressed(indptr, columns[order], n), order
+        return CompressedRows(indptr, columns[order], n), order
 
 
 def _is_sorted(rows: Array, columns: Array) -> bool:
@@ -425,4 +425,4 @@ def _tensors(graph: Any) -> list[torch.Tensor]:
     return parts.get(graph.layout, lambda: [graph])()
 
 
-__all__ = ["Compressed", "Edges", "Kept", "read", "versions"]
+__all__ = ["CompressedRows", "ConstantCache", "Edges", "read", "versions"]

@@ -19,13 +19,13 @@ import torch
 from sparsetir.script.parser import literal
 from sparsetir.torch import functions
 from sparsetir.torch.block_attention import attend
-from sparsetir.torch.caches import Graphs
+from sparsetir.torch.caches import GraphCache
 from sparsetir.torch.graph import Graph
 from sparsetir.torch.programs import Sizes
 from sparsetir.torch.structure import known
 from torch import Tensor
 
-GRAPHS = Graphs()  # of targets and sources
+GRAPHS = GraphCache()  # of targets and sources
 PLAIN = (Tensor, torch.nn.Parameter)
 PLAIN_ATTENTION = ("Q", "KEYS", "V")  # operands without dropout and features of edges
 STRUCTURE = "Tensor first, Tensor? second, SymInt rows, SymInt columns"

@@ -31,11 +31,11 @@ from sparsetir.ir.views import (
 )
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.transform.editing import make_iteration, notes_of
-from sparsetir.transform.legality import EntryOrder, Linear, is_neutral, multiplies, still_clean
+from sparsetir.transform.legality import EntryOrder, LinearUse, is_neutral, multiplies, still_clean
 from sparsetir.transform.structure import (
     MASK_DTYPE,
-    Made,
-    Structure,
+    BufferStructure,
+    NewPiece,
     declares,
     replaced_vars,
     with_declarations,
@@ -49,7 +49,7 @@ from sparsetir.utils.arguments import as_flag, as_mapping, renamed_parameters, s
 class Pieces:
     """The iterations that one iteration becomes."""
 
-    def __init__(self, structure: Structure, it: SpIter) -> None:
+    def __init__(self, structure: BufferStructure, it: SpIter) -> None:
         self.structure, self.it = structure, it
         axis_var = dict(zip(it.axes, it.vars, strict=True))
         self.old_vars = [axis_var[a] for a in structure.axes]
@@ -66,7 +66,7 @@ class Pieces:
         fault = self.order.fault() or (self._zero_fault() if self.structure.is_dense else "")
         if fault:
             raise self._refusal(fault)
-        linear = Linear(set(self.views), is_own, local=set(self.it.block.alloc_buffers))
+        linear = LinearUse(set(self.views), is_own, local=set(self.it.block.alloc_buffers))
         if not linear.holds(*self.own_init, self.it.block.body):
             self.structure.keep_repeated()
         neutral = is_neutral(self.it.block.body, set(self.views), clean, is_own)
@@ -103,7 +103,7 @@ class Pieces:
             raise self._refusal("has an initialisation that is not a list of stores")
         return own_stores, shared_inits
 
-    def _initialising(self) -> list[Made]:
+    def _initialising(self) -> list[NewPiece]:
         """Return the pieces that initialise their results: all if each has rows of its own, or the first for all."""
         pieces = self.structure.made
         if all(piece.rule.partitions_rows and self._rows_first(piece) for piece in pieces):
@@ -127,7 +127,7 @@ class Pieces:
             return False
         return self.order.keeps_apart(self.shared_init, row)
 
-    def _rows_first(self, piece: Made) -> bool:
+    def _rows_first(self, piece: NewPiece) -> bool:
         """Return whether the points of every spatial axis exist independently of those of a reduced axis."""
         letter = dict(zip(piece.spliced.axes, self._letters(piece), strict=True))
         below = [
@@ -135,7 +135,7 @@ class Pieces:
         ]
         return all(a.repeats_below(ancestor) for a, ancestor in below)
 
-    def _letters(self, piece: Made) -> list[str]:
+    def _letters(self, piece: NewPiece) -> list[str]:
         """Return S or R for each axis of the piece: the kind of the dimension that it represents."""
         dimension = {name: d for d, group in piece.rule.axis_map.items() for name in group}
         return [self.kinds[self.old_vars[dimension[a.name]]] for a in piece.rule.buffer.axes]
@@ -192,7 +192,7 @@ class Pieces:
         axes = self.views[buffer].axes
         return all(indices[axes.index(a)].same_as(v) for a, v in zip(self.structure.axes, self.old_vars, strict=True))
 
-    def _piece(self, piece: Made, neutral: bool, initialises: bool) -> tirx.Stmt:
+    def _piece(self, piece: NewPiece, neutral: bool, initialises: bool) -> tirx.Stmt:
         new_vars = [Var(str(a.name).lower(), ir.PrimType(a.idtype)) for a in piece.spliced.axes]
         olds = piece.rule.old_coords(new_vars)
         mapping: dict[Var, ir.Expr] = {v: cast(e, str(v.ty.dtype)) for v, e in zip(self.old_vars, olds, strict=True)}
@@ -224,7 +224,7 @@ class Pieces:
         name, allocated = f"{self.it.name}_{piece.rule.name}", list(self.it.block.alloc_buffers)
         return make_iteration(name, entries, body, init=init, notes=notes, allocated=allocated)
 
-    def _inside(self, piece: Made, mapping: dict[Var, ir.Expr]) -> list[ir.Expr]:
+    def _inside(self, piece: NewPiece, mapping: dict[Var, ir.Expr]) -> list[ir.Expr]:
         """Return the bounds of coordinates that subscript an ordinary array, where a piece may exceed them."""
         views = {b.view for b in self.structure.program.buffers.values()}
         subscripts = [i for b, indices, _ in accesses(self.it.block) if b not in views for i in indices]
@@ -238,7 +238,7 @@ class Pieces:
                 bounds += [coord >= const(0, dtype), coord < cast(axis.length, dtype)]
         return bounds
 
-    def _rows_are_apart(self, made: Made) -> bool:
+    def _rows_are_apart(self, made: NewPiece) -> bool:
         """Return whether every store of the iteration is at its own row or its own slot."""
         row = self.old_vars[0]
         stores = collect(self.it.block.body, tirx.BufferStore)
@@ -247,7 +247,7 @@ class Pieces:
             for s in stores
         )
 
-    def _entries(self, piece: Made, new_vars: list[Var], fresh: dict[Var, Var]) -> list[Entry]:
+    def _entries(self, piece: NewPiece, new_vars: list[Var], fresh: dict[Var, Var]) -> list[Entry]:
         """Return the new axes at the place of the first old one, and the other axes unchanged."""
         letters = self._letters(piece)
         triples = zip(piece.spliced.axes, new_vars, letters, strict=True)
@@ -261,7 +261,7 @@ class Pieces:
                 pieces = []
         return out
 
-    def _rewritten(self, node: Any, piece: Made, new_vars: list[Var], mapping: dict[Var, ir.Expr]) -> Any:
+    def _rewritten(self, node: Any, piece: NewPiece, new_vars: list[Var], mapping: dict[Var, ir.Expr]) -> Any:
         """Rewrite `node` in terms of one piece."""
 
         def place(buffer: Var, indices: Any, mutator: Any) -> list[ir.Expr]:
@@ -331,7 +331,7 @@ def _parents_first(entries: list[Entry]) -> list[Entry]:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class DecomposedPiece:
     """One piece of a decomposed buffer's format within the new program.
 
     ``params`` maps the description's parameters to the new function's, ``values`` the arrays of the program's buffers
@@ -358,19 +358,19 @@ class Group:
     name: str
     buffers: tuple[str, ...]
     axes: tuple[Axis, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[DecomposedPiece, ...]
     multiplies_zeros: bool = False
     adds_up: bool = True
 
 
-class Rewriter:
+class StructureRewriter:
     """Rewriter of one structure of a program."""
 
     def __init__(
         self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, assume_finite: bool = True
     ) -> None:
         self.program = program
-        self.structure = Structure(program, name, rules, assume_finite=assume_finite)
+        self.structure = BufferStructure(program, name, rules, assume_finite=assume_finite)
 
     # ------------------------------------------------------------------ the function
 
@@ -424,7 +424,7 @@ class Rewriter:
             }
             mask = None if piece.mask is None else str(piece.mask.storage.name)
             buffers = {self.program.buffers[view].name: b.name for view, b in piece.buffers.items()}
-            pieces.append(Piece(piece.rule, params, values, buffers, mask))
+            pieces.append(DecomposedPiece(piece.rule, params, values, buffers, mask))
         names, axes = tuple(b.name for b in self.structure.group), self.structure.axes
         adds_up = self.structure.adds_up or all(a.unique for a in axes)
         return Group(self.structure.name, names, axes, tuple(pieces), self.structure.multiplies_zeros, adds_up)
@@ -598,7 +598,7 @@ def decompose_format(
     for name, format in resolved.items():
         program = decode(current)
         resolved[name] = format = _resolved(format, program.buffer(name).axes)
-        rewriter = Rewriter(program, name, _rules(format, name), assume_finite=assume_finite is not False)
+        rewriter = StructureRewriter(program, name, _rules(format, name), assume_finite=assume_finite is not False)
         with own_errors():
             current = rewriter.function()
         groups.append(rewriter.record(current))
@@ -617,4 +617,4 @@ def _first_sparse(func: tirx.PrimFunc) -> str:
     return names[0]
 
 
-__all__ = ["Decomposition", "Group", "Piece", "Pieces", "decompose_format"]
+__all__ = ["DecomposedPiece", "Decomposition", "Group", "Pieces", "decompose_format"]

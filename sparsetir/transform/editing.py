@@ -14,7 +14,7 @@ from tvm.ir import Call, Var
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import mentions
-from sparsetir.ir.rules import Place, facts_of
+from sparsetir.ir.rules import IterationScope, facts_of
 from sparsetir.ir.views import (
     INDEPENDENT,
     INIT,
@@ -223,7 +223,7 @@ class Editor:
 
     # ------------------------------------------------------------------ what there is
 
-    def place(self, name: str, *, merged: bool = False) -> Place:
+    def place(self, name: str, *, merged: bool = False) -> IterationScope:
         """Return the iteration called `name` with its enclosing iterations.
 
         Unless `merged`, raise if it or an iteration inside it merges axes or computes an axis.
@@ -248,7 +248,7 @@ class Editor:
         """Return the iteration called `name`; `merged` as for `place`."""
         return self.place(name, merged=merged).iteration
 
-    def nested(self, iteration: SpIter) -> list[Place]:
+    def nested(self, iteration: SpIter) -> list[IterationScope]:
         """Return the iterations inside `iteration`."""
         return [p for p in self.facts.places if iteration in p.outer]
 
@@ -346,13 +346,13 @@ def _names(func: tirx.PrimFunc) -> set[str]:
 # ---------------------------------------------------------------------------------------------- axes of an iteration
 
 
-def dependents(axis: Axis, places: Sequence[Place]) -> list[Entry]:
+def dependents(axis: Axis, places: Sequence[IterationScope]) -> list[Entry]:
     """Return the entries below `axis` or attached to it, in any of the iterations."""
     entries = [e for p in places for e in p.iteration.entries]
     return [e for e in entries if e.attached_to is axis or (e.attached_to is None and e.axes[0].parent is axis)]
 
 
-def refuse_repeated(axis: Axis, nested: Sequence[Place], purpose: str) -> None:
+def refuse_repeated(axis: Axis, nested: Sequence[IterationScope], purpose: str) -> None:
     """Refuse to replace an axis that an inner iteration iterates again, or needs two levels above an attached axis."""
     for place in nested:
         if axis in place.iteration.axes:
@@ -360,7 +360,7 @@ def refuse_repeated(axis: Axis, nested: Sequence[Place], purpose: str) -> None:
             raise ScheduleError(f"cannot {purpose} {axis.name}: sp_iter {inner!r} inside iterates it again")
 
 
-def refuse_grandparent(axis: Axis, places: Sequence[Place], purpose: str) -> None:
+def refuse_grandparent(axis: Axis, places: Sequence[IterationScope], purpose: str) -> None:
     """Refuse where an attached axis is found through `axis`, two levels above it."""
     for entry in (e for p in places for e in p.iteration.entries if e.attached_to is not None):
         parent = entry.axes[0].parent
@@ -395,7 +395,7 @@ def rehost_nested(body: Any, old: Axis, new: Axis, program: Any) -> Any:
     return structural_mutate(body, [(Call, on_coord)])
 
 
-def fiber_vars(place: Place, axis: Axis) -> dict[Axis, Var]:
+def fiber_vars(place: IterationScope, axis: Axis) -> dict[Axis, Var]:
     """Return the variables of the coordinates of an iterated axis and its ancestors, whichever axes they iterate."""
     entries = [e for it in (*place.outer, place.iteration) for e in it.entries]
     entry = next(e for e in reversed(entries) if axis in e.axes)

@@ -15,7 +15,7 @@ from tvm.ir import Var
 from sparsetir.ir import dialect
 from sparsetir.ir.dialect import is_if_then_else
 from sparsetir.ir.rewriting import collect, same
-from sparsetir.ir.rules import Facts, Place
+from sparsetir.ir.rules import Facts, IterationScope
 from sparsetir.ir.views import Entry, SparseBuffer, SpIter
 from sparsetir.lower.analysis.dependence import Footprint, Steps, footprint, is_constant_store, is_update, update_of
 from sparsetir.lower.loops import Update
@@ -88,7 +88,7 @@ class Absent:
     """What statements do at a coordinate that is not stored."""
 
     editor: Editor
-    place: Place
+    place: IterationScope
     entry: Entry
     values: dict[Var, ir.Expr] = field(default_factory=dict)
 
@@ -376,7 +376,7 @@ _IDEMPOTENT = ("max", "min", "and", "or", "&", "|")
 
 
 @dataclass(eq=False)
-class Linear:
+class LinearUse:
     """What statements do with the values of the buffers `views` at their own entry.
 
     ``degrees`` has 0 for a local buffer that does not depend on these values and 1 for one that is linear in them.
@@ -501,4 +501,4 @@ def _keeps_sums(source: str, target: str) -> bool:
     return "int" in source and "int" in target and narrows  # integers wrap around
 
 
-__all__ = ["Absent", "EntryOrder", "Linear", "is_neutral", "is_zero", "multiplies", "number_of", "still_clean"]
+__all__ = ["Absent", "EntryOrder", "LinearUse", "is_neutral", "is_zero", "multiplies", "number_of", "still_clean"]

@@ -12,7 +12,7 @@ from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir.rewriting import collect, mentions, same, substitute
-from sparsetir.ir.rules import SEARCHES, Place, fuse_fault, loads, searched_axes, stores
+from sparsetir.ir.rules import SEARCHES, IterationScope, fuse_fault, loads, searched_axes, stores
 from sparsetir.ir.views import INDEPENDENT, INIT, SEARCH, SPARSE_ITER, Axis, Entry, SpIter, cast, const, label
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.lower.analysis.dependence import Footprint, Steps, footprint, meeting_faults, order_faults
@@ -257,7 +257,7 @@ def _permutation(iteration: SpIter, order: Sequence[Ref]) -> list[Entry]:
     return entries
 
 
-def _check_parents(entries: Sequence[Entry], place: Place) -> None:
+def _check_parents(entries: Sequence[Entry], place: IterationScope) -> None:
     seen: set[Axis] = {a for it in place.outer for a in it.axes}
     for entry in entries:
         for needed, role in _needs(entry):
@@ -374,7 +374,7 @@ def _has_children(iteration: SpIter, entry: Entry) -> bool:
     return any(e.attached_to is None and e.axes[0].parent is entry.axes[0] for e in iteration.entries)
 
 
-def _guarded(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tirx.Stmt | None]:
+def _guarded(editor: Editor, place: IterationScope, entry: Entry) -> tuple[tirx.Stmt, tirx.Stmt | None]:
     """Return the body and the initialisation under a test whether the coordinate is stored."""
     iteration = place.iteration
     body, init = iteration.block.body, iteration.block.init
@@ -388,7 +388,7 @@ def _guarded(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tir
     return body, init
 
 
-def _checked(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tirx.Stmt | None]:
+def _checked(editor: Editor, place: IterationScope, entry: Entry) -> tuple[tirx.Stmt, tirx.Stmt | None]:
     """Return the body and the initialisation as they are, once they are known to do nothing where nothing is stored."""
     iteration, axis = place.iteration, entry.axes[0]
     absent = Absent(editor, place, entry)
@@ -402,7 +402,7 @@ def _checked(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tir
     return body, init
 
 
-def _hazard(editor: Editor, place: Place, node: tirx.Stmt) -> str:
+def _hazard(editor: Editor, place: IterationScope, node: tirx.Stmt) -> str:
     """Return what may fail at a newly visited coordinate: a subscript out of range, a division by zero."""
     scope = Scope()
     for inner in (place, *editor.nested(place.iteration)):
@@ -424,7 +424,7 @@ def _hazard(editor: Editor, place: Place, node: tirx.Stmt) -> str:
 # ---------------------------------------------------------------------------------------------- where it is stored
 
 
-def _is_stored(editor: Editor, place: Place, entry: Entry) -> ir.Expr:
+def _is_stored(editor: Editor, place: IterationScope, entry: Entry) -> ir.Expr:
     """Return the test for a stored coordinate: the index array, viewed as a buffer over its axis, is -1 elsewhere."""
     axis = entry.axes[0]
     if axis.indices is None:

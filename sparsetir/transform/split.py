@@ -14,7 +14,7 @@ from tvm.ir import Call, Var
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import collect, mentions, substitute
-from sparsetir.ir.rules import Access, Place, loads, stores
+from sparsetir.ir.rules import Access, IterationScope, loads, stores
 from sparsetir.ir.views import INIT, Axis, Entry, SparseBuffer, SpIter, cast, const, label, substitute_args
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.dependence import Footprint, Steps, footprint, meeting_faults
@@ -42,7 +42,7 @@ from sparsetir.transform.editing import (
     statements,
     visits_stored,
 )
-from sparsetir.utils.arguments import as_whole, shown
+from sparsetir.utils.arguments import as_index, shown
 
 # Split one loop of an iteration into two.
 
@@ -106,7 +106,7 @@ def sparse_split(func: tirx.PrimFunc, iteration: str, axis: Ref, factor: int) ->
     return split_slots(editor, place, entry, factor)
 
 
-def _split_dense(editor: Editor, place: Place, entry: Entry, factor: int) -> Edit:
+def _split_dense(editor: Editor, place: IterationScope, entry: Entry, factor: int) -> Edit:
     iteration, axis, var = place.iteration, entry.axes[0], entry.vars[0]
     length, dtype = cast(axis.length, axis.idtype), axis.idtype
     outer = editor.dense(f"{axis.name}_o", ceil_div(length, factor), after=axis)
@@ -161,7 +161,7 @@ class Slots:
     """The new axes; ``at`` is None where the coordinate is computed from the other two."""
 
     editor: Editor
-    place: Place
+    place: IterationScope
     entry: Entry
     factor: int
     outer: Axis = field(init=False)
@@ -368,7 +368,7 @@ class Slots:
         return dialect.call("coord", [target, member], str(call.ty.dtype))
 
 
-def split_slots(editor: Editor, place: Place, entry: Entry, factor: int) -> Edit:
+def split_slots(editor: Editor, place: IterationScope, entry: Entry, factor: int) -> Edit:
     """Split `entry` by slots; see `sparse_split`."""
     iteration, axis = place.iteration, entry.axes[0]
     refuse_repeated(axis, editor.nested(iteration), "split")
@@ -454,7 +454,7 @@ def split_init(func: tirx.PrimFunc, iteration: str) -> Edit:
         raise ScheduleError(f"sp_iter {iteration!r} has no initialisation")
     if sp_iter.block.alloc_buffers:
         raise ScheduleError(f"cannot split_init: sp_iter {iteration!r} has scratch memory of its own")
-    walk = _Walk(editor, sp_iter)
+    walk = _InitialisedAxes(editor, sp_iter)
     entries, renamed = walk.stored_entries() if visits_stored(sp_iter) else walk.entries()
     name = editor.fresh(f"{iteration}_init")
     init_iteration = make_iteration(name, entries, substitute(init, renamed))
@@ -466,7 +466,7 @@ def split_init(func: tirx.PrimFunc, iteration: str) -> Edit:
 
 
 @dataclass(frozen=True, eq=False)
-class _Walk:
+class _InitialisedAxes:
     """Choice of the axes that the initialisation iterates."""
 
     editor: Editor
@@ -637,7 +637,7 @@ class _Body:
         name, count = self.iteration.name, len(self.actions)
         if count < 2:
             raise ScheduleError(f"sp_iter {name!r} has one statement; there is nothing to split")
-        at = as_whole(at)
+        at = as_index(at)
         if at is not None and (isinstance(at, bool) or not isinstance(at, int) or not 0 < at < count):
             valid_cuts = f"cut before statement 1 to {count - 1}" if count > 2 else "cut before statement 1"
             raise ScheduleError(f"sp_iter {name!r} has {count} statements: {valid_cuts}, not {shown(at)}")

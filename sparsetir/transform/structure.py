@@ -199,7 +199,7 @@ MASK_DTYPE = "int8"
 
 
 @dataclass
-class Made:
+class NewPiece:
     """Piece of a format during the rewriting of a program."""
 
     spliced: Spliced
@@ -214,7 +214,7 @@ class Made:
         return self.spliced.rule
 
 
-class Structure:
+class BufferStructure:
     """The buffers over one list of axes, and the pieces they become.
 
     ``padded`` are those whose slots between the entries are known to hold zero so far. With ``assume_finite``, zeros
@@ -296,10 +296,10 @@ class Structure:
                 return candidate
         return stem
 
-    def _make(self, rule: FormatRewriteRule) -> Made:
+    def _make(self, rule: FormatRewriteRule) -> NewPiece:
         rename = lambda name: self.rename(rule.name, name)  # noqa: E731
         spliced = splice(rule, self.axes, rename)
-        piece = Made(spliced, {}, statements=list(spliced.statements))
+        piece = NewPiece(spliced, {}, statements=list(spliced.statements))
         for buffer in self.group:
             axes = self._axes_of(buffer, spliced)
             piece.buffers[buffer.view], piece.declarations[buffer.view] = make_buffer(buffer, axes, rename)
@@ -312,7 +312,7 @@ class Structure:
         after = [a for a in buffer.axes[first:] if a not in self.axes]
         return (*before, *spliced.axes, *after)
 
-    def mask(self, piece: Made) -> SparseBuffer:
+    def mask(self, piece: NewPiece) -> SparseBuffer:
         """Return the buffer that is 1 at the entries of a piece."""
         if piece.mask is None:
             rename = lambda name: self.rename(piece.rule.name, name)  # noqa: E731
@@ -348,9 +348,9 @@ def _made_here(program: Program) -> set[Var]:
 
 __all__ = [
     "MASK_DTYPE",
-    "Made",
+    "BufferStructure",
+    "NewPiece",
     "Spliced",
-    "Structure",
     "declare_buffer",
     "declares",
     "make_buffer",

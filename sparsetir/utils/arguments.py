@@ -86,7 +86,7 @@ def as_count(value: Any, name: str, *, least: int = 1, most: int | None = None, 
     >>> as_count(np.int64(3), "trials")
     3
     """
-    number = as_whole(value)
+    number = as_index(value)
     is_whole = isinstance(number, int) and not isinstance(number, bool)
     if is_whole and least <= number and (most is None or number <= most):
         return int(number)
@@ -413,12 +413,12 @@ VALUE_DTYPES = (
 )
 
 
-def as_whole(value: Any) -> Any:
+def as_index(value: Any) -> Any:
     """numpy's integers and others as int; what is none, and bools, as they are.
 
     Examples
     --------
-    >>> as_whole(np.int64(3)), as_whole(2.5), as_whole(True)
+    >>> as_index(np.int64(3)), as_index(2.5), as_index(True)
     (3, 2.5, True)
     """
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
@@ -514,13 +514,13 @@ __all__ = [
     "as_count",
     "as_dtype",
     "as_flag",
+    "as_index",
     "as_int64",
     "as_mapping",
     "as_path",
     "as_real",
     "as_seconds",
     "as_sequence",
-    "as_whole",
     "common_dtype",
     "dtype_name",
     "is_float",

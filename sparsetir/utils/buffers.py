@@ -99,12 +99,12 @@ def _made(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Held:
 ALONE = references(_made((1,), np.dtype("float32")))
 
 
-class Spare:
+class OutputPool:
     """Holds the last result.
 
     Examples
     --------
-    >>> spare = Spare()
+    >>> spare = OutputPool()
     >>> first, _ = spare.take((4,), np.dtype("float32"))
     >>> where = first.ctypes.data
     >>> spare.take(first.shape, first.dtype)[0].ctypes.data == where  # `first` is still in use
@@ -137,7 +137,7 @@ class Spare:
         return array, passed
 
 
-class Rooms:
+class BufferPool:
     """Memory for entries whose number is known when they are written: arrays of some length, of which a part is used.
 
     A reference to a part keeps the array, so an array without other references can be written again.
@@ -149,7 +149,7 @@ class Rooms:
 
     Examples
     --------
-    >>> rooms = Rooms((np.dtype("int32"), np.dtype("float32")))
+    >>> rooms = BufferPool((np.dtype("int32"), np.dtype("float32")))
     >>> keys, values = rooms.take(40_000)
     >>> rooms.keep((keys, values))
     >>> part = keys[:3]
@@ -186,7 +186,7 @@ class Rooms:
 
 
 def _in_room(room: tuple[np.ndarray, ...]) -> int:
-    """Return the number of references to an array of a room, as `Rooms.take` counts them."""
+    """Return the number of references to an array of a room, as `BufferPool.take` counts them."""
     return next(getrefcount(room[n]) for n in range(len(room)))
 
 
@@ -237,4 +237,4 @@ COPY_ALONE = _popped([np.empty(1)])
 ROOM_ALONE = _in_room((np.empty(1),))
 
 
-__all__ = ["Copies", "Rooms", "Spare", "aligned", "empty", "zeros"]
+__all__ = ["BufferPool", "Copies", "OutputPool", "aligned", "empty", "zeros"]

@@ -25,7 +25,7 @@ LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True)
-class Level:
+class CacheLevel:
     """A data cache.
 
     Parameters
@@ -48,7 +48,7 @@ class Level:
 
 
 @cache
-def levels() -> tuple[Level, ...]:
+def levels() -> tuple[CacheLevel, ...]:
     """Return the data caches of the first core, where the system tells, the smallest first."""
     caches = []
     for folder in sorted((CPUS / "cpu0" / "cache").glob("index*")):
@@ -56,7 +56,7 @@ def levels() -> tuple[Level, ...]:
             (folder / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
         )
         if kind != "Instruction" and size.endswith("K"):
-            caches.append(Level(f"L{level}", int(size[:-1]) << 10, count_cpus(shared)))
+            caches.append(CacheLevel(f"L{level}", int(size[:-1]) << 10, count_cpus(shared)))
     return tuple(sorted(caches, key=lambda level: level.size))
 
 
@@ -374,8 +374,8 @@ def shipped_profile(mcpu: str) -> MachineProfile:
 __all__ = [
     "CORES",
     "LINE",
+    "CacheLevel",
     "EffectiveLevel",
-    "Level",
     "MachineProfile",
     "count_cpus",
     "find_knees",

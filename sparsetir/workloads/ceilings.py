@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.utils.arguments import as_count, as_seconds
-from sparsetir.utils.machine import Level, levels
+from sparsetir.utils.machine import CacheLevel, levels
 from sparsetir.utils.threads import get_num_threads
 from sparsetir.workloads.inputs import free_memory
 
@@ -99,13 +99,13 @@ class Roofline:
 
     Parameters
     ----------
-    levels : tuple of Level
+    levels : tuple of CacheLevel
         Its caches, the smallest first.
     ceilings : dict of int to Ceilings
         For one thread and for all.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[CacheLevel, ...]
     ceilings: dict[int, Ceilings]
 
     @property
@@ -190,13 +190,13 @@ def register_lanes(target: Any = None) -> int:
     return max(LANES, key=lambda lanes: measure_peak(1, lanes, seconds=SECONDS / 5, target=target))
 
 
-def share(level: Level, threads: int) -> int:
+def share(level: CacheLevel, threads: int) -> int:
     """Bytes of a level that each thread reads: half of what it has for itself."""
     return int(FILLED * level.size / min(threads, level.cores))
 
 
 def measure_ceilings(
-    threads: int, lanes: int, caches: Sequence[Level], *, seconds: float = SECONDS, target: Any = None
+    threads: int, lanes: int, caches: Sequence[CacheLevel], *, seconds: float = SECONDS, target: Any = None
 ) -> Ceilings:
     """Measure what `threads` threads reach together, of code for a target; None is this machine."""
     settings: dict[str, Any] = {"seconds": seconds, "target": target}

@@ -18,7 +18,7 @@ Timer = Callable[[float], float]
 
 
 @dataclass(frozen=True)
-class Choice:
+class FastestCandidate:
     """The fastest candidate.
 
     Parameters
@@ -48,7 +48,9 @@ def timer_of(call: Callable[[], object]) -> Timer:
     return lambda seconds: min(timed_calls(call, seconds, least=5, least_long=3))
 
 
-def choose(timers: Mapping[str, Timer], *, seconds: float = 0.1, refused: Mapping[str, str] | None = None) -> Choice:
+def choose(
+    timers: Mapping[str, Timer], *, seconds: float = 0.1, refused: Mapping[str, str] | None = None
+) -> FastestCandidate:
     """Time candidates in turns and return the fastest.
 
     Parameters
@@ -66,7 +68,7 @@ def choose(timers: Mapping[str, Timer], *, seconds: float = 0.1, refused: Mappin
         for name, timer in timers.items():
             samples[name].append(timer(seconds / ROUNDS))
     times = {name: min(values) for name, values in samples.items()}
-    return Choice(fastest(times), times, dict(refused or {}))
+    return FastestCandidate(fastest(times), times, dict(refused or {}))
 
 
 def fastest(times: Mapping[str, float]) -> str:
@@ -75,4 +77,4 @@ def fastest(times: Mapping[str, float]) -> str:
     return best if times[best] * LEAST_GAIN < times[baseline] else baseline
 
 
-__all__ = ["LEAST_SIZE", "MOST_DENSE", "Choice", "Timer", "choose", "fastest", "timer_of"]
+__all__ = ["LEAST_SIZE", "MOST_DENSE", "FastestCandidate", "Timer", "choose", "fastest", "timer_of"]

@@ -23,7 +23,7 @@ MOST_DENSE = 1 << 26  # elements of a result that finch-tensor is asked for
 
 
 @dataclass(frozen=True)
-class Case:
+class ExprCase:
     """One expression.
 
     Parameters
@@ -100,49 +100,49 @@ def _batched(A: Any, X: np.ndarray) -> np.ndarray:
 
 TENSOR = {"i": 1000, "j": 200, "k": 200, "l": 200}
 CASES = [
-    Case("spmv", "ij,j->i", "sd", scipy=lambda A, x: A @ x, torch=lambda A, x: A @ x),
-    Case("transposed spmv", "ij,i->j", "sd", scipy=lambda A, x: A.T @ x),
-    Case("spmm", "ij,jk->ik", "sd", {"k": 32}, scipy=lambda A, X: A @ X, torch=lambda A, X: A @ X),
-    Case("sddmm", "ij,ik,jk->ij", "sdd", {"k": 32}, scipy=_sampled),
-    Case("masked product", "ij,ik,kj->ij", "sss", scipy=lambda S, A, B: S * (A @ B)),
-    Case("product", "ik,kj->ij", "ss", scipy=lambda A, B: A @ B, torch=lambda A, B: A @ B),
-    Case("transposed product", "ik,jk->ij", "ss", scipy=lambda A, B: A @ B.T),
-    Case("sum", "ij,ij->ij", "ss", options={"combine": "add"}, scipy=lambda A, B: A + B, others=False),
-    Case("hadamard", "ij,ij->ij", "ss", scipy=lambda A, B: A * B, torch=lambda A, B: A * B),
-    Case("columns scaled", "ij,j->ij", "sd", scipy=lambda A, x: A * x[None]),
-    Case("bilinear form", "i,ij,j->", "dsd", scipy=lambda x, A, y: x @ (A @ y), torch=lambda x, A, y: x @ (A @ y)),
-    Case("triangles", "ij,jk,ki->", "sss", scipy=lambda A, B, C: (A @ B * C.T).sum()),
-    Case("row sums", "ij->i", "s", scipy=lambda A: A.sum(axis=1)),
-    Case("column sums", "ij->j", "s", scipy=lambda A: A.sum(axis=0)),
-    Case("row maxima", "ij->i", "s", options={"reduce": "max", "fill": -INF}, others=False),
-    Case("min-plus spmv", "ij,j->i", "sd", options={"reduce": "min", "combine": "add", "fill": INF}, scipy=_minplus,
+    ExprCase("spmv", "ij,j->i", "sd", scipy=lambda A, x: A @ x, torch=lambda A, x: A @ x),
+    ExprCase("transposed spmv", "ij,i->j", "sd", scipy=lambda A, x: A.T @ x),
+    ExprCase("spmm", "ij,jk->ik", "sd", {"k": 32}, scipy=lambda A, X: A @ X, torch=lambda A, X: A @ X),
+    ExprCase("sddmm", "ij,ik,jk->ij", "sdd", {"k": 32}, scipy=_sampled),
+    ExprCase("masked product", "ij,ik,kj->ij", "sss", scipy=lambda S, A, B: S * (A @ B)),
+    ExprCase("product", "ik,kj->ij", "ss", scipy=lambda A, B: A @ B, torch=lambda A, B: A @ B),
+    ExprCase("transposed product", "ik,jk->ij", "ss", scipy=lambda A, B: A @ B.T),
+    ExprCase("sum", "ij,ij->ij", "ss", options={"combine": "add"}, scipy=lambda A, B: A + B, others=False),
+    ExprCase("hadamard", "ij,ij->ij", "ss", scipy=lambda A, B: A * B, torch=lambda A, B: A * B),
+    ExprCase("columns scaled", "ij,j->ij", "sd", scipy=lambda A, x: A * x[None]),
+    ExprCase("bilinear form", "i,ij,j->", "dsd", scipy=lambda x, A, y: x @ (A @ y), torch=lambda x, A, y: x @ (A @ y)),
+    ExprCase("triangles", "ij,jk,ki->", "sss", scipy=lambda A, B, C: (A @ B * C.T).sum()),
+    ExprCase("row sums", "ij->i", "s", scipy=lambda A: A.sum(axis=1)),
+    ExprCase("column sums", "ij->j", "s", scipy=lambda A: A.sum(axis=0)),
+    ExprCase("row maxima", "ij->i", "s", options={"reduce": "max", "fill": -INF}, others=False),
+    ExprCase("min-plus spmv", "ij,j->i", "sd", options={"reduce": "min", "combine": "add", "fill": INF}, scipy=_minplus,
          others=False),
-    Case("two steps", "ij,jk,k->i", "ssd", scipy=lambda A, B, x: A @ (B @ x), torch=lambda A, B, x: A @ (B @ x)),
-    Case("two layers", "ij,jk,kl->il", "sdd", {"k": 32, "l": 16}, scipy=lambda A, X, W: A @ (X @ W),
+    ExprCase("two steps", "ij,jk,k->i", "ssd", scipy=lambda A, B, x: A @ (B @ x), torch=lambda A, B, x: A @ (B @ x)),
+    ExprCase("two layers", "ij,jk,kl->il", "sdd", {"k": 32, "l": 16}, scipy=lambda A, X, W: A @ (X @ W),
          torch=lambda A, X, W: A @ (X @ W)),
-    Case("batched spmm", "ij,bjk->bik", "sd", {"b": 4, "k": 16}, scipy=_batched),
-    Case("outer product", "ij,kl->ikjl", "ss", {"i": 40, "j": 40, "k": 40, "l": 40}, entries=4,
+    ExprCase("batched spmm", "ij,bjk->bik", "sd", {"b": 4, "k": 16}, scipy=_batched),
+    ExprCase("outer product", "ij,kl->ikjl", "ss", {"i": 40, "j": 40, "k": 40, "l": 40}, entries=4,
          scipy=lambda A, B: sp.kron(A, B)),
-    Case("ttv", "ijk,k->ij", "sd", TENSOR),
-    Case("ttm", "ijk,kl->ijl", "ss", TENSOR),
-    Case("mttkrp", "ijk,jr,kr->ir", "sdd", TENSOR | {"r": 16}),
-    Case("tensor sum", "ijk,ijk->ijk", "ss", TENSOR, options={"combine": "add"}, others=False),
-    Case("tensor hadamard", "ijk,ijk->ijk", "ss", TENSOR),
-    Case("tensor contraction", "ijk,ljk->il", "ss", TENSOR),
-    Case("tensor projection", "ijk->ik", "s", TENSOR),
+    ExprCase("ttv", "ijk,k->ij", "sd", TENSOR),
+    ExprCase("ttm", "ijk,kl->ijl", "ss", TENSOR),
+    ExprCase("mttkrp", "ijk,jr,kr->ir", "sdd", TENSOR | {"r": 16}),
+    ExprCase("tensor sum", "ijk,ijk->ijk", "ss", TENSOR, options={"combine": "add"}, others=False),
+    ExprCase("tensor hadamard", "ijk,ijk->ijk", "ss", TENSOR),
+    ExprCase("tensor contraction", "ijk,ljk->il", "ss", TENSOR),
+    ExprCase("tensor projection", "ijk->ik", "s", TENSOR),
 ]  # fmt: skip
 
 
 # ------------------------------------------------------------------ other libraries
 
 
-def scipy_call(case: Case, operands: list[Any]) -> Call | None:
+def scipy_call(case: ExprCase, operands: list[Any]) -> Call | None:
     """As a user of scipy writes it."""
     how = case.scipy
     return None if how is None else lambda: how(*operands)
 
 
-def torch_call(case: Case, operands: list[Any]) -> Call | None:
+def torch_call(case: ExprCase, operands: list[Any]) -> Call | None:
     """As a user of torch writes it, of CSR tensors."""
     how = case.torch
     if how is None:
@@ -152,7 +152,7 @@ def torch_call(case: Case, operands: list[Any]) -> Call | None:
     return lambda: how(*given)
 
 
-def sparse_call(case: Case, operands: list[Any]) -> Call | None:
+def sparse_call(case: ExprCase, operands: list[Any]) -> Call | None:
     """``sparse.einsum`` of pydata/sparse; sums by its operators."""
     sparse = require("sparse", extra="bench", purpose="the pydata/sparse peer")
     converted = [_pydata(sparse, value) for value in operands]
@@ -169,7 +169,7 @@ def _pydata(sparse: Any, value: Any) -> Any:
     return sparse.COO(np.stack(value.coords), value.values, value.shape)
 
 
-def finch_call(case: Case, operands: list[Any]) -> Call | None:
+def finch_call(case: ExprCase, operands: list[Any]) -> Call | None:
     """``finch.einsum`` of finch-tensor, compiled by Numba: of matrices with 64-bit indices, results are dense."""
     finch = import_module("finch")
     output = case.text.partition("->")[2]
@@ -194,7 +194,7 @@ def wide(value: Any) -> Any:
     return result
 
 
-PEERS: dict[str, Callable[[Case, list[Any]], Call | None]] = {
+PEERS: dict[str, Callable[[ExprCase, list[Any]], Call | None]] = {
     "scipy": scipy_call,
     "torch": torch_call,
     "sparse": sparse_call,
@@ -232,4 +232,4 @@ def agree(found: Any, expected: Any) -> bool:
     return len(a) == len(b) and bool((a == b).all()) and np.allclose(x, y, rtol=1e-3, atol=1e-4)
 
 
-__all__ = ["CASES", "PEERS", "Case", "agree", "entries"]
+__all__ = ["CASES", "PEERS", "ExprCase", "agree", "entries"]

@@ -98,7 +98,7 @@ def assemble(counts: list[Counter[bytes]], terms: list[bytes]) -> sp.csr_array:
 
 
 @dataclass(frozen=True)
-class Source:
+class InputSource:
     """A matrix or tensor that is not in memory yet.
 
     Parameters
@@ -128,25 +128,25 @@ def extension(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def from_files(paths: Sequence[Path]) -> list[Source]:
+def from_files(paths: Sequence[Path]) -> list[InputSource]:
     """Return a source for each file; that they are there is checked now, before a long run."""
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise FileNotFoundError(f"there is no file {missing[0]}")
-    return [Source(path.name.partition(".")[0], partial(read, path)) for path in paths]
+    return [InputSource(path.name.partition(".")[0], partial(read, path)) for path in paths]
 
 
-def from_suite(names: str, size: str) -> list[Source]:
+def from_suite(names: str, size: str) -> list[InputSource]:
     """Return a source for each family of generated inputs: ``"all"``, or names separated by commas."""
     entries = suite.families() | suite.tensors()
     selected = list(entries) if names == "all" else [name.strip() for name in names.split(",")]
     unknown = [name for name in selected if name not in entries]
     if unknown:
         raise ArgumentError(f"the suite has all, {', '.join(entries)}; found {unknown[0]!r}")
-    return [Source(name, partial(entries[name], size)) for name in selected]
+    return [InputSource(name, partial(entries[name], size)) for name in selected]
 
 
-def loaded(sources: Sequence[Source]) -> Iterator[tuple[str, Any]]:
+def loaded(sources: Sequence[InputSource]) -> Iterator[tuple[str, Any]]:
     """Name and contents of each source, one after the other; files that cannot be read are named on stderr."""
     for source in sources:
         try:
@@ -278,4 +278,4 @@ def as_float32(sparse: Any) -> Any:
     return matrix
 
 
-__all__ = ["Source", "find_files", "free_memory", "from_files", "from_suite", "loaded", "reason", "say"]
+__all__ = ["InputSource", "find_files", "free_memory", "from_files", "from_suite", "loaded", "reason", "say"]

@@ -134,7 +134,7 @@ def set_threads(count: int) -> None:
     library().MKL_Set_Num_Threads(count)
 
 
-class Matrix:
+class MKLMatrix:
     """A CSR matrix inside MKL. The arrays are shared, not copied, where they are int32 and contiguous.
 
     Parameters
@@ -234,24 +234,24 @@ def routines() -> ctypes.CDLL:
     return mkl
 
 
-class Result:
+class MKLResult:
     """A matrix that MKL made. Its memory is freed with the object.
 
     Parameters
     ----------
     handle : c_void_p
-    like : Matrix or Result
+    like : MKLMatrix or MKLResult
         Of the same dtype.
     """
 
-    def __init__(self, handle: c_void_p, like: Matrix | Result) -> None:
+    def __init__(self, handle: c_void_p, like: MKLMatrix | MKLResult) -> None:
         self.handle = handle
         self.descr: Description = like.descr
         self.dtype: np.dtype[Any] = like.dtype
         self.routine: Callable[[str], Callable[..., int]] = like.routine
         weakref.finalize(self, routines().mkl_sparse_destroy, handle)
 
-    def ordered(self) -> Result:
+    def ordered(self) -> MKLResult:
         """Return the matrix, the columns of each row sorted in place."""
         check(routines().mkl_sparse_order(self.handle), "mkl_sparse_order")
         return self
@@ -278,21 +278,21 @@ def copied(pointer: c_void_p, count: int, dtype: np.dtype[Any]) -> np.ndarray:
     return np.frombuffer(memoryview(chars), dtype).copy()
 
 
-def product(A: Matrix | Result, B: Matrix | Result) -> Result:
+def product(A: MKLMatrix | MKLResult, B: MKLMatrix | MKLResult) -> MKLResult:
     """Return ``A @ B``, the columns of a row in any order."""
     handle = c_void_p()
     left, right = ((NON_TRANSPOSE, part.descr, part.handle) for part in (A, B))
     check(routines().mkl_sparse_sp2m(*left, *right, FULL_PRODUCT, byref(handle)), "mkl_sparse_sp2m")
-    return Result(handle, A)
+    return MKLResult(handle, A)
 
 
-def total(A: Matrix, B: Matrix) -> Result:
+def total(A: MKLMatrix, B: MKLMatrix) -> MKLResult:
     """Return ``A + B``."""
     routines()
     handle = c_void_p()
     status = A.routine("add")(NON_TRANSPOSE, A.handle, 1.0, B.handle, byref(handle))
     check(status, "mkl_sparse_add")
-    return Result(handle, A)
+    return MKLResult(handle, A)
 
 
-__all__ = ["Result", "product", "total"]
+__all__ = ["MKLResult", "product", "total"]

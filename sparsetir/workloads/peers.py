@@ -123,12 +123,12 @@ def torch_sddmm(csr: Any, X: np.ndarray, Y: np.ndarray) -> Call:
 
 def mkl_spmm(csr: Any, dense: np.ndarray) -> Call:
     """``mkl_sparse_?_mm``, inspected for as many columns as `dense` has."""
-    return mkl.Matrix(csr).mm(dense)
+    return mkl.MKLMatrix(csr).mm(dense)
 
 
 def mkl_spmv(csr: Any, dense: np.ndarray) -> Call:
     """``mkl_sparse_?_mv``, inspected for many calls."""
-    return mkl.Matrix(csr).mv(dense)
+    return mkl.MKLMatrix(csr).mv(dense)
 
 
 PEERS = ("scipy", "torch", "mkl")

@@ -117,7 +117,7 @@ def torch_result(tensor: Any) -> Any:
 
 def mkl_product(*operands: Any) -> Call:
     """``mkl_sparse_sp2m``, once or twice, then ``mkl_sparse_order``."""
-    first, second, *third = map(mkl.Matrix, operands)
+    first, second, *third = map(mkl.MKLMatrix, operands)
     if not third:
         return lambda: mkl_sparse.product(first, second).ordered()
     return lambda: mkl_sparse.product(mkl_sparse.product(first, second), third[0]).ordered()
@@ -125,7 +125,7 @@ def mkl_product(*operands: Any) -> Call:
 
 def mkl_add(*operands: Any) -> Call:
     """``mkl_sparse_?_add``, whose rows are sorted."""
-    A, B = map(mkl.Matrix, operands)
+    A, B = map(mkl.MKLMatrix, operands)
     return lambda: mkl_sparse.total(A, B)
 
 
@@ -224,7 +224,7 @@ SETUPS: dict[str, dict[str, Callable[..., Call]]] = {
 }
 TO_SCIPY: dict[str, Callable[[Any], Any]] = {
     "torch": torch_result,
-    "mkl": mkl_sparse.Result.to_csr,
+    "mkl": mkl_sparse.MKLResult.to_csr,
     GRAPHBLAS: graphblas_result,
 }
 

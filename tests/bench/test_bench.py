@@ -364,7 +364,7 @@ def test_drawing_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 RATES = {"L1": 200e9, "L2": 100e9, "L3": 50e9, "DRAM": 10e9}
-LEVELS = (roofs.Level("L1", 32 << 10), roofs.Level("L2", 1 << 20), roofs.Level("L3", 32 << 20, cores=2))
+LEVELS = (roofs.CacheLevel("L1", 32 << 10), roofs.CacheLevel("L2", 1 << 20), roofs.CacheLevel("L3", 32 << 20, cores=2))
 MACHINE = roofs.Roofline(LEVELS, {1: roofs.Ceilings(1, 50e9, RATES), 2: roofs.Ceilings(2, 100e9, RATES)})
 
 
@@ -419,10 +419,10 @@ def test_work_of_spmm_and_spmv_and_sddmm() -> None:
     A = sp.csr_array((np.ones(3, "float32"), np.int32([1, 3, 1]), np.int32([0, 2, 2, 3])), shape=(3, 4))
     stored = 3 * 4 + 3 * 4 + 4 * 4
     spmm = roofs.work_of("spmm", make_case("spmm", A, feat=8).inputs)
-    assert spmm == roofs.Work(2 * 3 * 8, 3 * 32, 2 * 32, stored + 2 * 32 + 3 * 32)
-    assert roofs.work_of("spmv", make_case("spmv", A).inputs) == roofs.Work(6, 12, 8, stored + 8 + 12)
+    assert spmm == roofs.OperationWork(2 * 3 * 8, 3 * 32, 2 * 32, stored + 2 * 32 + 3 * 32)
+    assert roofs.work_of("spmv", make_case("spmv", A).inputs) == roofs.OperationWork(6, 12, 8, stored + 8 + 12)
     sddmm = roofs.work_of("sddmm", make_case("sddmm", A, feat=8).inputs)
-    assert sddmm == roofs.Work(17 * 3, 3 * 32, 2 * 32, stored + 12 + 2 * 32 + 2 * 32)
+    assert sddmm == roofs.OperationWork(17 * 3, 3 * 32, 2 * 32, stored + 12 + 2 * 32 + 2 * 32)
     with pytest.raises(ArgumentError, match="bounds are known for spmm, spmv, sddmm, mttkrp; found 'gemm'"):
         roofs.work_of("gemm", {})
 
@@ -431,7 +431,7 @@ def test_work_of_mttkrp() -> None:
     tensor = CooTensor(np.int32([[0, 0, 2], [1, 1, 1], [0, 3, 3]]), np.ones(3, "float32"), (3, 2, 5))
     work = roofs.work_of("mttkrp", make_case("mttkrp", tensor, feat=4).inputs)
     fibers, tree = 2, 4 * (4 + 2 + 3 + 3)
-    assert work == roofs.Work(2 * (3 + fibers) * 4, 3 * 16, 16, 12 + tree + 16 + 2 * 16 + 3 * 16)
+    assert work == roofs.OperationWork(2 * (3 + fibers) * 4, 3 * 16, 16, 12 + tree + 16 + 2 * 16 + 3 * 16)
 
 
 PROFILE = shipped_profile("znver4")
@@ -569,7 +569,7 @@ def test_kernels_that_are_compared_hand_out_results_alike() -> None:
 
 # --- rows -------------------------------------------------------------------------------------------------
 
-QUICK = kernels.Plan(rounds=1, rest=0.0, repeat=0)
+QUICK = kernels.MeasurementPlan(rounds=1, rest=0.0, repeat=0)
 
 
 def row(ours: dict | None = None, peers: dict | None = None, **changed: object) -> measure.Row:
@@ -577,8 +577,8 @@ def row(ours: dict | None = None, peers: dict | None = None, **changed: object) 
     ours = {"untuned": 1.0} if ours is None else ours
     peers = {"scipy": 4.0, "mkl": 2.0} if peers is None else peers
     times = [{name: bench.Timing.of([t] * 4) for name, t in group.items()} for group in (ours, peers)]
-    facts = {"bound": roofs.Bound(0.5, "compute"), **changed}
-    return measure.Row("a", measure.Product("spmm", 8), (1, 1), 1, *times, roofs.Work(8, 8, 8, 8), **facts)
+    facts = {"bound": roofs.TimeBound(0.5, "compute"), **changed}
+    return measure.Row("a", measure.Operation("spmm", 8), (1, 1), 1, *times, roofs.OperationWork(8, 8, 8, 8), **facts)
 
 
 @pytest.mark.slow
@@ -605,27 +605,27 @@ def test_rows_of_nothing(shape: tuple[int, int]) -> None:
 
 
 def test_a_wrong_kernel_is_found_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(case: Case, _plan: kernels.Plan) -> dict:
+    def wrong(case: Case, _plan: kernels.MeasurementPlan) -> dict:
         program = make_case("spmm", -case.inputs["A"]).program
         kernel = sparsetir.build(program)
         return {"negative": SimpleNamespace(signature=kernel.signature, bind=lambda A: kernel.bind(A=-A))}
 
     monkeypatch.setattr(kernels, "KINDS", [*kernels.KINDS, wrong])
-    found = measure.measure("m", matrix("float32"), measure.Product("spmm", 8), QUICK)
+    found = measure.measure("m", matrix("float32"), measure.Operation("spmm", 8), QUICK)
     assert list(found.row.ours) == ["untuned"]
     assert len(found.findings) == 1
     assert found.findings[0].startswith("m spmm:8, negative: our result differs from the reference")
     monkeypatch.setattr(kernels, "KINDS", [wrong])
-    alone = measure.measure("m", matrix("float32"), measure.Product("spmm", 8), QUICK)
+    alone = measure.measure("m", matrix("float32"), measure.Operation("spmm", 8), QUICK)
     assert (alone.row, len(alone.findings)) == (None, 1)
 
 
 def test_a_kind_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(case: Case, plan: kernels.Plan) -> dict:
+    def fails(case: Case, plan: kernels.MeasurementPlan) -> dict:
         raise TuningError("no candidate ran")
 
     monkeypatch.setattr(kernels, "KINDS", [*kernels.KINDS, fails])
-    found = measure.measure("m", matrix("float32"), measure.Product("spmv", 1), QUICK)
+    found = measure.measure("m", matrix("float32"), measure.Operation("spmv", 1), QUICK)
     assert found.findings == ["m spmv, fails: no candidate ran"]
     assert list(found.row.ours) == ["untuned"]
 
@@ -635,7 +635,7 @@ def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: 
         raise RuntimeError("no such luck")
 
     monkeypatch.setitem(peers.SETUPS["spmm"], "scipy", fails)
-    found = measure.measure("m", matrix("float32"), measure.Product("spmm", 8), QUICK)
+    found = measure.measure("m", matrix("float32"), measure.Operation("spmm", 8), QUICK)
     assert "scipy" not in found.row.peers
     assert "m spmm:8: without scipy: RuntimeError: no such luck" in capsys.readouterr().err
     assert report.figures([row(), row(peers={})])["vs scipy"] == [4.0, None]
@@ -644,7 +644,7 @@ def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_what_does_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(measure, "free_memory", lambda: 1000.0)
     monkeypatch.setattr(measure, "make_case", lambda *_a, **_k: pytest.fail("allocated"))
-    found = measure.measure("wide", matrix("float32"), measure.Product("spmm", 8), QUICK)
+    found = measure.measure("wide", matrix("float32"), measure.Operation("spmm", 8), QUICK)
     assert (found.row, found.findings) == (None, [])
     assert "skipped: wide spmm:8 needs" in capsys.readouterr().err
 
@@ -656,7 +656,7 @@ def test_disturbed_rows_are_measured_again(
     attempts = [{"a": bench.Timing.of([1e-4, 1e-4, 1e-4 * (1 + s), 1e-4 * (1 + s)])} for s in spreads]
     left = iter(attempts)
     monkeypatch.setattr(measure, "interleave", lambda calls, rounds, rest: next(left))
-    assert measure.undisturbed({}, kernels.Plan(), "a") == (attempts[kept], repeats)
+    assert measure.undisturbed({}, kernels.MeasurementPlan(), "a") == (attempts[kept], repeats)
 
 
 @pytest.mark.parametrize(
@@ -714,7 +714,9 @@ def test_kinds_that_are_not_rated_have_a_column_and_no_ratio() -> None:
 def test_a_report_says_that_the_machine_was_busy() -> None:
     noisy = {"untuned": bench.Timing.of([0.5, 1.0, 3.0, 3.0])}
     assert report.Report([row()], load=0.2, roofline=MACHINE).busy() == []
-    busy = measure.Row("b", measure.Product("spmv", 1), (1, 1), 1, noisy, {}, roofs.Work(1, 1, 1, 1), repeats=2)
+    busy = measure.Row(
+        "b", measure.Operation("spmv", 1), (1, 1), 1, noisy, {}, roofs.OperationWork(1, 1, 1, 1), repeats=2
+    )
     rows = [row(), busy]
     slow = roofs.Roofline(LEVELS, {1: MACHINE.ceilings[1], 2: roofs.Ceilings(2, 50e9, RATES)})
     assert report.Report(rows, load=3.0, roofline=slow).busy() == [
@@ -743,9 +745,9 @@ def test_a_run_frees_one_operand_before_it_loads_the_next(monkeypatch: pytest.Mo
         return found
 
     monkeypatch.setattr(command, "ceilings", lambda: None)
-    monkeypatch.setattr(command, "measure", lambda *_args: measure.Measured(row()))
-    sources = [inputs.Source(str(n), load) for n in range(3)]
-    *_, found = command.run(sources, [measure.Product("spmm", 8)], QUICK)
+    monkeypatch.setattr(command, "measure", lambda *_args: measure.MeasuredRow(row()))
+    sources = [inputs.InputSource(str(n), load) for n in range(3)]
+    *_, found = command.run(sources, [measure.Operation("spmm", 8)], QUICK)
     assert len(found.rows) == 3
 
 
@@ -836,7 +838,7 @@ def test_the_pace_of_a_search() -> None:
     assert search_rate.until(result, 1.0) == 4.0
     assert np.isnan(search_rate.rate(SimpleNamespace(history=history[:1])))
     *_, middle, smallest, largest = search_rate.table(
-        [search_rate.Pace("a", result, 6.0, d, 1.0) for d in (1.5, 2.5)]
+        [search_rate.SearchPace("a", result, 6.0, d, 1.0) for d in (1.5, 2.5)]
     ).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (middle, smallest, largest)]
     assert [row[0] for row in cells] == ["median", "smallest", "largest"]
@@ -857,7 +859,7 @@ def test_searches_on_a_suite_are_timed(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_kernels_of_searches_are_compared_round_by_round() -> None:
     slow = np.array([1.0, 2.0, 2.0, 1.0, 2.0])  # the pace of the machine: medians would be of different rounds
-    row = search.Row("a", {"seed 0": 2 * slow, "seed 1": 3 * slow, "sweep": slow * [4, 2, 2, 3, 2]}, results=[])
+    row = search.SearchRow("a", {"seed 0": 2 * slow, "seed 1": 3 * slow, "sweep": slow * [4, 2, 2, 3, 2]}, results=[])
     assert row.over_tuned("sweep") == 1
     assert row.over_tuned("seed 1") == 1.5
     assert np.isnan(row.over_tuned("schedules"))
@@ -867,6 +869,6 @@ def test_kernels_of_searches_are_compared_round_by_round() -> None:
 def test_a_table_of_searches_without_a_sweep() -> None:
     results = [SimpleNamespace(measured=8, seconds=2.0, history=[SimpleNamespace(seconds=1.0, elapsed=3.0)])]
     times = {"seed 0": np.ones(3), "schedules": np.full(3, 2.0)}
-    *_, means = search.table([search.Row(name, times, results) for name in "ab"]).splitlines()
+    *_, means = search.table([search.SearchRow(name, times, results) for name in "ab"]).splitlines()
     found = [cell.strip() for cell in means.split("|")[1:-1]]
     assert found == ["geometric mean", "", "", "", "", "1.000", "2.000", "", "1.000", "4.000"]

@@ -11,17 +11,17 @@ import pytest
 import scipy.sparse as sp
 
 from sparsetir.bench import Timing, command, kernels, measure, report, results
-from sparsetir.bench.roofline import Work
+from sparsetir.bench.roofline import OperationWork
 from sparsetir.errors import ArgumentError
 from sparsetir.workloads import inputs, result_peers, suite
 from sparsetir.workloads.results import OPERATIONS, SQUARE_ONLY, make_result_case
 
 pytestmark = pytest.mark.usefixtures("quick_ceilings")
 
-QUICK = kernels.Plan(rounds=1, rest=0.0, repeat=0)
+QUICK = kernels.MeasurementPlan(rounds=1, rest=0.0, repeat=0)
 
 
-def rows_of(A: Any, ops: str, name: str = "m") -> dict[str, measure.Measured]:
+def rows_of(A: Any, ops: str, name: str = "m") -> dict[str, measure.MeasuredRow]:
     return {p.op: results.measure_result(name, A, p, QUICK) for p in measure.parse_products(ops)}
 
 
@@ -122,11 +122,11 @@ def test_operations_that_are_not(text: str, message: str) -> None:
 
 def test_options_that_do_not_reach_an_operation_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     products = measure.parse_products("spmm:8,spgemm,topn:3")
-    command.say_of_options(products, kernels.Plan(tune=2.0))
+    command.say_of_options(products, kernels.MeasurementPlan(tune=2.0))
     assert capsys.readouterr().err.startswith("--tune is not for spgemm, topn:3: sparsetir.tune_sparse searches")
-    command.say_of_options(products, kernels.Plan(tune=2.0, sweep=True))
+    command.say_of_options(products, kernels.MeasurementPlan(tune=2.0, sweep=True))
     assert capsys.readouterr().err.startswith("--sweep and --tune are not for spgemm, topn:3")
-    for some, plan in ((products[:1], kernels.Plan(tune=2.0)), (products, kernels.Plan())):
+    for some, plan in ((products[:1], kernels.MeasurementPlan(tune=2.0)), (products, kernels.MeasurementPlan())):
         command.say_of_options(some, plan)
         assert not capsys.readouterr().err
 
@@ -150,7 +150,7 @@ def test_a_run_of_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 def row(op: str, seconds: dict[str, float], **sizes: float) -> measure.Row:
     times = {name: Timing.of([value] * 3) for name, value in seconds.items()}
     ours = {"ours": times.pop("ours")}
-    return measure.Row("m", measure.Product(op, 1), (2, 2), 3, ours, times, Work(2, 0, 0, 8), sizes=sizes)
+    return measure.Row("m", measure.Operation(op, 1), (2, 2), 3, ours, times, OperationWork(2, 0, 0, 8), sizes=sizes)
 
 
 def test_each_peer_has_a_ratio() -> None:

@@ -32,7 +32,7 @@ from sparsetir.tuning.train import dataset as plan
 from sparsetir.tuning.train.dataset import is_data_set, recordings
 from sparsetir.tuning.train.evaluate import Ranking, folds
 from sparsetir.tuning.train.replay import Recorded, stopped, stops
-from sparsetir.tuning.work import USUAL, Rates, Work
+from sparsetir.tuning.work import USUAL, CoreRates, Work
 from sparsetir.workloads import random_programs, suite
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
@@ -74,7 +74,9 @@ def test_the_work_of_nothing_has_finite_numbers(sizes: dict[str, int]) -> None:
 
 def test_amounts_are_times_on_the_rates_of_the_machine() -> None:
     work = Work.of(decode(ops.spmm()), {**SIZES, "feat": 512})
-    usual, fast = (work.numbers(rates, 1.0) for rates in (USUAL, Rates(*(4 * n for n in (100e9, 200e9, 60e9, 25e9)))))
+    usual, fast = (
+        work.numbers(rates, 1.0) for rates in (USUAL, CoreRates(*(4 * n for n in (100e9, 200e9, 60e9, 25e9))))
+    )
     assert usual["time_floor"] - fast["time_floor"] == pytest.approx(2)
     assert {n: v for n, v in usual.items() if n != "time_floor"} == {n: v for n, v in fast.items() if n != "time_floor"}
     assert work.numbers(USUAL, 2.0)["time_floor"] > usual["time_floor"]
@@ -198,7 +200,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, value in {"SURE_FORMATS": 1, "OTHER_FORMATS": 0, "BURST": 1e-5, "OWN_CHOICES": 8}.items():
             patch.setattr(dataset, name, value)
         patch.setattr(plan, "COMBINATIONS", ((1, "spmm", "float32", (8,), 1), (1, "spmv", "float32", (1,), 1)))
-        made = [plan.Source(n, n, lambda n=n: suite.generate(n, 700)) for n in ("uniform", "banded", "arrow")]
+        made = [plan.CollectionSource(n, n, lambda n=n: suite.generate(n, 700)) for n in ("uniform", "banded", "arrow")]
         dataset.collect(path, made, programs=2)
     return path
 

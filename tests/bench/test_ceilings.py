@@ -13,9 +13,9 @@ import pytest
 
 from sparsetir.tuning import model as pretrained
 from sparsetir.tuning import work
-from sparsetir.tuning.work import USUAL, Rates, measured_rates
+from sparsetir.tuning.work import USUAL, CoreRates, measured_rates
 
-FAST = Rates(peak=4e11, private=8e11, last=2.4e11, memory=1e11)
+FAST = CoreRates(peak=4e11, private=8e11, last=2.4e11, memory=1e11)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
     """Of whom rates were measured; nothing is kept from before or for later."""
     found: list[Any] = []
 
-    def measure_rates(target: Any = None) -> Rates:
+    def measure_rates(target: Any = None) -> CoreRates:
         found.append(target)
         return FAST
 

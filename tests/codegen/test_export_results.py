@@ -24,7 +24,7 @@ from each import FULL
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.runtime.signature import Arguments, numpy_dtype
 from sparsetir.sparse_output.c_functions import AssembledInterface
-from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.kernel import SparseOutputKernel
 
 CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 READY = {name: getattr(sparsetir.ops, name) for name in ("spgemm", "masked_spgemm", "add", "multiply")}
@@ -41,7 +41,7 @@ pytestmark = [
 class Exported:
     """A kernel, its library and the C function."""
 
-    kernel: AssembledKernel
+    kernel: SparseOutputKernel
     library: Path
 
     @functools.cached_property

@@ -39,34 +39,36 @@ def short_rows() -> Any:
 
 @pytest.mark.parametrize(("size", "wanted"), [(1, None), (2, 2), (3, 3), (4, 4)])
 def test_dense_blocks(size: int, wanted: int | None) -> None:
-    found = heuristics.suited(decode(sparsetir.ops.spmm()), blocks(size), {"B": (240, 32)})
+    found = heuristics.choose_format(decode(sparsetir.ops.spmm()), blocks(size), {"B": (240, 32)})
     assert (found and found.format) == (wanted and formats.bsr(wanted, wanted))
 
 
 def test_short_rows_of_a_matrix_times_a_vector() -> None:
     program, A = decode(sparsetir.ops.spmv()), short_rows()
-    found = heuristics.suited(program, A, {"x": (A.shape[1],)})
+    found = heuristics.choose_format(program, A, {"x": (A.shape[1],)})
     assert found is not None
     assert found.format == formats.sell(16, 1024)
-    assert heuristics.suited(program, families()["uniform"]("small")[:50], {"x": (1250,)}) is None  # too little of it
+    assert (
+        heuristics.choose_format(program, families()["uniform"]("small")[:50], {"x": (1250,)}) is None
+    )  # too little of it
     ends = np.cumsum(np.where(np.arange(40_000) % 10 == 0, 40, 0), dtype=np.int32)
     skewed = sp.csr_array((np.ones(ends[-1], "float32"), np.arange(ends[-1], dtype=np.int32) % 1000, [0, *ends]),
                           shape=(40_000, 1000))  # fmt: skip
     assert skewed.nnz / skewed.shape[0] == 4
-    found = heuristics.suited(program, skewed, {"x": (1000,)})
+    found = heuristics.choose_format(program, skewed, {"x": (1000,)})
     assert found is not None
     assert found.format == formats.sell(8, 1024)  # fuller than slices of 16
     powers = np.random.default_rng(0).zipf(2.2, 40_000).clip(max=1000)
     ends = np.cumsum(powers, dtype=np.int32)
     uneven = sp.csr_array((np.ones(ends[-1], "float32"), np.arange(ends[-1], dtype=np.int32) % 1000, [0, *ends]),
                           shape=(40_000, 1000))  # fmt: skip
-    found = heuristics.suited(program, uneven, {"x": (1000,)})
+    found = heuristics.choose_format(program, uneven, {"x": (1000,)})
     assert found is not None
     assert found.format == formats.sell(8, 8192)  # of rows of like length from further away
-    assert heuristics.suited(program, families()["giant_row"]("medium"), {"x": (500_000,)}) is None
+    assert heuristics.choose_format(program, families()["giant_row"]("medium"), {"x": (500_000,)}) is None
     hub = sp.csr_array((np.ones(70_000, "float32"), np.arange(70_000, dtype=np.int32), [0, 70_000, *[70_000] * 19_999]),
                        shape=(20_000, 70_000))  # fmt: skip
-    assert heuristics.suited(program, hub, {"x": (70_000,)}) is None
+    assert heuristics.choose_format(program, hub, {"x": (70_000,)}) is None
 
 
 @pytest.mark.parametrize(("cache", "wanted"), [(1 << 20, None), (1 << 10, formats.sell(16, 1024))])
@@ -75,17 +77,17 @@ def test_longer_rows_are_summed_side_by_side_where_vectors_are_far(
 ) -> None:
     A = sp.random_array((2000, 4000), density=40 / 4000, format="csr", dtype="float32", rng=np.random.default_rng(0))
     monkeypatch.setattr(heuristics, "private_cache", lambda: cache)
-    found = heuristics.suited(decode(sparsetir.ops.spmv()), A, {"x": (4000,)})
+    found = heuristics.choose_format(decode(sparsetir.ops.spmv()), A, {"x": (4000,)})
     assert (found and found.format) == wanted
 
 
 @pytest.mark.parametrize("name", ["stencil_2d", "stencil_3d"])
 def test_grids_are_summed_on_diagonals(name: str) -> None:
     program, A = decode(sparsetir.ops.spmv()), families()[name]("medium")
-    found = heuristics.suited(program, A, {"x": (A.shape[1],)})
+    found = heuristics.choose_format(program, A, {"x": (A.shape[1],)})
     assert found is not None
     assert found.format == formats.hdia(16)
-    few = heuristics.suited(program, A, {"x": (A.shape[1],)}, calls=found.calls - 1)
+    few = heuristics.choose_format(program, A, {"x": (A.shape[1],)}, calls=found.calls - 1)
     assert few is not None
     assert few.format == formats.sell(16, 1024)
 
@@ -95,16 +97,16 @@ def test_an_arrow_stays_in_rows() -> None:
     n = 200_000
     arrow = sp.csr_array(sp.vstack([np.ones((1, n), "float32"), sp.eye_array(n, dtype="float32", format="csr")[1:]]))
     assert slice_diagonals(Entries.of_rows(arrow.shape, arrow.indptr, arrow.indices), 16, 0.5)[0] > 0.3
-    assert heuristics.suited(decode(sparsetir.ops.spmv()), arrow, {"x": (n,)}) is None
+    assert heuristics.choose_format(decode(sparsetir.ops.spmv()), arrow, {"x": (n,)}) is None
 
 
 def test_similar_rows_are_looked_for_if_grouping_them_can_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     program, A = decode(sparsetir.ops.spmm()), families()["copied_rows"]("small")
-    found = heuristics.suited(program, A, {"B": (A.shape[1], 32)})
+    found = heuristics.choose_format(program, A, {"B": (A.shape[1], 32)})
     assert found is not None
     assert found.format == formats.row_groups(4)
     monkeypatch.setattr(heuristics, "group_gain", lambda *_args: pytest.fail("looked"))
-    assert heuristics.suited(program, A, {"B": (A.shape[1], 32)}, calls=found.calls - 1) is None
+    assert heuristics.choose_format(program, A, {"B": (A.shape[1], 32)}, calls=found.calls - 1) is None
 
 
 def test_converting_has_to_pay() -> None:

@@ -706,7 +706,7 @@ def test_operands_that_do_not_fit_are_refused(
 def test_the_benchmark_says_that_the_machine_was_busy() -> None:
     def surveyed(*samples: float) -> bench_formats.Survey:
         times = {"spmm": timing.Timing.of(list(samples)), "csr": timing.Timing.of([1.0])}
-        row = bench_formats.Stored(formats.csr(), 1, 0.0, 1, 1.0, **times)
+        row = bench_formats.StoredTensor(formats.csr(), 1, 0.0, 1, 1.0, **times)
         return bench_formats.Survey("a", found_in(MATRICES["square"]), 8, [row])
 
     assert bench_formats.busy([surveyed(1.0, 1.0)]) == []

@@ -50,7 +50,7 @@ from fences import Everything, environment
 from product_oracle import check_sorted, drawn
 from quick_code import quick_code
 from sparsetir import Accumulators, formats, kernel_factory, ops
-from sparsetir.sparse_output import Options, fast_paths, products, workspace
+from sparsetir.sparse_output import AccumulatorOptions, fast_paths, products, workspace
 from sparsetir.sparse_output import kernel as assembled
 from sparsetir.sparse_output import triangles as counting
 from sparsetir.sparse_output.accumulators import KINDS, ORDERS
@@ -125,8 +125,8 @@ DROPPED: dict[Any, dict[str, Any]] = {
     workspace: {**SHARED[workspace], "popped": dropped},
     assembled: {**SHARED[assembled], "popped": dropped},
     fast_paths: {**SHARED[fast_paths], "popped": dropped},
-    buffers.Rooms: {"take": lambda rooms, count: tuple(np.empty(count, d) for d in rooms.dtypes)},
-    buffers.Spare: {"take": lambda _, shape, dtype: buffers._made(shape, dtype)},
+    buffers.BufferPool: {"take": lambda rooms, count: tuple(np.empty(count, d) for d in rooms.dtypes)},
+    buffers.OutputPool: {"take": lambda _, shape, dtype: buffers._made(shape, dtype)},
 }
 ANY_ROOM = {buffers: {"LEAST_ROOM": 0}, fast_paths: {"LEAST_ROOM": 0}}
 CLOSED = {assembled: {**SHARED[assembled], "KEPT_BYTES": 0, "MOST_ROOM": 0}}
@@ -317,7 +317,7 @@ def collected(name: str, way: Accumulators, types: tuple[str, str]) -> Make:
     def case(place: Place) -> None:
         place.tell("compiled")
         program = ops.masked_spgemm if is_masked else ops.spgemm
-        options = Options(complement=name == "complement", select=name == "top", accumulators=way)
+        options = AccumulatorOptions(complement=name == "complement", select=name == "top", accumulators=way)
         kernel = kernel_factory.assembled_kernel(program(types[0], idtype=types[1]), None, options)
 
         def call(given: Matrices) -> Any:

@@ -128,7 +128,7 @@ def test_constant_parts_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_one_module_and_the_cheaper_order() -> None:
     graph = relu((lazy(M) @ np.ones((30, 900), "float32")) @ np.ones((900, 5), "float32") + B)
     leaves = [node for node in run.nodes([graph]) if node.op in ("dense", "sparse")]
-    text = run.Compiled([graph], leaves).mod.script()
+    text = run.CompiledGraph([graph], leaves).mod.script()
     text = text.partition("R.dataflow")[2]
     assert text.index("R.matmul") < text.index("R.sparse.spmm") < text.index("R.add") < text.index("R.nn.relu")
 

@@ -95,10 +95,10 @@ def test_only_sums_in_any_order_become_vectors(dtype: str, reorders: bool, fits:
 def test_a_matrix_of_blocks_is_converted_for_many_products_with_a_vector() -> None:
     program, rng = decode(sparsetir.ops.spmv()), np.random.default_rng(2)
     full = sp.csr_array(sp.kron(sp.random_array((90, 90), density=0.1, rng=rng), np.ones((4, 4))), dtype=np.float32)
-    found = heuristics.suited(program, full, {"x": (360,)})
+    found = heuristics.choose_format(program, full, {"x": (360,)})
     assert found is not None
     assert found.format == formats.bsr(4, 4)
-    other = heuristics.suited(program, scattered((360, 360), 0.05, "float32"), {"x": (360,)})
+    other = heuristics.choose_format(program, scattered((360, 360), 0.05, "float32"), {"x": (360,)})
     assert other is not None
     assert other.format == formats.sell(16, 1024)
     x = rng.standard_normal(360).astype("float32")

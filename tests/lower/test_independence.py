@@ -18,7 +18,7 @@ from each import FULL
 from sparsetir.errors import ScheduleError
 from sparsetir.ir.rewriting import collect
 from sparsetir.ir.views import decode
-from sparsetir.lower.analysis.independence import Facts, is_parallel, shared_array
+from sparsetir.lower.analysis.independence import ArrayFacts, is_parallel, shared_array
 from sparsetir.lower.loops import serial
 
 HEAD = """
@@ -156,7 +156,7 @@ def test_what_is_proven_of_flat_loops_holds(kind: str) -> None:
     for target, source, (extent, guard) in product(PLACES, PLACES, INSIDE):
         texts = [text and str(text).replace("BEGIN", begin).replace("SIZE", size)
                  for text in (target, source, extent, guard)]  # fmt: skip
-        if shared_array(flat_loop(*texts), Facts({"ptr"}, set())) is None:
+        if shared_array(flat_loop(*texts), ArrayFacts({"ptr"}, set())) is None:
             proven += 1
             assert all(steps_are_apart(*texts, ptr) for ptr in pointers), texts
     assert proven >= 3  # the block or the fiber itself under the two extents, and the subscript p

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir import Accumulators, ops
 from sparsetir.errors import StructureError
-from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.sparse_output.merges import LONG_ROW
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 
@@ -57,7 +57,7 @@ def repeated(rng: np.random.Generator, S: sp.csr_array) -> sp.csr_array:
     return sp.csr_array((values, np.repeat(S.indices, 2), 2 * S.indptr), shape=S.shape)
 
 
-def looked_up(kernel: AssembledKernel, given: dict[str, Any]) -> int:
+def looked_up(kernel: SparseOutputKernel, given: dict[str, Any]) -> int:
     """Bitmaps that a call makes."""
     lookups = kernel.begin(kernel.prepare((), given)).lookups
     assert lookups is not None

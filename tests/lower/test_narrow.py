@@ -209,10 +209,10 @@ def test_they_are_for_vectors_and_matrices_beyond_the_caches(monkeypatch: pytest
     monkeypatch.setattr(heuristics, "last_cache", lambda: 8 * A.nnz - 1)
     x, column, B = np.ones(9), np.ones((9, 1)), np.ones((9, 8))
     for inputs, wanted in (({"A": A, "x": x}, 2), ({"A": A, "B": column}, 2), ({"A": A, "B": B}, 0)):
-        found = heuristics.promising(described, most=9, feat=heuristics.dense_rows(dense_shapes(inputs)))
+        found = heuristics.ranked_candidates(described, most=9, feat=heuristics.dense_rows(dense_shapes(inputs)))
         assert len(set(found) & set(FORMATS.values())) == wanted
     monkeypatch.setattr(heuristics, "last_cache", lambda: 8 * A.nnz)
-    assert not set(heuristics.promising(described, most=9)) & set(FORMATS.values())
+    assert not set(heuristics.ranked_candidates(described, most=9)) & set(FORMATS.values())
 
 
 # ---------------------------------------------------------------- formulas of positions

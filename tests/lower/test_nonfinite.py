@@ -102,7 +102,7 @@ def test_full_blocks_need_no_watch() -> None:
     bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=MANY).bind(A=A)
     np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4)
     assert bound.over_another is not None
-    assert not isinstance(bound.over_another, nonfinite.WatchedBound)
+    assert not isinstance(bound.over_another, nonfinite.GuardedBound)
 
 
 def test_a_promise_saves_the_look() -> None:
@@ -110,7 +110,7 @@ def test_a_promise_saves_the_look() -> None:
     for promised in (False, True):
         bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=MANY, assume_finite=promised).bind(A=A)
         np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4)
-        assert isinstance(bound.over_another, nonfinite.WatchedBound) is not promised
+        assert isinstance(bound.over_another, nonfinite.GuardedBound) is not promised
 
 
 def test_the_smaller_ones_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_the_smaller_ones_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
         B = np.ones((matrix.shape[1], 16), "float32")
         for _ in range(6):  # the first and another one over the rows
             np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)
-        assert isinstance(bound.over_another, nonfinite.WatchedBound)
+        assert isinstance(bound.over_another, nonfinite.GuardedBound)
         assert len(looked) == count
         B[1, 2] = np.inf
         np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)

@@ -16,7 +16,7 @@ from sparsetir.formats.format import Format
 from sparsetir.lower.annotations import with_late_choices
 from sparsetir.schedules import Choices
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.lowered_program import FormatVariant, form_of
+from sparsetir.tuning.lowered_program import LoweredProgram, form_of
 from sparsetir.tuning.space import shared
 
 FEAT = 20
@@ -82,7 +82,7 @@ def test_choices_that_change_the_code_are_kept() -> None:
 
 def test_a_schedule_that_must_be_cut_down_has_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     known = evaluator()
-    form = FormatVariant(known.variants(None).form.func, None)
+    form = LoweredProgram(known.variants(None).form.func, None)
 
     def refuse(*_args: Any) -> Any:
         raise ValueError("no loops")

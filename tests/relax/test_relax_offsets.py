@@ -21,7 +21,7 @@ from sparsetir.relax.training import layers
 
 ROWS, FEATURES = 70_000, 33_000  # of float16: 4.6 GB, of which a few pages are touched
 SIZES = {"m": ROWS, "n": 2, "nnz": 3, "feat": FEATURES}
-LARGE: dict[str, Callable[[], programs.Program]] = {
+LARGE: dict[str, Callable[[], programs.NamedProgram]] = {
     "spmm": lambda: programs.spmm(SIZES, "float32", "int32"),
     "batch": lambda: programs.spmm({**SIZES, "m": 2, "batch": ROWS}, "float32", "int32"),
     "linear": lambda: programs.linear({**SIZES, "batch": FEATURES}, "float32", "int32"),

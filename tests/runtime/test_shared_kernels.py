@@ -17,9 +17,9 @@ import sparsetir
 from sparsetir import ops
 from sparsetir.sparse_output import kernel as assembled
 from sparsetir.sparse_output import products
-from sparsetir.sparse_output.fast_paths import Room
-from sparsetir.sparse_output.kernel import AssembledKernel
-from sparsetir.utils.buffers import Rooms, Spare
+from sparsetir.sparse_output.fast_paths import RowWorkspace
+from sparsetir.sparse_output.kernel import SparseOutputKernel
+from sparsetir.utils.buffers import BufferPool, OutputPool
 
 
 class Emptied(list[Any]):
@@ -36,7 +36,7 @@ class Taken(list[Any]):
     """A list out of which another thread takes each thing at once, and writes into its arrays."""
 
     def append(self, held: Any) -> None:
-        for array in (held.keys, held.values) if isinstance(held, Room) else held:
+        for array in (held.keys, held.values) if isinstance(held, RowWorkspace) else held:
             array.view(np.uint8)[...] = 0xFF
 
 
@@ -47,10 +47,10 @@ def operands() -> dict[str, sp.csr_array]:
 
 
 @pytest.fixture
-def kernel() -> AssembledKernel:
+def kernel() -> SparseOutputKernel:
     """One that no other test has the memory of."""
     made = sparsetir.build(ops.spgemm())
-    return AssembledKernel(made.compiled)
+    return SparseOutputKernel(made.compiled)
 
 
 @pytest.fixture(params=[1, 2])
@@ -65,7 +65,7 @@ def bits(made: Any) -> list[bytes]:
     return [a.tobytes() for a in (made.indptr, made.indices, made.data)]
 
 
-def test_kept_memory_that_another_thread_takes_first(kernel: AssembledKernel, operands: dict[str, Any]) -> None:
+def test_kept_memory_that_another_thread_takes_first(kernel: SparseOutputKernel, operands: dict[str, Any]) -> None:
     expected = bits(kernel(**operands))
     kernel._spare, kernel._stamps, kernel._rooms, kernel._counts = (Emptied() for _ in range(4))
     assert bits(kernel(**operands)) == expected
@@ -79,7 +79,7 @@ def test_kept_memory_that_another_thread_takes_first(kernel: AssembledKernel, op
 @pytest.mark.parametrize("function", ["small", "shared"])
 def test_a_small_product_is_read_before_its_room_is_put_away(function: str, operands: dict[str, Any]) -> None:
     A, B = (sp.csr_array(o[:40, :40]) for o in operands.values())
-    kernel = AssembledKernel(sparsetir.build(ops.spgemm()).compiled)
+    kernel = SparseOutputKernel(sparsetir.build(ops.spgemm()).compiled)
     first = kernel.small_at_once(function, {"A": A, "B": B})
     assert kernel.small_calls is not None
     kernel.small_calls.spare = Taken()
@@ -91,7 +91,7 @@ def test_a_small_product_is_read_before_its_room_is_put_away(function: str, oper
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("least", [1, None])
 def test_a_room_is_copied_before_it_is_put_away(
-    kernel: AssembledKernel, operands: dict[str, Any], least: int | None, monkeypatch: pytest.MonkeyPatch
+    kernel: SparseOutputKernel, operands: dict[str, Any], least: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results elsewhere than in the room they were written in, in memory that is kept and in memory that is not."""
     expected = bits(kernel(**operands))
@@ -105,22 +105,22 @@ def test_a_room_is_copied_before_it_is_put_away(
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("waste", [0, 100, None])
 def test_memory_of_a_result_is_not_free_when_it_is_kept(
-    waste: int | None, kernel: AssembledKernel, operands: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    waste: int | None, kernel: SparseOutputKernel, operands: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results that are copied to memory of earlier ones, that stay where they were written, and sums."""
     if waste is None:
-        kernel = AssembledKernel(sparsetir.build(ops.add()).compiled)
+        kernel = SparseOutputKernel(sparsetir.build(ops.add()).compiled)
         operands = {name: sp.csr_array(sp.vstack([part] * 2)) for name, part in operands.items()}
     else:
         monkeypatch.setattr(assembled, "MOST_WASTE", waste)
-    expected, keep, taken = bits(kernel(**operands)), Rooms.keep, []
+    expected, keep, taken = bits(kernel(**operands)), BufferPool.keep, []
 
-    def keep_and_take(rooms: Rooms, room: tuple[np.ndarray, ...]) -> None:
+    def keep_and_take(rooms: BufferPool, room: tuple[np.ndarray, ...]) -> None:
         keep(rooms, room)
         count, room = len(room[0]), ()
         taken.extend(rooms.take(count))
 
-    monkeypatch.setattr(Rooms, "keep", keep_and_take)
+    monkeypatch.setattr(BufferPool, "keep", keep_and_take)
     found = kernel(**operands)
     assert bits(found) == expected
     assert taken
@@ -130,7 +130,7 @@ def test_memory_of_a_result_is_not_free_when_it_is_kept(
 class Met(list[Any]):
     """A list out of which another thread takes the array that has just come into it, if it may."""
 
-    def __init__(self, spare: Spare, found: list[np.ndarray]) -> None:
+    def __init__(self, spare: OutputPool, found: list[np.ndarray]) -> None:
         self.spare, self.found = spare, found
 
     def append(self, held: Any) -> None:
@@ -140,7 +140,7 @@ class Met(list[Any]):
 
 
 def test_an_array_is_not_free_when_it_is_held() -> None:
-    spare, other, found = Spare(), Spare(), []
+    spare, other, found = OutputPool(), OutputPool(), []
     spare.held = Met(other, found)
     array, _ = spare.take((9,), np.dtype("float32"))
     assert len(found) == 1
@@ -152,15 +152,15 @@ def test_a_plan_is_called_with_other_values_meanwhile(
 ) -> None:
     A, B = operands.values()
     plan = sparsetir.matmul_plan(A, B)
-    expected, take, inner = bits(plan(A, B)), AssembledKernel.take, []
+    expected, take, inner = bits(plan(A, B)), SparseOutputKernel.take, []
 
-    def take_late(kernel: AssembledKernel, call: Any) -> Any:
+    def take_late(kernel: SparseOutputKernel, call: Any) -> Any:
         if not inner:
             inner.append(None)
             plan(A * np.float32(2), B)
         return take(kernel, call)
 
-    monkeypatch.setattr(AssembledKernel, "take", take_late)
+    monkeypatch.setattr(SparseOutputKernel, "take", take_late)
     plan._refill._spare.clear()
     assert bits(plan(A, B)) == expected
     assert inner

@@ -19,7 +19,7 @@ from sparsetir.scipy import accelerate, selection
 
 
 def _run_kernel(
-    self: selection.Selection,
+    self: selection.TimedSelection,
     key: selection.Key,
     size: tuple[int, ...],
     by_scipy: Callable[[], Any],
@@ -31,7 +31,7 @@ def _run_kernel(
 
 
 def pytest_configure() -> None:
-    selection.Selection.run = _run_kernel  # type: ignore[method-assign]
+    selection.TimedSelection.run = _run_kernel  # type: ignore[method-assign]
     accelerate(threads=2, min_entries=0, wait=True)
 
 

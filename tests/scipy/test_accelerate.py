@@ -199,7 +199,7 @@ def test_regret_is_bounded_on_every_trace(seed: int, monkeypatch: pytest.MonkeyP
                 self.loaded[key] = object()  # type: ignore[assignment]
 
     for program in range(2):  # the second one starts with the outcomes of the first
-        chosen = selection.Selection(threads=None, min_entries=0, wait=False)
+        chosen = selection.TimedSelection(threads=None, min_entries=0, wait=False)
         chosen.libraries = Loaded()
         start, by_scipy, used = clock.now, 0.0, 0
         for call in range(2000):

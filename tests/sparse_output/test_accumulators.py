@@ -18,7 +18,7 @@ from fences import Fences
 from sparsetir import Accumulators, ops
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
 from sparsetir.sparse_output.accumulators import KINDS, ORDERS
-from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.tuning import accumulators
 from sparsetir.tuning.loop import Outcome, judged
 from sparsetir.tuning.measure import Measurement
@@ -34,7 +34,7 @@ def operands(rows: int = 60) -> dict[str, sp.csr_array]:
     return {"A": matrix(rng, rows, rows, 0.1), "B": matrix(rng, rows, rows, 0.1)}
 
 
-def pattern_of(kernel: AssembledKernel, arguments: dict[str, Any]) -> list[bytes]:
+def pattern_of(kernel: SparseOutputKernel, arguments: dict[str, Any]) -> list[bytes]:
     found = kernel.assemble(kernel.prepare((), arguments))
     return [a.tobytes() for a in (found.indptr, found.keys, *found.values)]
 
@@ -74,7 +74,7 @@ def test_values_are_checked(values: dict[str, Any], message: str) -> None:
 class Timed(accumulators.Trials):
     """Trials with made-up times: bits without insertion are twice as fast as anything else."""
 
-    def seconds(self, kernel: AssembledKernel) -> float:
+    def seconds(self, kernel: SparseOutputKernel) -> float:
         chosen = kernel.options.accumulators
         return 1e-3 if (chosen.kind, chosen.insertion) == ("bits", 0) else 2e-3
 
@@ -154,7 +154,7 @@ def test_damaged_ends_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 class Blocked(Timed):
     """Trials with made-up times: blocks in an order of the rows are twice as fast as anything else."""
 
-    def seconds(self, kernel: AssembledKernel) -> float:
+    def seconds(self, kernel: SparseOutputKernel) -> float:
         chosen = kernel.accumulators
         return 1e-3 if (chosen.block, chosen.order) == ((2, 3, 2), "clustered") else 2e-3
 
@@ -273,14 +273,14 @@ def test_long_rows_with_more_products_than_columns_in_segments(monkeypatch: pyte
 
     The arrays of the products and of the marks end at unreadable pages.
     """
-    kept, fences = AssembledKernel.take, Fences()
+    kept, fences = SparseOutputKernel.take, Fences()
 
-    def taken(kernel: AssembledKernel, call: Any) -> Any:
+    def taken(kernel: SparseOutputKernel, call: Any) -> Any:
         work = kept(kernel, call)
         work.parts, work.top = [fences.fenced(part) for part in work.parts], fences.fenced(work.top)
         return work
 
-    monkeypatch.setattr(AssembledKernel, "take", taken)
+    monkeypatch.setattr(SparseOutputKernel, "take", taken)
     width = 70_000
     columns = np.tile(np.arange(width, dtype="int32"), 40)
     B = sp.csr_array((np.ones(len(columns), "float32"), columns, width * np.arange(41)))

@@ -20,21 +20,23 @@ import sparsetir
 from corpus.computed import PROGRAMS, SHAPES, draw_arguments, matrix
 from sparsetir import Accumulators, CooTensor
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, ScriptError, VerifyError
-from sparsetir.sparse_output import Options, workspace
+from sparsetir.sparse_output import AccumulatorOptions, workspace
 from sparsetir.sparse_output import kernel as assembled
 from sparsetir.sparse_output.accumulators import FIRST, FUNCTIONS
 from sparsetir.sparse_output.blocks import assembled_kernel
-from sparsetir.sparse_output.kernel import AssembledKernel
+from sparsetir.sparse_output.kernel import SparseOutputKernel
 
 
 @cache
-def _kernel(name: str, *, table: bool = False) -> AssembledKernel:
+def _kernel(name: str, *, table: bool = False) -> SparseOutputKernel:
     return assembled_kernel(
-        sparsetir.parse(PROGRAMS[name]), None, Options(accumulators=Accumulators(kind="table" if table else "both"))
+        sparsetir.parse(PROGRAMS[name]),
+        None,
+        AccumulatorOptions(accumulators=Accumulators(kind="table" if table else "both")),
     )
 
 
-def _agrees(name: str, kernel: AssembledKernel, arguments: dict[str, Any], *, phases: int = 1) -> None:
+def _agrees(name: str, kernel: SparseOutputKernel, arguments: dict[str, Any], *, phases: int = 1) -> None:
     """Compare pattern and values with the interpreter's, bit by bit."""
     args = kernel.prepare((), arguments)
     wanted = sparsetir.interpret(sparsetir.parse(PROGRAMS[name]), {**args.arrays, **args.sizes})
@@ -143,7 +145,7 @@ def test_where_no_addresses_are_left_results_are_counted_first(monkeypatch: pyte
 
     A = sp.random_array((90, 90), density=0.3, format="csr", dtype="float64", rng=np.random.default_rng(0))
     expected = sparsetir.matmul(A, A)
-    monkeypatch.setattr(assembled.AssembledKernel, "room", refused)
+    monkeypatch.setattr(assembled.SparseOutputKernel, "room", refused)
     found = sparsetir.matmul(A, A)
     assert np.array_equal(found.indices, expected.indices)
     assert np.array_equal(found.data, expected.data)
@@ -349,7 +351,9 @@ def test_variables_of_a_body_are_no_results() -> None:
 
 def test_none_of_a_block_is_the_largest() -> None:
     with pytest.raises(LoweringError, match="C has blocks of elements, of which none is the largest"):
-        assembled_kernel(sparsetir.parse(PROGRAMS["a product of blocks"]), None, Options(select=True)).assembly.axes
+        assembled_kernel(
+            sparsetir.parse(PROGRAMS["a product of blocks"]), None, AccumulatorOptions(select=True)
+        ).assembly.axes
 
 
 def test_functions_are_compiled_when_they_are_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -362,7 +366,7 @@ def test_functions_are_compiled_when_they_are_wanted(monkeypatch: pytest.MonkeyP
     compile_cached = assembled.compile_cached
     monkeypatch.setattr(assembled, "compile_cached", noted)
     A = sp.random_array((30, 30), density=0.3, format="csr", dtype="float32", rng=np.random.default_rng(0))
-    kernel = AssembledKernel(assembled_kernel(sparsetir.parse(PROGRAMS["least sums"])).compiled)
+    kernel = SparseOutputKernel(assembled_kernel(sparsetir.parse(PROGRAMS["least sums"])).compiled)
     first = kernel(A=A, B=A)
     assert not wanted
     monkeypatch.setattr(assembled, "ROOMY_BYTES", 0)

@@ -31,7 +31,7 @@ from product_oracle import (
     values,
     wide,
 )
-from sparsetir.sparse_output import Options, fast_paths, workspace
+from sparsetir.sparse_output import AccumulatorOptions, fast_paths, workspace
 from sparsetir.sparse_output import kernel as assembled
 from sparsetir.sparse_output.blocks import assembled_kernel
 from sparsetir.workloads import suite
@@ -391,7 +391,7 @@ def with_hubs(rng: np.random.Generator, n: int, dtype: str, idtype: str, *, is_s
 def test_entries_of_a_mask_are_searched_for(dtype: str, idtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = sparsetir.ops.masked_spgemm(dtype, idtype=idtype)
     kernel = sparsetir.build(program)
-    plain = assembled_kernel(program, options=Options(looks_up=False))
+    plain = assembled_kernel(program, options=AccumulatorOptions(looks_up=False))
     rng = np.random.default_rng(7)
     searched = []
     for is_sorted in (True, False, True, True, False):

@@ -17,7 +17,7 @@ import sparsetir.torch as st
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch.pruned_layers import INT8_MAX, ways
-from sparsetir.torch.sparsify import TOLERANCES, Inputs, Options, decide, made
+from sparsetir.torch.sparsify import TOLERANCES, Inputs, SparsifyOptions, decide, made
 from torch import Tensor, nn
 
 QUICK = {"seconds": 1e-4}
@@ -48,13 +48,13 @@ def close(got: Tensor, expected: Tensor, way: str = "columns float32") -> bool:
 def take(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let one way appear to be the fastest."""
     from sparsetir.torch import sparsify
-    from sparsetir.workloads.choice import Choice
+    from sparsetir.workloads.choice import FastestCandidate
 
     def choose_only(way: str) -> None:
         monkeypatch.setattr(
             sparsify,
             "choose",
-            lambda timers, seconds, refused: Choice(
+            lambda timers, seconds, refused: FastestCandidate(
                 way if way in timers else next(iter(timers)), {name: 1.0 for name in timers}, refused
             ),
         )
@@ -313,9 +313,11 @@ def test_tied_weights(take: Any) -> None:
 
 def test_wrong_candidates_are_refused() -> None:
     layer, x = masked(nn.Linear(128, 96)), torch.randn(64, 128)
-    decision = decide(layer, Inputs(x, 1e-3), Options(torch.int8, examples=(x,), seconds=1e-4))
+    decision = decide(layer, Inputs(x, 1e-3), SparsifyOptions(torch.int8, examples=(x,), seconds=1e-4))
     assert decision.layer is None or "int8" not in decision.layer.way  # almost all inputs are clipped
-    with_values = decide(layer, Inputs(x, float(x.abs().max())), Options(torch.int8, examples=(x,), seconds=1e-4))
+    with_values = decide(
+        layer, Inputs(x, float(x.abs().max())), SparsifyOptions(torch.int8, examples=(x,), seconds=1e-4)
+    )
     assert set(with_values.times) == set(ALL)
     assert not {"dense int8", "columns int8"} & set(decision.times)
 
@@ -323,7 +325,7 @@ def test_wrong_candidates_are_refused() -> None:
 def test_values_that_are_not_finite_stay_dense() -> None:
     layer = masked(nn.Linear(128, 96))
     layer.weight.data[0, 0] = float("nan")
-    assert decide(layer, Inputs(), Options()).reason == "its weights are not finite"
+    assert decide(layer, Inputs(), SparsifyOptions()).reason == "its weights are not finite"
 
 
 @pytest.mark.parametrize(

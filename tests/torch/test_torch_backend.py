@@ -437,7 +437,7 @@ def test_other_options_are_refused():
 @pytest.fixture
 def structures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that are built, where none were before."""
-    monkeypatch.setattr(tracing, "GRAPHS", caches.Graphs())
+    monkeypatch.setattr(tracing, "GRAPHS", caches.GraphCache())
     built: list[Any] = []
     build = Graph.__init__
     monkeypatch.setattr(Graph, "__init__", lambda self, *a, **b: built.append(self) or build(self, *a, **b))

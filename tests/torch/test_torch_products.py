@@ -12,7 +12,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, St
 
 torch = pytest.importorskip("torch")
 import sparsetir.torch  # noqa: E402
-from sparsetir.torch.products import Assembled, Values  # noqa: E402
+from sparsetir.torch.products import Assembled, ValuesFunction  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -57,7 +57,7 @@ def test_products_and_their_gradients(left, right):
 
     def values(a: Any, b: Any) -> Any:
         result = sparsetir.torch.matmul(assembled(A, a), assembled(B, b))
-        return result if result.layout is torch.strided else Values.apply(result)
+        return result if result.layout is torch.strided else ValuesFunction.apply(result)
 
     torch.testing.assert_close(sparsetir.torch.matmul(A, B).to_dense(), dense[0] @ dense[1])
     operands = values_of(A), values_of(B)

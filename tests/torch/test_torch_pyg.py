@@ -625,7 +625,7 @@ def test_evolving_edges_are_read_once_each(monkeypatch):
     monkeypatch.setattr(caches, "MIN_USES", 6)
     read: list[Any] = []
     monkeypatch.setattr(caches, "checksum", lambda whole: read.append(whole) or checksum(whole))
-    graphs, index = caches.Graphs(), torch.zeros(2, 100, dtype=torch.int64)
+    graphs, index = caches.GraphCache(), torch.zeros(2, 100, dtype=torch.int64)
     for step in range(12):
         index[0, 1] = step  # not a sampled column
         assert not any(graphs.is_worth(index[row]) for row in (0, 1, 0))
@@ -635,7 +635,7 @@ def test_evolving_edges_are_read_once_each(monkeypatch):
 def test_counts_of_uses_are_bounded(monkeypatch):
     monkeypatch.setattr(caches, "MIN_USES", 6)
     monkeypatch.setattr(caches, "MAX_COUNTED", 5)
-    graphs = caches.Graphs()
+    graphs = caches.GraphCache()
     for step in range(20):
         assert not graphs.is_worth(torch.full((2, 3), step))
     assert len(graphs.uses) == 5

@@ -136,7 +136,7 @@ def test_triples_are_relations_of_edges(monkeypatch: Any, tmp_path: Path) -> Non
 
 
 def test_losses_that_differ_are_seen() -> None:
-    runs = {name: measure.Run([5.0, last], None, 0.0) for name, last in (("one", 2.0), ("two", 2.2))}  # type: ignore[arg-type]
+    runs = {name: measure.TrainingRun([5.0, last], None, 0.0) for name, last in (("one", 2.0), ("two", 2.2))}  # type: ignore[arg-type]
     assert measure.difference(runs) == pytest.approx(0.2 / 2.2)
     with pytest.raises(ArgumentError, match="one epoch or more, found 0"):
         measure.side_by_side({}, 0)

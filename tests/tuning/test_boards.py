@@ -25,7 +25,7 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning import Candidate, tune_sparse
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.workers import rpc as module
-from sparsetir.tuning.workers.rpc import Boards, parsed
+from sparsetir.tuning.workers.rpc import RPCMeasurer, parsed
 
 pytest.importorskip("tornado")  # TVM's RPC asks for these
 pytest.importorskip("cloudpickle")
@@ -99,7 +99,7 @@ def server(tracker: int) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_server_measures(tracker: int, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, inputs, address = tmp_path / "tuning.jsonl", arguments(), f"rpc://127.0.0.1:{tracker}/board"
-    boards = Boards(address, Evaluator(ops.spmm(), inputs, None))
+    boards = RPCMeasurer(address, Evaluator(ops.spmm(), inputs, None))
     assert boards.values(CANDIDATES[1].format)
     before, found = boards.time(), dict(boards.measure(CANDIDATES))
     assert before.seconds

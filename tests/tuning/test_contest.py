@@ -21,7 +21,7 @@ from sparsetir.build import build
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Record, measure
 from sparsetir.tuning.api import compared, full_cost
-from sparsetir.tuning.loop import BEHIND, Outcome, at_most, contest, judged
+from sparsetir.tuning.loop import BEHIND, Outcome, at_most, judged, select_final
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.variants import usual_choices
@@ -91,7 +91,7 @@ class Searched:
         return SimpleNamespace(built=lambda: candidate)
 
     def confirm(self, kernels: Mapping[Candidate, Any], *how: Any) -> Outcome:
-        return contest({name: partial(self.machine.run, name) for name in (None, *kernels)}, *how)
+        return select_final({name: partial(self.machine.run, name) for name in (None, *kernels)}, *how)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_a_kernel_that_looks_faster_has_to_prove_it() -> None:
         rounds.append(1.0)
         return 1.0
 
-    found = contest({None: untuned, other: lambda _seconds: next(doubtful)})
+    found = select_final({None: untuned, other: lambda _seconds: next(doubtful)})
     assert (found.chosen, found.is_sure, len(rounds)) == (None, False, measure.MOST_ROUNDS)
     rounds.clear()
-    found = contest({None: untuned, other: lambda _seconds: 0.9})
+    found = select_final({None: untuned, other: lambda _seconds: 0.9})
     assert (found.chosen, found.is_sure, len(rounds)) == (other, True, measure.ROUNDS)
 
 

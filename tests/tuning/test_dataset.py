@@ -24,13 +24,13 @@ from sparsetir.tuning.train import dataset
 from sparsetir.tuning.train import dataset as plan
 from sparsetir.tuning.train import dataset as points
 from sparsetir.tuning.train import dataset as table
-from sparsetir.tuning.work import Rates
+from sparsetir.tuning.work import CoreRates
 from sparsetir.utils.imports import MissingPackageError
 from sparsetir.utils.machine import shipped_profile
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.workloads import random_programs, suite
 
-FAST = Rates(peak=4e11, private=8e11, last=2.4e11, memory=1e11)
+FAST = CoreRates(peak=4e11, private=8e11, last=2.4e11, memory=1e11)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ def test_a_collection_goes_on_after_a_kill(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "points.jsonl"
-    tensor = plan.Source("flat", "flat", lambda: sp.csr_array((3, 0), dtype=np.float32))
+    tensor = plan.CollectionSource("flat", "flat", lambda: sp.csr_array((3, 0), dtype=np.float32))
     assert dataset.collect(path, [tensor], programs=2, threads=(1,), seconds=20) >= 0
     other = tmp_path / "no.mtx"
     scipy.io.mmwrite(other, sp.eye_array(3))
@@ -135,7 +135,7 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.slow
 def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, made = tmp_path / "points.jsonl", plan.Source("m", "f", lambda: suite.generate("fem_blocks", 500))
+    path, made = tmp_path / "points.jsonl", plan.CollectionSource("m", "f", lambda: suite.generate("fem_blocks", 500))
     dataset.collect(path, [made], programs=2, threads=(1,))
     count = sum(len(line["points"]) for line in dataset.lines(path))
     written = np.load(table.export(path, tmp_path / "out" / "points.npz"))
@@ -172,7 +172,7 @@ def test_a_case_says_which_processor_it_was_compiled_for(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    path, made = tmp_path / "points.jsonl", plan.Source("m", "f", lambda: suite.generate("uniform", 500))
+    path, made = tmp_path / "points.jsonl", plan.CollectionSource("m", "f", lambda: suite.generate("uniform", 500))
     dataset.collect(path, [made], programs=1, threads=(1,))
     held = parquet.read_table(table.export(path, tmp_path / "points.parquet"))
     assert held.column_names == list(table.columns(path))
@@ -184,7 +184,7 @@ def test_times_among_the_features_go_by_the_rates_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that a case says, else those of a usual server."""
-    path, made = tmp_path / "points.jsonl", plan.Source("m", "f", lambda: suite.generate("uniform", 500))
+    path, made = tmp_path / "points.jsonl", plan.CollectionSource("m", "f", lambda: suite.generate("uniform", 500))
     dataset.collect(path, [made], programs=1, threads=(1,))
     (line,) = dataset.lines(path)
     assert line["rates"] == FAST.as_dict() == {"peak": 4e11, "private": 8e11, "last": 2.4e11, "memory": 1e11}
@@ -233,6 +233,6 @@ def test_wrong_use_ends_with_a_sentence(
 
 
 def test_a_file_that_cannot_be_read_costs_its_own_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    broken = plan.Source("broken", "files", lambda: sp.csr_array(np.load(tmp_path / "none.npy")))
+    broken = plan.CollectionSource("broken", "files", lambda: sp.csr_array(np.load(tmp_path / "none.npy")))
     assert dataset.collect(tmp_path / "points.jsonl", [broken], programs=1) == 0
     assert "without broken: " in capsys.readouterr().err

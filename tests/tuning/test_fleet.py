@@ -28,14 +28,14 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Candidate, Database, tune_sparse
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.measure import Place
+from sparsetir.tuning.measure import MeasurementPlace
 from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.workers import local
 from sparsetir.tuning.workers.local import Lost, RemoteWorker, packed, prepare
 from sparsetir.tuning.workers.remote import (
     ROOM,
-    Fleet,
-    Order,
+    ExecutorMeasurer,
+    JobRequest,
     alone,
     described,
     opened,
@@ -95,7 +95,7 @@ def check(kernel: Any) -> None:
 
 
 def test_workers_do_what_this_process_does(evaluator: Evaluator, processes: Executor) -> None:
-    fleet = Fleet(processes, evaluator, [BLOCKS])
+    fleet = ExecutorMeasurer(processes, evaluator, [BLOCKS])
     assert fleet.values(BLOCKS) == evaluator.prepare(BLOCKS).values
     assert fleet.values(formats.nm(1, 4)) is None
     assert "nm" in fleet.refused[formats.nm(1, 4)]
@@ -165,7 +165,7 @@ def test_what_is_killed_costs_one_trial_or_ends_the_search(
     """A candidate's process the first, an executor's worker the second; no record is lost."""
     path, inputs = tmp_path / "tuning.jsonl", arguments()
     with ProcessPoolExecutor(1) as executor:
-        fleet = Fleet(executor, evaluator)
+        fleet = ExecutorMeasurer(executor, evaluator)
         assert fleet.time().seconds
         (child,) = children_of(workers_of(executor)[0])
         os.kill(child, signal.SIGKILL)
@@ -191,7 +191,7 @@ def hang() -> None:
 
 def test_a_worker_that_hangs_is_done_without(evaluator: Evaluator) -> None:
     with ProcessPoolExecutor(2) as executor:
-        fleet = Fleet(executor, evaluator)
+        fleet = ExecutorMeasurer(executor, evaluator)
         assert fleet.time().seconds
         executor.submit(hang)
         try:
@@ -247,7 +247,7 @@ def test_workers_of_two_kinds(tmp_path: Path, evaluator: Evaluator) -> None:
     path, inputs = tmp_path / "tuning.jsonl", arguments()
     context = get_context("fork")
     with ProcessPoolExecutor(2, context, pin_every_other, (context.Value("i", 0),)) as executor:
-        fleet = Fleet(executor, evaluator, machines="each")
+        fleet = ExecutorMeasurer(executor, evaluator, machines="each")
         while len(fleet.places) < 2:  # one may take seconds to begin
             assert fleet.time().seconds
         how: dict[str, Any] = {"max_trials": 12, "executor": executor, "formats": []}
@@ -275,7 +275,7 @@ def test_workers_of_two_kinds(tmp_path: Path, evaluator: Evaluator) -> None:
 
 def test_arguments_come_by_a_file_or_are_asked_for(evaluator: Evaluator, tmp_path: Path) -> None:
     payload = sendable(evaluator)
-    order = Order(token_of(payload), str(tmp_path / "operands"), described, (), 60.0, (machine_name(), 1))
+    order = JobRequest(token_of(payload), str(tmp_path / "operands"), described, (), 60.0, (machine_name(), 1))
     leave_room()
     assert work(order).is_missing
     (tmp_path / "operands").write_bytes(b"something else")
@@ -286,7 +286,7 @@ def test_arguments_come_by_a_file_or_are_asked_for(evaluator: Evaluator, tmp_pat
     assert place.threads == 1
     (tmp_path / "operands").unlink()
     assert work(order).place == place  # they are kept
-    other = Order("0" * 64, "", untuned, (), 60.0, (machine_name(), 1), b"no pickle")
+    other = JobRequest("0" * 64, "", untuned, (), 60.0, (machine_name(), 1), b"no pickle")
     assert "could not begin" in (work(other).error or "")
     leave_room()
 
@@ -408,7 +408,7 @@ class Answers:
 
 
 def test_a_process_that_dies_as_it_begins_is_begun_again() -> None:
-    place = Place("here", 2, "llvm", "1")
+    place = MeasurementPlace("here", 2, "llvm", "1")
     desk: Any = Answers(Lost("was killed"), place)
     described(desk)
     assert desk.place is place

@@ -21,7 +21,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Candidate, Database, TuneTask, tune_many
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.many import BATCH, Curve, Policy, equal, most_gain
+from sparsetir.tuning.many import BATCH, Policy, TaskProgress, equal, most_gain
 from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.workers.local import pool_of
 
@@ -53,9 +53,9 @@ def check(found: Sequence[Any], tasks: Sequence[TuneTask]) -> None:
 Kernel = tuple[float, float, Callable[[int], float]]  # calls, seconds of a batch, best time after some trials
 
 
-def replayed(kernels: Sequence[Kernel], policy: Policy, seconds: float) -> list[Curve]:
+def replayed(kernels: Sequence[Kernel], policy: Policy, seconds: float) -> list[TaskProgress]:
     """The curves of searches whose trials are known beforehand."""
-    curves = [Curve(calls, [(1, best(1))]) for calls, _, best in kernels]
+    curves = [TaskProgress(calls, [(1, best(1))]) for calls, _, best in kernels]
     while seconds > 0:
         chosen = policy(curves, [True] * len(curves))
         if chosen is None:
@@ -67,7 +67,7 @@ def replayed(kernels: Sequence[Kernel], policy: Policy, seconds: float) -> list[
     return curves
 
 
-def whole(curves: Sequence[Curve]) -> float:
+def whole(curves: Sequence[TaskProgress]) -> float:
     return sum(curve.calls * curve.best for curve in curves)
 
 
@@ -100,10 +100,10 @@ def test_the_whole_gains_more_than_by_equal_shares(seconds: float, ratio: float)
 
 
 def test_where_the_next_trials_go() -> None:
-    def curve(calls: float, *points: tuple[int, float], **how: Any) -> Curve:
-        return Curve(calls, list(points), [1.0] * len(points), **how)
+    def curve(calls: float, *points: tuple[int, float], **how: Any) -> TaskProgress:
+        return TaskProgress(calls, list(points), [1.0] * len(points), **how)
 
-    def first(*curves: Curve, awake: Sequence[bool] = ()) -> int | None:
+    def first(*curves: TaskProgress, awake: Sequence[bool] = ()) -> int | None:
         return most_gain(curves, awake or [True] * len(curves))
 
     assert first(curve(1, (9, 1.0)), curve(1, (9, 2.0))) == 1  # what takes longer

@@ -19,7 +19,7 @@ import scipy.sparse as sp
 
 from sparsetir import formats, ops
 from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
-from sparsetir.formats.heuristics import promising
+from sparsetir.formats.heuristics import ranked_candidates
 from sparsetir.formats.pattern import pattern
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.schedules import Choices, defaults
@@ -27,11 +27,11 @@ from sparsetir.tuning import Candidate, Database, Key, Record, tune_sparse
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.evaluator import Evaluator, paced
 from sparsetir.tuning.features import (
-    Encoding,
+    ArgumentStorage,
     Estimates,
+    MatrixFacts,
     Operands,
-    Stored,
-    Structure,
+    WorkloadEncoding,
     choice_names,
     density,
     matrix_names,
@@ -64,20 +64,20 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pretrain.SETTINGS, "nthread", 1)  # others run beside
 
 
-def encoding_of(matrix: Any) -> Encoding:
+def encoding_of(matrix: Any) -> WorkloadEncoding:
     """What a session over SpMM would have."""
     found = pattern(matrix)
     facts = of_pattern(found) | density(matrix.indptr, matrix.indices, matrix.shape[1])
-    own = Stored(matrix.nnz, 8 * matrix.nnz + 4 * matrix.shape[0] + 4)
+    own = ArgumentStorage(matrix.nnz, 8 * matrix.nnz + 4 * matrix.shape[0] + 4)
     rows, columns = matrix.shape
-    return Encoding(facts, found, own, Operands(FEAT, 4 * FEAT * columns, 4 * FEAT * rows, 4, 2, FEAT))
+    return WorkloadEncoding(facts, found, own, Operands(FEAT, 4 * FEAT * columns, 4 * FEAT * rows, 4, 2, FEAT))
 
 
 def new_space() -> Space:
     return Space([None, BLOCKS, formats.ell()], lambda _format: VALUES)
 
 
-def made_up_seconds(candidate: Candidate, encoding: Encoding) -> float:
+def made_up_seconds(candidate: Candidate, encoding: WorkloadEncoding) -> float:
     """Blocks pay where they are full; one core pays for small matrices; the wider the tile, the better."""
     choices, stored = candidate.choices, encoding.estimates(candidate.format)
     work = stored.values * (0.5 if candidate.format == BLOCKS else 1.0)
@@ -228,13 +228,13 @@ def test_estimates_come_near_what_is_stored() -> None:
     for name in ("fem_blocks", "stencil_2d", "bipartite"):
         encoding = encoding_of(suite.generate(name, 3_000))
         held = SparseTensor.from_any(suite.generate(name, 3_000))
-        for format in promising(encoding.described):
+        for format in ranked_candidates(encoding.described):
             stored = sum(piece.packed.count for piece in held.convert(format).pieces)
             assert 0.6 < encoding.estimates(format).values / stored < 1.6, format
 
 
 def test_formats_of_ones_own_have_estimates() -> None:
-    own = Stored(100, 900)
+    own = ArgumentStorage(100, 900)
     assert Estimates(None, own, 4)(None) == own
     found = Estimates(pattern(suite.generate("uniform", 1_000)), own, 4)(formats.bsr(5, 5))
     assert found.rows == 5
@@ -254,8 +254,8 @@ def test_rows_are_the_named_numbers() -> None:
 
 
 def test_terms_follow_the_loops() -> None:
-    structure = Structure(1_000_000, 50_000, 50_000, 100, 20_000.0, 1.0)
-    operands, stored = Operands(256, 51_200_000, 51_200_000, 4, 2), Stored(1_000_000, 8_000_000)
+    structure = MatrixFacts(1_000_000, 50_000, 50_000, 100, 20_000.0, 1.0)
+    operands, stored = Operands(256, 51_200_000, 51_200_000, 4, 2), ArgumentStorage(1_000_000, 8_000_000)
 
     def of(**choices: int) -> dict[str, float]:
         return terms(Candidate(Choices(**{"tile": 64, "chunks": 2, **choices})), stored, operands, structure)
@@ -298,11 +298,11 @@ class Wanted:
         return 2 * features[:, self.blocks] - features[:, self.tile]
 
 
-def new_search(encoding: Encoding, **how: Any) -> Search:
+def new_search(encoding: WorkloadEncoding, **how: Any) -> Search:
     return Search(new_space(), features=encoding.rows, strategy="guided", **how)
 
 
-def explored(search: Search, encoding: Encoding, trials: int) -> Iterator[Candidate]:
+def explored(search: Search, encoding: WorkloadEncoding, trials: int) -> Iterator[Candidate]:
     while len(search.told) < trials:
         for candidate in search.ask():
             search.tell(candidate, made_up_seconds(candidate, encoding))

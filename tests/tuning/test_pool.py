@@ -18,7 +18,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Candidate, lowered_program, tune_sparse
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.lowered_program import FormatVariant
+from sparsetir.tuning.lowered_program import LoweredProgram
 from sparsetir.tuning.workers.local import (
     WORKER,
     WORKERS,
@@ -150,13 +150,13 @@ def test_a_candidate_that_does_not_compile_costs_no_other(
     monkeypatch.setattr(lowered_program, "_forms", type(lowered_program._forms)())
     other = Evaluator(ops.spmm(), arguments(), None)
 
-    def spoiled(self: FormatVariant, choices: Choices) -> Any:
+    def spoiled(self: LoweredProgram, choices: Choices) -> Any:
         if choices.tile == 16:
             raise RuntimeError("LLVM gave up")
         return loops(self, choices)
 
-    loops = FormatVariant.shared_loops
-    monkeypatch.setattr(FormatVariant, "shared_loops", spoiled)
+    loops = LoweredProgram.shared_loops
+    monkeypatch.setattr(LoweredProgram, "shared_loops", spoiled)
     other.compile_together(CANDIDATES)
     assert [other.compile(candidate) for candidate in CANDIDATES] == [None, "RuntimeError: LLVM gave up", None]
 

@@ -27,8 +27,8 @@ from sparsetir.schedules import Choices, leaves
 from sparsetir.tuning import Candidate, Database, Key, Record, api, autotune, features, tune_sparse
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.features import Encoding
-from sparsetir.tuning.knobs import Config, Knobs, Split, Template, factorisations, powers
+from sparsetir.tuning.features import WorkloadEncoding
+from sparsetir.tuning.knobs import Config, Knobs, LoopSplit, Template, factorisations, powers
 from sparsetir.tuning.model import CostModel, of_width
 from sparsetir.tuning.records import Recording
 from sparsetir.tuning.space import Space
@@ -123,7 +123,7 @@ def test_powers_of_two_leave_the_outermost_loop_open() -> None:
 def test_what_is_asked_for_is_what_is_searched() -> None:
     def define(cfg: Knobs, sch: s_tir.Schedule) -> None:
         k = loops(sch)[-1]
-        assert cfg.define_split("a", k) == cfg["a"] == Split((FEAT, 1))
+        assert cfg.define_split("a", k) == cfg["a"] == LoopSplit((FEAT, 1))
         assert cfg.define_split("b", k, policy="power2", max_factor=2) == (None, 1)
         assert cfg.define_split("c", 6, num_outputs=3, candidates=[(None, 2, 3), [6, 1, 1]]) == (None, 2, 3)
         assert cfg.define_knob("d", ["x", "y", "x"]) == "x"
@@ -633,7 +633,9 @@ def test_a_model_takes_columns_that_came_later() -> None:
 
 
 def test_columns_are_added_as_formats_bring_knobs() -> None:
-    encoding = Encoding({"nnz": 3.0}, None, features.Stored(9, 90), features.Operands(64, 900, 900, 4, 2), VALUES.get)
+    encoding = WorkloadEncoding(
+        {"nnz": 3.0}, None, features.ArgumentStorage(9, 90), features.Operands(64, 900, 900, 4, 2), VALUES.get
+    )
     own, blocks = new_space().first()
     (before,) = encoding.rows([own])
     assert encoding.names == list(encoding.named(own))
@@ -650,7 +652,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Records of made-up times, and beside them those of the sketches' choices."""
     path = tmp_path_factory.mktemp("recorded") / "space.jsonl"
     database, found, rng = Database(path), new_space(), np.random.default_rng(0)
-    stored, operands = features.Stored(1000, 8000), features.Operands(64, 9000, 9000, 4, 2)
+    stored, operands = features.ArgumentStorage(1000, 8000), features.Operands(64, 9000, 9000, 4, 2)
     for candidate in [Candidate(), *dict.fromkeys(found.sample(rng) for _ in range(200))]:
         known = VALUES[candidate.format] if isinstance(candidate.choices, Config) else {}
         named = features.of_candidate(candidate, stored, operands, 1000, known)

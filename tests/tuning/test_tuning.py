@@ -53,15 +53,15 @@ from sparsetir.tuning import (
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.api import winner
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.features import Operands, Stored
+from sparsetir.tuning.features import ArgumentStorage, Operands
 from sparsetir.tuning.loop import Budget, Log, Progress, explore
-from sparsetir.tuning.lowered_program import FormatVariant
+from sparsetir.tuning.lowered_program import LoweredProgram
 from sparsetir.tuning.measure import Measurement
 from sparsetir.tuning.records import fingerprint
 from sparsetir.tuning.search import BATCH, STRATEGIES, Search
 from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.train import replay
-from sparsetir.tuning.variants import Workload
+from sparsetir.tuning.variants import PreparedCall
 from sparsetir.tuning.workers import local
 from sparsetir.tuning.workers.local import LocalWorker
 from sparsetir.workloads import suite, timing
@@ -122,7 +122,9 @@ def new_space(values: Any = VALUES) -> Space:
 
 
 def made_up_features(candidates: Sequence[Candidate]) -> np.ndarray:
-    found = [features.of_candidate(c, Stored(1000, 8000), Operands(256, 9000, 9000, 4, 2), 1000) for c in candidates]
+    found = [
+        features.of_candidate(c, ArgumentStorage(1000, 8000), Operands(256, 9000, 9000, 4, 2), 1000) for c in candidates
+    ]
     return np.array([list(named.values()) for named in found])
 
 
@@ -285,14 +287,14 @@ def test_the_space_follows_the_sizes() -> None:
 
 
 def test_choices_that_change_nothing_are_left_out() -> None:
-    assert "tile" in space.open_choices(FormatVariant(ops.spmm(), None).second, threads=2)
-    assert "prefetch" not in space.open_choices(FormatVariant(ops.spmv(), None).second, threads=2)
-    assert "lanes" not in space.open_choices(FormatVariant(ops.spmm(), None).second, threads=2)
+    assert "tile" in space.open_choices(LoweredProgram(ops.spmm(), None).second, threads=2)
+    assert "prefetch" not in space.open_choices(LoweredProgram(ops.spmv(), None).second, threads=2)
+    assert "lanes" not in space.open_choices(LoweredProgram(ops.spmm(), None).second, threads=2)
 
 
 def test_lanes_are_open_where_a_row_makes_one_number() -> None:
     target = make_target(None, ops.spmv())
-    values = space.open_choices(FormatVariant(ops.spmv(), None).second, threads=2, target=target)
+    values = space.open_choices(LoweredProgram(ops.spmv(), None).second, threads=2, target=target)
     assert values["lanes"] == Choices.space(threads=2)["lanes"]
 
 
@@ -331,7 +333,7 @@ def test_features_have_the_same_names_for_every_candidate() -> None:
 
 def test_a_fingerprint_is_of_the_pattern_only() -> None:
     def of(A: sp.csr_array, feat: int = FEAT) -> str:
-        work = Workload(build(ops.spmm()), {"A": A, "B": np.ones((A.shape[1], feat), "float32")})
+        work = PreparedCall(build(ops.spmm()), {"A": A, "B": np.ones((A.shape[1], feat), "float32")})
         return fingerprint(work.signature.program, work.arrays)
 
     A = matrix()
@@ -497,8 +499,8 @@ def test_inputs_are_not_changed_and_candidates_are_not_kept(cache: Path) -> None
 
 def wrong_for(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[Choices], bool], spoil: Callable[..., None]) -> None:
     """Let some candidates run `spoil` on their arguments instead of the kernel."""
-    compile_rightly = FormatVariant.compile
-    monkeypatch.setattr(FormatVariant, "compile", lambda self, c: spoil if is_bad(c) else compile_rightly(self, c))
+    compile_rightly = LoweredProgram.compile
+    monkeypatch.setattr(LoweredProgram, "compile", lambda self, c: spoil if is_bad(c) else compile_rightly(self, c))
 
 
 @pytest.mark.slow
@@ -575,7 +577,7 @@ def test_what_many_calls_get_is_never_dropped_from_a_search(
         of_blocks = first if len(compared) == 1 else 0.4
         return {c: 1.0 if c is None else of_blocks if is_announced(c) else 0.5 for c in cases}
 
-    measured = local.Pool.time
+    measured = local.ProcessMeasurer.time
 
     def slow_blocks(self: Any, candidate: Candidate | None = None, worker: Any = None) -> measure.Measurement:
         found = measured(self, candidate, worker)
@@ -583,7 +585,7 @@ def test_what_many_calls_get_is_never_dropped_from_a_search(
 
     keep_time(monkeypatch, clock)
     monkeypatch.setattr(local, "TURNS", 1)
-    monkeypatch.setattr(local.Pool, "time", slow_blocks)
+    monkeypatch.setattr(local.ProcessMeasurer, "time", slow_blocks)
     monkeypatch.setattr(api, "FINALISTS", 2)
     result = tune_sparse(
         ops.spmm(), inputs, max_trials=8, formats=[BLOCKS], strategy=strategy, patience=20, progress=False
@@ -716,7 +718,7 @@ def test_a_lucky_first_turn_does_not_stay_the_best() -> None:
         time=lambda candidate: Measurement(turns[candidate].pop(0), usual=usual),
         interleaved=lambda candidate, _seconds: (turns[candidate].pop(0), usual),
     )
-    made = local.Pool([LocalWorker(evaluator)])
+    made = local.ProcessMeasurer([LocalWorker(evaluator)])
     made.time(None)
     found = dict(made.measure([lucky, steady]))
     assert {c: m.seconds for c, m in found.items()} == {lucky: 3e-3, steady: 2e-3}
@@ -1092,7 +1094,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("p", "q"):
         rng = np.random.default_rng(len(name))
         for candidate in dict.fromkeys(found.sample(rng) for _ in range(150)):
-            named = features.of_candidate(candidate, Stored(1000, 8000), Operands(256, 9000, 9000, 4, 2), 1000)
+            named = features.of_candidate(candidate, ArgumentStorage(1000, 8000), Operands(256, 9000, 9000, 4, 2), 1000)
             stored_as = repr(candidate.format) if candidate.format is not None else None
             record = Record(candidate.choices, stored_as, seconds=made_up_seconds(candidate))
             database.append(replace(KEY, pattern=name), record, features=named)

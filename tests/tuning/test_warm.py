@@ -19,7 +19,7 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning import lowered_program, warm
 from sparsetir.tuning.api import tune_sparse
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.lowered_program import FormatVariant, Held
+from sparsetir.tuning.lowered_program import Held, LoweredProgram
 from sparsetir.tuning.search import _eager
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Candidate, Space
@@ -67,7 +67,7 @@ def test_a_search_on_another_matrix_finds_it(format: Format | None, monkeypatch:
     def refuse(*_args: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(FormatVariant, "shared_loops", refuse)
+    monkeypatch.setattr(LoweredProgram, "shared_loops", refuse)
     for choices in made:
         for chunks in (3, 8) if choices.chunks else (0,):
             call = ready.call(choices.changed(chunks=chunks))
@@ -79,7 +79,7 @@ def test_a_search_on_another_matrix_finds_it(format: Format | None, monkeypatch:
 @pytest.mark.usefixtures("fresh")
 def test_every_operation_has_kernels(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "portfolio", lambda values, base, pieces=0: [base])
-    made = warm.make(warm.Task(op, "float64", 3, None))
+    made = warm.make(warm.WarmTask(op, "float64", 3, None))
     assert (made.kernels, made.refused) == (1, None)
 
 
@@ -96,12 +96,12 @@ def test_what_a_search_made_and_proved_serves_the_next_process(tmp_path: Path, m
     assert len(lowered_program.fresh) == 1  # one call of the compiler for two formats
     lowered_program.keep()
     monkeypatch.setattr(lowered_program, "_forms", type(lowered_program._forms)())
-    monkeypatch.setattr(FormatVariant, "shared_loops", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(LoweredProgram, "shared_loops", lambda *_: pytest.fail("compiled again"))
     again = Evaluator(ops.spmm(), arguments(50), None)
     for candidate in proved:
         assert again.variants.shelf.listed(candidate.format) == (lowered_program.shared(candidate.choices),)
         assert again.time(candidate).seconds
-    assert warm.there(warm.Task("spmm", "float32", FEAT, None)) is None  # a search makes no portfolio
+    assert warm.there(warm.WarmTask("spmm", "float32", FEAT, None)) is None  # a search makes no portfolio
 
 
 @pytest.mark.parametrize("name", ["*.so", "*-*.json"])
@@ -185,7 +185,7 @@ def test_a_damaged_library_is_compiled_again() -> None:
 @pytest.mark.usefixtures("fresh")
 def test_a_wrong_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "is_right", lambda known, ready, function: False)
-    task = warm.Task("spmv", "float32", 1, None)
+    task = warm.WarmTask("spmv", "float32", 1, None)
     assert warm.make(task).refused == "nothing could be compiled"
     assert warm.there(task) is None
 

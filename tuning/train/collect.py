@@ -40,7 +40,7 @@ FEAT = 64  # where an operation is named without
 
 
 @dataclass(frozen=True)
-class Source:
+class CollectionSource:
     """A matrix or tensor that is not in memory yet.
 
     Parameters
@@ -91,7 +91,7 @@ class Labelled(Database):
         return self._held.setdefault((self.label.get("matrix", ""), self.label.get("op", "")), [])
 
 
-def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[Source]:
+def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[CollectionSource]:
     """Members of the suite's families: ``"all"`` or names separated by commas, each with about that many entries."""
     known = [name for name in suite.families() if name != "empty"]
     chosen = known if families == "all" else [name for name in families.split(",") if name]
@@ -106,13 +106,13 @@ def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[Sourc
                 label = f"{name}-{size}" + (f"-{seed}" if seed else "")
                 # Members that differ in a number, such as pruned_50 and pruned_90, are no strangers to each other.
                 family = re.sub(r"_\d+d?$", "", name)
-                yield Source(label, family, partial(suite.generate, name, size, seed=seed))
+                yield CollectionSource(label, family, partial(suite.generate, name, size, seed=seed))
 
 
-def listed(folder: Path | None) -> Iterator[Source]:
+def listed(folder: Path | None) -> Iterator[CollectionSource]:
     """Yield the files below a folder, each a family of its own."""
     for source in from_files(find_files(folder)) if folder is not None else []:
-        yield Source(source.name, source.name, source.load)
+        yield CollectionSource(source.name, source.name, source.load)
 
 
 def operations(text: str) -> list[tuple[str, int]]:
@@ -207,7 +207,7 @@ def measured_again(
 
 
 def collect(
-    sources: Sequence[Source],
+    sources: Sequence[CollectionSource],
     ops: Sequence[tuple[str, int]],
     records: Labelled,
     *,
@@ -222,7 +222,7 @@ def collect(
 
     Parameters
     ----------
-    sources : sequence of Source
+    sources : sequence of CollectionSource
     ops : sequence of (str, int)
         Operations and the lengths of dense rows.
     records : Labelled

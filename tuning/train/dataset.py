@@ -26,7 +26,7 @@ from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, SparseTIRError, TuningError
 from sparsetir.formats.encoding import parse_format
 from sparsetir.formats.format import Format
-from sparsetir.formats.heuristics import promising
+from sparsetir.formats.heuristics import ranked_candidates
 from sparsetir.formats.pattern import Pattern, pattern
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
@@ -38,13 +38,13 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import features
-from sparsetir.tuning.features import Encoding, Estimates, Operands, Stored, Structure, matrix_names
-from sparsetir.tuning.lowered_program import FormatVariant, compile_together
+from sparsetir.tuning.features import ArgumentStorage, Estimates, MatrixFacts, Operands, WorkloadEncoding, matrix_names
+from sparsetir.tuning.lowered_program import LoweredProgram, compile_together
 from sparsetir.tuning.records import LEAST, Recording, digest
 from sparsetir.tuning.space import Candidate, Values, drawn, fixed, start
-from sparsetir.tuning.train.collect import Source, listed
-from sparsetir.tuning.variants import Workload, own_storage, uncompiled
-from sparsetir.tuning.work import USUAL, Rates, Work, measure_rates
+from sparsetir.tuning.train.collect import CollectionSource, listed
+from sparsetir.tuning.variants import PreparedCall, own_storage, uncompiled
+from sparsetir.tuning.work import USUAL, CoreRates, Work, measure_rates
 from sparsetir.utils import imports
 from sparsetir.utils.buffers import aligned
 from sparsetir.utils.files import writing_file
@@ -141,14 +141,14 @@ def typed(sparse: Any, dtype: str) -> Any:
     return SparseTensor.from_any(sparse).astype(dtype) if dtype == "bfloat16" else sparse.astype(dtype)
 
 
-def sources(matrices: int, *, seed: int = 0, data: Path | None = None) -> Iterator[Source]:
+def sources(matrices: int, *, seed: int = 0, data: Path | None = None) -> Iterator[CollectionSource]:
     """Return generated matrices and tensors, families in turn, of random sizes; then the files below a folder."""
     rng = np.random.default_rng(seed)
     names = [name for name in suite.families() if name != "empty"]
     for n in range(matrices):
         of = list(suite.tensors()) if rng.random() < TENSORS else names
         name, size = of[n % len(of)], int(np.exp(rng.uniform(np.log(SMALLEST), np.log(LARGEST))))
-        yield Source(
+        yield CollectionSource(
             f"{name}-{size}-{seed + n}", NUMBERED.sub("", name), partial(suite.generate, name, size, seed=seed + n)
         )
     yield from listed(data)
@@ -176,22 +176,22 @@ def _job(sparse: Any, rng: np.random.Generator) -> Job | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Noted(Encoding):
+class RecordedWorkload(WorkloadEncoding):
     """What is the same for all points of a case, as the data set has it: the matrix is not there any more.
 
     Parameters
     ----------
-    noted : Structure
-    stored : mapping of Format to Stored
+    noted : MatrixFacts
+    stored : mapping of Format to ArgumentStorage
         The estimates, by format.
     """
 
-    noted: Structure | None = None
-    stored: Mapping[Format | None, Stored] = field(default_factory=dict)
+    noted: MatrixFacts | None = None
+    stored: Mapping[Format | None, ArgumentStorage] = field(default_factory=dict)
 
     @property
-    def structure(self) -> Structure:
-        return self.noted or Structure.of(None)
+    def structure(self) -> MatrixFacts:
+        return self.noted or MatrixFacts.of(None)
 
     @property
     def estimates(self) -> Any:
@@ -306,18 +306,20 @@ def _points(line: Mapping[str, Any], spread: float) -> Iterator[tuple[Candidate,
             yield candidate, seconds
 
 
-def encoding_of(line: Mapping[str, Any]) -> Noted:
+def encoding_of(line: Mapping[str, Any]) -> RecordedWorkload:
     """Return the encoding from a case's candidates to what a model sees of them."""
     job = Job(**line["job"])
     work = Work.of(_program(job.op, job.dtype), line["sizes"])
-    own = Stored(*line["own"])
-    stored = {_format(text): Stored(*sizes) for text, _, sizes, *_ in line["points"]}
-    rates = Rates(**line["rates"]) if "rates" in line else USUAL
+    own = ArgumentStorage(*line["own"])
+    stored = {_format(text): ArgumentStorage(*sizes) for text, _, sizes, *_ in line["points"]}
+    rates = CoreRates(**line["rates"]) if "rates" in line else USUAL
     profile = line.get("profile")
     if not isinstance(profile, MachineProfile):
         profile = next(profiled([dict(line)]))["profile"]
     operands = Operands.of(work, job.threads, rates, profile)
-    return Noted(line["facts"], None, own, operands, noted=Structure(**line["structure"]), stored={**stored, None: own})
+    return RecordedWorkload(
+        line["facts"], None, own, operands, noted=MatrixFacts(**line["structure"]), stored={**stored, None: own}
+    )
 
 
 # A data set of measurements: what the shipped cost model is trained on, see docs/dataset.md.
@@ -349,7 +351,7 @@ class Form:
     ----------
     kernel : ComposedKernel or None
         Converts the arguments; None for the program as it is.
-    variant : FormatVariant
+    variant : LoweredProgram
     values : mapping of str to tuple
         The choices that make a difference.
     pool : sequence of Choices
@@ -357,7 +359,7 @@ class Form:
     """
 
     kernel: ComposedKernel | None
-    variant: FormatVariant
+    variant: LoweredProgram
     values: Values
     pool: list[Choices]
     compiled: dict[Choices, Callable[..., Any]] = field(default_factory=dict)
@@ -399,7 +401,7 @@ class Forms:
             if not composed.has_plain_results:
                 raise TuningError("its results would be stored in pieces")
             func = parts.func
-        variant = FormatVariant(fixed(decode(func), sizes), self.target)
+        variant = LoweredProgram(fixed(decode(func), sizes), self.target)
         values = variant.open_choices(feat)
         base = defaults.usual(kernel.func, Registers.of(kernel.compiled.target))
         return Form(composed, variant, values, pool_of(values, base, job.threads, int(text[:8], 16), format is None))
@@ -452,7 +454,7 @@ class Point:
     format : str
         As it prints; "" for the program as it is.
     choices : Choices
-    stored : Stored
+    stored : ArgumentStorage
         How the format stores the argument, as it is estimated from the pattern: what a model sees.
     conversion : float
         Seconds that storing it so took.
@@ -463,7 +465,7 @@ class Point:
 
     format: str
     choices: Choices
-    stored: Stored
+    stored: ArgumentStorage
     conversion: float
     call: Callable[[], Any]
     seconds: list[float] = field(default_factory=list)
@@ -477,7 +479,7 @@ class Point:
         return [self.format, changed, stored, float(f"{self.conversion:.3g}"), *seconds]
 
 
-class Measured:
+class MeasuredCase:
     """A case: a program on a matrix, with its points."""
 
     def __init__(self, job: Job, sparse: Any, forms: Forms) -> None:
@@ -486,7 +488,7 @@ class Measured:
         self.clock = clock_of(job.threads)
         self.kernel = make_kernel(job.program, forms.target)
         self.inputs = job.inputs(sparse)
-        self.workload = Workload(self.kernel, self.inputs)
+        self.workload = PreparedCall(self.kernel, self.inputs)
         self.names = [str(p.name) for p in self.kernel.func.params]
         fit, _after = self.kernel.fitting(self.workload.args, is_bound=True)
         self.untuned = self.workload.call(self.kernel.function if fit is None else fit(), self.names)
@@ -519,21 +521,21 @@ class Measured:
         holder = self.kernel.signature.holder
         if any(n in holder and not holder[n].is_dense for n in written):
             return []
-        ranked_formats = promising(self.pattern, feat=self.job.feat)
+        ranked_formats = ranked_candidates(self.pattern, feat=self.job.feat)
         sure, others = ranked_formats[:SURE_FORMATS], ranked_formats[SURE_FORMATS:]
         return [*sure, *(others[n] for n in sorted(rng.permutation(len(others))[:OTHER_FORMATS]))]
 
-    def _converted(self, form: Form) -> tuple[Workload, float]:
+    def _converted(self, form: Form) -> tuple[PreparedCall, float]:
         """Return the arguments over a format, and the seconds that it took."""
         if form.kernel is None:
             return self.workload, 0.0
         begin = time.perf_counter()
         given, _found = form.kernel.converter.translate(self.inputs)
         seconds = time.perf_counter() - begin
-        return Workload(form.kernel.kernel, form.kernel.needed(given), like=self.workload), seconds
+        return PreparedCall(form.kernel.kernel, form.kernel.needed(given), like=self.workload), seconds
 
     def _checked(
-        self, format: Format | None, choices: Choices, conversion: float, form: Form, workload: Workload
+        self, format: Format | None, choices: Choices, conversion: float, form: Form, workload: PreparedCall
     ) -> Iterator[Point]:
         """Yield a point whose kernel computes what it should."""
         try:
@@ -580,7 +582,7 @@ class Measured:
             "usual": chosen,
             "plain": [float(f"{s:.4g}") for s in plain.seconds],
             "own": [plain.stored.values, plain.stored.bytes],
-            "structure": asdict(Structure.of(self.pattern)),
+            "structure": asdict(MatrixFacts.of(self.pattern)),
             "points": [p.as_list() for p in points],
         }
 
@@ -654,7 +656,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def collect(
     path: Path,
-    found: Iterable[Source],
+    found: Iterable[CollectionSource],
     *,
     programs: int = 5,
     seed: int = 0,
@@ -668,7 +670,7 @@ def collect(
     ----------
     path : Path
         Of JSON lines; it is only added to, a line a case.
-    found : iterable of Source
+    found : iterable of CollectionSource
     programs : int
         Measured on each matrix.
     seed : int
@@ -696,7 +698,7 @@ def collect(
 
 def _collected(
     path: Path,
-    found: Iterable[Source],
+    found: Iterable[CollectionSource],
     programs: int,
     seed: int,
     threads: tuple[int, ...],
@@ -722,7 +724,7 @@ def _collected(
                 say(f"stopped after {seconds:.0f} s; the same command goes on")
                 return total
             try:
-                case = Measured(job, sparse, forms).measured(rng)
+                case = MeasuredCase(job, sparse, forms).measured(rng)
             except (SparseTIRError, ValueError, RuntimeError, MemoryError) as error:
                 say(f"without {name}: {' '.join(str(error).split())[:160]}")
                 continue
@@ -842,8 +844,8 @@ def summary(path: Path) -> list[list[str]]:
 
 
 __all__ = [
+    "CollectionSource",
     "Job",
-    "Source",
     "collect",
     "columns",
     "encoding_of",

@@ -433,7 +433,7 @@ CHEAP = 0.3  # seconds of a conversion that a second worker may repeat in order 
 SENT = ("numpy", "scipy", "sparsetir", "builtins", "ml_dtypes")  # whose objects can be sent to a worker
 
 
-class Pool(Formats):
+class ProcessMeasurer(Formats):
     """Workers that share the work of a search.
 
     Parameters
@@ -623,7 +623,9 @@ def _typical(worker: Worker, candidate: Candidate | None, seconds: float) -> flo
     return float("inf") if isinstance(outcome, Lost) else float(outcome)
 
 
-def pool_of(evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: bool, timeout: float = TIMEOUT) -> Pool:
+def pool_of(
+    evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: bool, timeout: float = TIMEOUT
+) -> ProcessMeasurer:
     """Return workers for an evaluator, or this process where they are not wanted or cannot be.
 
     Parameters
@@ -640,14 +642,14 @@ def pool_of(evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: b
         raise TuningError(f'{begun}; put the search below if __name__ == "__main__"')
     payload = packed(evaluator) if isolate and can_isolate() else None
     if payload is None:
-        return Pool([LocalWorker(evaluator)], upcoming)
+        return ProcessMeasurer([LocalWorker(evaluator)], upcoming)
     count = max(1, min(WORKERS, MOST_BYTES // max(len(payload), 1)))
-    pool = Pool([RemoteWorker(payload, timeout) for _ in range(count)], upcoming)
+    pool = ProcessMeasurer([RemoteWorker(payload, timeout) for _ in range(count)], upcoming)
     remote = [worker for worker in pool.workers if isinstance(worker, RemoteWorker)]
     if evaluator.template is None or all(worker.begins() is None for worker in remote):
         return pool
     pool.close()  # a worker imports the template's module, and may not find it or find it changed
-    return Pool([LocalWorker(evaluator)], upcoming)
+    return ProcessMeasurer([LocalWorker(evaluator)], upcoming)
 
 
 def can_send(inputs: Mapping[str, Any]) -> bool:

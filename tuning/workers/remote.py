@@ -34,7 +34,7 @@ from sparsetir.formats.format import Format
 from sparsetir.schedules import Choices
 from sparsetir.tuning.evaluator import Evaluator, Formats, Prepared
 from sparsetir.tuning.kernel import circumstances
-from sparsetir.tuning.measure import Measurement, Place, at_pace, duel, reason
+from sparsetir.tuning.measure import Measurement, MeasurementPlace, at_pace, duel, reason
 from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.space import Candidate, Values
 from sparsetir.tuning.workers.local import (
@@ -47,7 +47,7 @@ from sparsetir.tuning.workers.local import (
     Job,
     LocalWorker,
     Lost,
-    Pool,
+    ProcessMeasurer,
     RemoteWorker,
     Worker,
     can_isolate,
@@ -82,7 +82,7 @@ LOOK_SECONDS = 0.003  # between looks at a lock that is taken
 
 
 @dataclass(frozen=True)
-class Order:
+class JobRequest:
     """A job for a worker.
 
     Parameters
@@ -112,13 +112,13 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Answer:
+class JobResult:
     """A worker's answer to an order.
 
     Parameters
     ----------
     value : object
-    place : Place, optional
+    place : MeasurementPlace, optional
         Where it ran.
     load : float, optional
         The machine's load average of the last minute.
@@ -129,26 +129,26 @@ class Answer:
     """
 
     value: Any = None
-    place: Place | None = None
+    place: MeasurementPlace | None = None
     load: float | None = None
     error: str | None = None
     is_missing: bool = False
 
 
-def work(order: Order) -> Answer:
+def work(order: JobRequest) -> JobResult:
     """Do a job.
 
     Whatever goes wrong with a candidate is part of the answer.
     """
     with _desk(order) as desk:
         if desk is None:
-            return Answer(is_missing=True)
+            return JobResult(is_missing=True)
         try:
             outcome = order.job(desk, *order.args)
-            return Answer(outcome, desk.place, load_average())
+            return JobResult(outcome, desk.place, load_average())
         except TuningError as error:
             desk.close()
-            return Answer(error=f"{error} (on {machine_name()})")
+            return JobResult(error=f"{error} (on {machine_name()})")
 
 
 def token_of(payload: bytes) -> str:
@@ -164,7 +164,7 @@ def load_average() -> float | None:
 # --------------------------------------------------------------------------------------------------- one evaluator
 
 
-class Desk:
+class EvaluatorWorker:
     """One evaluator of a worker, in a process of its own where that can be.
 
     Parameters
@@ -180,7 +180,7 @@ class Desk:
             self.worker: Worker = RemoteWorker(payload, timeout, threads)
         else:
             self.worker = LocalWorker(evaluator_of(payload))
-        self.place: Place | None = None
+        self.place: MeasurementPlace | None = None
 
     def ask(self, job: Job, *args: Any) -> Any:
         """Return the result of a job of an evaluator, a `Lost` where it cost the process its life."""
@@ -198,7 +198,7 @@ class Desk:
         self.worker.close()
 
 
-def described(desk: Desk) -> None:
+def described(desk: EvaluatorWorker) -> None:
     """Find out where the evaluator runs."""
     if desk.place is None:
         place = desk.ask(place_of, None)
@@ -209,30 +209,30 @@ def described(desk: Desk) -> None:
         desk.place = place
 
 
-def place_of(evaluator: Evaluator, _: None) -> Place:
+def place_of(evaluator: Evaluator, _: None) -> MeasurementPlace:
     """Return what records say of where an evaluator runs."""
     about = circumstances(evaluator.kernel, evaluator.template)
-    return Place(**{name: about[name] for name in ("machine", "threads", "target", "versions")})
+    return MeasurementPlace(**{name: about[name] for name in ("machine", "threads", "target", "versions")})
 
 
-def prepared(desk: Desk, format: Format | None) -> Prepared:
+def prepared(desk: EvaluatorWorker, format: Format | None) -> Prepared:
     """Return a format that is ready, or why it is unavailable."""
     outcome = desk.ask(prepare, format)
     return Prepared(error=f"its process {outcome}") if isinstance(outcome, Lost) else outcome
 
 
-def untuned(desk: Desk) -> Measurement:
+def untuned(desk: EvaluatorWorker) -> Measurement:
     """Return the untuned kernel, checked and timed."""
     with desk.alone():
         return _measurement(desk.ask(time_candidate, None))
 
 
-def measured(desk: Desk, candidate: Candidate, best: float) -> Measurement:
+def measured(desk: EvaluatorWorker, candidate: Candidate, best: float) -> Measurement:
     """Return a candidate compiled, checked and timed, twice more if it is near the best.
 
     Parameters
     ----------
-    desk : Desk
+    desk : EvaluatorWorker
     candidate : Candidate
     best : float
         The shortest time so far, relative to that of the untuned kernel.
@@ -251,14 +251,14 @@ def measured(desk: Desk, candidate: Candidate, best: float) -> Measurement:
         return measurement
 
 
-def compared(desk: Desk, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
+def compared(desk: EvaluatorWorker, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
     """Return seconds of candidates and, at None, of the untuned kernel, in turn."""
     ready = [c for c in candidates if desk.ask(compile_candidate, c) is None]
     with desk.alone():
         return duel({c: partial(_typical, desk, c) for c in (None, *ready)})
 
 
-def forgotten(desk: Desk) -> None:
+def forgotten(desk: EvaluatorWorker) -> None:
     """Let the evaluator go."""
     desk.close()
 
@@ -267,7 +267,7 @@ def _measurement(found: Measurement | Lost) -> Measurement:
     return Measurement(error=f"its process {found}") if isinstance(found, Lost) else found
 
 
-def _typical(desk: Desk, candidate: Candidate | None, seconds: float) -> float:
+def _typical(desk: EvaluatorWorker, candidate: Candidate | None, seconds: float) -> float:
     outcome = desk.ask(typical_seconds, candidate, seconds)
     return float("inf") if isinstance(outcome, Lost) else float(outcome)
 
@@ -275,39 +275,39 @@ def _typical(desk: Desk, candidate: Candidate | None, seconds: float) -> float:
 # ------------------------------------------------------------------------------------------- evaluators of a process
 
 
-class Room:
+class WorkerPool:
     """The desks of this process that are idle, those that were used last at the end."""
 
     def __init__(self) -> None:
-        self.free: OrderedDict[int, tuple[str, Desk]] = OrderedDict()
+        self.free: OrderedDict[int, tuple[str, EvaluatorWorker]] = OrderedDict()
         self.lock = threading.Lock()
 
-    def take(self, token: str) -> Desk | None:
+    def take(self, token: str) -> EvaluatorWorker | None:
         """Return a free desk with an evaluator, if there is any."""
         with self.lock:
             number = next((n for n, (held, _) in reversed(self.free.items()) if held == token), None)
             return self.free.pop(number)[1] if number is not None else None
 
-    def put(self, token: str, desk: Desk) -> None:
+    def put(self, token: str, desk: EvaluatorWorker) -> None:
         """Leave a desk to the next order; those that were not used for longest are closed."""
         with self.lock:
             self.free[id(desk)] = (token, desk)
             while len(self.free) > MOST_HELD:
                 self.free.popitem(last=False)[1][1].close()
 
-    def make(self, payload: bytes, order: Order) -> Desk:
+    def make(self, payload: bytes, order: JobRequest) -> EvaluatorWorker:
         """Return a desk for an evaluator that this process does not have."""
         with self.lock:  # processes that are idle are shared by threads
-            return Desk(payload, order.timeout, threads_for(*order.here))
+            return EvaluatorWorker(payload, order.timeout, threads_for(*order.here))
 
 
-ROOM = Room()
+ROOM = WorkerPool()
 
 
 def _after_fork_in_child() -> None:
     """Forget the parent's desks: their processes belong to the parent."""
     global ROOM
-    ROOM = Room()
+    ROOM = WorkerPool()
 
 
 if hasattr(os, "register_at_fork"):
@@ -315,7 +315,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def _desk(order: Order) -> Iterator[Desk | None]:
+def _desk(order: JobRequest) -> Iterator[EvaluatorWorker | None]:
     """Yield a desk for an order; None if what its evaluator is made of is not known here."""
     desk = ROOM.take(order.token)
     if desk is None:
@@ -389,7 +389,8 @@ def _lock_file() -> int:
     raise TuningError(f"the lock {path} cannot be made: is there a folder for temporary files? Set TMPDIR")
 
 
-# Candidates measured by the workers of an executor, on this machine or others: what a `Pool` is for local processes.
+# Candidates measured by the workers of an executor, on this machine or others: what a `ProcessMeasurer` is for local
+# processes.
 #
 # Compilations go on side by side, and so do measurements on different machines. Each trial is told as soon as those
 # asked for before it are; when the executor is gone, what was measured until then still counts.
@@ -408,17 +409,17 @@ class Waiting:
     ----------
     name : object
         Of the job, for who asked.
-    order : Order
+    order : JobRequest
     is_second : bool
         Whether it was sent to another worker, as the first did not answer.
     """
 
     name: Any
-    order: Order
+    order: JobRequest
     is_second: bool = False
 
 
-class Fleet(Formats):
+class ExecutorMeasurer(Formats):
     """The workers of an executor.
 
     Parameters
@@ -452,12 +453,12 @@ class Fleet(Formats):
         self.executor, self.evaluator, self.upcoming = executor, evaluator, deque(upcoming)
         self.machines, self.timeout, self.slots = machines, timeout, slots_of(executor)
         super().__init__()
-        self.asked: dict[Format | None, Future[Answer]] = {}
+        self.asked: dict[Format | None, Future[JobResult]] = {}
         self.times: dict[Candidate | None, float] = {}
         self.usual: float | None = None
         self.gone: ExecutorLostError | None = None  # what ended all measuring
-        self.places: dict[Place, float | None] = {}  # seconds of the untuned kernel there
-        self.told: set[Place] = set()  # places with a record of the untuned kernel
+        self.places: dict[MeasurementPlace, float | None] = {}  # seconds of the untuned kernel there
+        self.told: set[MeasurementPlace] = set()  # places with a record of the untuned kernel
         self.payload = sendable(evaluator)
         self.token = token_of(self.payload)
         self.path = spooled(self.payload)
@@ -472,7 +473,7 @@ class Fleet(Formats):
 
     # -------------------------------------------------------------------------------------------- where it runs
 
-    def _main_place(self) -> Place:
+    def _main_place(self) -> MeasurementPlace:
         """Return the kind of machine that a search is for: this one where it is among the workers."""
         orders = {n: self._order(described) for n in range(self.slots)}
         here = (machine_name(), get_num_threads())
@@ -505,7 +506,7 @@ class Fleet(Formats):
         seconds, predicted = (t if t is None else t * pace for t in (record.seconds, record.predicted))
         yield there, replace(record, seconds=seconds, predicted=predicted)
 
-    def _met(self, place: Place) -> None:
+    def _met(self, place: MeasurementPlace) -> None:
         """Note where a worker runs.
 
         Raises
@@ -564,7 +565,7 @@ class Fleet(Formats):
             yield from ((c, measurements[c]) for c in waiting if c in measurements)
             raise
 
-    def _timed(self, candidate: Candidate | None, answer: Answer) -> Measurement:
+    def _timed(self, candidate: Candidate | None, answer: JobResult) -> Measurement:
         """Return a measurement as if it were the main machine's, and as fast as that one usually is."""
         measurement: Measurement = replace(answer.value, place=answer.place, load=answer.load)
         if candidate is None and measurement.seconds is not None:
@@ -590,7 +591,7 @@ class Fleet(Formats):
         except ExecutorLostError:
             pass
         if self.is_here:
-            return Pool([LocalWorker(self.evaluator)]).compare(candidates)
+            return ProcessMeasurer([LocalWorker(self.evaluator)]).compare(candidates)
         return {c: self.times[c] for c in (None, *candidates) if c in self.times}
 
     def rest(self) -> None:
@@ -606,11 +607,11 @@ class Fleet(Formats):
 
     # --------------------------------------------------------------------------------------- orders and answers
 
-    def _order(self, job: Job, *args: Any) -> Order:
+    def _order(self, job: Job, *args: Any) -> JobRequest:
         here = machine_name(), get_num_threads()
-        return Order(self.token, self.path, job, args, self.timeout, here)
+        return JobRequest(self.token, self.path, job, args, self.timeout, here)
 
-    def _answers(self, orders: Mapping[Any, Order]) -> Iterator[tuple[Any, Answer]]:
+    def _answers(self, orders: Mapping[Any, JobRequest]) -> Iterator[tuple[Any, JobResult]]:
         """Yield the answers to orders as they come.
 
         An order that no worker answers for long is given to another, and fails if that does not answer either.
@@ -632,7 +633,9 @@ class Fleet(Formats):
                 has_answered = True
                 yield asked.name, self._checked(answer)
 
-    def _given_up(self, pending: dict[Future[Answer], Waiting], has_answered: bool) -> Iterator[tuple[Any, Answer]]:
+    def _given_up(
+        self, pending: dict[Future[JobResult], Waiting], has_answered: bool
+    ) -> Iterator[tuple[Any, JobResult]]:
         """Send orders that are not answered to other workers, the first time; fail them the second time."""
         late = list(pending.items())
         pending.clear()
@@ -647,10 +650,10 @@ class Fleet(Formats):
         yield from ((name, self._failed(name, silent)) for name in failed)
 
     @staticmethod
-    def _failed(name: Any, why: str) -> Answer:
-        return Answer(Measurement(error=why) if isinstance(name, Candidate) else Prepared(error=why))
+    def _failed(name: Any, why: str) -> JobResult:
+        return JobResult(Measurement(error=why) if isinstance(name, Candidate) else Prepared(error=why))
 
-    def _checked(self, answer: Answer) -> Answer:
+    def _checked(self, answer: JobResult) -> JobResult:
         """Return an answer of a worker that could begin."""
         if answer.error is not None:
             raise ExecutorLostError(f"a worker of the executor could not begin: {answer.error}")
@@ -658,7 +661,7 @@ class Fleet(Formats):
             self._met(answer.place)
         return answer
 
-    def _sent(self, order: Order) -> Future[Answer]:
+    def _sent(self, order: JobRequest) -> Future[JobResult]:
         try:
             future = self.executor.submit(work, order)
         except Exception as error:  # whatever an executor of another package raises
@@ -668,18 +671,18 @@ class Fleet(Formats):
         return future
 
 
-def taken(future: Future[Answer]) -> Answer:
+def taken(future: Future[JobResult]) -> JobResult:
     """Return what a worker said."""
     try:
         answer = future.result()
-        if isinstance(answer, Answer):
+        if isinstance(answer, JobResult):
             return answer
         raise TuningError(f"a job was answered by {type(answer).__name__}, not by what it returned")
     except CancelledError as error:
         raise ExecutorLostError(lost("its jobs were cancelled, as when a scheduler is gone")) from error
     except Exception as error:
         if type(error).__name__ == KILLED:
-            return Answer(Measurement(error=f"its worker died: {reason(error)}"))
+            return JobResult(Measurement(error=f"its worker died: {reason(error)}"))
         raise ExecutorLostError(lost(reason(error))) from error
 
 
@@ -847,10 +850,10 @@ def dask_client(address: str) -> Any:
 
 
 __all__ = [
-    "Answer",
-    "Desk",
-    "Fleet",
-    "Order",
+    "EvaluatorWorker",
+    "ExecutorMeasurer",
+    "JobRequest",
+    "JobResult",
     "check_executor",
     "compared",
     "dask_client",

@@ -31,7 +31,7 @@ from sparsetir.tuning.measure import (
     BURST_SECONDS,
     PACE_SECONDS,
     Measurement,
-    Place,
+    MeasurementPlace,
     duel,
     lower_quartile,
     reason,
@@ -70,7 +70,7 @@ class Connection:
     libraries: dict[Candidate | None, Any] = field(default_factory=dict)
 
 
-class Boards(Formats):
+class RPCMeasurer(Formats):
     """The servers of a key at a tracker, of which one is used at a time: what a `Pool` is for local processes.
 
     Parameters
@@ -103,7 +103,7 @@ class Boards(Formats):
         self.connection: Connection | None = None
         about = circumstances(evaluator.kernel, evaluator.template)
         threads = int(self._connected().session.get_function("runtime.NumThreads")())
-        self.place = Place(f"rpc {self.name}", threads, about["target"], about["versions"])
+        self.place = MeasurementPlace(f"rpc {self.name}", threads, about["target"], about["versions"])
 
     # ----------------------------------------------------------------------------------------------- the server
 
@@ -340,4 +340,4 @@ def like(found: np.ndarray, array: np.ndarray) -> np.ndarray:
     return found.view(array.dtype) if found.dtype.itemsize == array.dtype.itemsize else found.astype(array.dtype)
 
 
-__all__ = ["Boards", "parsed"]
+__all__ = ["RPCMeasurer", "parsed"]

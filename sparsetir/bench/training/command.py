@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import torch
 from sparsetir.bench.training import measure, operators
-from sparsetir.bench.training.measure import Run, Training
-from sparsetir.bench.training.problems import Problem, available, load
+from sparsetir.bench.training.measure import Training, TrainingRun
+from sparsetir.bench.training.problems import NodeProblem, available, load
 from sparsetir.bench.training.ways import OURS, WAYS, Spec, make, ways
 from sparsetir.errors import SparseTIRError
 from sparsetir.utils.threads import set_num_threads
@@ -28,7 +28,9 @@ SMALL = "rmat:200"
 UNTIMED = 2  # epochs in which kernels are built and memory is found
 
 
-def trained(problem: Problem, spec: Spec, selected: Sequence[str], epochs: int, *, cpu: bool = False) -> dict[str, Run]:
+def trained(
+    problem: NodeProblem, spec: Spec, selected: Sequence[str], epochs: int, *, cpu: bool = False
+) -> dict[str, TrainingRun]:
     """Return a network on a graph in several ways; those that fail are named on stderr."""
     trainings = {}
     for way in selected:
@@ -45,7 +47,7 @@ def trained(problem: Problem, spec: Spec, selected: Sequence[str], epochs: int, 
     return measure.side_by_side(trainings, epochs, clock=time.process_time if cpu else None)
 
 
-def with_memory(runs: dict[str, Run], graph: str, spec: Spec, threads: int) -> dict[str, Run]:
+def with_memory(runs: dict[str, TrainingRun], graph: str, spec: Spec, threads: int) -> dict[str, TrainingRun]:
     """Return the runs with the peak memory of each."""
     with_peaks = {}
     for way, run in runs.items():
@@ -60,7 +62,7 @@ def memory(way: str, graph: str, spec: Spec) -> int:
     small, problem = load(SMALL), load(graph)
     small = replace(small, x=torch.zeros(len(small.x), problem.x.shape[1]))
 
-    def train(problem: Problem) -> None:
+    def train(problem: NodeProblem) -> None:
         training = Training(make(way, spec, problem), problem)
         for _ in range(3):
             training.epoch()

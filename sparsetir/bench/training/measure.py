@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import torch
 from sparsetir.bench.training.networks import initialise
-from sparsetir.bench.training.problems import Problem
+from sparsetir.bench.training.problems import NodeProblem
 from sparsetir.bench.training.ways import Contender
 from sparsetir.errors import ArgumentError
 from sparsetir.utils.memory import CLEAR, forget_peak, resident
@@ -31,7 +31,7 @@ class Training:
     Parameters
     ----------
     contender : Contender
-    problem : Problem
+    problem : NodeProblem
     seed : int
         Networks of a kind begin alike with the same one.
     rate : float
@@ -43,7 +43,7 @@ class Training:
         Of all epochs so far, each before its step.
     """
 
-    def __init__(self, contender: Contender, problem: Problem, *, seed: int = 0, rate: float = 0.01) -> None:
+    def __init__(self, contender: Contender, problem: NodeProblem, *, seed: int = 0, rate: float = 0.01) -> None:
         self.problem, self.contender = problem, contender
         self.losses: list[float] = []
         initialise(contender.network, seed)
@@ -88,7 +88,7 @@ class Trained(Protocol):
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """One training.
 
     Parameters
@@ -110,7 +110,7 @@ class Run:
 
 def side_by_side(
     trainings: Mapping[str, Trained], epochs: int, *, clock: Callable[[], float] | None = None
-) -> dict[str, Run]:
+) -> dict[str, TrainingRun]:
     """Train all of them, an epoch of each in turn.
 
     Parameters
@@ -129,7 +129,7 @@ def side_by_side(
     if epochs < 1:
         raise ArgumentError(f"expected one epoch or more, found {epochs}")
     times = in_turn({name: training.epoch for name, training in trainings.items()}, epochs, clock=clock)
-    return {name: Run(made.losses, times[name], made.accuracy()) for name, made in trainings.items()}
+    return {name: TrainingRun(made.losses, times[name], made.accuracy()) for name, made in trainings.items()}
 
 
 def in_turn(
@@ -147,7 +147,7 @@ def in_turn(
     return {name: Timing.of(samples) for name, samples in seconds.items()}
 
 
-def difference(runs: Mapping[str, Run]) -> float:
+def difference(runs: Mapping[str, TrainingRun]) -> float:
     """Return the largest difference of two losses of an epoch, relative to the loss where that is above one."""
     curves = [run.losses for run in runs.values()]
     return max((max(step) - min(step)) / max(1.0, max(map(abs, step))) for step in zip(*curves, strict=True))
@@ -196,7 +196,7 @@ def quietly() -> None:
 HEAD = ("ms an epoch", "spread", "ratio", "peak MB", "loss", "accuracy")
 
 
-def cells(runs: Mapping[str, Run], ours: str) -> list[list[str]]:
+def cells(runs: Mapping[str, TrainingRun], ours: str) -> list[list[str]]:
     """Return a row for each of them; the ratio is its time over ours."""
     least = runs[ours].timing.median
     rows = []
@@ -211,8 +211,8 @@ def cells(runs: Mapping[str, Run], ours: str) -> list[list[str]]:
 __all__ = [
     "CLOSE",
     "HEAD",
-    "Run",
     "Training",
+    "TrainingRun",
     "added",
     "apart",
     "cells",

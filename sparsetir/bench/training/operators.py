@@ -11,7 +11,7 @@ import numpy as np
 
 import torch
 from sparsetir.bench.training import measure
-from sparsetir.bench.training.problems import Problem
+from sparsetir.bench.training.problems import NodeProblem
 from sparsetir.torch import Graph, SparseLinear
 from sparsetir.workloads.reference import WrongResultError
 from torch import Tensor
@@ -35,7 +35,7 @@ def passes(forward: Callable[..., Tensor], *inputs: Tensor) -> Call:
     return call
 
 
-def cases(problem: Problem, features: int) -> dict[str, dict[str, Call]]:
+def cases(problem: NodeProblem, features: int) -> dict[str, dict[str, Call]]:
     """Each operator in both ways, on operands that are alike."""
     graph, matrix = Graph(problem.adjacency).weighted(None), problem.adjacency
     indptr, indices = (torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices))
@@ -74,7 +74,7 @@ def layers() -> dict[str, Call]:
     return {OURS: step(sparse), TORCH: step(dense)}
 
 
-def rows(problem: Problem, features: int, rounds: int, *, cpu: bool = False) -> list[list[str]]:
+def rows(problem: NodeProblem, features: int, rounds: int, *, cpu: bool = False) -> list[list[str]]:
     """Return a row of a table for each operator.
 
     Raises

@@ -31,7 +31,7 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class NodeProblem:
     """Nodes of a graph, some of whose classes are known.
 
     Parameters
@@ -76,7 +76,7 @@ class Problem:
         return f"{self.name}: {self.x.shape[0]:,} nodes, {self.adjacency.nnz:,} edges"
 
 
-def load(name: str, *, features: int = 64, classes: int = 8, seed: int = 0) -> Problem:
+def load(name: str, *, features: int = 64, classes: int = 8, seed: int = 0) -> NodeProblem:
     """Return a graph by its name.
 
     Parameters
@@ -111,7 +111,7 @@ def load(name: str, *, features: int = 64, classes: int = 8, seed: int = 0) -> P
     train_count = order.numel() // 2
     y = _classes(adjacency, x, classes, rng)
     parts = (torch.from_numpy(x), torch.from_numpy(y), order[:train_count], order[train_count:])
-    return Problem(name, adjacency, *parts, relations)
+    return NodeProblem(name, adjacency, *parts, relations)
 
 
 def available() -> list[str]:
@@ -188,4 +188,4 @@ def _classes(adjacency: sp.csr_array, x: Array, classes: int, rng: np.random.Gen
     return np.asarray(scores.argmax(axis=1), np.int64)
 
 
-__all__ = ["FAMILIES", "FILES", "Problem", "available", "load", "usual"]
+__all__ = ["FAMILIES", "FILES", "NodeProblem", "available", "load", "usual"]

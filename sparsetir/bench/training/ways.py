@@ -18,7 +18,7 @@ import scipy.sparse as sp
 
 import torch
 from sparsetir.bench.training.networks import GAT, GCN, RGCN, SAGE, GATv2, Inputs, Neighbours, Network
-from sparsetir.bench.training.problems import Problem
+from sparsetir.bench.training.problems import NodeProblem
 from sparsetir.errors import ArgumentError
 from sparsetir.torch import Graph, patch_pyg
 from torch import nn
@@ -100,7 +100,7 @@ def has_compiler() -> bool:
     return any(which(name) for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name)
 
 
-def make(way: str, spec: Spec, problem: Problem) -> Contender:
+def make(way: str, spec: Spec, problem: NodeProblem) -> Contender:
     """Return a network on a graph."""
     if way in (OURS, TORCH):
         structure = _graph if way == OURS else _matrix
@@ -137,14 +137,14 @@ def _matrix(matrix: sp.csr_array, reduce: str) -> Callable[[Any], Any]:
     return lambda x: torch.sparse.mm(tensor, x, "amax")
 
 
-def _inputs(spec: Spec, problem: Problem, structure: Structure) -> Inputs:
+def _inputs(spec: Spec, problem: NodeProblem, structure: Structure) -> Inputs:
     """Features of which few are not zero as a sparse matrix, where a layer multiplies them with a weight first."""
     if spec.kind not in FIRST or torch.count_nonzero(problem.x) > SPARSE * problem.x.numel():
         return problem.x
     return structure(sp.csr_array(problem.x.numpy()), "sum")
 
 
-def _by_products(spec: Spec, problem: Problem, structure: Structure) -> Network:
+def _by_products(spec: Spec, problem: NodeProblem, structure: Structure) -> Network:
     kind, sizes = spec.kind, (problem.x.shape[1], spec.hidden, problem.classes)
     if kind == "gcn":
         product = structure(normalised(problem.adjacency), "sum")
@@ -181,7 +181,7 @@ def normalised(adjacency: sp.csr_array) -> sp.csr_array:
     return sp.csr_array(root @ loops @ root).astype(np.float32)
 
 
-def by_relation(problem: Problem) -> tuple[sp.csr_array, sp.csr_array, list[int]]:
+def by_relation(problem: NodeProblem) -> tuple[sp.csr_array, sp.csr_array, list[int]]:
     """Two matrices: to the pairs of relation and target that there are, and from them to the targets.
 
     The third are the numbers of pairs of each relation.
@@ -199,7 +199,7 @@ def by_relation(problem: Problem) -> tuple[sp.csr_array, sp.csr_array, list[int]
 # ------------------------------------------------------------------ torch_geometric
 
 
-def _by_layers(spec: Spec, problem: Problem, *, is_cached: bool) -> Network:
+def _by_layers(spec: Spec, problem: NodeProblem, *, is_cached: bool) -> Network:
     from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, RGCNConv, SAGEConv
 
     index: Any = problem.edge_index

@@ -132,7 +132,7 @@ class Guard:
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class AccessSite:
     """One load or store.
 
     ``path`` has the loops, blocks and conditional statements around it, outermost first.
@@ -166,7 +166,7 @@ class Site:
         """Name of the innermost block."""
         return str(self.blocks[-1].block.name_hint)
 
-    def is_beside(self, site: Site) -> bool:
+    def is_beside(self, site: AccessSite) -> bool:
         """Return whether `site` has the same innermost block."""
         return bool(self.blocks[-1].same_as(site.blocks[-1]))
 
@@ -184,7 +184,7 @@ class Site:
         return expr
 
 
-def loops_of_blocks(site: Site) -> Iterator[tuple[tirx.For, s_tir.SBlockRealize]]:
+def loops_of_blocks(site: AccessSite) -> Iterator[tuple[tirx.For, s_tir.SBlockRealize]]:
     """Yield each loop around an access with the next block inside the loop."""
     loops: list[tirx.For] = []
     for node in site.path:
@@ -195,7 +195,7 @@ def loops_of_blocks(site: Site) -> Iterator[tuple[tirx.For, s_tir.SBlockRealize]
             loops = []
 
 
-def places(accesses: Sequence[Site]) -> list[Site]:
+def places(accesses: Sequence[AccessSite]) -> list[AccessSite]:
     """Return one access for each distinct place and set of conditions."""
     return list({site.place: site for site in reversed(accesses)}.values())[::-1]
 
@@ -206,9 +206,9 @@ def common(a: Sequence[Any], b: Sequence[Any]) -> int:
     return next((n for n, (x, y) in pairs if not x.same_as(y)), min(len(a), len(b)))
 
 
-class _Walk:
+class _SiteCollector:
     def __init__(self) -> None:
-        self.found: list[Site] = []
+        self.found: list[AccessSite] = []
         self.path: list[Node] = []
         self.guards: list[Guard] = []
         self.views: dict[Var, Any] = {}
@@ -281,7 +281,7 @@ class _Walk:
             starts = [r.min for r in region.region]
             inner = [const(0)] * (len(starts) - len(indices)) + list(indices)
             buffer, indices = region.source, [s + i for s, i in zip(starts, inner, strict=True)]
-        self.found.append(Site(buffer, list(indices), value, tuple(self.path), tuple(self.guards)))
+        self.found.append(AccessSite(buffer, list(indices), value, tuple(self.path), tuple(self.guards)))
 
     def _load(self, node: ir.TensorLoad, mutator: Any) -> ir.TensorLoad:
         mutator.default_mutate(node)
@@ -309,9 +309,9 @@ def caches(func: tirx.PrimFunc) -> list[Var]:
 
 
 @functools.lru_cache(maxsize=1)  # Consecutive checks request the accesses of the same function.
-def sites(func: tirx.PrimFunc) -> list[Site]:
+def sites(func: tirx.PrimFunc) -> list[AccessSite]:
     """Collect the loads and stores of a function in execution order."""
-    walk = _Walk()
+    walk = _SiteCollector()
     walk.walk(func.body)
     return walk.found
 
@@ -328,8 +328,8 @@ class Cover:
     """Elements of the cache `buffer` that `first` stores, compared with those that `reader` loads."""
 
     buffer: Var
-    first: Site
-    reader: Site
+    first: AccessSite
+    reader: AccessSite
 
     @property
     def is_whole(self) -> bool:

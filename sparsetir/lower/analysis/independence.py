@@ -27,7 +27,7 @@ from sparsetir.lower.analysis.accesses import uncast
 
 
 @dataclass(frozen=True)
-class Facts:
+class ArrayFacts:
     """Names of arrays with known properties: row pointers never decrease, `distinct` arrays have no repeated values.
 
     Arrays in `fibers`, as name:size, have no repeated values within each group of that many entries.
@@ -39,7 +39,7 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class ScopedAccess:
     """One access: its subscripts (None if the whole array is read), and the loops and guards around it in the step."""
 
     buffer: Var
@@ -48,11 +48,11 @@ class Site:
     guards: tuple[ir.Expr, ...]
 
 
-class _Walk:
+class _AccessCollector:
     """Collector of the accesses of a step and the arrays that it writes."""
 
     def __init__(self) -> None:
-        self.found: list[Site] = []
+        self.found: list[ScopedAccess] = []
         self.written: dict[Var, None] = {}
         self.inside: set[Var] = set()
         self.moving: list[Var] = []
@@ -73,7 +73,7 @@ class _Walk:
 
     def _note(self, buffer: Var, indices: Sequence[ir.Expr] | None) -> None:
         subscripts = None if indices is None else list(indices)
-        self.found.append(Site(buffer, subscripts, tuple(self.loops), tuple(self.guards)))
+        self.found.append(ScopedAccess(buffer, subscripts, tuple(self.loops), tuple(self.guards)))
 
     def _for(self, node: tirx.For, _mutator: Any) -> tirx.For:
         self.visit(node.extent)
@@ -169,7 +169,7 @@ def is_one_to_one(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range]) -> bo
     return len(iter_map.indices) > 0
 
 
-def are_different(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range], facts: Facts) -> bool:
+def are_different(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range], facts: ArrayFacts) -> bool:
     """Return whether different values of the variables of `ranges` subscript different elements.
 
     An array read in a subscript may have repeated values, unless `facts` lists it as distinct (in each fiber).
@@ -179,7 +179,7 @@ def are_different(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range], facts
     return bool(exact) and is_one_to_one(exact, ranges)
 
 
-def _entry(index: ir.Expr, ranges: dict[Var, ir.Range], facts: Facts) -> ir.Expr:
+def _entry(index: ir.Expr, ranges: dict[Var, ir.Range], facts: ArrayFacts) -> ir.Expr:
     """Replace a load from an index array by its subscript if the steps load no value twice."""
     if not isinstance(index, ir.TensorLoad) or len(index.indices) != 1:
         return index
@@ -201,10 +201,10 @@ def _is_in_one(place: ir.Expr, size: int, ranges: dict[Var, ir.Range]) -> bool:
 class _Steps:
     """Steps of one loop, with their accesses."""
 
-    def __init__(self, loop: tirx.For, facts: Facts) -> None:
+    def __init__(self, loop: tirx.For, facts: ArrayFacts) -> None:
         self.loop, self.step, self.facts = loop, loop.loop_var, facts
         self.range = {self.step: ir.Range.from_min_extent(loop.min, loop.extent)}
-        self.walk = _Walk()
+        self.walk = _AccessCollector()
         self.walk.visit(loop.body)
 
     def shared(self) -> Var | None:
@@ -216,7 +216,7 @@ class _Steps:
         sites = [s for s in self.walk.found if s.buffer.same_as(buffer)]
         return buffer not in self.walk.inside and not self._are_apart(sites)
 
-    def _are_apart(self, sites: list[Site]) -> bool:
+    def _are_apart(self, sites: list[ScopedAccess]) -> bool:
         places = [s.indices for s in sites if s.indices is not None]
         if len(places) < len(sites):
             return False
@@ -241,7 +241,7 @@ class _Steps:
         """Return whether subscripts that are constant within a step differ between steps."""
         return are_different(indices, self.range, self.facts)
 
-    def _is_block(self, sites: list[Site], column: list[ir.Expr]) -> bool:
+    def _is_block(self, sites: list[ScopedAccess], column: list[ir.Expr]) -> bool:
         """Return whether the steps access consecutive disjoint blocks of equal size."""
         first = uncast(column[0])
         next_step = {self.step: self.step + const(1, str(self.step.ty.dtype))}
@@ -254,7 +254,7 @@ class _Steps:
             return False
         return all(self._lies_within(s, uncast(i) - start, size) for s, i in zip(sites, column, strict=True))
 
-    def _is_fiber(self, sites: list[Site], column: list[ir.Expr]) -> bool:
+    def _is_fiber(self, sites: list[ScopedAccess], column: list[ir.Expr]) -> bool:
         """Return whether each step accesses the positions of a row, or of several rows, of no other step."""
         fibers = [self._fiber(s, i) for s, i in zip(sites, column, strict=True)]
         if any(f is None for f in fibers):
@@ -266,7 +266,7 @@ class _Steps:
             return self._are_different([rows[0]])
         return self._is_block(sites, rows) or self._is_fiber(sites, rows)
 
-    def _fiber(self, site: Site, index: ir.Expr) -> tuple[Var, ir.Expr] | None:
+    def _fiber(self, site: ScopedAccess, index: ir.Expr) -> tuple[Var, ir.Expr] | None:
         """Return the row pointers and the row that contain a position; None if these are unknown."""
         index = uncast(index)
         for begin in collect(index, ir.TensorLoad):
@@ -278,7 +278,7 @@ class _Steps:
                 return begin.source, uncast(row)
         return None
 
-    def _lies_within(self, site: Site, offset: ir.Expr, size: ir.Expr) -> bool:
+    def _lies_within(self, site: ScopedAccess, offset: ir.Expr, size: ir.Expr) -> bool:
         """Return whether ``0 <= offset < size`` at an access."""
         wide, analyzer = Wide(), sym.Analyzer()
         for loop in site.loops:
@@ -296,12 +296,12 @@ def _says(analyzer: Any, guard: ir.Expr, offset: ir.Expr, size: ir.Expr) -> bool
     return isinstance(guard, tirx.LT) and bool(analyzer.can_prove_equal(guard.a - guard.b, offset - size))
 
 
-def shared_array(loop: tirx.For, facts: Facts) -> Var | None:
+def shared_array(loop: tirx.For, facts: ArrayFacts) -> Var | None:
     """Return an array with an element that two steps of a flat loop may access and one writes, or None."""
     return _Steps(loop, facts).shared()
 
 
-def is_shared(buffer: Var, loop: tirx.For, facts: Facts) -> bool:
+def is_shared(buffer: Var, loop: tirx.For, facts: ArrayFacts) -> bool:
     """Return whether two steps of a flat loop may access the same element of an array that the loop writes."""
     return _Steps(loop, facts).shares(buffer)
 
@@ -329,7 +329,7 @@ ARRAY_NAMES = ("tirx.address_of", "tirx.tvm_access_ptr", "tirx.call_pure_extern"
 
 
 @dataclass(frozen=True, eq=False)
-class Access:
+class ArrayAccess:
     """One load or store of an array through a view."""
 
     array: Var
@@ -410,7 +410,7 @@ def _are_apart(parts: list[Any], variables: list[Var], iteration: SpIter, progra
     return all(_tells_apart(group, variables, iteration, moving) for group in groups)
 
 
-def _tells_apart(group: list[Access], variables: list[Var], iteration: SpIter, moving: list[Var]) -> bool:
+def _tells_apart(group: list[ArrayAccess], variables: list[Var], iteration: SpIter, moving: list[Var]) -> bool:
     """Return whether different steps access different elements of the array of `group`."""
     if not all(t.view.same_as(group[0].view) for t in group):
         return False
@@ -427,7 +427,7 @@ def _whole(indices: list[ir.Expr], var: Var) -> int | None:
     return next((n for n, i in enumerate(indices) if i.same_as(var)), None)
 
 
-def _accesses(parts: list[Any], iteration: SpIter, program: Program) -> Iterable[Access]:
+def _accesses(parts: list[Any], iteration: SpIter, program: Program) -> Iterable[ArrayAccess]:
     """Yield the accesses to arrays allocated outside the step."""
     local = _allocated_inside(iteration.block)
     accesses: list[tuple[Var, list[ir.Expr], bool]] = []
@@ -441,10 +441,10 @@ def _accesses(parts: list[Any], iteration: SpIter, program: Program) -> Iterable
         buffer = program.buffers.get(view)
         array = view if buffer is None else buffer.storage
         if view not in local and array not in local:
-            yield Access(array, view, indices, is_store)
+            yield ArrayAccess(array, view, indices, is_store)
 
 
-def _structure(parts: list[Any], iteration: SpIter, touched: list[Access], program: Program) -> set[Var]:
+def _structure(parts: list[Any], iteration: SpIter, touched: list[ArrayAccess], program: Program) -> set[Var]:
     """Return the index arrays of the axes that the steps iterate or search."""
     within = [it for it in program.iterations if any(_holds(part, it) for part in parts)]
     used = {a for it in (iteration, *within) for a in it.axes}
@@ -508,4 +508,4 @@ def _allocated_inside(block: s_tir.SBlock) -> set[Var]:
     return buffers | {v for v, s in views.items() if s in buffers}
 
 
-__all__ = ["Facts", "are_different", "is_one_to_one", "is_shared", "shared_array"]
+__all__ = ["ArrayFacts", "are_different", "is_one_to_one", "is_shared", "shared_array"]

@@ -16,10 +16,10 @@ from sparsetir.ir.rewriting import collect, conjunction, conjuncts, mentions, sa
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.accesses import (
+    AccessSite,
     Atoms,
     Cover,
     Guard,
-    Site,
     caches,
     common,
     equal,
@@ -51,7 +51,7 @@ from sparsetir.lower.loops import with_body
 class _Cache:
     """Accesses to one cache, by their index in execution order."""
 
-    def __init__(self, buffer: Var, accesses: list[Site]) -> None:
+    def __init__(self, buffer: Var, accesses: list[AccessSite]) -> None:
         self.buffer, self.found = buffer, accesses
         self.own = [n for n, s in enumerate(accesses) if s.buffer.same_as(buffer)]
         self.readers = [n for n in self.own if not accesses[n].is_store]
@@ -71,11 +71,11 @@ class _Cache:
         self._check_fresh()
         self._check_kept()
 
-    def _refuse(self, site: Site, does: str, why: str) -> None:
+    def _refuse(self, site: AccessSite, does: str, why: str) -> None:
         message = f"block {site.block} {does} the cache {self.buffer.name} {why}"
         raise ScheduleError(f"{message}; cache what a block initialises and writes whole, or leave the buffer uncached")
 
-    def _check_reached(self, first: Site, reader: Site) -> None:
+    def _check_reached(self, first: AccessSite, reader: AccessSite) -> None:
         """Raise unless the first store is executed wherever the reader reads."""
         shared = common(first.path, reader.path)
         inner = [n for n in first.path[shared:] if isinstance(n, tirx.For)]
@@ -94,7 +94,7 @@ class _Cache:
             if not guard.is_bound and not self._holds(first, guard, depth, reader_conditions):
                 self._refuse(first, "stores to", f"only where {guard.condition}, and the other elements stay unset")
 
-    def _holds(self, first: Site, guard: Guard, depth: int, reader_conditions: list[ir.Expr]) -> bool:
+    def _holds(self, first: AccessSite, guard: Guard, depth: int, reader_conditions: list[ir.Expr]) -> bool:
         condition = first.outwards(guard.condition, guard.depth, depth)
         return any(same(condition, reader_condition) for reader_condition in reader_conditions)
 
@@ -127,7 +127,7 @@ class _Cache:
                     message = f"block {site.block} changes {original.name} while block {self.found[use].block}"
                     raise ScheduleError(f"{message} reads the copy {copy.name} of it; use {original.name} itself")
 
-    def _repeats(self, copied: Site, changed: Site, use: Site) -> bool:
+    def _repeats(self, copied: AccessSite, changed: AccessSite, use: AccessSite) -> bool:
         """Return whether a loop repeats the change and the use without the copy."""
         shared = changed.path[: common(changed.path, use.path)]
         again = len(copied.path[: common(copied.path, shared)])
@@ -147,7 +147,7 @@ def _has_a_step(loop: tirx.For) -> bool:
     return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) > 0
 
 
-def _is_copy(site: Site) -> bool:
+def _is_copy(site: AccessSite) -> bool:
     return isinstance(site.value, ir.TensorLoad)
 
 
@@ -191,7 +191,7 @@ def CheckCaches(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
 class _Range:
     """Ranges of the variables around a copy: block variables are within their domains."""
 
-    def __init__(self, copy: Site) -> None:
+    def __init__(self, copy: AccessSite) -> None:
         self.atoms, self.analyzer = Atoms(), sym.Analyzer()
         self.domains = {iv.var: iv.dom for realize in copy.blocks for iv in realize.block.iter_vars}
         for var, dom in self.domains.items():
@@ -215,7 +215,7 @@ class _Range:
         return base.a in self.domains and equal(self.domains[base.a].extent * base.b, extent)
 
 
-def _always_in_range(copy: Site, lanes: list[Var]) -> bool:
+def _always_in_range(copy: AccessSite, lanes: list[Var]) -> bool:
     """Return whether the elements that the copy's own loops iterate exist for any data."""
     ranges, realize = _Range(copy), copy.blocks[-1]
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
@@ -225,14 +225,14 @@ def _always_in_range(copy: Site, lanes: list[Var]) -> bool:
     return all(ranges.holds(index, extent) for index, extent in subscripts)
 
 
-def _outwards(copy: Site, site: Site) -> list[ir.Expr]:
+def _outwards(copy: AccessSite, site: AccessSite) -> list[ir.Expr]:
     """Return the conditions of an access in the variables that are visible at the copy too, outermost first."""
     shared = common(copy.path, site.path)
     depth = sum(isinstance(n, s_tir.SBlockRealize) for n in copy.path[:shared])
     return [site.outwards(g.condition, g.depth, depth) for g in site.guards]
 
 
-def _visible(condition: ir.Expr, copy: Site, reader: Site) -> bool:
+def _visible(condition: ir.Expr, copy: AccessSite, reader: AccessSite) -> bool:
     """Return whether all variables of a reader's condition are defined at the copy."""
     ahead = reader.path[common(copy.path, reader.path) :]
     hidden = [n.loop_var for n in ahead if isinstance(n, tirx.For)]
@@ -244,7 +244,7 @@ def _holds(condition: ir.Expr, conditions: list[ir.Expr]) -> bool:
     return any(same(condition, candidate) for candidate in conditions)
 
 
-def _decides(conditions: list[ir.Expr], copy: Site, readers: list[Site]) -> bool:
+def _decides(conditions: list[ir.Expr], copy: AccessSite, readers: list[AccessSite]) -> bool:
     """Return whether a condition compares a coordinate that subscripts the copy's source.
 
     An absent coordinate is in no range, so the copy cannot do without such a condition.
@@ -260,7 +260,7 @@ def _decides(conditions: list[ir.Expr], copy: Site, readers: list[Site]) -> bool
     return False
 
 
-def _places(copy: Site, reader: Site) -> list[ir.Expr]:
+def _places(copy: AccessSite, reader: AccessSite) -> list[ir.Expr]:
     """Return the subscripts of the copied element in the variables that the reader's conditions use."""
     depth = sum(isinstance(n, s_tir.SBlockRealize) for n in copy.path[: common(copy.path, reader.path)])
     first = {n.loop_var: const(0, str(n.loop_var.ty.dtype)) for n in _own_loops(copy, [reader])}
@@ -269,13 +269,13 @@ def _places(copy: Site, reader: Site) -> list[ir.Expr]:
     return [analyzer.simplify(place) for place in subscripts]
 
 
-def _own_loops(copy: Site, readers: list[Site]) -> list[tirx.For]:
+def _own_loops(copy: AccessSite, readers: list[AccessSite]) -> list[tirx.For]:
     """Return the loops around the copy but not around any reader."""
     shared = max(common(copy.path, reader.path) for reader in readers)
     return [n for n in copy.path[shared:] if isinstance(n, tirx.For)]
 
 
-def guards_of(copy: Site, readers: list[Site]) -> list[ir.Expr]:
+def guards_of(copy: AccessSite, readers: list[AccessSite]) -> list[ir.Expr]:
     """Return the conditions that all readers share; raise if the copy needs a condition that is not available there."""
     readers = places(readers)
     reader_conditions = [_outwards(copy, reader) for reader in readers]
@@ -321,15 +321,15 @@ class _Caches:
                 return unread
             unread += more
 
-    def copies(self, cache: Var) -> list[Site]:
+    def copies(self, cache: Var) -> list[AccessSite]:
         """Return the stores to a cache that copy an element and are the only store of their block."""
         stores = [s for s in self.found if s.buffer.same_as(cache) and s.blocks]
         return [s for s in stores if isinstance(s.value, ir.TensorLoad) and self.stores[s.blocks[-1]] == 1]
 
-    def readers(self, cache: Var, behind: tuple[Var, ...] = ()) -> list[Site]:
+    def readers(self, cache: Var, behind: tuple[Var, ...] = ()) -> list[AccessSite]:
         """Return the loads of a cache or of copies of it; `behind` are the caches that it is itself a copy of."""
         chain = (*behind, cache)
-        out: list[Site] = []
+        out: list[AccessSite] = []
         for site in self.found:
             if site.buffer.same_as(cache) and not site.is_store:
                 further = [c for c in self.names if any(s.is_beside(site) for s in self.copies(c))]
@@ -340,7 +340,7 @@ class _Caches:
         return out
 
 
-def _nest(copy: Site, readers: list[Site]) -> Var | s_tir.SBlockRealize:
+def _nest(copy: AccessSite, readers: list[AccessSite]) -> Var | s_tir.SBlockRealize:
     """Return the variable of the outermost loop that contains only the copy, or else the copy's block."""
     alone = [n for n in _own_loops(copy, readers) if len(collect(n, s_tir.SBlockRealize)) == 1]
     return alone[0].loop_var if alone else copy.blocks[-1]
@@ -443,7 +443,7 @@ def check_domains(func: tirx.PrimFunc) -> None:
                 raise ScheduleError(f"{message}: blockize before an uneven split is fused, or split evenly")
 
 
-class _Walk:
+class _BoundAdder:
     """Visitor that adds the missing bounds to the predicate of each block."""
 
     def __init__(self) -> None:
@@ -471,6 +471,6 @@ def GuardDomains(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     if not from_dialect(func):
         return func
     check_domains(func)
-    walk = _Walk()
+    walk = _BoundAdder()
     callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
     return with_body(func, structural_mutate(func.body, callbacks))

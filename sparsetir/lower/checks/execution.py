@@ -18,8 +18,8 @@ from sparsetir.errors import ScheduleError
 from sparsetir.ir.rewriting import collect, factors, mentions, product
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.analysis.accesses import Site, caches, has_steps, loops_of_blocks, sites
-from sparsetir.lower.analysis.independence import WIDE, Facts, Wide, is_one_to_one, shared_array
+from sparsetir.lower.analysis.accesses import AccessSite, caches, has_steps, loops_of_blocks, sites
+from sparsetir.lower.analysis.independence import WIDE, ArrayFacts, Wide, is_one_to_one, shared_array
 from sparsetir.lower.annotations import CHUNKS, DISTINCT, INDPTR, ORDERED_MARK, PARALLEL_MARK, from_dialect, names_in
 from sparsetir.lower.loops import PARALLEL, SERIAL, UNROLLED, VECTORIZED, each_loop, with_, with_body
 
@@ -60,7 +60,7 @@ def _summands(expr: ir.Expr) -> list[ir.Expr]:
     return [*_summands(expr.a), *_summands(expr.b)] if isinstance(expr, tirx.Add) else [expr]
 
 
-class Order:
+class LoopOrder:
     """Loops between a block and the block around it, outermost first."""
 
     def __init__(self, loops: Sequence[tirx.For]) -> None:
@@ -141,12 +141,12 @@ def check_order(realize: s_tir.SBlockRealize, loops: Sequence[tirx.For]) -> None
         raise ScheduleError(f"{message}: blockize and transform_block_layout hide it; leave the block as it is")
     loops = [loop for loop in loops if not _is_unit(loop)]
     unbound = [n for n, loop in enumerate(loops) if not mentions(realize.iter_values, [loop.loop_var])]
-    if not Order(loops).is_kept([bound[name] for name in names], unbound):
+    if not LoopOrder(loops).is_kept([bound[name] for name in names], unbound):
         listed = ", ".join(name[1:] for name in names)
         raise ScheduleError(f"{message}: the schedule does not keep that of {listed}; split and fuse keep it")
 
 
-class _Walk:
+class _BlockChecker:
     """Visitor that checks each block against the loops around it."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class _Walk:
 def CheckOrder(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Check the order of steps of every block of a scheduled stage-II function."""
     if from_dialect(func):
-        walk = _Walk()
+        walk = _BlockChecker()
         tvm_ffi.structural_visit(func.body, [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)])
     return func
 
@@ -181,7 +181,7 @@ def CheckOrder(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFu
 # proof becomes serial.
 
 
-def proven(loop: tirx.For, facts: Facts) -> tirx.For:
+def proven(loop: tirx.For, facts: ArrayFacts) -> tirx.For:
     """Annotate a loop whose steps are independent; make a vector loop without a proof serial.
 
     Raises
@@ -206,7 +206,7 @@ def CheckParallel(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     """Check every parallel and vector loop of a function of flat loops."""
     if not from_dialect(func):
         return func
-    facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT))
+    facts = ArrayFacts(names_in(func, INDPTR), names_in(func, DISTINCT))
 
     return each_loop(func, inner=lambda loop: proven(loop, facts))
 
@@ -309,7 +309,7 @@ def CheckForm(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
 CONSTANT = {VECTORIZED: "vectorize", UNROLLED: "unroll"}
 
 
-class _Loops:
+class _ParallelLoops:
     """Visitor of loops that keeps the enclosing parallel loop, if any."""
 
     def __init__(self) -> None:
@@ -346,7 +346,7 @@ class _Loops:
 def CheckLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Check the kind and nesting of every loop of a scheduled stage-II function."""
     if from_dialect(func):
-        structural_mutate(func.body, [(tirx.For, _Loops().on_for)])
+        structural_mutate(func.body, [(tirx.For, _ParallelLoops().on_for)])
     return func
 
 
@@ -397,7 +397,7 @@ def _carries_reduction(loop: tirx.For) -> bool:
     return any(int(iv.iter_type) == REDUCE and mentions(value, [loop.loop_var]) for iv, value in pairs)
 
 
-def check_write(site: Site) -> None:
+def check_write(site: AccessSite) -> None:
     """Raise if a loop around a store may run zero times though there is an element to store."""
     for loop, realize in loops_of_blocks(site):
         used = any(mentions(v, [loop.loop_var]) for v in realize.iter_values)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolution of sparse subscripts: from the coordinates of ``A[i, j]`` to positions in storage.
 
-A `Cursor` holds the current coordinate and position of one iterated axis. `Resolver` turns a list of subscripts into
-storage indices and the conditions under which the coordinate is stored.
+An `AxisCursor` holds the current coordinate and position of one iterated axis. `Resolver` turns a list of subscripts
+into storage indices and the conditions under which the coordinate is stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Conditions = list[ir.Expr]
 
 
 @dataclass(frozen=True, eq=False)
-class Cursor:
+class AxisCursor:
     """Current coordinate and position of an iterated axis, as expressions of the loops' block variables.
 
     ``slot`` is the block variable of the loop that advances it. The position exists where all of ``given`` hold.
@@ -39,7 +39,7 @@ class Cursor:
     above: tuple[ir.Expr, ...] = ()
     slot: Var | None = None
     given: tuple[ir.Expr, ...] = ()
-    members: tuple[Cursor, ...] = ()
+    members: tuple[AxisCursor, ...] = ()
 
     @property
     def coords(self) -> tuple[ir.Expr, ...]:
@@ -51,15 +51,15 @@ class Cursor:
 class Scope:
     """Active cursors by axis and by iteration variable, and the ranges of the variables."""
 
-    by_axis: dict[Axis, Cursor] = field(default_factory=dict)
-    by_var: dict[Var, Cursor] = field(default_factory=dict)
+    by_axis: dict[Axis, AxisCursor] = field(default_factory=dict)
+    by_var: dict[Var, AxisCursor] = field(default_factory=dict)
     ranges: dict[Var, ir.Range] = field(default_factory=dict)
 
     def child(self) -> Scope:
         """Return a copy that inner loops may extend."""
         return Scope(dict(self.by_axis), dict(self.by_var), dict(self.ranges))
 
-    def add(self, var: Var, cursor: Cursor, length: ir.Expr) -> None:
+    def add(self, var: Var, cursor: AxisCursor, length: ir.Expr) -> None:
         """Bind iteration variable `var`, whose coordinate lies in ``[0, length)``."""
         self.by_var[var] = cursor
         self.ranges[var] = ir.Range(const(0, str(length.ty.dtype)), length)
@@ -201,11 +201,11 @@ class Resolver:
         self.slots.append((slot, extent))
         return begin + slot, equal
 
-    def _direct(self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None) -> Cursor | None:
+    def _direct(self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None) -> AxisCursor | None:
         """Return the axis's cursor below the same parent position, if any: its position needs no search."""
         return next((c for c in self._own(axis, subscript) if _same_place(c.parent_pos, parent_pos)), None)
 
-    def _own(self, axis: Axis, subscript: ir.Expr) -> list[Cursor]:
+    def _own(self, axis: Axis, subscript: ir.Expr) -> list[AxisCursor]:
         """Return the cursors of the axis if the subscript is its iteration variable."""
         cursor = self.scope.by_var.get(subscript) if isinstance(subscript, Var) else None
         return [] if cursor is None else [c for c in cursor.members or (cursor,) if c.axis is axis]

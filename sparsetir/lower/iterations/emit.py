@@ -58,11 +58,11 @@ from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.dependence import ordered
 from sparsetir.lower.analysis.independence import init_is_parallel, is_parallel
 from sparsetir.lower.annotations import INIT_MARK, PARALLEL_MARK
-from sparsetir.lower.iterations.access import Conditions, Cursor, Resolver, Scope, assuming, guarded
+from sparsetir.lower.iterations.access import AxisCursor, Conditions, Resolver, Scope, assuming, guarded
 from sparsetir.lower.iterations.nest import (
     REDUCE,
     SPATIAL,
-    Level,
+    NestLevel,
     any_slot,
     extend,
     extend_all,
@@ -206,14 +206,14 @@ class NestEmitter:
             raise LoweringError(f"{message}; sparsetir.build makes functions of the program that compute the pattern")
         needed = ordered(iteration.block.body, iteration, self.facts, self.outer_loops)
         split = InitPlan(iteration, self.program)
-        levels: list[Level] = [Level()]
+        levels: list[NestLevel] = [NestLevel()]
         init_at: int | None = None
         init: tirx.Stmt | None = None
         for n, entry in enumerate(iteration.entries):
             loops, cursors, absent = self._placed(entry, iteration, needed)
             if n == split.prefix:
                 init = self.emit_init(iteration, split)
-                levels += [Level()] if levels[-1].loops else []
+                levels += [NestLevel()] if levels[-1].loops else []
                 init_at = len(levels) - 1
             spatial = "R" not in entry.kinds and (all(a.unique for a in entry.axes) or split.is_own(entry))
             extend_all(levels, loops, absent, SPATIAL if spatial else REDUCE)
@@ -221,7 +221,7 @@ class NestEmitter:
                 self.scope.add(var, cursor, axis.length)
         if split.prefix == len(iteration.entries):
             init = self.emit_init(iteration, split)
-            levels.append(Level())
+            levels.append(NestLevel())
             init_at = len(levels) - 1
         body = self.rewrite(iteration.block.body)
         inner_init = self.initial(iteration) if split.inside else None
@@ -238,7 +238,7 @@ class NestEmitter:
 
     def _placed(
         self, entry: Entry, iteration: SpIter, needed: set[Var]
-    ) -> tuple[list[tuple[ir.Expr, Var]], list[Cursor], Conditions]:
+    ) -> tuple[list[tuple[ir.Expr, Var]], list[AxisCursor], Conditions]:
         """Return an entry's loops with extents, its variables' cursors, and the conditions for a step to be executed.
 
         If a variable of the entry is in `needed`, add the variables of its loops to `needed`.
@@ -257,7 +257,7 @@ class NestEmitter:
     def _assemble(
         self,
         iteration: SpIter,
-        levels: list[Level],
+        levels: list[NestLevel],
         body: tirx.Stmt,
         inner_init: tirx.Stmt | None,
         init: tirx.Stmt | None,
@@ -298,7 +298,7 @@ class NestEmitter:
         """Emit a separate nest that initialises all spatial points of the axes it names that are not yet bound."""
         outer = self.scope
         self.scope = outer.child()
-        levels = [Level()]
+        levels = [NestLevel()]
         first: list[Var] = []  # Variables of the outermost loop.
         by_position = False
         needed = ordered(iteration.block.init, iteration, self.facts, self.outer_loops)

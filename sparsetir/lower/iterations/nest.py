@@ -40,7 +40,7 @@ from sparsetir.ir.rewriting import all_same, collect, conjunction, mentions, sam
 from sparsetir.ir.views import Axis, Entry, cast, const
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.annotations import INIT_MARK, ORDERED_MARK, SCRATCH, STRUCTURE
-from sparsetir.lower.iterations.access import Conditions, Cursor, Scope, fiber_of, guarded, in_range, lookup
+from sparsetir.lower.iterations.access import AxisCursor, Conditions, Scope, fiber_of, guarded, in_range, lookup
 from sparsetir.lower.loops import Update, serial
 
 # Loops of a union or an intersection of axes, and the cursors of its members.
@@ -55,7 +55,7 @@ class Merged:
     """Loops of a merge with their extents, the cursor of its variable, and the conditions for a step to be executed."""
 
     loops: list[tuple[ir.Expr, Var]]
-    cursor: Cursor
+    cursor: AxisCursor
     absent: Conditions
 
 
@@ -91,9 +91,9 @@ class _Member:
         own_coord = cast(coord, self.axis.idtype)
         return lookup(self.axis, self.parent_pos, self.above, own_coord, self.given, (True, True), strategy)
 
-    def cursor(self, coord: ir.Expr, pos: ir.Expr, conditions: Conditions, slot: Var) -> Cursor:
+    def cursor(self, coord: ir.Expr, pos: ir.Expr, conditions: Conditions, slot: Var) -> AxisCursor:
         own_coord = cast(coord, self.axis.idtype)
-        return Cursor(self.axis, own_coord, pos, self.parent_pos, self.above, slot, tuple(conditions))
+        return AxisCursor(self.axis, own_coord, pos, self.parent_pos, self.above, slot, tuple(conditions))
 
 
 def place_merge(entry: Entry, scope: Scope, strategy: str) -> Merged:
@@ -127,7 +127,7 @@ def _intersection(members: Sequence[_Member], name: str, dtype: str, strategy: s
         loops.append((cast(member.count, member.axis.idtype), own_slot))
         absent = [*absent, member.coordinate(own_slot).equal(coord)]
         cursors.append(member.cursor(coord, member.position(own_slot), [], own_slot))
-    return Merged(loops, Cursor(None, coord, slot=slot, members=tuple(cursors)), absent)
+    return Merged(loops, AxisCursor(None, coord, slot=slot, members=tuple(cursors)), absent)
 
 
 # ---------------------------------------------------------------------------------------------- unions
@@ -147,7 +147,7 @@ def _union(members: Sequence[_Member], slot: Var) -> Merged:
     steps = members[0].count
     for member in members[1:]:
         steps = steps + member.count
-    return Merged([(steps, slot)], Cursor(None, coord, slot=slot, members=tuple(cursors)), absent)
+    return Merged([(steps, slot)], AxisCursor(None, coord, slot=slot, members=tuple(cursors)), absent)
 
 
 # Parts of a nest: loop extents of axes, and the construction of loops and blocks around a body.
@@ -157,7 +157,7 @@ SPATIAL, REDUCE = 0, 2
 
 
 @dataclass
-class Level:
+class NestLevel:
     """Loops and block variables of one block of a nest."""
 
     loops: list[tuple[Var, ir.Expr]] = field(default_factory=list)
@@ -169,7 +169,7 @@ class Level:
         return [iv.var for iv in self.iter_vars]
 
 
-def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
+def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[AxisCursor], Conditions]:
     """Return the loop extent, block variable, cursors and presence conditions of one entry in `scope`."""
     if entry.is_fused:
         return _place_fused(entry)
@@ -181,10 +181,10 @@ def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Condi
     pos = axis.position(at, slot, above)
     coord = axis.coordinate(pos, slot, above)
     absent = in_range(coord, axis.length) if axis.may_be_absent else []
-    return extent, slot, [Cursor(axis, coord, pos, parent_pos, tuple(above), slot)], absent
+    return extent, slot, [AxisCursor(axis, coord, pos, parent_pos, tuple(above), slot)], absent
 
 
-def any_slot(entry: Entry, scope: Scope) -> tuple[Cursor, Conditions]:
+def any_slot(entry: Entry, scope: Scope) -> tuple[AxisCursor, Conditions]:
     """Return the cursor at slot 0 of an axis, and the conditions for its fiber to exist.
 
     It serves axes below whose coordinates repeat in every slot, and exist even if the fiber has no slots.
@@ -193,7 +193,7 @@ def any_slot(entry: Entry, scope: Scope) -> tuple[Cursor, Conditions]:
     parent_pos, above, parent_conditions = parent_of(axis, entry.attached_to, scope)
     at, slot = const(0, axis.idtype) if parent_pos is None else parent_pos, const(0, axis.idtype)
     pos = axis.position(at, slot, above)
-    cursor = Cursor(axis, axis.coordinate(pos, slot, above), pos, parent_pos, tuple(above))
+    cursor = AxisCursor(axis, axis.coordinate(pos, slot, above), pos, parent_pos, tuple(above))
     return cursor, parent_conditions
 
 
@@ -234,14 +234,14 @@ def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple
     return pos, (*above, coord), [*parent_conditions, *conditions]
 
 
-def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
+def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[AxisCursor], Conditions]:
     """Place one loop over the stored positions of a chain of axes; search the outer positions from the innermost."""
     last = entry.axes[-1]
     flat = Var("v" + str(entry.vars[-1].name), ir.PrimType(last.idtype))
     positions: list[ir.Expr] = [flat]
     for axis in reversed(entry.axes[1:]):
         positions.insert(0, fiber_of(axis, positions[0]))
-    cursors: list[Cursor] = []
+    cursors: list[AxisCursor] = []
     above: tuple[ir.Expr, ...] = ()
     absent: Conditions = []
     parent_pos: ir.Expr | None = None
@@ -250,17 +250,17 @@ def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
         slot = pos if axis.kind == "dense_fixed" else pos - axis.begin(at, above)
         coord = axis.coordinate(pos, slot, above)
         absent += in_range(coord, axis.length) if axis.may_be_absent else []
-        cursors.append(Cursor(axis, coord, pos, parent_pos, above, flat))
+        cursors.append(AxisCursor(axis, coord, pos, parent_pos, above, flat))
         above, parent_pos = (*above, coord), pos
     return cast(last.count, last.idtype), flat, cursors, absent
 
 
-def realize(block: s_tir.SBlock, level: Level) -> s_tir.SBlockRealize:
+def realize(block: s_tir.SBlock, level: NestLevel) -> s_tir.SBlockRealize:
     """Return a block with the variables of the loops around it as values."""
     return s_tir.SBlockRealize([v for v, _ in level.loops], tirx.const(True, "bool"), block)
 
 
-def order_note(level: Level, loops: list[Var], needed: set[Var]) -> dict[str, list[str]]:
+def order_note(level: NestLevel, loops: list[Var], needed: set[Var]) -> dict[str, list[str]]:
     """Return the annotation of a block's variables that must keep their order, including the program's `loops`."""
     own_names = [str(v.name) for v in level.block_vars if v in needed]
     names = ["v" + str(v.name) for v in loops if v in needed] + own_names
@@ -280,7 +280,7 @@ def where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> t
     return tirx.BufferStore(body.buffer, guarded(present, body.value, old), body.indices)
 
 
-def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var], needed: set[Var]) -> s_tir.SBlockRealize:
+def realize_inside(block: s_tir.SBlock, level: NestLevel, loops: list[Var], needed: set[Var]) -> s_tir.SBlockRealize:
     """Realize a block that takes the enclosing program loops' variables as block variables, as TVM requires.
 
     Variables in `needed` are annotated as those that must keep their order.
@@ -303,7 +303,7 @@ def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var], needed: 
     return s_tir.SBlockRealize([*used, *(v for v, _ in level.loops)], tirx.const(True, "bool"), fresh)
 
 
-def wrap(body: tirx.Stmt, level: Level) -> tirx.Stmt:
+def wrap(body: tirx.Stmt, level: NestLevel) -> tirx.Stmt:
     """Wrap `body` in the loops of a level."""
     for var, extent in reversed(level.loops):
         # TVM's parser simplifies extents, so the simplified form makes the printed text parse to an equal function.
@@ -316,30 +316,32 @@ def spatial_pairs(entry: Entry) -> list[tuple[Var, Axis]]:
     return [(v, a) for v, a, k in zip(entry.vars, entry.domains, entry.kinds, strict=True) if k == "S"]
 
 
-def walk_coordinates(var: Var, axis: Axis) -> tuple[ir.Expr, Var, Cursor]:
+def walk_coordinates(var: Var, axis: Axis) -> tuple[ir.Expr, Var, AxisCursor]:
     """Return the loop extent, block variable and cursor of a loop over all coordinates of an axis, stored or not."""
     slot = Var("v" + str(var.name), ir.PrimType(axis.idtype))
-    cursor = Cursor(axis, slot, slot, slot=slot) if axis.kind == "dense_fixed" else Cursor(None, slot, slot=slot)
+    cursor = (
+        AxisCursor(axis, slot, slot, slot=slot) if axis.kind == "dense_fixed" else AxisCursor(None, slot, slot=slot)
+    )
     return cast(axis.length, axis.idtype), slot, cursor
 
 
-def extend_all(levels: list[Level], loops: Sequence[tuple[ir.Expr, Var]], absent: Conditions, kind: int) -> None:
+def extend_all(levels: list[NestLevel], loops: Sequence[tuple[ir.Expr, Var]], absent: Conditions, kind: int) -> None:
     """Add the loops of one entry; its steps are executed where all conditions in `absent` hold."""
     for extent, slot in loops:
         extend(levels, extent, slot, absent if slot is loops[-1][1] else [], kind)
 
 
-def extend(levels: list[Level], extent: ir.Expr, slot: Var, absent: Conditions, kind: int) -> None:
+def extend(levels: list[NestLevel], extent: ir.Expr, slot: Var, absent: Conditions, kind: int) -> None:
     """Add a loop; begin a new block if its extent depends on a variable of the current one."""
     if mentions(extent, levels[-1].block_vars):
-        levels.append(Level())
+        levels.append(NestLevel())
     domain = ir.Range(const(0, str(slot.ty.dtype)), extent)
     levels[-1].loops.append((Var(str(slot.name)[1:], slot.ty), extent))
     levels[-1].iter_vars.append(tirx.IterVar(domain, slot, kind))
     levels[-1].predicates += absent
 
 
-def old_value(body: tirx.Stmt, levels: list[Level]) -> tirx.Stmt | None:
+def old_value(body: tirx.Stmt, levels: list[NestLevel]) -> tirx.Stmt | None:
     """Return ``c[vi] = c[vi]`` as the initialisation of a body that accumulates into existing values, else None.
 
     With an initialisation, TVM's schedule recognises the block as a reduction.

@@ -13,12 +13,12 @@ from tvm.ir import Var
 
 from sparsetir.ir.rewriting import collect, factors, get, mentions, product, put, renewed, same, seq, substitute
 from sparsetir.ir.views import accesses, const
-from sparsetir.lower.annotations import HELD, PANEL, PREFETCH, asks, refused
+from sparsetir.lower.annotations import HELD, PANEL, PREFETCH, has_annotation, refused
 from sparsetir.lower.loops import each_loop, serial, unrolled, vectorized, with_, without
 from sparsetir.lower.target.half_floats import HALVES
 from sparsetir.lower.vector.loop_transforms import match, vector_loops
 from sparsetir.lower.vector.memory_hints import ahead, fetch, gathers, line_starts
-from sparsetir.lower.vector.vectorize import GROUP, Dot, around, scaled, totals
+from sparsetir.lower.vector.vectorize import GROUP, DotSum, around, scaled, totals
 
 # Column loops below a row loop, and the test of whether they may run one panel of columns at a time.
 #
@@ -73,7 +73,7 @@ class ColumnLoop:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class ColumnLoops:
     """Column loops of equal width below a row loop, which write every result only at their own columns."""
 
     rows: tirx.For
@@ -83,7 +83,7 @@ class Columns:
     results: dict[Var, int] = field(default_factory=dict)  # The dimension of the columns of each result.
 
     @classmethod
-    def of(cls, rows: tirx.For) -> Columns | None:
+    def of(cls, rows: tirx.For) -> ColumnLoops | None:
         """Collect the column loops of `rows`; return None if none is annotated or columns depend on each other."""
         marked = [f for f in collect(rows.body, tirx.For) if PANEL in f.annotations]
         tiled = [column for f in marked if (column := ColumnLoop.of(f)) is not None]
@@ -170,7 +170,7 @@ class Shared:
     """
 
     outer: tirx.For
-    dot: Dot
+    dot: DotSum
     row: ir.Expr
     gathered: ir.Expr
     size: int
@@ -228,7 +228,7 @@ def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int) -> tir
 
     checks, value = scaled(inside, total, member, group, unfactored)
     finish = tirx.BufferStore(dot.store.buffer, of(shared.before(part)) + value, [of(i) for i in dot.store.indices])
-    prefetches = _fetches(shared, part, of) if asks(shared.outer, PREFETCH) else []
+    prefetches = _fetches(shared, part, of) if has_annotation(shared.outer, PREFETCH) else []
     fetches = [each(seq(*prefetches))] if prefetches else []
     alloc = [tirx.AllocBuffer(acc), tirx.AllocBuffer(total)]
     joined = totals(acc, total, group, lanes)
@@ -294,4 +294,4 @@ def BlockRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
     return each_loop(func, outer=hold, inner=lambda loop: refused(loop, HELD, why))
 
 
-__all__ = ["BlockRegisters", "ColumnLoop", "Columns", "hold"]
+__all__ = ["BlockRegisters", "ColumnLoop", "ColumnLoops", "hold"]

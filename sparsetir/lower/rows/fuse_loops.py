@@ -59,7 +59,7 @@ Touched = dict[Var, list[list[ir.Expr]]]  # The subscripts of all accesses to ea
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowSlice:
     """Rows of a step: `size` rows from ``size * step`` on, or from ``size * listed`` for the entry of a sorted list.
 
     `fibers` are the arrays of row pointers, outermost first, between a row and its positions in a shared array.
@@ -69,7 +69,7 @@ class Rows:
     listed: ir.TensorLoad | None = None
     fibers: tuple[Var, ...] = ()
 
-    def same_as(self, rows: Rows) -> bool:
+    def same_as(self, rows: RowSlice) -> bool:
         """Return whether both are the same rows of the same loop."""
         return self.size == rows.size and same(self.listed, rows.listed)
 
@@ -94,11 +94,11 @@ def _fibers(index: ir.Expr, loop: tirx.For, pointers: set[str]) -> tuple[Var, ..
     return None if above is None else (*above, begin.source)
 
 
-def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str], pointers: set[str]) -> Rows | None:
+def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str], pointers: set[str]) -> RowSlice | None:
     """Return the rows that a subscript denotes; None for an unsupported form."""
     fibers = _fibers(index, loop, pointers)
     if fibers:
-        return Rows(1, None, fibers)
+        return RowSlice(1, None, fibers)
     loads = [x for x in collect(index, ir.TensorLoad)]
     step, listed = loop.loop_var, None
     if loads:
@@ -121,7 +121,7 @@ def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str], pointers: set[
     dtype = str(offset.ty.dtype)
     if not analyzer.can_prove(offset >= const(0, dtype)) or not analyzer.can_prove(offset < cast(size, dtype)):
         return None
-    return Rows(int(size), listed)
+    return RowSlice(int(size), listed)
 
 
 def _advances(position: ir.Expr, loop: tirx.For) -> bool:
@@ -148,14 +148,14 @@ def _accesses(loop: tirx.For) -> tuple[Touched, set[Var]]:
     return accesses, written
 
 
-class Run:
+class LoopGroup:
     """Adjacent loops that may iterate the rows together."""
 
     def __init__(self, ascending: set[str], pointers: set[str]) -> None:
         self.ascending = ascending
         self.pointers = pointers
         self.loops: list[tirx.For] = []
-        self.rows: list[Rows] = []
+        self.rows: list[RowSlice] = []
         self.touched: list[Touched] = []
         self.written: set[Var] = set()
 
@@ -175,9 +175,9 @@ class Run:
         self.rows = rows or []
         return True
 
-    def _rows(self, steps: list[tuple[tirx.For, Touched]], shared: set[Var]) -> list[Rows] | None:
+    def _rows(self, steps: list[tuple[tirx.For, Touched]], shared: set[Var]) -> list[RowSlice] | None:
         """Return for each loop the rows common to all its accesses to shared arrays; None if they differ."""
-        common: list[Rows | None] = [None] * len(steps)
+        common: list[RowSlice | None] = [None] * len(steps)
         for buffer in shared:
             rows = self._rows_in(buffer, steps)
             if rows is None:
@@ -189,7 +189,7 @@ class Run:
         resolved = [rows for rows in common if rows is not None]
         return resolved if len(resolved) == len(common) else None
 
-    def _rows_in(self, buffer: Var, steps: list[tuple[tirx.For, Touched]]) -> list[Rows | None] | None:
+    def _rows_in(self, buffer: Var, steps: list[tuple[tirx.For, Touched]]) -> list[RowSlice | None] | None:
         """Return each loop's rows in one dimension of `buffer`, or None if no dimension fits.
 
         The rows of a loop that does not access the array are None.
@@ -202,9 +202,9 @@ class Run:
                 return rows
         return None
 
-    def _rows_at(self, loop: tirx.For, subscripts: list[ir.Expr]) -> Rows | None:
+    def _rows_at(self, loop: tirx.For, subscripts: list[ir.Expr]) -> RowSlice | None:
         """Return the rows that all subscripts in a loop denote; None if they differ."""
-        common: Rows | None = None
+        common: RowSlice | None = None
         for index in subscripts:
             rows = _rows_of(index, loop, self.ascending, self.pointers)
             if rows is None or (common is not None and not (rows.same_as(common) and rows.fibers == common.fibers)):
@@ -263,7 +263,7 @@ class Run:
         return tirx.floordiv(most + const(unit - 1, WIDE), const(unit, WIDE))
 
     @staticmethod
-    def _entry(rows: Rows, loop: tirx.For, step: ir.Expr) -> ir.Expr:
+    def _entry(rows: RowSlice, loop: tirx.For, step: ir.Expr) -> ir.Expr:
         """Return the entry of the list at a step."""
         return substitute(rows.listed, {loop.loop_var: cast(step, str(loop.loop_var.ty.dtype))})
 
@@ -306,7 +306,7 @@ def _may_join(stmt: tirx.Stmt) -> bool:
 def fuse(stmts: list[tirx.Stmt], ascending: set[str], pointers: set[str]) -> list[tirx.Stmt]:
     """Fuse the longest possible runs of row loops in a sequence of statements."""
     out: list[tirx.Stmt] = []
-    run: Run | None = None
+    run: LoopGroup | None = None
 
     def close() -> None:
         if run is not None:
@@ -318,7 +318,7 @@ def fuse(stmts: list[tirx.Stmt], ascending: set[str], pointers: set[str]) -> lis
         close()
         run = None
         if _may_join(stmt):
-            run = Run(ascending, pointers)
+            run = LoopGroup(ascending, pointers)
             run.add(stmt)
         else:
             out.append(stmt)
@@ -346,4 +346,4 @@ def FuseLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
     return with_body(func, body)
 
 
-__all__ = ["FuseLoops", "Run", "fuse"]
+__all__ = ["FuseLoops", "LoopGroup", "fuse"]

@@ -48,7 +48,7 @@ from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import CHUNKS, PANEL, PARALLEL_MARK, refused
 from sparsetir.lower.loops import SERIAL, VECTORIZED, each_loop, loop, serial, with_, without
-from sparsetir.lower.rows.block_registers import ColumnLoop, Columns
+from sparsetir.lower.rows.block_registers import ColumnLoop, ColumnLoops
 from sparsetir.utils.machine import LINE
 
 # Copy a range of columns of an array, in any dimension, to a scratch buffer with columns as its last dimension.
@@ -156,12 +156,12 @@ class Copy:
 # A store of one element of a cache line costs as much as a store of the whole line.
 
 
-def staged_results(columns: Columns) -> dict[Var, int]:
+def staged_results(columns: ColumnLoops) -> dict[Var, int]:
     """Return the column dimension of each result whose last dimension is the row and whose elements are stored once."""
     return {b: d for b, d in columns.results.items() if _is_staged(columns, b, d)}
 
 
-def _is_staged(columns: Columns, buffer: Var, dimension: int) -> bool:
+def _is_staged(columns: ColumnLoops, buffer: Var, dimension: int) -> bool:
     rows, last = columns.rows, len(buffer.ty.shape) - 1
     stores = [s for s in collect(rows.body, tirx.BufferStore) if s.buffer.same_as(buffer)]
     reads = [x for x in collect(rows.body, ir.TensorLoad) if x.source.same_as(buffer)]
@@ -174,7 +174,7 @@ def _is_staged(columns: Columns, buffer: Var, dimension: int) -> bool:
     return is_row and not mentions(fixed, [rows.loop_var, *inner]) and not any(collect(i, ir.TensorLoad) for i in fixed)
 
 
-def _store_loop(columns: Columns, store: tirx.BufferStore) -> tirx.For | None:
+def _store_loop(columns: ColumnLoops, store: tirx.BufferStore) -> tirx.For | None:
     """Return the column loop that executes a store unconditionally for every column of every row, or None."""
     for column in columns.loops:
         if column.loop in _always(columns.rows.body) and _reaches(column, column.loop.body, store):
@@ -202,7 +202,7 @@ def _reaches(column: Any, body: tirx.Stmt, store: tirx.BufferStore) -> bool:
     return False
 
 
-def group(rows: tirx.For, columns: Columns, results: dict[Var, int], first: ir.Expr, count: ir.Expr) -> tirx.For:
+def group(rows: tirx.For, columns: ColumnLoops, results: dict[Var, int], first: ir.Expr, count: ir.Expr) -> tirx.For:
     """Stage the results of the row loop `rows` of the panel of `count` columns from `first` on."""
     index, dtype = rows.loop_var, str(rows.loop_var.ty.dtype)
     least = min(int(DataType(str(b.ty.dtype)).bits) for b in results)
@@ -260,7 +260,7 @@ def _is_start(x: ir.Expr, column: ColumnLoop) -> bool:
     return is_product and x.a.same_as(column.loop.loop_var) and int(x.b) == column.tile
 
 
-def packed_operands(columns: Columns) -> dict[Var, int]:
+def packed_operands(columns: ColumnLoops) -> dict[Var, int]:
     """Return the operands to pack, with the dimension of their columns."""
     dimensions: dict[Var, int] = {}
     inside = {a.buffer for a in collect(columns.rows.body, tirx.AllocBuffer)}
@@ -277,7 +277,7 @@ def packed_operands(columns: Columns) -> dict[Var, int]:
 class Panel:
     """The panel `number` of columns, and the scratch buffers of its packed operands."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: ColumnLoops) -> None:
         self.columns = columns
         self.dtype = str(columns.width.ty.dtype)
         self.number = Var("panel", ir.PrimType(self.dtype))
@@ -348,7 +348,7 @@ class Panel:
 
 def _may_pack(loop: tirx.For) -> tirx.Stmt | None:
     """Emit the loop over panels around a row loop; return None if there is nothing to pack."""
-    columns = Columns.of(loop) if PARALLEL_MARK in loop.annotations else None
+    columns = ColumnLoops.of(loop) if PARALLEL_MARK in loop.annotations else None
     if columns is None:
         return None
     panel = Panel(columns)

@@ -46,7 +46,7 @@ WIDE = "int64"
 NEUTRAL = {tirx.Add: 0.0, tirx.Max: float("-inf"), tirx.Min: float("inf")}
 
 
-class Unfit(Exception):
+class Unsplittable(Exception):
     """Reason why the rows of a loop cannot be split."""
 
 
@@ -69,7 +69,7 @@ def _loads(node: Any, buffer: Var) -> list[ir.TensorLoad]:
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class ReducedArray:
     """Array whose rows are reduced: its row subscript at dimension `at`, and its combiner."""
 
     buffer: Var
@@ -96,7 +96,7 @@ class RowParts:
 
     Loops over the row's entries reduce into results and local arrays by one sum, maximum or minimum each, or set
     elements at the entries' own positions. Around these loops the arrays are initialised, and copied to the results.
-    Any other statement raises `Unfit`.
+    Any other statement raises `Unsplittable`.
     """
 
     def __init__(self, loop: tirx.For, pointers: set[str]) -> None:
@@ -106,7 +106,7 @@ class RowParts:
         self.within = [s for f in self.ragged for s in collect(f.body, tirx.BufferStore)]
         self.around = [s for s in collect(loop.body, tirx.BufferStore) if not any(s.same_as(w) for w in self.within)]
         if any(not isinstance(e.value, tirx.IntImm) for e in collect(loop.body, tirx.Evaluate)):
-            raise Unfit("a row calls something")
+            raise Unsplittable("a row calls something")
         self._check_bound()
         self.reduced = self._reduced()
         self.copied = self._copied()
@@ -130,7 +130,7 @@ class RowParts:
 
         structural_mutate(self.loop.body, [(tirx.For, on_for)])
         if not loops or any(not array.same_as(arrays[0]) for array in arrays):
-            raise Unfit("the entries of a row are not those between two row pointers")
+            raise Unsplittable("the entries of a row are not those between two row pointers")
         return loops, arrays[0]
 
     def _pointer(self, extent: ir.Expr, pointers: set[str]) -> Var | None:
@@ -147,7 +147,7 @@ class RowParts:
     def _check_bound(self) -> None:
         rows = cast(self.loop.extent, WIDE)
         if not sym.Analyzer().can_prove(rows < cast(self.pointer.ty.shape[0], WIDE)):
-            raise Unfit("the loop may have more rows than there are row pointers")
+            raise Unsplittable("the loop may have more rows than there are row pointers")
 
     def _reduced(self) -> dict[Var, type]:
         """Return the arrays that the entries are reduced into, with their combiners."""
@@ -158,7 +158,7 @@ class RowParts:
                 continue
             combiner = _update(store)
             if combiner is None or combiners.get(store.buffer, combiner) is not combiner:
-                raise Unfit(f"{store.buffer.name} is no sum, maximum or minimum of terms")
+                raise Unsplittable(f"{store.buffer.name} is no sum, maximum or minimum of terms")
             combiners[store.buffer] = combiner
         return combiners
 
@@ -186,7 +186,7 @@ class RowParts:
             if source not in self.reduced or source not in self.inside or store.buffer in self.inside:
                 continue
             if self.reduced.setdefault(store.buffer, self.reduced[source]) is not self.reduced[source]:
-                raise Unfit(f"{store.buffer.name} is reduced in two ways")
+                raise Unsplittable(f"{store.buffer.name} is reduced in two ways")
             copies.append(store)
         return copies
 
@@ -194,31 +194,31 @@ class RowParts:
         """Raise unless only updates, copies and initialisations use reduced arrays or store outside the loop."""
         for store in self.around:
             if store.buffer not in self.reduced and store.buffer not in self.inside:
-                raise Unfit(f"{store.buffer.name} is written once a row")
+                raise Unsplittable(f"{store.buffer.name} is written once a row")
         for buffer in self.reduced:
             counted = sum(s.buffer.same_as(buffer) for s in self.within)
             counted += sum(s.value.source.same_as(buffer) for s in self.copied)
             counted += sum(isinstance(s.value, ir.TensorLoad) and s.value.source.same_as(buffer) for s in self._taken())
             if len(_loads(self.loop.body, buffer)) != counted:
-                raise Unfit(f"{buffer.name} is used before the row ends")
+                raise Unsplittable(f"{buffer.name} is used before the row ends")
 
     def _taken(self) -> list[tirx.BufferStore]:
         """Return the initialisations of local arrays by the old value of a result."""
         inits = [s for s in self.around if s.buffer in self.inside and s.buffer in self.reduced]
         return [s for s in inits if isinstance(s.value, ir.TensorLoad) and s.value.source not in self.inside]
 
-    def _result(self, buffer: Var) -> Result:
+    def _result(self, buffer: Var) -> ReducedArray:
         stores = [s for s in (*self.within, *self.around) if s.buffer.same_as(buffer)]
         touched = [list(s.indices) for s in stores] + [list(x.indices) for x in _loads(self.loop.body, buffer)]
         at = [n for n, index in enumerate(touched[0]) if mentions(index, [self.row])]
         moving = [f.loop_var for f in collect(self.loop.body, tirx.For)]
         moving += [b.var for b in collect(self.loop.body, tirx.Bind)] + list(self.inside)
         if len(at) != 1 or mentions(touched[0][at[0]], moving):
-            raise Unfit(f"the row of {buffer.name} is not the loop's")
+            raise Unsplittable(f"the row of {buffer.name} is not the loop's")
         row = touched[0][at[0]]
         if not all(same(indices[at[0]], row) for indices in touched):
-            raise Unfit(f"several rows of {buffer.name} are touched in a step")
-        return Result(buffer, row, at[0], self.reduced[buffer])
+            raise Unsplittable(f"several rows of {buffer.name} are touched in a step")
+        return ReducedArray(buffer, row, at[0], self.reduced[buffer])
 
     # ------------------------------------------------------------------ a part of a row
 
@@ -470,7 +470,7 @@ def BalanceNonzeros(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.P
 # Loops that `RowParts` does not support are left to `BalanceNonzeros`, which splits between rows only.
 
 
-def _nest(result: Result, body: Any) -> tirx.Stmt:
+def _nest(result: ReducedArray, body: Any) -> tirx.Stmt:
     """Emit ``body(others)`` for every element of a row."""
     lanes = [Var("k", ir.PrimType(str(extent.ty.dtype))) for extent in result.others]
     nest = body(list(lanes))
@@ -490,7 +490,7 @@ class Chunks:
         self.carries = {r.buffer: self._carry(r) for r in rows.results}
         self.owner = tirx.decl_buffer([self.count], self.dtype, name="owner", layout=None)
 
-    def _carry(self, result: Result) -> Var:
+    def _carry(self, result: ReducedArray) -> Var:
         """Declare the carry of a result: one row for every chunk."""
         shape = [const(self.count), *result.others]
         return tirx.decl_buffer(shape, str(result.buffer.ty.dtype), name="carry", layout=None)
@@ -542,7 +542,7 @@ class Chunks:
         goes_on = seq(*note, *clear, renewed(part))
         return [self._seek(row), *forget, tirx.IfThenElse(get(self.start) < get(self.stop), goes_on, None)]
 
-    def _clear(self, result: Result, chunk: Var) -> tirx.Stmt:
+    def _clear(self, result: ReducedArray, chunk: Var) -> tirx.Stmt:
         carry = self.carries[result.buffer]
         value = neutral(result.combiner, str(carry.ty.dtype))
         return _nest(result, lambda others: tirx.BufferStore(carry, value, [chunk, *others]))
@@ -555,7 +555,7 @@ class Chunks:
         body = tirx.IfThenElse(owner >= const(0, self.dtype), joins, None)
         return serial(chunk, self.count, body)
 
-    def _join(self, result: Result, chunk: Var, owner: ir.Expr) -> tirx.Stmt:
+    def _join(self, result: ReducedArray, chunk: Var, owner: ir.Expr) -> tirx.Stmt:
         row = substitute(result.row, {self.rows.row: owner})
 
         def combine(others: list[ir.Expr]) -> tirx.Stmt:
@@ -572,7 +572,7 @@ def refusal(loop: tirx.For, pointers: set[str]) -> str | None:
         return "the loop is not shared out"
     try:
         RowParts(loop, pointers)
-    except Unfit as error:
+    except Unsplittable as error:
         return str(error)
     return None
 
@@ -596,10 +596,10 @@ def SplitMergePath(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
 __all__ = [
     "BalanceNonzeros",
     "Chunks",
-    "Result",
+    "ReducedArray",
     "RowParts",
     "SplitMergePath",
-    "Unfit",
+    "Unsplittable",
     "balance",
     "neutral",
     "refusal",

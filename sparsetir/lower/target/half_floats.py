@@ -15,7 +15,7 @@ from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import alloc, collect, is_element, lane_dtype, seq, substitute
 from sparsetir.ir.rules import FLOAT_FUNCTIONS
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.analysis.independence import Facts, is_shared
+from sparsetir.lower.analysis.independence import ArrayFacts, is_shared
 from sparsetir.lower.annotations import DISTINCT, INDPTR, names_in
 from sparsetir.lower.loops import SERIAL, UNROLLED, Update, serial, with_body
 
@@ -325,7 +325,7 @@ def widened(expr: ir.Expr, wide_arrays: dict[Var, Var] | None = None) -> ir.Expr
     return _Promoter(wide_arrays or {}).wide(expr) if _is_half(expr) else expr
 
 
-class _Sums:
+class _RoundedSums:
     """The 16-bit arrays in memory whose elements are updated, and therefore rounded, several times.
 
     An update reads the element that it stores, directly or into a running sum in registers. Several steps of a loop or
@@ -333,7 +333,7 @@ class _Sums:
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:
-        self.facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT))
+        self.facts = ArrayFacts(names_in(func, INDPTR), names_in(func, DISTINCT))
         stores = [s for s in collect(func.body, tirx.BufferStore) if _is_half(s.value)]
         self.begun = {(load.source, s.buffer) for s in stores for load in collect(s.value, ir.TensorLoad)}
         self.running = {s.buffer for s in stores if _is_running(s)}
@@ -403,7 +403,7 @@ def _lent(func: tirx.PrimFunc) -> set[Var]:
 
 def _sums(func: tirx.PrimFunc) -> list[Var]:
     """Return the 16-bit arrays to accumulate in float32, including the function's own arrays of partial sums."""
-    sums = _Sums(func)
+    sums = _RoundedSums(func)
     sums.look(func.body)
     lent = _lent(func) if sums.found else set()
     parts = [part for part, whole in sums.parts.items() if whole in sums.found and part not in sums.found]

@@ -72,7 +72,7 @@ def members_of(call: Call) -> list[Member]:
 
 
 @dataclass
-class Walk:
+class UnionMerge:
     """The merge of the members of a union: the call, the conditions on its path, and the cells of its state.
 
     For each member, ``passed`` is the number of entries before the step and ``slots`` the entry at the step or -1;
@@ -109,14 +109,14 @@ class Walk:
         return [*zeros, *(put(c, const(-1, dtype)) for c in (self.step, *self.slots))]
 
 
-def emit_walk(walk: Walk) -> tirx.Stmt:
+def emit_walk(walk: UnionMerge) -> tirx.Stmt:
     """Emit the statements that compute the coordinate of a step."""
     is_ordered = all(m.is_sorted and m.is_unique for m in walk.members)
     body = _side_by_side(walk) if is_ordered else seq(*_in_turn(walk))
     return tirx.IfThenElse(conjunction(walk.conditions), body, None) if walk.conditions else body
 
 
-def _side_by_side(walk: Walk) -> tirx.Stmt:
+def _side_by_side(walk: UnionMerge) -> tirx.Stmt:
     """Advance the cursors to the step of the call, from the start if they are past it."""
     dtype, step = str(walk.step.ty.dtype), walk.call.args[1]
     zero, one, absent = const(0, dtype), const(1, dtype), const(-1, dtype)
@@ -145,7 +145,7 @@ def _side_by_side(walk: Walk) -> tirx.Stmt:
     return seq(again, tirx.While(get(walk.step) < step, ahead))
 
 
-def _in_turn(walk: Walk) -> list[tirx.Stmt]:
+def _in_turn(walk: UnionMerge) -> list[tirx.Stmt]:
     """Iterate the members one after the other, without coordinates that an earlier member contains.
 
     The first entry of a coordinate is joined with the first ones of all members; a repeated entry is a step alone.

@@ -68,7 +68,7 @@ def _is_fixed(buffer: Var) -> bool:
     return all(isinstance(d, tirx.IntImm) and int(d) <= LARGEST for d in buffer.ty.shape)
 
 
-class _Local:
+class _LocalArray:
     """The start and the extent of the subscripts of one array."""
 
     def __init__(self, buffer: Var, func: tirx.PrimFunc, outer: list[tirx.For], ranges: dict[Var, ir.Range]) -> None:
@@ -104,7 +104,7 @@ class _Local:
         return most + 1 if least >= 0 and most < LARGEST else None
 
 
-def _bounded(buffer: Var, local: _Local) -> bool:
+def _bounded(buffer: Var, local: _LocalArray) -> bool:
     """Return whether to replace the array; raise where that is required but its size is unbounded."""
     is_open = not local.extents or None in local.extents
     if is_open and _is_local(buffer) and not _is_fixed(buffer):
@@ -120,7 +120,7 @@ def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     if not loops_around:
         return func
     ranges = _loops(func)
-    uses = {old: _Local(old, func, outer, ranges) for old, outer in loops_around.items()}
+    uses = {old: _LocalArray(old, func, outer, ranges) for old, outer in loops_around.items()}
     local = {old: use for old, use in uses.items() if _bounded(old, use)}
     shrunk = {old: use.shrunk(old) for old, use in local.items()}
 

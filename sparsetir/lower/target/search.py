@@ -30,9 +30,9 @@ from sparsetir.ir.rewriting import (
 from sparsetir.ir.views import Entry, SpIter, const, substitute_args
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.iterations.access import Scope
-from sparsetir.lower.iterations.nest import SPATIAL, Level, extend, place, realize, where_present, wrap
+from sparsetir.lower.iterations.nest import SPATIAL, NestLevel, extend, place, realize, where_present, wrap
 from sparsetir.lower.loops import PARALLEL, SERIAL, VECTORIZED, binary_search, with_
-from sparsetir.lower.target.merge_loops import Walk, emit_walk
+from sparsetir.lower.target.merge_loops import UnionMerge, emit_walk
 
 # Lower every search to a loop, hoisted out of all loops in which it is invariant.
 #
@@ -59,7 +59,7 @@ from sparsetir.lower.target.merge_loops import Walk, emit_walk
 
 
 @dataclass
-class Search:
+class CoordinateSearch:
     """One search: its call, the conditions on its path, and the cell that holds its result."""
 
     call: Call
@@ -77,17 +77,17 @@ class Frame:
 
     node: tirx.Stmt
     extent: ir.Expr | None = None
-    placed: list[Search | Walk] = field(default_factory=list)
+    placed: list[CoordinateSearch | UnionMerge] = field(default_factory=list)
     starts: list[tirx.Stmt] = field(default_factory=list)
     fingers: list[Var] = field(default_factory=list)
 
     @property
-    def searches(self) -> list[Search]:
-        return [x for x in self.placed if isinstance(x, Search)]
+    def searches(self) -> list[CoordinateSearch]:
+        return [x for x in self.placed if isinstance(x, CoordinateSearch)]
 
     @property
-    def walks(self) -> list[Walk]:
-        return [x for x in self.placed if isinstance(x, Walk)]
+    def walks(self) -> list[UnionMerge]:
+        return [x for x in self.placed if isinstance(x, UnionMerge)]
 
     @cached_property
     def defined(self) -> list[Var]:
@@ -103,7 +103,7 @@ class Frame:
         return {store.buffer for store in collect(self.node, tirx.BufferStore)}
 
 
-def emit_search(search: Search, finger: Var | None) -> list[tirx.Stmt]:
+def emit_search(search: CoordinateSearch, finger: Var | None) -> list[tirx.Stmt]:
     """Emit the statements that leave the result of `search` in its cell."""
     call, dtype = search.call, str(search.cell.ty.dtype)
     kind = dialect.name_of(call)
@@ -124,14 +124,14 @@ def emit_search(search: Search, finger: Var | None) -> list[tirx.Stmt]:
     return [*start, tirx.IfThenElse(conjunction(search.conditions), body, None) if search.conditions else body]
 
 
-def _hit(search: Search, value: Callable[[ir.Expr], ir.Expr], slot: ir.Expr) -> tirx.Stmt:
+def _hit(search: CoordinateSearch, value: Callable[[ir.Expr], ir.Expr], slot: ir.Expr) -> tirx.Stmt:
     """Accept `slot` if it is in the fiber and has the coordinate."""
     _, count, coord = search.call.args[:3]
     equal = tirx.IfThenElse(value(slot).equal(coord), put(search.cell, slot), None)
     return tirx.IfThenElse(slot < count, equal, None)
 
 
-def _bisect(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
+def _bisect(search: CoordinateSearch, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
     dtype = str(search.cell.ty.dtype)
     lo, hi = cell("lo", dtype), cell("hi", dtype)
     _, count, coord = search.call.args[:3]
@@ -139,7 +139,7 @@ def _bisect(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.St
     return [*alloc(lo, hi), put(lo, const(0, dtype)), put(hi, count), narrow, _hit(search, value, get(lo))]
 
 
-def _scan(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
+def _scan(search: CoordinateSearch, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
     dtype = str(search.cell.ty.dtype)
     at = cell("at", dtype)
     _, count, coord = search.call.args[:3]
@@ -149,7 +149,7 @@ def _scan(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt
     return [*alloc(at), put(at, const(0, dtype)), tirx.While(going, step)]
 
 
-def _walk(search: Search, value: Callable[[ir.Expr], ir.Expr], finger: Var) -> list[tirx.Stmt]:
+def _walk(search: CoordinateSearch, value: Callable[[ir.Expr], ir.Expr], finger: Var) -> list[tirx.Stmt]:
     """Scan linearly from the last position, or from the fiber's start if the last position is past the coordinate."""
     dtype = str(search.cell.ty.dtype)
     zero, one = const(0, dtype), const(1, dtype)
@@ -165,7 +165,7 @@ def _walk(search: Search, value: Callable[[ir.Expr], ir.Expr], finger: Var) -> l
     return [clamp, back, *alloc(continues), put(continues, one), loop, _hit(search, value, at)]
 
 
-def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
+def _fiber(search: CoordinateSearch, finger: Var | None) -> list[tirx.Stmt]:
     """Search for the largest row whose first position is not beyond the position searched."""
     dtype = str(search.cell.ty.dtype)
     one = const(1, dtype)
@@ -222,7 +222,7 @@ class FindLowerer:
             for earlier in frame.searches:
                 if same(earlier.call, call) and _weaker(earlier.conditions, guards):
                     return earlier.result
-        search = Search(call, guards, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
+        search = CoordinateSearch(call, guards, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
         self.level_of[search.cell] = level
         self.frames[level].placed.append(search)
         return search.result
@@ -244,13 +244,13 @@ class FindLowerer:
                 floor = max(floor, self._level(_loaded(has_steps)))
         return level, guards
 
-    def _walk(self, call: Call, level: int, guards: list[ir.Expr]) -> Walk:
+    def _walk(self, call: Call, level: int, guards: list[ir.Expr]) -> UnionMerge:
         """Return the merge of a union; its cursors start where its fibers are known, outside of the step loop."""
         for frame in self._in_force(level, call):
             for walk in frame.walks:
                 if all_same(walk.call.args[1:], call.args[1:]) and _weaker(walk.conditions, guards):
                     return walk
-        walk = Walk(call, guards, len(self.level_of))
+        walk = UnionMerge(call, guards, len(self.level_of))
         self.level_of |= dict.fromkeys(walk.cells, level)
         self.frames[level].placed.append(walk)
         fibers = Call(call.op, [call.args[0], const(0, str(call.ty.dtype)), *call.args[2:]], ret_ty=call.ty)
@@ -283,10 +283,10 @@ class FindLowerer:
         cells = [s for f in frame.fingers for s in (*alloc(f), put(f, const(0, str(f.ty.dtype))))]
         return seq(*cells, *frame.starts, *emitted, out)
 
-    def _emitted(self, placed: Search | Walk) -> list[tirx.Stmt]:
-        return [emit_walk(placed)] if isinstance(placed, Walk) else emit_search(placed, self._finger(placed))
+    def _emitted(self, placed: CoordinateSearch | UnionMerge) -> list[tirx.Stmt]:
+        return [emit_walk(placed)] if isinstance(placed, UnionMerge) else emit_search(placed, self._finger(placed))
 
-    def _finger(self, search: Search) -> Var | None:
+    def _finger(self, search: CoordinateSearch) -> Var | None:
         """Return a cell that persists across the loops of one thread, if the search strategy uses one."""
         call = search.call
         if not (
@@ -504,7 +504,7 @@ class Hoister:
 
     def _emit(self, call: Call, entries: list[Entry]) -> ir.Expr:
         """Add the nest that fills a new buffer and return the element that replaces the search."""
-        scope, levels = Scope(), [Level()]
+        scope, levels = Scope(), [NestLevel()]
         renamed: dict[Var, ir.Expr] = {}
         for entry in entries:
             extent, slot, cursors, absent = place(entry, scope)

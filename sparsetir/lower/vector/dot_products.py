@@ -46,7 +46,7 @@ WORD = f"int32x{LANES}"
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class ProductNest:
     """A nest of loops that adds a product to a result: loops outside in, the store, its factors and its guards.
 
     Only `b`, which counts as zero where `b_guard` does not hold, moves along the innermost loop.
@@ -73,7 +73,7 @@ def is_zero(expr: Any) -> bool:
     return isinstance(value, (tirx.IntImm, tirx.FloatImm)) and float(value.value) == 0
 
 
-def parse(loop: tirx.For) -> Product | None:
+def parse(loop: tirx.For) -> ProductNest | None:
     """Return the nest of a loop whose only statement adds a product; None if it is another one."""
     loops, guards, body = [], [], loop
     while isinstance(body, (tirx.For, tirx.IfThenElse)):
@@ -93,7 +93,7 @@ def parse(loop: tirx.For) -> Product | None:
     return _factors(loops, guards, body, term) if is_own and isinstance(term, tirx.Mul) else None
 
 
-def _factors(loops: list[tirx.For], guards: list[Any], store: tirx.BufferStore, term: tirx.Mul) -> Product | None:
+def _factors(loops: list[tirx.For], guards: list[Any], store: tirx.BufferStore, term: tirx.Mul) -> ProductNest | None:
     column = loops[-1].loop_var
     sides = [uncast(term.a), uncast(term.b)]
     if not mentions(sides[1], [column]):
@@ -106,7 +106,7 @@ def _factors(loops: list[tirx.For], guards: list[Any], store: tirx.BufferStore, 
         b_guard, b = b.args[0], uncast(b.args[1])
     if not isinstance(a, ir.TensorLoad) or not isinstance(b, ir.TensorLoad) or mentions(a, [column]):
         return None
-    return Product(loops, store, a, b, guards, b_guard)
+    return ProductNest(loops, store, a, b, guards, b_guard)
 
 
 def as_nest(block: Any) -> tirx.Stmt:
@@ -155,7 +155,7 @@ SIGN_BITS = -0x7F7F7F80  # 0x80808080: turns signed into unsigned bytes, which a
 MAX_SUM_REGISTERS = {"bf16": 16, "int8": 24}
 
 
-class Nest(Product):
+class DotNest(ProductNest):
     """A nest of loops whose innermost one runs along rows of the result and of one factor."""
 
     @property
@@ -184,12 +184,12 @@ class Nest(Product):
         return str(self.store.buffer.ty.dtype)
 
 
-def match(loop: tirx.For) -> Nest | None:
+def match(loop: tirx.For) -> DotNest | None:
     """Match a nest whose innermost loop runs along rows of the result and of one factor."""
     product = parse(loop)
     if product is None:
         return None
-    nest = Nest(**vars(product))
+    nest = DotNest(**vars(product))
     return nest if _fits(nest, nest.columns.loop_var) else None
 
 
@@ -201,7 +201,7 @@ PAIRS = {
 }
 
 
-def _fits(nest: Nest, column: Var) -> bool:
+def _fits(nest: DotNest, column: Var) -> bool:
     dtypes = str(nest.a.source.ty.dtype), str(nest.b.source.ty.dtype)
     if nest.result not in PAIRS.get(dtypes, ()):
         return False
@@ -234,16 +234,16 @@ def match_body(block: Any, kinds: frozenset[str]) -> bool:
     return block.init is not None or found.result != "bfloat16"  # which would be rounded before each sum
 
 
-def is_initial(stmt: tirx.Stmt, nest: Nest) -> bool:
+def is_initial(stmt: tirx.Stmt, nest: DotNest) -> bool:
     """Return whether a statement only sets elements of the result to zero."""
     stores = collect(stmt, tirx.BufferStore)
     return len(stores) == 1 and is_zero(stores[0].value) and stores[0].buffer.same_as(nest.store.buffer)
 
 
-class _Emitter:
+class _DotEmitter:
     """Emitter of the tiles of one nest."""
 
-    def __init__(self, nest: Nest, *, adds: bool) -> None:
+    def __init__(self, nest: DotNest, *, adds: bool) -> None:
         self.adds = adds
         self.nest, self.kind, self.group = nest, nest.kind, nest.group
         self.inner = nest.reduced[-1]
@@ -426,7 +426,7 @@ def UseDotProducts(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
         for stmt in node.seq:
             nest = match(stmt) if isinstance(stmt, tirx.For) and UNIT in stmt.annotations else None
             if nest is not None and out and is_initial(out[-1], nest):
-                out[-1] = _Emitter(nest, adds=False).emit(int(stmt.annotations[UNIT]))
+                out[-1] = _DotEmitter(nest, adds=False).emit(int(stmt.annotations[UNIT]))
             else:
                 out.append(mutator.mutate(stmt))
         return seq(*out)
@@ -434,11 +434,22 @@ def UseDotProducts(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         nest = match(node) if UNIT in node.annotations else None
         if nest is not None and nest.result != "bfloat16":
-            return _Emitter(nest, adds=True).emit(int(node.annotations[UNIT]))
+            return _DotEmitter(nest, adds=True).emit(int(node.annotations[UNIT]))
         changed = mutator.default_mutate(node)
         return refused(changed, UNIT, "it is no sum of products of entries and rows, or rounded again and again")
 
     return with_body(func, structural_mutate(func.body, [(tirx.SeqStmt, on_seq), (tirx.For, on_for)]))
 
 
-__all__ = ["WORD", "Product", "UseDotProducts", "as_nest", "bind", "interleaved", "is_zero", "mask", "parse", "uncast"]
+__all__ = [
+    "WORD",
+    "ProductNest",
+    "UseDotProducts",
+    "as_nest",
+    "bind",
+    "interleaved",
+    "is_zero",
+    "mask",
+    "parse",
+    "uncast",
+]

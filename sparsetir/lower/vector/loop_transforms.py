@@ -26,7 +26,7 @@ from sparsetir.ir.rewriting import (
 )
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate, structural_walk
-from sparsetir.lower.analysis.independence import Facts
+from sparsetir.lower.analysis.independence import ArrayFacts
 from sparsetir.lower.annotations import UNROLL, VECTOR
 from sparsetir.lower.loops import (
     SERIAL,
@@ -473,7 +473,7 @@ def match(loop: tirx.For) -> tuple[int, ir.Expr] | None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ColumnPiece:
     """Neighbouring columns of a pass: the first column, the number of columns, and their place in local arrays."""
 
     first: ir.Expr
@@ -491,7 +491,7 @@ class _Tile:
         """Return the body of a full tile, without checks."""
         return renewed(self._unchecked(body))
 
-    def split(self, body: tirx.Stmt, pieces: Sequence[Piece]) -> tirx.Stmt | None:
+    def split(self, body: tirx.Stmt, pieces: Sequence[ColumnPiece]) -> tirx.Stmt | None:
         """Return the body with a loop for each piece in the place of each vector loop, without checks.
 
         None if the outer variable is used other than multiplied by the tile.
@@ -513,7 +513,7 @@ class _Tile:
 
         return structural_mutate(body, [(tirx.IfThenElse, on_if)])
 
-    def _lanes(self, node: tirx.For, piece: Piece) -> tirx.Stmt:
+    def _lanes(self, node: tirx.For, piece: ColumnPiece) -> tirx.Stmt:
         """Return a vector loop restricted to the columns of one piece."""
         dtype = str(node.loop_var.ty.dtype)
         slot, lane = const(piece.slot, dtype), Var(str(node.loop_var.name), node.loop_var.ty)
@@ -623,7 +623,7 @@ def _is_by_lane(lane: tirx.For, outer: Var, own: set[Var]) -> bool:
 class _Remainder:
     """Emitter of the columns after the last full tile; `is_apart` if it may not share columns with that tile."""
 
-    def __init__(self, tile: int, vector: int, limit: ir.Expr, emit: Callable[[list[Piece]], tirx.Stmt]) -> None:
+    def __init__(self, tile: int, vector: int, limit: ir.Expr, emit: Callable[[list[ColumnPiece]], tirx.Stmt]) -> None:
         self.tile, self.vector, self.limit, self.emit = tile, min(tile, vector), limit, emit
         self.is_apart = False
         self.dtype = str(limit.ty.dtype)
@@ -637,7 +637,7 @@ class _Remainder:
         if isinstance(self.limit, tirx.IntImm):
             return self.emit(self._constant(int(self.limit)))
         begin, most = self.limit - self.rest, self.tile // self.vector
-        stmt: tirx.Stmt = self.emit([Piece(begin, 1)])
+        stmt: tirx.Stmt = self.emit([ColumnPiece(begin, 1)])
         for width in self._widths_below(self.vector, 2):
             one, two = (self.emit(self._pieces(count, width, begin)) for count in (1, 2))
             either = tirx.IfThenElse(self.rest.equal(self.number(width)), one, two)
@@ -653,16 +653,16 @@ class _Remainder:
         """Return the powers of two from `least` to below `width`, ascending."""
         return [1 << n for n in range(least.bit_length() - 1, width.bit_length() - 1)]
 
-    def _pieces(self, count: int, width: int, begin: ir.Expr) -> list[Piece]:
+    def _pieces(self, count: int, width: int, begin: ir.Expr) -> list[ColumnPiece]:
         """Return `count` vectors from `begin` on, the last one at the end of the row; neighbours are merged."""
         pieces, at = [], 0
         while at < count - 1:
             together = 1 << (count - 1 - at).bit_length() - 1
-            pieces.append(Piece(begin + self.number(at * width), together * width, at * width))
+            pieces.append(ColumnPiece(begin + self.number(at * width), together * width, at * width))
             at += together
-        return [*pieces, Piece(self.limit - self.number(width), width, at * width)]
+        return [*pieces, ColumnPiece(self.limit - self.number(width), width, at * width)]
 
-    def _constant(self, limit: int) -> list[Piece]:
+    def _constant(self, limit: int) -> list[ColumnPiece]:
         rest = limit % self.tile
         width = self.vector
         while width > (rest if self.is_apart else limit):
@@ -671,12 +671,12 @@ class _Remainder:
             return self._whole(limit - rest, rest, width)
         return self._pieces(-(-rest // width), width, self.number(limit - rest))
 
-    def _whole(self, begin: int, rest: int, least: int = 1) -> list[Piece]:
+    def _whole(self, begin: int, rest: int, least: int = 1) -> list[ColumnPiece]:
         """Return vectors that cover a constant remainder exactly, the widest first."""
         pieces, at = [], 0
         for width in reversed([1 << n for n in range(rest.bit_length())]):
             if rest & width and width >= least:
-                pieces.append(Piece(self.number(begin + at), width, at))
+                pieces.append(ColumnPiece(self.number(begin + at), width, at))
                 at += width
         return pieces
 
@@ -689,9 +689,9 @@ class _Remainder:
         for width in reversed(self._widths_below(self.tile, NARROWEST)):
             base = tirx.floordiv(self.limit, self.number(2 * width)) * self.number(2 * width)
             odd = tirx.floormod(tirx.floordiv(self.limit, self.number(width)), self.number(2)).equal(self.number(1))
-            stmts.append(tirx.IfThenElse(odd, self.emit([Piece(base, width)]), None))
+            stmts.append(tirx.IfThenElse(odd, self.emit([ColumnPiece(base, width)]), None))
         left = tirx.floormod(self.limit, self.number(min(self.tile, NARROWEST)))
-        stmts.append(tirx.IfThenElse(left > self.number(0), self.emit([Piece(self.limit - left, left)]), None))
+        stmts.append(tirx.IfThenElse(left > self.number(0), self.emit([ColumnPiece(self.limit - left, left)]), None))
         return seq(*stmts)
 
 
@@ -699,7 +699,7 @@ class _IndexedByTile(Exception):
     """The number of the tile is used other than for its first column."""
 
 
-def peel(loop: tirx.For, facts: Facts) -> tirx.Stmt:
+def peel(loop: tirx.For, facts: ArrayFacts) -> tirx.Stmt:
     """Split `loop` into full tiles and one pass over the remainder; return other loops unchanged."""
     vector = int(loop.annotations.get(VECTOR, DEFAULT_VECTOR))
     loop = with_(loop, notes=without(loop, VECTOR))
@@ -714,7 +714,7 @@ def peel(loop: tirx.For, facts: Facts) -> tirx.Stmt:
         is_overlapping = may_overlap(promoted, loop.loop_var)
         body = promoted if is_overlapping else body
 
-    def emit(pieces: list[Piece]) -> tirx.Stmt:
+    def emit(pieces: list[ColumnPiece]) -> tirx.Stmt:
         stmt = rewrite.split(body, pieces)
         if stmt is None:
             raise _IndexedByTile

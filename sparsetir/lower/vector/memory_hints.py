@@ -13,7 +13,7 @@ from tvm.runtime import DataType
 from sparsetir.ir.rewriting import all_same, collect, mentions, seq, substitute
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.annotations import PREFETCH, STREAM, amount, asks, refused
+from sparsetir.lower.annotations import PREFETCH, STREAM, amount, has_annotation, refused
 from sparsetir.lower.loops import VECTORIZED, each_loop, with_, with_body, without
 from sparsetir.utils.machine import LINE
 
@@ -94,7 +94,7 @@ def prefetch(loop: tirx.For) -> tirx.Stmt:
     """Insert a prefetch of each gathered tile at the head of the body of `loop`."""
     lanes = {f.loop_var: f.extent for f in collect(loop.body, tirx.For)}
     fetches: list[tirx.Stmt] = []
-    for load in gathers(loop.body, loop.loop_var) if asks(loop, PREFETCH) else []:
+    for load in gathers(loop.body, loop.loop_var) if has_annotation(loop, PREFETCH) else []:
         further = ahead(load, loop)
         used = [v for v in lanes if any(mentions(i, [v]) for i in further)]
         if len(used) > 1 or any(not isinstance(lanes[v], tirx.IntImm) for v in used):

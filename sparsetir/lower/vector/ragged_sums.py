@@ -34,7 +34,7 @@ from sparsetir.lower.annotations import BLOCK, STRUCTURE, SUM, names_in, refused
 from sparsetir.lower.loops import SERIAL, UNROLLED, VECTORIZED, Update, each_loop, serial, vectorized, with_, with_body
 from sparsetir.lower.target.half_floats import HALVES
 from sparsetir.lower.vector.loop_transforms import hull
-from sparsetir.lower.vector.vectorize import Dot, match, reduced, scaled
+from sparsetir.lower.vector.vectorize import DotSum, match, reduced, scaled
 
 # Sum a ragged row in vectors, with a masked remainder.
 #
@@ -87,7 +87,7 @@ class _Reads:
     computed: list[ir.TensorLoad] = field(default_factory=list)
 
 
-def _reads(dot: Dot, structure: set[str]) -> _Reads | None:
+def _reads(dot: DotSum, structure: set[str]) -> _Reads | None:
     """Classify the loads of a sum; None if one of them cannot be masked."""
     var, reads = dot.loop.loop_var, _Reads()
     for load in collect(dot.term, ir.TensorLoad):
@@ -140,7 +140,7 @@ def _clamp(term: ir.Expr, loads: list[ir.TensorLoad], var: Var) -> ir.Expr:
 class _Sum:
     """Emitter of a sum in vectors of `lanes` elements."""
 
-    def __init__(self, dot: Dot, reads: _Reads) -> None:
+    def __init__(self, dot: DotSum, reads: _Reads) -> None:
         self.dot, self.reads = dot, reads
         self.j, self.lanes, self.kind = dot.loop.loop_var, dot.lanes, str(dot.store.buffer.ty.dtype)
         self.acc = self.array("acc", self.kind)
@@ -248,7 +248,7 @@ def _moving_sizes(load: ir.TensorLoad, var: Var) -> list[ir.Expr]:
     return [n for i, n in zip(load.indices, load.source.ty.shape, strict=True) if mentions(i, [var])]
 
 
-def _emit(dot: Dot, reads: _Reads) -> tirx.Stmt:
+def _emit(dot: DotSum, reads: _Reads) -> tirx.Stmt:
     """Emit a sum in vectors."""
     total = _Sum(dot, reads)
     stmt = seq(*alloc(total.acc), total.clear(), total.steps(), total.finish())
@@ -321,7 +321,7 @@ def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockSum:
     """The sums over blocks that a loop computes: ``store`` adds to one element for each row of a block.
 
     Parameters
@@ -338,7 +338,7 @@ class Block:
     store: tirx.BufferStore
 
     @classmethod
-    def of(cls, outer: tirx.For) -> Block | None:
+    def of(cls, outer: tirx.For) -> BlockSum | None:
         """Match the annotated sums over blocks of a loop; None for other loops."""
         loops: list[tirx.For] = []
         body = outer.body
@@ -368,7 +368,7 @@ class Block:
         return at
 
 
-def _inside(block: Block) -> tuple[list[ir.Expr], ir.Expr] | None:
+def _inside(block: BlockSum) -> tuple[list[ir.Expr], ir.Expr] | None:
     """Return the bounds of whole blocks and the term that is summed where they hold; None if other choices are left."""
     lanes = {f.loop_var: int(f.extent) for f in block.loops}
     hulls: list[ir.Expr] = []
@@ -395,7 +395,7 @@ def _nest(loops: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
     return renewed(body)
 
 
-def _one_by_one(block: Block) -> tirx.Stmt:
+def _one_by_one(block: BlockSum) -> tirx.Stmt:
     """Return the original loops over a block, for one that is partly out of bounds."""
     body: tirx.Stmt = block.store
     for loop in reversed(block.loops):
@@ -405,7 +405,7 @@ def _one_by_one(block: Block) -> tirx.Stmt:
 
 def blocked(outer: tirx.For) -> tirx.Stmt | None:
     """Rewrite a loop to one accumulator for every element of a block; None if it is not a sum over blocks."""
-    block = Block.of(outer)
+    block = BlockSum.of(outer)
     inside = None if block is None else _inside(block)
     if block is None or inside is None:
         return None
@@ -431,7 +431,7 @@ def blocked(outer: tirx.For) -> tirx.Stmt | None:
     return seq(tirx.AllocBuffer(acc), clear, sums, *finish)
 
 
-def _finish(block: Block, acc: Var, row: int, width: int) -> tirx.Stmt:
+def _finish(block: BlockSum, acc: Var, row: int, width: int) -> tirx.Stmt:
     """Add the accumulators of one row of the blocks to its result."""
     at, left = {}, row
     for loop in reversed(block.rows):

@@ -26,7 +26,7 @@ from sparsetir.ir.rewriting import (
 )
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.analysis.independence import Facts, are_different
+from sparsetir.lower.analysis.independence import ArrayFacts, are_different
 from sparsetir.lower.annotations import DISTINCT, FACTOR, FIBERS, INDPTR, names_in, refused
 from sparsetir.lower.loops import (
     PARALLEL,
@@ -73,7 +73,7 @@ MOST_LANES = 1024
 
 
 @dataclass(frozen=True)
-class Site:
+class StoreSite:
     """A store below a loop, the loops that its element depends on, and the guards that hold for all its updates."""
 
     store: tirx.BufferStore
@@ -121,7 +121,7 @@ class _Finder:
         del self.conditions[len(self.conditions) - len(conditions) :]
 
 
-def _sites(loop: tirx.For) -> list[Site] | None:
+def _sites(loop: tirx.For) -> list[StoreSite] | None:
     """Return every store to memory below `loop`; None if one cannot use registers."""
     finder = _Finder(loop)
     finder.stmt(loop.body)
@@ -137,7 +137,7 @@ def _sites(loop: tirx.For) -> list[Site] | None:
         if runs is None:
             return None
         guards = [c for c in [*runs, *conditions] if not mentions(c, [*moving, store.buffer])]
-        sites.append(Site(store, lanes, guards))
+        sites.append(StoreSite(store, lanes, guards))
     return sites
 
 
@@ -159,7 +159,7 @@ def _is_too_wide(lanes: list[tirx.For], inner: list[Var]) -> bool:
     return math.prod(size or 1 for size in sizes) > MOST_LANES
 
 
-def _agree(sites: list[Site], loop: tirx.For) -> bool:
+def _agree(sites: list[StoreSite], loop: tirx.For) -> bool:
     """Return whether all stores update the same elements, which nothing else below the loop accesses."""
     first = sites[0]
     target = first.store.buffer
@@ -189,7 +189,7 @@ def _around(lanes: list[tirx.For], body: tirx.Stmt, guards: list[ir.Expr]) -> ti
     return each_lane(lanes, tirx.IfThenElse(conjunction(guards), body, None) if guards else body)
 
 
-def _initial(stmt: tirx.Stmt, site: Site) -> ir.Expr | None:
+def _initial(stmt: tirx.Stmt, site: StoreSite) -> ir.Expr | None:
     """Return the value that `stmt` sets a site's elements to, in terms of its lanes; None if it does not."""
     lanes: list[tirx.For] = []
     guards: list[ir.Expr] = []
@@ -208,20 +208,20 @@ def _initial(stmt: tirx.Stmt, site: Site) -> ir.Expr | None:
         return None
     if not all(same(a.extent, b.extent) and same(a.min, b.min) for a, b in zip(lanes, site.lanes, strict=True)):
         return None
-    other = Site(stmt, lanes, guards)
+    other = StoreSite(stmt, lanes, guards)
     indices = [other.at(site.lanes, i) for i in stmt.indices]
     held = [other.at(site.lanes, g) for g in guards]
     agree = all_same(indices, list(site.store.indices)) and all_same(held, site.guards)
     return other.at(site.lanes, stmt.value) if agree else None
 
 
-def _are_apart(site: Site, facts: Facts) -> bool:
+def _are_apart(site: StoreSite, facts: ArrayFacts) -> bool:
     """Return whether the lanes of a store have different elements, so that each can have its own register."""
     ranges = {lane.loop_var: ir.Range.from_min_extent(lane.min, lane.extent) for lane in site.lanes}
     return not ranges or are_different(site.store.indices, ranges, facts)
 
 
-def keep(loop: tirx.For, facts: Facts, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
+def keep(loop: tirx.For, facts: ArrayFacts, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
     """Promote the accumulators of `loop` to a local array; None if it does not reduce into few elements.
 
     If the statement `before` is given, the result replaces both; None unless `before` initialises the elements.
@@ -262,7 +262,7 @@ def keep(loop: tirx.For, facts: Facts, before: tirx.Stmt | None = None) -> tirx.
     return tirx.IfThenElse(runs, both, None) if start is None else both
 
 
-def _keep_pairs(stmts: list[tirx.Stmt], facts: Facts) -> list[tirx.Stmt]:
+def _keep_pairs(stmts: list[tirx.Stmt], facts: ArrayFacts) -> list[tirx.Stmt]:
     """Promote accumulators in a sequence where a statement initialises them for the loop after it."""
     out: list[tirx.Stmt] = []
     for stmt in stmts:
@@ -280,12 +280,12 @@ def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
     return with_body(func, promote(func.body, facts_of(func)))
 
 
-def facts_of(func: tirx.PrimFunc) -> Facts:
+def facts_of(func: tirx.PrimFunc) -> ArrayFacts:
     """Return the known properties of a function's index arrays."""
-    return Facts(names_in(func, INDPTR), names_in(func, DISTINCT), names_in(func, FIBERS))
+    return ArrayFacts(names_in(func, INDPTR), names_in(func, DISTINCT), names_in(func, FIBERS))
 
 
-def promote(body: tirx.Stmt, facts: Facts) -> tirx.Stmt:
+def promote(body: tirx.Stmt, facts: ArrayFacts) -> tirx.Stmt:
     """Promote the accumulators of every reduction loop of a statement, at the outermost loop possible."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:

@@ -48,7 +48,7 @@ from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import TILE, refused
 from sparsetir.lower.loops import serial, with_body
-from sparsetir.lower.vector.dot_products import WORD, Product, as_nest, bind, interleaved, is_zero, mask, parse
+from sparsetir.lower.vector.dot_products import WORD, ProductNest, as_nest, bind, interleaved, is_zero, mask, parse
 
 IMPORT = "pragma_import_llvm"
 WORDS = tiles.ROWS * LANES  # 32-bit words of a tile
@@ -66,7 +66,7 @@ INSTRUCTIONS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Nest:
+class TileNest:
     """A nest of loops that adds products to a result.
 
     Parameters
@@ -122,14 +122,14 @@ class Nest:
         return math.prod(int(lp.extent) for lp in self.reduced[1:])
 
 
-def match(loop: tirx.For) -> Nest | None:
+def match(loop: tirx.For) -> TileNest | None:
     """Match a nest whose innermost loop runs along rows of the result and of one factor."""
     product = parse(loop)
     nest = None if product is None else _divided(product)
     return nest if nest is not None and LEAST_ROWS <= nest.row_count <= MOST_ROWS and _fits(nest) else None
 
 
-def _divided(product: Product) -> Nest | None:
+def _divided(product: ProductNest) -> TileNest | None:
     """Divide loops and guards into those of rows and those of terms; None where one belongs to both."""
     loops, store = product.loops, product.store
     guards = [part for guard in product.guards for part in conjuncts(guard)]
@@ -152,10 +152,10 @@ def _divided(product: Product) -> Nest | None:
     if len(row_guards) + len(term_guards) < len(guards) or mentions(b_guards, [column, *row_vars]):
         return None
     reduced = [*ragged, *(lp for lp in reduced if lp not in ragged)]
-    return Nest(rows, reduced, last, store, product.a, product.b, row_guards, term_guards, b_guards)
+    return TileNest(rows, reduced, last, store, product.a, product.b, row_guards, term_guards, b_guards)
 
 
-def _fits(nest: Nest) -> bool:
+def _fits(nest: TileNest) -> bool:
     """Return whether an instruction has the dtypes, and arrays are subscripted by the loops that they should be."""
     store, column = nest.store, nest.columns.loop_var
     row_vars, term_vars = [lp.loop_var for lp in nest.rows], [lp.loop_var for lp in nest.reduced]
@@ -174,7 +174,7 @@ def match_body(block: Any, kinds: frozenset[str]) -> bool:
     return found is not None and f"tile_{found.kind}" in kinds
 
 
-def _begins_with_zero(stmt: tirx.Stmt, nest: Nest) -> bool:
+def _begins_with_zero(stmt: tirx.Stmt, nest: TileNest) -> bool:
     """Return whether a statement sets the nest's elements of the result to zero, and nothing else."""
     extents, body = [], stmt
     while isinstance(body, (tirx.For, tirx.IfThenElse)):
@@ -190,10 +190,10 @@ def _begins_with_zero(stmt: tirx.Stmt, nest: Nest) -> bool:
     return is_zero(body.value) and is_whole
 
 
-class _Emitter:
+class _TileEmitter:
     """Emitter of one nest."""
 
-    def __init__(self, nest: Nest, tiles_of_columns: int, *, adds: bool) -> None:
+    def __init__(self, nest: TileNest, tiles_of_columns: int, *, adds: bool) -> None:
         self.nest, self.kind, self.group, self.adds = nest, nest.kind, nest.group, adds
         self.inner = nest.reduced[0]
         self.dtype = str(self.inner.loop_var.ty.dtype)
@@ -506,7 +506,7 @@ def UseTiles(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc
         for stmt in node.seq:
             nest = match(stmt) if isinstance(stmt, tirx.For) and TILE in stmt.annotations else None
             if nest is not None and out and _begins_with_zero(out[-1], nest):
-                out[-1] = _Emitter(nest, int(stmt.annotations[TILE]), adds=False).emit()
+                out[-1] = _TileEmitter(nest, int(stmt.annotations[TILE]), adds=False).emit()
             else:
                 out.append(mutator.mutate(stmt))
         return seq(*out)
@@ -517,7 +517,7 @@ def UseTiles(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc
         nest = match(node)
         if nest is None:
             return refused(mutator.default_mutate(node), TILE, "it is no sum of products of blocks and rows")
-        return _Emitter(nest, int(node.annotations[TILE]), adds=True).emit()
+        return _TileEmitter(nest, int(node.annotations[TILE]), adds=True).emit()
 
     return with_body(func, structural_mutate(func.body, [(tirx.SeqStmt, on_seq), (tirx.For, on_for)]))
 

@@ -40,7 +40,7 @@ SERIES = 19  # last power of the series of sinh; the next term is below the roun
 
 
 @dataclass(frozen=True)
-class Format:
+class FloatFormat:
     """A floating-point format and the constants of the exponential in it.
 
     Results are zero at ``least`` and infinite at ``most``, both slightly beyond the bound;
@@ -60,11 +60,11 @@ class Format:
 
 # float32: the coefficients of Cephes' expf. float64: the series, whose 14th term is below the rounding of the sum.
 FORMATS = {
-    "float32": Format(
+    "float32": FloatFormat(
         "int32", 23, 127, -104.0, 89.0, 0.693359375, -2.12194440054690583e-4,
         (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1, 1, 1),
     ),
-    "float64": Format(
+    "float64": FloatFormat(
         "int64", 52, 1023, -746.0, 710.0, 6.93145751953125e-1, 1.42860682030941723212e-6,
         tuple(1 / math.factorial(k) for k in range(13, -1, -1)),
     ),

@@ -36,7 +36,7 @@ from sparsetir.ir.rewriting import (
 )
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.annotations import DOT, MAP, PREFETCH, asks, refused
+from sparsetir.lower.annotations import DOT, MAP, PREFETCH, has_annotation, refused
 from sparsetir.lower.iterations.normalize import opposite
 from sparsetir.lower.loops import (
     COMBINERS,
@@ -386,7 +386,7 @@ REGISTER_BITS = 128  # width within which shuffles are cheapest
 
 
 @dataclass(frozen=True)
-class Dot:
+class DotSum:
     """``target[indices] = start + factor * sum(term)`` over `loop`; `is_whole` if it does not need the old value.
 
     `combine` is the reduction operator; only sums have factors.
@@ -407,7 +407,7 @@ class Dot:
         return const(0, str(self.store.buffer.ty.dtype)) if self.combine is tirx.Add else self.start
 
 
-def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | None:
+def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> DotSum | None:
     """Match a reduction loop annotated with `note`; a store `before` it to the same element is its initial value."""
     update, own = Update.of(loop.body, COMBINERS), [loop.loop_var]
     if note not in loop.annotations or loop.kind != SERIAL or update is None or not update.is_alone:
@@ -424,11 +424,11 @@ def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | No
     is_whole = False
     if isinstance(before, tirx.BufferStore) and same(tirx.BufferLoad(before.buffer, before.indices), start):
         start, is_whole = before.value, True
-    return Dot(loop, store, start, is_whole, fixed, product(moving), int(loop.annotations[note]), update.op)
+    return DotSum(loop, store, start, is_whole, fixed, product(moving), int(loop.annotations[note]), update.op)
 
 
 def _emit(
-    dot: Dot, outer: Var | None, base: ir.Expr | None, group: int, fetches: Sequence[tirx.Stmt] = ()
+    dot: DotSum, outer: Var | None, base: ir.Expr | None, group: int, fetches: Sequence[tirx.Stmt] = ()
 ) -> tirx.Stmt:
     """Emit the sums of `group` steps of the loop over `outer` from `base` on; one sum if `outer` is None.
 
@@ -613,7 +613,7 @@ def _parts(body: tirx.Stmt) -> tuple[tirx.Stmt | None, tirx.Stmt]:
     return None, body
 
 
-def around(outer: tirx.For) -> Dot | None:
+def around(outer: tirx.For) -> DotSum | None:
     """Match a loop whose body is an annotated sum, a different element in each step; None for other loops."""
     before, inner = _parts(outer.body)
     if outer.kind != SERIAL or not isinstance(inner, tirx.For):
@@ -638,7 +638,7 @@ def vectorize_dot(outer: tirx.For) -> tirx.Stmt | None:
     k = dot.loop.loop_var
     fetches = [
         substitute(fetch(load, ahead(load, outer)), {k: k + const(start, str(k.ty.dtype))})
-        for load in (gathers(dot.term, var) if asks(outer, PREFETCH) else [])
+        for load in (gathers(dot.term, var) if has_annotation(outer, PREFETCH) else [])
         for start in line_starts(load, dot.lanes)
     ]
     main = serial(group, groups, _emit(dot, var, group * size, GROUP, fetches), without(outer, PREFETCH))
@@ -838,7 +838,7 @@ def ScalarizeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
 __all__ = [
     "GROUP",
     "VECTORS",
-    "Dot",
+    "DotSum",
     "VectorizeDots",
     "VectorizeMaps",
     "VectorizeMasked",

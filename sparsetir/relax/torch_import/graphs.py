@@ -49,7 +49,7 @@ def with_sparse_products(program: Any) -> None:
     _refuse_masks(program, constants)
     share_selects(program.graph)
     for node in list(program.graph.nodes):
-        scatter = Scatter.of(node, constants)
+        scatter = ScatterReduction.of(node, constants)
         if scatter is not None:
             scatter.replace()
     program.graph.eliminate_dead_code()
@@ -221,7 +221,7 @@ class Constants:
                 self.graph.erase_node(node)
 
 
-class Scatter:
+class ScatterReduction:
     """A reduction of rows into zeros, by an index that may be constant."""
 
     def __init__(self, node: Any, constants: Constants, rows: int, index: Any, src: Any, reduce: str) -> None:
@@ -230,7 +230,7 @@ class Scatter:
         self.graph, self.aten = constants.graph, constants.torch.ops.aten
 
     @classmethod
-    def of(cls, node: Any, constants: Constants) -> Scatter | None:
+    def of(cls, node: Any, constants: Constants) -> ScatterReduction | None:
         """Create a scatter from a node; None if the node is something else, or a scatter that is not supported."""
         aten = constants.torch.ops.aten
         is_scatter = node.target in (aten.scatter_add.default, aten.scatter_reduce.two)

@@ -359,7 +359,7 @@ FACTORIES = ("tensor", "zeros", "ones", "full", "arange", "eye", "linspace")
 NUMBERS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__")
 
 
-class Values:
+class TracedValues:
     """Known values of traced tensors.
 
     Parameters
@@ -442,7 +442,7 @@ class Values:
                 del self.values[tensor]
 
 
-def tracing(values: Values) -> Any:
+def tracing(values: TracedValues) -> Any:
     """Return a context that records values while torch traces."""
     torch = importlib.import_module("torch")
 
@@ -486,4 +486,4 @@ def _own_cause(error: BaseException | None) -> SparseTIRError | None:
     return error
 
 
-__all__ = ["Nesting", "Values", "explained", "imported", "tracing"]
+__all__ = ["Nesting", "TracedValues", "explained", "imported", "tracing"]

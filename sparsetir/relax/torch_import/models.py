@@ -23,7 +23,7 @@ from tvm import ir, relax
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
-from sparsetir.relax.torch_import.importer import Nesting, Values, explained, imported, tracing
+from sparsetir.relax.torch_import.importer import Nesting, TracedValues, explained, imported, tracing
 from sparsetir.relax.torch_import.operators import NAMESPACE, register_torch_ops
 from sparsetir.utils.arguments import as_mapping, as_sequence, shown
 
@@ -220,7 +220,7 @@ def with_fixed(
             f"static has {unknown_name!r}, expected some of [{', '.join(bound)}], the arguments in the examples"
         )
     open_ = [name for name in bound if name not in names]
-    values = Values({name: bound[name] for name in names if isinstance(bound[name], torch.Tensor)})
+    values = TracedValues({name: bound[name] for name in names if isinstance(bound[name], torch.Tensor)})
 
     class Fixed(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -351,7 +351,7 @@ def along_rows(
         raise LoweringError(
             f"Graph.{description}: expected one of {', '.join(METHODS)} in a model for from_torch. Write it with these."
         )
-    graph = Rows(indptr, indices, rows, columns, there, back)
+    graph = TracedRows(indptr, indices, rows, columns, there, back)
     if method == "spmm":
         x, weight, *bias = tensors
         y = graph.spmm(x, weight, reduce or "sum")
@@ -361,7 +361,7 @@ def along_rows(
 
 
 @dataclass(frozen=True)
-class Rows:
+class TracedRows:
     """The structure of a graph, as torch traces it."""
 
     indptr: Any
@@ -432,11 +432,11 @@ def _each_head(compute: Callable[..., Any], rank: int, *tensors: Any) -> Any:
 
 
 METHODS: dict[str, Callable[..., Any]] = {
-    "linear": Rows.linear,
-    "spmm": Rows.spmm,
-    "softmax": Rows.softmax,
-    "sddmm": Rows.sddmm,
-    "attention": Rows.attention,
+    "linear": TracedRows.linear,
+    "spmm": TracedRows.spmm,
+    "softmax": TracedRows.softmax,
+    "sddmm": TracedRows.sddmm,
+    "attention": TracedRows.attention,
 }
 
 

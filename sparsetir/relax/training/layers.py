@@ -11,7 +11,7 @@ from tvm import ir, relax
 
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.relax.operators import call, reshape
-from sparsetir.relax.programs import Draft, Program
+from sparsetir.relax.programs import NamedProgram, ProgramWriter
 
 # Dropout in training: the mask is computed from a seed and the step count in both passes, so it is not stored.
 #
@@ -31,12 +31,12 @@ GOLDEN = 0x9E3779B1
 MASK = (1 << 32) - 1
 
 
-def program(size: Any, dtype: str, rate: float, seed: int) -> Program:
+def program(size: Any, dtype: str, rate: float, seed: int) -> NamedProgram:
     """Return the program that scales elements of X by ``1 / (1 - rate)``, or drops them with probability `rate`.
 
     The decision for an element is a 32-bit hash of its index, the seed and the step count (lowbias32, Wellons 2018).
     """
-    draft = Draft("dropout")
+    draft = ProgramWriter("dropout")
     draft.dense("ONE", 1, "int32")
     draft.dense("I", size, "int32")
     draft.array("COUNT", ("ONE",), "int64")

@@ -43,7 +43,7 @@ from sparsetir.errors import (
 )
 from sparsetir.interop.sources import array_of_numbers
 from sparsetir.relax.epilogues import known
-from sparsetir.relax.model import Signature, bind, build, from_tvm, library_of, to_tvm
+from sparsetir.relax.model import ModelSignature, bind, build, from_tvm, library_of, to_tvm
 from sparsetir.relax.torch_import.models import from_module, is_module, static_names
 from sparsetir.relax.training.layers import averages, with_batch_norm, with_dropout
 from sparsetir.relax.training.rules import Loss, Optimizer, check_classes, loss_of, optimizer_of
@@ -72,7 +72,7 @@ class TrainStep:
     def __init__(
         self,
         machine: relax.VirtualMachine,
-        signatures: Mapping[str, Signature],
+        signatures: Mapping[str, ModelSignature],
         params: Mapping[str, np.ndarray],
         state: Mapping[str, np.ndarray],
         rule: Optimizer,
@@ -219,10 +219,10 @@ class TrainStep:
         return f"TrainStep {self._inputs[TRAIN]}: {self.count} steps"
 
 
-def _without(signature: Signature, stored_names: set[str]) -> Signature:
+def _without(signature: ModelSignature, stored_names: set[str]) -> ModelSignature:
     """Return a signature without the arguments that the step stores itself."""
     arguments = tuple(a for a in signature.arguments if a.name not in stored_names)
-    return Signature(signature.function, arguments, signature.bounds)
+    return ModelSignature(signature.function, arguments, signature.bounds)
 
 
 def _labels(target: Any, classes: int) -> np.ndarray:
@@ -264,7 +264,7 @@ PREDICT, TRAIN, LOSS = "predict", "train", "loss"
 
 
 @dataclass
-class Plan:
+class TrainingFunctions:
     """The functions that a model is compiled to for training.
 
     Parameters
@@ -457,7 +457,7 @@ def train_step(
     others = {var: other for var, other in model.functions.items() if var.name_hint != name}
     mod = ir.IRModule({**others, ir.GlobalVar(PREDICT): func.with_attr("global_symbol", PREDICT)})
     mod = _plain(bind(mod, {name: value for name, value in values.items() if name not in (*trained, *kept)}))
-    plan = Plan(mod, tuple(trained), rule, measure, seed, tuple(kept))
+    plan = TrainingFunctions(mod, tuple(trained), rule, measure, seed, tuple(kept))
     taken = next((str(p.name) for p in mod[PREDICT].params if str(p.name) in plan.reserved), None)
     if taken is not None:
         raise ArgumentError(f"the model has a parameter {taken}, which is a name of the step's own: rename it")
@@ -465,7 +465,7 @@ def train_step(
         training = plan.module()
     executable = build(training, chosen, database=database)
     machine = relax.VirtualMachine(executable, tvm.cpu())
-    signatures = {part: Signature.of(training, part) for part in (PREDICT, TRAIN)}
+    signatures = {part: ModelSignature.of(training, part) for part in (PREDICT, TRAIN)}
     classes = int(plan.predictions.shape.values[-1]) if measure.is_classes else None
     slots = {name: np.zeros_like(trained[like]) for name, like in plan.slots.items()}
     state = {**slots, **{name: values[name] for name in kept}}
@@ -560,4 +560,4 @@ def _with_one_result(func: relax.Function) -> relax.Function:
     return relax.Function(func.params, relax.SeqExpr([*func.body.blocks, last], out), out.ty, func.is_pure, func.attrs)
 
 
-__all__ = ["PREDICT", "TRAIN", "Plan", "TrainStep", "train_step"]
+__all__ = ["PREDICT", "TRAIN", "TrainStep", "TrainingFunctions", "train_step"]
