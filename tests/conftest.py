@@ -26,7 +26,7 @@ os.environ.setdefault("SPARSETIR_CACHE", "off")
 os.environ.setdefault("SPARSETIR_STRICT", "1")
 # Two workers have as many threads of torch and MKL each as there are cores: those that wait must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-TURNS = 4  # in which each slow test stands once
+TURNS = 8  # in which each slow test stands once
 NEAR_FRAMES = 4  # which tell TVM whether a function stands in a class
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
