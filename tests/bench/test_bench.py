@@ -271,7 +271,7 @@ def test_spread_is_relative_to_the_median() -> None:
 
 
 def test_at_least_one_round() -> None:
-    with pytest.raises(ArgumentError, match="at least 1, got 0"):
+    with pytest.raises(ArgumentError, match="from 1 to 1000000, got 0"):
         bench.interleave({"a": int}, rounds=0)
 
 
