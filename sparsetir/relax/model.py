@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -580,15 +580,28 @@ def MarkOpaque(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
     return mod
 
 
+#: operator -> whether an operand at a place that is a zero, negative or not, changes some number: -0 + 0 is 0
+MATTERS: dict[str, Callable[[int, bool], bool]] = {
+    "relax.add": lambda _, is_negative: not is_negative,
+    "relax.subtract": lambda at, is_negative: at == 1 and is_negative,
+    "relax.multiply": lambda _at, _is_negative: True,
+    "relax.divide": lambda _at, _is_negative: True,
+}
+
+
 @relax.expr_functor.mutator
 class _ZeroHider(relax.PyExprMutator):
-    """Mutator that gives scalar zeros of products and quotients a dimension, so that they are not folded."""
+    """Mutator that gives scalar zeros that TVM must not fold a dimension."""
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        if call.op not in (ir.Op.get("relax.multiply"), ir.Op.get("relax.divide")):
+        if getattr(call.op, "name", "") not in MATTERS:
             return call
-        args = [_with_dimension(arg) if _is_scalar_zero(arg) else arg for arg in call.args]
+        matters = MATTERS[call.op.name]
+        args = [
+            _with_dimension(arg) if _is_scalar_zero(arg) and matters(at, bool(np.signbit(arg.value.numpy()))) else arg
+            for at, arg in enumerate(call.args)
+        ]
         if all(a.same_as(b) for a, b in zip(args, call.args, strict=True)):
             return call
         result = self.builder_.emit(relax.Call(call.op, args, call.attrs))

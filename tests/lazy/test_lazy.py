@@ -273,3 +273,25 @@ def test_damaged_matrices_end_in_own_errors(fault: str, how: str) -> None:
 def test_what_is_not_callable_is_not_fused() -> None:
     with pytest.raises(ArgumentTypeError, match="function: expected a function of arrays, got 3"):
         sparsetir.fused(3)
+
+
+SIGNED: dict[str, Any] = {
+    "x + 0": lambda x: x + 0,
+    "0 + x": lambda x: 0 + x,
+    "x - 0": lambda x: x - 0,
+    "x + -0": lambda x: x + -0.0,
+    "x - -0": lambda x: x - -0.0,
+    "0 - x": lambda x: 0 - x,
+    "-0 - x": lambda x: -0.0 - x,
+    "1 / (x + 0)": lambda x: 1 / (x + 0),
+}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_zeros_keep_the_signs_that_numpy_gives_them(name: str) -> None:
+    numbers = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1], "float32")
+    with np.errstate(divide="ignore"):
+        wanted = SIGNED[name](numbers)
+    result = sparsetir.compute(SIGNED[name](sparsetir.lazy(numbers)))
+    np.testing.assert_array_equal(result, wanted)
+    assert np.signbit(result[wanted == 0]).tolist() == np.signbit(wanted[wanted == 0]).tolist()

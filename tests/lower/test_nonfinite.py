@@ -172,3 +172,18 @@ def test_tensors_of_every_dtype_are_looked_at(dtype: str, columns: int) -> None:
             for _ in range(3):
                 torch.testing.assert_close(fast(B=B), plain(B=B), rtol=0.05, atol=0.05, equal_nan=True)
     assert fast.over_another is not None
+
+
+@pytest.mark.parametrize("term", ["X[i] + T.float32(0)", "T.float32(0) + X[i]", "X[i] - T.float32(-0.0)"])
+def test_adding_zero_to_a_negative_one_gives_a_positive_one(term: str) -> None:
+    program = sparsetir.parse(f"""
+@T.prim_func
+def plus(x: T.handle, y: T.handle, n: T.int32):
+    I = T.dense_fixed(n)
+    X = T.match_sparse_buffer(x, (I,), "float32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I], "S", "plus") as [i]:
+        Y[i] = {term}
+""")
+    result = sparsetir.build(program)(X=np.array([-0.0, 0, -1], "float32"))
+    assert (result.tolist(), np.signbit(result).tolist()) == ([0, 0, -1], [False, False, True])

@@ -178,6 +178,8 @@ def _subtracted(node: tirx.Sub, mutator: Any) -> ir.Expr:
     inner = mutator.default_mutate(node)
     if not _is_float(inner):
         return inner
+    if _is_signed_zero(inner.b, -1):
+        return tirx.Sub(inner.a, _hidden_zero(inner.b))
     kinds = (ir.TensorLoad, ir.Var)
     left, right = ([x for k in kinds for x in collect(side, k) if _is_float(x)] for side in (inner.a, inner.b))
     cancels = any(same(a, b) for a in left for b in right)
@@ -208,10 +210,22 @@ def _multiplied(node: Any, mutator: Any) -> ir.Expr:
     return inner
 
 
+def _added(node: tirx.Add, mutator: Any) -> ir.Expr:
+    """Keep the addition of a zero, which makes a positive zero of a negative one."""
+    inner = mutator.default_mutate(node)
+    if not _is_float(inner) or not any(_is_signed_zero(x, 1) for x in (inner.a, inner.b)):
+        return inner
+    return tirx.Add(*(_hidden_zero(x) if _is_signed_zero(x, 1) else x for x in (inner.a, inner.b)))
+
+
+def _is_signed_zero(value: ir.Expr, sign: int) -> bool:
+    return _is_zero(value) and math.copysign(1, _uncast(value).value) == sign
+
+
 def with_nan(node: Any) -> Any:
     """Rewrite a statement or an expression so that TVM keeps numpy's float semantics."""
     compared = [(tirx.NE, _differs), (tirx.EQ, _equals), (tirx.Not, _negated)]
-    computed = [(tirx.Sub, _subtracted), (tirx.Mul, _multiplied), (tirx.Div, _multiplied)]
+    computed = [(tirx.Add, _added), (tirx.Sub, _subtracted), (tirx.Mul, _multiplied), (tirx.Div, _multiplied)]
     return structural_mutate(node, [*compared, *computed])
 
 
