@@ -81,6 +81,8 @@ TIMES_SHARE = 1.5  # multiple of a thread's share of the work above which a row 
 
 VARYING = 0.3  # share of rows whose length differs from the row before, above which lengths are irregular
 LANES = 4
+FEW_CHECKED = 1 << 14  # entries
+SHORT_CHECKED, LONG_CHECKED = 12, 32  # entries of a row: between them neither way through a row is the quick one
 LONG = 32  # mean entries of a row from which on twice the lanes pay where lengths vary
 LEARNT = 2000  # rows whose lengths the processor learns when a kernel is called again and again
 GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM gathers numbers one by one
@@ -259,6 +261,27 @@ def suits_streaming(results: Iterable[np.ndarray]) -> bool:
     return any(result.ndim > 1 and result.nbytes > SHARE * last_cache() for result in results)
 
 
+def suits_checks(pointers: Sequence[str], arrays: Arrays, *, lanes: int) -> bool:
+    """Return whether loops that validate indices as they read them take less time than a look at all before.
+
+    They go entry by entry through short rows, whose ends the processor must predict, and twice through long ones. A
+    second call for few entries takes longer than that.
+
+    Parameters
+    ----------
+    pointers : sequence of str
+        Names of row pointers.
+    arrays : mapping of str to ndarray
+    lanes : int
+        Those of a ragged sum that suit the rows; 0 where it is best summed entry by entry.
+    """
+    for indptr in (arrays[name] for name in pointers if name in arrays):
+        entries = int(indptr[-1]) if indptr.size else 0
+        mean = entries / max(indptr.size - 1, 1)
+        return entries <= FEW_CHECKED or (not lanes and not SHORT_CHECKED <= mean < LONG_CHECKED)
+    return False
+
+
 def suits_carry(pointers: Sequence[str], arrays: Arrays, threads: int) -> bool:
     """Return whether a row has more than `TIMES_SHARE` times a thread's share of the work (rows plus entries)."""
     if threads < 2:
@@ -377,6 +400,7 @@ __all__ = [
     "suitable_prefetch",
     "suitable_tile",
     "suits_carry",
+    "suits_checks",
     "suits_streaming",
     "sweep",
     "usual",

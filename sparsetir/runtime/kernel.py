@@ -36,6 +36,7 @@ from sparsetir.schedules.registers import OwnSums, Registers
 from sparsetir.script.printer import outline as outlined
 from sparsetir.script.printer import script
 from sparsetir.utils.arguments import as_flag, as_path, renamed_parameters, shown
+from sparsetir.utils.threads import get_num_threads
 
 Fit: TypeAlias = Callable[[], Callable[..., Any]]
 Convert: TypeAlias = Callable[..., Any]
@@ -183,8 +184,11 @@ class Kernel(Saved):
 
     def checked(self, args: Arguments) -> Callable[..., Any] | None:
         """Return a function for such arguments that validates the index arrays as it reads them, or None."""
-        # Where it looks at each entry, lanes of a sum would not.
-        changes = {name: value for name, value in self.suitable(args).items() if name != "lanes"}
+        changes = self.suitable(args)
+        if not defaults.suits_checks(self.usage.pointers, args.arrays, lanes=changes.pop("lanes", 0)):
+            return None
+        if get_num_threads() == 1:
+            changes["chunks"] = 0  # without a parallel loop, in which there are no checks
         return variant_with_checks(self.compiled, defaults.narrow_sizes(self.usage, args.arrays) or None, **changes)
 
     def suitable(self, args: Arguments) -> dict[str, int]:

@@ -22,7 +22,7 @@ after::
             before[0] = indices[indptr[i] + j]
             y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
 
-Every row must be read once, by one loop over its entries: the rows of a function, or of its parallel chunks.
+Every row must be read once, by one loop over its entries, on the caller's thread: TVM may lose the errors of others.
 """
 
 from __future__ import annotations
@@ -34,10 +34,21 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir.effects import order_free_axes
-from sparsetir.ir.rewriting import LONG, alloc, collect, conjunction, get, put, renewed, same, seq, substitute
+from sparsetir.ir.rewriting import (
+    LONG,
+    alloc,
+    collect,
+    conjunction,
+    get,
+    put,
+    renewed,
+    same,
+    seq,
+    substitute,
+)
 from sparsetir.ir.views import Axis, Program, cast, const
 from sparsetir.lower.annotations import FINITE, INDPTR, STRUCTURE, names_in
-from sparsetir.lower.loops import PARALLEL, SERIAL, serial, vectorized, with_, with_body
+from sparsetir.lower.loops import SERIAL, serial, vectorized, with_, with_body
 
 #: what the error says; the caller validates the arrays again and says what is wrong
 LANES = 16  # entries of a long row that are compared at a time
@@ -49,16 +60,13 @@ class _Rows(NamedTuple):
 
     Parameters
     ----------
-    chunks : For or None
-        The parallel loop around them.
     rows, entries : For
     row : Expr
-        The row, of the loops' variables.
+        The row, the variable of the first loop.
     pointers, indices : Var
         Arrays as the loops read them.
     """
 
-    chunks: tirx.For | None
     rows: tirx.For
     entries: tirx.For
     row: ir.Expr
@@ -117,15 +125,14 @@ def _find(func: tirx.PrimFunc) -> _Rows | None:
     pointers, indices = (_array(func, name) for name in (*pointer_names, *(structure - pointer_names)))
     if pointers is None or indices is None:
         return None
-    chunks, rows = _outer_loops(func.body)
-    if rows is None or rows.kind != SERIAL:
+    rows = _outer_loop(func.body)
+    if rows is None:
         return None
     inner = [s for s in _statements(rows.body) if isinstance(s, tirx.For) and _reads(s, indices)]
     if len(inner) != 1 or len(_reads(func.body, indices)) != len(_reads(inner[0].body, indices)):
         return None
-    row = rows.loop_var if chunks is None else _row_of_chunk(chunks, rows)
-    found = _Rows(chunks, rows, inner[0], row, pointers, indices)
-    return found if row is not None and _is_whole(found) else None
+    found = _Rows(rows, inner[0], rows.loop_var, pointers, indices)
+    return found if _is_whole(found) else None
 
 
 def _array(func: tirx.PrimFunc, name: str) -> Var | None:
@@ -143,15 +150,12 @@ def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
-def _outer_loops(body: tirx.Stmt) -> tuple[tirx.For | None, tirx.For | None]:
-    """Return the parallel loop, if there is one, and the loop over rows: the only loops that stand alone."""
+def _outer_loop(body: tirx.Stmt) -> tirx.For | None:
+    """Return the loop over rows, if it stands alone and is not parallel."""
     loops = [s for s in _statements(body) if isinstance(s, tirx.For)]
     if len(loops) != 1 or any(not isinstance(s, (tirx.DeclBuffer, tirx.For)) for s in _statements(body)):
-        return None, None
-    if loops[0].kind != PARALLEL:
-        return None, loops[0]
-    within = [s for s in _statements(loops[0].body) if isinstance(s, tirx.For)]
-    return loops[0], within[0] if len(within) == 1 else None
+        return None
+    return loops[0] if loops[0].kind == SERIAL else None
 
 
 def _reads(node: Any, array: Var) -> list[ir.TensorLoad]:
@@ -163,43 +167,12 @@ def _is_whole(found: _Rows) -> bool:
     rows = found.pointers.ty.shape[0] - const(1, str(found.pointers.ty.shape[0].ty.dtype))
     begin, end = _pointer(found, found.row), _pointer(found, found.row + const(1, str(found.row.ty.dtype)))
     simplify = sym.Analyzer().simplify
-    if found.chunks is None and not same(simplify(rows), simplify(found.rows.extent)):
+    if not same(simplify(rows), simplify(found.rows.extent)):
         return False
     if found.entries.kind != SERIAL or not same(simplify(found.entries.extent), simplify(end - begin)):
         return False
     place = simplify(begin + found.entries.loop_var)
     return all(same(simplify(x.indices[0]), place) for x in _reads(found.entries.body, found.indices))
-
-
-def _row_of_chunk(chunks: tirx.For, rows: tirx.For) -> ir.Expr | None:
-    """Return the row of a chunk's loop, where each chunk ends where the next one begins."""
-    extent = rows.extent
-    if not isinstance(extent, tirx.Sub) or not all(isinstance(x, ir.TensorLoad) for x in (extent.a, extent.b)):
-        return None
-    last, first = extent.a.source, extent.b.source
-    stmts = _statements(chunks.body)
-    cells = [s for s in stmts if isinstance(s, tirx.AllocBuffer)]
-    searches = stmts[len(cells) : -1]
-    if len(searches) != 6 or not stmts[-1].same_as(rows):
-        return None
-    pairs = zip(searches[:3], searches[3:], strict=True)
-    is_whole = all(_is_same_search(*pair, chunks.loop_var, first, last) for pair in pairs)
-    return get(first) + rows.loop_var if is_whole else None
-
-
-def _is_same_search(begin: tirx.Stmt, end: tirx.Stmt, chunk: Var, first: Var, last: Var) -> bool:
-    """Return whether statements find the end of chunk 0 as the others find the beginning of chunk 1."""
-    dtype = str(chunk.ty.dtype)
-    begin, end = substitute(begin, {first: last, chunk: const(1, dtype)}), substitute(end, {chunk: const(0, dtype)})
-    if isinstance(begin, tirx.While) and isinstance(end, tirx.While):
-        simplify = sym.Analyzer().simplify
-        steps = begin.body, end.body
-        if not same(begin.condition, end.condition) or not all(isinstance(s, tirx.IfThenElse) for s in steps):
-            return False
-        if not same(*(simplify(s.condition) for s in steps)):
-            return False
-        return all(same(getattr(steps[0], part), getattr(steps[1], part)) for part in ("then_case", "else_case"))
-    return same(begin, end)
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -276,18 +249,11 @@ def _pointer_check(found: _Rows) -> tirx.Stmt:
 
 
 def _ends_check(found: _Rows) -> tirx.Stmt:
-    """Return the check of the first and the last row pointer, and that the chunks together are all rows."""
+    """Return the check of the first and the last row pointer."""
     rows = found.pointers.ty.shape[0] - const(1, str(found.pointers.ty.shape[0].ty.dtype))
     begin, end = _pointer(found, const(0, str(rows.ty.dtype))), _pointer(found, rows)
     count = found.indices.ty.shape[0]
     conditions = [begin.equal(const(0, str(begin.ty.dtype))), cast(end, LONG).equal(cast(count, LONG))]
-    if found.chunks is not None:
-        chunk, extent = found.chunks.loop_var, found.rows.extent
-        begin = _pointer(found, extent.b)
-        conditions += [begin >= const(0, str(begin.ty.dtype)), cast(begin, LONG) <= cast(count, LONG)]
-        zero, last = const(0, str(chunk.ty.dtype)), found.chunks.extent - const(1, str(chunk.ty.dtype))
-        conditions.append(tirx.Or(chunk > zero, extent.b.equal(const(0, str(extent.b.ty.dtype)))))
-        conditions.append(tirx.Or(chunk < last, cast(extent.a, LONG).equal(cast(rows, LONG))))
     return _assert(conditions)
 
 
