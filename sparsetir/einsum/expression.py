@@ -375,8 +375,8 @@ class Expression:
                 computed = self.steps[0](values)
             else:
                 computed = self._evaluate([self.viewed(n, value) for n, value in enumerate(values)])
-        except ArgumentError:
-            # A kernel speaks of its own names: say in those of the expression which extents differ.
+        except ValueError:
+            # Kernels and numpy speak of their own names: say in those of the expression which extents differ.
             extents(self.letters, [value.shape for value in values])
             raise
         return self.finished(computed)

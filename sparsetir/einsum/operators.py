@@ -24,7 +24,15 @@ from sparsetir.einsum.steps import array_dtype, cast, transposed
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
 from sparsetir.formats.hypersparse import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, array_of_numbers, compressed_of, is_sparse, is_torch, open_source
+from sparsetir.interop import (
+    CooTensor,
+    array_of_numbers,
+    check_numbers,
+    compressed_of,
+    is_sparse,
+    is_torch,
+    open_source,
+)
 from sparsetir.runtime.signature import is_integer
 from sparsetir.sparse_output import products
 from sparsetir.utils.arguments import as_dtype, common_dtype, dtype_name
@@ -301,6 +309,8 @@ def _scaled(tensor: SparseTensor, operation: Callable[[Any, Any], Any], number: 
 
 def over_number(tensor: Any, number: Any) -> Any:
     """Multiply a sparse operand by a number; return its class, in the dtype that numpy gives the product."""
+    if not is_torch(tensor):
+        check_numbers(tensor, "the sparse operand of multiply")
     tensor_dtype = np.dtype(array_dtype(dtype_name(tensor.dtype)))
     number = _met(number, tensor_dtype)
     try:

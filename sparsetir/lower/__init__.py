@@ -22,7 +22,14 @@ from sparsetir.lower.checks.execution import (
 )
 from sparsetir.lower.iterations.emit import EmitNest
 from sparsetir.lower.iterations.nest import DeclareRegions
-from sparsetir.lower.iterations.normalize import AlignParams, CompareNaN, NameScratch, ReduceAlignment, ReplaceBools
+from sparsetir.lower.iterations.normalize import (
+    AlignParams,
+    CompareNaN,
+    FoldCasts,
+    NameScratch,
+    ReduceAlignment,
+    ReplaceBools,
+)
 from sparsetir.lower.rows.block_registers import BlockRegisters
 from sparsetir.lower.rows.fuse_loops import FuseLoops
 from sparsetir.lower.rows.panels import PackOperands
@@ -65,6 +72,7 @@ from sparsetir.lower.vector.vectorize import (
 TO_STAGE_2 = [
     NameScratch,  # names of scratch as in the program
     ReplaceBools,  # sums and products of bools -> or and and
+    FoldCasts,  # casts of literals -> literals of that dtype
     CompareNaN,  # comparisons of floats that are false for NaN -> choices
     AlignParams,  # alignment of 64 bytes, noalias
     EmitNest,  # sp_iter -> nested blocks over positions, searches as calls

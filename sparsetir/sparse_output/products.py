@@ -178,6 +178,8 @@ def _by_columns(A: Any, B: Any, mask: Any, *, complement: bool) -> Any:
     rows, columns = (sp.csr_array, sp.csc_array) if isinstance(A, sp.sparray) else (sp.csr_matrix, sp.csc_matrix)
     try:
         check_parts(A, "A")
+        if not all(map(interop.holds_numbers, (A, B))):
+            return None
         second = interop.compressed_of(rows, A.indptr, A.indices, A.data, A.shape[::-1])
         first = _transposed_rows(rows, B)
         product = matmul(first, second, mask=None if mask is None else mask.T, complement=complement)
@@ -616,8 +618,8 @@ def _rows(value: Any, name: str, function: str) -> Any:
         raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {advice}; found {type(value).__name__}")
     if interop.is_torch(value):
         interop.check_detached(value, name, function)
-    elif value.dtype == object:  # scipy cannot convert object arrays to rows
-        raise _refused(function, "object")
+    elif not interop.holds_numbers(value):  # scipy cannot convert what is no number to rows
+        raise _refused(function, _dtype_name(value))
     return compressed_rows(value, name)
 
 

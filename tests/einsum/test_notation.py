@@ -485,3 +485,16 @@ def test_torch_products_stay_sparse() -> None:
     found = einsum("ab,cb->ac", A, A)
     assert found.layout == torch.sparse_csr
     np.testing.assert_allclose(dense(found), dense(A) @ dense(A).T, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize("text", ["ij,jk->ik", "ij,ij->ij", "ij,j->i"])
+def test_warm_calls_name_the_letter_of_a_wrong_extent(text: str, dtype: str) -> None:
+    first, second = text.partition("->")[0].split(",")
+    sizes = dict.fromkeys("ijk", 3)
+    right = [np.ones([sizes[c] for c in letters], dtype) for letters in (first, second)]
+    sparsetir.einsum(text, *right)
+    wrong = [right[0], np.ones([{"j": 0}.get(c, 3) for c in second], dtype)]
+    for operands in (wrong, [np.ones((3, 0), dtype), right[1]]):
+        with pytest.raises(sparsetir.errors.ArgumentError, match="'j'"):
+            sparsetir.einsum(text, *operands)

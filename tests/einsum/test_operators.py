@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 import sparsetir
 import torch
-from each import examples
+from each import examples, on
 from sparsetir import SparseTensor, linear_operator
 from sparsetir.einsum import linear_operators
 from sparsetir.errors import ArgumentError, ArgumentTypeError
@@ -549,3 +550,20 @@ def test_slices_read_only_their_rows(index: Any) -> None:
         type(entries).last = original
     assert "coords" not in vars(S)  # which would write out the row of each entry
     assert Counting.read <= 2 * wanted
+
+
+@pytest.mark.parametrize("make", [sp.csr_array, sp.csc_array, sp.coo_array])
+def test_text_is_refused_by_every_operation(make: Callable[..., Any]) -> None:
+    text, other = make(np.eye(3)), make(np.eye(3))
+    text.data = np.array(["a", "b", "c"])
+    calls: list[Callable[[], Any]] = [
+        lambda: sparsetir.multiply(text, np.nan),
+        lambda: sparsetir.multiply(2.0, text),
+        lambda: sparsetir.multiply(text, np.ones((3, 3))),
+        lambda: sparsetir.einsum("ij->i", text),
+    ]
+    for function in (sparsetir.matmul, sparsetir.add, sparsetir.multiply, sparsetir.maximum):
+        calls += [lambda f=function: f(text, other), lambda f=function: f(other, text)]
+    for n, call in enumerate(calls):
+        with on(n), pytest.raises(sparsetir.errors.ArgumentTypeError, match=r"numbers|takes values of|expressions are"):
+            call()

@@ -376,3 +376,39 @@ def test_scratch_of_halves(dtype: str, filled: str, read: str, reduced: str, pro
 def test_ready_programs_of_halves_compile_for_every_processor(dtype: str, op: str, processor: str) -> None:
     target = {"kind": "llvm", "mcpu": processor} if processor else None
     assert sparsetir.build(getattr(ops, op)(dtype), target).source("ll")
+
+
+CHOICES = """
+@T.prim_func
+def choices(a: T.handle, b: T.handle, c: T.handle, d: T.handle, n: T.int32):
+    I = T.dense_fixed(n)
+    J = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I,), "{result}")
+    B = T.match_sparse_buffer(b, (I,), "bfloat16")
+    C = T.match_sparse_buffer(c, (I,), "bfloat16")
+    D = T.match_sparse_buffer(d, (I,), "float16")
+    with T.sp_iter([I], "S", "first") as [i]:
+        A[i] = T.Cast("{result}", {value})
+    with T.sp_iter([I, J], "SR", "second") as [i, j]:
+        D[i] = T.Cast("float16", T.max(B[i], C[j]))
+"""
+VALUES = {
+    "T.Select(B[i] < C[i], B[i] + C[i], B[i])": lambda b, c: np.where(b < c, b + c, b),
+    "T.Select(B[i] < C[i], T.Select(B[i] < T.bfloat16(1), C[i], B[i]), B[i])": lambda b, c: np.where(
+        (b < c) & (b < 1), c, b
+    ),
+    "T.abs(B[i])": lambda b, c: np.abs(b),
+    "T.floor(B[i]) + T.ceil(C[i])": lambda b, c: np.floor(b) + np.ceil(c),
+}
+
+
+@pytest.mark.parametrize("result", ["float16", "float32", "int32"])
+def test_choices_and_exact_functions_beside_bound_names(result: str) -> None:
+    b = np.array([-2.5, 0.5, 3.0, -1.0], ml_dtypes.bfloat16)
+    c = np.array([1.5, -0.25, 4.0, 2.0], ml_dtypes.bfloat16)
+    for value, expected in VALUES.items():
+        kernel = sparsetir.build(sparsetir.parse(CHOICES.format(result=result, value=value)))
+        a, d = kernel(b=b, c=c, n=4)
+        want = expected(b.astype(np.float64), c.astype(np.float64))
+        assert np.array_equal(a, want.astype(result)), value
+        assert np.array_equal(d, np.maximum(b, c[-1]).astype("float16"))

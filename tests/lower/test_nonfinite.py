@@ -187,3 +187,28 @@ def plus(x: T.handle, y: T.handle, n: T.int32):
 """)
     result = sparsetir.build(program)(X=np.array([-0.0, 0, -1], "float32"))
     assert (result.tolist(), np.signbit(result).tolist()) == ([0, 0, -1], [False, False, True])
+
+
+LITERALS = """
+@T.prim_func
+def literals(a: T.handle, b: T.handle, c: T.handle, n: T.int32):
+    I = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I,), "{dtype}")
+    B = T.match_sparse_buffer(b, (I,), "{dtype}")
+    C = T.match_sparse_buffer(c, (I,), "{dtype}")
+    with T.sp_iter([I], "S", "choose") as [i]:
+        A[i] = T.Select(T.{function}(B[i], T.Cast("{dtype}", {literal})) < C[i], B[i], C[i])
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "literal", ["2", "T.float64(-1e300)", "T.int64(-3)", "T.float32(0.5)", "16777217", "T.float64(0.1)"]
+)
+def test_casts_of_literals_stand_in_comparisons(dtype: str, literal: str) -> None:
+    b, c = np.array([-4.0, 0.25, 5.0, np.nan, np.inf], dtype), np.array([1.0, -8.0, 6.0, 1.0, 0.0], dtype)
+    number = np.array(eval(literal.replace("T.", "np."))).astype(dtype)
+    for function, numpy_function in (("min", np.fmin), ("max", np.fmax)):
+        kernel = sparsetir.build(sparsetir.parse(LITERALS.format(dtype=dtype, literal=literal, function=function)))
+        found, want = kernel(b=b, c=c, n=5), np.where(numpy_function(b, number) < c, b, c)
+        assert np.array_equal(found[~np.isnan(b)], want[~np.isnan(b)])

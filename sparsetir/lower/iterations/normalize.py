@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - numpy knows bfloat16 by name then
+import numpy as np
 import tvm
 from tvm import ir, sym, tirx
 from tvm.ir import Var
@@ -317,4 +319,41 @@ def as_logic(node: Any) -> Any:
     return structural_mutate(node, callbacks)
 
 
-__all__ = ["CompareNaN", "NameScratch", "ReplaceBools", "as_logic", "opposite", "with_nan"]
+# Write literals in the dtype that they are cast to, rounded once.
+#
+# before::
+#
+#     A[i] = T.Select(T.min(B[i], T.Cast("float32", 2)) < C[i], B[i], C[i])
+#
+# after::
+#
+#     A[i] = T.Select(T.min(B[i], T.float32(2)) < C[i], B[i], C[i])
+#
+# TVM's analyzer takes the two ways to write the number 2.0 for different values of one variable, and ends.
+
+
+def _literal(cast: tirx.Cast, mutator: Any) -> Any:
+    inner = mutator.default_mutate(cast)
+    dtype = str(inner.ty.dtype)
+    if not dtype.startswith(("float", "bfloat")) or not isinstance(inner.value, (tirx.IntImm, tirx.FloatImm)):
+        return inner
+    with np.errstate(over="ignore"):
+        number = float(np.asarray(inner.value.value).astype(dtype))
+    if math.isfinite(number):
+        return tirx.FloatImm(dtype, number)
+    if math.isnan(number):
+        return inner
+    infinity = tirx.infinity("float32" if dtype == "bfloat16" else dtype)  # TVM knows none of bfloat16
+    signed = infinity if number > 0 else -infinity
+    return tirx.Cast(dtype, signed) if dtype == "bfloat16" else signed
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FoldCasts")
+def FoldCasts(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Write the casts of literals in a stage-I function as literals."""
+    if not decode(func).axes:
+        return func
+    return with_body(func, structural_mutate(func.body, [(tirx.Cast, _literal)]))
+
+
+__all__ = ["CompareNaN", "FoldCasts", "NameScratch", "ReplaceBools", "as_logic", "opposite", "with_nan"]

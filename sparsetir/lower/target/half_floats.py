@@ -53,7 +53,7 @@ def _unsigned(value: int, lanes: str) -> ir.Expr:
 
 def convert_to_float32(value: ir.Expr, lanes: str) -> ir.Expr:
     """Convert a bfloat16 number to float32."""
-    bits = tirx.Cast(f"uint32{lanes}", tirx.reinterpret(f"uint16{lanes}", value))
+    bits = tirx.Cast(f"uint32{lanes}", _reinterpreted(value, STORED))
     return tirx.reinterpret(f"float32{lanes}", tirx.shift_left(bits, _unsigned(BITS, lanes)))
 
 
@@ -77,6 +77,8 @@ def converted(value: ir.Expr, dtype: str) -> ir.Expr:
     if source_dtype == KIND and dialect.is_if_then_else(value):
         condition, first, second = value.args
         return tirx.if_then_else(condition, converted(first, dtype), converted(second, dtype))
+    if source_dtype == KIND and isinstance(value, tirx.Select):
+        return tirx.Select(value.condition, converted(value.true_value, dtype), converted(value.false_value, dtype))
     if source_dtype == KIND and isinstance(value, tirx.FloatImm):
         return tirx.const(float(value.value), dtype)
     if dtype == KIND:
@@ -222,6 +224,9 @@ def _is_half(expr: Any) -> bool:
     return str(expr.ty.dtype).partition("x")[0] in HALVES
 
 
+ROUNDING_FUNCTIONS = ("fabs", "floor", "ceil", "trunc", "round", "nearbyint")  # exact in any dtype
+
+
 def _like(expr: Any) -> str:
     """Return float32 with the number of lanes of `expr`."""
     return "float32" + "".join(str(expr.ty.dtype).partition("x")[1:])
@@ -229,7 +234,8 @@ def _like(expr: Any) -> str:
 
 def _is_function(expr: Any) -> bool:
     """Return whether an expression is a math function; LLVM cannot generate code for some of these in 16 bits."""
-    return dialect.function_of(expr) in FLOAT_FUNCTIONS
+    name = dialect.function_of(expr)
+    return name in FLOAT_FUNCTIONS or name in ROUNDING_FUNCTIONS
 
 
 class _Promoter:
