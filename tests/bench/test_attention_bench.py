@@ -17,6 +17,7 @@ def test_masks(name: str, share: float) -> None:
     assert abs(mask.mean() - share) < 0.03
 
 
+@pytest.mark.slow
 def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # Other tests of the process keep theirs.
     monkeypatch.setattr("sparsetir.utils.threads.set_num_threads", lambda threads: None)

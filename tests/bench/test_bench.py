@@ -604,6 +604,7 @@ def test_rows_of_nothing(shape: tuple[int, int]) -> None:
         assert "none" in text
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_found_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(case: Case, _plan: kernels.MeasurementPlan) -> dict:
         program = make_case("spmm", -case.inputs["A"]).program

@@ -40,6 +40,7 @@ def test_rows_of_all_operations(name: str) -> None:
         assert facts["nnz"] == A.nnz
 
 
+@pytest.mark.slow
 def test_a_product_and_its_numeric_phase() -> None:
     A = sp.random_array((40, 40), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(0))
     found = rows_of(A, "spgemm")["spgemm"]

@@ -13,6 +13,7 @@ from sparsetir.bench import structures
 from sparsetir.torch import caches
 
 
+@pytest.mark.slow
 def test_each_step_builds_a_structure_on_one_of_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Any] = []
     graph = caches.Graph

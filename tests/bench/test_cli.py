@@ -220,6 +220,7 @@ def test_bench_tunes_with_a_database(
     assert database.stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_bench_finds_wrong_results(
     folder: Path, quick: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ def test_two_of_four_are_kept_in_each_group() -> None:
     assert bool((pruned.two_of_four(weight).view(-1, 4).sum(dim=1) == 2).all())
 
 
+@pytest.mark.slow
 def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruned, "set_num_threads", lambda threads: None)  # Other tests of the process keep theirs.
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
@@ -35,6 +36,7 @@ def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert float(table["sparsetir float32"][4]) < 1e-5
 
 
+@pytest.mark.slow
 def test_tables_by_density(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruned, "set_num_threads", lambda threads: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)

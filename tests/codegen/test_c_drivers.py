@@ -309,6 +309,7 @@ CASES: list[Callable[[], Case]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_bad_pointers_and_sizes_are_refused(
     make: Callable[[], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -316,6 +317,7 @@ def test_bad_pointers_and_sizes_are_refused(
     check(make(), tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_results_with_one_place_are_refused(tmp_path: Path) -> None:
     """Two results cannot have the same pointer."""
     case = spgemm()

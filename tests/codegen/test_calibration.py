@@ -31,6 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     calibration.machine_profile.cache_clear()
 
 
+@pytest.mark.slow
 def test_measured_once_and_read_again(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = calibration.machine_profile()
     assert profile.origin == "measured"
@@ -44,6 +45,7 @@ def test_measured_once_and_read_again(small: Path, monkeypatch: pytest.MonkeyPat
     assert len(list(small.glob("profile-*.json"))) == 1
 
 
+@pytest.mark.slow
 def test_dot_products_that_the_processor_has_are_measured(small: Path) -> None:
     cpu = target.host_cpu()
     features = frozenset() if cpu is None else cpu.features
@@ -139,6 +141,7 @@ def test_bad_values(change: dict[str, object]) -> None:
         MachineProfile.from_dict(values)
 
 
+@pytest.mark.slow
 def test_command(small: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["calibrate", "--seconds", "0.1", "--json", str(tmp_path / "profile.json")]) == 0
     out = capsys.readouterr().out

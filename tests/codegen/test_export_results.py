@@ -274,6 +274,7 @@ def test_the_largest_of_each_row(name: str, tmp_path: Path) -> None:
             assert all(one.tobytes() == other.tobytes() for one, other in pairs), (threads, rows, top, least)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_selects_is_called_like_matmul() -> None:
     kernel = sparsetir.build(sparsetir.ops.spgemm()).selecting()
     given = operands("spgemm", 60, 0.1)

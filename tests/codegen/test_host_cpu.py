@@ -220,6 +220,7 @@ def test_every_feature_of_the_x86_names_is_classified() -> None:
         assert not {feature for feature in unknown if not feature.startswith(TUNING)}, name
 
 
+@pytest.mark.slow
 def test_info_reports_flags_and_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     out = capsys.readouterr().out

@@ -129,6 +129,7 @@ def meeting(dtype: str, other: str) -> Any:
 OTHERS = ["bool", "int8", "float32", "float64"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "other"), pairwise(list(CLASSES), list(VALUES), OTHERS))
 @pytest.mark.sampled(3)
 def test_duplicates_are_added_before_a_cast(name: str, dtype: str, other: str) -> None:
@@ -145,6 +146,7 @@ def test_duplicates_are_added_before_a_cast(name: str, dtype: str, other: str) -
     check(sparsetir.multiply(sparse, dense), elements.astype(meet) * dense.astype(meet))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "other"), pairwise(list(CLASSES), list(VALUES), OTHERS))
 @pytest.mark.sampled(3)
 def test_duplicates_of_two_sparse_operands(name: str, dtype: str, other: str) -> None:

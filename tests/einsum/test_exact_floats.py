@@ -258,6 +258,7 @@ OF_SPARSE: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarr
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_SPARSE)
 def test_functions_of_sparse_arrays_as_operands_of_every_product(name: str) -> None:
     """As the left and the right operand, transposed or not, alone and in longer chains."""

@@ -30,6 +30,7 @@ def test_columns_at_the_edges_of_tiles(idtype: str) -> None:
         np.testing.assert_allclose(sparsetir.grouped_matmul(x, STARTS.astype(idtype), W), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_sums_over_groups() -> None:
     for feat in (3, 20, 64):
         x, W, y = drawn(feat, "float64")
@@ -39,6 +40,7 @@ def test_sums_over_groups() -> None:
             np.testing.assert_allclose(gradient[g], x[low:high].T @ y[low:high], atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 def test_programs_of_the_dialect(idtype: str) -> None:
     x, W, y = drawn(6, "float64")

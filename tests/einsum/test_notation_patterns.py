@@ -133,6 +133,7 @@ def tensor(data: Any, shape: tuple[int, ...]) -> CooTensor:
     return CooTensor(coords.astype(data.draw(st.sampled_from(["int32", "int64"]))), values, shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("text", TEXTS)

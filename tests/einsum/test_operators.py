@@ -284,6 +284,7 @@ def stencil(n: int, dtype: str) -> sp.csr_array:
     return sp.csr_array(sp.kron(sp.eye_array(n), T) + sp.kron(sides, sp.eye_array(n)), dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "make", [sp.csr_array, sp.csc_array, sp.coo_array, SparseTensor.from_any], ids=lambda f: f.__name__
@@ -450,6 +451,7 @@ def tried(action: Any) -> Any:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_operators_of_each_dtype_are_those_of_numpy_or_refused(dtype: str) -> None:

@@ -78,6 +78,7 @@ def test_spread(drawn: Any, data: Any) -> None:
     np.testing.assert_allclose(result, logsumexp(wide, axis=axis), rtol=rtol, atol=rtol)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(tensors(), st.data())
 def test_kept_dimensions(drawn: Any, data: Any) -> None:

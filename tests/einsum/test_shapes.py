@@ -82,6 +82,7 @@ def test_reshape(seed: int, dtype: str) -> None:
     same(SparseTensor.from_dense(np.zeros((0, 3))).reshape(3, -1), np.zeros((3, 0)))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(SEEDS, st.sampled_from(["float64", "float32", "int64"]))
 def test_tensordot(seed: int, dtype: str) -> None:
@@ -119,6 +120,7 @@ def test_comparisons(seed: int, first: str, second: str) -> None:
     same(S >= b[..., :1] if shape and shape[-1] else S >= b, a >= b[..., :1] if shape and shape[-1] else a >= b)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(SEEDS, st.sampled_from(DTYPES), st.sampled_from(DTYPES), st.sampled_from(KINDS))
 def test_stretched_factors(seed: int, first: str, second: str, kind: Any) -> None:
@@ -136,6 +138,7 @@ def test_stretched_factors(seed: int, first: str, second: str, kind: Any) -> Non
     same(SparseTensor.from_dense(T) * SparseTensor.from_dense(a), T * a, 1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(SEEDS, st.sampled_from(DTYPES), st.sampled_from(["complex64", "complex128"]), st.sampled_from(KINDS))
 def test_complex_values(seed: int, first: str, second: str, kind: Any) -> None:
@@ -185,6 +188,7 @@ def test_sums_with_tensors_of_torch() -> None:
     assert result.tolist() == [[3.0, 2.0], [2.0, 3.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [sp.csr_array, sp.csc_array, sp.coo_array, sp.csr_matrix])
 def test_scipy_leaves_products_to_sparse_tensors(make: Any) -> None:
     dense = np.array([[0, 1.0], [2.0, 0], [0, 3.0]])

@@ -68,6 +68,7 @@ OF_TORCH = (
 )
 
 
+@pytest.mark.slow
 @classes
 def test_products_and_sums(make: Any) -> None:
     ROW, COL = OF_TORCH if make is CLASSES["torch"] else ((I, ROWS), (J, COLS))  # torch counts all elements

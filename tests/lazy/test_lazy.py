@@ -230,6 +230,7 @@ def test_reductions_of_nothing() -> None:
         sparsetir.fused(lambda A, k=None: A)(np.ones(2), k=[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", [0, 1, 2])
 def test_products_without_elements(m: int) -> None:
     """TVM takes a size of zero in a reshape for "as in the argument"."""

@@ -71,6 +71,7 @@ KNOBS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("types", [("bfloat16", "bfloat16", "bfloat16"), *PAIRS[:2]])
@@ -154,6 +155,7 @@ def test_only_float32_has_halves() -> None:
         ops.spmm(precision="high")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtypes", [PAIRS[0], PAIRS[2]], ids="-".join)
 def test_sums_are_added_to_what_is_there(dtypes: tuple[str, str, str]) -> None:
     parts = decompose_format(program(*dtypes), {"A": formats.make("hyb", c=2, widths=(2, 4))})

@@ -79,6 +79,7 @@ def test_ranks_of_every_length(order: tuple[int, ...] | None, dtype: str) -> Non
         check(kernel(order, dtype), tensor, rank, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1), (9, 8, 7)])

@@ -236,6 +236,7 @@ SCATTERED = ("csr", "csc", "coo", formats.bsr(2, 3))
 EXPRESSIONS = {"ij->j": "", "ij->": "", "ij,ki->kj": "ki", "ij,jk->ik": "jk"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALVES)
 def test_expressions_round_their_sums_once(dtype: str) -> None:
     for shape in [(4, 300), (300, 4), (1, 2)]:
@@ -282,6 +283,7 @@ def test_sums_begin_with_what_is_there(dtype: str, threads: int) -> None:
         sparsetir.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALVES)
 def test_rows_that_are_cut_are_rounded_once(dtype: str) -> None:
     A, wide = sums((2, 4000), dtype)

@@ -75,6 +75,7 @@ def operands(rng: np.random.Generator, dtype: str) -> dict[str, sp.csr_array]:
     return {"A": skewed(rng, m, p, dtype), "B": skewed(rng, p, n, dtype), "M": mask.astype(bool)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64", "uint8"])
 def test_a_lookup_gives_what_a_walk_gives(dtype: str) -> None:
     """Rows of B in any order and with repeated entries are gone over; one kernel takes all in turn."""
@@ -91,6 +92,7 @@ def test_a_lookup_gives_what_a_walk_gives(dtype: str) -> None:
                 assert bits_of(kernel(**call)) == bits_of(walking(**call))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 def test_scipy_gives_the_same(idtype: str) -> None:
     rng = np.random.default_rng(4)
@@ -106,6 +108,7 @@ def test_scipy_gives_the_same(idtype: str) -> None:
     assert bits_of(kernel(**given)) == bits_of(sparsetir.matmul(given["A"], given["B"], mask=given["M"]))
 
 
+@pytest.mark.slow
 def test_what_is_no_number_stays_where_it_is() -> None:
     """A product is stored where entries meet, whatever they hold; what the mask lacks stays outside."""
     rng = np.random.default_rng(5)
@@ -140,6 +143,7 @@ def test_lookups_end_where_the_row_ends() -> None:
             assert found.nnz == np.count_nonzero(expected)
 
 
+@pytest.mark.slow
 def test_other_sums_are_looked_up() -> None:
     """The least sum in place of the sum of products, an element beginning with another number."""
     text = sparsetir.build(ops.masked_spgemm()).script(1)

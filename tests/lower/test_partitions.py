@@ -563,6 +563,7 @@ DIFFERENT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_programs_over_the_descriptions(name: str) -> None:
     check_spmm(FORMATS[name], [MATRICES["empty rows"]], interpreted=True)

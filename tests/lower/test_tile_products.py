@@ -74,6 +74,7 @@ def test_sums_are_those_of_numpy(types: tuple[str, str, str], shape: Any) -> Non
         check(kernel(types, *shape), rng, types, matrix(rng, types[0]), feat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [TYPES[1], *TYPES[3:]], ids="-".join)
 @pytest.mark.parametrize("tiles", [2, 4])
 def test_other_dtypes_and_panels(types: tuple[str, str, str], tiles: int) -> None:
@@ -82,6 +83,7 @@ def test_other_dtypes_and_panels(types: tuple[str, str, str], tiles: int) -> Non
         check(kernel(types, "sr_bcrs", 16, 32, tiles=tiles), rng, types, matrix(rng, types[0]), feat)
 
 
+@pytest.mark.slow
 def test_padding_multiplies_no_row() -> None:
     """Neither infinities in rows that no entry uses, nor what lies behind the dense operand, get into sums."""
     B = np.full((5, 20), np.inf, BF16)
@@ -113,6 +115,7 @@ def assembly(mcpu: str, types: tuple[str, str, str]) -> str:
     return str(build(parts, machine).source("asm"))
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 @pytest.mark.skipif(native_target().attrs["mtriple"].partition("-")[0] != "x86_64", reason="instructions of x86")
 @pytest.mark.parametrize(

@@ -262,6 +262,7 @@ def test_a_measurement_that_would_not_end_is_refused(options: dict[str, Any]) ->
         bench.interleave({"a": int}, **{"burst_seconds": 0, "rest": 0, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.shared(3)
 @pytest.mark.parametrize("name", COMPILED)
 def test_bad_arguments_of_compilers_end_in_own_errors(name: str) -> None:

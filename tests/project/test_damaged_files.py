@@ -121,6 +121,7 @@ def test_damaged_files_end_in_own_errors(name: str, tmp_path: Path) -> None:
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_damaged_folders_end_in_own_errors(name: str, tmp_path: Path) -> None:
     if name.endswith("zarr"):

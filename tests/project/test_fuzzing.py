@@ -129,6 +129,7 @@ def test_wrong_results_are_counted_and_told(place: Place) -> None:
     assert all("expected" in facts["finding"]["detail"] for facts in told[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["ell", "spmm"])
 def test_histories_write_no_results_to_bound_arguments(kernel: str) -> None:
     """A bound kernel may have a copy of them, so that it would differ from one that is bound later."""

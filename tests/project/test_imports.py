@@ -127,6 +127,7 @@ def test_packages_import_what_is_below_them():
     assert [(p, o) for p, others in edges.items() for o in others if ORDER.index(o) > ORDER.index(p)] == []
 
 
+@pytest.mark.slow
 def test_nobody_imports_what_users_import():
     assert [name for name, others in graph().items() if FACADE in others] == []
 

@@ -59,6 +59,7 @@ def on_matrices(case: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HERE, reason="SPARSETIR_DATA names no folder")
 @pytest.mark.parametrize("case", share(CASES, 3, 1), ids=lambda c: c.name)
 def test_the_corpus_on_corners_of_real_matrices(case: Any) -> None:

@@ -279,6 +279,7 @@ def test_blocks(block: int) -> None:
     close(found.reshape(-1, 33), expected(dense, Q, K, V, 0.3), "float32", str(block))
 
 
+@pytest.mark.slow
 def test_what_is_not_a_number_stays_in_its_rows() -> None:
     G = weighted(CASES["rows of every length"], "float32")
     Q, K, V = drawn(G, 16, "float32")

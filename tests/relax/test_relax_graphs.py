@@ -177,6 +177,7 @@ def test_edges_of_a_call_out_of_range():
                 compiled(X, edges)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
 @pytest.mark.parametrize("index", ["sorted", "unsorted", "alike"])

@@ -53,6 +53,7 @@ GRAPHS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(GRAPHS))
 def test_operations_of_a_graph_equal_torch(name: str) -> None:
     model, x = Network(GRAPHS[name]).eval(), torch.randn(NODES, FEATURES)
@@ -62,6 +63,7 @@ def test_operations_of_a_graph_equal_torch(name: str) -> None:
     assert "R.sparse." in compiled.mod.script()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("density", [0.0, 0.3])
 def test_sparse_layers_equal_torch_for_any_batch(dtype: torch.dtype, density: float, tmp_path: Path) -> None:
@@ -78,6 +80,7 @@ def test_sparse_layers_equal_torch_for_any_batch(dtype: torch.dtype, density: fl
             torch.testing.assert_close(loaded(x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sparsified_transformer_layer_equals_torch() -> None:
     torch.manual_seed(0)
     feed_forward = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))

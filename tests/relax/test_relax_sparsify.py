@@ -201,6 +201,7 @@ def stacked(weights: list[np.ndarray]) -> Any:
     return module([8, IN], make)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decide", ["predict", "measure"])
 @pytest.mark.parametrize("front", ["relax", "torch"])
 def test_layers_of_one_shape_keep_their_own_weights(front: str, decide: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,7 @@ def message(call: Callable[[], Any]) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.shared(3)
 @pytest.mark.parametrize(("program", "format"), CASES)
 def test_errors_speak_of_the_arguments_of_the_caller(program: str, format: str) -> None:

@@ -77,6 +77,7 @@ def ways(thing: Any, folder: Path) -> dict[str, Any]:
     return found if not hasattr(thing, "save") else {**found, "file": sparsetir.load(thing.save(folder / "kernel"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(KERNELS))
 def test_kernels_stay_what_they_are(name: str, tmp_path: Path) -> None:
     kernel = KERNELS[name]()

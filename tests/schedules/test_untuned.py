@@ -337,6 +337,7 @@ def test_plans_keep_no_arrays_of_a_call() -> None:
     assert [ref() is None for ref in held] == [True] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["spmm", "sddmm"])
 def test_short_rows_of_several_lengths_in_turn(op: str) -> None:
     """Kernels whose length of dense rows is compiled in are used for no other length."""

@@ -132,6 +132,7 @@ def test_a_search_finds_the_fastest_and_records_it(tmp_path: Path, monkeypatch: 
 DAMAGE: list[dict[str, Any]] = [{"kind": "x"}, {"insertion": None}, {"block": [0, 0, 0]}, {"other": 1}, {"order": []}]
 
 
+@pytest.mark.slow
 def test_damaged_ends_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulators, "Trials", Timed)
     fewer: dict[str, tuple[Any, ...]] = {name: values[:1] for name, values in accumulators.VALUES.items()}

@@ -73,6 +73,7 @@ def test_arrays_need_the_alignment_of_their_elements(name: str) -> None:
             assert int(param.ty.data_alignment) <= max(np.dtype(str(param.ty.dtype)).itemsize, 1), param
 
 
+@pytest.mark.slow
 def test_rows_are_counted_in_vectors_wherever_arrays_begin() -> None:
     name = "computed subscripts"  # what a row enters is known without a loop
     for rows in (31, 32, 33, 61, 64, 65, 130, 257):

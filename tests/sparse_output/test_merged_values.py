@@ -128,6 +128,7 @@ OF_HALVES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_extremes_and_comparisons_of_halves(dtype: str) -> None:
     """They are computed in float32, and what neither operand stores is not."""

@@ -39,6 +39,7 @@ def drawn(rng: np.random.Generator, shape: Any, density: float, *, negative: boo
     return sp.csr_array(dense.astype(dtype))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans(), st.sampled_from(["float32", "float64"]))
 def test_small_collections(seed: int, negative: bool, of_queries: bool, dtype: str) -> None:
@@ -55,6 +56,7 @@ def test_small_collections(seed: int, negative: bool, of_queries: bool, dtype: s
     assert scores.dtype == dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("negative", [False, True])
 def test_many_blocks(threads: int, negative: bool, monkeypatch: pytest.MonkeyPatch) -> None:

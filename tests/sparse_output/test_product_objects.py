@@ -116,6 +116,7 @@ def test_torch_tensors_of_halves(dtype: str) -> None:
             np.testing.assert_array_equal(found.to_dense().float(), value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sums_of_halves_are_rounded_once(dtype: str) -> None:
     torch = pytest.importorskip("torch")
@@ -488,6 +489,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("name", SMALL)
 def test_small_products_are_those_of_large_ones(name, is_shared, monkeypatch):
@@ -513,6 +515,7 @@ def test_small_products_are_those_of_large_ones(name, is_shared, monkeypatch):
     assert not made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selects", [False, True])
 def test_kernels_that_are_called_often_compile_a_function_for_little_work(selects, monkeypatch):
     monkeypatch.setattr(assembled, "OFTEN", 3)

@@ -331,6 +331,7 @@ def largest(row: np.ndarray, top: int | None, above: float | None) -> np.ndarray
     return np.sort(np.array(order[:top], np.int64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint64", "int8", "bool"])
 def test_the_largest_entries_of_any_row(dtype: str) -> None:
     rng = np.random.default_rng(11)
@@ -387,6 +388,7 @@ def with_hubs(rng: np.random.Generator, n: int, dtype: str, idtype: str, *, is_s
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "idtype"), [("float32", "int32"), ("float64", "int64"), ("int32", "int32")])
 def test_entries_of_a_mask_are_searched_for(dtype: str, idtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = sparsetir.ops.masked_spgemm(dtype, idtype=idtype)
@@ -411,6 +413,7 @@ def test_entries_of_a_mask_are_searched_for(dtype: str, idtype: str, monkeypatch
 # --- memory -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", [{}, {"top": 4}, {"mask": True}], ids=["whole", "top", "mask"])
 @pytest.mark.parametrize("density", [0.004, 0.03], ids=["few sums", "many sums"])
 def test_memory_of_results_is_written_again_once_nobody_has_it(density: float, select: dict[str, Any]) -> None:

@@ -61,6 +61,7 @@ def dense(mask, q, k, v, scale):
     return torch.einsum("...hij,...jhd->...ihd", shares, v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [(), (2, 1)])
 def test_values_and_gradients(mask, batch):
     graph, tensors = blocked(mask), operands(mask, 2, batch=batch)
@@ -82,6 +83,7 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(graph.attention, tensors, fast_mode=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_halves_are_summed_in_float32(mask, dtype):
     graph, tensors = blocked(mask), operands(mask, 2, dtype=dtype)

@@ -140,6 +140,7 @@ class Encoder(nn.Module):
         return self.encoder(self.again(self.first(x)), src_key_padding_mask=padding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["columns float32", "columns int8", "dense bfloat16"])
 def test_transformers_are_replaced_whole(way: str, take: Any) -> None:
     take(way)
@@ -214,6 +215,7 @@ def test_masks_of_prune_and_parametrize(take: Any) -> None:
     assert report[0].nonzeros == round(0.1 * 128 * 64)
 
 
+@pytest.mark.slow
 def test_saving_and_tracing(take: Any) -> None:
     take("columns int8")
     model, x = masked(Encoder()), torch.randn(3, 10, 64)
@@ -233,6 +235,7 @@ def test_saving_and_tracing(take: Any) -> None:
             torch.jit.trace(changed.first, (x,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["columns float32", "dense bfloat16"])
 def test_models_for_cpp(way: str, take: Any) -> None:
     from sparsetir.relax import from_torch

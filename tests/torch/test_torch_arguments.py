@@ -97,6 +97,7 @@ def cases() -> dict[str, Case]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_wrong_arguments_end_in_own_errors(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     bad = {**BAD, **ARRAYS}

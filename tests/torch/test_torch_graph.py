@@ -380,6 +380,7 @@ def softmax(scores: Any, index: Any) -> Any:
     return power / total[index[1]]
 
 
+@pytest.mark.slow
 def test_equal_maxima_share_a_gradient():
     made = Graph(torch.tensor([[0, 1, 2], [0, 0, 0]]), (3, 1))
     x = torch.tensor([[2.0], [2.0], [1.0]], requires_grad=True)
@@ -574,6 +575,7 @@ def test_gradients_of_gradients(name):
     assert torch.autograd.gradgradcheck(lambda *tensors: call(made, *tensors), operands, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_of_gradients_are_refused():
     made = Graph(INDEX, (N, M))
     x, weight = wanting(real(N, 3), real(EDGES))
@@ -783,6 +785,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tensors_of_more_elements_than_32_bits_count(name, dtype, monkeypatch):
@@ -822,6 +825,7 @@ assert graph.softmax(graph.sddmm(y, x)).shape == (3,)
 """
 
 
+@pytest.mark.slow
 def test_a_tensor_of_more_elements_than_32_bits_count(tmp_path):
     """In a process of its own: offsets that overflow end it."""
     path = tmp_path / "features"

@@ -86,6 +86,7 @@ def test_class_of_shapes_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     products._fastest.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dims", [(2, 3), (2, 2), (3, 2)])
 def test_gradients(dims: tuple[int, int]) -> None:
     left, right, offs = operands(dims, [0, 1, 4, 4, 6])

@@ -279,6 +279,7 @@ def looked_up(
 LOOKED_UP = functools.cache(lambda: sparsetir.build(looked_up))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_what_no_member_of_a_union_stores_is_looked_up_at_its_coordinates(seed):
     rng, shape = np.random.default_rng(seed), (3, 4, 5)

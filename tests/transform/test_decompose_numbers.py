@@ -99,6 +99,7 @@ def test_padding_spreads_neither_nan_nor_infinity(name: str) -> None:
         check_specials(kernel, typed(MATRICES[kind], dtype), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NESTED)
 def test_padding_within_a_format_spreads_nothing(name: str) -> None:
     kernel = compiled(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": NESTED[name]()}))

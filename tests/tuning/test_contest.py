@@ -94,6 +94,7 @@ class Searched:
         return select_final({name: partial(self.machine.run, name) for name in (None, *kernels)}, *how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "spikes"), [(0.01, 0.0), (0.05, 0.1), (0.2, 0.2)], ids=["quiet", "busy", "overloaded"]
 )

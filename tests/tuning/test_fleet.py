@@ -384,6 +384,7 @@ def short_wait() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_workers_of_dask(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     path, inputs = tmp_path / "tuning.jsonl", arguments()

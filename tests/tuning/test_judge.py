@@ -65,6 +65,7 @@ def test_cases_without_a_baseline_are_left_out() -> None:
     assert not judge.judge([case(np.inf, 1.0, 2.0)], judge.rules)
 
 
+@pytest.mark.slow
 def test_points_are_judged_without_measuring(
     collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -721,6 +721,7 @@ class ByNumber:
         return np.arange(len(features)) if self.scores is None else self.scores
 
 
+@pytest.mark.slow
 def test_a_search_asks_the_model_that_it_is_given(tmp_path: Path) -> None:
     A = sp.random_array((60, 50), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(0))
     inputs = {"A": A, "B": np.ones((50, 8), np.float32)}

@@ -42,6 +42,7 @@ def evaluate(count: int) -> None:
         np.testing.assert_allclose(sparsetir.einsum("ij,j->i", A * number, vectors[0]), number * A.sum(1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("low_bounds")
 def test_many_expressions_leave_bounded_caches() -> None:
     evaluate(3 * BOUND)
@@ -50,6 +51,7 @@ def test_many_expressions_leave_bounded_caches() -> None:
     evaluate(2)  # what was dropped is made again
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("low_bounds")
 def test_kernels_that_were_dropped_are_freed() -> None:
     evaluate(1)

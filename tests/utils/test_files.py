@@ -246,6 +246,7 @@ OWN = {
 WRITING = {"write_text", "write_bytes", "savez", "savez_compressed", "save", "tofile", "dump", "rename"}
 
 
+@pytest.mark.slow
 def test_every_writer_goes_through_one_module() -> None:
     """A file that is written elsewhere must be a new one that no reader knows."""
     package = Path(files.__file__).parents[1]

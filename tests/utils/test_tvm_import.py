@@ -39,6 +39,7 @@ assert tvm_ffi._convert.torch is torch
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [AFTER, BEFORE], ids=["torch after TVM", "torch before TVM"])
 def test_torch_is_imported_by_its_users_only(code: str) -> None:
     """In a process where torch is installed: other tests run their processes without it."""
