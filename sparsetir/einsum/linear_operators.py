@@ -17,6 +17,7 @@ from sparsetir import ops
 from sparsetir.build import build
 from sparsetir.einsum.expression import einsum_expression
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
+from sparsetir.formats import heuristics
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
 from sparsetir.kernel_factory import make_kernel
@@ -41,9 +42,9 @@ def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.Line
     A : sparse matrix, shape (m, n)
         Of scipy, torch or a `SparseTensor`, of float32 or float64. Integers, bools and other floats become float64.
     expected_calls : int, optional
-        About how many products of each kind will be made. Given that, the format is looked for at the first product,
-        which waits for it, and 0 keeps the format of `A`. By default a thousand are expected once eight have been made
-        and have taken 0.2 seconds.
+        About how many products of each kind will be made. Where so many take much longer than looking for a format, the
+        first one waits until that is found and compiled; otherwise, and by default, a thousand are expected once eight
+        have been made and have taken 0.2 seconds. 0 keeps the format of `A`.
 
     Returns
     -------
@@ -112,7 +113,7 @@ class _Operator(linalg.LinearOperator):
         return {name: value for name, value in self.__dict__.items() if name not in ("_products", "_bound")}
 
     @cached_property
-    def _products(self) -> dict[str, _Product]:
+    def _products(self) -> dict[tuple[str, np.dtype[Any]], _Product]:
         return {}
 
     @cached_property
@@ -125,14 +126,14 @@ class _Operator(linalg.LinearOperator):
             return self._product(text, x.real) + 1j * self._product(text, x.imag)
         if x.dtype != self.tensor.dtype:
             x = x.astype(self._common_dtype(x))
-        key = f"{text}{x.dtype}"
+        key = text, x.dtype
         if key not in self._products:
             is_large = self.tensor.nnz >= MIN_ENTRIES if self.expected_calls is None else self.expected_calls > 0
             is_alike = x.dtype == self.tensor.dtype
-            matrix = self.tensor.compressed if self.expected_calls is None and is_alike else None
+            matrix = self.tensor.compressed if self.expected_calls != 0 and is_alike else None
             first = self._own(text, x) if matrix is None else _by_scipy(matrix, text)
             convert = self._others(text, with_own=matrix is not None) if is_alike and is_large else None
-            self._products[key] = _Product(first, convert, self.expected_calls)
+            self._products[key] = _Product(first, convert, self.expected_calls, self.tensor.nnz)
         return self._products[key](x)
 
     def _own(self, text: str, x: Any) -> Callable[[Any], Any]:
@@ -196,15 +197,21 @@ class _Product:
     convert : callable or None
         Takes an operand; returns the other candidates.
     expected_calls : int or None
-        Number of products that the caller expects; None converts in a thread after some.
+        Number of products that the caller expects; None converts in a thread after some, and so do few.
+    nnz : int
+        Entries of the matrix.
     """
 
     def __init__(
-        self, first: Callable[[Any], Any], convert: Callable[[Any], list[Any]] | None, expected_calls: int | None
+        self,
+        first: Callable[[Any], Any],
+        convert: Callable[[Any], list[Any]] | None,
+        expected_calls: int | None,
+        nnz: int,
     ) -> None:
         self.best, self.convert = first, convert
         self.left = TRIAL_CALLS
-        self.is_announced = expected_calls is not None
+        self.expected_calls, self.nnz = expected_calls, nnz
         self.seconds = 0.0
         self.converter: threading.Thread | None = None
         self.trial: Trial | None = None
@@ -217,24 +224,26 @@ class _Product:
             return y
         if self.convert is None:
             return self.best(x)
-        if self.is_announced:
-            self._begin(x)
-            return self.best(x)
         start = time.perf_counter()
         y = self.best(x)
-        self.seconds += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
         self.left -= 1
-        if self.left < 0 and self.seconds >= TRIAL_SECONDS:
+        if self.expected_calls is not None:
+            calls, self.expected_calls = self.expected_calls, None
+            if heuristics.is_worth_looking(self.nnz, calls, seconds):
+                self._begin(x, waits=True)
+        elif self.left < 0 and self.seconds >= TRIAL_SECONDS:
             self._begin(x)
         return y
 
-    def _begin(self, x: Any) -> None:
-        """Convert the matrix for later products."""
+    def _begin(self, x: Any, *, waits: bool = False) -> None:
+        """Convert the matrix for later products, in the background unless the caller waits."""
         # `convert` is cleared first, so that a second thread does not convert the matrix as well.
         convert, self.convert = self.convert, None
         if convert is None:
             return
-        if self.is_announced:
+        if waits:
             self._add(convert(x))
             return
         self.converter = in_background(self._convert, convert, x.copy())

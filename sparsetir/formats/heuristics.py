@@ -388,6 +388,11 @@ class Conversion:
     choices: Mapping[str, int] = field(default_factory=dict)
 
 
+def is_worth_looking(nnz: int, calls: float, seconds: float) -> bool:
+    """Return whether so many calls of so many seconds take much longer than looking for a format."""
+    return calls > 0 and calls * seconds >= WORTH_LOOKING * (COMPOSING + LOOKING * nnz)
+
+
 def choose_format(
     program: Program,
     matrix: Any,
@@ -520,6 +525,7 @@ __all__ = [
     "dense_rows",
     "diagonal_gain",
     "group_gain",
+    "is_worth_looking",
     "most_dense",
     "ranked_candidates",
     "sum_gain",

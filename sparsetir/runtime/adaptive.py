@@ -301,8 +301,7 @@ class Adaptive:
     def _may_pay(self, calls: float, seconds: float) -> bool:
         """Return whether so many calls take much longer than looking for a format."""
         entries = sum(_entries(self.bound.fixed[name]) for name in self.matrices)
-        looking = heuristics.COMPOSING + heuristics.LOOKING * entries
-        return calls > 0 and calls * seconds >= heuristics.WORTH_LOOKING * looking
+        return heuristics.is_worth_looking(entries, calls, seconds)
 
     def _converted(
         self,

@@ -50,9 +50,8 @@ from sparsetir.ir.views import Axis, Program, cast, const
 from sparsetir.lower.annotations import FINITE, INDPTR, STRUCTURE, names_in
 from sparsetir.lower.loops import SERIAL, serial, vectorized, with_, with_body
 
-#: what the error says; the caller validates the arrays again and says what is wrong
 LANES = 16  # entries of a long row that are compared at a time
-MESSAGE = "the index arrays of compressed rows are wrong"
+MESSAGE = "the index arrays of compressed rows are wrong"  # the caller validates the arrays again and says more
 
 
 class _Rows(NamedTuple):
