@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sparsetir.bench.kernels import MeasurementPlan
-from sparsetir.bench.measure import TAKEN, MeasuredRow, Operation, measure, suits
+from sparsetir.bench.measure import TAKEN, MeasuredRow, SizedOp, measure, suits
 from sparsetir.bench.report import Report
 from sparsetir.bench.results import measure_result
 from sparsetir.bench.roofline import Roofline, levels, measure_roofline
@@ -23,7 +23,11 @@ from sparsetir.workloads.results import OPERATIONS
 
 
 def run(
-    sources: Sequence[InputSource], products: Sequence[Operation], plan: MeasurementPlan, *, threads: int | None = None
+    sources: Sequence[InputSource],
+    products: Sequence[SizedOp],
+    plan: MeasurementPlan,
+    *,
+    threads: int | None = None,
 ) -> Iterator[Report]:
     """Measure every operation on every source that it takes.
 
@@ -31,7 +35,7 @@ def run(
     ----------
     sources : sequence of InputSource
         Each is loaded when its turn comes and freed after it.
-    products : sequence of Operation
+    products : sequence of SizedOp
     plan : MeasurementPlan
     threads : int, optional
         For every library; by default what kernels use.
@@ -64,7 +68,7 @@ def run(
         raise ArgumentError("nothing could be measured: no file holds what the operations take")
 
 
-def say_of_options(products: Sequence[Operation], plan: MeasurementPlan) -> None:
+def say_of_options(products: Sequence[SizedOp], plan: MeasurementPlan) -> None:
     """Name the operations that an option does not reach."""
     titles = ", ".join(str(product) for product in products if product.op in OPERATIONS)
     flags = [f"--{name}" for name in ("sweep", "tune") if getattr(plan, name)]
@@ -84,7 +88,7 @@ def ceilings() -> Roofline | None:
     return measure_roofline()
 
 
-def measured(name: str, sparse: Any, product: Operation, plan: MeasurementPlan, profile: MachineProfile) -> MeasuredRow:
+def measured(name: str, sparse: Any, product: SizedOp, plan: MeasurementPlan, profile: MachineProfile) -> MeasuredRow:
     """Measure one operation on one source."""
     measure_case = measure_result if product.op in OPERATIONS else measure
     return measure_case(name, sparse, product, plan, profile)
@@ -93,7 +97,7 @@ def measured(name: str, sparse: Any, product: Operation, plan: MeasurementPlan, 
 def rows(
     name: str,
     sparse: Any,
-    products: Sequence[Operation],
+    products: Sequence[SizedOp],
     plan: MeasurementPlan,
     report: Report,
     profile: MachineProfile,

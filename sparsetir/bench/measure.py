@@ -33,7 +33,7 @@ BEST = "best peer"
 
 
 @dataclass(frozen=True)
-class Operation:
+class SizedOp:
     """An operation with a number of columns, as in ``spmm:128``, for topn of entries in a row; 1 where it has none."""
 
     op: str
@@ -51,7 +51,7 @@ class Row:
     ----------
     name : str
         Of the matrix or tensor.
-    product : Operation
+    product : SizedOp
     shape : tuple of int
     nnz : int
     ours, peers : dict of str to Timing
@@ -65,7 +65,7 @@ class Row:
     """
 
     name: str
-    product: Operation
+    product: SizedOp
     shape: tuple[int, ...]
     nnz: int
     ours: dict[str, Timing]
@@ -147,7 +147,7 @@ class MeasuredRow:
 # ---------------------------------------------------------------------------------------------------- products
 
 
-def parse_products(text: str) -> list[Operation]:
+def parse_products(text: str) -> list[SizedOp]:
     """Operations separated by commas, each with its number of columns behind a colon.
 
     Examples
@@ -159,7 +159,7 @@ def parse_products(text: str) -> list[Operation]:
     return list(dict.fromkeys(products))
 
 
-def parse_product(text: str) -> Operation:
+def parse_product(text: str) -> SizedOp:
     """One of them."""
     op, colon, feat = text.partition(":")
     if op not in TAKEN:
@@ -167,16 +167,16 @@ def parse_product(text: str) -> Operation:
     if op not in DEFAULT_FEAT:
         if colon:
             raise ArgumentError(f"{op} has no number of columns, found {text!r}; try {op}")
-        return Operation(op, 1)
+        return SizedOp(op, 1)
     if not colon:
-        return Operation(op, DEFAULT_FEAT[op])
+        return SizedOp(op, DEFAULT_FEAT[op])
     if not (feat.isascii() and feat.isdigit() and int(feat) > 0):
         counted = COUNTED.get(op, "columns")
         raise ArgumentError(f"expected a positive number of {counted} as in {op}:{DEFAULT_FEAT[op]}, found {text!r}")
-    return Operation(op, int(feat))
+    return SizedOp(op, int(feat))
 
 
-def suits(product: Operation, sparse: Any) -> bool:
+def suits(product: SizedOp, sparse: Any) -> bool:
     """Return whether the operation accepts an operand with that many dimensions."""
     return TAKEN[product.op] == len(sparse.shape)
 
@@ -184,7 +184,7 @@ def suits(product: Operation, sparse: Any) -> bool:
 # ---------------------------------------------------------------------------------------------------- measuring
 
 
-def needed_bytes(product: Operation, sparse: Any, plan: MeasurementPlan) -> int:
+def needed_bytes(product: SizedOp, sparse: Any, plan: MeasurementPlan) -> int:
     """About how much memory the operands, results and checks take."""
     dense = sum(sparse.shape[dim] for dim, _ in DENSE[product.op].values()) * product.feat
     nnz = int(sparse.nnz)
@@ -195,7 +195,7 @@ def needed_bytes(product: Operation, sparse: Any, plan: MeasurementPlan) -> int:
 
 
 def measure(
-    name: str, sparse: Any, product: Operation, plan: MeasurementPlan, profile: MachineProfile | None = None
+    name: str, sparse: Any, product: SizedOp, plan: MeasurementPlan, profile: MachineProfile | None = None
 ) -> MeasuredRow:
     """Check and time an operation.
 
@@ -205,7 +205,7 @@ def measure(
         What the operand is called.
     sparse : scipy.sparse array or CooTensor
         Taken as float32.
-    product : Operation
+    product : SizedOp
         Which takes an operand of its dimensions.
     plan : MeasurementPlan
     profile : MachineProfile, optional
@@ -288,4 +288,4 @@ def undisturbed(calls: dict[str, Call], plan: MeasurementPlan, title: str) -> tu
     return min(attempts, key=lambda times: max(timing.spread for timing in times.values())), plan.repeat
 
 
-__all__ = ["BEST", "MeasuredRow", "Operation", "Row", "measure", "parse_products", "suits"]
+__all__ = ["BEST", "MeasuredRow", "Row", "SizedOp", "measure", "parse_products", "suits"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.bench.kernels import MeasurementPlan
-from sparsetir.bench.measure import MeasuredRow, Operation, Row, undisturbed
+from sparsetir.bench.measure import MeasuredRow, Row, SizedOp, undisturbed
 from sparsetir.bench.roofline import OperationWork, limit_of_work, structure
 from sparsetir.einsum.products import matmul, multiply
 from sparsetir.sparse_output.products import add, matmul_plan, rap
@@ -82,7 +82,7 @@ def peer_calls(title: str, case: ResultCase) -> dict[str, Call]:
 
 
 def measure_result(
-    name: str, sparse: Any, product: Operation, plan: MeasurementPlan, profile: MachineProfile | None = None
+    name: str, sparse: Any, product: SizedOp, plan: MeasurementPlan, profile: MachineProfile | None = None
 ) -> MeasuredRow:
     """Check and time an operation.
 
@@ -92,7 +92,7 @@ def measure_result(
         What the operand is called.
     sparse : scipy.sparse array
         Taken as float32.
-    product : Operation
+    product : SizedOp
         One of `sparsetir.workloads.results.OPERATIONS`.
     plan : MeasurementPlan
     profile : MachineProfile, optional

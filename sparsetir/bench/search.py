@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from sparsetir.bench.kernels import CALLS, MANY_TRIALS, our_calls
-from sparsetir.bench.measure import Operation, parse_products, suits
+from sparsetir.bench.measure import SizedOp, parse_products, suits
 from sparsetir.bench.sweep import best_of
 from sparsetir.build import build
 from sparsetir.errors import SparseTIRError
@@ -146,7 +146,7 @@ def table(rows: Sequence[SearchRow]) -> str:
     return markdown([list(HEAD), *(row.cells() for row in rows), last])
 
 
-def run(sources: Sequence[InputSource], products: Sequence[Operation], **settings: Any) -> list[SearchRow]:
+def run(sources: Sequence[InputSource], products: Sequence[SizedOp], **settings: Any) -> list[SearchRow]:
     """Every case, one after another; what fails is said and left out."""
     return by_case(sources, products, lambda name, case: measure(name, case, **settings))
 
@@ -161,9 +161,7 @@ class Shown(Protocol):
 R = TypeVar("R", bound=Shown)
 
 
-def by_case(
-    sources: Sequence[InputSource], products: Sequence[Operation], measured: Callable[[str, Case], R]
-) -> list[R]:
+def by_case(sources: Sequence[InputSource], products: Sequence[SizedOp], measured: Callable[[str, Case], R]) -> list[R]:
     """Return the row of every case, one after another; what fails is said and left out."""
     rows: list[R] = []
     for name, sparse in loaded(sources):
@@ -190,7 +188,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", default="spmm:128", help="operations with their columns; spmm:128")
 
 
-def sources_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[list[InputSource], list[Operation]]:
+def sources_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[list[InputSource], list[SizedOp]]:
     """Return what these options say."""
     try:
         paths = [*args.files, *(find_files(args.data) if args.data else [])]

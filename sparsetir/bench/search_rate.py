@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.bench.kernels import CALLS, our_calls
-from sparsetir.bench.measure import Operation
+from sparsetir.bench.measure import SizedOp
 from sparsetir.bench.search import ROUNDS, add_sources, by_case, in_rounds, reached, sources_of
 from sparsetir.build import build
 from sparsetir.tuning import tune_sparse
@@ -111,7 +111,7 @@ def table(paces: Sequence[SearchPace]) -> str:
     return markdown([list(HEAD), *(pace.cells() for pace in paces), middle, worst, largest])
 
 
-def run(sources: Sequence[Any], products: Sequence[Operation], **how: Any) -> list[SearchPace]:
+def run(sources: Sequence[Any], products: Sequence[SizedOp], **how: Any) -> list[SearchPace]:
     """Every case, one after another; what fails is said and left out."""
     return by_case(sources, products, lambda name, case: measure(name, case, **how))
 

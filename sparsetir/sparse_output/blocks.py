@@ -146,7 +146,7 @@ LARGEST_BLOCK = 8
 
 
 @dataclass(frozen=True)
-class BlockPattern:
+class MatrixBlocks:
     """The pattern of a matrix's blocks, and the index of the value for each position in them."""
 
     indptr: np.ndarray
@@ -154,7 +154,7 @@ class BlockPattern:
     taken: np.ndarray
 
     @classmethod
-    def of(cls, rows: Any, block: tuple[int, int]) -> BlockPattern | None:
+    def of(cls, rows: Any, block: tuple[int, int]) -> MatrixBlocks | None:
         """Group a matrix in compressed rows into blocks; return None if a block is not full or has duplicates."""
         if rows.shape[0] % block[0] or rows.shape[1] % block[1] or rows.nnz % (block[0] * block[1]):
             return None
@@ -179,7 +179,7 @@ def shared_blocks(product: BlockProduct, args: Arguments) -> list[Block]:
 def _full_blocks(rows: Any) -> list[tuple[int, int]]:
     """Return the shapes of full blocks of which a matrix consists."""
     shapes = [(r, c) for r in range(1, LARGEST_BLOCK + 1) for c in range(1, LARGEST_BLOCK + 1)]
-    return [shape for shape in shapes if _may_be_full(rows, shape) and BlockPattern.of(rows, shape) is not None]
+    return [shape for shape in shapes if _may_be_full(rows, shape) and MatrixBlocks.of(rows, shape) is not None]
 
 
 def _may_be_full(rows: Any, shape: tuple[int, int]) -> bool:
@@ -219,7 +219,7 @@ class BlockedKernel(SparseOutputKernel):
             expected = "blocks are multiplied by programs like sparsetir.ops.spgemm"
             raise LoweringError(f"{expected}, which {self.name} is not: leave block out")
         self.product, self.whole, self.sizes = product, options, block
-        self._structures: OfPatterns[BlockPattern | None] = OfPatterns()
+        self._structures: OfPatterns[MatrixBlocks | None] = OfPatterns()
 
     @property
     def accumulators(self) -> Accumulators:
@@ -254,11 +254,11 @@ class BlockedKernel(SparseOutputKernel):
         m, n = (int(size.at(args.sizes)) for size in self._shape)
         return m, n
 
-    def blocks(self, buffer: SparseBuffer, args: Arguments, block: tuple[int, int]) -> BlockPattern | None:
+    def blocks(self, buffer: SparseBuffer, args: Arguments, block: tuple[int, int]) -> MatrixBlocks | None:
         """Return the blocks of an operand, cached by its pattern, or None if they are not full."""
         rows = matrix_of(buffer, args)
         return self._structures.get(
-            (rows.shape, block), (rows.indptr, rows.indices), lambda: BlockPattern.of(rows, block)
+            (rows.shape, block), (rows.indptr, rows.indices), lambda: MatrixBlocks.of(rows, block)
         )
 
     def compiled_parts(self) -> Iterator[Compiled]:

@@ -21,7 +21,7 @@ from sparsetir.torch.programs import Sizes
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from sparsetir.torch.structure import CompressedRows
+    from sparsetir.torch.structure import GraphRows
 
 
 NAMES = {
@@ -154,11 +154,11 @@ class KernelFunction(Function):
 class GraphOrientations:
     """What a function needs of a graph: rows and, when a gradient wants them, columns."""
 
-    rows: CompressedRows
+    rows: GraphRows
     shape: tuple[int, int]
 
     @property
-    def columns(self) -> CompressedRows:
+    def columns(self) -> GraphRows:
         """The edges by columns."""
         return self.rows.transposed
 

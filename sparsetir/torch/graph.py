@@ -82,7 +82,7 @@ class Graph(functions.GraphOrientations):
             self.there, self.back = torch.from_numpy(order), torch.from_numpy(back)
 
     @classmethod
-    def of_rows(cls, rows: structure.CompressedRows, there: Tensor | None, back: Tensor | None) -> Graph:
+    def of_rows(cls, rows: structure.GraphRows, there: Tensor | None, back: Tensor | None) -> Graph:
         """Return the graph with these rows, without a weight."""
         graph = object.__new__(cls)
         graph.rows, graph.shape, graph.weight, graph.there, graph.back = (

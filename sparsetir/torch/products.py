@@ -36,7 +36,7 @@ from sparsetir.torch.functions import (
     differentiable,
 )
 from sparsetir.torch.graph import FEATURES, Graph
-from sparsetir.torch.structure import CompressedRows
+from sparsetir.torch.structure import GraphRows
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import shared_cache
 from torch import Tensor
@@ -65,7 +65,7 @@ class IndexStructure:
     @cached_property
     def graph(self) -> Graph:
         """The graph of the rows, which has the kernels."""
-        return Graph.of_rows(CompressedRows(self.indptr, self.indices, self.shape[1]), None, None)
+        return Graph.of_rows(GraphRows(self.indptr, self.indices, self.shape[1]), None, None)
 
     @cached_property
     def keys(self) -> np.ndarray:

@@ -119,7 +119,7 @@ WIDE = 2**31 - 1  # sizes up to that have indices of 32 bits
 
 
 @dataclass(eq=False)
-class CompressedRows:
+class GraphRows:
     """The rows of a graph one after the other, or its columns.
 
     Parameters
@@ -193,10 +193,10 @@ class CompressedRows:
         return shares
 
     @cached_property
-    def widened(self) -> CompressedRows:
+    def widened(self) -> GraphRows:
         """The same rows with indices of 64 bits, for tensors of more elements than 32 count."""
         order = None if self.order is None else self.order.astype(np.int64)
-        return CompressedRows(self.indptr.astype(np.int64), self.indices.astype(np.int64), self.columns, order)
+        return GraphRows(self.indptr.astype(np.int64), self.indices.astype(np.int64), self.columns, order)
 
     @cached_property
     def blocks(self) -> BlockPattern | None:
@@ -217,13 +217,13 @@ class CompressedRows:
         return np.arange(self.indices.size, dtype=self.indices.dtype)
 
     @cached_property
-    def transposed(self) -> CompressedRows:
+    def transposed(self) -> GraphRows:
         """The columns, by counting; their values are found in the order of these rows."""
         indptr, order = _counted(self.indices, self.columns)
         rows = np.repeat(np.arange(self.rows, dtype=self.indices.dtype), np.diff(self.indptr))[order]
         if self.rows == self.columns and np.array_equal(indptr, self.indptr) and np.array_equal(rows, self.indices):
-            return CompressedRows(self.indptr, self.indices, self.rows, order)
-        return CompressedRows(indptr, rows, self.rows, order)
+            return GraphRows(self.indptr, self.indices, self.rows, order)
+        return GraphRows(indptr, rows, self.rows, order)
 
     def check(self) -> None:
         """Raise where what it was made of has changed."""
@@ -248,7 +248,7 @@ class CompressedRows:
 
 
 Place = tuple[int, int, int, int, int]
-_made: WeakValueDictionary[Place, CompressedRows] = WeakValueDictionary()  # rows of graphs, by where their arrays lie
+_made: WeakValueDictionary[Place, GraphRows] = WeakValueDictionary()  # rows of graphs, by where their arrays lie
 
 
 def _place(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Place:
@@ -256,10 +256,10 @@ def _place(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Place:
     return indptr.data_ptr(), indptr.numel(), indices.data_ptr(), indices.numel(), columns
 
 
-def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> CompressedRows:
+def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> GraphRows:
     """Return the rows that have these tensors, or new ones."""
     rows = _made.get(_place(indptr, indices, columns))
-    return CompressedRows(indptr.numpy(), indices.numpy(), columns) if rows is None else rows
+    return GraphRows(indptr.numpy(), indices.numpy(), columns) if rows is None else rows
 
 
 def _counted(keys: Array, length: int) -> tuple[Array, Array]:
@@ -288,7 +288,7 @@ class Edges:
     columns: Array
     values: torch.Tensor | None = None
 
-    def compressed(self) -> tuple[CompressedRows, Array | None]:
+    def compressed(self) -> tuple[GraphRows, Array | None]:
         """Return the rows, and the edge of each entry; None if the edges are in that order already."""
         m, n = self.shape
         check_memory(max(m, n) * np.dtype(np.int64).itemsize, "the row pointers of a graph and of its transpose")
@@ -298,11 +298,11 @@ class Edges:
             indptr = np.zeros(m + 1, dtype)
             np.cumsum(np.bincount(rows, minlength=m), out=indptr[1:])
             copied = columns.copy() if columns is self.columns or columns.base is not None else columns
-            return CompressedRows(indptr, copied, n), None
+            return GraphRows(indptr, copied, n), None
         _, by_column = _counted(columns, n)
         indptr, by_row = _counted(rows[by_column], m)
         order = by_column[by_row]
-        return CompressedRows(indptr, columns[order], n), order
+        return GraphRows(indptr, columns[order], n), order
 
 
 def _is_sorted(rows: Array, columns: Array) -> bool:
@@ -425,4 +425,4 @@ def _tensors(graph: Any) -> list[torch.Tensor]:
     return parts.get(graph.layout, lambda: [graph])()
 
 
-__all__ = ["CompressedRows", "ConstantCache", "Edges", "read", "versions"]
+__all__ = ["ConstantCache", "Edges", "GraphRows", "read", "versions"]

@@ -578,7 +578,7 @@ def row(ours: dict | None = None, peers: dict | None = None, **changed: object) 
     peers = {"scipy": 4.0, "mkl": 2.0} if peers is None else peers
     times = [{name: bench.Timing.of([t] * 4) for name, t in group.items()} for group in (ours, peers)]
     facts = {"bound": roofs.TimeBound(0.5, "compute"), **changed}
-    return measure.Row("a", measure.Operation("spmm", 8), (1, 1), 1, *times, roofs.OperationWork(8, 8, 8, 8), **facts)
+    return measure.Row("a", measure.SizedOp("spmm", 8), (1, 1), 1, *times, roofs.OperationWork(8, 8, 8, 8), **facts)
 
 
 @pytest.mark.slow
@@ -612,12 +612,12 @@ def test_a_wrong_kernel_is_found_and_not_timed(monkeypatch: pytest.MonkeyPatch) 
         return {"negative": SimpleNamespace(signature=kernel.signature, bind=lambda A: kernel.bind(A=-A))}
 
     monkeypatch.setattr(kernels, "KINDS", [*kernels.KINDS, wrong])
-    found = measure.measure("m", matrix("float32"), measure.Operation("spmm", 8), QUICK)
+    found = measure.measure("m", matrix("float32"), measure.SizedOp("spmm", 8), QUICK)
     assert list(found.row.ours) == ["untuned"]
     assert len(found.findings) == 1
     assert found.findings[0].startswith("m spmm:8, negative: our result differs from the reference")
     monkeypatch.setattr(kernels, "KINDS", [wrong])
-    alone = measure.measure("m", matrix("float32"), measure.Operation("spmm", 8), QUICK)
+    alone = measure.measure("m", matrix("float32"), measure.SizedOp("spmm", 8), QUICK)
     assert (alone.row, len(alone.findings)) == (None, 1)
 
 
@@ -626,7 +626,7 @@ def test_a_kind_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None
         raise TuningError("no candidate ran")
 
     monkeypatch.setattr(kernels, "KINDS", [*kernels.KINDS, fails])
-    found = measure.measure("m", matrix("float32"), measure.Operation("spmv", 1), QUICK)
+    found = measure.measure("m", matrix("float32"), measure.SizedOp("spmv", 1), QUICK)
     assert found.findings == ["m spmv, fails: no candidate ran"]
     assert list(found.row.ours) == ["untuned"]
 
@@ -636,7 +636,7 @@ def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: 
         raise RuntimeError("no such luck")
 
     monkeypatch.setitem(peers.SETUPS["spmm"], "scipy", fails)
-    found = measure.measure("m", matrix("float32"), measure.Operation("spmm", 8), QUICK)
+    found = measure.measure("m", matrix("float32"), measure.SizedOp("spmm", 8), QUICK)
     assert "scipy" not in found.row.peers
     assert "m spmm:8: without scipy: RuntimeError: no such luck" in capsys.readouterr().err
     assert report.figures([row(), row(peers={})])["vs scipy"] == [4.0, None]
@@ -645,7 +645,7 @@ def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_what_does_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(measure, "free_memory", lambda: 1000.0)
     monkeypatch.setattr(measure, "make_case", lambda *_a, **_k: pytest.fail("allocated"))
-    found = measure.measure("wide", matrix("float32"), measure.Operation("spmm", 8), QUICK)
+    found = measure.measure("wide", matrix("float32"), measure.SizedOp("spmm", 8), QUICK)
     assert (found.row, found.findings) == (None, [])
     assert "skipped: wide spmm:8 needs" in capsys.readouterr().err
 
@@ -716,7 +716,7 @@ def test_a_report_says_that_the_machine_was_busy() -> None:
     noisy = {"untuned": bench.Timing.of([0.5, 1.0, 3.0, 3.0])}
     assert report.Report([row()], load=0.2, roofline=MACHINE).busy() == []
     busy = measure.Row(
-        "b", measure.Operation("spmv", 1), (1, 1), 1, noisy, {}, roofs.OperationWork(1, 1, 1, 1), repeats=2
+        "b", measure.SizedOp("spmv", 1), (1, 1), 1, noisy, {}, roofs.OperationWork(1, 1, 1, 1), repeats=2
     )
     rows = [row(), busy]
     slow = roofs.Roofline(LEVELS, {1: MACHINE.ceilings[1], 2: roofs.Ceilings(2, 50e9, RATES)})
@@ -748,7 +748,7 @@ def test_a_run_frees_one_operand_before_it_loads_the_next(monkeypatch: pytest.Mo
     monkeypatch.setattr(command, "ceilings", lambda: None)
     monkeypatch.setattr(command, "measure", lambda *_args: measure.MeasuredRow(row()))
     sources = [inputs.InputSource(str(n), load) for n in range(3)]
-    *_, found = command.run(sources, [measure.Operation("spmm", 8)], QUICK)
+    *_, found = command.run(sources, [measure.SizedOp("spmm", 8)], QUICK)
     assert len(found.rows) == 3
 
 

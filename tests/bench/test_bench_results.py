@@ -151,7 +151,7 @@ def test_a_run_of_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 def row(op: str, seconds: dict[str, float], **sizes: float) -> measure.Row:
     times = {name: Timing.of([value] * 3) for name, value in seconds.items()}
     ours = {"ours": times.pop("ours")}
-    return measure.Row("m", measure.Operation(op, 1), (2, 2), 3, ours, times, OperationWork(2, 0, 0, 8), sizes=sizes)
+    return measure.Row("m", measure.SizedOp(op, 1), (2, 2), 3, ours, times, OperationWork(2, 0, 0, 8), sizes=sizes)
 
 
 def test_each_peer_has_a_ratio() -> None:

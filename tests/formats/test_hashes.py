@@ -94,11 +94,11 @@ def test_options_of_fused_functions_differ_in_the_sign_of_zero() -> None:
 
 def test_graphs_that_share_row_pointers_keep_their_own_columns() -> None:
     torch = pytest.importorskip("torch")
-    from sparsetir.torch.structure import CompressedRows, known
+    from sparsetir.torch.structure import GraphRows, known
 
     indptr = np.array([0, 1, 2], "int32")
     columns = [np.array(c, "int32") for c in ([0, 1], [1, 0])]
-    graphs = [CompressedRows(indptr, indices, 2) for indices in columns]
+    graphs = [GraphRows(indptr, indices, 2) for indices in columns]
     for graph, indices in zip(graphs, columns, strict=True):
         assert known(torch.from_numpy(indptr), torch.from_numpy(indices), 2) is graph
     wider = known(torch.from_numpy(indptr), torch.from_numpy(columns[0]), 5)

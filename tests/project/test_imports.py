@@ -127,6 +127,17 @@ def test_packages_import_what_is_below_them():
     assert [(p, o) for p, others in edges.items() for o in others if ORDER.index(o) > ORDER.index(p)] == []
 
 
+def test_no_two_classes_share_a_name():
+    places: dict[str, list[str]] = {}
+    for module, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    shared = {name: where for name, where in places.items() if len(where) > 1}
+    # A layer of torch and one of Relax, with the arguments of the same layer.
+    assert set(shared) == {"SparseLinear"}, shared
+
+
 @pytest.mark.slow
 def test_nobody_imports_what_users_import():
     assert [name for name, others in graph().items() if FACADE in others] == []

@@ -133,9 +133,9 @@ def test_dropout_and_single_edges_agree(mask):
 def test_compiled_programs_run_over_blocks(mask, monkeypatch):
     graph, tensors = blocked(mask), [t.detach() for t in operands(mask, 2)]
     programs = []
-    run = structure.CompressedRows.run
+    run = structure.GraphRows.run
     monkeypatch.setattr(
-        structure.CompressedRows, "run", lambda self, name, *a, **kw: programs.append(name) or run(self, name, *a, **kw)
+        structure.GraphRows, "run", lambda self, name, *a, **kw: programs.append(name) or run(self, name, *a, **kw)
     )
     compiled = torch.compile(lambda *a: graph.attention(*a, scale=0.3), backend="aot_eager", fullgraph=True)
     with torch.no_grad():

@@ -158,8 +158,8 @@ def test_fingerprints_tell_crosswise_exchanges(dtype):
 
 def test_sums_of_constant_features_are_computed_once(monkeypatch):
     made, calls = Graph(sp.coo_array(([1.0, 2.0, 3.0], ([2, 0, 1], [0, 1, 2])), shape=(3, 3))), []
-    run = structure.CompressedRows.run
-    monkeypatch.setattr(structure.CompressedRows, "run", lambda self, *a, **b: calls.append(a) or run(self, *a, **b))
+    run = structure.GraphRows.run
+    monkeypatch.setattr(structure.GraphRows, "run", lambda self, *a, **b: calls.append(a) or run(self, *a, **b))
     x, (weight,) = real(3, 2), wanting(real(2, 2))
 
     def check(expected: int) -> None:
@@ -798,13 +798,13 @@ def test_tensors_of_more_elements_than_32_bits_count(name, dtype, monkeypatch):
 
     expected, widths = values(), set()
     monkeypatch.setattr(signature, "LARGEST_INT32", 5)
-    bound = structure.CompressedRows.kernel
+    bound = structure.GraphRows.kernel
 
     def kernel(rows: Any, *args: Any) -> Any:
         widths.add(str(rows.indptr.dtype))
         return bound(rows, *args)
 
-    monkeypatch.setattr(structure.CompressedRows, "kernel", kernel)
+    monkeypatch.setattr(structure.GraphRows, "kernel", kernel)
     close([v for v in values() if v is not None], [v for v in expected if v is not None], 1e-5)
     assert "int64" in widths
 
