@@ -338,14 +338,7 @@ def _literal(cast: tirx.Cast, mutator: Any) -> Any:
     if not dtype.startswith(("float", "bfloat")) or not isinstance(inner.value, (tirx.IntImm, tirx.FloatImm)):
         return inner
     with np.errstate(over="ignore"):
-        number = float(np.asarray(inner.value.value).astype(dtype))
-    if math.isfinite(number):
-        return tirx.FloatImm(dtype, number)
-    if math.isnan(number):
-        return inner
-    infinity = tirx.infinity("float32" if dtype == "bfloat16" else dtype)  # TVM knows none of bfloat16
-    signed = infinity if number > 0 else -infinity
-    return tirx.Cast(dtype, signed) if dtype == "bfloat16" else signed
+        return tirx.FloatImm(dtype, float(np.asarray(inner.value.value).astype(dtype)))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FoldCasts")
