@@ -260,7 +260,10 @@ def stored_of(value: Any) -> int | None:
             value._indices()[0] if layout == "torch.sparse_coo" else value.values() if "sparse" in layout else None
         )
         return None if entries is None else len(entries)
-    return int(value.nnz)
+    try:
+        return int(value.nnz)
+    except (IndexError, TypeError, ValueError, AttributeError):  # damaged arrays, which the call names
+        return 0
 
 
 class Expression:

@@ -792,6 +792,7 @@ def test_arrays_that_do_not_fit_each_other(value: Any, expected: str) -> None:
         lambda: sparsetir.maximum(other, value),
         lambda: sparsetir.rap(other, value, other),
         lambda: sparsetir.einsum("ij,jk->ik", value, value),
+        lambda: sparsetir.einsum_expression("ij,jk->ik", value, value)(value, value),  # as a first call
         lambda: sparsetir.linear_operator(value),
         lambda: sparsetir.SparseTensor.from_any(value),
         *([lambda: sparsetir.triangles(value)] if value.format not in ("csr", "csc") else []),
