@@ -126,6 +126,8 @@ class Compiled:
         What it is lowered to, where that is known.
     """
 
+    suffix = ""  # of the key, for machine code that differs for the same program
+
     def __init__(
         self, func: tirx.PrimFunc, target: Any, schedule: Any, stages: dict[int, ir.IRModule] | None = None
     ) -> None:
@@ -215,6 +217,8 @@ class CompiledWithChecks(Compiled):
     ScheduleError
         The stages are asked for, and do not read each row just once.
     """
+
+    suffix = "-checks"
 
     def _lowered(self) -> dict[int, ir.IRModule]:
         stages = super()._lowered()
@@ -343,8 +347,7 @@ def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any, make: type[C
     compiled = make(func, target, schedule)
     # A function may read anything, so its name or text would not do: what it makes of the loops does.
     key = content_key(func, target, compiled.second if callable(schedule) else schedule)
-    if make is CompiledWithChecks:
-        key += "-checks"
+    key += make.suffix
     ready: Compiled | None = _kernels.get(key)
     if ready is not None:
         return ready

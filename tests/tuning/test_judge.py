@@ -108,7 +108,7 @@ def test_what_a_model_ranks_first_is_tried_beside_the_rules(kind: str, first: fl
 
 
 def test_points_go_by_the_profile_of_their_machine(collected: Path, tmp_path: Path) -> None:
-    """Of the file, or of the processor that is named where a hypervisor hid it."""
+    """Read the profile of the file, or of a named processor where a hypervisor hid it."""
     line, second = lines(collected)
     assert "profile" not in second  # once is enough
     far = {**line, "profile": {**line["profile"], "private": 1 << 12, "last": 1 << 13}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model that was trained before thinks of cases, as cases: for machines whose points are not at hand any more.
+"""Make training cases of what an earlier model predicts: for machines whose points are no longer at hand.
 
 A model that is trained on points of some machines forgets the others, and points of one thread say nothing of two. So
 some of its cases are taken once more, as if they ran on the machine that the earlier model was trained on, on two
