@@ -14,6 +14,7 @@ from typing import Any
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.ir import Var
+from tvm.tirx import register_tir_pipeline
 
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentTypeError, OffsetError, ScheduleError, VerifyError
@@ -25,7 +26,7 @@ from sparsetir.ir.views import accesses, decode
 from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.annotations import EMULATED, from_dialect
 from sparsetir.lower.loops import with_body
-from sparsetir.lower.target.scratch import has_unknown_scratch
+from sparsetir.lower.target.scratch import LimitScratch, has_unknown_scratch
 from sparsetir.script.printer import outline, script
 from sparsetir.utils.arguments import as_path, shown
 from sparsetir.utils.files import write_text
@@ -105,7 +106,8 @@ def _scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
 def _of_function(schedule: Any, sch: s_tir.Schedule) -> s_tir.Schedule:
     """Return the schedule that a user's function changes or returns."""
     is_layer = any(base.__module__ == "torch.nn.modules.module" for base in type(schedule).__mro__)
-    if is_layer or isinstance(schedule, (type, BuiltinFunctionType, ir.BaseFunc)):
+    is_operator = hasattr(schedule, "shape") and hasattr(schedule, "dtype")  # of scipy, which is callable
+    if is_layer or is_operator or isinstance(schedule, (type, BuiltinFunctionType, ir.BaseFunc)):
         name = getattr(schedule, "__name__", type(schedule).__name__)
         fault = f"schedule: expected a function of a tvm.s_tir.Schedule, got {name}."
         raise ArgumentTypeError(f"{fault} Pass one that changes its argument.")
@@ -171,7 +173,7 @@ def machine_code(third: ir.IRModule, target: Any) -> Any:
     with separate_storage(third):
         ready = run(TO_MACHINE, third)
         with separate_names(ready):
-            return tvm.compile(ready, target=target, tir_pipeline="s_tir")
+            return tvm.compile(ready, target=target, tir_pipeline=LOOPS)
 
 
 def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
@@ -260,9 +262,19 @@ def _offset_checks(name: str, first: tirx.PrimFunc, third: tirx.PrimFunc) -> Ite
             yield tirx.AssertStmt(fits, ir.StringImm(KINDS[OffsetError]), [ir.StringImm(message)])
 
 
+def loops_pipeline() -> tuple[Any, Any, Any]:
+    """Return TVM's passes for loops, with scratch limited once TVM has decided how large it is."""
+    stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
+    return ir.transform.Sequential([stock, LimitScratch]), host, device
+
+
+LOOPS = "sparsetir.loops"
+register_tir_pipeline(LOOPS, loops_pipeline)
+
+
 def pipeline() -> tuple[Any, Any, Any]:
     """Return the passes of ``tir_pipeline="sparsetir"``: ``tvm.compile`` and ``relax.build`` take stage-I functions."""
-    stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
+    stock, host, device = loops_pipeline()
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
     def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:

@@ -27,6 +27,7 @@ from sparsetir.runtime.conversion import Converted, agree
 from sparsetir.runtime.serialization import Saved
 from sparsetir.runtime.signature import Arguments, SizeOf
 from sparsetir.utils.buffers import OutputPool
+from sparsetir.utils.memory import raise_of_memory
 
 if TYPE_CHECKING:
     from sparsetir.codegen.cache import Compiled
@@ -69,7 +70,12 @@ class Bound(Saved):
                 return run(arguments)
             except PlanMismatch:
                 pass
-        return self.dispatch(arguments)
+            except RuntimeError as error:
+                raise_of_memory(error, self.kernel.name)
+        try:
+            return self.dispatch(arguments)
+        except RuntimeError as error:
+            raise_of_memory(error, self.kernel.name)
 
     @abstractmethod
     def dispatch(self, arguments: dict[str, Any]) -> Any:

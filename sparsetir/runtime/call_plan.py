@@ -17,7 +17,7 @@ import tvm
 import tvm_ffi
 
 from sparsetir import interop
-from sparsetir.errors import OffsetError, StructureError
+from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.ir import sizes
 from sparsetir.ir.views import Axis
 from sparsetir.lower.rows.check_rows import MESSAGE, order_of
@@ -579,8 +579,8 @@ class CallPlan:
         ):
             raise PlanMismatch
         try:
-            self.caller.signature.check_offsets(sizes)
-        except OffsetError:
+            self.caller.signature.check_sizes(sizes)
+        except ArgumentError:
             raise PlanMismatch from None
         return sizes, list(values[len(every) :])
 

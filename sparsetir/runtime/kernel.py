@@ -36,6 +36,7 @@ from sparsetir.schedules.registers import OwnSums, Registers
 from sparsetir.script.printer import outline as outlined
 from sparsetir.script.printer import script
 from sparsetir.utils.arguments import as_flag, as_path, renamed_parameters, shown
+from sparsetir.utils.memory import raise_of_memory
 from sparsetir.utils.threads import get_num_threads
 
 Fit: TypeAlias = Callable[[], Callable[..., Any]]
@@ -151,6 +152,8 @@ class Kernel(Saved):
             Shapes that disagree.
         StructureError
             Index arrays that are not what the axes promise.
+        MemoryLimitError
+            The program's scratch does not fit into memory.
         """
         if unnamed:
             raise self.signature.unnamed(unnamed)
@@ -160,8 +163,13 @@ class Kernel(Saved):
                 return plan.at(seen.dims)(seen.values, arguments)
             except PlanMismatch:
                 pass
+            except RuntimeError as error:
+                raise_of_memory(error, self.name)
         args = self.prepare(arguments)
-        self.run(args)
+        try:
+            self.run(args)
+        except RuntimeError as error:
+            raise_of_memory(error, self.name)
         caller = PlanContext(self.signature, self.function, self.fitting, {}, Arguments(), checked=self.checked)
         add_plan(self.plans, seen, caller, args)
         return self.results(args, arguments)

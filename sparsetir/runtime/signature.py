@@ -272,6 +272,7 @@ class Signature:
         self.narrow_extents = sizes.narrow_extents(program)
         formulas = [" * ".join(map(sizes.code, extents)) for extents in self.narrow_extents.values()]
         self._counts = sizes.compiled(f"({''.join(f'{formula}, ' for formula in formulas)})")
+        self.axis_of_size = {n.name: a.name for a, n in reversed(self.length.items()) if n.name is not None}
 
     @property
     def results(self) -> list[str]:
@@ -509,15 +510,21 @@ class Signature:
             name = missing[0]
             raise ArgumentTypeError(f"the size {name} cannot be inferred from the arguments: pass {name}=...")
         self._refuse_unknown_results(args)
-        self.check_offsets(args.sizes)
+        self.check_sizes(args.sizes)
 
-    def check_offsets(self, known: dict[str, int]) -> None:
-        """Raise where 32 bits cannot address the elements of a buffer, or of scratch.
+    def check_sizes(self, known: dict[str, int]) -> None:
+        """Raise where an axis would have a negative length, or 32 bits cannot address the elements of a buffer.
 
         Raises
         ------
+        ArgumentError
+            A length is negative.
         OffsetError
+            A buffer, or scratch, has too many elements.
         """
+        for name, axis in self.axis_of_size.items():
+            if known[name] < 0:
+                raise ArgumentError(f"{name} is {known[name]}, but it is the length of axis {axis}: pass 0 or more")
         for name, count in zip(self.narrow_extents, self._counts(known), strict=True):
             if count > LARGEST_INT32:
                 message = f"{name} has {count} elements, more than 32-bit indices can address"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,13 @@ def check_memory(nbytes: int, what: str) -> None:
     if not fits(nbytes):
         fault = f"{what} would take {readable(nbytes)} or more"
         raise MemoryLimitError(f"{fault}, but there are {readable(memory_size())} of memory")
+
+
+def raise_of_memory(error: Exception, what: str) -> NoReturn:
+    """Raise `MemoryLimitError` for an allocation of compiled code that failed, and any other error as it is."""
+    if "bad_alloc" not in str(error):
+        raise error
+    raise MemoryLimitError(f"{what} needs more memory for its scratch than there is") from None
 
 
 def fits(nbytes: int) -> bool:

@@ -83,13 +83,16 @@ def evaluate(subscripts: str, values: Sequence[Value], dtype: str | None = None)
     order = kept + "".join(dict.fromkeys(c for c in "".join(letters) if c not in kept))
     sizes = sizes_of(values, letters)
     shape = tuple(sizes[c] for c in order)
-    product, size, mask = np.ones(shape, widest(dtype)), np.ones(shape), np.ones(shape, bool)
+    product: Array | None = None  # not 1: a complex 1 times infinity is not a number
+    size, mask = np.ones(shape), np.ones(shape, bool)
     with np.errstate(all="ignore"):
         for value, own in zip(values, letters, strict=True):
             data, stored = value.dense()
-            product = product * spread(data.astype(product.dtype), own, order)
+            factor = np.broadcast_to(spread(data.astype(widest(dtype)), own, order), shape)
+            product = factor if product is None else product * factor
             size = size * spread(value.sizes().astype(np.float64), own, order)
             mask &= spread(stored, own, order)
+        assert product is not None
         product = np.where(mask, product, np.zeros((), product.dtype))
         axes = tuple(range(len(kept), len(order)))
         total = product.any(axis=axes) if dtype == "bool" else product.sum(axis=axes)

@@ -26,7 +26,7 @@ from sparsetir.lower.checks.execution import CheckScratch, CheckWrites
 from sparsetir.lower.rows.partition import BalanceNonzeros, work_before
 from sparsetir.lower.target.half_floats import PromoteHalves
 from sparsetir.lower.target.initialization import DecomposeInit
-from sparsetir.lower.target.scratch import BoundLocals, HoistScratch, PromoteToStack, ReplaceAggregates
+from sparsetir.lower.target.scratch import BoundLocals, HoistScratch, LimitScratch, PromoteToStack, ReplaceAggregates
 from sparsetir.lower.target.search import LowerFind
 from sparsetir.lower.vector.loop_transforms import PeelRemainders, UnrollRagged
 from sparsetir.lower.vector.memory_hints import InsertPrefetch
@@ -1108,3 +1108,44 @@ def tiled(a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.ha
     for tiles in (0, 1, 5):
         B = np.random.default_rng(0).random((5, 8 * tiles))
         np.testing.assert_allclose(kernel(A=A, B=B, C=np.full((4, 8 * tiles), np.nan)), A @ B, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_scratch_has_no_negative_size_and_none_that_wraps_around(seed: int) -> None:
+    """Drawn extents of scratch at drawn sizes, small and huge, beside Python's integers."""
+    rng = np.random.default_rng(seed)
+    sizes = [ir.Var(name, "int64") for name in "nmk"]
+    operators = [(tirx.Add, int.__add__), (tirx.Sub, int.__sub__), (tirx.Mul, int.__mul__)]
+
+    def drawn(depth: int, operators: Any) -> tuple[Any, Any]:
+        """An expression, and a function that evaluates it and adds its products to a list."""
+        if depth == 0:
+            which = int(rng.integers(4))
+            return (sizes[which], lambda v, _: v[which]) if which < 3 else (tirx.const(7, "int64"), lambda _v, _p: 7)
+        (a, at_a), (b, at_b) = drawn(depth - 1, operators), drawn(depth - 1, operators)
+        make, by = operators[int(rng.integers(len(operators)))]
+
+        def value(v: list[int], products: list[int]) -> int:
+            exact = by(at_a(v, products), at_b(v, products))
+            products += [exact] if make is tirx.Mul else []
+            return int(exact)
+
+        return make(a, b), value
+
+    for _ in range(25):
+        parts = [drawn(int(rng.integers(3)), operators) for _ in range(2)]
+        make, by = [(tirx.Max, max), (tirx.Min, min)][int(rng.integers(2))]
+        scratch = tirx.decl_buffer([make(*(e for e, _ in parts))], "float32", name="scratch", layout=None)
+        load = tirx.Evaluate(tirx.BufferLoad(scratch, [tirx.const(0, "int64")]))
+        func = tirx.PrimFunc(sizes, tirx.SeqStmt([tirx.AllocBuffer(scratch), load]))
+        (allocated,) = [a.buffer.ty.shape[0] for a in collect(applied(func, LimitScratch).body, tirx.AllocBuffer)]
+        for _ in range(6):
+            values = [int(2 ** rng.uniform(0, 40)) * int(rng.choice([1, 1, 1, 0, -1])) for _ in sizes]
+            known = {v: tirx.const(n, "int64") for v, n in zip(sizes, values, strict=True)}
+            got = tvm.sym.Analyzer().simplify(tvm_ffi.structural_map(allocated, (ir.Var, lambda v, k=known: k[v])))
+            want = []
+            for _, exact in parts:
+                products: list[int] = []
+                size = min(max(exact(values, products), 0), 1 << 60)
+                want.append(1 << 60 if any(abs(p) >= 1 << 62 for p in products) else size)
+            assert int(got) == by(want), (scratch.ty.shape, values)

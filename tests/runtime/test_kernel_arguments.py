@@ -113,3 +113,41 @@ def test_a_result_that_is_updated_is_asked_for_with_two_ways_out() -> None:
     with pytest.raises(sparsetir.errors.ArgumentTypeError, match=advice):
         kernel(X=y)
     assert kernel(X=y.copy(), Y=y).tolist() == [2, 2, 2]
+
+
+SCRATCH = """
+@T.prim_func
+def scratch(a: T.handle, b: T.handle, n: T.int64, m: T.int64, k: T.int64):
+    I, M, K = T.dense_fixed(n, "int64"), T.dense_fixed(m, "int64"), T.dense_fixed(k, "int64")
+    A = T.match_sparse_buffer(a, (I,), "float32")
+    B = T.match_sparse_buffer(b, (I,), "float32")
+    R = T.alloc_sparse_buffer((M, K), "float32")
+    with T.sp_iter([I], "S", "fill") as [i]:
+        R[i, i] = A[i]
+    with T.sp_iter([I], "S", "read") as [i]:
+        B[i] = R[i, i]
+"""
+
+
+def test_scratch_that_does_not_fit_is_an_error() -> None:
+    """Sizes whose product wraps around to something small, too; the process goes on, and so does the kernel."""
+    kernel, a = sparsetir.build(sparsetir.parse(SCRATCH)), np.arange(3, dtype=np.float32)
+    for m, k in [(3, 3), (2**32, 2**32), (3, 3), (2**31, 2**33), (2**60, 2**10), (3, 2**50), (2**62, 1), (3, 4)]:
+        if m * k < 100:
+            np.testing.assert_array_equal(kernel(A=a, m=m, k=k), a)
+            continue
+        with pytest.raises(MemoryError, match="scratch needs more memory"):
+            kernel(A=a, m=m, k=k)
+    bound = kernel.bind(A=a)
+    with pytest.raises(MemoryError, match="scratch needs more memory"):
+        bound(m=2**32, k=2**32)
+    np.testing.assert_array_equal(bound(m=3, k=3), a)
+
+
+@pytest.mark.parametrize("m", [-1, -(2**40)])
+def test_negative_lengths_are_errors(m: int) -> None:
+    kernel, a = sparsetir.build(sparsetir.parse(SCRATCH)), np.arange(3, dtype=np.float32)
+    for _ in range(2):
+        with pytest.raises(sparsetir.errors.ArgumentError, match=f"m is {m}, but it is the length of axis M"):
+            kernel(A=a, m=m, k=3)
+        kernel(A=a, m=3, k=3)

@@ -258,6 +258,62 @@ def HoistScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     return with_body(func, seq(*walk.waiting, body))
 
 
+# Limit scratch: none of a negative size, none whose size wraps around.
+#
+# before::
+#
+#     row = T.alloc_buffer((n * m - 2,))
+#
+# after::
+#
+#     row = T.alloc_buffer((T.max(n * m - 2, 0),))    # 2**60 where n * m does not fit
+#
+# TVM's bound of what a loop uses is negative where the loop is empty, and a product of sizes may wrap around. Memory of
+# 2**60 elements cannot be had: its allocation raises an error.
+
+
+MOST_ELEMENTS, MOST_PRODUCT = 1 << 60, 1 << 62
+ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min)
+
+
+def _as_float(size: ir.Expr) -> ir.Expr:
+    """Return sums and products of sizes in floating point, where they do not wrap around."""
+    if isinstance(size, ARITHMETIC):
+        return type(size)(_as_float(size.a), _as_float(size.b))
+    return _as_float(size.value) if isinstance(size, tirx.Cast) else tirx.Cast("float64", size)
+
+
+def _limited(extent: ir.Expr) -> ir.Expr:
+    """Return an extent between 0 and `MOST_ELEMENTS`, the latter also where a product in it may wrap around."""
+    if isinstance(extent, tirx.IntImm):
+        return extent
+    if isinstance(extent, (tirx.Max, tirx.Min)):
+        return type(extent)(_limited(extent.a), _limited(extent.b))
+    size = extent if str(extent.ty.dtype) == "int64" else tirx.Cast("int64", extent)
+    least, most = tirx.Max(size, const(0, "int64")), const(MOST_ELEMENTS, "int64")
+    limited = tirx.Min(least, most)
+    for product in collect(extent, tirx.Mul):
+        exact, bound = _as_float(product), tirx.FloatImm("float64", float(MOST_PRODUCT))
+        limited = tirx.Select(tirx.And(-bound < exact, exact < bound), limited, most)
+    return limited
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.LimitScratch")
+def LimitScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Allocate at least nothing, and fail to allocate what has more than `MOST_ELEMENTS` elements."""
+    limited: dict[Var, Var] = {}
+    for node in collect(func.body, tirx.AllocBuffer):
+        old = node.buffer
+        if _may_move(node):
+            shape = [_limited(d) for d in old.ty.shape]
+            scope = str(old.ty.storage_scope)
+            limited[old] = tirx.decl_buffer(shape, str(old.ty.dtype), name=str(old.name), scope=scope, layout=None)
+    if not limited:
+        return func
+    body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _: limited.get(v, v)))
+    return with_body(func, body)
+
+
 # Stack promotion: small local arrays are allocated on the stack, where LLVM turns them into registers.
 #
 # before::
@@ -432,4 +488,4 @@ def ReplaceAggregates(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx
     return with_body(func, body)
 
 
-__all__ = ["MOST_BYTES", "PromoteToStack", "ReplaceAggregates", "bytes_of", "split"]
+__all__ = ["MOST_BYTES", "LimitScratch", "PromoteToStack", "ReplaceAggregates", "bytes_of", "split"]
