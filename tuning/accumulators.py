@@ -37,8 +37,8 @@ from sparsetir.tuning.loop import (
     Log,
     Outcome,
     Progress,
+    TrialLoop,
     compared,
-    explore,
     is_untuned,
     last_of,
     note,
@@ -299,7 +299,7 @@ def _explored(
         log.add(Candidate(), {}, trials.untuned())
     try:
         if trials.values:
-            explore(search, trials.measure, log, fixed={}, chance=search.chance)
+            TrialLoop(search, trials.measure, log).explore(search.chance)
     except KeyboardInterrupt:
         return history, True
     return history, False

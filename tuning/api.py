@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 
 from tvm import tirx
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError, SparseTIRError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format
 from sparsetir.ir.effects import free_sizes
 from sparsetir.ir.views import decode
@@ -25,30 +24,13 @@ from sparsetir.schedules import Choices
 from sparsetir.sparse_output import Accumulators
 from sparsetir.tuning.accumulators import computes_patterns, refuse_assembled, refuse_others, tune_accumulators
 from sparsetir.tuning.knobs import Template
-from sparsetir.tuning.loop import (
-    WORTH,
-    Asks,
-    Budget,
-    Comparison,
-    Cost,
-    Log,
-    Progress,
-    explore,
-    is_untuned,
-    last_of,
-    measured,
-    note,
-    rescaled,
-    winner,
-    with_best,
-)
-from sparsetir.tuning.measure import reason
+from sparsetir.tuning.loop import Budget, Progress
 from sparsetir.tuning.model import CostModel, Model, as_model
-from sparsetir.tuning.predict import Recommendation, guess
-from sparsetir.tuning.records import Database, Record
+from sparsetir.tuning.records import Database
 from sparsetir.tuning.report import TuneResult
-from sparsetir.tuning.search import Search, check_strategy
-from sparsetir.tuning.session import Session, shown
+from sparsetir.tuning.run import SearchRun
+from sparsetir.tuning.search import check_strategy
+from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
@@ -65,18 +47,9 @@ from sparsetir.utils.arguments import (
 )
 from sparsetir.utils.memory import old_objects_aside
 
-# The fastest candidates of a search are compared again, interleaved with the untuned kernel.
-FINALISTS = 8
 ALONE = 24  # candidates for which no worker process is started
 # Share of the time budget kept for the last comparison, and the most seconds it may need.
 FINISH_SHARE, FINISH_SECONDS = 0.1, 2.0
-
-
-def finalists(history: list[Record], cost: Cost) -> list[Candidate]:
-    """Return the candidates that cost least; ties go to the smaller choices."""
-    timed = [(cost(r), r.candidate.key, r.candidate) for r in history if r.seconds is not None]
-    timed.sort(key=lambda entry: entry[:2])
-    return [candidate for *_, candidate in timed[:FINALISTS]]
 
 
 STOP_PROBABILITY = 0.05  # see `tune_sparse`, where nothing but a preset says how long to search
@@ -253,7 +226,6 @@ def tune_sparse(
         settings: dict[str, Any] = {"strategy": strategy, "seed": seed, "target": target, "progress": progress}
         return tune_accumulators(program, inputs, budget, records, **settings)
     apart = trials_left > ALONE if isolate is None else isolate
-    cost = partial(full_cost, amortize_over=amortize_over)
     check_executor(executor, machines)
     with old_objects_aside(), opened(executor) as workers, Progress(budget, shown=progress) as bar:
         bar.say("preparing the untuned kernel")
@@ -261,17 +233,14 @@ def tune_sparse(
         settings |= {"executor": workers, "machines": machines, "model": own_model}
         with closing(Session(program, inputs, target, formats, schedule, **settings)) as session:
             peers, search = session.peers(compare_with), session.search(seed, strategy, records=records)
-            history, interrupted = trials(session, search, budget, records, cost=cost, bar=bar)
-            if not interrupted and (not trials_left or is_repeated(session, history, records, amortize_over)):
-                schedule_name = unmeasured(session, search, history, budget, records, amortize_over)
+            run = SearchRun(session, search, budget, records, amortize_over, bar)
+            run.explore()
+            if not run.interrupted and (not trials_left or run.is_repeated()):
+                result = run.recall()
             else:
                 bar.say("comparing the fastest")
-                schedule_name = finish(
-                    session, search, history, budget, records, amortize_over, interrupted=interrupted
-                )
-            return replace(
-                schedule_name, peers=session.time_peers(schedule_name.kernel, peers, schedule_name.best.seconds)
-            )
+                result = run.finish()
+            return replace(result, peers=session.time_peers(result.kernel, peers, result.best.seconds))
 
 
 def _model_for(value: Any, strategy: str, trials: int, schedule: Any) -> Model:
@@ -284,275 +253,6 @@ def _model_for(value: Any, strategy: str, trials: int, schedule: Any) -> Model:
     if schedule is not None and isinstance(model, CostModel):
         raise ArgumentError("model: expected an object for a schedule of your own, whose knobs no trained model knows.")
     return model
-
-
-def full_cost(record: Record, amortize_over: float | None = None) -> float:
-    """Return seconds of a call, and its share of the conversion."""
-    if record.seconds is None:
-        return float("inf")
-    return record.seconds + (record.conversion / amortize_over if amortize_over is not None else 0.0)
-
-
-def trials(
-    session: Session, search: Asks, budget: Budget, records: Database, *, cost: Cost, bar: Progress | None = None
-) -> tuple[list[Record], bool]:
-    """Run the trials of a session, those in the database first, and whether Ctrl-C ended them."""
-    history: list[Record] = []
-    try:
-        log = begun(session, search, budget, records, history, cost=cost, bar=bar)
-        chance = search.chance if isinstance(search, Search) else None
-        settings: dict[str, Any] = {
-            "fixed": session.fixed,
-            "conversion": session.conversion,
-            "slots": session.pool.slots,
-        }
-        explore(search, session.pool.measure, log, cost=cost, chance=chance, **settings)
-    except (KeyboardInterrupt, ExecutorLostError) as error:
-        if not any(is_untuned(record) for record in history):
-            raise
-        if isinstance(error, ExecutorLostError):
-            warnings.warn(f"the search ended early, after {len(history)} trials: {error}", stacklevel=3)
-        return history, True
-    finally:
-        records.close()
-    return history, False
-
-
-def begun(
-    session: Session,
-    search: Asks,
-    budget: Budget,
-    records: Database,
-    history: list[Record],
-    *,
-    cost: Cost,
-    bar: Progress | None = None,
-) -> Log:
-    """Return the log of a search that was told what the database has; its first trials are untuned kernels."""
-    for record in reusable(session, records, budget):
-        history.append(with_best(record, history))
-        if record.fixed == session.fixed and not is_untuned(record):
-            search.tell(record.candidate, cost(record))
-    reused = len(history)
-    bar = Progress(budget, shown=False) if bar is None else bar
-    bar.flops = session.flops
-
-    def note(record: Record) -> None:
-        for key, noted in session.pool.noted(session.key, record):
-            records.append(key, noted, features=session.seen(noted))
-        bar.update(len(history), record, reused=reused)
-
-    log = Log(budget, search.seed, history, note)
-    # What is measured now must be comparable with what was recorded.
-    session.pool.keep_pace(next((r.seconds for r in history if is_untuned(r)), None))
-    if not any(is_untuned(record) for record in history):
-        log.add(Candidate(), {}, session.pool.time(None))
-    # Whatever the strategy, the seconds or the records: the result must not be behind these.
-    first = untried(session, history)[: budget.trials - len(history)] if budget.trials > 1 else []
-    settings: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "cost": cost}
-    for _ in measured(first, search, session.pool.measure, log, **settings):
-        pass
-    return log
-
-
-def reusable(session: Session, records: Database, budget: Budget) -> list[Record]:
-    """Return the records that a search begins with; they leave room for what it must measure."""
-    recorded = records.load(session.key)[: budget.trials]
-    is_full = len(recorded) == budget.trials > 1
-    return recorded[: max(budget.trials - len(untried(session, recorded)), 1)] if is_full else recorded
-
-
-def untried(session: Session, history: Sequence[Record]) -> list[Candidate]:
-    """Return what every search measures first and this one has not."""
-    tried_candidates = {
-        record.candidate for record in history if record.fixed == session.fixed and not is_untuned(record)
-    }
-    return [candidate for candidate in session.first if candidate not in tried_candidates]
-
-
-def finish(
-    session: Session,
-    search: Search,
-    history: list[Record],
-    budget: Budget,
-    records: Database,
-    amortize_over: float | None = None,
-    *,
-    interrupted: bool = False,
-    most: int = FINALISTS,
-) -> TuneResult:
-    """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it.
-
-    What `sparsetir.build` makes with ``expected_calls=1000`` is in all comparisons, however slow it was when it was
-    tried: see `sparsetir.tuning.loop`. What they say is recorded, unless Ctrl-C ended the search.
-    """
-    cost = partial(full_cost, amortize_over=amortize_over)
-    tuned = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
-    try:
-        times, best = compared(session, tuned, cost, most=1 if interrupted else most)
-    except KeyboardInterrupt:
-        if interrupted:
-            raise
-        interrupted = True  # the best trial is compared with the untuned kernel alone
-        times, best = compared(session, tuned, cost, most=1)
-    kernel = session.kernel if best is None else session.tuned(session.variant(best))
-    compared_records = [replace(r, seconds=times[r.candidate]) for r in tuned if r.candidate in times]
-    timed = sorted((r for r in compared_records if r.seconds != float("inf")), key=lambda r: r.seconds or 0.0)
-    comparison = Comparison(times[None], tuple(timed), best, amortize_over, session.evaluator.name)
-    if not interrupted:
-        with closing(records):
-            note(records, session.key, comparison)
-    baseline = replace(next(record for record in history if is_untuned(record)), seconds=times[None])
-    winner_record = comparison.best or baseline
-    return result(
-        session,
-        search,
-        history,
-        budget,
-        records,
-        kernel,
-        winner_record,
-        baseline,
-        comparison=comparison,
-        interrupted=interrupted,
-    )
-
-
-def compared(
-    session: Session, mine: Sequence[Record], cost: Cost, *, most: int = FINALISTS
-) -> tuple[dict[Candidate | None, float], Candidate | None]:
-    """Return seconds of the kernels that may be returned, as they are next to each other, and the one to return.
-
-    Parameters
-    ----------
-    session : Session
-    mine : sequence of Record
-        The trials, but that of the untuned kernel.
-    cost : callable
-        What is to be small.
-    most : int
-        How many are compared before one of them is to prove itself.
-    """
-    conversion_costs = {r.candidate: cost(r) - r.seconds for r in mine if r.seconds is not None}
-    sure = [c for c in (session.announced,) if c in conversion_costs]
-    times = session.pool.compare(list(dict.fromkeys([*finalists(list(mine), cost)[:most], *sure])))
-    fastest = winner(added({c: seconds for c, seconds in times.items() if c not in sure}, conversion_costs))
-    able = [c for c in dict.fromkeys([fastest, *sure]) if c is not None]
-    if not able:
-        return times, None
-    contest = session.confirm({c: session.variant(c).built() for c in able}, [None, *sure], conversion_costs)
-    return rescaled(times, contest.times, able[0]), contest.chosen
-
-
-def is_repeated(session: Session, history: list[Record], records: Database, amortize_over: float | None) -> bool:
-    """Return whether every trial was read from the records of a search that ended: it ends as it did then."""
-    last = last_of(records, session.key) if all(r.reused for r in history) else None
-    return last is not None and last.amortize_over == amortize_over and session.may_have(last.chosen)
-
-
-def unmeasured(
-    session: Session,
-    search: Search,
-    history: list[Record],
-    budget: Budget,
-    records: Database,
-    amortize_over: float | None,
-) -> TuneResult:
-    """Return the best candidate of earlier searches, else the pretrained model's favourite, else the untuned kernel.
-
-    Nothing is timed but the untuned kernel; a kernel that is wrong, or unavailable, is not taken.
-    """
-    baseline = next(record for record in history if is_untuned(record))
-    last = last_of(records, session.key)
-    last = last if last is None or session.may_have(last.chosen) else None
-    if last is not None:
-        baseline = replace(baseline, seconds=last.untuned)
-        record = chosen_then(last, amortize_over)
-    else:
-        record, before = known_best(session, records, partial(full_cost, amortize_over=amortize_over), baseline)
-        baseline = baseline if record is None else replace(baseline, seconds=before.seconds)
-    if last is None and record is None and session.prior is not None and baseline.seconds is not None:
-        found = guess(session, session.prior, seconds=baseline.seconds, amortize_over=amortize_over, seed=search.seed)
-        if found is not None:
-            record = expected(session, found, baseline.seconds)
-    kernel = session.kernel
-    if record is not None:
-        try:
-            variant = session.variant(record.candidate)
-            session.checked(record.candidate, variant.built())
-            kernel = session.tuned(variant)
-        except (SparseTIRError, RuntimeError) as error:
-            session.pool.refuse(record.candidate.format, reason(error))
-            record = None
-    best = baseline if record is None else record
-    return result(session, search, history, budget, records, kernel, best, baseline, comparison=last, is_recalled=True)
-
-
-def chosen_then(comparison: Comparison, amortize_over: float | None) -> Record | None:
-    """Return what a search returned, or would have for that many calls; None for the untuned kernel."""
-    if comparison.amortize_over == amortize_over:
-        return comparison.best
-    costs: dict[Candidate | None, float] = {r.candidate: full_cost(r, amortize_over) for r in comparison.records}
-    best = winner({None: comparison.untuned, **costs})
-    return next((r for r in comparison.records if r.candidate == best), None)
-
-
-def known_best(session: Session, records: Database, cost: Cost, untuned: Record) -> tuple[Record | None, Record]:
-    """Return the best trial of an unfinished search if clearly better than the untuned one, and that one."""
-    recorded = records.load(session.key)
-    tuned = [r for r in recorded if r.seconds is not None and r.fixed == session.fixed and not is_untuned(r)]
-    best = min((r for r in tuned if session.may_have(r.candidate)), key=cost, default=None)
-    before = next((r for r in recorded if is_untuned(r) and r.seconds is not None), untuned)
-    return best if best is not None and cost(best) <= WORTH * cost(before) else None, before
-
-
-def expected(session: Session, found: Recommendation, seconds: float) -> Record:
-    """Return a guess as a record without a time, `seconds` being that of the untuned kernel."""
-    candidate, format = found.candidate, found.candidate.format
-    stored_as = None if format is None else repr(format)
-    conversion = session.conversion(format)
-    return Record(candidate.choices, stored_as, session.fixed, predicted=seconds / found.gain, conversion=conversion)
-
-
-def result(
-    session: Session,
-    search: Search,
-    history: list[Record],
-    budget: Budget,
-    records: Database,
-    kernel: Any,
-    best: Record,
-    untuned: Record,
-    *,
-    comparison: Comparison | None = None,
-    interrupted: bool = False,
-    is_recalled: bool = False,
-) -> TuneResult:
-    """Return what was found, with all that is told about it."""
-    return TuneResult(
-        kernel=kernel,
-        best=best,
-        untuned=untuned,
-        history=history,
-        space=session.space.values(best.candidate.format) or {},
-        seconds=budget.elapsed,
-        key=session.key,
-        checked_against=session.evaluator.checked_against,
-        flops=session.flops,
-        database=records.path,
-        interrupted=interrupted,
-        comparison=comparison,
-        is_recalled=is_recalled,
-        refused={shown(format): why for format, why in session.pool.refused.items()},
-        importance=search.importance(session.encoding.names),
-        template=session.template,
-        judgement=session.judged(best) if best != untuned else None,
-    )
-
-
-def added(times: Mapping[Candidate | None, float], extra: Mapping[Candidate, float]) -> dict[Candidate | None, float]:
-    """Return times with each candidate's share of its conversion."""
-    return {c: seconds + (extra.get(c, 0.0) if c is not None else 0.0) for c, seconds in times.items()}
 
 
 def database_of(database: Any) -> Database:
@@ -679,8 +379,9 @@ class Autotuned:
         session.search_in(Listed(self.candidates, session.space))
         search, budget = session.search(0, "exhaustive"), Budget(len(self.candidates) + 1)
         with Progress(budget) as bar:
-            history, interrupted = trials(session, search, budget, self.database, cost=full_cost, bar=bar)
-        return finish(session, search, history, budget, self.database, interrupted=interrupted)
+            run = SearchRun(session, search, budget, self.database, bar=bar)
+            run.explore()
+        return run.finish()
 
 
 class BoundAutotuned:
@@ -774,28 +475,12 @@ def autotune(
 
 __all__ = [
     "ALONE",
-    "FINALISTS",
     "FINISH_SECONDS",
     "FINISH_SHARE",
     "PRESETS",
     "STOP_PROBABILITY",
     "Autotuned",
-    "added",
     "autotune",
-    "begun",
     "check_arguments",
-    "chosen_then",
-    "compared",
-    "expected",
-    "finalists",
-    "finish",
-    "full_cost",
-    "is_repeated",
-    "known_best",
-    "result",
-    "reusable",
-    "trials",
     "tune_sparse",
-    "unmeasured",
-    "untried",
 ]

@@ -8,8 +8,9 @@ takes and returns what can be sent to another process, and whatever a candidate 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,7 @@ from sparsetir.tuning.measure import (
     summary,
     typical,
 )
+from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.space import Candidate, Values
 from sparsetir.tuning.variants import Call, FormatVariants, PreparedCall
 from sparsetir.workloads.reference import KnownOp, Reference, recognise
@@ -68,11 +70,28 @@ class Prepared:
     error: str | None = None
 
 
-class Formats:
-    """The formats of a search, as far as anybody has asked for them."""
+class Measurer(ABC):
+    """Whatever measures the candidates of a search, here or elsewhere; it knows the formats that were asked for.
+
+    Attributes
+    ----------
+    is_here : bool
+        Whether this process is as fast as what measures.
+    slots : int
+        How many candidates are measured at a time; 0 where a batch may be as large as a search likes.
+    gone : Exception, optional
+        What ended all measuring.
+    usual : float, optional
+        Seconds of the untuned kernel, at whose pace times are reported; None for as long as it will take.
+    """
+
+    is_here: bool = True
+    slots: int = 0
+    gone: Exception | None = None
 
     def __init__(self) -> None:
         self.known: dict[Format | None, Prepared] = {}
+        self.usual: float | None = None
 
     @property
     def stored(self) -> dict[Format | None, ArgumentStorage]:
@@ -92,6 +111,42 @@ class Formats:
     def refuse(self, format: Format | None, error: str) -> None:
         """Note that a format turned out not to work."""
         self.known[format] = Prepared(error=error)
+
+    def keep_pace(self, seconds: float | None) -> None:
+        """Report what is timed as if the untuned kernel took this long, None for as long as it will."""
+        self.usual = seconds
+
+    def keyed(self, key: Key) -> Key:
+        """Return the key of records of the machine that measures."""
+        return key
+
+    def noted(self, key: Key, record: Record) -> Iterable[tuple[Key, Record]]:
+        """Yield a record as its machine's."""
+        yield key, record
+
+    @abstractmethod
+    def values(self, format: Format | None) -> Values | None:
+        """Return the open choices of a format; None where it has no variant."""
+
+    @abstractmethod
+    def time(self, candidate: None = None) -> Measurement:
+        """Check and time the untuned kernel."""
+
+    @abstractmethod
+    def measure(self, batch: Sequence[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
+        """Compile, check and time candidates."""
+
+    @abstractmethod
+    def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
+        """Return seconds of candidates and, at None, of the untuned kernel, in turn."""
+
+    @abstractmethod
+    def rest(self) -> None:
+        """Let processes and connections go until the next job."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let everything go."""
 
 
 class Evaluator:
@@ -299,4 +354,4 @@ class Clocked:
         return result
 
 
-__all__ = ["Evaluator", "Prepared"]
+__all__ = ["Evaluator", "Measurer", "Prepared"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
 from types import TracebackType
 from typing import Any, Protocol, TextIO
@@ -115,7 +115,7 @@ Measure = Callable[[list[Candidate]], Iterable[tuple[Candidate, Measurement]]]
 Cost = Callable[[Record], float]
 
 
-class Asks(Protocol):
+class CandidateSource(Protocol):
     """Source of the candidates to measure, such as `sparsetir.tuning.search.Search`."""
 
     seed: int
@@ -218,43 +218,13 @@ def with_best(record: Record, history: list[Record]) -> Record:
     return replace(record, best=min(times, default=None))
 
 
-def explore(
-    search: Asks,
-    measure: Measure,
-    log: Log,
-    *,
-    fixed: dict[str, int],
-    conversion: Callable[[Any], float] = lambda _format: 0.0,
-    cost: Cost | None = None,
-    chance: Callable[[], float] | None = None,
-    slots: int = 0,
-) -> None:
-    """Ask, measure and tell until the budget is spent, the space is exhausted or little better is left.
-
-    See `step`; `chance` tells how likely it is that something clearly better was not tried yet.
-    """
-    settings: dict[str, Any] = {"fixed": fixed, "conversion": conversion, "cost": cost, "slots": slots}
-    stop_probability = log.budget.stop_probability
-    while not log.budget.is_spent(log.history) and step(search, measure, log, **settings):
-        if stop_probability is not None and chance is not None and chance() < stop_probability:
-            return
-
-
-def step(
-    search: Asks,
-    measure: Measure,
-    log: Log,
-    *,
-    fixed: dict[str, int],
-    conversion: Callable[[Any], float] = lambda _format: 0.0,
-    cost: Cost | None = None,
-    slots: int = 0,
-) -> bool:
-    """Ask for a batch, measure and tell; whether there was any.
+@dataclass
+class TrialLoop:
+    """Candidates are asked for, measured, noted and told, a batch at a time.
 
     Parameters
     ----------
-    search : Asks
+    search : CandidateSource
         It was told the trials that the log begins with.
     measure : callable
         Yields a measurement for each candidate of a list.
@@ -268,30 +238,42 @@ def step(
     slots : int
         How many workers there are, if more than the search asks for by itself.
     """
-    batch = (search.ask(slots) if slots else search.ask())[: max(1, log.budget.trials - len(log.history))]
-    for _ in measured(batch, search, measure, log, fixed=fixed, conversion=conversion, cost=cost):
-        if log.budget.is_spent(log.history):
-            break
-    return bool(batch)
 
+    search: CandidateSource
+    measure: Measure
+    log: Log
+    fixed: dict[str, int] = field(default_factory=dict)
+    conversion: Callable[[Any], float] = lambda _format: 0.0
+    cost: Cost | None = None
+    slots: int = 0
 
-def measured(
-    batch: list[Candidate],
-    search: Asks,
-    measure: Measure,
-    log: Log,
-    *,
-    fixed: dict[str, int],
-    conversion: Callable[[Any], float] = lambda _format: 0.0,
-    cost: Cost | None = None,
-) -> Iterator[Candidate]:
-    """Measure a batch, wherever it came from, and tell of each candidate when that is done, as `step` does."""
-    predicted = dict(zip(batch, search.predicted(batch), strict=True))
-    for candidate, measurement in measure(batch) if batch else ():
-        seconds = conversion(candidate.format) if measurement.error is None else 0.0
-        log.add(candidate, fixed, measurement, predicted=predicted.get(candidate), conversion=seconds)
-        search.tell(candidate, measurement.seconds if cost is None else cost(log.history[-1]))
-        yield candidate
+    def explore(self, chance: Callable[[], float] | None = None) -> None:
+        """Go on until the budget is spent, the space is exhausted or little better is left.
+
+        `chance` tells how likely it is that something clearly better was not tried yet.
+        """
+        log, stop_probability = self.log, self.log.budget.stop_probability
+        while not log.budget.is_spent(log.history) and self.step():
+            if stop_probability is not None and chance is not None and chance() < stop_probability:
+                return
+
+    def step(self) -> bool:
+        """Ask for a batch and measure it; return whether there was any."""
+        asked = self.search.ask(self.slots) if self.slots else self.search.ask()
+        batch = asked[: max(1, self.log.budget.trials - len(self.log.history))]
+        for _ in self.measured(batch):
+            if self.log.budget.is_spent(self.log.history):
+                break
+        return bool(batch)
+
+    def measured(self, batch: list[Candidate]) -> Iterator[Candidate]:
+        """Measure a batch, wherever it came from, and yield each candidate when that is done."""
+        predicted = dict(zip(batch, self.search.predicted(batch), strict=True))
+        for candidate, measurement in self.measure(batch) if batch else ():
+            seconds = self.conversion(candidate.format) if measurement.error is None else 0.0
+            self.log.add(candidate, self.fixed, measurement, predicted=predicted.get(candidate), conversion=seconds)
+            self.search.tell(candidate, measurement.seconds if self.cost is None else self.cost(self.log.history[-1]))
+            yield candidate
 
 
 # ------------------------------------------------------------------------------------- final selection
@@ -559,27 +541,25 @@ __all__ = [
     "INTERVAL",
     "WIDTH",
     "WORTH",
-    "Asks",
     "Budget",
+    "CandidateSource",
     "Comparison",
     "Cost",
     "Log",
     "Measure",
     "Outcome",
     "Progress",
+    "TrialLoop",
     "at_most",
     "compared",
-    "explore",
     "in_notebook",
     "is_untuned",
     "judged",
     "last_of",
-    "measured",
     "note",
     "rescaled",
     "select_final",
     "stale",
-    "step",
     "winner",
     "with_best",
 ]

@@ -15,10 +15,11 @@ from typing import Any
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError
 from sparsetir.lower import single
 from sparsetir.tuning.accumulators import refuse_assembled
-from sparsetir.tuning.api import begun, check_arguments, check_flags, database_of, finish, full_cost
-from sparsetir.tuning.loop import Budget, Log, is_untuned, step
+from sparsetir.tuning.api import check_arguments, check_flags, database_of
+from sparsetir.tuning.loop import Budget, is_untuned
 from sparsetir.tuning.records import RADIUS, Database, Key, Record, distance
 from sparsetir.tuning.report import TuneResult
+from sparsetir.tuning.run import SearchRun, full_cost
 from sparsetir.tuning.search import Search, check_strategy
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.workers.local import TIMEOUT
@@ -235,8 +236,8 @@ def _row(task: TuneTask, result: TuneResult, spent: float) -> list[str]:
     ]
 
 
-class TaskRun:
-    """The search of a task.
+class TaskRun(SearchRun):
+    """The search of a task, and how its time went.
 
     Parameters
     ----------
@@ -248,31 +249,23 @@ class TaskRun:
         Trials without a better one after which it ends.
     """
 
+    search: Search
+
     def __init__(self, session: Session, search: Search, records: Database, calls: float, patience: int) -> None:
-        self.session, self.search, self.records = session, search, records
-        self.budget = Budget(MOST_TRIALS, None, patience)
-        self.history: list[Record] = []
+        super().__init__(session, search, Budget(MOST_TRIALS, None, patience), records)
         self.curve = TaskProgress(calls)
-        self.log: Log | None = None
 
     def begin(self) -> None:
         """Read what is recorded, and time the untuned kernel if it is not."""
         start = time.perf_counter()
-        settings: dict[str, Any] = {"cost": full_cost}
-        self.log = begun(self.session, self.search, self.budget, self.records, self.history, **settings)
+        super().begin()
         self._note(start)
         self.curve.batches.clear()  # what the beginning took says nothing of a batch
 
     def advance(self) -> None:
         """Advance by one batch."""
-        assert self.log is not None
-        start, session = time.perf_counter(), self.session
-        settings: dict[str, Any] = {
-            "fixed": session.fixed,
-            "conversion": session.conversion,
-            "slots": session.pool.slots,
-        }
-        has_more = step(self.search, session.pool.measure, self.log, cost=full_cost, **settings)
+        start = time.perf_counter()
+        has_more = self.loop.step()
         self._note(start)
         self.curve.is_open = has_more and not self.budget.is_spent(self.history)
 
@@ -315,11 +308,6 @@ class TaskRun:
         expected = own_seconds * leader.seconds / before
         if expected < self.curve.best and self.search.hint(leader.candidate):
             self.curve.hinted, self.curve.is_open = expected, True
-
-    def finish(self, *, interrupted: bool) -> TuneResult:
-        """Compare the best with the untuned kernel once more."""
-        settings: dict[str, Any] = {"interrupted": interrupted, "most": FINALISTS}
-        return finish(self.session, self.search, self.history, self.budget, self.records, **settings)
 
 
 @renamed_parameters(finite="assume_finite")
@@ -475,7 +463,8 @@ class Many:
         results_by_name = {}
         for name, run in self.runs.items():
             self._wake(run)
-            results_by_name[name] = run.finish(interrupted=self.interrupted)
+            run.interrupted = self.interrupted
+            results_by_name[name] = run.finish(most=FINALISTS)
         results = tuple(results_by_name[name] for name in self.order)
         seconds = tuple(self.runs[name].spent for name in self.order)
         return TuneManyResult(results, tasks, seconds, time.perf_counter() - begin, self.interrupted)

@@ -21,7 +21,7 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.nonfinite import NonFiniteGuard
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning import features
-from sparsetir.tuning.evaluator import Evaluator
+from sparsetir.tuning.evaluator import Evaluator, Measurer
 from sparsetir.tuning.features import WorkloadEncoding
 from sparsetir.tuning.kernel import TunedKernel, Variant, circumstances
 from sparsetir.tuning.knobs import Config, Template
@@ -35,7 +35,7 @@ from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.variants import Call, own_storage
 from sparsetir.tuning.work import Work
-from sparsetir.tuning.workers.local import TIMEOUT, Process, ProcessMeasurer, can_send, pool_of
+from sparsetir.tuning.workers.local import TIMEOUT, Process, can_send, pool_of
 from sparsetir.tuning.workers.remote import ExecutorMeasurer
 from sparsetir.tuning.workers.rpc import RPCMeasurer
 from sparsetir.utils.threads import get_num_threads
@@ -100,9 +100,7 @@ class Session:
             # Raised from here, an error shows the line of the template.
             template.space(self.evaluator.variants(None).form.second)
         if executor is None:
-            self.pool: ProcessMeasurer | ExecutorMeasurer | RPCMeasurer = pool_of(
-                self.evaluator, format_list, isolate=isolate, timeout=timeout
-            )
+            self.pool: Measurer = pool_of(self.evaluator, format_list, isolate=isolate, timeout=timeout)
         elif isinstance(executor, str):
             self.pool = RPCMeasurer(executor, self.evaluator, timeout=timeout)
         else:

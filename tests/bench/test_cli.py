@@ -20,7 +20,7 @@ from sparsetir import cli
 from sparsetir.bench import MissingPackageError, command, kernels, roofline
 from sparsetir.cli import main, shortened
 from sparsetir.codegen.cache import write_cache
-from sparsetir.tuning import api
+from sparsetir.tuning.loop import TrialLoop
 
 pytestmark = pytest.mark.usefixtures("quick_ceilings")
 
@@ -363,7 +363,7 @@ def test_an_interrupted_search_says_so(
     def stop(*_args: object, **_named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "explore", stop)
+    monkeypatch.setattr(TrialLoop, "explore", stop)
     assert main(["tune", str(small), "--op", "spmv", "--trials", "3"]) == 130
     assert "(interrupted)" in capsys.readouterr().out
 

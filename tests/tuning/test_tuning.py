@@ -42,19 +42,18 @@ from sparsetir.tuning import (
     Key,
     Record,
     TuneResult,
-    api,
     autotune,
     evaluator,
     features,
     measure,
+    run,
     space,
     tune_sparse,
 )
 from sparsetir.tuning import session as sessions
-from sparsetir.tuning.api import winner
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.features import ArgumentStorage, Operands
-from sparsetir.tuning.loop import Budget, Log, Progress, explore
+from sparsetir.tuning.loop import Budget, Log, Progress, TrialLoop, winner
 from sparsetir.tuning.lowered_program import LoweredProgram
 from sparsetir.tuning.measure import Measurement
 from sparsetir.tuning.records import fingerprint
@@ -134,7 +133,7 @@ def new_search(seed: int = 0, strategy: str = "evolution") -> Search:
 
 def explored(search: Search, trials: int, measure: Any = fake, **limits: Any) -> list[Record]:
     log = Log(Budget(trials, **limits), 0, [])
-    explore(search, measure, log, fixed={})
+    TrialLoop(search, measure, log).explore()
     return log.history
 
 
@@ -586,7 +585,7 @@ def test_what_many_calls_get_is_never_dropped_from_a_search(
     keep_time(monkeypatch, clock)
     monkeypatch.setattr(local, "TURNS", 1)
     monkeypatch.setattr(local.ProcessMeasurer, "time", slow_blocks)
-    monkeypatch.setattr(api, "FINALISTS", 2)
+    monkeypatch.setattr(run, "FINALISTS", 2)
     result = tune_sparse(
         ops.spmm(), inputs, max_trials=8, formats=[BLOCKS], strategy=strategy, patience=20, progress=False
     )
@@ -758,10 +757,10 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize("program", ["spmm", "spgemm"])
 def test_an_interrupt_of_the_comparison_keeps_what_was_found(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best trial is compared alone then."""
-    from sparsetir.tuning import accumulators, api
+    from sparsetir.tuning import accumulators, run
 
     seen: list[int] = []
-    where, name = (api, "compared") if program == "spmm" else (accumulators, "_compared")
+    where, name = (run, "compared") if program == "spmm" else (accumulators, "_compared")
     usual = getattr(where, name)
 
     def stops_once(*args: Any, **how: Any) -> Any:
@@ -913,7 +912,7 @@ def test_a_format_that_wins_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) ->
         return {c: 0.5 if c is not None and c.format == BLOCKS else 1.0 for c in cases}
 
     keep_time(monkeypatch, blocks_win)
-    monkeypatch.setattr(api, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format])
+    monkeypatch.setattr(run, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format])
     inputs = blocked()
     result = tune_sparse(ops.spmm(), inputs, max_trials=8, formats=[BLOCKS], progress=False)
     assert result.best.stored_as == "bsr(r=4, c=4)"
@@ -931,9 +930,9 @@ def test_no_formats_is_schedules_only() -> None:
 
 def test_the_conversion_counts_where_calls_are_few() -> None:
     record = Record(Choices(), "bsr(r=4, c=4)", seconds=1.0, conversion=10.0)
-    assert api.full_cost(record) == 1.0
-    assert api.full_cost(record, 10) == 2.0
-    assert api.full_cost(Record(Choices(), error="no")) == float("inf")
+    assert run.full_cost(record) == 1.0
+    assert run.full_cost(record, 10) == 2.0
+    assert run.full_cost(Record(Choices(), error="no")) == float("inf")
 
 
 @pytest.mark.slow

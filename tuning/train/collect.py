@@ -18,14 +18,14 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ExecutorLostError, SparseTIRError
-from sparsetir.tuning.api import full_cost, trials
-from sparsetir.tuning.loop import Budget, is_untuned
+from sparsetir.tuning.loop import Budget, CandidateSource, is_untuned
 from sparsetir.tuning.records import Database, Key, Record
+from sparsetir.tuning.run import SearchRun
 from sparsetir.tuning.search import BATCH
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Candidate
@@ -148,16 +148,17 @@ def measured(
             if len(records.trials()) < count:
                 # What a shipped model likes must not decide what the next one learns from.
                 search, budget = session.search(seed, strategy, informed=False), Budget(count, seconds)
-                _, interrupted = trials(session, search, budget, records, cost=full_cost)
-                if interrupted:
-                    end(session)
+                explore(session, search, budget, records)
     return len(records.trials()) - before
 
 
-def end(session: Session) -> NoReturn:
-    """Raise what ended the trials of a session."""
-    gone = session.pool.gone
-    raise KeyboardInterrupt if gone is None else gone
+def explore(session: Session, search: CandidateSource, budget: Budget, records: Database) -> None:
+    """Run trials; raise what ended them early."""
+    run = SearchRun(session, search, budget, records)
+    run.explore()
+    if run.interrupted:
+        gone = session.pool.gone
+        raise KeyboardInterrupt if gone is None else gone
 
 
 @dataclass
@@ -200,9 +201,7 @@ def measured_again(
     case = make_case(op, matrix, feat=feat)
     formats = list(dict.fromkeys(c.format for c in waiting if c.format is not None))
     with closing(Session(case.program, case.inputs, None, formats, isolate=True, **(where or {}))) as session:
-        _, interrupted = trials(session, search, budget, records, cost=full_cost)
-        if interrupted:
-            end(session)
+        explore(session, search, budget, records)
     return len(records.trials()) - len(recorded)
 
 

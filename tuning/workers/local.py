@@ -24,10 +24,9 @@ from tvm import tirx
 
 from sparsetir.errors import ExecutorLostError, TuningError
 from sparsetir.formats.format import Format
-from sparsetir.tuning.evaluator import Evaluator, Formats, Prepared
+from sparsetir.tuning.evaluator import Evaluator, Measurer, Prepared
 from sparsetir.tuning.lowered_program import keep
 from sparsetir.tuning.measure import Measurement, at_pace, duel
-from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.space import Candidate, Values
 from sparsetir.utils.arguments import package_of
 from sparsetir.utils.machine import CORES
@@ -433,7 +432,7 @@ CHEAP = 0.3  # seconds of a conversion that a second worker may repeat in order 
 SENT = ("numpy", "scipy", "sparsetir", "builtins", "ml_dtypes")  # whose objects can be sent to a worker
 
 
-class ProcessMeasurer(Formats):
+class ProcessMeasurer(Measurer):
     """Workers that share the work of a search.
 
     Parameters
@@ -449,23 +448,6 @@ class ProcessMeasurer(Formats):
         self.homes: dict[Format | None, list[Worker]] = {None: list(self.workers)}
         super().__init__()
         self.times: dict[Candidate | None, float] = {}
-        self.usual: float | None = None  # seconds of the untuned kernel
-
-    def keep_pace(self, seconds: float | None) -> None:
-        """Report what is timed as if the untuned kernel took this long, None for as long as it will."""
-        self.usual = seconds
-
-    is_here = True  # this process is as fast as the workers are
-    gone: Exception | None = None  # what ended all measuring
-    slots = 0  # a batch as large as a search likes
-
-    def keyed(self, key: Key) -> Key:
-        """Return the key of records of the workers' machine, which is this one."""
-        return key
-
-    def noted(self, key: Key, record: Record) -> Iterator[tuple[Key, Record]]:
-        """Yield a record as its machine's."""
-        yield key, record
 
     # ------------------------------------------------------------------------------------------ formats
 
@@ -520,7 +502,7 @@ class ProcessMeasurer(Formats):
                 candidate, timed[candidate].again(at_pace(seconds, untuned, self.usual or untuned))
             )
 
-    def time(self, candidate: Candidate | None, worker: Worker | None = None) -> Measurement:
+    def time(self, candidate: Candidate | None = None, worker: Worker | None = None) -> Measurement:
         """Check and time a candidate, None for the untuned kernel."""
         if candidate is None and worker is None:
             # In every worker, as they start side by side: what starts takes time from what is timed.

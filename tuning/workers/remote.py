@@ -32,7 +32,7 @@ from typing import Any
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.schedules import Choices
-from sparsetir.tuning.evaluator import Evaluator, Formats, Prepared
+from sparsetir.tuning.evaluator import Evaluator, Measurer, Prepared
 from sparsetir.tuning.kernel import circumstances
 from sparsetir.tuning.measure import Measurement, MeasurementPlace, at_pace, duel, reason
 from sparsetir.tuning.records import Key, Record
@@ -419,7 +419,7 @@ class Waiting:
     is_second: bool = False
 
 
-class ExecutorMeasurer(Formats):
+class ExecutorMeasurer(Measurer):
     """The workers of an executor.
 
     Parameters
@@ -455,8 +455,7 @@ class ExecutorMeasurer(Formats):
         super().__init__()
         self.asked: dict[Format | None, Future[JobResult]] = {}
         self.times: dict[Candidate | None, float] = {}
-        self.usual: float | None = None
-        self.gone: ExecutorLostError | None = None  # what ended all measuring
+        self.gone = None
         self.places: dict[MeasurementPlace, float | None] = {}  # seconds of the untuned kernel there
         self.told: set[MeasurementPlace] = set()  # places with a record of the untuned kernel
         self.payload = sendable(evaluator)
@@ -484,7 +483,7 @@ class ExecutorMeasurer(Formats):
         return next(iter(self.places))
 
     @property
-    def is_here(self) -> bool:
+    def is_here(self) -> bool:  # type: ignore[override]
         """Whether this process is as fast as the workers."""
         return (self.place.machine, self.place.threads) == (machine_name(), get_num_threads())
 
@@ -521,10 +520,6 @@ class ExecutorMeasurer(Formats):
             raise ExecutorLostError(f'machines="same" expects one kind of worker, found {first} and {second}; {tried}')
 
     # ------------------------------------------------------------------------------------------------- questions
-
-    def keep_pace(self, seconds: float | None) -> None:
-        """Report what is timed as if the untuned kernel took this long, None for as long as it will."""
-        self.usual = seconds
 
     def values(self, format: Format | None) -> Values | None:
         """Return the open choices of a format; None where it has no variant."""

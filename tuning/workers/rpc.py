@@ -11,7 +11,7 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from sparsetir.codegen.pipeline import lowered, to_stage_2
 from sparsetir.errors import ArgumentError, ExecutorLostError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.schedules import Registers, defaults
-from sparsetir.tuning.evaluator import Evaluator, Formats
+from sparsetir.tuning.evaluator import Evaluator, Measurer
 from sparsetir.tuning.kernel import circumstances
 from sparsetir.tuning.lowered_program import unchecked, with_knobs
 from sparsetir.tuning.measure import (
@@ -37,7 +37,7 @@ from sparsetir.tuning.measure import (
     reason,
     summary,
 )
-from sparsetir.tuning.records import Key, Record
+from sparsetir.tuning.records import Key
 from sparsetir.tuning.space import Candidate, Values
 from sparsetir.tuning.workers.local import PATIENT, TIMEOUT
 
@@ -70,8 +70,8 @@ class Connection:
     libraries: dict[Candidate | None, Any] = field(default_factory=dict)
 
 
-class RPCMeasurer(Formats):
-    """The servers of a key at a tracker, of which one is used at a time: what a `Pool` is for local processes.
+class RPCMeasurer(Measurer):
+    """The servers of a key at a tracker, of which one is used at a time.
 
     Parameters
     ----------
@@ -90,14 +90,11 @@ class RPCMeasurer(Formats):
     """
 
     is_here = False
-    gone: ExecutorLostError | None = None
-    slots = 0  # a batch as large as a search likes
 
     def __init__(self, address: str, evaluator: Evaluator, *, timeout: float = TIMEOUT) -> None:
         self.host, self.port, self.name = parsed(address)
         self.evaluator, self.timeout = evaluator, timeout
         super().__init__()
-        self.usual: float | None = None
         self.paths: dict[Candidate | None, Path] = {}
         self.folder = tempfile.TemporaryDirectory(prefix="sparsetir-")
         self.connection: Connection | None = None
@@ -276,17 +273,9 @@ class RPCMeasurer(Formats):
 
     # -------------------------------------------------------------------------- what else a search wants of a pool
 
-    def keep_pace(self, seconds: float | None) -> None:
-        """Report what is timed as if the untuned kernel took this long, None for as long as it will."""
-        self.usual = seconds
-
     def keyed(self, key: Key) -> Key:
         """Return the key of records of this kind of server."""
         return replace(key, **asdict(self.place))
-
-    def noted(self, key: Key, record: Record) -> Iterable[tuple[Key, Record]]:
-        """Return a record as its machine's."""
-        return [(key, record)]
 
     def values(self, format: Format | None) -> Values | None:
         """Return the open choices of a format; None where it has no variant."""
