@@ -100,10 +100,13 @@ def evaluate(subscripts: str, values: Sequence[Value], dtype: str | None = None)
     return Result(total, mask.any(axis=axes), size, int(np.prod(shape[len(kept) :], dtype=np.int64)), dtype)
 
 
-def evaluate_filled(subscripts: str, values: Sequence[Value], reduce: str, combine: str, fill: float) -> Array | None:
+def evaluate_filled(
+    subscripts: str, values: Sequence[Value], reduce: str, combine: str, fill: float, result: str = "auto"
+) -> Array | None:
     """Any reduction over the whole index space, what is not stored being `fill`; None where there is none.
 
-    What is not stored is left out, whatever it meets, where that changes no result of finite numbers.
+    What is not stored is left out, whatever it meets, where that changes no result of finite numbers: in sums, and
+    where a sparse result has the pattern of an operand.
     """
     left, _, kept = subscripts.partition("->")
     letters, dtype = left.split(","), common(values)
@@ -127,7 +130,18 @@ def evaluate_filled(subscripts: str, values: Sequence[Value], reduce: str, combi
         if not all(shape[len(kept) :]) and reduce in ("max", "min"):
             return None
         made = REDUCE[reduce].reduce(made, axis=axes) if axes else made
+        patterns = [] if (result, combine, fill) != ("auto", "mul", 0) or not kept else _patterns(values, letters, kept)
+        if patterns and not all(np.isfinite(v.data.astype(np.complex128)).all() for v in values):
+            if len(patterns) > 1:
+                return None  # which of them the result has is open
+            made = np.where(patterns[0], made, fill)
     return np.asarray(made).astype(widest(dtype))
+
+
+def _patterns(values: Sequence[Value], letters: Sequence[str], kept: str) -> list[Array]:
+    """Return where each sparse operand with the letters of the result stores elements."""
+    like = [(v, own) for v, own in zip(values, letters, strict=True) if v.is_sparse and sorted(own) == sorted(kept)]
+    return [spread(value.dense()[1], own, kept) for value, own in like]
 
 
 __all__ = ["EPSILON", "Result", "common", "evaluate", "evaluate_filled", "wrapped"]

@@ -95,7 +95,6 @@ class Einsum(CodeFront):
         if not options:
             return evaluate(text, values).expected()
         chosen = {"reduce": "sum", "combine": "mul", "fill": 0, **options}
-        chosen.pop("result", None)
         result = evaluate(text, values)
         want = evaluate_filled(text, values, **chosen)
         if want is None:
