@@ -4,6 +4,7 @@
 ``python -m tests.mutations`` copies the packages and the tests to a temporary folder, makes one small edit there, and
 runs the test files that cover the edited module until the first failure. ``--control`` seeds no fault, to see that the
 tests pass in the copy.
+``--turn N`` runs what ``make test TURN=N`` runs of them, to see what the sample loses.
 ``--tests-of COMMIT`` takes the tests of another commit, to compare two states of the suite on the same faults.
 """
 
@@ -155,10 +156,11 @@ def mutated(fault: Fault | None, tests_of: str | None = None) -> Iterator[Path]:
         yield root
 
 
-def outcome(tests: Sequence[str], root: Path) -> str:
-    """Run tests in a copy until one fails; report whether one did."""
+def outcome(tests: Sequence[str], root: Path, turn: int | None = None) -> str:
+    """Run tests in a copy until one fails, or what `make test` runs of them; report whether one did."""
     paths = [f"tests/{path}" for path in tests]
     flags = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    flags += [] if turn is None else [f"--turn={turn}"]
     environment = {**os.environ, "TVM_NUM_THREADS": "2", "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, *paths], cwd=root, env=environment, capture_output=True, text=True
@@ -176,6 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="check the faults whose path contains TEXT")
     parser.add_argument("--tests-of", metavar="COMMIT", help="take the tests of this commit")
     parser.add_argument("--control", action="store_true", help="seed no fault: each outcome must be 'missed'")
+    parser.add_argument("--turn", type=int, metavar="N", help="run what `make test TURN=N` runs of the tests")
     args = parser.parse_args(argv)
     faults = [fault for fault in FAULTS[args.first :: args.every] if args.only in fault.path]
     if args.control:  # each group of tests once
@@ -184,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for fault in faults:
         began = time.perf_counter()
         with mutated(None if args.control else fault, args.tests_of) as root:
-            outcomes.append(outcome(fault.tests, root))
+            outcomes.append(outcome(fault.tests, root, args.turn))
         print(f"{outcomes[-1]:7} {time.perf_counter() - began:5.0f} s  {fault}", flush=True)
     print(f"{outcomes.count(FOUND)} of {len(faults)} faults found")
     return int(outcomes.count(FOUND) < len(faults))

@@ -1149,3 +1149,30 @@ def test_scratch_has_no_negative_size_and_none_that_wraps_around(seed: int) -> N
                 size = min(max(exact(values, products), 0), 1 << 60)
                 want.append(1 << 60 if any(abs(p) >= 1 << 62 for p in products) else size)
             assert int(got) == by(want), (scratch.ty.shape, values)
+
+
+def test_registers_leave_elements_alone_that_no_step_updates() -> None:
+    """The element of an inner loop that does not run may not exist: its subscript lies past the index array."""
+    func = sparsetir.parse("""
+@T.prim_func
+def attached(y: T.handle, s: T.handle, iw: T.handle, pj: T.handle, ij: T.handle, n: T.int32, nj: T.int32, z: T.int32,
+             m: T.int32):
+    W = T.singleton(None, n, iw)
+    J0 = T.dense_variable(None, (nj, z), pj)
+    J1 = T.singleton(J0, m, ij, sorted=False)
+    DW, DJ = T.dense_fixed(n), T.dense_fixed(m)
+    Y = T.match_sparse_buffer(y, (DW,), "float32")
+    S = T.match_sparse_buffer(s, (DW, DJ), "float32")
+    with T.sp_iter([W, T.attach(J1, W)], "SS", "work") as [w, j]:
+        S[w, j] = T.min(S[w, j], Y[w])
+""")
+    kernel = sparsetir.build(func, {"kind": "llvm", "opt-level": 0})
+    for w, places in [(1, [2]), (0, [2]), (1, [0, 2]), (5, [1])]:
+        known = {"iw": np.array([w], np.int32), "pj": np.array([0, len(places)], np.int32)}
+        arrays = {name: fenced(a) for name, a in {**known, "ij": np.array(places, np.int32)}.items()}
+        y, s = np.arange(-6, 0, dtype=np.float32), np.zeros((6, 3), np.float32)
+        want = s.copy()
+        if w < len(places):
+            want[w, places[w]] = y[w]
+        kernel(Y=y, S=s, nj=len(places), **arrays)
+        np.testing.assert_array_equal(s, want)

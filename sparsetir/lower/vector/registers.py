@@ -11,12 +11,14 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
+from sparsetir.ir.dialect import is_if_then_else
 from sparsetir.ir.rewriting import (
     all_same,
     alloc,
     collect,
     conjunction,
     conjuncts,
+    disjunction,
     factors,
     mentions,
     product,
@@ -74,11 +76,22 @@ MOST_LANES = 1024
 
 @dataclass(frozen=True)
 class StoreSite:
-    """A store below a loop, the loops that its element depends on, and the guards that hold for all its updates."""
+    """A store below a loop, the loops that its element depends on, and the conditions that hold for all its updates.
+
+    Parameters
+    ----------
+    store : BufferStore
+    lanes : list of For
+    guards : list of Expr
+        Conditions around the store, and those that loops around it run at all where this depends on the lanes.
+    runs : list of Expr
+        Conditions that the other loops around it run at all.
+    """
 
     store: tirx.BufferStore
     lanes: list[tirx.For]
     guards: list[ir.Expr]
+    runs: list[ir.Expr]
 
     def at(self, lanes: list[tirx.For], node: Any) -> Any:
         """Substitute the loop variables of other lanes in `node`."""
@@ -136,20 +149,30 @@ def _sites(loop: tirx.For) -> list[StoreSite] | None:
         runs = _runs([f for f in loops if f not in lanes and f is not loop], [f.loop_var for f in lanes], moving)
         if runs is None:
             return None
-        guards = [c for c in [*runs, *conditions] if not mentions(c, [*moving, store.buffer])]
-        sites.append(StoreSite(store, lanes, guards))
+        runs = [c for c in runs if not mentions(c, [*moving, store.buffer])]
+        conditions = [c for c in conditions if not mentions(c, [*moving, store.buffer])]
+        lane_vars = [f.loop_var for f in lanes]
+        guards = [*(c for c in runs if mentions(c, lane_vars)), *conditions]
+        sites.append(StoreSite(store, lanes, guards, [c for c in runs if not mentions(c, lane_vars)]))
     return sites
 
 
 def _runs(loops: list[tirx.For], lanes: list[Var], moving: list[Var]) -> list[ir.Expr] | None:
-    """Return the conditions that lane-dependent loops around a store are not empty; None if other loops matter too."""
+    """Return the conditions that loops around a store are not empty; None if lanes and other loops decide together."""
     found = []
     for loop in loops:
-        if mentions(loop.extent, lanes):
-            if mentions(loop.extent, moving):
-                return None
-            found.append(loop.extent > const(0, str(loop.extent.ty.dtype)))
+        if mentions(loop.extent, lanes) and mentions(loop.extent, moving):
+            return None
+        if not isinstance(loop.extent, tirx.IntImm):
+            found += [*_conditions(loop.extent), loop.extent > const(0, str(loop.extent.ty.dtype))]
     return found
+
+
+def _conditions(extent: ir.Expr) -> list[ir.Expr]:
+    """Return the conditions without which an extent is 0."""
+    if is_if_then_else(extent) and isinstance(extent.args[2], tirx.IntImm) and int(extent.args[2]) == 0:
+        return conjuncts(extent.args[0])
+    return []
 
 
 def _is_too_wide(lanes: list[tirx.For], inner: list[Var]) -> bool:
@@ -208,7 +231,7 @@ def _initial(stmt: tirx.Stmt, site: StoreSite) -> ir.Expr | None:
         return None
     if not all(same(a.extent, b.extent) and same(a.min, b.min) for a, b in zip(lanes, site.lanes, strict=True)):
         return None
-    other = StoreSite(stmt, lanes, guards)
+    other = StoreSite(stmt, lanes, guards, [])
     indices = [other.at(site.lanes, i) for i in stmt.indices]
     held = [other.at(site.lanes, g) for g in guards]
     agree = all_same(indices, list(site.store.indices)) and all_same(held, site.guards)
@@ -251,15 +274,25 @@ def keep(loop: tirx.For, facts: ArrayFacts, before: tirx.Stmt | None = None) -> 
 
     inner = structural_mutate(loop, [(tirx.BufferStore, on_store)])
     at, indices = [place_of(lanes)], list(first.store.indices)
-    end = _around(lanes, tirx.BufferStore(target, tirx.BufferLoad(acc, at), indices), first.guards)
     if start is not None:
         begin = _around(lanes, tirx.BufferStore(acc, start, at), [])
-    else:
-        begin = _around(lanes, tirx.BufferStore(acc, tirx.BufferLoad(target, indices), at), first.guards)
-    both = seq(*alloc(acc), begin, inner, end)
-    # An empty loop must not access the element, which may not exist then.
+        end = _around(lanes, tirx.BufferStore(target, tirx.BufferLoad(acc, at), indices), first.guards)
+        return seq(*alloc(acc), begin, inner, end)
+    # Where no update runs the element must not be accessed: it may not exist then.
+    guards = [*_any_runs(sites), *first.guards]
+    begin = _around(lanes, tirx.BufferStore(acc, tirx.BufferLoad(target, indices), at), guards)
+    end = _around(lanes, tirx.BufferStore(target, tirx.BufferLoad(acc, at), indices), guards)
     runs = loop.extent > const(0, str(loop.extent.ty.dtype))
-    return tirx.IfThenElse(runs, both, None) if start is None else both
+    return tirx.IfThenElse(runs, seq(*alloc(acc), begin, inner, end), None)
+
+
+def _any_runs(sites: list[StoreSite]) -> list[ir.Expr]:
+    """Return the conditions that the loops around some store run at all."""
+    if len(sites) == 1:
+        return sites[0].runs
+    if any(not site.runs for site in sites):
+        return []
+    return [disjunction([conjunction(site.runs) for site in sites])]
 
 
 def _keep_pairs(stmts: list[tirx.Stmt], facts: ArrayFacts) -> list[tirx.Stmt]:
