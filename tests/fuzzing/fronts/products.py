@@ -127,7 +127,7 @@ class Products(CodeFront):
         with np.errstate(all="ignore"):
             if call == "maximum":
                 return None if wide is np.complex128 or np.isnan(a + b).any() else near(np.maximum(a, b), values, dtype)
-            want = np.where(in_a, alpha * a, 0) + np.where(in_b, beta * b, 0)
+            want = np.where(in_a, scaled(a, alpha), 0) + np.where(in_b, scaled(b, beta), 0)
             one, other = (value.sizes().astype(np.float64) for value in values)
             size = np.nan_to_num(abs(alpha) * one + abs(beta) * other, posinf=0)
         return Expected(want, 4 * EPSILON[dtype] * size) if dtype in EPSILON else Expected(wrapped(want, dtype))
@@ -140,6 +140,15 @@ class Products(CodeFront):
 
     def label(self, case: CodeCase) -> str:
         return f"{super().label(case)} {case.facts['call']}"
+
+
+def scaled(array: Array, number: float) -> Array:
+    """Multiply the parts of complex numbers: numpy makes a complex number of the factor, and NaN of infinities."""
+    if array.dtype.kind != "c":
+        return array * number
+    out = np.empty_like(array)
+    out.real, out.imag = array.real * number, array.imag * number
+    return out
 
 
 def near(want: Array, values: list[Value], dtype: str) -> Expected:
