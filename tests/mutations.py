@@ -68,6 +68,15 @@ STRUCTURE = "sparsetir/runtime/validation.py"
 COMPRESSED = "sparsetir/formats/compressed.py"
 GRADIENTS = "sparsetir/relax/gradients.py"
 DECOMPOSE = "sparsetir/transform/decompose.py"
+REGISTERS = "sparsetir/lower/vector/registers.py"
+SCRATCH = "sparsetir/lower/target/scratch.py"
+SEARCH = "sparsetir/lower/target/search.py"
+SELECTION = "sparsetir/sparse_output/selection.py"
+RESULT = "sparsetir/sparse_output/result.py"
+HYBRID = "sparsetir/formats/hybrid.py"
+PLANNING = "sparsetir/einsum/planning.py"
+TORCH = "sparsetir/torch/functions.py"
+BLOCKS = "sparsetir/blocks/reading.py"
 
 OF_LOOPS = ("lower/test_fibers.py", "lower/test_passes.py")
 OF_ROWS = ("lower/test_carry.py", "lower/test_partitions.py")
@@ -77,6 +86,11 @@ OF_PLANS = ("runtime/test_kernels.py", "runtime/test_histories.py")
 OF_STRUCTURE = ("runtime/test_validation.py",)
 OF_FORMATS = ("formats/test_formats.py", "formats/test_properties.py")
 OF_GRADIENTS = ("relax/test_relax_gradients.py",)
+OF_SEARCH = ("lower/test_lookups.py", "lower/test_passes.py")
+OF_SELECTION = ("sparse_output/test_products.py",)
+OF_EINSUM = ("einsum/test_notation.py", "einsum/test_reductions.py")
+OF_TORCH = ("torch/test_torch_graph.py", "torch/test_torch_products.py")
+OF_BLOCKS = ("blocks/test_blocks.py", "blocks/test_chunks.py")
 OF_PIECES = ("transform/test_decompose.py", "transform/test_decompose_rules.py", "transform/test_decompose_numbers.py")
 
 FAULTS = (
@@ -112,7 +126,7 @@ FAULTS = (
     Fault(PLANS, "indptr[-1] != len(indices) or len(data)", "len(data)", OF_PLANS),
     Fault(PLANS, "known is not array and not np.array_equal(known, array)", "False", OF_PLANS),
     Fault(PLANS, "any(np.may_share_memory(ready[at], array) for array in inputs)", "False", OF_PLANS),
-    Fault(PLANS, "if covered else np.zeros(shape, dtype)", "if True else np.zeros(shape, dtype)", OF_PLANS),
+    Fault(PLANS, "    if not covered:\n        return np.zeros\n", "", OF_PLANS),
     # Structure checks
     Fault(STRUCTURE, "now < before if order", "now <= before if order", OF_STRUCTURE),
     Fault(STRUCTURE, "indptr[0] != 0 or indptr[-1] != size", "indptr[-1] != size", OF_STRUCTURE),
@@ -129,6 +143,55 @@ FAULTS = (
     Fault(GRADIENTS, "b.emit(op.divide(b.g, counts))", "b.g", OF_GRADIENTS),
     Fault(GRADIENTS, "b.emit(op.divide(b.g, count))", "b.g", OF_GRADIENTS),
     Fault(GRADIENTS, 'b.taken(b["kinds"], order)', 'b["kinds"]', OF_GRADIENTS),
+    Fault(TORCH, "is_mean:\n            ctx.share = graph", "False:\n            ctx.share = graph", OF_TORCH),
+    Fault(TORCH, "torch.ops.aten.threshold_backward(g.contiguous(), y.detach(), 0)", "g.contiguous()", OF_TORCH),
+    Fault(
+        TORCH,
+        'SpMM.apply(graph, inner, share is not None, "", weight, gradient',
+        'SpMM.apply(graph, inner, False, "", weight, gradient',
+        OF_TORCH,
+    ),
+    # Registers, scratch and searches
+    Fault(REGISTERS, "guards = [*_any_runs(sites), *first.guards]", "guards = first.guards", OF_LOOPS),
+    Fault(REGISTERS, "if not sites or not _agree(sites, loop) or not", "if not sites or not", OF_LOOPS),
+    Fault(REGISTERS, "all_same(indices, list(site.store.indices)) and all_same(held, site.guards)", "True", OF_LOOPS),
+    Fault(SCRATCH, "limited = tirx.Min(least, most)", "limited = size", OF_LOOPS),
+    Fault(SCRATCH, "return most + 1 if least >= 0 and", "return most + 1 if", OF_LOOPS),
+    Fault(
+        SEARCH,
+        "binary_search(lambda mid: value(mid) < coord, lo, hi)",
+        "binary_search(lambda mid: value(mid) <= coord, lo, hi)",
+        OF_SEARCH,
+    ),
+    Fault(
+        SEARCH,
+        "going = tirx.And(get(at) < count, get(search.cell)",
+        "going = tirx.And(get(at) <= count, get(search.cell)",
+        OF_SEARCH,
+    ),
+    Fault(SEARCH, "start(mid + one) <= pos, lo", "start(mid + one) < pos, lo", OF_SEARCH),
+    # Computed patterns
+    Fault(SELECTION, "tirx.Or(here > least, is_tie)", "here > least", OF_SELECTION),
+    Fault(
+        SELECTION,
+        "self.value(get(self.out.pos) + self.step) >= self.least",
+        "self.value(get(self.out.pos) + self.step) > self.least",
+        OF_SELECTION,
+    ),
+    Fault(RESULT, "max(*pattern.shape, len(pattern.keys)) <= LARGEST_INT32", "True", OF_SELECTION),
+    # Formats of several pieces, index notation, blocks
+    Fault(
+        HYBRID, "lengths >= self.density * entries.shape[1], lengths", "lengths > entries.shape[1], lengths", OF_FORMATS
+    ),
+    Fault(PLANNING, "return alone or (absorbed and constant)", "return alone or absorbed", OF_EINSUM),
+    Fault(PLANNING, "kind.layout is None or len(set(term)) < len(term)", "kind.layout is None", OF_EINSUM),
+    Fault(BLOCKS, "idtype = np.int32 if extent < 1 << 31 else np.int64", "idtype = np.int32", OF_BLOCKS),
+    Fault(
+        BLOCKS,
+        "worst = int(indices.min()) if indices.min() < 0 else int(indices.max())",
+        "worst = int(indices.max())",
+        OF_BLOCKS,
+    ),
 )
 
 
