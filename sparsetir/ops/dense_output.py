@@ -7,6 +7,7 @@ from tvm import tirx
 from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
+from sparsetir.ir.halves import by_three_products, check_precision
 from sparsetir.ops.memo import memoize_program
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
 from sparsetir.utils.arguments import shown
@@ -45,10 +46,11 @@ def spmm(
     block : int, optional
         Edge of a block for ``"bsr"`` (default 4).
     precision : {"bf16x3"}, optional
-        For float32 and ``"csr"``: split A and B into two bfloat16 numbers each, and add three of their four products,
-        in float32. A sum is off by at most ``3 * 2**-16`` times that of the magnitudes of its terms, besides the
-        rounding of sums, and mostly by a tenth of it. Infinities become NaN, and denormal numbers may count as zero.
-        Meant for processors with instructions for bfloat16.
+        For float32: split A and B into two bfloat16 numbers each, and add three of their four products, in float32. A
+        sum is off by at most ``3 * 2**-16`` times that of the magnitudes of its terms, besides the rounding of sums,
+        and mostly by a tenth of it. Infinities become NaN, and denormal numbers may count as zero. Meant for
+        processors with instructions for bfloat16, which the formats csr, bsr and dcsr use, and those that a program
+        is decomposed to.
 
     Returns
     -------
@@ -56,62 +58,15 @@ def spmm(
         Buffers A, B and C.
     """
     _only(format, FORMATS, "spmm")
-    if precision is not None:
-        if precision != "bf16x3" or dtype != "float32" or format != "csr":
-            found = f"{shown(precision)} for {dtype} and {format}"
-            fault = f"precision: expected None, or 'bf16x3' for float32 and csr, got {found}"
-            raise ArgumentError(f"{fault}. Leave it out for products in the dtype itself.")
-        return _spmm_in_halves(idtype)
     if block is not None and format != "bsr":
         raise ArgumentError(f"block is the edge of a block of the format bsr, found block={shown(block)} for {format}")
+    in_parts = check_precision(precision, dtype)
     if format == "bsr":
-        return _spmm_bsr(dtype, idtype, 4 if block is None else block)
-    makers = {"csr": _spmm_csr, "csc": _spmm_csc, "coo": _spmm_coo, "dcsr": _spmm_dcsr, "ell": _spmm_ell}
-    return makers[format](dtype, idtype)
-
-
-def _spmm_in_halves(idtype: str) -> tirx.PrimFunc:
-    size = T.int64 if idtype == "int64" else T.int32
-
-    @T.prim_func
-    def spmm(
-        a: T.handle,
-        b: T.handle,
-        c: T.handle,
-        indptr: T.handle,
-        indices: T.handle,
-        m: size,
-        n: size,
-        nnz: size,
-        feat: size,
-    ):
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J_dense = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        A = T.match_sparse_buffer(a, (I, J), "float32")
-        B = T.match_sparse_buffer(b, (J_dense, K), "float32")
-        C = T.match_sparse_buffer(c, (I, K), "float32")
-        A_high = T.alloc_sparse_buffer((I, J), "bfloat16")
-        A_low = T.alloc_sparse_buffer((I, J), "bfloat16")
-        B_high = T.alloc_sparse_buffer((J_dense, K), "bfloat16")
-        B_low = T.alloc_sparse_buffer((J_dense, K), "bfloat16")
-        with T.sp_iter([I, J], "SS", "split_a") as [i, j]:
-            A_high[i, j] = T.Cast("bfloat16", A[i, j])
-            A_low[i, j] = T.Cast("bfloat16", A[i, j] - T.Cast("float32", A_high[i, j]))
-        with T.sp_iter([J_dense, K], "SS", "split_b") as [j, k]:
-            B_high[j, k] = T.Cast("bfloat16", B[j, k])
-            B_low[j, k] = T.Cast("bfloat16", B[j, k] - T.Cast("float32", B_high[j, k]))
-        with T.sp_iter([I, J, K], "SRS", "low_high") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0
-            C[i, k] = C[i, k] + T.Cast("float32", A_low[i, j]) * T.Cast("float32", B_high[j, k])
-        with T.sp_iter([I, J, K], "SRS", "high_low") as [i, j, k]:
-            C[i, k] = C[i, k] + T.Cast("float32", A_high[i, j]) * T.Cast("float32", B_low[j, k])
-        with T.sp_iter([I, J, K], "SRS", "high_high") as [i, j, k]:
-            C[i, k] = C[i, k] + T.Cast("float32", A_high[i, j]) * T.Cast("float32", B_high[j, k])
-
-    return spmm
+        program = _spmm_bsr(dtype, idtype, 4 if block is None else block)
+    else:
+        makers = {"csr": _spmm_csr, "csc": _spmm_csc, "coo": _spmm_coo, "dcsr": _spmm_dcsr, "ell": _spmm_ell}
+        program = makers[format](dtype, idtype)
+    return by_three_products(program) if in_parts else program
 
 
 def _spmm_csr(dtype: str, idtype: str, *, accumulate: bool = False) -> tirx.PrimFunc:
@@ -329,9 +284,18 @@ def spmv(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") 
 
 
 @memoize_program
-def linear(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """Build a linear layer: ``Y[b, o] = sum_i A[o, i] * X[b, i]``, rows of X in turn; buffers A, X and Y."""
+def linear(
+    dtype: str = "float32", format: str = "csr", *, idtype: str = "int32", precision: str | None = None
+) -> tirx.PrimFunc:
+    """Build a linear layer: ``Y[b, o] = sum_i A[o, i] * X[b, i]``, rows of X in turn; buffers A, X and Y.
+
+    Parameters
+    ----------
+    dtype, format, idtype, precision
+        As for `spmm`, in the format csr.
+    """
     _only(format, ("csr",), "linear")
+    in_parts = check_precision(precision, dtype)
     size = T.int64 if idtype == "int64" else T.int32
 
     @T.prim_func
@@ -358,7 +322,7 @@ def linear(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32"
                 Y[b, o] = 0
             Y[b, o] = Y[b, o] + A[o, i] * X[b, i]
 
-    return linear
+    return by_three_products(linear) if in_parts else linear
 
 
 @memoize_program

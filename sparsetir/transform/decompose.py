@@ -31,7 +31,7 @@ from sparsetir.ir.views import (
 )
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.transform.editing import make_iteration, notes_of
-from sparsetir.transform.legality import EntryOrder, LinearUse, is_neutral, multiplies, still_clean
+from sparsetir.transform.legality import EntryOrder, LinearUse, is_neutral, multiplies, zero_after
 from sparsetir.transform.structure import (
     MASK_DTYPE,
     BufferStructure,
@@ -70,9 +70,10 @@ class Pieces:
         if not linear.holds(*self.own_init, self.it.block.body):
             self.structure.keep_repeated()
         neutral = is_neutral(self.it.block.body, set(self.views), clean, is_own)
+        zero = zero_after(parts, set(self.views), clean, is_own)
         for view in self.views:
             if any(s.buffer.same_as(view) for p in parts for s in collect(p, tirx.BufferStore)):
-                self.structure.set_clean(view, neutral and still_clean(parts, view, clean, is_own))
+                self.structure.set_clean(view, neutral and view in zero)
         initialising = self._initialising() if self._inits_rows() else []
         first = [] if initialising or not self.shared_init else self._init_iterations()
         pieces = [self._piece(piece, neutral, piece in initialising) for piece in self.structure.made]

@@ -13,6 +13,7 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import dialect
+from sparsetir.ir.nodes import REDUCE, make_iteration, names_in
 from sparsetir.ir.rewriting import mentions
 from sparsetir.ir.rules import IterationScope, facts_of
 from sparsetir.ir.views import (
@@ -37,7 +38,6 @@ from sparsetir.utils.arguments import as_count, shown
 # What the primitives share: find an iteration and its axes by name, make new nodes, put them in place.
 
 
-REDUCE = 2
 LARGEST_INT32 = 2**31 - 1
 MERGED = {"union": "a union", "intersect": "an intersection"}
 Ref = Any  # an axis by name, a fused entry by the names of its members
@@ -141,44 +141,9 @@ def statements(node: tirx.Stmt | None) -> list[tirx.Stmt]:
     return [] if node is None else list(flattened([node]))
 
 
-def _target(entry: Entry) -> ir.Expr:
-    hosts = entry.hosts or (entry.attached_to,) * len(entry.axes)
-    axes = [_below(axis, host) for axis, host in zip(entry.axes, hosts, strict=True)]
-    if entry.is_fused:
-        return dialect.call("fuse", axes, entry.axes[-1].idtype)
-    return dialect.call(entry.merge, axes, entry.domains[0].idtype) if entry.merge else axes[0]
-
-
-def _below(axis: Axis, host: Axis | None) -> ir.Expr:
-    return axis.var if host is None else dialect.call("attach", [axis.var, host.var], axis.idtype)
-
-
 def notes_of(iteration: SpIter) -> dict[str, Any]:
     """Return the annotations a user gave."""
     return {str(k): v for k, v in iteration.block.annotations.items() if k != SPARSE_ITER}
-
-
-def make_iteration(
-    name: str,
-    entries: Sequence[Entry],
-    body: tirx.Stmt,
-    *,
-    init: tirx.Stmt | None = None,
-    notes: dict[str, Any] | None = None,
-    allocated: Sequence[Var] = (),
-) -> s_tir.SBlockRealize:
-    """Return the node of a sparse iteration, as the parser makes it."""
-    kinds = "".join(e.kinds for e in entries)
-    iter_vars, values = [], []
-    for entry in entries:
-        target = _target(entry)
-        for n, (axis, var, kind) in enumerate(zip(entry.domains, entry.vars, entry.kinds, strict=True)):
-            domain = ir.Range(const(0, str(axis.length.ty.dtype)), axis.length)
-            iter_vars.append(tirx.IterVar(domain, var, REDUCE if kind == "R" else 0))
-            values.append(dialect.call("coord", [target, n], axis.idtype))
-    annotations = {SPARSE_ITER: kinds, **(notes or {})}
-    block = s_tir.SBlock(iter_vars, [], [], name, body, init, list(allocated), annotations=annotations)
-    return s_tir.SBlockRealize(values, tirx.const(True, "bool"), block)
 
 
 def visits_stored(iteration: SpIter) -> bool:
@@ -216,7 +181,7 @@ class Editor:
         self.func = func
         self.facts = facts_of(func)
         self.program = self.facts.program
-        self.names = _names(func)
+        self.names = names_in(func)
         self._after: dict[Var, list[tirx.Stmt]] = {}
         self._before: dict[Var, list[tirx.Stmt]] = {}
         self._swaps: list[tuple[tirx.Stmt, list[tirx.Stmt]]] = []
@@ -334,13 +299,6 @@ class Editor:
             if isinstance(stmt, tirx.Bind):
                 out += self._after.get(stmt.var, [])
         return sequence(*out)
-
-
-def _names(func: tirx.PrimFunc) -> set[str]:
-    names: set[str] = set()
-    on_block = lambda b: names.add(str(b.name_hint))  # noqa: E731
-    structural_walk(func, [(Var, lambda v: names.add(str(v.name))), (s_tir.SBlock, on_block)])
-    return names
 
 
 # ---------------------------------------------------------------------------------------------- axes of an iteration

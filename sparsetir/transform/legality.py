@@ -351,12 +351,19 @@ def multiplies(body: tirx.Stmt, rewritten: Set[Var]) -> bool:
     return any(str(load.ty.dtype).startswith(("float", "bfloat")) for load in outside_loads)
 
 
-def still_clean(parts: list[tirx.Stmt], buffer: Var, clean: Set[Var], is_own: IsOwn) -> bool:
-    """Return whether the padding of `buffer` is zero after `parts` ran on it."""
-    stores = [s for part in parts for s in collect(part, tirx.BufferStore) if s.buffer.same_as(buffer)]
-    starts_clean = buffer in clean or any(is_zero(s.value, set(), is_own) for s in stores)
-    zero_padded = set(clean) | {buffer} if starts_clean else set(clean)
-    return starts_clean and all(is_zero(s.value, zero_padded, is_own) for s in stores)
+def zero_after(parts: list[tirx.Stmt], rewritten: Set[Var], clean: Set[Var], is_own: IsOwn) -> set[Var]:
+    """Return the buffers whose padding is zero after `parts` ran on every slot, one after another.
+
+    A buffer without values becomes clean by a store that every slot executes, whose value is zero there.
+    """
+    zero, dirty = set(clean), set[Var]()
+    for stmt in (inner for part in parts for inner in (part.seq if isinstance(part, tirx.SeqStmt) else [part])):
+        stores = [s for s in collect(stmt, tirx.BufferStore) if s.buffer in rewritten]
+        for _ in stores:  # A loop may read what a later store of it has made dirty.
+            dirty |= {s.buffer for s in stores if not is_zero(s.value, zero - dirty, is_own)}
+        if isinstance(stmt, tirx.BufferStore) and stmt.buffer in rewritten and is_own(stmt.buffer, stmt.indices):
+            zero.add(stmt.buffer)
+    return zero - dirty
 
 
 # Whether a program computes the same when entries with the same coordinates are added up beforehand.
@@ -501,4 +508,4 @@ def _keeps_sums(source: str, target: str) -> bool:
     return "int" in source and "int" in target and narrows  # integers wrap around
 
 
-__all__ = ["Absent", "EntryOrder", "LinearUse", "is_neutral", "is_zero", "multiplies", "number_of", "still_clean"]
+__all__ = ["Absent", "EntryOrder", "LinearUse", "is_neutral", "is_zero", "multiplies", "number_of", "zero_after"]

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of float32 numbers by three products of bfloat16 numbers, for units that multiply these.
+
+before::
+
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+after::
+
+    with T.sp_iter([I, J], "SS", "split_A") as [i, j]:
+        A_high[i, j] = T.Cast("bfloat16", A[i, j])
+        A_low[i, j] = T.Cast("bfloat16", A[i, j] - T.Cast("float32", A_high[i, j]))
+    ...  # the same of B
+    with T.sp_iter([I, J, K], "SRS", "spmm_low_high") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0
+        C[i, k] = C[i, k] + T.Cast("float32", A_low[i, j]) * T.Cast("float32", B_high[j, k])
+    ...  # the sums of A_high * B_low and A_high * B_high
+
+A number is the sum of its halves but for ``2**-17`` of it, and the fourth product is below ``2**-16`` of the exact one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+from tvm.ir import Var
+
+from sparsetir.errors import ArgumentError
+from sparsetir.ir.nodes import make_iteration, make_scratch, names_in
+from sparsetir.ir.rewriting import all_same, seq
+from sparsetir.ir.views import SPARSE_ITER, Axis, Entry, SparseBuffer, SpIter, decode
+from sparsetir.ir.visitor import structural_mutate
+
+HALF, WHOLE, HALF_BYTES = "bfloat16", "float32", 2
+PRECISIONS = ("bf16x3",)
+TERMS = (("low", "high"), ("high", "low"), ("high", "high"))  # Small terms first.
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """An iteration that adds products of elements of two buffers, and its store."""
+
+    iteration: SpIter
+    store: tirx.BufferStore
+    factors: tuple[ir.TensorLoad, ir.TensorLoad]
+
+
+def by_three_products(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Compute sums of products of two float32 elements by three sums of products of bfloat16 numbers.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        A stage-I program.
+
+    Returns
+    -------
+    PrimFunc
+        With the same parameters. Iterations that add no products of two float32 elements are those of `func`.
+
+    Raises
+    ------
+    ArgumentError
+        No iteration adds such products.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> from sparsetir.ir.halves import by_three_products
+    >>> program = sparsetir.ir.decode(by_three_products(sparsetir.ops.spmm(format="bsr")))
+    >>> [iteration.name for iteration in program.iterations]
+    ['split_A', 'split_B', 'spmm_low_high', 'spmm_high_low', 'spmm_high_high']
+    """
+    program, names = decode(func), names_in(func)
+    written = {id(b) for b in program.buffers.values() for it in program.iterations if _is_written(it, b)}
+    products = [p for it in program.iterations if (p := _product(it, program.buffers, written)) is not None]
+    if not products:
+        fault = "precision: expected None for a program without sums of products of two float32 elements, got 'bf16x3'"
+        raise ArgumentError(f"{fault}. Leave it out.")
+    split: dict[Var, tuple[Var, Var]] = {}
+
+    def on_realize(node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:
+        product = next((p for p in products if p.iteration.node.same_as(node)), None)
+        if product is None:
+            return mutator.default_mutate(node)
+        statements: list[tirx.Stmt] = []
+        for factor in product.factors:
+            if factor.source not in split:
+                halves, made = _split(program.buffers[factor.source], names)
+                split[factor.source] = halves
+                statements += made
+        return seq(*statements, *_sums(product, split))
+
+    body = structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
+    return tirx.PrimFunc(func.params, _flat(body), func.ret_type, func.attrs)
+
+
+def _is_written(iteration: SpIter, buffer: SparseBuffer) -> bool:
+    stores: list[bool] = []
+    on_store = lambda store, mutator: stores.append(store.buffer.same_as(buffer.view)) or store  # noqa: E731
+    structural_mutate(iteration.block.body, [(tirx.BufferStore, on_store)])
+    return any(stores)
+
+
+def _product(iteration: SpIter, buffers: dict[Var, SparseBuffer], written: set[int]) -> _Product | None:
+    """Return the product of an iteration; None for one that computes something else."""
+    store = iteration.block.body
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
+        return None
+    before, term = store.value.a, store.value.b
+    is_own = isinstance(before, ir.TensorLoad) and before.source.same_as(store.buffer)
+    if not is_own or not all_same(before.indices, store.indices) or not isinstance(term, tirx.Mul):
+        return None
+    factors = (term.a, term.b)
+    for factor in factors:
+        buffer = buffers.get(factor.source) if isinstance(factor, ir.TensorLoad) else None
+        if buffer is None or buffer.dtype != WHOLE or id(buffer) in written:
+            return None
+    is_sum = "R" in iteration.kinds and not any(entry.merge for entry in iteration.entries)
+    return _Product(iteration, store, factors) if is_sum else None
+
+
+def _fresh(base: str, names: set[str]) -> str:
+    name, k = base, 0
+    while name in names:
+        k += 1
+        name = f"{base}_{k}"
+    names.add(name)
+    return name
+
+
+def _split(buffer: SparseBuffer, names: set[str]) -> tuple[tuple[Var, Var], list[tirx.Stmt]]:
+    """Return buffers for the halves of a buffer's elements, and the statements that fill them."""
+    high, high_made = make_scratch(_fresh(f"{buffer.name}_high", names), buffer.axes, HALF, HALF_BYTES)
+    low, low_made = make_scratch(_fresh(f"{buffer.name}_low", names), buffer.axes, HALF, HALF_BYTES)
+    order = sorted(dict.fromkeys(buffer.axes), key=lambda axis: _rank(axis, buffer))
+    variables = {axis: Var(axis.name.lower(), ir.PrimType(axis.idtype)) for axis in order}
+    at = [variables[axis] for axis in buffer.axes]
+    element = tirx.BufferLoad(buffer.view, at)
+    rest = element - tirx.Cast(WHOLE, tirx.BufferLoad(high, at))
+    body = seq(
+        tirx.BufferStore(high, tirx.Cast(HALF, element), at), tirx.BufferStore(low, tirx.Cast(HALF, rest), at)
+    )
+    entries = [Entry((axis,), (variables[axis],), "S") for axis in order]
+    iteration = make_iteration(_fresh(f"split_{buffer.name}", names), entries, body)
+    return (high, low), [*high_made, *low_made, iteration]
+
+
+def _rank(axis: Axis, buffer: SparseBuffer) -> tuple[int, int]:
+    """Return the place of an axis in a list where parents come before their children."""
+    tree = next(n for n, tree in enumerate(buffer.trees) if axis in tree)
+    return tree, len(axis.ancestors)
+
+
+def _sums(product: _Product, split: dict[Var, tuple[Var, Var]]) -> list[tirx.Stmt]:
+    """Return the iterations that add the products of halves; the first one initializes the sums."""
+    iteration, block = product.iteration, product.iteration.block
+    notes = {str(key): value for key, value in block.annotations.items() if key != SPARSE_ITER}
+    sums: list[tirx.Stmt] = []
+    for parts in TERMS:
+        variables = {v: Var(str(v.name), v.ty) for v in iteration.vars}
+        halves = []
+        for factor, part in zip(product.factors, parts, strict=True):
+            half = split[factor.source][part == "low"]
+            halves.append(tirx.Cast(WHOLE, tirx.BufferLoad(half, _renamed(factor.indices, variables))))
+        at = _renamed(product.store.indices, variables)
+        before = tirx.BufferLoad(product.store.buffer, at)
+        body = tirx.BufferStore(product.store.buffer, before + halves[0] * halves[1], at)
+        init = _renamed([block.init], variables)[0] if block.init is not None and not sums else None
+        entries = [_with_vars(entry, variables) for entry in iteration.entries]
+        name = f"{iteration.name}_{'_'.join(parts)}"
+        sums.append(make_iteration(name, entries, body, init=init, notes=notes))
+    return sums
+
+
+def _renamed(nodes: Any, variables: dict[Var, Var]) -> list[Any]:
+    on_var = lambda v, mutator: variables.get(v, v)  # noqa: E731
+    return [structural_mutate(node, [(Var, on_var)]) for node in nodes]
+
+
+def _with_vars(entry: Entry, variables: dict[Var, Var]) -> Entry:
+    new = tuple(variables[v] for v in entry.vars)
+    return Entry(entry.axes, new, entry.kinds, entry.attached_to, entry.merge, entry.hosts)
+
+
+def _flat(body: tirx.Stmt) -> tirx.Stmt:
+    """Return a body without sequences inside of sequences, so that declarations reach what follows them."""
+
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        statements: list[tirx.Stmt] = []
+        for stmt in node.seq:
+            inner = mutator.mutate(stmt)
+            statements += inner.seq if isinstance(inner, tirx.SeqStmt) else [inner]
+        return seq(*statements)
+
+    return structural_mutate(body, [(tirx.SeqStmt, on_seq)])
+
+
+def check_precision(precision: Any, dtype: str) -> bool:
+    """Return whether a program computes by three products; raise for a precision that its dtype does not have."""
+    if precision is None:
+        return False
+    if precision not in PRECISIONS or dtype != WHOLE:
+        fault = f"precision: expected None, or 'bf16x3' for float32, got {precision!r} for {dtype}"
+        raise ArgumentError(f"{fault}. Leave it out for products in the dtype itself.")
+    return True
+
+
+__all__ = ["PRECISIONS", "by_three_products", "check_precision"]
