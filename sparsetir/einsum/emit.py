@@ -18,6 +18,7 @@ from tvm import tirx
 
 from sparsetir.einsum.operands import Layout, StorageLevel, rows
 from sparsetir.einsum.subscripts import USUAL, Semiring, literal
+from sparsetir.ir.halves import by_three_products
 from sparsetir.script.printer import parse
 from sparsetir.utils.caches import remember
 
@@ -100,6 +101,8 @@ class ContractionNest:
         The letters in loop order, if the loops traverse the trees of all sparse operands together.
     is_rootless : bool
         Whether the coordinates of the first letter are computed, too.
+    in_parts : bool
+        Whether float32 products are computed by three products of bfloat16 numbers.
     """
 
     operands: tuple[Operand, ...]
@@ -111,6 +114,7 @@ class ContractionNest:
     assembled: bool = False
     walk: str = ""
     is_rootless: bool = False
+    in_parts: bool = False
 
     @property
     def made(self) -> str:
@@ -492,7 +496,8 @@ def program(nest: ContractionNest, name: str = "einsum") -> EmittedProgram:
     writer = _ContractionWriter(nest, name)
     text = writer.text()
     arrays = tuple(writer.arrays)
-    return EmittedProgram(parse(text), writer.buffers, writer.result, writer.values, arrays, writer.sizes)
+    func = by_three_products(parse(text)) if nest.in_parts else parse(text)
+    return EmittedProgram(func, writer.buffers, writer.result, writer.values, arrays, writer.sizes)
 
 
 # -------------------------------------------------------------------------- loops of computed patterns

@@ -52,6 +52,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import is_torch, to_torch
+from sparsetir.ir.halves import check_precision
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.stores import is_open
 from sparsetir.utils.arguments import VALUE_DTYPES, as_seconds, common_dtype, dtype_name, shown
@@ -67,6 +68,7 @@ def einsum(
     combine: str = "mul",
     fill: float = 0,
     result: str = "auto",
+    precision: str | None = None,
 ) -> Any:
     """Evaluate index notation over sparse and dense operands, without making sparse ones dense.
 
@@ -89,6 +91,9 @@ def einsum(
     result : {"auto", "dense", "sparse"}
         By default sparse where the result has all letters of a sparse operand or, of more than one letter, only
         letters of sparse operands.
+    precision : {"bf16x3"}, optional
+        For float32: compute sums of products of a sparse and a dense operand by three sums of products of bfloat16
+        numbers, as `sparsetir.ops.spmm` does and says. Meant for processors that multiply those.
 
     Returns
     -------
@@ -124,43 +129,43 @@ def einsum(
     """
     classified = classify(operands) if len(operands) < 3 else None  # the sizes of three decide their order
     if classified is None:
-        return _evaluate(subscripts, operands, reduce, combine, fill, result)
-    key = (subscripts, reduce, combine, type(fill), fill, result, classified[0])
+        return _evaluate(subscripts, operands, reduce, combine, fill, result, precision)
+    key = (subscripts, reduce, combine, type(fill), fill, result, precision, classified[0])
     try:
         door = doors.get(key)
         if door is not None:
             kernel, names = door
             return kernel(**dict(zip(names, classified[1])))  # noqa: B905 (the key has their number)
     except (SparseTIRError, TypeError):  # refused operands, or an option without a hash: the long way names the fault
-        return _evaluate(subscripts, operands, reduce, combine, fill, result)
-    value = _evaluate(subscripts, operands, reduce, combine, fill, result)
-    door = _expression(subscripts, classified[1], reduce, combine, fill, result).door()
+        return _evaluate(subscripts, operands, reduce, combine, fill, result, precision)
+    value = _evaluate(subscripts, operands, reduce, combine, fill, result, precision)
+    door = _expression(subscripts, classified[1], reduce, combine, fill, result, precision).door()
     if door is not None:
         doors[key] = door
     return value
 
 
-def _evaluate(text: str, operands: Sequence[Any], reduce: str, combine: str, fill: Any, result: str) -> Any:
+def _evaluate(text: str, operands: Sequence[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None) -> Any:
     """Evaluate an expression over operands of any kind."""
     if any(is_outside(value) for value in operands):
-        if (reduce, combine, fill) != ("sum", "mul", 0):
+        if (reduce, combine, fill, precision) != ("sum", "mul", 0, None):
             raise ArgumentError(
-                "reduce, combine, fill: expected sums of products of operands outside of memory. Read the matrix"
+                "reduce, combine, fill, precision: expected sums of products of operands outside of memory. Read the matrix"
             )
         return einsum_outside(text, operands)
     values = [passed(value, at) for at, value in enumerate(operands)]
     if has_hypersparse(values):
-        return _over_short(text, values, reduce, combine, fill, result)
-    return _expression(text, values, reduce, combine, fill, result).run(values)
+        return _over_short(text, values, reduce, combine, fill, result, precision)
+    return _expression(text, values, reduce, combine, fill, result, precision).run(values)
 
 
-def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: Any, result: str) -> Any:
+def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None) -> Any:
     """Evaluate over the coordinates that occur, if elements that are not stored change no result."""
     terms = notation.parse(text, tuple(len(value.shape) for value in values))
     is_sum = (reduce, combine, fill) == ("sum", "mul", 0)
     is_elementwise = all(set(term) == set(terms.output) for term in terms.inputs)
     if not is_sum and is_elementwise and fill == 0:  # nothing is reduced, and elements stored nowhere stay 0
-        return _expression(text, values, reduce, combine, fill, result).run(values)
+        return _expression(text, values, reduce, combine, fill, result, precision).run(values)
     if not is_sum and (len(values) > 1 or reduce not in ("max", "min")):
         shape = max((tuple(v.shape) for v in values), key=max)
         raise ArgumentError(
@@ -168,7 +173,7 @@ def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: A
             "take every element: number the rows and columns that hold entries first"
         )
     short = renumber(terms.inputs, values)
-    short_result = _expression(text, short.values, reduce, combine, fill, result).run(short.values)
+    short_result = _expression(text, short.values, reduce, combine, fill, result, precision).run(short.values)
     return short.restore(short_result, terms.output)
 
 
@@ -179,12 +184,13 @@ def einsum_expression(
     combine: str = "mul",
     fill: float = 0,
     result: str = "auto",
+    precision: str | None = None,
 ) -> Expression:
     """Prepare an expression for operands like the examples.
 
     Parameters
     ----------
-    subscripts, reduce, combine, fill, result
+    subscripts, reduce, combine, fill, result, precision
         As for `einsum`.
     *operands : array, sparse object or tuple of int
         Operands like those of the calls; a tuple is the shape of a dense one, of the dtype of the others.
@@ -210,7 +216,7 @@ def einsum_expression(
     if has_hypersparse([v for v in values if not isinstance(v, Shape)]):
         shapes = ", ".join(str(tuple(v.shape)) for v in values)
         raise ArgumentError(f"operands of shapes {shapes} have far more rows than entries: call sparsetir.einsum")
-    return _expression(subscripts, values, reduce, combine, fill, result).apart(values)
+    return _expression(subscripts, values, reduce, combine, fill, result, precision).apart(values)
 
 
 def kind_dtype(dtypes: Sequence[Any]) -> str:
@@ -218,10 +224,10 @@ def kind_dtype(dtypes: Sequence[Any]) -> str:
     return common_dtype([dtype_name(dtype) for dtype in dtypes])
 
 
-def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fill: Any, result: str) -> Expression:
+def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None) -> Expression:
     """Return the expression for such operands, cached by their kinds."""
     try:
-        key: Any = (text, reduce, combine, fill, result, *[look(value) for value in values])
+        key: Any = (text, reduce, combine, fill, result, precision, *[look(value) for value in values])
         known = _statistics(text, values) if len(values) > 2 else {}
         if len(values) > 2:
             key = (key, tuple(known.items()), *[(tuple(v.shape), stored_bits(v)) for v in values])
@@ -229,7 +235,8 @@ def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fil
     except (TypeError, AttributeError, ValueError, IndexError):  # no valid key: `Expression` raises a clear error
         key, expression, known = None, None, {}
     if expression is None:
-        expression = Expression(text, values, reduce=reduce, combine=combine, fill=fill, result=result, known=known)
+        options: Any = {"reduce": reduce, "combine": combine, "fill": fill, "result": result, "precision": precision}
+        expression = Expression(text, values, **options, known=known)
         if key is not None:
             _known[key] = expression
     return expression
@@ -284,6 +291,7 @@ class Expression:
         combine: str,
         fill: Any,
         result: str,
+        precision: str | None,
         known: Mapping[Join, tuple[int, int]],
     ) -> None:
         if not values:
@@ -314,10 +322,13 @@ class Expression:
         if set(self.terms.letters) <= set(self.terms.output):
             ring = ring.without_reduction(self.dtype, len(kinds))
         same = tuple(agreed(kind, self.dtype, ring) for kind in kinds)
-        self.task = EinsumTask(self.terms, same, ring, result)
+        self.task = EinsumTask(self.terms, same, ring, result, check_precision(precision, self.dtype))
         # Plans depend only on what the cache key contains of the operands, not on details of the first call's.
         stored = [None if stored_of(value) is None else stored_about(stored_bits(value)) for value in values]
         self.steps, self.target = plan(self.task, sizes, stored, statistics(known))
+        if self.task.in_parts and not any(isinstance(s, KernelStep) and s.nest.in_parts for s in self.steps):
+            fault = f"precision: expected None for {text!r}, got {precision!r}: it has no sum of products of two operands"
+            raise ArgumentError(f"{fault}, a sparse one and a dense one. Leave it out.")
         self.order = [self.target.letters.index(c) for c in self.terms.output]
         self.is_torch = any(kind.family == "torch" for kind in kinds)
         self.family = "numpy" if self.target.pattern is None else kinds[self.target.pattern].family

@@ -198,8 +198,10 @@ def is_operand(value: Any) -> bool:
 # ------------------------------------------------------------------ products
 
 
-def matmul(left: Any, right: Any) -> Any:
+def matmul(left: Any, right: Any, precision: str | None = None) -> Any:
     """Compute ``left @ right``; of two sparse matrices a `SparseTensor`, else dense."""
+    if precision is not None:
+        return _matmul(left, right, precision)
     try:
         product = product_door(left, right)
         if product is not None:
@@ -214,7 +216,7 @@ def matmul(left: Any, right: Any) -> Any:
     return complex_product(matmul, left, right)
 
 
-def _matmul(left: Any, right: Any) -> Any:
+def _matmul(left: Any, right: Any, precision: str | None = None) -> Any:
     if not (is_operand(left) and is_operand(right)) or is_number(left) or is_number(right):
         return NotImplemented
     left, right = (v if is_sparse(v) or is_torch(v) else array_of_numbers(v, "an operand of @") for v in (left, right))
@@ -230,7 +232,10 @@ def _matmul(left: Any, right: Any) -> Any:
     inner, outer = ("y" if a == 1 else inner), ("y" if b == 1 else outer)
     rows = "..." if a > 2 or b > 2 else ""
     text = f"{rows if a > 2 else ''}{inner},{rows if b > 2 else ''}{outer}"
-    return _dense_product(f"{text}->{rows}{inner[:-1]}{outer[1:]}", left, right)
+    text = f"{text}->{rows}{inner[:-1]}{outer[1:]}"
+    if precision is not None:
+        return einsum(text, left, right, result="dense", precision=precision)
+    return _dense_product(text, left, right)
 
 
 def _check_product(left: Any, right: Any) -> None:
@@ -244,7 +249,7 @@ def _dense_product(text: str, left: Any, right: Any) -> Any:
     product = einsum(text, left, right, result="dense")
     classified = classify((left, right))
     if classified is not None:
-        door = doors.get((text, "sum", "mul", int, 0, "dense", classified[0]))
+        door = doors.get((text, "sum", "mul", int, 0, "dense", None, classified[0]))
         if door is not None:
             doors[classified[0]] = door
     return product

@@ -58,12 +58,15 @@ class EinsumTask:
         Of the operands, in one dtype.
     ring : Semiring
     result : {"auto", "dense", "sparse"}
+    in_parts : bool
+        Whether products of two float32 operands are computed by three products of bfloat16 numbers.
     """
 
     terms: Terms
     kinds: tuple[Kind, ...]
     ring: Semiring
     result: str = "auto"
+    in_parts: bool = False
 
     @property
     def dtype(self) -> str:
@@ -390,6 +393,10 @@ def _step(
     if all(operand.layout is None for operand in members) and task.ring.is_usual:
         return DenseStep(step.members, letters, step.output)
     nest = ContractionNest(tuple(members), step.output, pattern, task.ring, task.dtype, task.idtype)
+    if task.in_parts and pattern is None and task.ring.is_usual and len(members) == 2:
+        is_one_dense = sum(operand.layout is None for operand in members) == 1
+        is_summed = any(c not in step.output for c in nest.letters)
+        nest = replace(nest, in_parts=is_one_dense and is_summed)
     return KernelStep(step.members, nest)
 
 

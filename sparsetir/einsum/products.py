@@ -20,7 +20,7 @@ from sparsetir.interop import to_torch as as_torch
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import ROWS
 from sparsetir.sparse_output.postings import Postings
-from sparsetir.utils.arguments import as_flag, take_old_argument
+from sparsetir.utils.arguments import as_flag, shown, take_old_argument
 
 SCIPY = (sp.sparray, sp.spmatrix)
 
@@ -33,6 +33,7 @@ def matmul(
     complement: bool = False,
     top: int | None = None,
     threshold: float | None = None,
+    precision: str | None = None,
     **old_names: Any,
 ) -> Any:
     """Multiply sparse matrices, or a sparse and a dense one, on all threads.
@@ -54,6 +55,8 @@ def matmul(
         Keep so many entries of each row, those with the largest values; of equal ones those in the first columns.
     threshold : float, optional
         Keep the entries with larger values. With one of the two NaN is not kept.
+    precision : {"bf16x3"}, optional
+        For a sparse and a dense operand in float32: as for `sparsetir.ops.spmm`.
     **old_names
         ``above``, the former name of `threshold`, with a DeprecationWarning.
 
@@ -86,6 +89,8 @@ def matmul(
     """
     if old_names:
         threshold = take_old_argument(old_names, "above", "threshold", threshold, "matmul")
+    if precision is not None:
+        return _in_parts(A, B, precision, has_options=complement or not mask is top is threshold is None)
     try:
         if type(A) in ROWS and type(B) in ROWS:
             return products.matmul(A, B, mask=mask, complement=complement, top=top, threshold=threshold)
@@ -100,6 +105,15 @@ def matmul(
         if not has_complex(A, B):
             raise
     return complex_product(matmul, A, B, mask=mask, complement=complement, top=top, threshold=threshold)
+
+
+def _in_parts(A: Any, B: Any, precision: str, *, has_options: bool) -> Any:
+    """Multiply a sparse and a dense operand in another precision than that of their dtype."""
+    A, B = (x if is_outside(x) else _as_operand(x, y, name) for x, y, name in ((A, B, "A"), (B, A, "B")))
+    if has_options or is_outside(A) or is_outside(B) or not _is_one_dense(A, B):
+        fault = f"precision: expected None but for a sparse and a dense operand in memory, got {shown(precision)}"
+        raise ArgumentError(f"{fault}. Leave it out, or mask=, top= and threshold=.")
+    return operators.matmul(A, B, precision)
 
 
 def _of_postings(A: Any, index: Postings, mask: Any, top: Any, threshold: Any) -> Any:

@@ -36,6 +36,7 @@ from sparsetir.ir.nodes import make_iteration, make_scratch, names_in
 from sparsetir.ir.rewriting import all_same, seq
 from sparsetir.ir.views import SPARSE_ITER, Axis, Entry, SparseBuffer, SpIter, decode
 from sparsetir.ir.visitor import structural_mutate
+from sparsetir.utils.arguments import shown
 
 HALF, WHOLE, HALF_BYTES = "bfloat16", "float32", 2
 PRECISIONS = ("bf16x3",)
@@ -206,8 +207,8 @@ def check_precision(precision: Any, dtype: str) -> bool:
     """Return whether a program computes by three products; raise for a precision that its dtype does not have."""
     if precision is None:
         return False
-    if precision not in PRECISIONS or dtype != WHOLE:
-        fault = f"precision: expected None, or 'bf16x3' for float32, got {precision!r} for {dtype}"
+    if not isinstance(precision, str) or precision not in PRECISIONS or dtype != WHOLE:
+        fault = f"precision: expected None, or 'bf16x3' for float32, got {shown(precision)} for {dtype}"
         raise ArgumentError(f"{fault}. Leave it out for products in the dtype itself.")
     return True
 
