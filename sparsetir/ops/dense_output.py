@@ -9,6 +9,7 @@ from tvm.script import sparsetir as T
 from sparsetir.errors import ArgumentError
 from sparsetir.ir.halves import by_three_products, check_precision
 from sparsetir.ops.memo import memoize_program
+from sparsetir.ops.quantized import quantized_spmm
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
 from sparsetir.utils.arguments import shown
 
@@ -525,6 +526,7 @@ __all__ = [
     "maximum",
     "mttkrp",
     "multiply",
+    "quantized_spmm",
     "rap",
     "scaled_add",
     "sddmm",
