@@ -145,12 +145,15 @@ def einsum(
     return value
 
 
-def _evaluate(text: str, operands: Sequence[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None) -> Any:
+def _evaluate(
+    text: str, operands: Sequence[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None
+) -> Any:
     """Evaluate an expression over operands of any kind."""
     if any(is_outside(value) for value in operands):
         if (reduce, combine, fill, precision) != ("sum", "mul", 0, None):
             raise ArgumentError(
-                "reduce, combine, fill, precision: expected sums of products of operands outside of memory. Read the matrix"
+                "reduce, combine, fill, precision: expected none of these with operands outside of memory, of which only "
+                "products are summed. Read the matrix"
             )
         return einsum_outside(text, operands)
     values = [passed(value, at) for at, value in enumerate(operands)]
@@ -159,7 +162,9 @@ def _evaluate(text: str, operands: Sequence[Any], reduce: str, combine: str, fil
     return _expression(text, values, reduce, combine, fill, result, precision).run(values)
 
 
-def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None) -> Any:
+def _over_short(
+    text: str, values: list[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None
+) -> Any:
     """Evaluate over the coordinates that occur, if elements that are not stored change no result."""
     terms = notation.parse(text, tuple(len(value.shape) for value in values))
     is_sum = (reduce, combine, fill) == ("sum", "mul", 0)
@@ -224,7 +229,9 @@ def kind_dtype(dtypes: Sequence[Any]) -> str:
     return common_dtype([dtype_name(dtype) for dtype in dtypes])
 
 
-def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None) -> Expression:
+def _expression(
+    text: str, values: Sequence[Any], reduce: str, combine: str, fill: Any, result: str, precision: str | None
+) -> Expression:
     """Return the expression for such operands, cached by their kinds."""
     try:
         key: Any = (text, reduce, combine, fill, result, precision, *[look(value) for value in values])
@@ -327,7 +334,9 @@ class Expression:
         stored = [None if stored_of(value) is None else stored_about(stored_bits(value)) for value in values]
         self.steps, self.target = plan(self.task, sizes, stored, statistics(known))
         if self.task.in_parts and not any(isinstance(s, KernelStep) and s.nest.in_parts for s in self.steps):
-            fault = f"precision: expected None for {text!r}, got {precision!r}: it has no sum of products of two operands"
+            fault = (
+                f"precision: expected None for {text!r}, got {precision!r}: it has no sum of products of two operands"
+            )
             raise ArgumentError(f"{fault}, a sparse one and a dense one. Leave it out.")
         self.order = [self.target.letters.index(c) for c in self.terms.output]
         self.is_torch = any(kind.family == "torch" for kind in kinds)

@@ -145,9 +145,7 @@ def _split(buffer: SparseBuffer, names: set[str]) -> tuple[tuple[Var, Var], list
     at = [variables[axis] for axis in buffer.axes]
     element = tirx.BufferLoad(buffer.view, at)
     rest = element - tirx.Cast(WHOLE, tirx.BufferLoad(high, at))
-    body = seq(
-        tirx.BufferStore(high, tirx.Cast(HALF, element), at), tirx.BufferStore(low, tirx.Cast(HALF, rest), at)
-    )
+    body = seq(tirx.BufferStore(high, tirx.Cast(HALF, element), at), tirx.BufferStore(low, tirx.Cast(HALF, rest), at))
     entries = [Entry((axis,), (variables[axis],), "S") for axis in order]
     iteration = make_iteration(_fresh(f"split_{buffer.name}", names), entries, body)
     return (high, low), [*high_made, *low_made, iteration]

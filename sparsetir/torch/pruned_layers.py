@@ -20,12 +20,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 from torch.nn import functional
-from tvm.script import sparsetir as T
 
 import torch
 from sparsetir import ops
 from sparsetir.build import build
+from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.schedules import Registers
 from sparsetir.torch.linear import SparseLinear
 from torch import Tensor, nn
 
@@ -89,11 +90,13 @@ class PrunedWeight(nn.Module):
 
     def _take(self, weight: Weight) -> None:
         self._key, self._product = product_of(weight)
-        self.way, self.input_scale, self.matrix_shape = weight.way, weight.input_scale, weight.shape
+        self.way, self.matrix_shape = weight.way, weight.shape
+        self.input_scale, self.input_zero = weight.input_scale, weight.input_zero
 
     def _stored(self) -> Weight:
         tensors = {name: getattr(self, name) for name in TENSORS}
-        return Weight(self.matrix_shape, self.way, **tensors, input_scale=self.input_scale)
+        inputs = {"input_scale": self.input_scale, "input_zero": self.input_zero}
+        return Weight(self.matrix_shape, self.way, **tensors, **inputs)
 
     @property
     def density(self) -> float:
@@ -154,7 +157,8 @@ class PrunedWeight(nn.Module):
     def get_extra_state(self) -> Mapping[str, Any]:
         """Return what is no tensor."""
         shape, dtype = self.matrix_shape, dtype_name(self.dtype)
-        return {"way": self.way, "shape": list(shape), "input_scale": self.input_scale, "dtype": dtype}
+        inputs = {"input_scale": self.input_scale, "input_zero": self.input_zero}
+        return {"way": self.way, "shape": list(shape), **inputs, "dtype": dtype}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Take what is no tensor; see `_load_from_state_dict`."""
@@ -171,6 +175,7 @@ class PrunedWeight(nn.Module):
                 tensor = state_dict.get(prefix + name)
                 self._buffers[name] = None if tensor is None else torch.empty_like(tensor)
             self.way, self.input_scale = extra["way"], extra["input_scale"]
+            self.input_zero = extra.get("input_zero", MIDDLE)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
         self._take(self._stored())
 
@@ -178,7 +183,7 @@ class PrunedWeight(nn.Module):
         return {key: value for key, value in self.__dict__.items() if key != "_product"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__({"input_zero": MIDDLE, **state})
         self._take(self._stored())
 
     def extra_repr(self) -> str:
@@ -389,9 +394,14 @@ def _as_floats(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 CALLS = 1_000_000  # Formats are chosen for as many calls: a weight is converted once.
-PRECISION = {torch.float64: 3, torch.float32: 2, torch.float16: 1, torch.bfloat16: 1, torch.int8: 0}
+IN_PARTS = "bf16x3"
+PRECISION: dict[Any, float] = {
+    **{torch.float64: 3, torch.float32: 2, IN_PARTS: 1.5},
+    **{torch.float16: 1, torch.bfloat16: 1, torch.int8: 0},
+}
 SPARSE = ("rows", "columns")
-INT8_MAX = 127
+INT8_MAX, UINT8_MAX = 127, 255
+MIDDLE = 128  # The zero point of inputs of both signs.
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -399,13 +409,25 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def ways(weight: torch.dtype, lowest: torch.dtype | None) -> list[str]:
+def stored_dtype(way: str) -> torch.dtype:
+    """Return the dtype of the weights of a way."""
+    name = way.split()[1]
+    return torch.float32 if name == IN_PARTS else getattr(torch, name)  # type: ignore[no-any-return]
+
+
+@cache
+def has_bfloat16_unit() -> bool:
+    """Return whether this machine multiplies bfloat16 numbers."""
+    return "bf16" in Registers.of(native_target()).units
+
+
+def ways(weight: torch.dtype, lowest: torch.dtype | str | None) -> list[str]:
     """Return the candidates for a weight, the layer as it is first.
 
     Parameters
     ----------
     weight : torch.dtype
-    lowest : torch.dtype, optional
+    lowest : torch.dtype or "bf16x3", optional
         The lowest precision that is allowed, by default that of the weight.
     """
     least = PRECISION[weight if lowest is None else lowest]
@@ -417,43 +439,20 @@ def ways(weight: torch.dtype, lowest: torch.dtype | None) -> list[str]:
     names = [dtype_name(d) for d in dtypes]
     dense = [f"dense {name}" for name in names if name == dtype_name(weight) or name in ("bfloat16", "int8")]
     sparse = [f"columns {name}" for name in names] + [f"rows {name}" for name in names if name != "int8"]
+    if weight is torch.float32 and least <= PRECISION[IN_PARTS] and has_bfloat16_unit():
+        sparse.append(f"columns {IN_PARTS}")
     return [*dense, *sparse]
 
 
 @cache
 def _kernel(operator: str, dtype: str) -> Any:
-    program = _spmm_int8() if dtype == "int8" else getattr(ops, operator)(dtype)
+    if dtype == "int8":
+        program = ops.quantized_spmm("int8", "uint8", zero_point=True)
+    elif dtype == IN_PARTS:
+        program = getattr(ops, operator)(precision=IN_PARTS)
+    else:
+        program = getattr(ops, operator)(dtype)
     return build(program, expected_calls=CALLS)
-
-
-def _spmm_int8() -> Any:
-    """Return the product of int8 matrices with sums in int32."""
-
-    @T.prim_func  # type: ignore[untyped-decorator,unused-ignore]
-    def spmm_int8(  # type: ignore[no-untyped-def]
-        a: T.handle,
-        b: T.handle,
-        c: T.handle,
-        indptr: T.handle,
-        indices: T.handle,
-        m: T.int32,
-        n: T.int32,
-        nnz: T.int32,
-        feat: T.int32,
-    ):
-        I = T.dense_fixed(m, "int32")
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
-        J_dense = T.dense_fixed(n, "int32")
-        K = T.dense_fixed(feat, "int32")
-        A = T.match_sparse_buffer(a, (I, J), "int8")
-        B = T.match_sparse_buffer(b, (J_dense, K), "int8")
-        C = T.match_sparse_buffer(c, (I, K), "int32")
-        with T.sp_iter([I, J, K], "SRS", "spmm_int8") as [i, j, k]:
-            with T.init():
-                C[i, k] = 0
-            C[i, k] = C[i, k] + T.Cast("int32", A[i, j]) * T.Cast("int32", B[j, k])
-
-    return spmm_int8
 
 
 @dataclass(frozen=True)
@@ -473,6 +472,8 @@ class Weight:
         A float32 factor for each output, where values are int8.
     input_scale : float
         The factor of quantized inputs.
+    input_zero : int
+        The number from 0 to 255 that stands for an input of zero.
     """
 
     shape: tuple[int, int]
@@ -482,11 +483,12 @@ class Weight:
     col_indices: Tensor | None = None
     scales: Tensor | None = None
     input_scale: float = 1.0
+    input_zero: int = MIDDLE
 
     @classmethod
-    def from_dense(cls, weight: Tensor, way: str, input_scale: float = 1.0) -> Weight:
+    def from_dense(cls, weight: Tensor, way: str, input_scale: float = 1.0, input_zero: int = MIDDLE) -> Weight:
         """Convert a matrix to what a way needs."""
-        dtype = getattr(torch, way.split()[1])
+        dtype, inputs = stored_dtype(way), (input_scale, input_zero)
         matrix, scales = weight.detach(), None
         if dtype is torch.int8:
             largest = matrix.float().abs().amax(dim=1) if matrix.shape[1] else matrix.new_zeros(len(matrix)).float()
@@ -496,12 +498,12 @@ class Weight:
             values = matrix.to(dtype)
         shape = (matrix.shape[0], matrix.shape[1])
         if way.startswith("dense"):
-            return cls(shape, way, values.contiguous().clone(), None, None, scales, input_scale)
+            return cls(shape, way, values.contiguous().clone(), None, None, scales, *inputs)
         places = matrix != 0
         rows, columns = places.nonzero(as_tuple=True)
         counts = torch.bincount(rows, minlength=shape[0]).cumsum(0)
         crow = torch.cat([torch.zeros(1, dtype=torch.int64), counts]).to(torch.int32)
-        return cls(shape, way, values[rows, columns], crow, columns.to(torch.int32), scales, input_scale)
+        return cls(shape, way, values[rows, columns], crow, columns.to(torch.int32), scales, *inputs)
 
     def to_dense(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix that products are computed with."""
@@ -517,7 +519,7 @@ class Weight:
 
     def key(self) -> str:
         """Return a hash of all of it."""
-        digest = hashlib.sha256(repr((self.shape, self.way, self.input_scale)).encode())
+        digest = hashlib.sha256(repr((self.shape, self.way, self.input_scale, self.input_zero)).encode())
         for tensor in (self.values, self.crow_indices, self.col_indices, self.scales):
             if tensor is not None:
                 digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -530,9 +532,13 @@ class LayerProduct:
     def __init__(self, weight: Weight) -> None:
         self.weight = weight
         self.kind, self.dtype_name = weight.way.split()
-        self.dtype = getattr(torch, self.dtype_name)
+        self.dtype = stored_dtype(weight.way)
+        self.is_quantized = self.dtype is torch.int8
         self.is_empty = 0 in weight.shape
         self._bound: Any = None
+        if self.is_quantized and self.kind == "dense":
+            row_sums = weight.values.sum(dim=1, dtype=torch.int32)
+            self._shifts = row_sums * (weight.input_zero - MIDDLE)
         if self.kind in SPARSE and not self.is_empty:
             self._bound = self._bind()
 
@@ -542,7 +548,11 @@ class LayerProduct:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
             matrix = torch.sparse_csr_tensor(crow, col, weight.values, weight.shape, check_invariants=True)
-        return _kernel("spmm" if self.kind == "columns" else "linear", self.dtype_name).bind(A=matrix)
+        options: dict[str, Any] = {}
+        if weight.scales is not None:
+            zero_point = torch.tensor([weight.input_zero], dtype=torch.int32)
+            options = {"scale": weight.scales * weight.input_scale, "zero_point": zero_point}
+        return _kernel("spmm" if self.kind == "columns" else "linear", self.dtype_name).bind(A=matrix, **options)
 
     def rows(self, x: Tensor) -> Tensor:
         """Return the product for rows x [b, in]; [b, out], in the dtype of x."""
@@ -553,13 +563,10 @@ class LayerProduct:
         if self.kind == "dense":
             y = self._dense(operand)
         elif self.kind == "columns":
-            y = self._bound(B=operand.t().contiguous()).t()
-            scales = self._scales()
-            return (y if scales is None else y * scales).to(x.dtype).contiguous()
+            y = self._bound(B=operand.t().contiguous()).t().contiguous()
         else:
             y = self._bound(X=operand.contiguous())
-        scales = self._scales()
-        return (y if scales is None else y * scales).to(x.dtype)
+        return y.to(x.dtype)
 
     def columns(self, x: Tensor) -> Tensor:
         """Return the product for columns x [n, in, l]; [n, out, l], in the dtype of x."""
@@ -572,25 +579,22 @@ class LayerProduct:
             return rows.view(images, length, outputs).transpose(1, 2).contiguous()
         operand = self._operand(x)
         flat = operand[0] if images == 1 else operand.transpose(0, 1).reshape(inputs, images * length)
-        y = self._bound(B=flat.contiguous())
-        scales = self._scales()
-        y = (y if scales is None else y * scales[:, None]).to(x.dtype)
+        y = self._bound(B=flat.contiguous()).to(x.dtype)
         return y[None] if images == 1 else y.view(outputs, images, length).transpose(0, 1).contiguous()
 
     def _operand(self, x: Tensor) -> Tensor:
         x = x.detach()
-        if self.dtype is not torch.int8:
+        if not self.is_quantized:
             return x.to(self.dtype)
-        return (x.float() / self.weight.input_scale).round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8)
+        quantized = (x.float() / self.weight.input_scale).round_().add_(self.weight.input_zero).clamp_(0, UINT8_MAX)
+        return quantized.to(torch.uint8)
 
     def _dense(self, x: Tensor) -> Tensor:
-        if self.dtype is torch.int8:
-            return torch._int_mm(x.contiguous(), self.weight.values.t())
-        return functional.linear(x, self.weight.values)
-
-    def _scales(self) -> Tensor | None:
-        scales = self.weight.scales
-        return None if scales is None else scales * self.weight.input_scale
+        weight = self.weight
+        if weight.scales is None:
+            return functional.linear(x, weight.values)
+        signed = (x.to(torch.int16) - MIDDLE).to(torch.int8)  # torch multiplies signed integers only.
+        return (torch._int_mm(signed, weight.values.t()) - self._shifts) * (weight.scales * weight.input_scale)
 
 
 # ------------------------------------------------------------------ operators that torch traces
@@ -660,6 +664,8 @@ pruned_product.register_autograd(_gradient, setup_context=_save)
 
 __all__ = [
     "CONVOLUTION_OPTIONS",
+    "IN_PARTS",
+    "MIDDLE",
     "PRODUCTS",
     "LayerProduct",
     "PrunedAttention",

@@ -23,9 +23,11 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.torch.linear import SparseLinear, check_share
 from sparsetir.torch.pruned_layers import (
     CONVOLUTION_OPTIONS,
-    INT8_MAX,
+    IN_PARTS,
+    MIDDLE,
     PRECISION,
     SPARSE,
+    UINT8_MAX,
     PrunedAttention,
     PrunedConv,
     PrunedLinear,
@@ -145,9 +147,10 @@ def sparsify_(
         layer dense and sparse and keep what is faster. The measured choice includes convolutions of one and two
         dimensions and ``torch.nn.MultiheadAttention``, keeps the weights that are not zero, and makes them constant.
         Default: "measure" where there are a dtype or examples.
-    dtype : {"float32", "bfloat16", "int8"}, optional
+    dtype : {"float32", "bf16x3", "bfloat16", "int8"}, optional
         The lowest precision that a measured choice may compute in; inputs and outputs keep theirs. Default: that of
-        each weight. int8 is symmetric, with a scale for each output and one for the inputs.
+        each weight. ``"bf16x3"`` is that of `sparsetir.ops.spmm`, where the processor multiplies bfloat16 numbers.
+        int8 has a scale for each output, and one scale and a zero point for the inputs.
     examples : sequence, optional
         Batches: tensors, tuples of arguments or dicts of keyword arguments. Layers are timed with the inputs that they
         have in the first one. int8 takes the range of inputs from all of them, and needs them; so do convolutions.
@@ -158,7 +161,8 @@ def sparsify_(
     seconds : float
         For each candidate of each layer.
     tolerance : float, optional
-        The greatest relative error of a candidate. Default: 2e-2 for bfloat16, 0.1 for int8, 1e-3 for float32.
+        The greatest relative error of a candidate. Default: 2e-2 for bfloat16, 0.1 for int8, 1e-3 for float32 and
+        bf16x3.
 
     Returns
     -------
@@ -334,8 +338,13 @@ def _check_unshared(model: nn.Module, name: str, layer: nn.Linear) -> None:
 
 
 # The greatest error of a candidate relative to the layer, by the norms of the outputs.
-TOLERANCES = {"float64": 1e-8, "float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2, "int8": 0.1}
-LOWEST = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+TOLERANCES = {"float64": 1e-8, "float32": 1e-3, IN_PARTS: 1e-3, "float16": 2e-2, "bfloat16": 2e-2, "int8": 0.1}
+LOWEST: dict[str, torch.dtype | str] = {
+    "float32": torch.float32,
+    IN_PARTS: IN_PARTS,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 
 
@@ -345,7 +354,7 @@ class SparsifyOptions:
 
     Parameters
     ----------
-    lowest : torch.dtype or None
+    lowest : torch.dtype, "bf16x3" or None
     rows : int
     examples : list
     percentile : float
@@ -353,7 +362,7 @@ class SparsifyOptions:
     tolerance : float or None
     """
 
-    lowest: torch.dtype | None = None
+    lowest: torch.dtype | str | None = None
     rows: int = 64
     examples: tuple[Any, ...] = ()
     percentile: float = 100.0
@@ -412,7 +421,7 @@ def options_of(dtype: Any, rows: Any, examples: Any, percentile: Any, seconds: A
     return SparsifyOptions(lowest, int(rows), batches, float(percentile), duration, tolerance)
 
 
-def _lowest(dtype: Any) -> torch.dtype | None:
+def _lowest(dtype: Any) -> torch.dtype | str | None:
     names = {**LOWEST, **{value: value for value in LOWEST.values()}}
     if dtype is not None and (not isinstance(dtype, (str, torch.dtype)) or dtype not in names):
         raise ArgumentError(f"dtype: expected one of {', '.join(map(repr, LOWEST))} or None, got {shown(dtype)}.")
@@ -486,10 +495,28 @@ class Inputs:
         The input of the first call.
     largest : float
         The magnitude that int8 represents.
+    bounds : tuple of float, optional
+        The least and the largest value within that magnitude; both signs by default.
     """
 
     first: Tensor | None = None
     largest: float = 0.0
+    bounds: tuple[float, float] | None = None
+
+    def note_range(self, x: Tensor, percentile: float) -> None:
+        """Extend the range by that of an input, without the largest magnitudes beyond a percentile."""
+        values = x.float().flatten().numpy()
+        limit = float(np.percentile(np.abs(values), percentile))
+        self.largest = max(self.largest, limit)
+        least, most = self.bounds or (0.0, 0.0)
+        self.bounds = min(least, max(float(values.min()), -limit)), max(most, min(float(values.max()), limit))
+
+    @property
+    def quantization(self) -> tuple[float, int]:
+        """The scale and the zero point of uint8."""
+        least, most = self.bounds or (-self.largest, self.largest)
+        scale = (most - least) / UINT8_MAX or 1.0
+        return scale, round(-least / scale)
 
 
 @contextmanager
@@ -511,8 +538,7 @@ def record(model: nn.Module, layers: Iterable[nn.Module], options: SparsifyOptio
         inputs, x = records[id(layer)], args[0].detach()
         inputs.first = x.clone() if inputs.first is None else inputs.first
         if options.lowest is torch.int8 and x.numel():
-            magnitudes = x.abs().float().flatten().numpy()
-            inputs.largest = max(inputs.largest, float(np.percentile(magnitudes, options.percentile)))
+            inputs.note_range(x, options.percentile)
 
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]
     try:
@@ -608,7 +634,7 @@ def _candidates(
     errors, refused = {}, {}
     for way in names:
         try:
-            layer = made(baseline, way, inputs.largest / INT8_MAX or 1.0)
+            layer = made(baseline, way, *inputs.quantization)
             error = float(torch.linalg.vector_norm(layer(x).double() - expected)) / norm
         except (SparseTIRError, RuntimeError) as fault:
             refused[way] = str(fault).splitlines()[0]
@@ -621,12 +647,13 @@ def _candidates(
     return candidates, errors, refused
 
 
-def made(layer: Any, way: str, input_scale: float = 1.0) -> PrunedWeight:
+def made(layer: Any, way: str, input_scale: float = 1.0, input_zero: int = MIDDLE) -> PrunedWeight:
     """Return a linear layer or convolution that computes in one way."""
     if plain_class(layer) in CONVOLUTIONS:
         matrix = matrix_of(layer.weight, layer.groups)
-        return PrunedConv(Weight.from_dense(matrix, way, input_scale), layer).eval()
-    return PrunedLinear(Weight.from_dense(layer.weight, way, input_scale), layer.bias, layer.weight.dtype).eval()
+        return PrunedConv(Weight.from_dense(matrix, way, input_scale, input_zero), layer).eval()
+    weight = Weight.from_dense(layer.weight, way, input_scale, input_zero)
+    return PrunedLinear(weight, layer.bias, layer.weight.dtype).eval()
 
 
 def choose_layers(

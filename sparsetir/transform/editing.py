@@ -13,7 +13,7 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import dialect
-from sparsetir.ir.nodes import REDUCE, make_iteration, names_in
+from sparsetir.ir.nodes import make_iteration, names_in
 from sparsetir.ir.rewriting import mentions
 from sparsetir.ir.rules import IterationScope, facts_of
 from sparsetir.ir.views import (

@@ -13,6 +13,7 @@ from fences import Fences
 from sparsetir import CooTensor, T, build, decompose_format, formats, ops
 from sparsetir.codegen.target import emulating_target, native_target
 from sparsetir.errors import ArgumentError
+from sparsetir.ir.halves import by_three_products
 from sparsetir.schedules import Choices, Registers
 from unit_products import BF16, drawn, program
 
@@ -148,11 +149,99 @@ def test_three_products_of_halves_are_within_the_stated_error(feat: int) -> None
     assert all(name in loops for name in ("A_high", "A_low", "B_high", "B_low"))
 
 
-def test_only_float32_has_halves() -> None:
+STORED = {
+    "csr": sp.csr_array, "csc": sp.csc_array, "coo": sp.coo_array, "dcsr": sp.csr_array, "ell": sp.csr_array,
+    "bsr": lambda A: A.tobsr((4, 4)),
+}  # fmt: skip
+
+
+def _within_the_stated_error(result: Any, A: Any, B: np.ndarray) -> bool:
+    expected, magnitudes = A.astype(float) @ B.astype(float), abs(A).astype(float) @ abs(B).astype(float)
+    return bool((np.abs(np.reshape(result, expected.shape) - expected) <= 3 * 2.0**-16 * magnitudes).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", STORED)
+def test_every_format_has_three_products(format: str) -> None:
+    rng = np.random.default_rng(1)
+    kernel = build(ops.spmm(format=format, precision="bf16x3"), units())
+    for m, n, feat, density in ((40, 60, 33, 0.2), (4, 8, 1, 0.0), (8, 4, 5, 1.0)):
+        A = sp.random_array((m, n), density=density, format="csr", rng=rng, dtype=np.float32)
+        B = rng.standard_normal((n, feat)).astype(np.float32)
+        dense = B.reshape(n // 4, 4, feat) if format == "bsr" else B
+        assert _within_the_stated_error(kernel(A=STORED[format](A), B=dense), A, B)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", [("sr_bcrs", {"t": 16, "g": 32}), ("bsr", {"r": 16, "c": 32})])
+def test_row_vectors_and_blocks_use_units_for_three_products(format: tuple[str, dict[str, int]]) -> None:
+    """Padding of the halves is zero, as that of the entries is: no entry is guarded."""
+    name, options = format
+    program = decompose_format(ops.spmm(precision="bf16x3"), {"A": formats.make(name, **options)})
+    kernel = build(program, emulating_target())
+    rng = np.random.default_rng(2)
+    A = sp.random_array((30, 50), density=0.2, format="csr", rng=rng, dtype=np.float32)
+    B = rng.standard_normal((50, 33)).astype(np.float32)
+    assert _within_the_stated_error(kernel(A=A, B=B), A, B)
+    loops = kernel.script(stage=3)
+    assert "tdpbf16ps" in loops
+    assert "valid" not in loops
+
+
+@pytest.mark.slow
+def test_three_products_of_a_linear_layer() -> None:
+    rng = np.random.default_rng(3)
+    A = sp.random_array((30, 50), density=0.2, format="csr", rng=rng, dtype=np.float32)
+    X = rng.standard_normal((7, 50)).astype(np.float32)
+    assert _within_the_stated_error(build(ops.linear(precision="bf16x3"), units())(A=A, X=X).T, A, X.T)
+
+
+def test_only_sums_of_products_of_float32_have_halves() -> None:
     with pytest.raises(ArgumentError, match=r"precision: expected None, or 'bf16x3' .* got 'bf16x3' for float64"):
         ops.spmm("float64", precision="bf16x3")
-    with pytest.raises(ArgumentError, match=r"got 'high' for float32 and csr"):
+    with pytest.raises(ArgumentError, match=r"got 'high' for float32"):
         ops.spmm(precision="high")
+    with pytest.raises(ArgumentError, match=r"without sums of products of two float32 elements"):
+        by_three_products(ops.sddmm())
+
+
+INTEGERS = ("int8", "uint8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entries", "operand", "format"),
+    [*((a, b, None) for a in INTEGERS for b in INTEGERS), ("int8", "uint8", ("bsr", {"r": 2, "c": 4}))],
+)
+def test_quantized_products_fold_scales_zero_points_and_bias(entries: str, operand: str, format: Any) -> None:
+    program = ops.quantized_spmm(entries, operand, zero_point=True, bias=True)
+    if format is not None:
+        program = decompose_format(program, {"A": formats.make(format[0], **format[1])})
+    kernel = build(program, emulating_target())
+    rng = np.random.default_rng(4)
+    for m, n, feat, density in ((33, 50, 21, 0.3), (1, 1, 1, 1.0), (5, 9, 64, 0.0)):
+        places = sp.random_array((m, n), density=density, format="csr", rng=rng)
+        A = sp.csr_array((drawn(rng, places.nnz, entries), places.indices, places.indptr), places.shape)
+        B, zero = drawn(rng, (n, feat), operand), drawn(rng, 1, operand).astype("int32")
+        scale, bias = rng.random(m, dtype=np.float32), rng.standard_normal(m).astype(np.float32)
+        sums = A.astype(np.int64) @ (B.astype(np.int64) - int(zero[0]))
+        expected = sums.astype(np.float32) * scale[:, None] + bias[:, None]
+        result = kernel(A=A, B=B, scale=scale, zero_point=zero, bias=bias)
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_quantized_products_without_options() -> None:
+    A, B = sp.csr_array(np.array([[2, 0], [-1, 3]], "int8")), np.array([[5], [-7]], "int8")
+    kernel = build(ops.quantized_spmm(idtype="int64"), units())
+    assert kernel(A=A, B=B, scale=np.array([0.5, 2], "float32")).tolist() == [[5.0], [-52.0]]
+    with pytest.raises(ArgumentError, match="operand: expected int8 or uint8, got 'float32'"):
+        ops.quantized_spmm("int8", "float32")
+
+
+@pytest.mark.optimised
+def test_quantized_products_use_dot_products() -> None:
+    machine = {**native_target().export(), "mcpu": "znver4"}
+    assert "vpdpbusd" in build(ops.quantized_spmm("int8", "uint8", zero_point=True), machine).source("asm")
 
 
 @pytest.mark.slow

@@ -325,6 +325,49 @@ def test_wrong_candidates_are_refused() -> None:
     assert not {"dense int8", "columns int8"} & set(decision.times)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["columns int8", "dense int8"])
+def test_inputs_of_one_sign_have_the_resolution_of_eight_bits(way: str) -> None:
+    layer, x = masked(nn.Linear(128, 96), 0.5), torch.randn(64, 128)
+    for offset in (0.0, 5.0, -5.0):
+        moved, inputs = x.abs() * (1 if offset >= 0 else -1) + offset, Inputs()
+        inputs.note_range(moved, 100.0)
+        symmetric = float(moved.abs().max()) / INT8_MAX
+        errors = [
+            torch.linalg.vector_norm(made(layer, way, *quantization)(moved) - layer(moved))
+            for quantization in (inputs.quantization, (symmetric,))
+        ]
+        assert inputs.quantization[1] == (255 if offset < 0 else 0)  # zero itself is represented
+        assert errors[0] < 0.95 * errors[1]
+
+
+def test_ranges_are_clipped_on_both_sides() -> None:
+    inputs = Inputs()
+    inputs.note_range(torch.cat([torch.linspace(-1, 3, 999), torch.tensor([1e6])]), 99.8)
+    scale, zero = inputs.quantization
+    assert 0.9 < scale * 255 / 4 < 1.1
+    assert 55 < zero < 75
+
+
+def test_three_products_are_a_way_where_the_processor_has_units(monkeypatch: pytest.MonkeyPatch, take: Any) -> None:
+    from sparsetir.torch import pruned_layers
+
+    monkeypatch.setattr(pruned_layers, "has_bfloat16_unit", lambda: False)
+    assert "columns bf16x3" not in ways(torch.float32, torch.int8)
+    monkeypatch.setattr(pruned_layers, "has_bfloat16_unit", lambda: True)
+    assert "columns bf16x3" in ways(torch.float32, "bf16x3")
+    assert not {"columns bf16x3", "dense bfloat16"} & set(ways(torch.float32, torch.float32))
+    assert "columns bf16x3" not in ways(torch.float64, torch.int8)
+    take("columns bf16x3")
+    layer, x = masked(nn.Linear(128, 96)), torch.randn(5, 128)
+    expected = layer(x).detach()
+    changed = st.sparsify_(layer, dtype="bf16x3", **QUICK)
+    assert changed.way == "columns bf16x3"
+    error = torch.linalg.vector_norm(changed(x) - expected) / torch.linalg.vector_norm(expected)
+    assert 1e-7 < float(error) < 1e-5
+    assert torch.equal(pickle.loads(pickle.dumps(changed))(x), changed(x))
+
+
 def test_values_that_are_not_finite_stay_dense() -> None:
     layer = masked(nn.Linear(128, 96))
     layer.weight.data[0, 0] = float("nan")
@@ -335,7 +378,7 @@ def test_values_that_are_not_finite_stay_dense() -> None:
     ("options", "message"),
     [
         ({"dtype": "int8"}, "examples: expected batches with dtype='int8', got none"),
-        ({"dtype": "int4"}, "dtype: expected one of 'float32', 'bfloat16', 'int8' or None, got 'int4'"),
+        ({"dtype": "int4"}, "dtype: expected one of 'float32', 'bf16x3', 'bfloat16', 'int8' or None, got 'int4'"),
         ({"decide": "guess"}, "decide: expected 'always' or 'measure'"),
         ({"decide": "always", "dtype": "int8"}, "decide: expected 'measure' with a dtype"),
         ({"decide": "measure", "density": 0.1}, "keep: expected 'nonzeros'"),
