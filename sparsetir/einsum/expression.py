@@ -152,8 +152,8 @@ def _evaluate(
     if any(is_outside(value) for value in operands):
         if (reduce, combine, fill, precision) != ("sum", "mul", 0, None):
             raise ArgumentError(
-                "reduce, combine, fill, precision: expected none of these with operands outside of memory, of which only "
-                "products are summed. Read the matrix"
+                "reduce, combine, fill, precision: expected none with operands outside of memory, of which products are "
+                "summed in their dtype. Read the matrix"
             )
         return einsum_outside(text, operands)
     values = [passed(value, at) for at, value in enumerate(operands)]
