@@ -152,7 +152,7 @@ def _evaluate(
     if any(is_outside(value) for value in operands):
         if (reduce, combine, fill, precision) != ("sum", "mul", 0, None):
             raise ArgumentError(
-                "reduce, combine, fill, precision: expected none with operands outside of memory, of which products are "
+                "reduce, combine, fill, precision: expected none with operands outside of memory, whose products are "
                 "summed in their dtype. Read the matrix"
             )
         return einsum_outside(text, operands)
