@@ -33,7 +33,7 @@ from tvm.ir import Var
 
 from sparsetir.errors import ArgumentError
 from sparsetir.ir.nodes import make_iteration, make_scratch, names_in
-from sparsetir.ir.rewriting import all_same, seq
+from sparsetir.ir.rewriting import all_same, collect, seq
 from sparsetir.ir.views import SPARSE_ITER, Axis, Entry, SparseBuffer, SpIter, decode
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.utils.arguments import shown
@@ -103,10 +103,7 @@ def by_three_products(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _is_written(iteration: SpIter, buffer: SparseBuffer) -> bool:
-    stores: list[bool] = []
-    on_store = lambda store, mutator: stores.append(store.buffer.same_as(buffer.view)) or store  # noqa: E731
-    structural_mutate(iteration.block.body, [(tirx.BufferStore, on_store)])
-    return any(stores)
+    return any(store.buffer.same_as(buffer.view) for store in collect(iteration.block.body, tirx.BufferStore))
 
 
 def _product(iteration: SpIter, buffers: dict[Var, SparseBuffer], written: set[int]) -> _Product | None:

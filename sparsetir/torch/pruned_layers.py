@@ -95,8 +95,7 @@ class PrunedWeight(nn.Module):
 
     def _stored(self) -> Weight:
         tensors = {name: getattr(self, name) for name in TENSORS}
-        inputs = {"input_scale": self.input_scale, "input_zero": self.input_zero}
-        return Weight(self.matrix_shape, self.way, **tensors, **inputs)
+        return Weight(self.matrix_shape, self.way, **tensors, input_scale=self.input_scale, input_zero=self.input_zero)
 
     @property
     def density(self) -> float:
@@ -412,7 +411,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def stored_dtype(way: str) -> torch.dtype:
     """Return the dtype of the weights of a way."""
     name = way.split()[1]
-    return torch.float32 if name == IN_PARTS else getattr(torch, name)  # type: ignore[no-any-return]
+    return torch.float32 if name == IN_PARTS else getattr(torch, name)
 
 
 @cache
