@@ -44,7 +44,7 @@ TERMS = (("low", "high"), ("high", "low"), ("high", "high"))  # Small terms firs
 
 
 @dataclass(frozen=True, eq=False)
-class _Product:
+class _HalvedProduct:
     """An iteration that adds products of elements of two buffers, and its store."""
 
     iteration: SpIter
@@ -106,7 +106,7 @@ def _is_written(iteration: SpIter, buffer: SparseBuffer) -> bool:
     return any(store.buffer.same_as(buffer.view) for store in collect(iteration.block.body, tirx.BufferStore))
 
 
-def _product(iteration: SpIter, buffers: dict[Var, SparseBuffer], written: set[int]) -> _Product | None:
+def _product(iteration: SpIter, buffers: dict[Var, SparseBuffer], written: set[int]) -> _HalvedProduct | None:
     """Return the product of an iteration; None for one that computes something else."""
     store = iteration.block.body
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
@@ -121,7 +121,7 @@ def _product(iteration: SpIter, buffers: dict[Var, SparseBuffer], written: set[i
         if buffer is None or buffer.dtype != WHOLE or id(buffer) in written:
             return None
     is_sum = "R" in iteration.kinds and not any(entry.merge for entry in iteration.entries)
-    return _Product(iteration, store, factors) if is_sum else None
+    return _HalvedProduct(iteration, store, factors) if is_sum else None
 
 
 def _fresh(base: str, names: set[str]) -> str:
@@ -154,7 +154,7 @@ def _rank(axis: Axis, buffer: SparseBuffer) -> tuple[int, int]:
     return tree, len(axis.ancestors)
 
 
-def _sums(product: _Product, split: dict[Var, tuple[Var, Var]]) -> list[tirx.Stmt]:
+def _sums(product: _HalvedProduct, split: dict[Var, tuple[Var, Var]]) -> list[tirx.Stmt]:
     """Return the iterations that add the products of halves; the first one initializes the sums."""
     iteration, block = product.iteration, product.iteration.block
     notes = {str(key): value for key, value in block.annotations.items() if key != SPARSE_ITER}

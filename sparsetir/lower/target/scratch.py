@@ -269,7 +269,7 @@ def HoistScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 #     row = T.alloc_buffer((T.max(n * m - 2, 0),))    # 2**60 where n * m does not fit
 #
 # TVM's bound of what a loop uses is negative where the loop is empty, and a product of sizes may wrap around. Memory of
-# 2**60 elements cannot be had: its allocation raises an error.
+# 2**60 elements does not exist: its allocation raises an error.
 
 
 MOST_ELEMENTS, MOST_PRODUCT = 1 << 60, 1 << 62
