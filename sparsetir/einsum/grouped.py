@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsetir.build import build
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.interop import array_of_numbers
+from sparsetir.interop import array_of_numbers, check_detached, is_torch, to_torch
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.script.printer import parse
 from sparsetir.utils.arguments import dtype_name
@@ -160,7 +160,7 @@ def _shown(offsets: np.ndarray) -> str:
     return f"[{few}{', ...' if offsets.size > 8 else ''}]"
 
 
-def grouped_matmul(x: Any, offsets: Any, W: Any) -> np.ndarray:
+def grouped_matmul(x: Any, offsets: Any, W: Any) -> Any:
     """Multiply rows in ragged groups with a matrix for each group: ``y[r] = x[r] @ W[g]`` for the rows r of group g.
 
     Parameters
@@ -175,13 +175,14 @@ def grouped_matmul(x: Any, offsets: Any, W: Any) -> np.ndarray:
     Returns
     -------
     ndarray of shape (rows, feat)
+        A tensor of torch if `x` is one.
 
     Raises
     ------
     ArgumentError
         Shapes do not fit, or offsets descend, do not begin with 0 or do not end with the number of rows.
     ArgumentTypeError
-        Another dtype.
+        Another dtype, or a tensor that requires grad: `sparsetir.torch.grouped_mm` has gradients.
 
     Examples
     --------
@@ -190,6 +191,10 @@ def grouped_matmul(x: Any, offsets: Any, W: Any) -> np.ndarray:
     >>> sparsetir.grouped_matmul(np.ones((3, 2)), [0, 1, 3], W).tolist()
     [[2.0], [4.0], [4.0]]
     """
+    for name, value in (("x", x), ("W", W)):
+        if is_torch(value):
+            check_detached(value, name, "this function")
+    is_tensor = is_torch(x)
     x, W, starts = (array_of_numbers(a, name) for a, name in ((x, "x"), (W, "W"), (offsets, "offsets")))
     dtype = dtype_name(x.dtype)
     if dtype not in DTYPES or x.dtype != W.dtype:
@@ -208,7 +213,7 @@ def grouped_matmul(x: Any, offsets: Any, W: Any) -> np.ndarray:
         raise ArgumentError(f"{fault}. Append it.")
     y = np.empty((x.shape[0], W.shape[2]), x.dtype)
     run(dtype, "rows", np.ascontiguousarray(x), np.ascontiguousarray(W), y, starts)
-    return y
+    return to_torch(y) if is_tensor else y
 
 
 __all__ = ["check_offsets", "grouped_matmul", "kernel", "run"]

@@ -12,11 +12,19 @@ from string import ascii_lowercase as LETTERS
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import scipy.sparse as sp
 
 from sparsetir.einsum import operators
 from sparsetir.einsum.expression import einsum
-from sparsetir.einsum.operators import as_tensor, astype, entry_keys, mapped, of_entries
+from sparsetir.einsum.operators import (
+    as_tensor,
+    astype,
+    by_parts,
+    complex_product,
+    entry_keys,
+    like_class,
+    mapped,
+    of_entries,
+)
 from sparsetir.einsum.steps import array_dtype, cast
 from sparsetir.einsum.subscripts import LIMITS
 from sparsetir.errors import ArgumentError, ArgumentTypeError
@@ -119,7 +127,7 @@ def _reduction(name: str) -> Callable[..., Any]:
     return reduce
 
 
-def _dot(a: Any, b: Any, out: Any = None) -> Any:
+def dot(a: Any, b: Any, out: Any = None) -> Any:
     """``numpy.dot`` of matrices and vectors, and of a number."""
     if out is not None:
         raise ArgumentTypeError("numpy.dot: expected no out= for a sparse tensor, got one. Leave it out.")
@@ -155,7 +163,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **{getattr(np, name): _reduction(name) for name in REDUCTIONS},
     np.amax: _reduction("max"),
     np.amin: _reduction("min"),
-    np.dot: _dot,
+    np.dot: dot,
     np.transpose: lambda tensor, axes=None: tensor.transpose() if axes is None else tensor.transpose(*axes),
     np.diagonal: lambda tensor: tensor.diagonal(),
     np.trace: lambda tensor: tensor.trace(),
@@ -248,6 +256,8 @@ def mean(tensor: SparseTensor, axis: Axis) -> Any:
 
 def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
     """Compute the largest or smallest element."""
+    if tensor.dtype.kind == "c":
+        raise ArgumentTypeError(f"{which}: expected real numbers, got {tensor.dtype}. Pass the real parts.")
     kept, name = _kept(tensor, axis), dtype_name(tensor.dtype)
     counted = [n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept]
     if 0 in counted:
@@ -573,18 +583,6 @@ def _joined_shape(function: str, shapes: list[tuple[int, ...]], axis: int) -> tu
     return (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :])
 
 
-def like_class(like: Any, tensor: SparseTensor) -> Any:
-    """Return a tensor as an object of the class of an operand: of scipy's in CSR, or in lists where it is no matrix."""
-    if isinstance(like, SparseTensor):
-        return tensor
-    if is_torch(like):
-        return tensor.to_torch()
-    if not sp.issparse(like):
-        return tensor.to_coo()
-    result = tensor.to_scipy(copy=False)
-    return result if isinstance(like, sp.sparray) else sp.csr_matrix(result)
-
-
 def reshape(tensor: SparseTensor, shape: tuple[Any, ...]) -> SparseTensor:
     """Return the tensor with another shape, its elements in row-major order."""
     extents = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else list(shape)
@@ -634,6 +632,13 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     operands = [v if is_sparse(v) or is_torch(v) else array_of_numbers(v, name) for name, v in (("a", a), ("b", b))]
     if not any(map(is_sparse, operands)):
         raise ArgumentTypeError("a, b: expected a sparse tensor, got two dense arrays. Use numpy.tensordot.")
+    return _tensordot(*operands, axes=axes)
+
+
+@by_parts(complex_product)
+def _tensordot(a: Any, b: Any, *, axes: Any) -> Any:
+    """Sum products over pairs of dimensions; of complex operands by their parts."""
+    operands = a, b
     first, second = (tuple(v.shape) for v in operands)
     left, right = _paired(axes, first, second)
     names = iter(LETTERS)
@@ -695,10 +700,10 @@ __all__ = [
     "apply_function",
     "apply_ufunc",
     "deviation",
+    "dot",
     "extreme",
     "hstack",
     "keeping",
-    "like_class",
     "logsumexp",
     "mean",
     "nonzero",

@@ -27,11 +27,13 @@ from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import (
     CooTensor,
     array_of_numbers,
+    check_detached,
     check_numbers,
     compressed_of,
     is_sparse,
     is_torch,
     open_source,
+    to_torch,
 )
 from sparsetir.runtime.signature import is_integer
 from sparsetir.sparse_output import products
@@ -48,12 +50,14 @@ class ComplexParts(NamedTuple):
 
 
 def _kind(value: Any) -> str:
+    if is_torch(value):
+        return "c" if value.is_complex() else "f"
     dtype = getattr(value, "dtype", None)
     return dtype.kind if isinstance(dtype, np.dtype) else ""
 
 
 def has_complex(*operands: Any) -> bool:
-    """Return whether an operand of numpy, scipy or a `SparseTensor` is complex, and none is of another library."""
+    """Return whether an operand is complex, and all are of numpy, scipy, torch or a `SparseTensor`."""
     kinds = [_kind(v) for v in operands]
     return "c" in kinds and "" not in kinds
 
@@ -135,8 +139,20 @@ def _with_values(part: Any, values: Any) -> Any:
     return values
 
 
+def _of_torch(function: Callable[..., Any], operation: Any, A: Any, B: Any, *args: Any, **options: Any) -> Any:
+    """Compute with the memory of torch's operands, and return a tensor of torch where a real result would be one."""
+    operands = [as_tensor(v) if is_sparse(v) else dense_operand(v, "an operand") if is_torch(v) else v for v in (A, B)]
+    result = function(operation, *operands, *args, **options)
+    if not isinstance(result, SparseTensor):
+        return like_dense(np.asarray(result), A, B)
+    like = A if is_sparse(A) else B
+    return like_class(like, result)
+
+
 def complex_product(operation: Callable[..., Any], A: Any, B: Any, **options: Any) -> Any:
     """Multiply by four real products, or by two where an operand is real."""
+    if is_torch(A) or is_torch(B):
+        return _of_torch(complex_product, operation, A, B, **options)
     if options.get("top") is not None or options.get("threshold") is not None:
         fault = "top, threshold: expected real values, which have an order, got complex ones"
         raise ArgumentTypeError(f"{fault}. Multiply without them.")
@@ -153,6 +169,8 @@ def complex_product(operation: Callable[..., Any], A: Any, B: Any, **options: An
 
 def complex_sum(operation: Callable[..., Any], A: Any, B: Any, *args: Any, **options: Any) -> Any:
     """Add or subtract the real and the imaginary parts; a real operand has zeros for the latter."""
+    if is_torch(A) or is_torch(B):
+        return _of_torch(complex_sum, operation, A, B, *args, **options)
     dtype = _real_dtype(A, B)
     pairs = [_parts(v, dtype) for v in (A, B)]
     zeros = [p.real if p.imag is not None else _with_values(p.real, np.zeros_like(_values(p.real))) for p in pairs]
@@ -183,7 +201,35 @@ def _met(value: Any, of: np.dtype[Any]) -> Any:
 
 def as_tensor(value: Any) -> SparseTensor:
     """Return an operand as a tensor."""
-    return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value)
+    if isinstance(value, SparseTensor):
+        return value
+    if is_torch(value):
+        check_detached(value, "an operand", "this operation")
+    return SparseTensor.from_any(value)
+
+
+def dense_operand(value: Any, name: str) -> np.ndarray:
+    """Return a dense operand as an array; one of torch that requires grad is refused."""
+    if is_torch(value):
+        check_detached(value, name, "this operation")
+    return array_of_numbers(value, name)
+
+
+def like_class(like: Any, tensor: SparseTensor) -> Any:
+    """Return a tensor as an object of the class of an operand: of scipy's in CSR, or in lists where it is no matrix."""
+    if isinstance(like, SparseTensor):
+        return tensor
+    if is_torch(like):
+        return tensor.to_torch()
+    if not sp.issparse(like):
+        return tensor.to_coo()
+    result = tensor.to_scipy(copy=False)
+    return result if isinstance(like, sp.sparray) else sp.csr_matrix(result)
+
+
+def like_dense(result: np.ndarray, *operands: Any) -> Any:
+    """Return a dense result as a tensor of torch where the dense operand is one."""
+    return to_torch(result) if any(is_torch(v) and not is_sparse(v) for v in operands) else result
 
 
 def of_entries(like: SparseTensor, coords: Any, values: Any, shape: tuple[int, ...]) -> SparseTensor:
@@ -290,7 +336,7 @@ def divide(left: Any, right: Any) -> Any:
         raise ArgumentTypeError("division by a sparse tensor divides by the zeros that it does not store")
     if not is_operand(right):
         return NotImplemented
-    shape, array = left.shape, array_of_numbers(right, "the divisor")
+    shape, array = left.shape, dense_operand(right, "the divisor")
     if array.ndim > left.ndim or not _stretches(array.shape, shape):
         raise ArgumentError(f"an array of shape {array.shape} divides no sparse tensor of shape {shape}")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -443,9 +489,9 @@ def sum_dtype(a: Any, b: Any, sign: int) -> np.dtype[Any]:
     return dtype
 
 
-def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
+def _dense_sum(left: Any, right: Any, sign: int) -> Any:
     tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
-    array = array_of_numbers(other, "the other operand")
+    array = dense_operand(other, "the other operand")
     shape = tensor.shape
     if array.ndim > tensor.ndim or not _stretches(array.shape, shape):
         raise ArgumentError(f"an array of shape {array.shape} plus a sparse tensor of {tensor.shape}: they do not fit")
@@ -459,7 +505,7 @@ def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
         out[tensor.coords] = sums
     else:
         out[tensor.coords] -= values
-    return out
+    return like_dense(out, other)
 
 
 # ------------------------------------------------------------------ one tensor
@@ -558,7 +604,7 @@ def combine(ufunc: np.ufunc, left: Any, right: Any) -> Any:
     """
     if not (is_operand(left) and is_operand(right)):
         return NotImplemented
-    dense = [array_of_numbers(v, "the other operand") for v in (left, right) if not (is_number(v) or is_sparse(v))]
+    dense = [dense_operand(v, "the other operand") for v in (left, right) if not (is_number(v) or is_sparse(v))]
     tensor = as_tensor(left if is_sparse(left) else right)
     shape = tensor.shape
     if dense and (dense[0].ndim > tensor.ndim or not _stretches(dense[0].shape, shape)):
@@ -575,7 +621,7 @@ def combine(ufunc: np.ufunc, left: Any, right: Any) -> Any:
                 result = np.array(np.broadcast_to(ufunc(*zeros), shape))
             array = np.broadcast_to(dense[0], shape)[tensor.coords]
             result[tensor.coords] = ufunc(*(tensor.values if is_sparse(v) else array for v in (left, right)))
-            return result
+            return like_dense(result, left, right)
         _check_combined(ufunc, *(np.zeros(1, tensor.dtype) if is_sparse(v) else v for v in (left, right)))
         return mapped(lambda values: ufunc(*(values if is_sparse(v) else v for v in (left, right))), tensor)
     except TypeError as error:
@@ -598,14 +644,14 @@ def _stretches(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return all(n in (1, extent) for n, extent in zip(shape, to[len(to) - len(shape) :], strict=True))
 
 
-def _compared_dense(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> np.ndarray:
+def _compared_dense(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
     """Compare every element with that of a dense array, which broadcasts to the shape of the tensor."""
-    array = array_of_numbers(other, "the other operand")
+    array = dense_operand(other, "the other operand")
     if array.ndim > tensor.ndim or not _stretches(array.shape, tensor.shape):
         raise ArgumentError(f"an array of shape {array.shape} and a sparse tensor of {tensor.shape}: they do not fit")
     result = np.array(np.broadcast_to(ufunc(np.zeros((), tensor.dtype), array), tensor.shape))
     result[tensor.coords] = ufunc(tensor.values, np.broadcast_to(array, tensor.shape)[tensor.coords])
-    return result
+    return like_dense(result, other)
 
 
 def sliced(tensor: SparseTensor, index: Any) -> Any:
@@ -757,10 +803,13 @@ __all__ = [
     "compare",
     "complex_product",
     "complex_sum",
+    "dense_operand",
     "diagonal",
     "divide",
     "entry_keys",
     "has_complex",
+    "like_class",
+    "like_dense",
     "matmul",
     "multiply",
     "of_entries",

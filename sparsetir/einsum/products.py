@@ -11,11 +11,10 @@ import scipy.sparse as sp
 
 from sparsetir.einsum import operators
 from sparsetir.einsum.expression import is_outside, matmul_outside, product_door
-from sparsetir.einsum.numpy_functions import like_class
 from sparsetir.einsum.operators import by_parts, complex_product, complex_sum, has_complex
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import array_of_numbers, as_numpy, is_sparse, is_torch
+from sparsetir.interop import array_of_numbers, as_numpy, check_detached, is_sparse, is_torch
 from sparsetir.interop import to_torch as as_torch
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import ROWS
@@ -199,7 +198,7 @@ def multiply(A: Any, B: Any) -> Any:
         sparse, dense = (A, B) if is_sparse(A) else (B, A)
         return operators.over_dense(sparse, dense)
     if is_sparse(A) and is_sparse(B) and tuple(A.shape) != tuple(B.shape):
-        return like_class(A, operators.stretched(*map(SparseTensor.from_any, (A, B))))
+        return operators.like_class(A, operators.stretched(*map(SparseTensor.from_any, (A, B))))
     return products.multiply(A, B)
 
 
@@ -262,6 +261,9 @@ def _dense_sum(A: Any, B: Any, alpha: Any, beta: Any) -> Any:
             kind = type(number).__name__
             raise ArgumentTypeError(f"{name}: expected a number, got {kind}. Pass one such as 2.0.")
     sign = -1 if type(beta) is int and beta == -1 else 1
+    for name, side in zip("AB", (A, B), strict=True):
+        if is_torch(side):
+            check_detached(side, name, "this operation")
     sides = [
         SparseTensor.from_any(side) if is_sparse(side) else np.asarray(as_numpy(side, "the dense operand")[0])
         for side in (A, B)

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from html import escape
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.utils.arguments import as_flag
@@ -59,25 +62,29 @@ def _comparison(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
     return comparison
 
 
-DISPATCHERS = ("_matmul_dispatch", "_rmatmul_dispatch")  # of scipy's matrices
-MULTIPLIERS = (
-    "_multiply_2d_with_broadcasting",
-    "multiply",
-    "__mul__",
-)  # frames of ``scipy_array * S``, innermost first
+SCIPY_SPARSE = str(Path(sp.__file__).parent)
+# scipy's operators that leave the operation to the other operand where numpy makes an object of it.
+OPERATORS_OF_SCIPY = frozenset(
+    f"__{name}__" for name in ("matmul", "rmatmul", "mul", "rmul", "truediv", "eq", "ne", "lt", "le", "gt", "ge")
+)
 
 
 def _is_operator_of_scipy(frame: Any) -> bool:
     """Return whether scipy asks for an array in an operator, which can leave the operation to the other operand."""
-    if "scipy" not in frame.f_code.co_filename:
-        return False
-    if frame.f_code.co_name in DISPATCHERS:
-        return True
-    names: list[str] = []
-    while frame is not None and len(names) < len(MULTIPLIERS):
-        names.append(frame.f_code.co_name)
+    while frame is not None and frame.f_code.co_filename.startswith(SCIPY_SPARSE):
+        if frame.f_code.co_name in OPERATORS_OF_SCIPY:
+            return True
         frame = frame.f_back
-    return tuple(names) == MULTIPLIERS or tuple(names[:2]) == MULTIPLIERS[1:]
+    return False
+
+
+def _conversion(name: str) -> Callable[..., Any]:
+    def convert(self: Any, copy: bool = False) -> Any:
+        return self.asformat(name, copy)
+
+    convert.__name__ = convert.__qualname__ = f"to{name}"
+    convert.__doc__ = f"Return ``to_scipy('{name}', copy=copy)``, by the name that scipy's matrices give it."
+    return convert
 
 
 class Operators:
@@ -102,8 +109,8 @@ class Operators:
     __sub__ = _operator("subtract")
     __rsub__ = _operator("subtract", swapped=True)
     __mul__ = _operator("multiply")
-    __rmul__ = _operator("multiply", swapped=True)
     __truediv__ = _operator("divide")
+    __rtruediv__ = _operator("divide", swapped=True)
     __pow__ = _operator("power")
     __getitem__ = _operator("sliced")
 
@@ -118,6 +125,12 @@ class Operators:
     def __iter__(self) -> Iterator[Any]:
         """Yield the rows."""
         return (self[n] for n in range(self.shape[0]))  # type: ignore[attr-defined]
+
+    def __rmul__(self, operand: Any) -> Any:
+        """Multiply element by element; a matrix of scipy's older classes multiplies matrices by ``*``."""
+        if isinstance(operand, sp.spmatrix):
+            return functions().matmul(operand, self)
+        return functions().multiply(operand, self)
 
     def __neg__(self) -> Any:
         return functions().mapped(np.negative, self)
@@ -134,6 +147,13 @@ class Operators:
             return scalar
         fault = "numpy would make this sparse tensor dense: call to_dense() where that is meant"
         raise ArgumentTypeError(f"{fault}, or to_scipy(copy=False) for a library that takes scipy's matrices")
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Refuse the conversion, as `__array__` does; without this method torch would read element after element."""
+        fault = "DLPack would make this sparse tensor dense: call to_dense() where that is meant"
+        raise ArgumentTypeError(f"{fault}, or to_torch() for a sparse tensor of torch")
+
+    __dlpack_device__ = __dlpack__
 
     def _repr_html_(self) -> str:
         """Return the description and the drawing for notebooks."""
@@ -170,6 +190,70 @@ class Operators:
 
     todense = toarray
 
+    def asformat(self, format: str | None, copy: bool = False) -> Any:
+        """Return ``to_scipy(format, copy=copy)``, by the name that scipy's matrices give it.
+
+        Functions that call ``tocsr``, ``tocsc`` or ``tocoo`` of their argument, such as those of networkx and pandas,
+        take a sparse tensor.
+        """
+        return self.to_scipy(format, copy=copy)  # type: ignore[attr-defined]
+
+    tobsr = _conversion("bsr")
+    tocoo = _conversion("coo")
+    tocsc = _conversion("csc")
+    tocsr = _conversion("csr")
+    todia = _conversion("dia")
+    todok = _conversion("dok")
+    tolil = _conversion("lil")
+
+    @property
+    def size(self) -> int:
+        """Number of elements, those that are not stored too."""
+        return math.prod(self.shape)  # type: ignore[attr-defined]
+
+    def dot(self, operand: Any) -> Any:
+        """Multiply as ``@`` does, or by a number."""
+        return numpy_functions().dot(self, operand)
+
+    def multiply(self, operand: Any) -> Any:
+        """Multiply element by element, as ``*`` does; a sparse row or column is stretched."""
+        return functions().multiply(self, operand)
+
+    def maximum(self, operand: Any) -> Any:
+        """Return the larger one of each two elements."""
+        return np.maximum(self, operand)
+
+    def minimum(self, operand: Any) -> Any:
+        """Return the smaller one of each two elements."""
+        return np.minimum(self, operand)
+
+    def conj(self) -> Any:
+        """Return the complex conjugate of each element."""
+        return functions().mapped(np.conjugate, self)
+
+    def matvec(self, x: Any) -> Any:
+        """Compute ``S @ x``. With `rmatvec` it makes a matrix an operator of scipy's iterative solvers.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsetir
+        >>> from scipy.sparse.linalg import cg
+        >>> S = sparsetir.SparseTensor.from_dense(np.array([[4.0, 1.0], [1.0, 3.0]]))
+        >>> cg(S, np.array([1.0, 2.0]))[0].round(3).tolist()
+        [0.091, 0.636]
+        """
+        return self @ x
+
+    def rmatvec(self, x: Any) -> Any:
+        """Compute ``S.T.conj() @ x`` of a vector."""
+        return self.rmatmat(x)
+
+    def rmatmat(self, X: Any) -> Any:
+        """Compute ``S.T.conj() @ X`` of a vector or a matrix."""
+        if self.dtype.kind != "c":  # type: ignore[attr-defined]
+            return (X.T @ self).T
+        return np.conj((np.conj(X).T @ self).T)
+
     def nonzero(self) -> tuple[Any, ...]:
         """Return the coordinates of elements that are not zero, an array for each dimension, in row-major order."""
         return reductions().nonzero(self)
@@ -191,7 +275,7 @@ class Operators:
         >>> sparsetir.SparseTensor.from_dense(np.eye(4)).reshape(2, -1).to_dense().tolist()
         [[1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]]
         """
-        return importlib.import_module("sparsetir.einsum.numpy_functions").reshape(self, shape)
+        return numpy_functions().reshape(self, shape)
 
     def sum(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
         """Return the sum over some dimensions, or all, as a dense array or a number.
