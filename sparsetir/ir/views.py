@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tvm import ir, s_tir, tirx
@@ -407,6 +407,13 @@ def decode(func: tirx.PrimFunc) -> Program:
     if not isinstance(func, tirx.PrimFunc):
         fault = f"func: expected a PrimFunc, got {type(func).__name__}."
         raise ArgumentTypeError(f"{fault} Pass a program, as of sparsetir.parse.")
+    decoded = _decoded(func)
+    return Program(func, dict(decoded.axes), dict(decoded.buffers), list(decoded.iterations))
+
+
+@lru_cache(maxsize=64)
+def _decoded(func: tirx.PrimFunc) -> Program:
+    """Decode a function once: a build asks for the same one in several places."""
     program = Program(func)
     storage: dict[Var, Var] = {}
     params = set(func.params)

@@ -15,9 +15,10 @@ from tvm.script import sparsetir as T
 
 from corpus import CASES, Case
 from each import share
+from sparsetir import ops
 from sparsetir.codegen.pipeline import lower
 from sparsetir.errors import VerifyError
-from sparsetir.ir import dialect
+from sparsetir.ir import dialect, views
 from sparsetir.ir.verifier import STAGE_1, STAGE_2, STAGE_3, check, verify
 from sparsetir.script.printer import parse
 
@@ -381,3 +382,17 @@ def test_what_can_be_verified() -> None:
         verify("spmm")
     with pytest.raises(VerifyError, match=r"stage must be 1, 2 or 3, found 4"):
         verify(legal, stage=4)
+
+
+def test_a_program_is_read_once() -> None:
+    """Editing what was read changes nothing for the next reader."""
+    func = ops.spmv("float64")
+    before = views._decoded.cache_info().misses
+    programs = [views.decode(func) for _ in range(3)]
+    assert views._decoded.cache_info().misses <= before + 1
+    programs[0].axes.clear()
+    programs[0].buffers.clear()
+    programs[0].iterations.clear()
+    assert len(programs[1].axes) == len(views.decode(func).axes) == 3
+    assert programs[2].iterations
+    assert programs[2].buffers
