@@ -2,7 +2,7 @@
 # Needs only Python 3.10 or later, git and make.
 #
 #   make demo             tune SpMM on a real matrix; MATRIX=file OP=spmm FEAT=128 SECONDS=30 OUT=folder
-#   make test             lint, then one case of each test and an eighth of the slow ones, others at each commit; TURN=3
+#   make test             lint, then a few cases of each test and an eighth of the slow ones, others at each commit; TURN=3
 #   make test-all         lint, then every case; SPARSETIR_FULL=1 for all products of families
 #   make test-quick       one case of each test that starts no process, within a minute
 #   make fuzz             drawn cases on all fronts; SECONDS=600 SEED=1 WORKERS=1 FRONTS="einsum lazy" OUT=folder

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import json
 import os
 import shutil
 import sys
@@ -27,6 +28,10 @@ os.environ.setdefault("SPARSETIR_STRICT", "1")
 # Two workers have as many threads of torch and MKL each as there are cores: those that wait must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 TURNS = 8  # in which each slow test stands once
+# Seconds of a case of the tests that have several, as `--record-seconds` wrote them; the cases of a test that take no
+# longer than that together are all in a turn.
+SECONDS = Path(__file__).with_name("seconds.json")
+TURN_SECONDS = 0.2
 NEAR_FRAMES = 4  # which tell TVM whether a function stands in a class
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -42,8 +47,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--turn",
         type=int,
         metavar="N",
-        help=f"one case of each test, and one in {TURNS} of those marked slow; others for each N",
+        help=f"a few cases of each test, and one in {TURNS} of those marked slow; others for each N",
     )
+    parser.addoption("--record-seconds", action="store_true", help=f"write {SECONDS.name} anew, from this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(CaseTimes())
+
+
+class CaseTimes:
+    """Seconds of a case of each test with several."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test, bracket, _ = report.nodeid.partition("[")
+        if bracket and report.when == "call" and report.passed:
+            self.seconds.setdefault(test, []).append(report.duration)
+
+    def pytest_sessionfinish(self) -> None:
+        means = {test: round(sum(each) / len(each), 3) for test, each in sorted(self.seconds.items())}
+        lines = ",\n".join(f"{json.dumps(test)}: {mean}" for test, mean in means.items())
+        SECONDS.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+@functools.cache
+def recorded_seconds() -> dict[str, float]:
+    """Return the seconds of a case by the name of its test."""
+    return json.loads(SECONDS.read_text(encoding="utf-8")) if SECONDS.is_file() else {}
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -52,7 +86,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep some of the cases of tests marked so; with ``--quick`` or ``--turn``, one case of a test at most."""
+    """Keep some of the cases of tests marked so; with ``--quick`` one case of a test at most, with ``--turn`` a few."""
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -68,12 +102,14 @@ def _quick(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _in_turn(turn: int, cases: list[pytest.Item]) -> list[pytest.Item]:
-    """Keep one case, the next one in each turn; of a test that is slow, in one of `TURNS` turns."""
-    place = zlib.crc32(cases[0].nodeid.partition("[")[0].encode()) + turn
+    """Keep the cases that take `TURN_SECONDS` together, others in each turn; of a slow test one, in one of `TURNS`."""
+    name = cases[0].nodeid.partition("[")[0]
+    place = zlib.crc32(name.encode()) + turn
     if all(any(case.iter_markers("slow")) for case in cases):
         return [cases[place // TURNS % len(cases)]] if place % TURNS == 0 else []
     quick = [case for case in cases if not any(case.iter_markers("slow"))]
-    return [quick[place % len(quick)]]
+    count = min(len(quick), max(1, int(TURN_SECONDS / max(recorded_seconds().get(name, TURN_SECONDS), 1e-3))))
+    return [quick[at] for at in sorted({(place + n * len(quick) // count) % len(quick) for n in range(count)})]
 
 
 def _sampled(cases: list[pytest.Item]) -> list[pytest.Item]:
