@@ -121,7 +121,8 @@ class Lazies(CodeFront):
             if (np.abs(want[np.isfinite(want)]) > most / 100).any():
                 raise Skip
             spread = sum(np.abs(np.nan_to_num(other - want)) for other in others)
-        return Expected(want, 60 * spread + 64 * NOISE[dtype] * np.abs(np.nan_to_num(want)) + 1e-30)
+        least = float(np.finfo(dtype).smallest_subnormal)  # what is smaller becomes zero
+        return Expected(want, 60 * spread + 64 * NOISE[dtype] * np.abs(np.nan_to_num(want)) + max(4 * least, 1e-30))
 
     def simpler(self, case: CodeCase) -> Iterator[Mapping[str, Any]]:
         for expr in smaller(case.facts["expr"]):
