@@ -245,7 +245,7 @@ def _spmm_bsr(dtype: str, idtype: str, block: int) -> tirx.PrimFunc:
         A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
         B = T.match_sparse_buffer(b, (JO_dense, JI, K), dtype)
         C = T.match_sparse_buffer(c, (IO, II, K), dtype)
-        with T.sp_iter([IO, II, JO, JI, K], "SSRRS", "spmm") as [io, ii, jo, ji, k]:
+        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
             with T.init():
                 C[io, ii, k] = 0
             C[io, ii, k] = C[io, ii, k] + A[io, jo, ii, ji] * B[jo, ji, k]
