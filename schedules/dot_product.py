@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import s_tir
 
 from sparsetir.lower.annotations import UNIT
-from sparsetir.lower.vector.dot_products import match_body
+from sparsetir.lower.vector.dot_products import match_body, order_of
 from sparsetir.schedules.choice import Choice
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.row import REDUCE
@@ -59,10 +59,12 @@ def use_dot_product(
     if choices.carry:  # parts of a row are added up in another array, of another dtype
         return False
     kinds = [int(iv.iter_type) for iv in node.iter_vars]
-    loops = sch.get_loops(block)[-len(kinds) :]
-    if REDUCE not in kinds or kinds[0] != REDUCE or not match_body(node, registers.units):
+    if REDUCE not in kinds or not match_body(node, registers.units):
         return False
-    sch.annotate(loops[0], UNIT, choices.tile)
+    loops, (_, order) = sch.get_loops(block)[-len(kinds) :], order_of(node)
+    if order != sorted(order):
+        sch.reorder(*(loops[n] for n in order))
+    sch.annotate(loops[order[0]], UNIT, choices.tile)
     return True
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import s_tir
 
 from sparsetir.lower.annotations import TILE
+from sparsetir.lower.vector.dot_products import order_of
 from sparsetir.lower.vector.tile_products import match_body
 from sparsetir.schedules.choice import Choice
 from sparsetir.schedules.registers import Registers
@@ -56,10 +57,12 @@ def use_tiles(
     if not choices.tiles or not reorders or choices.carry:
         return False
     kinds = [int(iv.iter_type) for iv in node.iter_vars]
-    loops = sch.get_loops(block)[-len(kinds) :]
-    if REDUCE not in kinds or kinds[0] != REDUCE or not match_body(node, registers.units):
+    if REDUCE not in kinds or not match_body(node, registers.units):
         return False
-    sch.annotate(loops[0], TILE, choices.tiles)
+    loops, (_, order) = sch.get_loops(block)[-len(kinds) :], order_of(node)
+    if order != sorted(order):
+        sch.reorder(*(loops[n] for n in order))
+    sch.annotate(loops[order[0]], TILE, choices.tiles)
     return True
 
 

@@ -43,6 +43,7 @@ from sparsetir.lower.annotations import UNIT, refused
 from sparsetir.lower.loops import serial, with_body
 
 WORD = f"int32x{LANES}"
+REDUCE = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +110,25 @@ def _factors(loops: list[tirx.For], guards: list[Any], store: tirx.BufferStore, 
     return ProductNest(loops, store, a, b, guards, b_guard)
 
 
+def order_of(block: Any) -> tuple[list[int], list[int]]:
+    """Return which of a stage-II block's loops stay outside, and the order of the others for units.
+
+    Loops that are reduced come first. A spatial loop of a constant extent right before them moves inside: the rows that
+    share what is read of the dense operand.
+    """
+    ivs = list(block.iter_vars)
+    first = next((n for n, iv in enumerate(ivs) if int(iv.iter_type) == REDUCE), len(ivs))
+    rows = [n for n in range(max(first - 1, 0), first) if isinstance(ivs[n].dom.extent, tirx.IntImm)]
+    rest = range(first, len(ivs))
+    reduced = [n for n in rest if int(ivs[n].iter_type) == REDUCE] if rows else list(rest)
+    spatial = [n for n in rest if n not in reduced]
+    return [n for n in range(first) if n not in rows], [*reduced, *rows, *spatial]
+
+
 def as_nest(block: Any) -> tirx.Stmt:
-    """Return the loops of a stage-II block."""
+    """Return the loops of a stage-II block that units may take, in the order of `order_of`."""
     nest: tirx.Stmt = block.body
-    for iv in reversed(block.iter_vars):
+    for iv in reversed([block.iter_vars[n] for n in order_of(block)[1]]):
         nest = tirx.For(iv.var, const(0, str(iv.var.ty.dtype)), iv.dom.extent, tirx.ForKind.SERIAL, nest)
     return nest
 
@@ -450,6 +466,7 @@ __all__ = [
     "interleaved",
     "is_zero",
     "mask",
+    "order_of",
     "parse",
     "uncast",
 ]
