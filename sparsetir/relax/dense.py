@@ -45,6 +45,7 @@ MATMUL, TRANSPOSE = "relax.matmul", "relax.permute_dims"
 LEAST_PANELS = 4  # Minimum of panels for packing a weight: with fewer, threads are idle.
 LEAST_WORK = 1 << 15  # Elements: waking a second thread takes as long as this much work.
 LANES = 16
+HALF = "bfloat16"
 
 
 def weight_of(value: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
@@ -69,8 +70,10 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
     shapes = [ty.shape for ty in (left, right, call.ty)]
     if right.ndim != 2 or left.ndim < 2 or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return None
-    dtype = str(call.ty.dtype.dtype)
-    if any(str(ty.dtype.dtype) != dtype for ty in (left, right)) or dtype not in ("float32", "float64"):
+    dtype, target = str(call.ty.dtype.dtype), options.target or native_target()
+    operands = {str(ty.dtype.dtype) for ty in (left, right)}
+    is_half = operands == {HALF} and dtype == "float32" and has_unit(target)
+    if not is_half and (operands != {dtype} or dtype not in ("float32", "float64")):
         return None
     *batch, n = left.shape.values
     feat, rows = right.shape.values[1], product(batch)
@@ -79,13 +82,14 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
     if not known([n, feat]):
         return None
     if known([rows]) and int(rows) == 1:
-        return None if weight is None else Head(*_of_vector(call, weight, dtype, whole))
-    height, panel = tiling(dtype, int(feat) if weight is not None else 0, options.target or native_target())
+        return None if weight is None or is_half else Head(*_of_vector(call, weight, dtype, whole))
+    height, panel = tiling(HALF if is_half else dtype, int(feat) if weight is not None else 0, target)
     columns = [int(feat) // panel, panel] if panel else [feat]
     result = EpilogueResult((rows, *columns), ("I", "KO", "KI") if panel else ("I", "K"), dtype, whole, len(columns))
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
-        program = programs.matmul({"m": rows, "n": n, "feat": feat}, dtype, height, epilogue, panel)
+        sizes, of = {"m": rows, "n": n, "feat": feat}, HALF if is_half else dtype
+        program = programs.matmul(sizes, of, height, epilogue, panel, dtype)
         x = call.args[0] if len(batch) == 1 else reshape(call.args[0], [rows, n])
         operands = {"a_data": x, "b_data": call.args[1]}
         if panel and weight is not None:
@@ -115,8 +119,16 @@ def tile_height(target: Any) -> int:
     return 8 if Registers.of(target).count >= 32 else 4
 
 
+def has_unit(target: Any) -> bool:
+    """Return whether a target multiplies bfloat16 numbers."""
+    return bool({"bf16", "tile_bf16"} & Registers.of(target).units)
+
+
 def tiling(dtype: str, columns: int, target: Any) -> tuple[int, int]:
     """Return the rows of a register tile and the columns of a panel, 0 where a weight of that size is not packed."""
+    if dtype == HALF:
+        height, panel = (32 if "tile_bf16" in Registers.of(target).units else 8), 32
+        return height, 0 if columns % panel or columns // panel < LEAST_PANELS else panel
     height = tile_height(target)
     panel = Registers.of(target).lanes(height, bits=int(dtype[-2:]))
     return height, 0 if columns % panel or columns // panel < LEAST_PANELS else panel
@@ -281,8 +293,10 @@ def in_arithmetic(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 __all__ = [
     "FUNCTIONS",
+    "HALF",
     "ScheduleDense",
     "erf",
+    "has_unit",
     "head_of",
     "in_arithmetic",
     "is_ours",

@@ -240,6 +240,7 @@ def _refused(b: Backward) -> Gradients:
 
 GRADIENTS: dict[str, Callable[[Backward], Gradients]] = {
     "spmm": _spmm,
+    "spmm_bf16x3": _spmm,  # in float32
     "spmv": _spmv,
     "linear": _linear,
     "sddmm": _sddmm,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
@@ -15,6 +16,7 @@ from tvm.runtime import DataType
 
 from sparsetir.codegen.target import cpu_target, native_target
 from sparsetir.errors import ArgumentTypeError
+from sparsetir.ir.halves import by_three_products
 from sparsetir.relax import dense, programs, structures
 from sparsetir.relax import programs as backward
 from sparsetir.relax import structures as transposition
@@ -79,6 +81,19 @@ def _spmm(
     operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
     lowered = Lowered(program, operands, out, out, dtype)
     return lowered if batch else _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, options)
+
+
+def _spmm_bf16x3(
+    a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
+) -> Lowered:
+    n, feat = a.shape("B")
+    sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0], "feat": feat}
+    whole = programs.spmm(sizes, "float32", a.dtype("indptr"), epilogue)
+    program = dataclasses.replace(whole, func=by_three_products(whole.func))
+    operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
+    lowered = Lowered(program, operands, out, out, dtype)
+    untuned = dataclasses.replace(options, asked=None, database=None)  # Records are those of products in float32.
+    return _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, untuned)
 
 
 def _spmv(
@@ -227,6 +242,7 @@ def _reshaped(value: Any, shape: list[Any]) -> Any:
 # The lowering rule of each operator, and the names of the result's last dimensions if an epilogue may follow.
 MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "spmm": (_spmm, ("L", "I", "K")),
+    "spmm_bf16x3": (_spmm_bf16x3, ("I", "K")),
     "spmv": (_spmv, ("I",)),
     "linear": (_linear, ("B", "O")),
     "sddmm": (_sddmm, ()),

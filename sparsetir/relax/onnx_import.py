@@ -16,6 +16,7 @@ from tvm import ir, relax
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, MissingFileError
 from sparsetir.formats.fingerprint import hash_arrays
+from sparsetir.relax.half_products import Rewrite
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.operators import constant
 from sparsetir.relax.sparsify import UNKNOWN_ROWS, ConstantProduct, Layer, ProductRewriter
@@ -189,8 +190,8 @@ class StoredWeights:
             self.layers.append(Layer(name, "", array.shape, density, 0, False, NO_PRODUCT))
         return rewriter.builder_.get()
 
-    def decided(self, _name: str, match: ConstantProduct) -> tuple[Any, Any, Any] | None:
-        """Return the arrays of a weight that was stored as a sparse one."""
+    def decided(self, _name: str, match: ConstantProduct) -> Rewrite | None:
+        """Return the rewrite of a product with a weight that was stored as a sparse one."""
         name = self._names.get(hash_arrays("weight", [np.ascontiguousarray(match.weight)]))
         if name is None:
             return None
@@ -198,7 +199,8 @@ class StoredWeights:
         self.layers.append(Layer(name, match.operator, match.weight.shape, match.density, match.rows, True, STORED))
         matrix = sp.csr_array(match.weight)
         parts = matrix.data, matrix.indptr.astype("int32"), matrix.indices.astype("int32")
-        return constant(parts[0]), constant(parts[1]), constant(parts[2])
+        csr = constant(parts[0]), constant(parts[1]), constant(parts[2])
+        return lambda x: match.rewrite(csr, x)
 
 
 def _keys(array: np.ndarray) -> list[str]:

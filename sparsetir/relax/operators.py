@@ -41,6 +41,11 @@ def _spmm(a: OperatorArguments) -> relax.TensorType:
     return relax.TensorType([*batch, m, feat], a.dtype("B"))
 
 
+def _spmm_bf16x3(a: OperatorArguments) -> relax.TensorType:
+    a.check("B", (2,), ("float32",))
+    return _spmm(a)
+
+
 def _spmv(a: OperatorArguments) -> relax.TensorType:
     m = a.matrix()
     a.check("x", (1,), FLOATS)
@@ -198,6 +203,7 @@ OPERATORS = {
     operator.name: operator
     for operator in (
         Operator("spmm", (*CSR, "B"), _spmm),
+        Operator("spmm_bf16x3", (*CSR, "B"), _spmm_bf16x3),
         Operator("spmv", (*CSR, "x"), _spmv),
         Operator("linear", ("x", *CSR), _linear),
         Operator("sddmm", (*CSR, "X", "Y"), _sddmm),
@@ -437,7 +443,7 @@ class OperatorArguments:
         if self.name.startswith("attention"):
             return self.shape("indptr")[0] - 1
         name, at = {
-            "spmm": ("B", -2), "spmv": ("x", 0), "linear": ("x", -1), "sddmm": ("Y", 0),
+            "spmm": ("B", -2), "spmm_bf16x3": ("B", -2), "spmv": ("x", 0), "linear": ("x", -1), "sddmm": ("Y", 0),
             "gather_matmul_scatter": ("X", 0),
         }[self.name]  # fmt: skip
         return self.shape(name)[at]

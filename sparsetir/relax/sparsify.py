@@ -17,7 +17,7 @@ is rounded to zero: results differ by the order of sums, and where an input is n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from sparsetir.codegen.target import cpu_target
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.heuristics import most_dense
-from sparsetir.relax import dense, programs
+from sparsetir.relax import dense, half_products, programs
 from sparsetir.relax.epilogues import emitted, known, product
 from sparsetir.relax.legalize import Uses, takes_modules
 from sparsetir.relax.operators import call as sparse_call
@@ -66,7 +66,11 @@ class Layer:
     is_sparse : bool
     reason : str
     sparse, dense : float, optional
-        Seconds of a call.
+        Seconds of a call in the dtype of the weight.
+    way : str
+        The candidate that was chosen, such as "sparse" or "dense bfloat16".
+    times : mapping of str to float
+        Seconds of a call of each candidate that was timed.
     """
 
     name: str
@@ -78,10 +82,12 @@ class Layer:
     reason: str
     sparse: float | None = None
     dense: float | None = None
+    way: str = ""
+    times: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         size = f"{self.shape[0]} x {self.shape[1]}"
-        storage = "sparse" if self.is_sparse else "dense"
+        storage = self.way or ("sparse" if self.is_sparse else "dense")
         return f"{self.name}: {size}, {self.density:.1%} not zero, {self.rows} rows: {storage}, {self.reason}"
 
 
@@ -189,11 +195,12 @@ def _last_channels(weight: np.ndarray, layout: str) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds per call of the sparse and the dense kernel, and whether their results agree."""
+    """Seconds per call of the sparse and the dense kernel, whether their results agree, and of other candidates."""
 
     sparse: float
     dense: float
     agree: bool
+    others: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def arguments_of(operator: str, x: np.ndarray) -> dict[str, np.ndarray]:
@@ -201,8 +208,15 @@ def arguments_of(operator: str, x: np.ndarray) -> dict[str, np.ndarray]:
     return {"linear": {"X": x}, "spmv": {"x": x[0]}, "spmm": {"B": np.ascontiguousarray(x.T)}}[operator]
 
 
-def timed(operator: str, matrix: sp.csr_array, weight: np.ndarray, rows: int, target: Any) -> Times:
-    """Time the sparse and the dense kernel on random operands, in turns."""
+def timed(
+    operator: str,
+    matrix: sp.csr_array,
+    weight: np.ndarray,
+    rows: int,
+    target: Any,
+    lower: Mapping[str, half_products.Rewrite] | None = None,
+) -> Times:
+    """Time the sparse and the dense kernel on random operands, and candidates in bfloat16, in turns."""
     rng = np.random.default_rng(0)
     dtype = str(weight.dtype)
     x = rng.standard_normal((rows, weight.shape[1])).astype(dtype)
@@ -216,8 +230,10 @@ def timed(operator: str, matrix: sp.csr_array, weight: np.ndarray, rows: int, ta
         "dense": lambda seconds: float(whole.time(seconds=seconds, **arguments).median),
         "sparse": lambda seconds: float(kernel.time(seconds=seconds, **operands).median),
     }
-    choice = choose(timers, seconds=SECONDS)
-    return Times(choice.times["sparse"], choice.times["dense"], bool(agree))
+    in_rows = x if operator != "spmm" else arguments_of(operator, x)["B"]
+    timers |= half_products.timers(lower or {}, in_rows, expected, target)[0]
+    times = dict(choose(timers, seconds=SECONDS).times)
+    return Times(times.pop("sparse"), times.pop("dense"), bool(agree), times)
 
 
 def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any) -> tuple[Any, dict[str, Any]]:
@@ -260,6 +276,9 @@ class SparsifyWeights:
         This machine by default.
     progress : bool
         Whether to print each decision as it is made.
+    dtype : {"float32", "bf16x3", "bfloat16"}, optional
+        The lowest precision that a measured product with a float32 weight may have, on targets that multiply bfloat16
+        numbers; inputs and results keep float32. Default: that of the weight.
 
     Attributes
     ----------
@@ -294,7 +313,14 @@ class SparsifyWeights:
         database: str | Path | None = None,
         target: Any = None,
         progress: bool = False,
+        dtype: str | None = None,
     ) -> None:
+        if dtype is not None and (not isinstance(dtype, str) or dtype not in half_products.DTYPES):
+            names = ", ".join(map(repr, half_products.DTYPES))
+            raise ArgumentError(f"dtype: expected one of {names} or None, got {shown(dtype)}. Leave it out.")
+        if dtype not in (None, "float32") and decide != "measure":
+            fault = f"dtype: expected None with decide='predict', got {shown(dtype)}"
+            raise ArgumentError(f"{fault}. Measure, or leave it out.")
         if not isinstance(decide, str) or decide not in ("measure", "predict"):
             raise ArgumentError(f"decide is 'measure' or 'predict', found {shown(decide)}")
         if not (is_real(rows) and is_real(most_dense)) or rows < 1 or not 0 <= most_dense <= 1:
@@ -308,6 +334,7 @@ class SparsifyWeights:
         self.tune, self.database = tune, path
         self.max_seconds = as_seconds(max_seconds, "max_seconds", positive=True)
         self.target = cpu_target(target, "models")
+        self.dtype = dtype or "float32"
         self.layers: list[Layer] = []
         self._known: dict[tuple[Any, ...], Layer] = {}
         self._matrices: dict[str, tuple[Any, Any, Any]] = {}
@@ -324,8 +351,8 @@ class SparsifyWeights:
             self._tune()
         return rewriter.builder_.get()
 
-    def decided(self, name: str, match: ConstantProduct) -> tuple[Any, Any, Any] | None:
-        """Return the arrays of a weight that becomes sparse, None for one that stays dense; record the decision."""
+    def decided(self, name: str, match: ConstantProduct) -> half_products.Rewrite | None:
+        """Return the rewrite of a product, None for one that stays as it is; record the decision."""
         weight = match.weight
         if weight.size < LEAST_SIZE:
             reason = f"smaller than {LEAST_SIZE:,} elements"
@@ -343,12 +370,18 @@ class SparsifyWeights:
             self._known[key] = self._judged(name, match, matrix)
         layer = dataclasses.replace(self._known[key], name=name)
         self._note(layer)
+        if layer.way and layer.way != "sparse":
+            return self._lower(match).get(layer.way)
         if not layer.is_sparse:
             return None
         calls = self._chosen[key][2] if key in self._chosen else 0
         self._chosen[key] = (matrix, layer, calls + 1)
         parts = (matrix.data, matrix.indptr, matrix.indices)
-        return self._matrices.setdefault(hashed, tuple(constant(part) for part in parts))
+        csr = self._matrices.setdefault(hashed, tuple(constant(part) for part in parts))
+        return lambda x: match.rewrite(csr, x)
+
+    def _lower(self, match: ConstantProduct) -> dict[str, half_products.Rewrite]:
+        return half_products.rewrites(match.operator, match.weight, match.x, self.dtype, self.target)
 
     def _note(self, layer: Layer) -> None:
         self.layers.append(layer)
@@ -360,13 +393,19 @@ class SparsifyWeights:
         if self.decide == "predict":
             is_sparse = match.density <= most_dense(matrix)
             return dataclasses.replace(layer, is_sparse=is_sparse, reason="predicted from the density")
-        times = timed(match.operator, matrix, match.weight, match.rows, self.target)
-        measured = dataclasses.replace(layer, sparse=times.sparse, dense=times.dense)
+        lower = self._lower(match)
+        times = timed(match.operator, matrix, match.weight, match.rows, self.target, *([lower] if lower else []))
+        every = {"dense": times.dense, "sparse": times.sparse, **times.others}
+        measured = dataclasses.replace(layer, sparse=times.sparse, dense=times.dense, times=every)
         if not times.agree:
             return dataclasses.replace(measured, is_sparse=False, reason=f"results differ by more than {RTOL}")
         ratio = f"{times.sparse * 1e6:.0f} us against {times.dense * 1e6:.0f} us"
-        is_sparse = fastest({"dense": times.dense, "sparse": times.sparse}) == "sparse"
-        return dataclasses.replace(measured, is_sparse=is_sparse, reason=ratio)
+        way = fastest(every)
+        if way not in ("dense", "sparse"):
+            ratio = f"{every[way] * 1e6:.0f} us against {times.dense * 1e6:.0f} us"
+        return dataclasses.replace(
+            measured, is_sparse=way.startswith("sparse"), reason=ratio, way="" if way == "dense" else way
+        )
 
     def _tune(self) -> None:
         """Tune the sparse products, where the expected gain for the whole model is highest."""
@@ -401,12 +440,12 @@ class ProductRewriter(relax.PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         match = found_in(binding.value, self.values.get, self.owner.rows)
-        csr = None if match is None else self.owner.decided(str(binding.var.name), match)
-        if match is None or csr is None:
+        rewrite = None if match is None else self.owner.decided(str(binding.var.name), match)
+        if match is None or rewrite is None:
             super().visit_var_binding_(binding)
             return
         self.changed = True
-        result = self.builder_.normalize(match.rewrite(csr, self.visit_expr(match.x)))
+        result = self.builder_.normalize(rewrite(self.visit_expr(match.x)))
         self.set_var_remap(binding.var, emitted(self.builder_, binding.var, result))
 
 

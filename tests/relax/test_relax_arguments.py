@@ -34,6 +34,7 @@ HEADS = {name: ones(2, 8, 6) for name in "QKVG"}
 SUMS = {name: ones(2, 8) for name in ("lse", "delta")}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "spmm": {**CSR, "B": ones(N, 2)},
+    "spmm_bf16x3": {**CSR, "B": ones(N, 2)},
     "spmv": {**CSR, "x": ones(N)},
     "linear": {"x": ones(2, N), **CSR},
     "sddmm": {**CSR, "X": ones(M, 2), "Y": ones(N, 2)},
@@ -53,9 +54,20 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 INTEGERS = ("indptr", "indices", "kinds", "left", "right", "count")
 # Dimensions of any length, if the indices are below it.
 SEGMENTS = [f"segment_{kind}" for kind in ("sum", "mean", "max", "min")]
-ROWS = ("spmm", "spmv", "linear", "softmax", "transpose", "gather_matmul_scatter", "gather_outer", *SEGMENTS)
+ROWS = (
+    "spmm",
+    "spmm_bf16x3",
+    "spmv",
+    "linear",
+    "softmax",
+    "transpose",
+    "gather_matmul_scatter",
+    "gather_outer",
+    *SEGMENTS,
+)
 FREE = {
-    "spmm": {("B", 0), ("B", 1)}, "spmv": {("x", 0)}, "linear": {("x", 0), ("x", 1)}, "sddmm": {("Y", 0)},
+    "spmm": {("B", 0), ("B", 1)}, "spmm_bf16x3": {("B", 0), ("B", 1)},
+    "spmv": {("x", 0)}, "linear": {("x", 0), ("x", 1)}, "sddmm": {("Y", 0)},
     "gather_matmul_scatter": {("X", 0), ("W", 0), ("W", 2)}, "attention": {("V", 2)},
     "gather_outer": {("X", 0), ("X", 1), ("Y", 0), ("Y", 1)}, "dropout": {("x", 0)}, "segment_expand": {("x", 1)},
     **{name: {("x", 1)} for name in SEGMENTS},

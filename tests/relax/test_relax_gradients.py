@@ -122,6 +122,7 @@ BLOCKS = {
 }
 CASES: dict[str, tuple[Callable[..., Any], dict[str, np.ndarray]]] = {
     "spmm": (srelax.spmm, {**A, "B": dense(5, 3)}),
+    "spmm_bf16x3": (partial(call, "spmm_bf16x3"), {**A, "B": dense(5, 3)}),
     "spmm of a batch": (srelax.spmm, {**A, "B": dense(2, 5, 3)}),
     "spmv": (srelax.spmv, {**A, "x": dense(5)}),
     "linear": (srelax.linear, {"x": dense(2, 3, 5), **A}),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -16,9 +17,13 @@ from tvm import relax, tirx
 
 import sparsetir.relax as srelax
 from sparsetir import ops
-from sparsetir.codegen.target import native_target
+from sparsetir.build import build
+from sparsetir.codegen.target import emulating_target, native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.heuristics import BLOCKED, SCATTERED, most_dense
+from sparsetir.relax import programs
+from sparsetir.relax.dense import packed
+from sparsetir.relax.half_products import rewrites
 from sparsetir.relax.model import lowered
 from sparsetir.relax.sparsify import Times, timed
 from sparsetir.tuning import tune_sparse
@@ -297,3 +302,67 @@ def test_blocks_are_seen() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         srelax.SparsifyWeights(**options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [[16, IN], [2, 8, IN]])
+@pytest.mark.parametrize(
+    ("way", "least", "most"),
+    [("dense bfloat16", 1e-4, 2e-2), ("sparse bfloat16", 1e-4, 2e-2), ("sparse bf16x3", 1e-7, 1e-5)],
+)
+def test_products_in_bfloat16_are_candidates(
+    monkeypatch: pytest.MonkeyPatch, way: str, least: float, most: float, shape: list[int]
+) -> None:
+    monkeypatch.setattr("sparsetir.relax.sparsify.fastest", lambda _times: way)
+    target = emulating_target()
+    sparsify = srelax.SparsifyWeights(dtype="bfloat16", target=target)
+    mod = sparsify(module(shape, LAYOUTS["x @ W.T"][1]))
+    (layer,) = sparsify.layers
+    assert layer.way == way
+    assert layer.is_sparse == way.startswith("sparse")
+    assert set(layer.times) == {"dense", "sparse", "dense bfloat16", "sparse bfloat16", "sparse bf16x3"}
+    x = dense(*shape)
+    expected = x.astype(float) @ W.T.astype(float)
+    error = np.linalg.norm(run(mod, x, target=target) - expected) / np.linalg.norm(expected)
+    assert least < error < most
+
+
+def test_precisions_need_units_and_permission() -> None:
+    x = relax.Var("x", relax.TensorType([16, IN], "float32"))
+    names = {
+        lowest: set(rewrites("linear", W, x, lowest, emulating_target()))
+        for lowest in ("float32", "bf16x3", "bfloat16")
+    }
+    assert names["float32"] == set()
+    assert names["bf16x3"] == {"sparse bf16x3"}
+    assert names["bfloat16"] == {"dense bfloat16", "sparse bfloat16", "sparse bf16x3"}
+    plain = tvm.target.Target({"kind": "llvm", "mcpu": "znver3"})
+    assert not rewrites("linear", W, x, "bfloat16", plain)
+    assert not rewrites("linear", W.astype("float64"), x, "bfloat16", emulating_target())
+    with pytest.raises(
+        ArgumentError, match="dtype: expected one of 'float32', 'bf16x3', 'bfloat16' or None, got 'int4'"
+    ):
+        srelax.SparsifyWeights(dtype="int4")
+    with pytest.raises(ArgumentError, match="dtype: expected None with decide='predict'"):
+        srelax.SparsifyWeights(dtype="bfloat16", decide="predict")
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize(("mcpu", "instruction"), [("znver4", "vdpbf16ps"), ("sapphirerapids", "tdpbf16ps")])
+@pytest.mark.parametrize("panel", [0, 32])
+def test_dense_products_use_the_units(mcpu: str, instruction: str, panel: int) -> None:
+    target = {**native_target().export(), "mcpu": mcpu}
+    program = programs.matmul({"m": 60, "n": 96, "feat": 64}, "bfloat16", 16, None, panel, "float32")
+    assert instruction in build(program.func, target).source("asm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("panel", [0, 32])
+@pytest.mark.parametrize("rows", [1, 15, 33])
+def test_dense_products_by_units_are_exact(panel: int, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    A, B = ((rng.integers(-32, 32, shape) / 8).astype(ml_dtypes.bfloat16) for shape in ((rows, 50), (50, 64)))
+    program = programs.matmul({"m": rows, "n": 50, "feat": 64}, "bfloat16", 8, None, panel, "float32")
+    arguments = {"A": A, "B": packed(B, panel) if panel else B, **({"io_size": -(-rows // 8)} if panel else {})}
+    result = build(program.func, emulating_target())(**arguments).reshape(rows, 64)
+    np.testing.assert_array_equal(result, A.astype(np.float32) @ B.astype(np.float32))
