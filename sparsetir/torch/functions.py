@@ -130,6 +130,9 @@ class _NoContext:
     def save_for_backward(self, *tensors: Any) -> None:
         """Nothing."""
 
+    def set_materialize_grads(self, value: bool) -> None:
+        """Nothing."""
+
 
 class KernelFunction(Function):
     """A function whose gradients go backward only."""
@@ -277,32 +280,6 @@ class TransposedLinear(KernelFunction):
         return None, g_values, g_g
 
 
-class Extreme(KernelFunction):
-    """Maxima and minima of neighbours; equal ones share a gradient evenly."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, graph: GraphOrientations, inner: Sizes, reduce: str, weight: Tensor | None, x: Tensor
-    ) -> Tensor:
-        ctx.graph, ctx.inner = graph, inner
-        y = graph.rows.run("spmm", NAMES[x.dtype], inner, reduce, weight is not None, "", w_data=weight, X=x)
-        ctx.save_for_backward(weight, x, y)
-        return y
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, g: Tensor) -> Any:
-        graph, inner = ctx.graph, ctx.inner
-        weight, x, y = ctx.saved_tensors
-        dtype, is_weighted, g_weight, g_x = NAMES[g.dtype], weight is not None, None, None
-        shared = graph.rows.run("ties", dtype, inner, is_weighted, w_data=weight, X=x, Y=y, G=g.contiguous())
-        if ctx.needs_input_grad[4]:
-            g_x = graph.columns.run("picked", dtype, inner, is_weighted, W=weight, X=x, Y=y, G=shared)
-        if ctx.needs_input_grad[3]:
-            g_weight = graph.rows.run("picked_edges", dtype, inner, w_data=weight, X=x, Y=y, G=shared)
-        return None, None, None, g_weight, g_x
-
-
 class SDDMM(KernelFunction):
     """Dot products along edges, perhaps with a factor for each row."""
 
@@ -366,6 +343,50 @@ def _at_edges(graph: GraphOrientations, inner: Sizes, ends: Tensor, *, of_column
     """Return the value of the row, or of the column, of each edge."""
     zeros = ends.new_zeros(graph.shape[0 if of_columns else 1], *ends.shape[1:])
     return EdgeSum.apply(graph, inner, *((zeros, ends) if of_columns else (ends, zeros)))
+
+
+def _extreme_by_steps(ctx: Any) -> Tensor | None:
+    """Sum what each edge adds to the extreme: equal ones an even part of it each, which is constant."""
+    weight, x, y = ctx.saved_tensors
+    if x.dtype.itemsize < 4:  # kernels multiply 16-bit floats in 32 bits
+        return None
+    inner: Sizes = (("H", None),)
+    values = _at_edges(ctx.graph, inner, x.reshape(x.shape[0], -1), of_columns=True)
+    if weight is not None:
+        features = weight.unsqueeze(-1).expand(*weight.shape, x.shape[-1])
+        values = values * features.reshape(values.shape)
+    extremes = _at_edges(ctx.graph, inner, y.detach().reshape(y.shape[0], -1))
+    is_extreme = (values.detach() == extremes).to(values.dtype)
+    counts = _at_edges(ctx.graph, inner, EndSum.apply(ctx.graph, inner, False, is_extreme)).clamp(min=1)
+    share = torch.where(extremes == extremes, is_extreme / counts, extremes)  # NaN where the extreme is
+    return EndSum.apply(ctx.graph, inner, False, values * share).view(y.shape)
+
+
+class Extreme(KernelFunction):
+    """Maxima and minima of neighbours; equal ones share a gradient evenly."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, graph: GraphOrientations, inner: Sizes, reduce: str, weight: Tensor | None, x: Tensor
+    ) -> Tensor:
+        ctx.graph, ctx.inner = graph, inner
+        y = graph.rows.run("spmm", NAMES[x.dtype], inner, reduce, weight is not None, "", w_data=weight, X=x)
+        ctx.are_tensors = (False, False, False, True, True)
+        ctx.save_for_backward(weight, x, y)
+        return y
+
+    @staticmethod
+    @composed(_extreme_by_steps)
+    def backward(ctx: Any, g: Tensor) -> Any:
+        graph, inner = ctx.graph, ctx.inner
+        weight, x, y = ctx.saved_tensors
+        dtype, is_weighted, g_weight, g_x = NAMES[g.dtype], weight is not None, None, None
+        shared = graph.rows.run("ties", dtype, inner, is_weighted, w_data=weight, X=x, Y=y, G=g.contiguous())
+        if ctx.needs_input_grad[4]:
+            g_x = graph.columns.run("picked", dtype, inner, is_weighted, W=weight, X=x, Y=y, G=shared)
+        if ctx.needs_input_grad[3]:
+            g_weight = graph.rows.run("picked_edges", dtype, inner, w_data=weight, X=x, Y=y, G=shared)
+        return None, None, None, g_weight, g_x
 
 
 class Softmax(KernelFunction):

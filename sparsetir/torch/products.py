@@ -154,13 +154,16 @@ class Assembled(KernelFunction):
     @staticmethod
     def forward(ctx: Any, like: Tensor, values: Tensor) -> Tensor:
         ctx.like, ctx.dtype = like, values.dtype
+        ctx.set_materialize_grads(False)  # zeros that torch makes for a missing gradient have no entries
         options = {"dtype": values.dtype, "layout": like.layout, "check_invariants": False}
         return torch.sparse_compressed_tensor(*_indices(like), values.detach(), like.shape, **options)
 
     @staticmethod
     @differentiable
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, g: Tensor | None) -> Any:
         like = ctx.like
+        if g is None:
+            return None, None
         if g.layout is torch.strided:
             coordinates = like.to_sparse_coo()._indices()
             return None, g[coordinates[0], coordinates[1]]

@@ -565,6 +565,9 @@ TWICE = {
         [(M,), (N,), (N, 2), (EDGES,)],
     ),
     "linear": (lambda g, w, x: g.linear(w, x), [(EDGES,), (3, N)]),
+    "maximum": (lambda g, x, w: g.spmm(x, w, "max").square(), [(N, 3), (EDGES,)]),
+    "minimum of heads": (lambda g, x, w: g.spmm(x, w, "min").square(), [(N, 2, 3), (EDGES, 2)]),
+    "maximum of vectors": (lambda g, x: g.spmm(x, reduce="max").square(), [(N, 3)]),
 }
 
 
@@ -575,13 +578,29 @@ def test_gradients_of_gradients(name):
     assert torch.autograd.gradgradcheck(lambda *tensors: call(made, *tensors), operands, atol=1e-6)
 
 
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("is_weighted", [True, False])
+def test_gradients_of_extremes_are_the_same_with_create_graph(reduce, is_weighted):
+    """Equal values share a gradient, rows without edges have none, and NaN is kept."""
+    made = Graph(INDEX, (N, M))
+    for values in (torch.ones(N, 3), torch.tensor([0.0, 1.0, float("nan"), -1.0, 1.0])[:, None].expand(N, 3)):
+        x, weight = wanting(values.double().clone(), torch.ones(EDGES, dtype=torch.float64))
+        sources = (x, weight) if is_weighted else (x,)
+        y = made.spmm(x, weight if is_weighted else None, reduce)
+        plain = torch.autograd.grad(y, sources, torch.ones_like(y), retain_graph=True)
+        again = torch.autograd.grad(y, sources, torch.ones_like(y), create_graph=True)
+        for one, other in zip(plain, again, strict=True):
+            torch.testing.assert_close(one, other.detach(), equal_nan=True)
+
+
 @pytest.mark.slow
 def test_gradients_of_gradients_are_refused():
     made = Graph(INDEX, (N, M))
-    x, weight = wanting(real(N, 3), real(EDGES))
-    (gradient,) = torch.autograd.grad(made.spmm(x, weight, "max").sum(), x, create_graph=True)
+    (half,) = wanting(real(N, 3).half())
+    (gradient,) = torch.autograd.grad(made.spmm(half.square(), reduce="max").sum(), half, create_graph=True)
     with pytest.raises(LoweringError, match="gradients of Extreme are kernels without gradients of their own"):
         gradient.sum().backward()
+    (x,) = wanting(real(N, 3))
     q, k, v, e = wanting(*(real(rows, 2) for rows in (M, N, N, EDGES)))
     (gradient,) = torch.autograd.grad(made.attention(q, k, v, edges=e).sum(), q, create_graph=True)
     with pytest.raises(LoweringError, match="gradients of Attention are kernels without"):

@@ -66,6 +66,14 @@ def test_products_and_their_gradients(left, right):
         assert torch.autograd.gradgradcheck(values, operands)
 
 
+def test_a_missing_gradient_of_a_sparse_product_is_none():
+    """Torch passes none where an output has no part in the loss, and looks for that in gradcheck."""
+    A, B = (sparse(*shape, seed=seed).to_sparse_csr() for shape, seed in (((4, 5), 0), ((5, 3), 1)))
+    operands = values_of(A), values_of(B)
+    product = lambda a, b: sparsetir.torch.matmul(assembled(A, a), assembled(B, b)).values()  # noqa: E731
+    assert torch.autograd.gradcheck(product, operands, check_undefined_grad=True)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
