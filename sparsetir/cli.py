@@ -448,16 +448,16 @@ def run_warm(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(f"{task}{', there already' if there(task) else ''}" for task in wanted))
         return DONE
-    began, made = time.perf_counter(), []
+    began, results = time.perf_counter(), []
     for one in warm(args.ops, args.dtypes, args.feat, processes=args.processes):
-        made.append(one)
+        results.append(one)
         text = one.refused or f"{one.kernels} kernels, {f'{one.seconds:.1f} s' if one.seconds else 'there already'}"
-        print(f"{len(made)} of {len(wanted)}: {one.task}: {text}", file=sys.stderr)
-    new = sum(one.kernels for one in made if one.seconds)
-    kernels, size = sum(one.kernels for one in made), sum(one.bytes for one in made)
+        print(f"{len(results)} of {len(wanted)}: {one.task}: {text}", file=sys.stderr)
+    new = sum(one.kernels for one in results if one.seconds)
+    kernels, size = sum(one.kernels for one in results), sum(one.bytes for one in results)
     took = time.perf_counter() - began
     print(f"{kernels} kernels, {size / 2**20:.1f} MiB; {new} of them compiled now, in {took:.1f} s")
-    return FINDING if any(one.refused for one in made) else DONE
+    return FINDING if any(one.refused for one in results) else DONE
 
 
 # ---------------------------------------------------------------------------------------------------- demo

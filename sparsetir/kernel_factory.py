@@ -78,9 +78,9 @@ def _transformed(func: Any) -> Any:
     from sparsetir.transform import Schedule
     from sparsetir.transform.decompose import Decomposition
 
-    found = (func.decomposition or func.func) if isinstance(func, Schedule) else func
-    if isinstance(found, (tirx.PrimFunc, Decomposition)):
-        return found
+    program = (func.decomposition or func.func) if isinstance(func, Schedule) else func
+    if isinstance(program, (tirx.PrimFunc, Decomposition)):
+        return program
     expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition"
     how = ", which is called as it is" if isinstance(getattr(func, "func", None), tirx.PrimFunc) else ""
     raise ArgumentTypeError(f"{expected}; found {describe_argument(func)}{how}")
@@ -106,9 +106,9 @@ def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> SparseOutp
     if schedule is None:
         return assembled_kernel(program, target)
     if not isinstance(schedule, Accumulators):
-        name, found = program.attrs["global_symbol"], type(schedule).__name__
+        name, kind = program.attrs["global_symbol"], type(schedule).__name__
         expected = "its schedule is a sparsetir.Accumulators"
-        raise ArgumentTypeError(f"{name} computes the pattern of its results: {expected}; found {found}")
+        raise ArgumentTypeError(f"{name} computes the pattern of its results: {expected}; found {kind}")
     return assembled_kernel(program, target, AccumulatorOptions(accumulators=schedule))
 
 
@@ -144,15 +144,15 @@ def bound_over_another(
     if len(matrices) != 1 or set(matrices) - set(fixed):
         return None
     ((name, matrix),) = matrices.items()
-    found = _conversion_for(kernel, name, {**fixed, **arguments}, calls=calls, seconds=seconds, judge=judge)
-    if found is None:
+    conversion = _conversion_for(kernel, name, {**fixed, **arguments}, calls=calls, seconds=seconds, judge=judge)
+    if conversion is None:
         return None
-    if found.format is None:
-        return BoundKernel(Kernel(kernel.func, kernel.compiled, preferred=found.choices), dict(fixed))
+    if conversion.format is None:
+        return BoundKernel(Kernel(kernel.func, kernel.compiled, preferred=conversion.choices), dict(fixed))
     try:
-        parts = decompose_format(kernel.func, {name: found.format})
+        parts = decompose_format(kernel.func, {name: conversion.format})
         other: Any = make_kernel(parts, kernel.target)
-        other.kernel.preferred = found.choices
+        other.kernel.preferred = conversion.choices
         bound = other.bind(**fixed) if other.has_plain_results else None
     except SparseTIRError:  # the program cannot be written over it
         return None
@@ -191,8 +191,8 @@ def format_for(
     judge : callable, optional
         See `bound_over_another`.
     """
-    found = _conversion_for(kernel, name, arguments, calls=calls, seconds=seconds, judge=judge)
-    return None if found is None else found.format
+    conversion = _conversion_for(kernel, name, arguments, calls=calls, seconds=seconds, judge=judge)
+    return None if conversion is None else conversion.format
 
 
 def _conversion_for(
@@ -217,8 +217,8 @@ def _conversion_for(
     return conversion if _pays(conversion, calls) else None
 
 
-def _pays(found: Conversion | None, calls: float) -> bool:
-    return found is not None and found.calls <= calls
+def _pays(conversion: Conversion | None, calls: float) -> bool:
+    return conversion is not None and conversion.calls <= calls
 
 
 __all__ = ["Judge", "bound_over_another", "format_for", "make_kernel"]

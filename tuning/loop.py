@@ -196,11 +196,11 @@ class Log:
     def __post_init__(self) -> None:
         self.before = max((record.elapsed for record in self.history), default=0.0)
 
-    def add(self, candidate: Candidate, fixed: dict[str, int], found: Measurement, **facts: Any) -> None:
+    def add(self, candidate: Candidate, fixed: dict[str, int], measurement: Measurement, **facts: Any) -> None:
         """Note a measurement."""
         format_text = None if candidate.format is None else repr(candidate.format)
-        times = (found.seconds, found.median, found.spread, found.error)
-        facts |= {"place": found.place, "load": found.load}
+        times = (measurement.seconds, measurement.median, measurement.spread, measurement.error)
+        facts |= {"place": measurement.place, "load": measurement.load}
         elapsed = self.before + self.budget.elapsed
         record = Record(candidate.choices, format_text, fixed, *times, elapsed=elapsed, seed=self.seed, **facts)
         self.history.append(with_best(record, self.history))

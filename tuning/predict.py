@@ -200,13 +200,13 @@ def chosen(
     kernel: Kernel,
     matrix: Any,
     arguments: Mapping[str, Any],
-    found: Conversion | None,
+    ruled: Conversion | None,
     *,
     calls: float,
     seconds: float | None = None,
     described: Pattern | None = None,
 ) -> Conversion | None:
-    """Return the format and schedule that a matrix should be tried in: `found`, or what the model expects more of.
+    """Return the format and schedule that a matrix should be tried in: `ruled`, or what the model expects more of.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def chosen(
         The only sparse argument, of two dimensions.
     arguments : mapping of str to object
         Of the first call.
-    found : Conversion or None
+    ruled : Conversion or None
         What the rules say; None is the format of the program.
     calls : float
         That are to come.
@@ -226,31 +226,31 @@ def chosen(
     """
     source = open_source(matrix, "the matrix")
     if not isinstance(source, CompressedSource) or source.major or source.block or not source.indices.size:
-        return found
+        return ruled
     args = kernel.prepare(dict(arguments))
     sizes = {name: int(value) for name, value in args.sizes.items()}
     work = Work.of(decode(kernel.func), sizes)
     if seconds is None:
         seconds = SLOWER * 2.0 ** work.numbers(USUAL, 1.0)["time_floor"]
     if calls * seconds < WORTH * (ASKING + PER_ENTRY * source.indices.size):
-        return found
+        return ruled
     described = pattern(matrix) if described is None else described
     if not isinstance(described, MatrixPattern) or work.is_sparse:
-        return found
+        return ruled
     encoding = _encoding(described, source, work)
     base = defaults.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(args))
     shapes = [np.shape(value) for value in arguments.values() if value is not matrix]
-    own = None if found is None else found.format
+    own = None if ruled is None else ruled.format
     formats = [own, *(f for f in (None, *ranked_candidates(described, feat=dense_rows(shapes))[:MOST]) if f != own)]
     pool = [(format, change) for format in formats for change in _schedules(base, encoding.operands.feat, format)]
     gains = _gains(encoding, [Candidate(base.changed(**change), format) for format, change in pool])
     best = int(np.argmax(gains))
     gain, (format, change) = float(gains[best]), pool[best]
     if best == 0 or gain < TRIED or (format is None and not change):
-        return found
+        return ruled
     converting = 0.0 if format is None else CONVERSION * source.indices.size
     needed = (COMPOSING + converting) / (seconds * (1 - 1 / gain))
-    return Conversion(format, needed, change) if needed <= calls else found
+    return Conversion(format, needed, change) if needed <= calls else ruled
 
 
 def _schedules(base: Choices, feat: int, format: Format | None) -> list[dict[str, int]]:

@@ -47,32 +47,32 @@ Score = Callable[[Sequence[Candidate]], np.ndarray]
 class Strategy(Protocol):
     """Function that draws up to `BATCH` candidates that are not known."""
 
-    def __call__(self, space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+    def __call__(self, space: Space, trials: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
         """Draw candidates; `score` ranks candidates, higher is better; None while too little is known."""
 
 
-def exhaustive(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+def exhaustive(space: Space, trials: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """Return every candidate in order."""
-    return list(islice((c for c in space if c not in known), BATCH))
+    return list(islice((c for c in space if c not in trials), BATCH))
 
 
-def random(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+def random(space: Space, trials: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """Return candidates drawn at random."""
-    return _filled([], space, known, rng)
+    return _filled([], space, trials, rng)
 
 
-def annealing(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+def annealing(space: Space, trials: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """Propose candidates by parallel simulated annealing: each chain goes on from its last candidate that was taken."""
-    trials = list(known.items())
-    if len(trials) < BATCH:
-        return _filled([], space, known, rng)
-    heat, chains = HEAT, trials[:BATCH]
-    for n in range(BATCH, len(trials) - len(trials) % BATCH, BATCH):
-        accepted = [_is_taken(old, new, heat, rng) for old, new in zip(chains, trials[n : n + BATCH], strict=True)]
-        chains = [new if yes else old for old, new, yes in zip(chains, trials[n : n + BATCH], accepted, strict=True)]
+    pairs = list(trials.items())
+    if len(pairs) < BATCH:
+        return _filled([], space, trials, rng)
+    heat, chains = HEAT, pairs[:BATCH]
+    for n in range(BATCH, len(pairs) - len(pairs) % BATCH, BATCH):
+        accepted = [_is_taken(old, new, heat, rng) for old, new in zip(chains, pairs[n : n + BATCH], strict=True)]
+        chains = [new if yes else old for old, new, yes in zip(chains, pairs[n : n + BATCH], accepted, strict=True)]
         heat *= COOLING
     moved = [space.mutate(candidate, rng) for candidate, _ in chains]
-    return _filled(moved, space, known, rng)
+    return _filled(moved, space, trials, rng)
 
 
 def _is_taken(
@@ -84,46 +84,46 @@ def _is_taken(
     return not np.isfinite(old[1]) or draw < np.exp(min(0.0, (1 - new[1] / old[1]) / heat))
 
 
-def portfolio(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+def portfolio(space: Space, trials: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """Return the portfolio of the space, then candidates drawn at random."""
-    return _filled(list(islice((c for c in space.first() if c not in known), BATCH)), space, known, rng)
+    return _filled(list(islice((c for c in space.first() if c not in trials), BATCH)), space, trials, rng)
 
 
-def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+def evolution(space: Space, trials: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """Propose the portfolio, then the model's favourite offspring of good trials, then steps around the best."""
-    proposed = list(islice((c for c in space.first() if c not in known), BATCH))
+    proposed = list(islice((c for c in space.first() if c not in trials), BATCH))
     if len(proposed) == BATCH:
         return proposed
-    best = [c for c, seconds in sorted(known.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
+    best = [c for c, seconds in sorted(trials.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
     if not best or score is None:
-        return _filled(proposed, space, known, rng)
-    if _stale(known) >= STEPS:
-        proposed += _ranked((c for c in space.steps(best[0]) if c not in known), score)
-    ranked = _ranked((c for c in _children(space, best[:POPULATION], rng) if c not in known), score)
+        return _filled(proposed, space, trials, rng)
+    if _stale(trials) >= STEPS:
+        proposed += _ranked((c for c in space.steps(best[0]) if c not in trials), score)
+    ranked = _ranked((c for c in _children(space, best[:POPULATION], rng) if c not in trials), score)
     proposed += [c for c in ranked if rng.random() >= EPSILON][:BATCH]
-    return _filled(proposed, space, known, rng)
+    return _filled(proposed, space, trials, rng)
 
 
-def guided(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+def guided(space: Space, trials: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """Propose what a pretrained model, corrected by the trials, ranks first: of all formats, and offspring.
 
     Besides these, the portfolio and every format once, what it likes best first: a model that errs must not keep a
     search from them for ever.
     """
     if score is None:
-        return evolution(space, known, score, rng)
+        return evolution(space, trials, score, rng)
     eager = partial(_eager, space, score)
-    sure = _ranked((c for c in space.introduced() if c not in known), eager)
-    best = [c for c, seconds in sorted(known.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
-    pool = [*space.outline(rng, ADDED if known else OUTLINED), *space.ready(rng, ADDED if known else OUTLINED)]
-    if len(known) >= WARMUP and best:
+    sure = _ranked((c for c in space.introduced() if c not in trials), eager)
+    best = [c for c, seconds in sorted(trials.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
+    pool = [*space.outline(rng, ADDED if trials else OUTLINED), *space.ready(rng, ADDED if trials else OUTLINED)]
+    if len(trials) >= WARMUP and best:
         pool += _children(space, best[:POPULATION], rng, list(dict.fromkeys(c.format for c in best)))
-        pool += space.steps(best[0]) if _stale(known) >= STEPS else []
-    ranked = _ranked((c for c in dict.fromkeys(pool) if c not in known), eager)
-    alike = ALIKE if len(known) < WARMUP else BATCH
+        pool += space.steps(best[0]) if _stale(trials) >= STEPS else []
+    ranked = _ranked((c for c in dict.fromkeys(pool) if c not in trials), eager)
+    alike = ALIKE if len(trials) < WARMUP else BATCH
     likely = (c for c in ranked if rng.random() >= EPSILON)
-    proposed = [*_settled(space, sure, known, alike, SURE), *_settled(space, likely, known, alike)]
-    return _filled(proposed, space, known, rng)
+    proposed = [*_settled(space, sure, trials, alike, SURE), *_settled(space, likely, trials, alike)]
+    return _filled(proposed, space, trials, rng)
 
 
 def _eager(space: Space, score: Score, candidates: Sequence[Candidate]) -> np.ndarray:
@@ -139,7 +139,7 @@ def _ranked(candidates: Iterable[Candidate], score: Score) -> list[Candidate]:
 
 
 def _settled(
-    space: Space, ranked: Iterable[Candidate], known: Known, alike: int, count: int = BATCH
+    space: Space, ranked: Iterable[Candidate], trials: Known, alike: int, count: int = BATCH
 ) -> list[Candidate]:
     """Return the first few as they are in the space, a few of each format at most."""
     batch: list[Candidate] = []
@@ -148,13 +148,13 @@ def _settled(
             break
         if sum(c.format == candidate.format for c in batch) < alike:
             settled = space.settle(candidate)
-            batch += [settled] if settled is not None and settled not in known and settled not in batch else []
+            batch += [settled] if settled is not None and settled not in trials and settled not in batch else []
     return batch
 
 
-def _stale(known: Known) -> int:
+def _stale(trials: Known) -> int:
     """Return trials since the best one."""
-    times = list(known.values())
+    times = list(trials.values())
     return len(times) - 1 - int(np.argmin(times))
 
 
@@ -181,11 +181,11 @@ def _children(
     return list(dict.fromkeys(children))
 
 
-def _filled(picked: list[Candidate], space: Space, known: Known, rng: np.random.Generator) -> list[Candidate]:
+def _filled(picked: list[Candidate], space: Space, trials: Known, rng: np.random.Generator) -> list[Candidate]:
     """Return `picked` without what is known or double, filled up with draws to a batch as long as there are any."""
-    batch = list(dict.fromkeys(c for c in picked if c not in known))[:BATCH]
+    batch = list(dict.fromkeys(c for c in picked if c not in trials))[:BATCH]
     while len(batch) < BATCH:
-        candidate = space.fresh(rng, {*known, *batch})
+        candidate = space.fresh(rng, {*trials, *batch})
         if candidate is None:
             return batch
         batch.append(candidate)
@@ -368,17 +368,17 @@ class Search:
             likeliest[candidate.format] = max(share, likeliest.get(candidate.format, 0.0))
         return 1.0 - float(np.prod([1.0 - share for share in likeliest.values()]))
 
-    def _batch(self, known: Known, score: Score | None) -> list[Candidate]:
-        rng = np.random.default_rng([self.seed, len(known)])
-        hinted = _settled(self.space, self.hints, known, BATCH)
+    def _batch(self, trials: Known, score: Score | None) -> list[Candidate]:
+        rng = np.random.default_rng([self.seed, len(trials)])
+        hinted = _settled(self.space, self.hints, trials, BATCH)
         if len(hinted) == BATCH:
             return hinted
-        proposed = self.strategy(self.space, known, score, rng)
+        proposed = self.strategy(self.space, trials, score, rng)
         return list(dict.fromkeys([*hinted, *proposed]))[:BATCH]
 
-    def score(self, known: Known) -> Score | None:
+    def score(self, trials: Known) -> Score | None:
         """Rank candidates by the trials and the prior model, as far as there are any; None if there are none."""
-        fitted = self._fitted(known)
+        fitted = self._fitted(trials)
         if fitted is None:
             return None if self.prior is None else self._of_prior
         if self.prior is None:
@@ -398,21 +398,21 @@ class Search:
             self._before.update(zip(new, scores_of(self.prior, self._matrix(new)).tolist(), strict=True))
         return np.array([self._before[c] for c in candidates])
 
-    def _fitted(self, known: Known) -> Fitted | None:
+    def _fitted(self, trials: Known) -> Fitted | None:
         """Fit a model to the trials, or to the prior model's errors if there is one; None while there are too few."""
-        seconds = np.array(list(known.values()))
-        if len(known) < self.warmup or not np.isfinite(seconds).any():
+        seconds = np.array(list(trials.values()))
+        if len(trials) < self.warmup or not np.isfinite(seconds).any():
             return None
-        if len(known) not in self._models:
-            rows, prior, share = self._matrix(list(known)), None, 1.0
+        if len(trials) not in self._models:
+            rows, prior, share = self._matrix(list(trials)), None, 1.0
             if self.prior is not None:
-                prior = self._of_prior(list(known))
-                share = trust(prior, labels_of(seconds, np.zeros(len(known))))
+                prior = self._of_prior(list(trials))
+                share = trust(prior, labels_of(seconds, np.zeros(len(trials))))
                 prior = share * prior
-            self._models[len(known)] = Fitted(CostModel.fit(rows, seconds, prior=prior, seed=self.seed), share)
+            self._models[len(trials)] = Fitted(CostModel.fit(rows, seconds, prior=prior, seed=self.seed), share)
             while len(self._models) > MODELS:
                 self._models.popitem(last=False)
-        return self._models[len(known)]
+        return self._models[len(trials)]
 
     def predicted(self, candidates: Sequence[Candidate]) -> Iterator[float | None]:
         """Yield the seconds that the models expect of candidates, where anything is known."""

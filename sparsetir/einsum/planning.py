@@ -648,25 +648,25 @@ class _OrderSearch:
             return Value(letters, stored, letters, frozenset().union(*(v.parts for v in members)))
         return Value(letters)
 
-    def cost(self, members: Sequence[Value], made: Value) -> float:
+    def cost(self, members: Sequence[Value], result: Value) -> float:
         """Return the expected products of a step, with the elements that it writes."""
         extents = self.sizes
-        written = math.prod(extents[c] for c in made.letters) if made.stored is None else made.stored
+        written = math.prod(extents[c] for c in result.letters) if result.stored is None else result.stored
         if written > LARGEST:
             return math.inf
-        if made.stored is None and set(made.letters) != set(self.output):
+        if result.stored is None and set(result.letters) != set(self.output):
             written += SPILLED * max(written - CACHED, 0)
         sparse = [value for value in members if value.stored is not None]
         letters = set("".join(value.letters for value in members))
         if not sparse:
             rate = DENSE_PRODUCT if len(members) <= 2 else 1.0
             return STEP + written + rate * math.prod(extents[c] for c in letters)
-        if made.stored is not None and all(value is not made for value in members):
+        if result.stored is not None and all(value is not result for value in members):
             before = (sparse[:n] for n in range(1, len(sparse)))
             rows = sum(self._met(part, set("".join(v.letters for v in part))) for part in before)
             return STEP + written + ENTERED * self._met(members, letters) + STARTED * rows
-        sparse.sort(key=lambda v: (v is not made, v.path[0] not in made.letters))
-        return STEP + written + self._driven(sparse, letters, made)
+        sparse.sort(key=lambda v: (v is not result, v.path[0] not in result.letters))
+        return STEP + written + self._driven(sparse, letters, result)
 
     @staticmethod
     def _even(first: Value, second: Value, sizes: Mapping[str, int]) -> float:
@@ -690,7 +690,7 @@ class _OrderSearch:
             products *= self.known[pair].products / max(self.even[pair], 1.0)
         return products * math.prod(self.sizes[c] for c in letters - bound)
 
-    def _driven(self, sparse: list[Value], letters: set[str], made: Value) -> float:
+    def _driven(self, sparse: list[Value], letters: set[str], result: Value) -> float:
         """Return the products of loops over the stored entries of sparse operands."""
         bound: set[str] = set()
         products, searches, rows = 1.0, 0.0, 0.0
@@ -708,7 +708,7 @@ class _OrderSearch:
             bound |= fresh
         free = letters - bound
         steps = products * (math.prod(self.sizes[c] for c in free) if free else SCALAR)
-        if len(free) > 1 and not free.isdisjoint(made.letters):
+        if len(free) > 1 and not free.isdisjoint(result.letters):
             steps *= NESTED
         return steps * (1 + searches) + STARTED * rows
 
@@ -734,10 +734,10 @@ class _OrderSearch:
         others = [n for n in self.open if n not in members]
         letters = self.kept(members, others) if others else self.output
         values = [self.values[n] for n in members]
-        made = self.merged(values, letters, is_last=not others)
-        self.steps.append(Contraction(members, made.letters, self.cost(values, made)))
+        result = self.merged(values, letters, is_last=not others)
+        self.steps.append(Contraction(members, result.letters, self.cost(values, result)))
         self.open = [*others, len(self.values)]
-        self.values.append(made)
+        self.values.append(result)
 
     def finish(self) -> None:
         """Merge the remaining values in the cheapest of all ways."""

@@ -204,11 +204,11 @@ def _transposed_rows(kind: Any, B: Any) -> Any:
     parts = B.indptr, B.indices, B.data
     is_plain = type(B) in ROWS and all([type(part) is np.ndarray and part.ndim == 1 for part in parts])
     if not is_plain or interop.is_half(B) or len(B.indices) != len(B.data) or B.indices.dtype.kind != "i":
-        made = _rows(B.T, "B", "matmul")
+        transposed = _rows(B.T, "B", "matmul")
         return (
-            made
-            if type(made) is kind
-            else interop.compressed_of(kind, made.indptr, made.indices, made.data, made.shape)
+            transposed
+            if type(transposed) is kind
+            else interop.compressed_of(kind, transposed.indptr, transposed.indices, transposed.data, transposed.shape)
         )
     rows, columns = B.shape
     if not is_sound(_UNORDERED, B.indptr, B.indices, parent_count=rows, length=columns, need_sorted=False):

@@ -761,7 +761,7 @@ if initializer is not None:
 
 
 @contextmanager
-def opened(given: Executor | str | None) -> Iterator[Executor | str | None]:
+def opened(executor: Executor | str | None) -> Iterator[Executor | str | None]:
     """Yield an executor or an RPC address as it is, or the executor that a text names, which is shut down afterwards.
 
     Raises
@@ -775,24 +775,25 @@ def opened(given: Executor | str | None) -> Iterator[Executor | str | None]:
     ...     print(type(executor).__name__)
     ProcessPoolExecutor
     """
-    if isinstance(given, ProcessPoolExecutor) or (isinstance(given, str) and given.partition(":")[0] == PROCESSES):
+    is_named = isinstance(executor, str) and executor.partition(":")[0] == PROCESSES
+    if is_named or isinstance(executor, ProcessPoolExecutor):
         refuse_import()
-    if not isinstance(given, str):
-        yield given
+    if not isinstance(executor, str):
+        yield executor
         return
-    kind, _, rest = given.partition(":")
+    kind, _, rest = executor.partition(":")
     if kind == RPC:
-        parsed(given)
-        yield given
+        parsed(executor)
+        yield executor
     elif kind == PROCESSES and (not rest or (rest.isdecimal() and int(rest) > 0)):
         # Spawned: a fork would copy what this process holds and none of its threads.
         with ProcessPoolExecutor(int(rest) if rest else None, get_context("spawn")) as processes:
             yield processes
     elif kind in SCHEMES and rest.startswith("//"):
-        with dask_client(given) as client:
+        with dask_client(executor) as client:
             yield client.get_executor()
     else:
-        raise ArgumentError(f"{EXPECTED}; found {given!r}")
+        raise ArgumentError(f"{EXPECTED}; found {executor!r}")
 
 
 def refuse_import() -> None:

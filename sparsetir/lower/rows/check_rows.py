@@ -83,8 +83,8 @@ def with_checked_rows(program: Program, func: tirx.PrimFunc) -> tirx.PrimFunc | 
     func : PrimFunc
     """
     axes = [a for a in program.axes.values() if a.indptr is not None or a.indices is not None]
-    found = _find(func)
-    if found is None or len(axes) != 1 or axes[0].kind != "sparse_variable":
+    loops = _find(func)
+    if loops is None or len(axes) != 1 or axes[0].kind != "sparse_variable":
         return None
     (axis,) = axes
     by_name = {str(v.name): v for p in func.params for v in collect([p, *getattr(p.ty, "shape", [])], Var)}
@@ -92,9 +92,9 @@ def with_checked_rows(program: Program, func: tirx.PrimFunc) -> tirx.PrimFunc | 
     if any(str(v.name) not in by_name for v in used):
         return None
     length = substitute(axis.length, {v: by_name[str(v.name)] for v in used})
-    row = _replaced(found.rows.body, found.entries, _with_checked_entries(found, length, order_of(program, axis)))
-    rows = with_(found.rows, body=seq(_pointer_check(found), row))
-    return with_body(func, _replaced(func.body, found.rows, seq(_ends_check(found), rows)))
+    row = _replaced(loops.rows.body, loops.entries, _with_checked_entries(loops, length, order_of(program, axis)))
+    rows = with_(loops.rows, body=seq(_pointer_check(loops), row))
+    return with_body(func, _replaced(func.body, loops.rows, seq(_ends_check(loops), rows)))
 
 
 def order_of(program: Program, axis: Axis) -> str:
@@ -130,8 +130,8 @@ def _find(func: tirx.PrimFunc) -> _Rows | None:
     inner = [s for s in _statements(rows.body) if isinstance(s, tirx.For) and _reads(s, indices)]
     if len(inner) != 1 or len(_reads(func.body, indices)) != len(_reads(inner[0].body, indices)):
         return None
-    found = _Rows(rows, inner[0], rows.loop_var, pointers, indices)
-    return found if _is_whole(found) else None
+    loops = _Rows(rows, inner[0], rows.loop_var, pointers, indices)
+    return loops if _is_whole(loops) else None
 
 
 def _array(func: tirx.PrimFunc, name: str) -> Var | None:
@@ -161,17 +161,17 @@ def _reads(node: Any, array: Var) -> list[ir.TensorLoad]:
     return [x for x in collect(node, ir.TensorLoad) if x.source.same_as(array)]
 
 
-def _is_whole(found: _Rows) -> bool:
+def _is_whole(loops: _Rows) -> bool:
     """Return whether the loops read all entries of all rows, and no others."""
-    rows = found.pointers.ty.shape[0] - const(1, str(found.pointers.ty.shape[0].ty.dtype))
-    begin, end = _pointer(found, found.row), _pointer(found, found.row + const(1, str(found.row.ty.dtype)))
+    rows = loops.pointers.ty.shape[0] - const(1, str(loops.pointers.ty.shape[0].ty.dtype))
+    begin, end = _pointer(loops, loops.row), _pointer(loops, loops.row + const(1, str(loops.row.ty.dtype)))
     simplify = sym.Analyzer().simplify
-    if not same(simplify(rows), simplify(found.rows.extent)):
+    if not same(simplify(rows), simplify(loops.rows.extent)):
         return False
-    if found.entries.kind != SERIAL or not same(simplify(found.entries.extent), simplify(end - begin)):
+    if loops.entries.kind != SERIAL or not same(simplify(loops.entries.extent), simplify(end - begin)):
         return False
-    place = simplify(begin + found.entries.loop_var)
-    return all(same(simplify(x.indices[0]), place) for x in _reads(found.entries.body, found.indices))
+    place = simplify(begin + loops.entries.loop_var)
+    return all(same(simplify(x.indices[0]), place) for x in _reads(loops.entries.body, loops.indices))
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -181,25 +181,25 @@ def _assert(conditions: list[ir.Expr]) -> tirx.Stmt:
     return tirx.AssertStmt(conjunction(conditions), ir.StringImm("ValueError"), [ir.StringImm(MESSAGE)])
 
 
-def _pointer(found: _Rows, row: ir.Expr) -> ir.Expr:
-    return tirx.BufferLoad(found.pointers, [row])
+def _pointer(loops: _Rows, row: ir.Expr) -> ir.Expr:
+    return tirx.BufferLoad(loops.pointers, [row])
 
 
-def _with_checked_entries(found: _Rows, length: ir.Expr, order: str) -> tirx.Stmt:
+def _with_checked_entries(loops: _Rows, length: ir.Expr, order: str) -> tirx.Stmt:
     """Return the loop over the entries of a row: of a short one entry by entry, of a long one after a look at all."""
-    loop = found.entries
+    loop = loops.entries
     if order == "any":
-        return _one_by_one(found, length, order)
+        return _one_by_one(loops, length, order)
     is_long = loop.extent > const(LANES, str(loop.extent.ty.dtype))
-    return tirx.IfThenElse(is_long, seq(*_row_check(found, length, order), loop), _one_by_one(found, length, order))
+    return tirx.IfThenElse(is_long, seq(*_row_check(loops, length, order), loop), _one_by_one(loops, length, order))
 
 
-def _one_by_one(found: _Rows, length: ir.Expr, order: str) -> tirx.Stmt:
+def _one_by_one(loops: _Rows, length: ir.Expr, order: str) -> tirx.Stmt:
     """Return a loop that compares each entry with the one before it, then does what is done for it."""
-    loop, dtype = renewed(found.entries), str(found.indices.ty.dtype)
+    loop, dtype = renewed(loops.entries), str(loops.indices.ty.dtype)
     before = tirx.decl_buffer((1,), dtype, name="before", layout=None)
     index = Var("index", ir.PrimType(dtype))
-    bind = tirx.Bind(index, tirx.BufferLoad(found.indices, [_pointer(found, found.row) + loop.loop_var]))
+    bind = tirx.Bind(index, tirx.BufferLoad(loops.indices, [_pointer(loops, loops.row) + loop.loop_var]))
     inside = cast(index, LONG) < cast(length, LONG)
     if order == "any":
         return with_(loop, body=seq(bind, _assert([index >= const(0, dtype), inside]), loop.body))
@@ -209,14 +209,14 @@ def _one_by_one(found: _Rows, length: ir.Expr, order: str) -> tirx.Stmt:
     return seq(*alloc(before), put(before, lowest), with_(loop, body=body))
 
 
-def _row_check(found: _Rows, length: ir.Expr, order: str) -> list[tirx.Stmt]:
+def _row_check(loops: _Rows, length: ir.Expr, order: str) -> list[tirx.Stmt]:
     """Return the check of a row of more than `LANES` entries, so many at a time; the last ones overlap."""
-    dtype, extent = str(found.indices.ty.dtype), found.entries.extent
+    dtype, extent = str(loops.indices.ty.dtype), loops.entries.extent
     counter = str(extent.ty.dtype)
     one, lanes, step = const(1, counter), const(LANES, counter), Var("step", extent.ty)
     rises = tirx.decl_buffer((LANES,), dtype, name="rises", layout=None)
-    begin, pairs = _pointer(found, found.row), extent - const(1, counter)
-    at = lambda place: tirx.BufferLoad(found.indices, [begin + place])  # noqa: E731
+    begin, pairs = _pointer(loops, loops.row), extent - const(1, counter)
+    at = lambda place: tirx.BufferLoad(loops.indices, [begin + place])  # noqa: E731
 
     def each(value: Callable[[Var], ir.Expr]) -> tirx.Stmt:
         lane = Var("lane", extent.ty)
@@ -239,19 +239,19 @@ def _row_check(found: _Rows, length: ir.Expr, order: str) -> list[tirx.Stmt]:
     return [*alloc(rises), each(lambda _: const(1, dtype)), windows, compare(pairs - lanes), found_all]
 
 
-def _pointer_check(found: _Rows) -> tirx.Stmt:
+def _pointer_check(loops: _Rows) -> tirx.Stmt:
     """Return the check that a row that begins inside of the indices ends there, not before it begins."""
-    begin, end = _pointer(found, found.row), _pointer(found, found.row + const(1, str(found.row.ty.dtype)))
+    begin, end = _pointer(loops, loops.row), _pointer(loops, loops.row + const(1, str(loops.row.ty.dtype)))
     unsigned = f"u{begin.ty.dtype}"
     size = lambda to: cast(to, unsigned) - cast(begin, unsigned)  # noqa: E731  # huge where it is negative
-    return _assert([size(end) <= size(cast(found.indices.ty.shape[0], str(begin.ty.dtype)))])
+    return _assert([size(end) <= size(cast(loops.indices.ty.shape[0], str(begin.ty.dtype)))])
 
 
-def _ends_check(found: _Rows) -> tirx.Stmt:
+def _ends_check(loops: _Rows) -> tirx.Stmt:
     """Return the check of the first and the last row pointer."""
-    rows = found.pointers.ty.shape[0] - const(1, str(found.pointers.ty.shape[0].ty.dtype))
-    begin, end = _pointer(found, const(0, str(rows.ty.dtype))), _pointer(found, rows)
-    count = found.indices.ty.shape[0]
+    rows = loops.pointers.ty.shape[0] - const(1, str(loops.pointers.ty.shape[0].ty.dtype))
+    begin, end = _pointer(loops, const(0, str(rows.ty.dtype))), _pointer(loops, rows)
+    count = loops.indices.ty.shape[0]
     conditions = [begin.equal(const(0, str(begin.ty.dtype))), cast(end, LONG).equal(cast(count, LONG))]
     return _assert(conditions)
 
