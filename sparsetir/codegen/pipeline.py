@@ -95,12 +95,19 @@ def _scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
         sch = s_tir.Schedule(mod)
         sch.work_on(names[0])
         return _same_params(mod, _of_function(schedule, sch).mod)
-    if schedule is not None and not isinstance(schedule, schedules.Choices):
-        expected = "sparsetir.Choices, a template, a tvm.s_tir.Schedule or a function of one"
-        raise ArgumentTypeError(f"a schedule is {expected}; found {type(schedule).__name__}")
+    check_schedule(schedule)
     registers = schedules.Registers.of(target or native_target())
     # The sketches reorder nothing but reductions, whose order the dialect leaves open; fast-math flags cover every sum.
     return schedules.schedule(mod, schedule, registers=registers, reorders=True).mod
+
+
+def check_schedule(schedule: Any) -> None:
+    """Raise unless a schedule is of a class that programs can be scheduled by."""
+    from sparsetir.schedules import Choices
+
+    if schedule is not None and not isinstance(schedule, (Choices, s_tir.Schedule)) and not callable(schedule):
+        expected = "sparsetir.Choices, a template, a tvm.s_tir.Schedule or a function of one"
+        raise ArgumentTypeError(f"a schedule is {expected}; found {type(schedule).__name__}")
 
 
 def _of_function(schedule: Any, sch: s_tir.Schedule) -> s_tir.Schedule:

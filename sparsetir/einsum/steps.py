@@ -77,8 +77,9 @@ class DenseStep(EvaluationStep):
 
     def _contract(self, arrays: Sequence[np.ndarray]) -> Any:
         """Sum products of floats in numpy's order only where the order cannot decide about infinities and NaN."""
-        if not all(array.size for array in arrays):  # numpy reads an element of what has none
-            extents = {c: n for a, t in zip(arrays, self.letters, strict=True) for c, n in zip(t, a.shape, strict=True)}
+        dims = {(c, n) for a, t in zip(arrays, self.letters, strict=True) for c, n in zip(t, a.shape, strict=True)}
+        extents = dict(dims)
+        if len(dims) == len(extents) and 0 in extents.values():  # numpy reads an element of what has none
             return np.zeros([extents[c] for c in self.output], np.result_type(*arrays))
         factored = {other for at in self._summed_alone for other in range(len(arrays)) if other != at}
         factored = set(range(len(arrays))) if len(arrays) > 2 else factored

@@ -151,3 +151,15 @@ def test_negative_lengths_are_errors(m: int) -> None:
         with pytest.raises(sparsetir.errors.ArgumentError, match=f"m is {m}, but it is the length of axis M"):
             kernel(A=a, m=m, k=3)
         kernel(A=a, m=3, k=3)
+
+
+class Unprintable:
+    """An object whose text cannot be made, as of a damaged matrix."""
+
+    def __repr__(self) -> str:
+        raise IndexError("damaged")
+
+
+def test_a_schedule_of_another_class_is_refused_before_it_is_printed() -> None:
+    with pytest.raises(sparsetir.errors.ArgumentTypeError, match="a schedule is .* found Unprintable"):
+        sparsetir.build(ops.spmm(), schedule=Unprintable())
