@@ -10,6 +10,7 @@ import numpy as np
 from tvm import ir, s_tir, tirx
 
 from sparsetir.codegen.cache import compile_cached
+from sparsetir.codegen.pipeline import check_schedule
 from sparsetir.codegen.target import make_target
 from sparsetir.errors import ArgumentTypeError, SparseTIRError, VerifyError
 from sparsetir.formats.format import Format
@@ -114,6 +115,7 @@ def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> SparseOutp
 
 def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:
     """Return the kernel of a program that was checked."""
+    check_schedule(schedule)
     return Kernel(program, compile_cached(program, make_target(target, program), schedule), **facts)
 
 

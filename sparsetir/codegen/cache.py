@@ -24,7 +24,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from sparsetir.codegen.pipeline import check_schedule, lowered, machine_code, scheduled, to_stage_2, to_stage_3
+from sparsetir.codegen.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
 from sparsetir.errors import ScheduleError, SparseTIRError, VerifyError, WriteError
 from sparsetir.ir import dialect
 from sparsetir.ir.sizes import with_constants
@@ -344,7 +344,6 @@ if hasattr(os, "register_at_fork"):
 
 def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any, make: type[Compiled] = Compiled) -> Compiled:
     """Compile, or find what was compiled before in this process or on disk."""
-    check_schedule(schedule)
     compiled = make(func, target, schedule)
     # A function may read anything, so its name or text would not do: what it makes of the loops does.
     key = content_key(func, target, compiled.second if callable(schedule) else schedule)
