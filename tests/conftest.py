@@ -31,7 +31,7 @@ TURNS = 8  # in which each slow test stands once
 # Seconds of a case of the tests that have several, as `--record-seconds` wrote them; the cases of a test that take no
 # longer than that together are all in a turn.
 SECONDS = Path(__file__).with_name("seconds.json")
-TURN_SECONDS = 0.2
+TURN_SECONDS = 0.15
 NEAR_FRAMES = 4  # which tell TVM whether a function stands in a class
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help=f"a few cases of each test, and one in {TURNS} of those marked slow; others for each N",
     )
-    parser.addoption("--record-seconds", action="store_true", help=f"write {SECONDS.name} anew, from this run")
+    parser.addoption("--record-seconds", action="store_true", help=f"note the seconds of this run in {SECONDS.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,8 +69,9 @@ class CaseTimes:
             self.seconds.setdefault(test, []).append(report.duration)
 
     def pytest_sessionfinish(self) -> None:
-        means = {test: round(sum(each) / len(each), 3) for test, each in sorted(self.seconds.items())}
-        lines = ",\n".join(f"{json.dumps(test)}: {mean}" for test, mean in means.items())
+        means = {test: round(sum(each) / len(each), 3) for test, each in self.seconds.items()}
+        merged = sorted({**recorded_seconds(), **means}.items())
+        lines = ",\n".join(f"{json.dumps(test)}: {mean}" for test, mean in merged)
         SECONDS.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
