@@ -178,8 +178,7 @@ def tile_functions(kind: str) -> str:
   %x = call {column} @llvm.masked.load.{code}.p0(ptr %at, i32 1, <16 x i1> %bits, {column} zeroinitializer)
   %y = zext {column} %x to {WORD}
   ret {WORD} %y
-}}
-declare {column} @llvm.masked.load.{code}.p0(ptr, i32 immarg, <16 x i1>, {column})""",
+}}""",
         _transposition(kind, attributes),
     ]
     run = 1
@@ -218,7 +217,7 @@ define linkonce_odr {acc} @st_get_{result}(ptr %at, i32 %mask) {attributes} {{
   ret {acc} %y
 }}
 """
-    if kind == "bf16" and result == "bfloat16":  # as `tile_functions` declares it
+    if kind == "bf16" and result == "bfloat16":  # as `functions` declares it
         return text
     return f"{text}declare {stored} @llvm.masked.load.{code}.p0(ptr, i32 immarg, <16 x i1>, {stored})"
 
@@ -302,7 +301,7 @@ declare {piece} @llvm.masked.load.v{group}{scalar}.p0(ptr, i32 immarg, <{group} 
   %r = call {acc} @{callee}({acc} %acc, {operand} {first}, {operand} {second})
   ret {acc} %r
 }}""")
-    out += _ordered(kind, acc, attributes)
+    out += [_few(kind, attributes), *_ordered(kind, acc, attributes)]
     # Stored as integers: without AVX512-BF16, LLVM calls a function for every element of bfloat16.
     element, code = {"bfloat16": ("i16", "i16"), "float32": ("float", "f32"), "int32": ("i32", "i32")}[result]
     stored = f"<16 x {element}>"
@@ -319,6 +318,36 @@ declare {piece} @llvm.masked.load.v{group}{scalar}.p0(ptr, i32 immarg, <{group} 
 }}
 declare void @llvm.masked.store.v16{code}.p0({stored}, ptr, i32 immarg, <16 x i1>)""")
     return "\n".join(out)
+
+
+def _few(kind: str, attributes: str) -> str:
+    """Return the function that loads 16 columns of the rows of a group, and interleaves them in the columns' order."""
+    bits = 16 if kind == "bf16" else 8
+    group, row, code = 32 // bits, f"<16 x i{bits}>", f"v16i{bits}"
+    parameters = ", ".join([f"ptr %at{n}" for n in range(group)] + [f"i32 %mask{n}" for n in range(group)])
+    lines = []
+    for n in range(group):
+        lines += [
+            f"%narrow{n} = trunc i32 %mask{n} to i16",
+            f"%bits{n} = bitcast i16 %narrow{n} to <16 x i1>",
+            f"%x{n} = call {row} @llvm.masked.load.{code}.p0(ptr %at{n}, i32 1, <16 x i1> %bits{n}, "
+            f"{row} zeroinitializer)",
+        ]
+    sides, width = ["%x0", "%x1"], 16
+    if group > len(sides):
+        for n, (a, b) in enumerate((("%x0", "%x1"), ("%x2", "%x3"))):
+            lines.append(f"%j{n} = shufflevector {row} {a}, {row} {b}, <32 x i32> {_numbers(list(range(32)))}")
+        sides, width = ["%j0", "%j1"], 32
+    source, order = f"<{width} x i{bits}>", [16 * n + column for column in range(16) for n in range(group)]
+    lines.append(f"%z = shufflevector {source} {sides[0]}, {source} {sides[1]}, <{16 * group} x i32> {_numbers(order)}")
+    lines.append(f"%r = bitcast <{16 * group} x i{bits}> %z to {WORD}")
+    body = "\n  ".join(lines)
+    return f"""
+define linkonce_odr {WORD} @st_few_{kind}({parameters}) {attributes} {{
+  {body}
+  ret {WORD} %r
+}}
+declare {row} @llvm.masked.load.{code}.p0(ptr, i32 immarg, <16 x i1>, {row})"""
 
 
 def _ordered(kind: str, acc: str, attributes: str) -> list[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ PAIRS = (
     ("uint8", "int8", "int32"),
     ("int8", "int8", "int32"),
 )
-SHAPES = ((40, 50, 130, 0.1), (33, 27, 65, 0.3), (1, 1, 1, 1.0), (8, 9, 16, 0.0), (13, 11, 7, 0.5))
+SHAPES = ((40, 50, 130, 0.1), (33, 27, 65, 0.3), (1, 1, 1, 1.0), (8, 9, 16, 0.0), (13, 11, 7, 0.5), (9, 8, 17, 0.4))
 
 
 def units() -> Any:
@@ -64,6 +65,20 @@ def test_the_knob_leaves_vector_arithmetic() -> None:
     machine = {**native_target().export(), "mcpu": "znver4"}
     assert "vdpbf16ps" in build(ops.spmm("bfloat16"), machine).source("asm")
     assert "vdpbf16ps" not in build(ops.spmm("bfloat16"), machine, schedule=Choices(units=0)).source("asm")
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize(("dtype", "instruction"), [("bfloat16", "vdpbf16ps"), ("int8", "vpdpbusd")])
+def test_up_to_sixteen_columns_take_one_instruction_for_a_group_of_terms(dtype: str, instruction: str) -> None:
+    """The rows of a group are interleaved in one register: no half of it is computed in vain."""
+    machine = {**native_target().export(), "mcpu": "znver4"}
+    func = ops.spmm("bfloat16") if dtype == "bfloat16" else ops.quantized_spmm("int8", "uint8")
+    kernel = build(func, machine)
+    assert f"st_few_{'bf16' if dtype == 'bfloat16' else 'int8'}" in kernel.script(stage=3)
+    blocks = re.split(r"\n(?=\.LBB)", kernel.source("asm"))
+    loops = [block for block in blocks if re.search(r"\tj\w+\t" + re.escape(block.partition(":")[0]), block)]
+    narrow = [loop for loop in loops if loop.count(instruction) == 1]
+    assert any("vpunpck" not in loop and "zmm" in loop for loop in narrow)
 
 
 KNOBS = {

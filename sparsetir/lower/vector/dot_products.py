@@ -307,6 +307,8 @@ class _DotEmitter:
             fits = left <= const(narrow * LANES, self.dtype)
             rest = self.chosen(fits, self.tile(rows, narrow, begin, left), rest)
             narrow //= 2
+        few = left <= const(LANES, self.dtype)
+        rest = self.chosen(few, self.tile(rows, 1, begin, left), rest)
         return seq(full, tirx.IfThenElse(left > const(0, self.dtype), rest, None))
 
     def chosen(self, condition: Any, first: tirx.Stmt, second: tirx.Stmt) -> tirx.Stmt:
@@ -349,6 +351,9 @@ class _DotEmitter:
         out: list[tirx.Stmt] = []
         words = [bind(out, f"word_{r}", self.word(row, at, terms), "int32") for r, row in enumerate(rows)]
         columns = [self.place(at, t, terms, str(self.inner.loop_var.ty.dtype)) for t in range(self.group)]
+        if len(sums[0]) == 1:
+            value = bind(out, "x", self.few(columns, begin, left), WORD)
+            out += [self.dot(sums[r][0], words[r], value) for r in range(len(rows))]
         for part in range(len(sums[0]) // self.group):
             loaded = [
                 bind(out, f"row_{t}", self.row(part, place, exists, begin, left), WORD)
@@ -372,14 +377,30 @@ class _DotEmitter:
         """Return a vector of the dense operand's row at `place`, zero where the term or the column does not exist."""
         per_load = LANES * self.group
         moved = {self.inner.loop_var: place, self.column: begin + const(part * per_load, self.dtype)}
-        bits = mask(part * per_load, per_load, left, "int64")
+        bits = self.existing(mask(part * per_load, per_load, left, "int64"), moved, exists)
+        values = self.call(WORD, "rows", substitute(tirx.address_of(self.nest.b), moved), bits)
+        return self.unsigned(values)
+
+    def existing(self, bits: Any, moved: dict[Var, Any], exists: Any) -> Any:
+        """Return the bits of columns, none where the term does not exist."""
         conditions = [exists] if exists is not None else []
         if self.nest.b_guard is not None:
             conditions.append(substitute(self.nest.b_guard, moved))
         for condition in conditions:
-            bits = tirx.Select(condition, bits, const(0, "int64"))
-        values = self.call(WORD, "rows", substitute(tirx.address_of(self.nest.b), moved), bits)
+            bits = tirx.Select(condition, bits, const(0, str(bits.ty.dtype)))
+        return bits
+
+    def unsigned(self, values: Any) -> Any:
         return tirx.bitwise_xor(values, tirx.Broadcast(const(SIGN_BITS), LANES)) if self.shifted else values
+
+    def few(self, columns: list[tuple[Any, Any]], begin: Any, left: Any) -> Any:
+        """Return one register with up to 16 columns of the rows of a group, interleaved."""
+        addresses, masks = [], []
+        for place, exists in columns:
+            moved = {self.inner.loop_var: place, self.column: begin}
+            addresses.append(substitute(tirx.address_of(self.nest.b), moved))
+            masks.append(self.existing(mask(0, LANES, left, "int32"), moved, exists))
+        return self.unsigned(self.call(WORD, "few", *addresses, *masks))
 
     def place(self, at: Any, t: int, terms: Any, dtype: str) -> tuple[Any, Any]:
         """Return the position of a term, and the condition that it exists (None: always)."""
@@ -395,13 +416,12 @@ class _DotEmitter:
     def finish(self, row: Any, sums: Any, shift: Any, begin: Any, left: Any) -> tirx.Stmt:
         """Return the stores of a row's sums, in the order of the columns."""
         out: list[tirx.Stmt] = []
-        for part in range(len(sums) // self.group):
-            values = [get(x) for x in sums[part * self.group : (part + 1) * self.group]]
-            if shift is not None:
-                values = [value - get(shift) for value in values]
-            for v in range(self.group):
+        totals = [get(x) if shift is None else get(x) - get(shift) for x in sums]
+        for part in range(-(-len(sums) // self.group)):
+            values = totals[part * self.group : (part + 1) * self.group]
+            for v in range(len(values)):
                 first = (part * self.group + v) * LANES
-                ordered = self.call(self.acc, f"order_{v}", *values)
+                ordered = values[v] if len(sums) == 1 else self.call(self.acc, f"order_{v}", *values)
                 at = substitute(
                     tirx.BufferLoad(self.nest.store.buffer, self.nest.store.indices),
                     {**row, self.column: begin + const(first, self.dtype)},
