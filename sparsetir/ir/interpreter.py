@@ -341,7 +341,11 @@ class _Machine:
             return int(indptr[above]), int(indptr[above + 1]) - int(indptr[above])
         if axis.extent_rule is not None:
             coords = () if parent is None else parent.coords
-            return self.rule(axis.offset_rule, coords), self.rule(axis.extent_rule, coords)
+            begin, extent = self.rule(axis.offset_rule, coords), self.rule(axis.extent_rule, coords)
+            if axis.has_tables:
+                ends = extent, int(self.eval(axis.length)), int(self.eval(axis.count)) - begin
+                extent = max(0, min(ends)) if begin >= 0 else 0
+            return begin, extent
         if axis.kind == "singleton":
             return above, 1
         if axis.kind == "sparse_fixed":

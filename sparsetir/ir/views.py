@@ -147,8 +147,24 @@ class Axis:
             bounds = load(self.indptr, parent_pos + 1) - load(self.indptr, parent_pos)
             return cast(bounds, self.idtype)
         if self.extent_rule is not None:
-            return cast(substitute_args(self.extent_rule, coords), self.idtype)
+            extent = cast(substitute_args(self.extent_rule, coords), self.idtype)
+            return self._within(extent, self.begin(parent_pos, coords)) if self.has_tables else extent
         return cast(self.length if self.width is None else self.width, self.idtype)
+
+    @cached_property
+    def has_tables(self) -> bool:
+        """Whether the extents or offsets of fibers are read from arrays, which may hold anything."""
+        hits: list[Any] = []
+        for rule in (self.extent_rule, self.offset_rule):
+            if rule is not None:
+                structural_walk(rule, (ir.TensorLoad, hits.append))
+        return bool(hits)
+
+    def _within(self, extent: ir.Expr, begin: ir.Expr) -> ir.Expr:
+        """Return the extent of a fiber within the stored positions and the length of the axis; others are absent."""
+        zero, length, count = const(0, self.idtype), cast(self.length, self.idtype), cast(self.count, self.idtype)
+        inside = tirx.max(zero, tirx.min(tirx.min(extent, length), count - begin))
+        return tirx.Select(begin < zero, zero, inside)
 
     def position(self, parent_pos: ir.Expr, slot: ir.Expr, coords: Sequence[ir.Expr]) -> ir.Expr:
         """Return the position of `slot` in that fiber."""

@@ -19,7 +19,7 @@ from tvm.tirx.script import parser as _tirx
 
 from sparsetir.errors import VerifyError
 from sparsetir.ir import dialect
-from sparsetir.ir.rules import INDEX_DTYPES, SEARCHES, chain_fault, fuse_fault, merge_fault
+from sparsetir.ir.rules import INDEX_DTYPES, SEARCHES, chain_fault, fuse_fault, loads, merge_fault
 from sparsetir.ir.views import SPARSE_ITER, Axis, cast, const, decode_axis, merge_domain
 from sparsetir.utils.arguments import VALUE_DTYPES, as_index, dtype_name, itemsize, shown
 
@@ -256,7 +256,9 @@ def dense_variable(
             raise VerifyError("a ragged axis needs indptr, or both extent= and offset=")
         arity = len(axis.ancestors) + 1 if axis is not None else 0
         rules = [_rule(f, arity, idtype, r) for f, r in ((extent, "extent"), (offset, "offset"))]
-        if nnz is None:
+        if nnz is None and (tables := loads(rules[1])):  # what an array holds decides the count
+            nnz = _implicit_count(idtype, f"{tables[0].buffer.name}_nnz")
+        elif nnz is None:
             if arity != 1:
                 raise VerifyError("give (length, nnz): the number of positions is only known below a root axis")
             nnz = _total(rules[1], cast(above, idtype))
