@@ -170,6 +170,15 @@ def parser() -> argparse.ArgumentParser:
     collect = command(commands, "collect", run_collect, "measure kernels of many programs for a data set")
     add_collect(collect)
 
+    pretrain = command(commands, "pretrain", run_pretrain, "train a cost model on the points of `sparsetir collect`")
+    pretrain.add_argument("files", nargs="+", metavar="FILE", help="of JSON lines, also FILE@PROCESSOR")
+    pretrain.add_argument("--out", type=Path, required=True, metavar="MODEL", help="JSON, for tune_sparse(model=)")
+    pretrain.add_argument("--evaluate", action="store_true", help="print how matrices that are left out are ranked")
+    pretrain.add_argument("--rounds", type=positive(int), metavar="N", help="trees (default: as the shipped model)")
+    spread = "leave out points whose two measurements are farther apart (default: 0.3)"
+    pretrain.add_argument("--spread", type=positive(float), metavar="SHARE", help=spread)
+    pretrain.add_argument("--seed", type=count, default=0, metavar="N", help="of the shares that are left out")
+
     show = command(commands, "show", run_show, "print a program of the dialect, or what it is compiled to")
     show.add_argument("script", metavar="SCRIPT.py[:FUNC]", help="all programs in the file, or one")
     stages = "1 as written, 2 scheduled blocks, 3 loops, llvm, asm"
@@ -680,6 +689,20 @@ def run_collect(args: argparse.Namespace) -> int:
     if args.table is not None:
         print(f"wrote {table.export(args.file, args.table)}", file=sys.stderr)
     return DONE
+
+
+# --------------------------------------------------------------------------------------------------- pretrain
+
+
+def run_pretrain(args: argparse.Namespace) -> int:
+    """``sparsetir pretrain``."""
+    from sparsetir.tuning.train import pretrain
+
+    options = ["--out", str(args.out), "--seed", str(args.seed)]
+    options += ["--evaluate"] if args.evaluate else []
+    options += [] if args.rounds is None else ["--rounds", str(args.rounds)]
+    options += [] if args.spread is None else ["--spread", str(args.spread)]
+    return pretrain.main([*args.files, *options])
 
 
 # ---------------------------------------------------------------------------------------------------- show

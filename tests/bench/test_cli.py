@@ -450,6 +450,7 @@ def test_in_a_process_of_its_own(program: Path) -> None:
         "tune small.mtx --op spmm --trials 1 --feat 99999999999999999999": "feat: expected dense operands within",
         "tune small.mtx --op spmm --seed -1": "expected a number that is not negative",
         "collect points.jsonl --seed -5": "expected a number that is not negative",
+        "pretrain none.jsonl --out model.json": "expected records of at least 8 trials of one case in none.jsonl",
         "show leaves.py": "leaves.py cannot be run: SystemExit",
     }.items(),
 )

@@ -18,6 +18,7 @@ import pytest
 import scipy.sparse as sp
 
 from sparsetir import formats, ops
+from sparsetir.cli import main
 from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
 from sparsetir.formats.heuristics import ranked_candidates
 from sparsetir.formats.pattern import pattern
@@ -653,6 +654,17 @@ def test_the_evaluation_tells_models_apart(recorded: Path) -> None:
     whole = pretrain.train(cases, rounds=60)
     assert ranking(whole, cases[0]).top_5 > 0.9
     assert replayed(cases[0], "evolution", 0, 4, whole)[-1] > 0.85
+
+
+def test_the_command_trains_a_file_that_a_search_takes(recorded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    assert main(["pretrain", str(recorded), "--rounds", "2", "--spread", "9", "--seed", "1", "--out", str(out)]) == 0
+    model = CostModel.load(out)
+    assert model.about["families"] == ["attention_mask", "banded", "fem_blocks", "uniform"]
+    A = sp.random_array((40, 30), density=0.2, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    inputs = {"A": A, "B": np.ones((30, 8), "float32")}
+    result = tune_sparse(ops.spmm(), inputs, model=out, max_trials=1, progress=False)
+    np.testing.assert_allclose(result.kernel(**inputs), A @ inputs["B"], rtol=1e-4)
 
 
 @pytest.mark.slow
