@@ -526,12 +526,14 @@ def grouped_mm(
     Parameters
     ----------
     self : Tensor
-        Two or three dimensions; float32, float64, float16 or bfloat16.
+        Two or three dimensions; float32, float64, float16 or bfloat16. Or a nested tensor of layout ``torch.jagged``,
+        ``[groups, rows, depth]``, whose parts are the groups.
     mat2 : Tensor
         Two or three dimensions, of the same dtype.
     offs : Tensor of int32 or int64, shape (groups,)
         Where each group ends: of rows of `self` for 2d x 3d, of the summed dimension for 2d x 2d, of columns of `mat2`
-        for 3d x 2d. None for 3d x 3d. Groups may be empty. What is behind the last end is zero in a result.
+        for 3d x 2d. None for 3d x 3d and nested tensors. Groups may be empty. What is behind the last end is zero in a
+        result.
     bias : Tensor, optional
         Added to the result.
     out_dtype : torch.dtype, optional
@@ -541,7 +543,7 @@ def grouped_mm(
     -------
     Tensor
         ``(rows, n)`` for 2d x 3d, ``(groups, m, n)`` for 2d x 2d, ``(m, columns)`` for 3d x 2d, ``(groups, m, n)`` for
-        3d x 3d.
+        3d x 3d, a nested tensor ``[groups, rows, n]`` for a nested one.
 
     Raises
     ------
@@ -557,6 +559,8 @@ def grouped_mm(
     >>> sparsetir.torch.grouped_mm(torch.ones(3, 2), w, offs=torch.tensor([1, 3])).tolist()
     [[2.0], [4.0], [4.0]]
     """
+    if isinstance(self, Tensor) and self.layout is torch.jagged:
+        return _of_jagged(self, mat2, offs, bias, out_dtype)
     _check_grouped(self, mat2)
     if out_dtype is not None and not (isinstance(out_dtype, torch.dtype) and out_dtype.is_floating_point):
         raise ArgumentTypeError(f"out_dtype: expected a dtype of floats, got {shown(out_dtype)}. Leave it out.")
@@ -570,6 +574,24 @@ def grouped_mm(
     if bias is not None:
         y = y + _fitting_bias(bias, y)
     return y if out_dtype is None else y.to(out_dtype)
+
+
+def _of_jagged(x: Tensor, mat2: Any, offs: Any, bias: Any, out_dtype: Any) -> Tensor:
+    """Multiply the parts of a nested tensor with a matrix for each, as groups of its rows."""
+    if x.dim() != 3 or x._ragged_idx != 1 or x.lengths() is not None:
+        fault = f"self: expected a nested tensor [groups, rows, depth] without holes, got {list(x.shape)}"
+        raise ArgumentError(f"{fault}. Transpose it, or call contiguous().")
+    if offs is not None:
+        raise ArgumentError("offs: expected None for a nested tensor, got a tensor. Its parts are the groups.")
+    if isinstance(mat2, Tensor) and mat2.dim() != 3:
+        fault = f"mat2: expected a matrix for each part of the nested tensor, got shape {list(mat2.shape)}"
+        raise ArgumentError(f"{fault}. Use torch.matmul for one matrix.")
+    groups = x.offsets().numel() - 1
+    if isinstance(mat2, Tensor) and mat2.shape[0] != groups:
+        fault = f"mat2: expected {groups} matrices, one for each part of the nested tensor, got {mat2.shape[0]}"
+        raise ArgumentError(f"{fault}. Repeat one with expand.")
+    y = grouped_mm(x.values(), mat2, x.offsets()[1:], bias, out_dtype)
+    return torch.nested.nested_tensor_from_jagged(y, x.offsets())
 
 
 def _fitting_bias(bias: Any, y: Tensor) -> Tensor:

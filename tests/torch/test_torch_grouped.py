@@ -144,3 +144,33 @@ def test_parameters_without_gradients() -> None:
         torch.testing.assert_close(grouped_mm(left, right.requires_grad_(), offs=offs), expected)
     with torch.inference_mode():
         torch.testing.assert_close(grouped_mm(torch._neg_view(-left), right, offs=offs), expected)
+
+
+@pytest.mark.parametrize("lengths", [(2, 3, 1), (0, 4, 0), (0, 0, 0), (1, 1, 1)])
+def test_parts_of_nested_tensors_are_groups(lengths):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    rows = torch.randn(sum(lengths), 4, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+    product = lambda rows, w: sparsetir.torch.grouped_mm(  # noqa: E731
+        torch.nested.nested_tensor_from_jagged(rows, offsets), w
+    )
+    y = product(rows, w)
+    assert y.layout is torch.jagged
+    for part, x, matrix in zip(y.unbind(), rows.split(lengths), w, strict=True):
+        torch.testing.assert_close(part, x @ matrix)
+    assert gradcheck(lambda rows, w: product(rows, w).values(), (rows, w))
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda x, w: (x, w, torch.tensor([5])), "offs: expected None for a nested tensor"),
+        (lambda x, w: (x, w[0]), r"mat2: expected a matrix for each part of the nested tensor, got shape \[4, 2\]"),
+        (lambda x, w: (x, w[:1]), "mat2: expected 2 matrices, one for each part of the nested tensor, got 1"),
+        (lambda x, w: (x.transpose(1, 2), w), r"self: expected a nested tensor \[groups, rows, depth\] without holes"),
+    ],
+)
+def test_wrong_operands_with_nested_tensors(action, message):
+    x = torch.nested.nested_tensor_from_jagged(torch.ones(5, 4), torch.tensor([0, 2, 5]))
+    with pytest.raises(ArgumentError, match=message):
+        sparsetir.torch.grouped_mm(*action(x, torch.ones(2, 4, 2)))
