@@ -228,6 +228,8 @@ def outcome(tests: Sequence[str], root: Path, turn: int | None = None) -> str:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, *paths], cwd=root, env=environment, capture_output=True, text=True
     )
+    if run.returncode < 0:  # a signal ended the process
+        return FOUND
     if run.returncode not in (0, TESTS_FAILED, INTERRUPTED):
         return f"{UNUSABLE}: {(run.stdout + run.stderr)[-300:]}"
     return FOUND if run.returncode else MISSED
