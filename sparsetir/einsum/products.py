@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from numbers import Number
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.build import build
 from sparsetir.einsum import operators
 from sparsetir.einsum.expression import is_outside, matmul_outside, product_door
 from sparsetir.einsum.operators import by_parts, complex_product, complex_sum, has_complex
@@ -16,10 +18,11 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import array_of_numbers, as_numpy, check_detached, is_sparse, is_torch
 from sparsetir.interop import to_torch as as_torch
+from sparsetir.ops.quantized import EIGHT_BITS, quantized_spmm
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import ROWS
 from sparsetir.sparse_output.postings import Postings
-from sparsetir.utils.arguments import as_flag, shown, take_old_argument
+from sparsetir.utils.arguments import as_count, as_flag, dtype_name, shown, take_old_argument
 
 SCIPY = (sp.sparray, sp.spmatrix)
 
@@ -33,6 +36,9 @@ def matmul(
     top: int | None = None,
     threshold: float | None = None,
     precision: str | None = None,
+    scale: Any = None,
+    zero_point: int | None = None,
+    bias: Any = None,
     **old_names: Any,
 ) -> Any:
     """Multiply sparse matrices, or a sparse and a dense one, on all threads.
@@ -56,6 +62,13 @@ def matmul(
         Keep the entries with larger values. With one of the two NaN is not kept.
     precision : {"bf16x3"}, optional
         For a sparse and a dense operand in float32: as for `sparsetir.ops.spmm`.
+    scale : float or array, shape (m,), optional
+        For a sparse `A` and a dense matrix `B` of int8 or uint8: sum products in int32, and return
+        ``scale[:, None] * (A @ (B - zero_point)) + bias[:, None]`` in float32, as `sparsetir.ops.quantized_spmm` does.
+    zero_point : int, optional
+        The number that stands for zero in `B`.
+    bias : array, shape (m,), optional
+        Added to the rows of the result.
     **old_names
         ``above``, the former name of `threshold`, with a DeprecationWarning.
 
@@ -88,6 +101,9 @@ def matmul(
     """
     if old_names:
         threshold = take_old_argument(old_names, "above", "threshold", threshold, "matmul")
+    if scale is not None or zero_point is not None or bias is not None:
+        is_plain = mask is top is threshold is precision is None and complement is False
+        return _quantized(A, B, scale, zero_point, bias, is_plain=is_plain)
     if precision is not None:
         return _in_parts(A, B, precision, has_options=complement or not mask is top is threshold is None)
     try:
@@ -113,6 +129,42 @@ def _in_parts(A: Any, B: Any, precision: str, *, has_options: bool) -> Any:
         fault = f"precision: expected None but for a sparse and a dense operand in memory, got {shown(precision)}"
         raise ArgumentError(f"{fault}. Leave it out, or mask=, top= and threshold=.")
     return operators.matmul(A, B, precision)
+
+
+@cache
+def _quantized_kernel(entries: str, operand: str, has_zero: bool, has_bias: bool, idtype: str) -> Any:
+    return build(quantized_spmm(entries, operand, zero_point=has_zero, bias=has_bias, idtype=idtype))
+
+
+def _quantized(A: Any, B: Any, scale: Any, zero_point: Any, bias: Any, *, is_plain: bool) -> Any:
+    """Multiply a sparse and a dense matrix of 8-bit integers, with scales of the rows, a zero point and a bias."""
+    if not is_plain or scale is None or is_outside(A) or is_outside(B):
+        fault = "scale, zero_point, bias: expected a scale and no other options, for matrices in memory"
+        raise ArgumentError(f"{fault}, got others. Pass scale=1.0 for plain sums.")
+    A, B = _as_operand(A, B, "A"), _as_operand(B, A, "B")
+    if not is_sparse(A) or is_sparse(B) or len(A.shape) != 2 or len(B.shape) != 2:
+        raise ArgumentError("scale: expected a sparse matrix A and a dense matrix B, got others. Swap or convert them.")
+    dtypes, rows = [dtype_name(x.dtype) for x in (A, B)], A.shape[0]
+    for name, dtype in zip("AB", dtypes, strict=True):
+        if dtype not in EIGHT_BITS:
+            raise ArgumentTypeError(f"{name}: expected int8 or uint8 with a scale, got {dtype}. Quantize it.")
+    arguments: dict[str, Any] = {"scale": _of_rows(scale, rows, "scale")}
+    if zero_point is not None:
+        least, most = EIGHT_BITS[dtypes[1]]
+        arguments["zero_point"] = np.array([as_count(zero_point, "zero_point", least=least, most=most)], "int32")
+    if bias is not None:
+        arguments["bias"] = _of_rows(bias, rows, "bias")
+    has = [name in arguments for name in ("zero_point", "bias")]
+    idtype = "int64" if max(A.shape) > np.iinfo("int32").max else "int32"
+    return _quantized_kernel(*dtypes, *has, idtype)(A=A, B=B, **arguments)
+
+
+def _of_rows(value: Any, rows: int, name: str) -> np.ndarray:
+    """Return a float32 number for each row."""
+    array = np.asarray(as_numpy(value, name)[0] if is_torch(value) else value)
+    if array.dtype.kind not in "iuf" or array.shape not in ((), (rows,)):
+        raise ArgumentError(f"{name}: expected a number or {rows} of them, got the shape {array.shape}. Reshape it.")
+    return np.ascontiguousarray(np.broadcast_to(array, (rows,)), "float32")
 
 
 def _of_postings(A: Any, index: Postings, mask: Any, top: Any, threshold: Any) -> Any:

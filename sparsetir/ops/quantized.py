@@ -10,7 +10,7 @@ from sparsetir.ops.memo import memoize_program
 from sparsetir.script.printer import parse
 from sparsetir.utils.arguments import as_flag, shown
 
-EIGHT_BITS = ("int8", "uint8")
+EIGHT_BITS = {"int8": (-128, 127), "uint8": (0, 255)}
 
 
 @memoize_program
@@ -98,4 +98,4 @@ def quantized_spmm(
     return parse("\n".join(lines) + "\n")
 
 
-__all__ = ["quantized_spmm"]
+__all__ = ["EIGHT_BITS", "quantized_spmm"]

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.errors import ArgumentError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 
 RNG = np.random.default_rng(0)
 A = sp.random_array((40, 60), density=0.2, rng=RNG, format="csr", dtype=np.float32)
@@ -57,3 +57,47 @@ def test_a_dense_operand_on_the_left_and_bound_expressions() -> None:
 def test_precisions_that_do_not_apply_are_refused(call: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         call()
+
+
+Q = sp.csr_array((RNG.integers(-128, 128, A.nnz).astype("int8"), A.indices, A.indptr), A.shape)
+DENSE = RNG.integers(0, 256, (60, 33)).astype("uint8")
+SCALE, BIAS = RNG.random(40, dtype=np.float32), RNG.standard_normal(40).astype("float32")
+
+
+@pytest.mark.parametrize("family", ["csr", "csc", "coo", "SparseTensor", "torch"])
+def test_quantized_products_of_every_class(family: str) -> None:
+    import torch
+
+    if family == "torch":
+        matrix: Any = torch.sparse_csr_tensor(*map(torch.from_numpy, (Q.indptr, Q.indices, Q.data)), Q.shape)
+    else:
+        matrix = sparsetir.SparseTensor.from_any(Q) if family == "SparseTensor" else Q.asformat(family)
+    dense = torch.from_numpy(DENSE) if family == "torch" else DENSE
+    sums = Q.astype(np.int64) @ DENSE.astype(np.int64)
+    result = sparsetir.matmul(matrix, dense, scale=SCALE, zero_point=7, bias=BIAS)
+    assert isinstance(result, torch.Tensor) == (family == "torch")
+    shifted = (sums - 7 * Q.astype(np.int64).sum(axis=1)[:, None]).astype(np.float32)
+    np.testing.assert_allclose(result, shifted * SCALE[:, None] + BIAS[:, None], rtol=1e-5, atol=1e-3)
+    np.testing.assert_array_equal(sparsetir.matmul(matrix, dense, scale=0.5), sums * np.float32(0.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"zero_point": 1}, "expected a scale and no other options"),
+        ({"scale": 1.0, "precision": "bf16x3"}, "expected a scale and no other options"),
+        ({"scale": 1.0, "zero_point": 256}, "zero_point: expected an integer from 0 to 255, got 256"),
+        ({"scale": np.ones(3)}, r"scale: expected a number or 40 of them, got the shape \(3,\)"),
+        ({"scale": 1.0, "bias": "no"}, "bias: expected a number or 40 of them"),
+    ],
+)
+def test_quantized_products_refuse_other_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        sparsetir.matmul(Q, DENSE, **options)
+
+
+def test_quantized_products_take_a_sparse_and_a_dense_matrix_of_eight_bits() -> None:
+    with pytest.raises(ArgumentTypeError, match="B: expected int8 or uint8 with a scale, got float32"):
+        sparsetir.matmul(Q, B, scale=1.0)
+    with pytest.raises(ArgumentError, match="expected a sparse matrix A and a dense matrix B"):
+        sparsetir.matmul(Q, Q, scale=1.0)
