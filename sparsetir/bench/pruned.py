@@ -159,7 +159,7 @@ DTYPES = ("float32", "bfloat16", "int8")
 def products(weight: Tensor, x: Tensor, args: argparse.Namespace) -> dict[str, tuple[float, float]]:
     """Return milliseconds and relative error of products with a weight: torch's dense ones, and our sparse ones."""
     import torch
-    from sparsetir.torch.pruned_layers import LayerProduct, Weight
+    from sparsetir.torch.pruned_layers import LayerProduct, Weight, suits_ranges
 
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
@@ -174,6 +174,8 @@ def products(weight: Tensor, x: Tensor, args: argparse.Namespace) -> dict[str, t
             calls[f"{kind} {dtype}"] = partial(
                 LayerProduct(Weight.from_dense(weight, f"{kind} {dtype}", scale)).rows, x
             )
+    if suits_ranges(weight):
+        calls["ranges float32"] = partial(LayerProduct(Weight.from_dense(weight, "ranges float32")).rows, x)
     expected = x.double() @ weight.double().t()
     errors = {name: float((call().double() - expected).norm() / expected.norm()) for name, call in calls.items()}
     times = side_by_side(calls, args.seconds, time.process_time if args.cpu else time.perf_counter)
@@ -208,13 +210,17 @@ def density_tables(args: argparse.Namespace) -> list[list[list[str]]]:
     columns = [f"{kind} {dtype}" for dtype in DTYPES for kind in ("dense", "sparse")]
     times = [["blocks", "density", *columns, *(f"error {dtype}" for dtype in DTYPES)]]
     meeting = [["blocks", *(f"sparse {dtype} = dense {dtype}" for dtype in DTYPES), "best sparse = best dense"]]
+
+    def note(name: str, density: float, result: dict[str, tuple[float, float]]) -> None:
+        cells = [f"{result[column][0]:.2f}" for column in columns]
+        errors = [f"{result[f'sparse {dtype}'][1]:.0e}" for dtype in DTYPES]
+        times.append([name, f"{density:.0%}", *cells, *errors])
+
     with torch.no_grad():
         for name, shape in SHAPES.items():
             results = [products(weight * in_blocks(weight, *shape, density), x, args) for density in densities]
             for density, result in zip(densities, results, strict=True):
-                cells = [f"{result[column][0]:.2f}" for column in columns]
-                errors = [f"{result[f'sparse {dtype}'][1]:.0e}" for dtype in DTYPES]
-                times.append([name, f"{density:.0%}", *cells, *errors])
+                note(name, density, result)
             row = [name]
             for dtypes in (*((dtype,) for dtype in DTYPES), DTYPES):
                 least = [
@@ -223,6 +229,7 @@ def density_tables(args: argparse.Namespace) -> list[list[list[str]]]:
                 ]
                 row.append(break_even(densities, *least))
             meeting.append(row)
+        note("2:4", 0.5, products(weight * two_of_four(weight), x, args))
     return [times, meeting]
 
 

@@ -10,6 +10,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.ir.halves import by_three_products, check_precision
 from sparsetir.ops.memo import memoize_program
 from sparsetir.ops.quantized import quantized_spmm
+from sparsetir.ops.ranges import pack_ranges, range_spmm
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
 from sparsetir.utils.arguments import shown
 
@@ -526,7 +527,9 @@ __all__ = [
     "maximum",
     "mttkrp",
     "multiply",
+    "pack_ranges",
     "quantized_spmm",
+    "range_spmm",
     "rap",
     "scaled_add",
     "sddmm",

@@ -398,7 +398,9 @@ PRECISION: dict[Any, float] = {
     **{torch.float64: 3, torch.float32: 2, IN_PARTS: 1.5},
     **{torch.float16: 1, torch.bfloat16: 1, torch.int8: 0},
 }
-SPARSE = ("rows", "columns")
+SPARSE = ("rows", "columns", "ranges")
+RANGE = 64  # Columns of a range, and rows of inputs that are multiplied at once.
+MOST_PADDING = 1.1  # Slots of ranges for an entry.
 INT8_MAX, UINT8_MAX = 127, 255
 MIDDLE = 128  # The zero point of inputs of both signs.
 
@@ -441,6 +443,19 @@ def ways(weight: torch.dtype, lowest: torch.dtype | str | None) -> list[str]:
     if weight is torch.float32 and least <= PRECISION[IN_PARTS] and has_bfloat16_unit():
         sparse.append(f"columns {IN_PARTS}")
     return [*dense, *sparse]
+
+
+def suits_ranges(weight: Tensor) -> bool:
+    """Return whether the nonzeros of a weight are as many in each range of columns of each row, as those of 2:4."""
+    if weight.dtype is not torch.float32 or not weight.numel() or weight.shape[1] % RANGE:
+        return False
+    counts = (weight != 0).view(len(weight), -1, RANGE).sum(dim=2)
+    return int(counts.max()) * counts.numel() <= MOST_PADDING * int(counts.sum())
+
+
+@cache
+def _range_kernel(count: int) -> Any:
+    return build(ops.range_spmm(count, RANGE), expected_calls=CALLS)
 
 
 @cache
@@ -547,6 +562,10 @@ class LayerProduct:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
             matrix = torch.sparse_csr_tensor(crow, col, weight.values, weight.shape, check_invariants=True)
+        if self.kind == "ranges":
+            values, places = ops.pack_ranges(weight.to_dense(self.dtype).numpy(), RANGE)
+            kernel = _range_kernel(values.shape[2])
+            return kernel.bind(A=torch.from_numpy(values), X=torch.from_numpy(places))
         options: dict[str, Any] = {}
         if weight.scales is not None:
             zero_point = torch.tensor([weight.input_zero], dtype=torch.int32)
@@ -561,6 +580,10 @@ class LayerProduct:
         operand = self._operand(x)
         if self.kind == "dense":
             y = self._dense(operand)
+        elif self.kind == "ranges":
+            y = x.new_empty(len(x), outputs)
+            for part, result in zip(operand.split(RANGE), y.split(RANGE), strict=True):
+                result.copy_(self._bound(B=part.t().contiguous().view(-1, RANGE, len(part))).t())
         elif self.kind == "columns":
             y = self._bound(B=operand.t().contiguous()).t().contiguous()
         else:
@@ -573,12 +596,17 @@ class LayerProduct:
         outputs = self.weight.shape[0]
         if self.is_empty or not x.numel():
             return x.new_zeros(images, outputs, length)
-        if self.kind != "columns":
+        if self.kind not in ("columns", "ranges"):
             rows = self.rows(x.transpose(1, 2).reshape(images * length, inputs))
             return rows.view(images, length, outputs).transpose(1, 2).contiguous()
         operand = self._operand(x)
         flat = operand[0] if images == 1 else operand.transpose(0, 1).reshape(inputs, images * length)
-        y = self._bound(B=flat.contiguous()).to(x.dtype)
+        if self.kind == "ranges":
+            y = x.new_empty(outputs, flat.shape[1])
+            for part, result in zip(flat.split(RANGE, dim=1), y.split(RANGE, dim=1), strict=True):
+                result.copy_(self._bound(B=part.contiguous().view(-1, RANGE, part.shape[1])))
+        else:
+            y = self._bound(B=flat.contiguous()).to(x.dtype)
         return y[None] if images == 1 else y.view(outputs, images, length).transpose(0, 1).contiguous()
 
     def _operand(self, x: Tensor) -> Tensor:
@@ -675,5 +703,6 @@ __all__ = [
     "dtype_name",
     "matrix_of",
     "product_of",
+    "suits_ranges",
     "ways",
 ]

@@ -35,6 +35,7 @@ from sparsetir.torch.pruned_layers import (
     Weight,
     dtype_name,
     matrix_of,
+    suits_ranges,
     ways,
 )
 from sparsetir.utils.arguments import as_seconds, shown
@@ -580,6 +581,8 @@ def decide(layer: Any, inputs: Inputs, options: SparsifyOptions) -> Decision:
     if x is None:
         x = torch.randn(options.rows, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
     first, *others = ways(weight.dtype, options.lowest)
+    if suits_ranges(weight):
+        others.append("ranges float32")
     if nonzeros > MOST_DENSE * size:
         others = [way for way in others if way.split()[0] not in SPARSE]
     if not others:

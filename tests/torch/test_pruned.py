@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize, prune
 import sparsetir.torch as st
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
-from sparsetir.torch.pruned_layers import INT8_MAX, ways
+from sparsetir.torch.pruned_layers import INT8_MAX, suits_ranges, ways
 from sparsetir.torch.sparsify import TOLERANCES, Inputs, SparsifyOptions, decide, made
 from torch import Tensor, nn
 
@@ -366,6 +366,38 @@ def test_three_products_are_a_way_where_the_processor_has_units(monkeypatch: pyt
     error = torch.linalg.vector_norm(changed(x) - expected) / torch.linalg.vector_norm(expected)
     assert 1e-7 < float(error) < 1e-5
     assert torch.equal(pickle.loads(pickle.dumps(changed))(x), changed(x))
+
+
+def two_of_four(layer: Any, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        groups = layer.weight.flatten(1).abs().view(len(layer.weight), -1, 4)
+        mask = torch.zeros_like(groups).scatter_(2, groups.topk(2, dim=2).indices, 1)
+        layer.weight *= mask.view_as(layer.weight)
+    return layer.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [0, 1, 64, 70])
+def test_two_of_four_weights_are_multiplied_by_ranges(rows: int) -> None:
+    layer, x = two_of_four(nn.Linear(128, 96)), torch.randn(rows, 128)
+    assert suits_ranges(layer.weight)
+    assert not suits_ranges(masked(nn.Linear(128, 96)).weight)
+    assert not suits_ranges(two_of_four(nn.Linear(100, 96)).weight)  # no whole number of ranges
+    assert close(made(layer, "ranges float32")(x), layer(x), "ranges float32")
+
+
+@torch.no_grad()
+def test_convolutions_and_decisions_with_ranges(take: Any) -> None:
+    layer, x = two_of_four(nn.Conv2d(64, 70, 1)), torch.randn(2, 64, 5, 9)
+    assert close(made(layer, "ranges float32")(x), layer(x), "ranges float32")
+    take("ranges float32")
+    linear, rows = two_of_four(nn.Linear(128, 96)), torch.randn(5, 128)
+    expected, report = linear(rows), st.SparsifyReport()
+    changed = st.sparsify_(linear, decide="measure", report=report, **QUICK)
+    assert changed.way == "ranges float32"
+    assert report[0].is_sparse
+    assert close(pickle.loads(pickle.dumps(changed))(rows), expected, "ranges float32")
 
 
 def test_values_that_are_not_finite_stay_dense() -> None:

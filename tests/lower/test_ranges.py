@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with the entries of ranges of columns, such as 2:4: packing, numbers, degenerate matrices, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparsetir import build, ops
+from sparsetir.errors import ArgumentError
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("width", "density"), [(4, 0.5), (16, 0.2), (64, 0.5), (8, 0.0), (8, 1.0)])
+def test_products_of_packed_matrices_are_those_of_numpy(width: int, density: float, dtype: str) -> None:
+    rng = np.random.default_rng(width)
+    for m, ranges, feat in ((5, 3, 7), (1, 1, 1), (9, 2, 64)):
+        n = ranges * width
+        matrix = np.where(rng.random((m, n)) < density, rng.integers(-9, 9, (m, n)), 0).astype(dtype)
+        dense = rng.integers(-9, 9, (n, feat)).astype(dtype)
+        values, places = ops.pack_ranges(matrix, width)
+        kernel = build(ops.range_spmm(values.shape[2], width, dtype=dtype))
+        result = kernel(A=values, X=places, B=dense.reshape(ranges, width, feat))
+        np.testing.assert_array_equal(result, matrix @ dense)
+
+
+def test_slots_are_as_many_as_the_fullest_range_of_a_row_has() -> None:
+    matrix = np.zeros((2, 8), "float32")
+    matrix[0, [1, 2, 6]], matrix[1, 7] = [1, 2, 3], 4
+    values, places = ops.pack_ranges(matrix, 4)
+    assert values.tolist() == [[[1, 2], [0, 0]], [[3, 0], [4, 0]]]
+    assert places[0, 0].tolist() == [1, 2]
+    assert places[1, :, 0].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.range_spmm(65), "count: expected an integer from 1 to 64, got 65"),
+        (lambda: ops.range_spmm(2, 48), "width: expected a power of two up to 256, got 48"),
+        (lambda: ops.range_spmm(2, 512), "width: expected an integer from 1 to 256, got 512"),
+        (lambda: ops.pack_ranges(np.ones((3, 10))), "matrix: expected a matrix with a multiple of 64 columns"),
+        (lambda: ops.pack_ranges([1, 2]), "matrix: expected a matrix with a multiple of 64 columns, got list"),
+    ],
+)
+def test_other_sizes_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()
