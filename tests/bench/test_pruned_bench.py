@@ -45,7 +45,11 @@ def test_tables_by_density(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     pruned.main([*sizes, "--densities", "0.25,0.5"])
     tables = capsys.readouterr().out.split("\n\n")
     times, meeting = ([line.split("|")[1:-1] for line in table.splitlines()] for table in tables)
-    assert [[cell.strip() for cell in row[:2]] for row in times[2:]] == [["16x1", "25%"], ["16x1", "50%"]]
+    assert [[cell.strip() for cell in row[:2]] for row in times[2:]] == [
+        ["16x1", "25%"],
+        ["16x1", "50%"],
+        ["2:4", "50%"],
+    ]
     assert all(float(cell) > 0 for row in times[2:] for cell in row[2:8])
     assert float(times[2][8]) < 1e-6
     assert float(times[2][10]) < 0.1
