@@ -347,9 +347,10 @@ def logsumexp(tensor: SparseTensor, axis: Axis) -> Any:
         return np.asarray(np.log(powers + absent) + shift).astype(dtype)[()]
 
 
-def _reduced(tensor: SparseTensor, kept: str) -> int:
-    """Return how many elements are reduced to each element of a result."""
-    return math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
+def _reduced(tensor: SparseTensor, kept: str) -> int | float:
+    """Return how many elements are reduced to each element of a result; a float where int64 cannot hold it."""
+    count = math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
+    return count if count < 2**63 else float(count)
 
 
 # ------------------------------------------------------------------ truth, places and norms

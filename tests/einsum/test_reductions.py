@@ -136,3 +136,18 @@ def test_reductions_of_nothing() -> None:
 def test_refusals(action: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         action(SparseTensor.from_dense(np.array([[0, 1.0], [2.0, 0]])))
+
+
+@pytest.mark.parametrize("shape", [(10**12, 3 * 10**11), (2**62, 1), (2**62, 2), (10**9, 3)])
+def test_reductions_of_more_elements_than_64_bits_count(shape: tuple[int, int]) -> None:
+    m, n = shape
+    values = np.array([1.0, -2.0, 4.0])
+    S = SparseTensor.from_coo(np.array([[0, 5, m - 1], [0, n - 1, 0]]), values, shape)
+    count = m * n
+    mean = 3 / count
+    assert S.sum() == 3.0
+    np.testing.assert_allclose(S.mean(), mean)
+    np.testing.assert_allclose(S.var(), 21 / count - mean**2)
+    np.testing.assert_allclose(S.std(ddof=1), np.sqrt(21 / count))
+    np.testing.assert_allclose(S.logsumexp(), np.log(float(count)), rtol=1e-6)
+    assert (S.max(), S.min(), bool(S.any()), bool(S.all())) == (4.0, -2.0, True, False)
