@@ -62,7 +62,8 @@ def _comparison(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
     return comparison
 
 
-SCIPY_SPARSE = str(Path(sp.__file__).parent)
+# scipy's own files, and the methods that `sparsetir.scipy.accelerate` puts between them.
+METHODS_OF_SCIPY = (str(Path(sp.__file__).parent), str(Path(__file__).parents[1] / "scipy"))
 # scipy's operators that leave the operation to the other operand where numpy makes an object of it.
 OPERATORS_OF_SCIPY = frozenset(
     f"__{name}__" for name in ("matmul", "rmatmul", "mul", "rmul", "truediv", "eq", "ne", "lt", "le", "gt", "ge")
@@ -71,7 +72,7 @@ OPERATORS_OF_SCIPY = frozenset(
 
 def _is_operator_of_scipy(frame: Any) -> bool:
     """Return whether scipy asks for an array in an operator, which can leave the operation to the other operand."""
-    while frame is not None and frame.f_code.co_filename.startswith(SCIPY_SPARSE):
+    while frame is not None and frame.f_code.co_filename.startswith(METHODS_OF_SCIPY):
         if frame.f_code.co_name in OPERATORS_OF_SCIPY:
             return True
         frame = frame.f_back

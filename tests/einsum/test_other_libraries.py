@@ -17,6 +17,7 @@ import sparsetir
 import torch
 from sparsetir import SparseTensor
 from sparsetir.errors import ArgumentTypeError
+from sparsetir.scipy import accelerate
 
 FORMATS = ("bsr", "coo", "csc", "csr", "dia", "dok", "lil")
 
@@ -62,6 +63,20 @@ def test_operators_after_a_matrix_of_scipy(kind: str, shape: tuple[int, int]) ->
     with pytest.raises(ArgumentTypeError, match=r"to_scipy\(copy=False\)"):
         M.multiply(S)  # which returns no answer to the other operand
     assert dense(S.multiply(M)).tolist() == (left * right).tolist()
+
+
+@pytest.mark.parametrize("kind", ["csr_array", "csr_matrix", "csc_array", "csc_matrix"])
+def test_operators_under_accelerate(kind: str) -> None:
+    left, right = sample((4, 4), 0), sample((4, 4), 1)
+    M, S = getattr(sp, kind)(left), SparseTensor.from_dense(right)
+    product = operator.matmul if kind.endswith("matrix") else operator.mul
+    with accelerate(min_entries=1):
+        results = M @ S, M * S, M + S, M - S, M < S
+        with pytest.raises(ArgumentTypeError, match=r"to_scipy\(copy=False\)"):
+            M.multiply(S)
+    expected = left @ right, product(left, right), left + right, left - right, left < right
+    for found, wanted in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(dense(found), wanted)
 
 
 @pytest.mark.parametrize("name", FORMATS)
