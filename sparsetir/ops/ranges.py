@@ -17,7 +17,7 @@ MAX_WIDTH = 256  # Places in a range have 8 bits.
 
 
 @memoize_program
-def range_spmm(count: int, width: int = 64, *, dtype: str = "float32") -> tirx.PrimFunc:
+def range_spmm(count: int = 32, width: int = 64, *, dtype: str = "float32") -> tirx.PrimFunc:
     """Sparse times dense matrix, range by range of columns: ``C[i, k] = sum_rs A[r, i, s] * B[r, X[r, i, s], k]``.
 
     Parameters

@@ -140,6 +140,7 @@ def cases() -> dict[str, Case]:
         "rap": (sparsetir.rap, {"R": matrix(), "A": matrix(), "P": matrix()}),
         "read": (sparsetir.read, {"path": "missing.mtx"}),
         "relu": (sparsetir.relu, {"value": matrix()}),
+        "ops.pack_ranges": (ops.pack_ranges, {"matrix": np.ones((2, 64), "float32"), "width": 64}),
         "script": (sparsetir.script, {"func": ops.spmv()}),
         "set_num_threads": (sparsetir.set_num_threads, {"count": 1}),
         "softmax": (sparsetir.softmax, {"value": matrix()}),
