@@ -31,7 +31,7 @@ TURNS = 8  # in which each slow test stands once
 # Seconds of a case of the tests that have several, as `--record-seconds` wrote them; the cases of a test that take no
 # longer than that together are all in a turn.
 SECONDS = Path(__file__).with_name("seconds.json")
-TURN_SECONDS = 0.2
+TURN_SECONDS = 0.1
 NEAR_FRAMES = 4  # which tell TVM whether a function stands in a class
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
