@@ -264,7 +264,7 @@ def matmul(left: Any, right: Any, precision: str | None = None) -> Any:
 
 def _matmul(left: Any, right: Any, precision: str | None = None) -> Any:
     if not (is_operand(left) and is_operand(right)) or is_number(left) or is_number(right):
-        return NotImplemented
+        return _undefined("@", left, right)
     left, right = (v if is_sparse(v) or is_torch(v) else array_of_numbers(v, "an operand of @") for v in (left, right))
     a, b = len(left.shape), len(right.shape)
     if not a or not b:
@@ -301,6 +301,15 @@ def _dense_product(text: str, left: Any, right: Any) -> Any:
     return product
 
 
+def _undefined(sign: str, left: Any, right: Any) -> Any:
+    """Leave an operation to the other operand; raise for linear operators, which take a tensor for an object array."""
+    for value in (left, right):
+        if not is_operand(value) and hasattr(value, "matvec"):
+            fault = f"{sign}: expected an array or a sparse matrix, got {type(value).__name__}."
+            raise ArgumentTypeError(f"{fault} Compose operators: wrap the tensor with sparsetir.linear_operator.")
+    return NotImplemented
+
+
 def _compressed(value: Any) -> Any:
     if not isinstance(value, SparseTensor):
         return value
@@ -311,7 +320,7 @@ def _compressed(value: Any) -> Any:
 def multiply(left: Any, right: Any) -> Any:
     """Compute ``left * right`` elementwise; an entry is stored where both store one."""
     if not (is_operand(left) and is_operand(right)):
-        return NotImplemented
+        return _undefined("*", left, right)
     tensor, factor = (left, right) if isinstance(left, SparseTensor) else (right, left)
     if is_number(factor):
         if not isinstance(factor, int) and not np.isfinite(_met(factor, tensor.dtype)):

@@ -160,6 +160,9 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if len(sch.get_consumers(block)) > 1 and collect(sch.get(block).body, ir.Call):
             # A block with calls, such as exp, and several consumers would be computed repeatedly if inlined.
             continue
+        if not _reads_anything(sch.get(block)):
+            # TVM folds a division by an inlined 0, and ends the process with the error of that.
+            continue
         try:
             sch.compute_inline(block)
         except (s_tir.ScheduleError, InternalError):
@@ -172,6 +175,12 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
             continue
         sch = trial
     return in_arithmetic(sch.mod["main"]).with_attr("tirx.is_scheduled", True)
+
+
+def _reads_anything(block: s_tir.SBlock) -> bool:
+    """Return whether some value that a block stores is no constant."""
+    stores = collect(block.body, tirx.BufferStore)
+    return any(collect(store.value, ir.TensorLoad) or collect(store.value, ir.Var) for store in stores)
 
 
 def _blocks(sch: s_tir.Schedule) -> list[Any]:

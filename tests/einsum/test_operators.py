@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -573,3 +574,11 @@ def test_text_is_refused_by_every_operation(make: Callable[..., Any]) -> None:
     for n, call in enumerate(calls):
         with on(n), pytest.raises(sparsetir.errors.ArgumentTypeError, match=r"numbers|takes values of|expressions are"):
             call()
+
+
+@pytest.mark.parametrize("combine", [operator.mul, operator.matmul])
+def test_linear_operators_are_refused(combine: Any) -> None:
+    """They would take a tensor for an array of objects."""
+    tensor = sparsetir.SparseTensor.from_any(sp.csr_array(np.eye(3)))
+    with pytest.raises(ArgumentTypeError, match="linear_operator"):
+        combine(tensor, linalg.aslinearoperator(np.eye(3)))

@@ -296,3 +296,10 @@ def test_zeros_keep_the_signs_that_numpy_gives_them(name: str) -> None:
     result = sparsetir.compute(SIGNED[name](sparsetir.lazy(numbers)))
     np.testing.assert_array_equal(result, wanted)
     assert np.signbit(result[wanted == 0]).tolist() == np.signbit(wanted[wanted == 0]).tolist()
+
+
+def test_divisions_by_a_product_of_nothing() -> None:
+    """TVM folds a division by a constant zero that is inlined, and ends the process."""
+    nothing = sparsetir.lazy(np.zeros((4, 0), "float32")) @ sparsetir.lazy(np.zeros(0, "float32"))
+    with np.errstate(divide="ignore"):
+        np.testing.assert_array_equal(sparsetir.compute(3.0 / nothing), np.full(4, np.inf, "float32"))

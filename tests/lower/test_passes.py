@@ -1176,3 +1176,25 @@ def attached(y: T.handle, s: T.handle, iw: T.handle, pj: T.handle, ij: T.handle,
             want[w, places[w]] = y[w]
         kernel(Y=y, S=s, nj=len(places), **arrays)
         np.testing.assert_array_equal(s, want)
+
+
+def test_reductions_leave_elements_alone_whose_own_coordinate_is_absent() -> None:
+    """The coordinate of the only entry lies outside of its axis, and so would the element that it names."""
+    func = sparsetir.parse("""
+@T.prim_func
+def scaled(g: T.handle, h: T.handle, iu: T.handle, n: T.int64):
+    U = T.singleton(None, n, iu, "int64", sorted=False)
+    D = T.dense_fixed(n, "int64")
+    G = T.match_sparse_buffer(g, (D,), "float32")
+    H = T.match_sparse_buffer(h, (D,), "float32")
+    with T.sp_iter([U], "R", "work") as [u]:
+        G[u] = G[u] * H[u]
+""")
+    kernel = sparsetir.build(func)
+    for place, size in [(1, 1), (5, 3), (2, 3), (0, 1)]:
+        g, h = fenced(np.full(size, 2, np.float32)), fenced(np.full(size, 3, np.float32))
+        with sparsetir.unchecked():
+            kernel(G=g, H=h, iu=fenced(np.array([place])), n=size)
+        want = np.full(size, 2, np.float32)
+        want[place : place + 1] = 6
+        np.testing.assert_array_equal(g, want)

@@ -273,6 +273,11 @@ def where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> t
         return body
     if not is_reduction or not isinstance(body, tirx.BufferStore):
         return tirx.IfThenElse(conjunction(present), body, None)
+    # An element whose subscripts are the coordinates in question does not exist where these are absent.
+    places = [load for index in body.indices for load in collect(index, ir.TensorLoad)]
+    of_element = [c for c in present if any(same(x, y) for x in collect(c, ir.TensorLoad) for y in places)]
+    if of_element:
+        return tirx.IfThenElse(conjunction(present), body, None)
     old, update = tirx.BufferLoad(body.buffer, body.indices), Update.of(body)
     if update is not None:
         term = guarded(present, update.term, tirx.const(0, str(update.term.ty.dtype)))
