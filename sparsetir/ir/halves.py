@@ -32,8 +32,8 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ArgumentError
-from sparsetir.ir.nodes import make_iteration, make_scratch, names_in
-from sparsetir.ir.rewriting import all_same, collect, seq
+from sparsetir.ir.nodes import fresh_name, make_iteration, make_scratch, names_in
+from sparsetir.ir.rewriting import all_same, collect, seq, sequence, substitute
 from sparsetir.ir.views import SPARSE_ITER, Axis, Entry, SparseBuffer, SpIter, decode
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.utils.arguments import shown
@@ -98,8 +98,11 @@ def by_three_products(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 statements += made
         return seq(*statements, *_sums(product, split))
 
-    body = structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
-    return tirx.PrimFunc(func.params, _flat(body), func.ret_type, func.attrs)
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        return sequence(*map(mutator.mutate, node.seq))  # so that declarations reach what follows them
+
+    body = structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize), (tirx.SeqStmt, on_seq)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
 def _is_written(iteration: SpIter, buffer: SparseBuffer) -> bool:
@@ -124,19 +127,10 @@ def _product(iteration: SpIter, buffers: dict[Var, SparseBuffer], written: set[i
     return _HalvedProduct(iteration, store, factors) if is_sum else None
 
 
-def _fresh(base: str, names: set[str]) -> str:
-    name, k = base, 0
-    while name in names:
-        k += 1
-        name = f"{base}_{k}"
-    names.add(name)
-    return name
-
-
 def _split(buffer: SparseBuffer, names: set[str]) -> tuple[tuple[Var, Var], list[tirx.Stmt]]:
     """Return buffers for the halves of a buffer's elements, and the statements that fill them."""
-    high, high_made = make_scratch(_fresh(f"{buffer.name}_high", names), buffer.axes, HALF, HALF_BYTES)
-    low, low_made = make_scratch(_fresh(f"{buffer.name}_low", names), buffer.axes, HALF, HALF_BYTES)
+    high, high_made = make_scratch(fresh_name(f"{buffer.name}_high", names), buffer.axes, HALF, HALF_BYTES)
+    low, low_made = make_scratch(fresh_name(f"{buffer.name}_low", names), buffer.axes, HALF, HALF_BYTES)
     order = sorted(dict.fromkeys(buffer.axes), key=lambda axis: _rank(axis, buffer))
     variables = {axis: Var(axis.name.lower(), ir.PrimType(axis.idtype)) for axis in order}
     at = [variables[axis] for axis in buffer.axes]
@@ -144,7 +138,7 @@ def _split(buffer: SparseBuffer, names: set[str]) -> tuple[tuple[Var, Var], list
     rest = element - tirx.Cast(WHOLE, tirx.BufferLoad(high, at))
     body = seq(tirx.BufferStore(high, tirx.Cast(HALF, element), at), tirx.BufferStore(low, tirx.Cast(HALF, rest), at))
     entries = [Entry((axis,), (variables[axis],), "S") for axis in order]
-    iteration = make_iteration(_fresh(f"split_{buffer.name}", names), entries, body)
+    iteration = make_iteration(fresh_name(f"split_{buffer.name}", names), entries, body)
     return (high, low), [*high_made, *low_made, iteration]
 
 
@@ -164,38 +158,20 @@ def _sums(product: _HalvedProduct, split: dict[Var, tuple[Var, Var]]) -> list[ti
         halves = []
         for factor, part in zip(product.factors, parts, strict=True):
             half = split[factor.source][part == "low"]
-            halves.append(tirx.Cast(WHOLE, tirx.BufferLoad(half, _renamed(factor.indices, variables))))
-        at = _renamed(product.store.indices, variables)
+            halves.append(tirx.Cast(WHOLE, tirx.BufferLoad(half, [substitute(i, variables) for i in factor.indices])))
+        at = [substitute(i, variables) for i in product.store.indices]
         before = tirx.BufferLoad(product.store.buffer, at)
         body = tirx.BufferStore(product.store.buffer, before + halves[0] * halves[1], at)
-        init = _renamed([block.init], variables)[0] if block.init is not None and not sums else None
+        init = substitute(block.init, variables) if block.init is not None and not sums else None
         entries = [_with_vars(entry, variables) for entry in iteration.entries]
         name = f"{iteration.name}_{'_'.join(parts)}"
         sums.append(make_iteration(name, entries, body, init=init, notes=notes))
     return sums
 
 
-def _renamed(nodes: Any, variables: dict[Var, Var]) -> list[Any]:
-    on_var = lambda v, mutator: variables.get(v, v)  # noqa: E731
-    return [structural_mutate(node, [(Var, on_var)]) for node in nodes]
-
-
 def _with_vars(entry: Entry, variables: dict[Var, Var]) -> Entry:
     new = tuple(variables[v] for v in entry.vars)
     return Entry(entry.axes, new, entry.kinds, entry.attached_to, entry.merge, entry.hosts)
-
-
-def _flat(body: tirx.Stmt) -> tirx.Stmt:
-    """Return a body without sequences inside of sequences, so that declarations reach what follows them."""
-
-    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-        statements: list[tirx.Stmt] = []
-        for stmt in node.seq:
-            inner = mutator.mutate(stmt)
-            statements += inner.seq if isinstance(inner, tirx.SeqStmt) else [inner]
-        return seq(*statements)
-
-    return structural_mutate(body, [(tirx.SeqStmt, on_seq)])
 
 
 def check_precision(precision: Any, dtype: str) -> bool:

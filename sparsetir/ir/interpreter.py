@@ -18,6 +18,7 @@ from tvm.ir import Call, Op, Var
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.effects import Both, Coordinates, StoredCoordinates, operand_coordinates
+from sparsetir.ir.nodes import REDUCE
 from sparsetir.ir.rewriting import ABSORBING, all_same
 from sparsetir.ir.views import INIT, STORED, Axis, Entry, Program, SparseBuffer, SpIter, decode, is_sp_iter
 from sparsetir.ir.visitor import structural_walk
@@ -230,8 +231,6 @@ class AssembledResult:
 # nothing shared with the lowering. Arithmetic is numpy's in the dtype of each node, so a float16 sum is rounded at
 # every step where a kernel may keep it in float32.
 
-
-_REDUCE = 2
 
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     tirx.Add: operator.add,
@@ -545,7 +544,7 @@ class _Machine:
         block = node.block
         for var, value in zip(block.iter_vars, node.iter_values, strict=True):
             self.values[var.var] = self.eval(value)
-        reduced = [v for v in block.iter_vars if v.iter_type == _REDUCE]
+        reduced = [v for v in block.iter_vars if v.iter_type == REDUCE]
         first = all(self.values[v.var] == self.eval(v.dom.min) for v in reduced)
         self.execute(block, block.init if first else None, block.body)
 

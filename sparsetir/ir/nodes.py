@@ -13,7 +13,7 @@ from sparsetir.ir import dialect
 from sparsetir.ir.views import SPARSE_ITER, Axis, Entry, SparseBuffer, const
 from sparsetir.ir.visitor import structural_walk
 
-REDUCE = 2
+SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
 
 def _target(entry: Entry) -> ir.Expr:
@@ -44,7 +44,7 @@ def make_iteration(
         target = _target(entry)
         for n, (axis, var, kind) in enumerate(zip(entry.domains, entry.vars, entry.kinds, strict=True)):
             domain = ir.Range(const(0, str(axis.length.ty.dtype)), axis.length)
-            iter_vars.append(tirx.IterVar(domain, var, REDUCE if kind == "R" else 0))
+            iter_vars.append(tirx.IterVar(domain, var, REDUCE if kind == "R" else SPATIAL))
             values.append(dialect.call("coord", [target, n], axis.idtype))
     annotations = {SPARSE_ITER: kinds, **(notes or {})}
     block = s_tir.SBlock(iter_vars, [], [], name, body, init, list(allocated), annotations=annotations)
@@ -80,4 +80,14 @@ def names_in(func: tirx.PrimFunc) -> set[str]:
     return names
 
 
-__all__ = ["REDUCE", "make_iteration", "make_scratch", "names_in"]
+def fresh_name(base: str, names: set[str]) -> str:
+    """Return a name that is not among others, and add it to them."""
+    name, k = base, 0
+    while name in names:
+        k += 1
+        name = f"{base}_{k}"
+    names.add(name)
+    return name
+
+
+__all__ = ["REDUCE", "SPATIAL", "fresh_name", "make_iteration", "make_scratch", "names_in"]

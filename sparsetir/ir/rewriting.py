@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,6 +153,21 @@ def renewed(node: Any) -> Any:
 def seq(*stmts: tirx.Stmt) -> tirx.Stmt:
     """Join statements to one."""
     return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
+
+
+def sequence(*stmts: tirx.Stmt) -> tirx.Stmt:
+    """Join statements to one, without nested sequences."""
+    flat = list(flattened(stmts))
+    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
+
+
+def flattened(stmts: Iterable[tirx.Stmt]) -> Iterable[tirx.Stmt]:
+    """Return the statements in order, sequences opened."""
+    for stmt in stmts:
+        if isinstance(stmt, tirx.SeqStmt):
+            yield from flattened(stmt.seq)
+        else:
+            yield stmt
 
 
 LONG = "int64"

@@ -153,7 +153,7 @@ class Axis:
 
     @cached_property
     def has_tables(self) -> bool:
-        """Whether the extents or offsets of fibers are read from arrays, which may hold anything."""
+        """True if the extents or offsets of fibers are read from arrays, whose contents are not validated."""
         hits: list[Any] = []
         for rule in (self.extent_rule, self.offset_rule):
             if rule is not None:

@@ -266,7 +266,10 @@ class Kernel(Saved):
         """
         args = self.prepare(arguments)
         ready = argument_list(self.signature, args)
-        return measure(lambda: self.function(*ready), seconds=seconds)
+        try:
+            return measure(lambda: self.function(*ready), seconds=seconds)
+        except RuntimeError as error:
+            raise_of_memory(error, self.name)
 
     # ------------------------------------------------------------------ looking inside
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,8 +13,8 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import dialect
-from sparsetir.ir.nodes import make_iteration, names_in
-from sparsetir.ir.rewriting import mentions
+from sparsetir.ir.nodes import fresh_name, make_iteration, names_in
+from sparsetir.ir.rewriting import flattened, mentions, sequence
 from sparsetir.ir.rules import IterationScope, facts_of
 from sparsetir.ir.views import (
     INDEPENDENT,
@@ -121,21 +121,6 @@ def new_var(name: str, axis: Axis) -> Var:
     return Var(name, ir.PrimType(axis.idtype))
 
 
-def sequence(*stmts: tirx.Stmt) -> tirx.Stmt:
-    """Join statements to one, without nested sequences."""
-    flat = list(flattened(stmts))
-    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
-
-
-def flattened(stmts: Iterable[tirx.Stmt]) -> Iterable[tirx.Stmt]:
-    """Return the statements in order, sequences opened."""
-    for stmt in stmts:
-        if isinstance(stmt, tirx.SeqStmt):
-            yield from flattened(stmt.seq)
-        else:
-            yield stmt
-
-
 def statements(node: tirx.Stmt | None) -> list[tirx.Stmt]:
     """Return the statements of a body; none if there is none."""
     return [] if node is None else list(flattened([node]))
@@ -228,12 +213,7 @@ class Editor:
 
     def fresh(self, base: str) -> str:
         """Return an unused name."""
-        name, k = base, 0
-        while name in self.names:
-            k += 1
-            name = f"{base}_{k}"
-        self.names.add(name)
-        return name
+        return fresh_name(base, self.names)
 
     def axis(self, name: str, kind: str, operands: list[Any], *, after: Axis) -> Axis:
         """Declare a new axis right after another one, with the index dtype of `after`."""

@@ -11,7 +11,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir.rewriting import collect, mentions, same, substitute
+from sparsetir.ir.rewriting import collect, mentions, same, sequence, substitute
 from sparsetir.ir.rules import SEARCHES, IterationScope, fuse_fault, loads, searched_axes, stores
 from sparsetir.ir.views import INDEPENDENT, INIT, SEARCH, SPARSE_ITER, Axis, Entry, SpIter, cast, const, label
 from sparsetir.ir.visitor import structural_walk
@@ -38,7 +38,6 @@ from sparsetir.transform.editing import (
     refuse_repeated,
     rehost,
     rehost_nested,
-    sequence,
     single_entry,
     visits_stored,
     without_promise,

@@ -13,7 +13,7 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import dialect
-from sparsetir.ir.rewriting import collect, mentions, substitute
+from sparsetir.ir.rewriting import collect, mentions, sequence, substitute
 from sparsetir.ir.rules import Access, IterationScope, loads, stores
 from sparsetir.ir.views import INIT, Axis, Entry, SparseBuffer, SpIter, cast, const, label, substitute_args
 from sparsetir.ir.visitor import structural_mutate
@@ -37,7 +37,6 @@ from sparsetir.transform.editing import (
     rebuilt,
     refuse_grandparent,
     refuse_repeated,
-    sequence,
     single_entry,
     statements,
     visits_stored,

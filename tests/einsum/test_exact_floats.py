@@ -406,3 +406,10 @@ def products_then_sums(text: str, arrays: list[np.ndarray]) -> np.ndarray:
                 product = product * array[tuple(at[c] for c in term)]
             total[tuple(at[c] for c in output)] += product
     return total
+
+
+def test_numpy_contracts_no_empty_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its einsum reads an element of an array that has none."""
+    monkeypatch.setattr(np, "einsum", lambda *_operands, **_options: pytest.fail("numpy was asked"))
+    assert sparsetir.einsum("j,jki->ji", np.ones(4, np.int32), np.ones((4, 1, 0), np.int32)).shape == (4, 0)
+    np.testing.assert_array_equal(sparsetir.einsum("jk,k->j", np.ones((3, 0)), np.ones(0)), np.zeros(3))

@@ -15,6 +15,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
+from sparsetir.ir.nodes import REDUCE
 from sparsetir.ir.rewriting import collect, factors, mentions, product
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate
@@ -386,9 +387,6 @@ def CheckScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 #         with T.sblock("spmm_init"):
 #             vk = T.axis.spatial(feat, j_k % feat)
 #             c[vi, vk] = 0                              # nothing for an empty row
-
-
-REDUCE = 2
 
 
 def _carries_reduction(loop: tirx.For) -> bool:

@@ -36,6 +36,7 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import VerifyError
 from sparsetir.ir import dialect
+from sparsetir.ir.nodes import REDUCE, SPATIAL
 from sparsetir.ir.rewriting import all_same, collect, conjunction, mentions, same, substitute
 from sparsetir.ir.views import Axis, Entry, cast, const
 from sparsetir.ir.visitor import structural_mutate, structural_walk
@@ -151,9 +152,6 @@ def _union(members: Sequence[_Member], slot: Var) -> Merged:
 
 
 # Parts of a nest: loop extents of axes, and the construction of loops and blocks around a body.
-
-
-SPATIAL, REDUCE = 0, 2
 
 
 @dataclass
@@ -274,9 +272,8 @@ def where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> t
     if not is_reduction or not isinstance(body, tirx.BufferStore):
         return tirx.IfThenElse(conjunction(present), body, None)
     # An element whose subscripts are the coordinates in question does not exist where these are absent.
-    places = [load for index in body.indices for load in collect(index, ir.TensorLoad)]
-    of_element = [c for c in present if any(same(x, y) for x in collect(c, ir.TensorLoad) for y in places)]
-    if of_element:
+    places, tested = collect(list(body.indices), ir.TensorLoad), collect(present, ir.TensorLoad)
+    if any(same(place, load) for place in places for load in tested):
         return tirx.IfThenElse(conjunction(present), body, None)
     old, update = tirx.BufferLoad(body.buffer, body.indices), Update.of(body)
     if update is not None:

@@ -10,6 +10,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
+from sparsetir.ir.nodes import REDUCE
 from sparsetir.ir.rewriting import all_same, collect, conjunction, conjuncts, mentions, seq, substitute
 from sparsetir.ir.views import INDEPENDENT, INIT, STORED, Axis, Entry, Program, SpIter, cast, const
 from sparsetir.ir.visitor import structural_mutate
@@ -197,8 +198,6 @@ class InitPlan:
 # TVM's own lowering runs the initialisation in the first reduction step, which an empty row does not have; its
 # ``decompose_reduction`` does not support a guard that mixes loops of both kinds, as ``rfactor`` makes.
 
-
-REDUCE = 2
 
 Pairs = list[tuple[tirx.IterVar, ir.Expr]]
 
