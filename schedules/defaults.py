@@ -10,7 +10,7 @@
   * Where many rows of such an operand are gathered for each result, and each is used many times, a panel of its columns
     that fits in a cache is packed first; fewer uses suffice if the operand does not fit into the last-level cache, if
     its rows are read in several pieces, which lie so far apart that few sets of the caches hold them, or where the
-    machine's profile says that the level behind the private cache is slow (`schedules.estimate`).
+    machine's profile says that the level behind the private cache is slow.
   * Results that take a large share of the last-level cache are written with non-temporal stores.
   * A row is split among threads if it has clearly more than a thread's share of the work: one thread would compute the
     whole row while the others wait.
@@ -25,6 +25,11 @@
   * Small problems run on one core.
 
 * Searches: `PORTFOLIO` for tuning, `sweep` for the coarse sweep of benchmarks.
+
+Predicted seconds are a roofline of the gathered rows and the results. Rows of a dense operand that are read through an
+index array come from the largest effective level within the private cache if they were read a short time ago, and from
+where the whole operand lies otherwise. In a panel the operand is narrower, but it is copied once, the index array is
+read once for each panel, and results are written in pieces. Arithmetic is the same for all choices and is left out.
 """
 
 from __future__ import annotations
@@ -48,10 +53,70 @@ from sparsetir.ir.effects import (
 )
 from sparsetir.ir.rewriting import collect
 from sparsetir.schedules.choices import Choices
-from sparsetir.schedules.estimate import predicted_seconds
 from sparsetir.schedules.registers import OwnSums, Registers
 from sparsetir.utils.machine import LINE, MachineProfile, last_cache, private_cache
 from sparsetir.utils.threads import get_num_threads
+
+
+def predicted_seconds(
+    usage: Usage,
+    arrays: Arrays,
+    results: Iterable[np.ndarray],
+    profile: MachineProfile,
+    *,
+    panel: int = 0,
+    prefetch: int = 0,
+) -> float:
+    """Return the seconds that one core takes for the gathered rows and the results of a program.
+
+    Parameters
+    ----------
+    usage : Usage
+    arrays : mapping of str to ndarray
+        Arguments by parameter name.
+    results : iterable of ndarray
+    profile : MachineProfile
+    panel : int
+        Columns of a packed panel; 0 leaves operands as they are.
+    prefetch : int
+        Distance in entries.
+    """
+    near = near_bytes(profile)
+    seconds = 0.0
+    for indices, operand, rows in known(usage.gathers, arrays):
+        row = operand.nbytes // max(rows, 1)
+        read = min(panel * operand.itemsize, row) if panel else row
+        seconds += row / max(read, 1) * gathered_seconds(indices, rows, read, profile, near, prefetch)
+        seconds += 2 * operand.nbytes / profile.store if panel else 0.0
+    for result in results:
+        if panel and result.nbytes:
+            piece = panel * result.itemsize
+            # A piece of a row is read into the caches before it is written.
+            seconds += 2 * result.nbytes / piece * profile.gather_seconds(piece, result.nbytes)
+        elif result.nbytes > near:
+            seconds += result.nbytes / profile.store
+    return seconds
+
+
+def gathered_seconds(
+    indices: np.ndarray, rows: int, row_bytes: int, profile: MachineProfile, near: int, prefetch: int = 0
+) -> float:
+    """Return the seconds to read a row for each entry of an index array once."""
+    working_set = rows * row_bytes
+    far = profile.gather_seconds(row_bytes, working_set, prefetch)
+    if working_set <= near or not indices.size:
+        return indices.size * far
+    new = share_of_new(indices, max(near // max(row_bytes, 1), 1))
+    return indices.size * (new * far + (1 - new) * profile.gather_seconds(row_bytes, near, prefetch))
+
+
+def near_bytes(profile: MachineProfile) -> int:
+    """Return the largest effective level of a profile within the core's private cache."""
+    private = private_cache()
+    return max((level.size for level in profile.levels if 0 < level.size <= private), default=private)
+
+
+
 
 # ------------------------------------------------------------------ constants
 # Measured on two cores of an AMD EPYC (Zen 4). `sparsetir bench --data DIR --ops spmm:32,spmm:128,sddmm:128,spmv
@@ -387,21 +452,4 @@ def sweep(base: Choices, *, over_format: bool = False) -> list[Choices]:
     return [base.changed(**changed) for changed in (*(SWEPT_OVER_FORMATS if over_format else SWEPT), *tiles)]
 
 
-__all__ = [
-    "PORTFOLIO",
-    "changes",
-    "is_small",
-    "lanes_for",
-    "least_power",
-    "narrow_sizes",
-    "suitable_halves",
-    "suitable_lanes",
-    "suitable_panel",
-    "suitable_prefetch",
-    "suitable_tile",
-    "suits_carry",
-    "suits_checks",
-    "suits_streaming",
-    "sweep",
-    "usual",
-]
+__all__ = ['PORTFOLIO', 'changes', 'gathered_seconds', 'is_small', 'lanes_for', 'least_power', 'narrow_sizes', 'near_bytes', 'predicted_seconds', 'suitable_halves', 'suitable_lanes', 'suitable_panel', 'suitable_prefetch', 'suitable_tile', 'suits_carry', 'suits_checks', 'suits_streaming', 'sweep', 'usual']

@@ -40,9 +40,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparsetir._tvm_plugin import ensure as _ensure_dialect
-from sparsetir.utils.imports import postpone_torch as _postpone_torch
 from sparsetir.utils.memory import uncollected as _uncollected
-from sparsetir.utils.version import __version__ as __version__
+from sparsetir.utils.packages import __version__ as __version__
+from sparsetir.utils.packages import postpone_torch as _postpone_torch
 
 if TYPE_CHECKING:
     from sparsetir import errors, formats, intrin, ir, ops, relax

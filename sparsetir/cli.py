@@ -285,7 +285,7 @@ class Version(argparse.Action):
     """Prints the versions that a report of a fault needs."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_args: Any) -> None:
-        from sparsetir.utils.version import __version__
+        from sparsetir.utils.packages import __version__
 
         print(f"sparsetir {__version__} (apache-tvm {version('apache-tvm')})")
         parser.exit()
@@ -590,13 +590,13 @@ def run_formats(args: argparse.Namespace) -> int:
 def run_bench(args: argparse.Namespace) -> int:
     """``sparsetir bench``."""
     from sparsetir.bench import command, kernels, measure
-    from sparsetir.utils import imports
+    from sparsetir.utils import packages
     from sparsetir.workloads import inputs
 
     if args.points is not None:
         return run_judge(args.points, args.train)
     if args.plot:
-        imports.require("matplotlib.figure", extra="plot", purpose="--plot")
+        packages.require("matplotlib.figure", extra="plot", purpose="--plot")
     products = measure.parse_products(args.ops)
     paths = [*args.files, *(inputs.find_files(args.data) if args.data else [])]
     sources = [*inputs.from_files(paths), *(inputs.from_suite(args.suite, args.size) if args.suite else [])]
@@ -649,10 +649,10 @@ def run_calibrate(args: argparse.Namespace) -> int:
     """``sparsetir calibrate``."""
     from sparsetir.bench.plot import draw_profile
     from sparsetir.codegen.calibration import calibrate
-    from sparsetir.utils import imports
+    from sparsetir.utils import packages
 
     if args.plot:
-        imports.require("matplotlib.figure", extra="plot", purpose="--plot")
+        packages.require("matplotlib.figure", extra="plot", purpose="--plot")
     print(f"measuring for {args.seconds:g} s", file=sys.stderr)
     profile = calibrate(seconds=args.seconds)
     if args.json != "-":
@@ -778,8 +778,8 @@ def run_info(_args: argparse.Namespace) -> int:
     from sparsetir.codegen.target import describe_target, native_target
     from sparsetir.intrin import available
     from sparsetir.utils.machine import machine_name
+    from sparsetir.utils.packages import __version__
     from sparsetir.utils.threads import get_num_threads
-    from sparsetir.utils.version import __version__
 
     rows = [("sparsetir", __version__), ("python", platform.python_version())]
     rows += [(package, version(package)) for package in PACKAGES]

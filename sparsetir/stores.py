@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError, SparseTIRError
 from sparsetir.utils.arguments import as_path, package_of
 from sparsetir.utils.buffers import empty
-from sparsetir.utils.imports import require
+from sparsetir.utils.packages import require
 
 Array = np.ndarray[Any, Any]
 ENCODINGS = {"csr_matrix": "csr", "csc_matrix": "csc"}

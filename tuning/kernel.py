@@ -36,8 +36,8 @@ from sparsetir.tuning.lowered_program import with_knobs
 from sparsetir.tuning.records import Database, Key, Record, digest, fingerprint
 from sparsetir.tuning.space import Candidate, fixed
 from sparsetir.utils.machine import machine_name
+from sparsetir.utils.packages import __version__
 from sparsetir.utils.threads import get_num_threads
-from sparsetir.utils.version import __version__
 
 # Tuned kernels: dispatch to the best known kernel for the arguments of a call.
 

@@ -40,8 +40,8 @@ from sparsetir.lower.annotations import with_late_choices
 from sparsetir.schedules import Choices
 from sparsetir.tuning.knobs import Config, Template
 from sparsetir.tuning.space import Values, open_choices, shared
+from sparsetir.utils.packages import source_digest
 from sparsetir.utils.threads import get_num_threads
-from sparsetir.utils.version import source_digest
 
 MOST_FORMS = 64  # that a process keeps, the last ones used
 MOST_FRESH = 256  # calls of the compiler whose machine code waits for the disk

@@ -20,7 +20,7 @@ from sparsetir.tuning.features import PARALLEL, WorkloadEncoding, matrix_names
 from sparsetir.tuning.work import USUAL, CoreRates, measured_rates
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.files import write_text
-from sparsetir.utils.version import __version__
+from sparsetir.utils.packages import __version__
 
 # Cost models: from features to scores, higher for faster.
 #

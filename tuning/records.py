@@ -20,7 +20,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentTypeError, TuningError
 from sparsetir.formats.encoding import parse_format
-from sparsetir.formats.fingerprint import hash_indices
+from sparsetir.formats.pattern import hash_indices
 from sparsetir.ir.views import Program
 from sparsetir.schedules import Choices
 from sparsetir.tuning.features import SPECIALISED

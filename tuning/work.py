@@ -23,7 +23,7 @@ from sparsetir.ir import sizes as symbolic
 from sparsetir.ir.views import Program, SparseBuffer, SpIter, accesses
 from sparsetir.utils.files import caching
 from sparsetir.utils.machine import last_cache, levels, machine_name, private_cache
-from sparsetir.utils.version import __version__
+from sparsetir.utils.packages import __version__
 from sparsetir.workloads.ceilings import DRAM, higher, measure_ceilings, register_lanes
 
 # Machine rates of the cost model: amounts become times on them, so that machines are comparable.

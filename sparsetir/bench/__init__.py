@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from sparsetir.utils.imports import MissingPackageError
+from sparsetir.utils.packages import MissingPackageError
 from sparsetir.workloads import suite
 from sparsetir.workloads.inputs import term_document
 from sparsetir.workloads.peers import available, missing, mttkrp, sddmm, set_threads, spmm, spmv

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.utils.imports import require
+from sparsetir.utils.packages import require
 from sparsetir.workloads.inputs import reason, say
 
 require("torch", extra="torch", purpose="sparsetir.bench.attention")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.utils.imports import require
+from sparsetir.utils.packages import require
 
 require("torch", extra="torch", purpose="sparsetir.bench.grouped")
 

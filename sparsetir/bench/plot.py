@@ -12,8 +12,8 @@ import numpy as np
 from sparsetir.bench.roofline import Roofline
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.pattern import MatrixPattern, Pattern
-from sparsetir.utils.imports import require
 from sparsetir.utils.machine import MachineProfile
+from sparsetir.utils.packages import require
 from sparsetir.workloads.plot import new_figure, save, shade
 
 # One picture of a matrix: where its nonzeros are, how full its blocks are, how long its rows and columns are.

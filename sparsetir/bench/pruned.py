@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparsetir.utils.arguments import parse_seconds
-from sparsetir.utils.imports import require
+from sparsetir.utils.packages import require
 from sparsetir.utils.threads import set_num_threads
 from sparsetir.workloads.inputs import reason, say
 from sparsetir.workloads.plot import markdown

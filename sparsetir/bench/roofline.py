@@ -20,7 +20,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.statistics import block_fill
 from sparsetir.ir.effects import share_of_new
-from sparsetir.schedules.estimate import gathered_seconds, near_bytes
+from sparsetir.schedules.defaults import gathered_seconds, near_bytes
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.machine import CacheLevel, MachineProfile, levels
 from sparsetir.workloads.ceilings import FLOAT, Ceilings, Roofline, measure_roofline

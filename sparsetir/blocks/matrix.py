@@ -14,8 +14,18 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.blocks import products
-from sparsetir.blocks.pca import MAX_GRAM_FEATURES, PCA, by_passes, check_components, from_gram
-from sparsetir.blocks.products import dense_panel, identity, plan_product, product, sampled
+from sparsetir.blocks.products import (
+    MAX_GRAM_FEATURES,
+    PCA,
+    by_passes,
+    check_components,
+    dense_panel,
+    from_gram,
+    identity,
+    plan_product,
+    product,
+    sampled,
+)
 from sparsetir.blocks.reading import BUFFERS, DEFAULT_MEMORY, Bar, Plan, iterate, make_plan, parse_memory, with_estimate
 from sparsetir.blocks.results import Checkpoint, beside, check_path, file_result
 from sparsetir.errors import ArgumentError, ArgumentTypeError

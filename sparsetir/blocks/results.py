@@ -21,7 +21,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, WriteError
 from sparsetir.stores import Array, Buffers
 from sparsetir.utils.arguments import as_path, shown
 from sparsetir.utils.files import writing_file
-from sparsetir.utils.imports import require
+from sparsetir.utils.packages import require
 
 CHECKPOINT_SECONDS = 10.0  # between checkpoints of sums, which are as large as the result
 CHECKPOINT_RATIO = 20.0  # seconds of work for each second that a checkpoint takes

@@ -36,8 +36,8 @@ from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import shared_cache
 from sparsetir.utils.files import CACHE_VARIABLE as CACHE_VARIABLE
 from sparsetir.utils.files import PREFIX, cache_folder, replacing, warn_unwritable
+from sparsetir.utils.packages import source_digest
 from sparsetir.utils.threads import get_num_threads
-from sparsetir.utils.version import source_digest
 
 # Whole files in the folder of compiled kernels.
 

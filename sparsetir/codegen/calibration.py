@@ -23,8 +23,8 @@ from sparsetir.schedules.registers import NO_GATHER
 from sparsetir.utils.arguments import as_seconds
 from sparsetir.utils.files import caching
 from sparsetir.utils.machine import MachineProfile, last_cache, levels, machine_name, private_cache, shipped_profile
+from sparsetir.utils.packages import __version__
 from sparsetir.utils.threads import get_num_threads
-from sparsetir.utils.version import __version__
 
 SWITCH = "SPARSETIR_CALIBRATE"
 SECONDS = 3.0  # of the measurement that happens by itself

@@ -49,7 +49,7 @@ from sparsetir.einsum.steps import (
 )
 from sparsetir.einsum.subscripts import semiring
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
-from sparsetir.formats.hypersparse import has_hypersparse, renumber
+from sparsetir.formats.canonical import has_hypersparse, renumber
 from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.ir.halves import check_precision

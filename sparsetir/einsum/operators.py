@@ -22,7 +22,7 @@ import scipy.sparse as sp
 from sparsetir.einsum.expression import classify, doors, einsum, product_door
 from sparsetir.einsum.steps import array_dtype, cast, transposed
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
-from sparsetir.formats.hypersparse import has_hypersparse
+from sparsetir.formats.canonical import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import (
     CooTensor,

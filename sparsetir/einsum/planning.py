@@ -18,7 +18,7 @@ from sparsetir.einsum.operands import Kind, Layout, StorageLevel, rows
 from sparsetir.einsum.steps import DenseStep, EvaluationStep, FlatStep, KernelStep, MaskedStep, pays, roles
 from sparsetir.einsum.subscripts import Semiring, Terms
 from sparsetir.errors import ArgumentError, LoweringError
-from sparsetir.formats.compressed_rows import compressed_rows
+from sparsetir.formats.canonical import compressed_rows
 from sparsetir.interop import HALVES, is_half, transposed
 
 RESULTS = ("auto", "dense", "sparse")

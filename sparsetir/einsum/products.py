@@ -18,7 +18,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import array_of_numbers, as_numpy, check_detached, is_sparse, is_torch
 from sparsetir.interop import to_torch as as_torch
-from sparsetir.ops.quantized import EIGHT_BITS, quantized_spmm
+from sparsetir.ops.dense_output import EIGHT_BITS, quantized_spmm
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import ROWS
 from sparsetir.sparse_output.postings import Postings

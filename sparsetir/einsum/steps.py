@@ -20,7 +20,7 @@ from sparsetir.build import build
 from sparsetir.einsum.emit import ContractionNest, EmittedProgram, Operand, program
 from sparsetir.einsum.operands import Layout, diagonal, full_root, root_axis, rows, tree_of
 from sparsetir.errors import ArgumentError, OffsetError
-from sparsetir.formats.compressed_rows import add_duplicates, compressed_rows
+from sparsetir.formats.canonical import add_duplicates, compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, compressed_of, is_sparse, is_torch, recast, to_torch
 from sparsetir.sparse_output import AccumulatorOptions

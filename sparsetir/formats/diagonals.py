@@ -13,8 +13,17 @@ from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.formats.base import Estimate, FormatRewriteRule, describe
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.compressed import SinglePieceFormat
-from sparsetir.formats.format import Array, Entries, Packed, begins, index_dtype, register
-from sparsetir.formats.packing import row_chunks, row_numbers, subset
+from sparsetir.formats.format import (
+    Array,
+    Entries,
+    Packed,
+    begins,
+    index_dtype,
+    register,
+    row_chunks,
+    row_numbers,
+    subset,
+)
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.memory import check_memory
 

@@ -23,11 +23,14 @@ from sparsetir.formats.format import (
     Packed,
     check_positive,
     index_dtype,
+    lengths_of,
     make,
     register,
+    row_chunks,
+    row_numbers,
+    subset,
     take,
 )
-from sparsetir.formats.packing import lengths_of, row_chunks, row_numbers, subset
 from sparsetir.formats.partitioned import Partition, within
 from sparsetir.utils.memory import check_memory
 

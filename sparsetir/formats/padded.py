@@ -23,10 +23,14 @@ from sparsetir.formats.format import (
     changes,
     check_positive,
     index_dtype,
+    lengths_of,
+    padded,
     register,
+    row_chunks,
+    row_numbers,
     spread,
+    strided,
 )
-from sparsetir.formats.packing import lengths_of, padded, row_chunks, row_numbers, strided
 from sparsetir.utils.memory import check_memory
 
 # Layouts of matrices with padding where it pays: SELL-C-sigma, padded rows, row tiles, n of m.

@@ -23,12 +23,14 @@ from sparsetir.formats.format import (
     check_idtype,
     check_positive,
     index_dtype,
+    lengths_of,
     make,
+    padded,
     register,
     spread,
+    subset,
     take,
 )
-from sparsetir.formats.packing import lengths_of, padded, subset
 
 # A format with some of its pieces stored in formats of their own.
 

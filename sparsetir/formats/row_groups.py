@@ -24,12 +24,13 @@ from sparsetir.formats.format import (
     changes,
     check_positive,
     index_dtype,
+    lengths_of,
     register,
     spread,
+    subset,
     take,
 )
 from sparsetir.formats.hybrid import TwoPartFormat
-from sparsetir.formats.packing import lengths_of, subset
 from sparsetir.formats.partitioned import within
 from sparsetir.utils.memory import check_memory
 

@@ -2,7 +2,7 @@
 """Operations on the tile registers of AMX, as calls of functions with one tile number in each name.
 
 A tile number is part of an instruction, so that a function takes it by its name: ``st_tile_load_2(address, stride)``.
-The pass `sparsetir.lower.target.tile_state` configures the tiles around the calls, and defines the functions: as the
+The pass `sparsetir.lower.vector.tile_products` configures the tiles around the calls, and defines the functions: as the
 instructions, or as their emulation (`sparsetir.intrin.emulation`).
 """
 

@@ -32,9 +32,19 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ArgumentError
-from sparsetir.ir.nodes import fresh_name, make_iteration, make_scratch, names_in
 from sparsetir.ir.rewriting import all_same, collect, seq, sequence, substitute
-from sparsetir.ir.views import SPARSE_ITER, Axis, Entry, SparseBuffer, SpIter, decode
+from sparsetir.ir.views import (
+    SPARSE_ITER,
+    Axis,
+    Entry,
+    SparseBuffer,
+    SpIter,
+    decode,
+    fresh_name,
+    make_iteration,
+    make_scratch,
+    names_in,
+)
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.utils.arguments import shown
 

@@ -18,9 +18,8 @@ from tvm.ir import Call, Op, Var
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.effects import Both, Coordinates, StoredCoordinates, operand_coordinates
-from sparsetir.ir.nodes import REDUCE
 from sparsetir.ir.rewriting import ABSORBING, all_same
-from sparsetir.ir.views import INIT, STORED, Axis, Entry, Program, SparseBuffer, SpIter, decode, is_sp_iter
+from sparsetir.ir.views import INIT, REDUCE, STORED, Axis, Entry, Program, SparseBuffer, SpIter, decode, is_sp_iter
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.utils.arguments import as_mapping
 

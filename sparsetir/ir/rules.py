@@ -16,8 +16,7 @@ from tvm.ir import Call, Var
 from sparsetir.errors import VerifyError
 from sparsetir.ir import dialect
 from sparsetir.ir.effects import leaves, operand_coordinates
-from sparsetir.ir.nodes import REDUCE
-from sparsetir.ir.views import SPARSE_ITER, Axis, Entry, Program, SparseBuffer, SpIter, cast, decode, label
+from sparsetir.ir.views import REDUCE, SPARSE_ITER, Axis, Entry, Program, SparseBuffer, SpIter, cast, decode, label
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.utils.arguments import VALUE_DTYPES
 

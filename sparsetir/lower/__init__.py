@@ -47,7 +47,6 @@ from sparsetir.lower.target.scratch import (
     ReplaceAggregates,
 )
 from sparsetir.lower.target.search import LowerFind
-from sparsetir.lower.target.tile_state import ConfigureTiles
 from sparsetir.lower.vector.dot_products import UseDotProducts
 from sparsetir.lower.vector.loop_transforms import (
     InterchangeLoops,
@@ -59,7 +58,7 @@ from sparsetir.lower.vector.loop_transforms import (
 from sparsetir.lower.vector.memory_hints import InsertPrefetch, StoreNontemporal
 from sparsetir.lower.vector.ragged_sums import SumBlocks, SumRagged
 from sparsetir.lower.vector.registers import FactorInvariants, PromoteRegisters
-from sparsetir.lower.vector.tile_products import UseTiles
+from sparsetir.lower.vector.tile_products import ConfigureTiles, UseTiles
 from sparsetir.lower.vector.vector_math import ReplaceMissing
 from sparsetir.lower.vector.vectorize import (
     ScalarizeGathers,

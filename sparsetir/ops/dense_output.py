@@ -3,16 +3,199 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 from tvm import tirx
 from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
 from sparsetir.ir.halves import by_three_products, check_precision
 from sparsetir.ops.memo import memoize_program
-from sparsetir.ops.quantized import quantized_spmm
-from sparsetir.ops.ranges import pack_ranges, range_spmm
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
-from sparsetir.utils.arguments import shown
+from sparsetir.script.printer import parse
+from sparsetir.utils.arguments import as_count, as_flag, shown
+
+MAX_WIDTH = 256  # Places in a range have 8 bits.
+
+
+@memoize_program
+def range_spmm(count: int = 32, width: int = 64, *, dtype: str = "float32") -> tirx.PrimFunc:
+    """Sparse times dense matrix, range by range of columns: ``C[i, k] = sum_rs A[r, i, s] * B[r, X[r, i, s], k]``.
+
+    Parameters
+    ----------
+    count : int
+        Entries of each row in each range: 32 for 2:4 and a width of 64.
+    width : int
+        Columns of a range, a power of two up to 256. As many rows of B, of up to 64 columns, fit the first-level cache.
+    dtype : dtype
+        Of A, B and C.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers A and X ``(ranges, m, count)``, X of uint8, as `pack_ranges` makes them, B ``(ranges, width, feat)`` and
+        C ``(m, feat)``.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsetir
+    >>> matrix = np.array([[0, 1, 2, 0], [3, 0, 0, 4]], "float32")
+    >>> values, places = sparsetir.ops.pack_ranges(matrix, 4)
+    >>> kernel = sparsetir.build(sparsetir.ops.range_spmm(2, 4))
+    >>> kernel(A=values, X=places, B=np.eye(4, dtype="float32").reshape(1, 4, 4)).tolist()
+    [[0.0, 1.0, 2.0, 0.0], [3.0, 0.0, 0.0, 4.0]]
+    """
+    _check_width(width)
+    as_count(count, "count", most=width)
+
+    @T.prim_func
+    def range_spmm(
+        a: T.handle, x: T.handle, b: T.handle, c: T.handle, m: T.int32, ranges: T.int32, feat: T.int32
+    ):  # fmt: skip
+        JO = T.dense_fixed(ranges)
+        JI = T.dense_fixed(width)
+        I = T.dense_fixed(m)
+        S = T.dense_fixed(count)
+        K = T.dense_fixed(feat)
+        A = T.match_sparse_buffer(a, (JO, I, S), dtype)
+        X = T.match_sparse_buffer(x, (JO, I, S), "uint8")
+        B = T.match_sparse_buffer(b, (JO, JI, K), dtype)
+        C = T.match_sparse_buffer(c, (I, K), dtype)
+        with T.sp_iter([I, K], "SS", "zero") as [i, k]:
+            C[i, k] = 0
+        for jo in T.serial(ranges):
+            with T.sp_iter([I, S, K], "SRS", "range_spmm") as [i, s, k]:
+                C[i, k] = C[i, k] + A[jo, i, s] * B[jo, T.floormod(T.Cast("int32", X[jo, i, s]), width), k]
+
+    return range_spmm
+
+
+def _check_width(width: Any) -> None:
+    as_count(width, "width", least=1, most=MAX_WIDTH)
+    if width & (width - 1):
+        raise ArgumentError(f"width: expected a power of two up to {MAX_WIDTH}, got {width}. Pass 64.")
+
+
+def pack_ranges(matrix: np.ndarray, width: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """Return the entries of a dense matrix that are not zero by ranges of columns, and their places, for `range_spmm`.
+
+    Parameters
+    ----------
+    matrix : ndarray, shape (m, n)
+        n is a multiple of the width.
+    width : int
+        Columns of a range.
+
+    Returns
+    -------
+    tuple of ndarray
+        Values and places of uint8, both ``(ranges, m, count)``. The count is that of the fullest range of a row; slots
+        that are left hold zero.
+    """
+    _check_width(width)
+    if getattr(matrix, "ndim", 0) != 2 or matrix.shape[1] % width:
+        shape = getattr(matrix, "shape", type(matrix).__name__)
+        raise ArgumentError(f"matrix: expected a matrix with a multiple of {width} columns, got {shape}. Pad it.")
+    ranges = np.ascontiguousarray(matrix).reshape(len(matrix), -1, width).transpose(1, 0, 2)
+    is_entry = ranges != 0
+    count = max(int(is_entry.sum(axis=2).max(initial=0)), 1)
+    places = np.argsort(~is_entry, axis=2, kind="stable")[:, :, :count]
+    return np.ascontiguousarray(np.take_along_axis(ranges, places, 2)), places.astype("uint8")
+
+
+
+
+EIGHT_BITS = {"int8": (-128, 127), "uint8": (0, 255)}
+
+
+@memoize_program
+def quantized_spmm(
+    entries: str = "int8",
+    operand: str = "int8",
+    *,
+    zero_point: bool = False,
+    bias: bool = False,
+    idtype: str = "int32",
+) -> tirx.PrimFunc:
+    """Sparse times dense matrix of quantized numbers: ``C[i, k] = scale[i] * sum_j A[i, j] * (B[j, k] - z) + bias[i]``.
+
+    Parameters
+    ----------
+    entries, operand : {"int8", "uint8"}
+        Dtypes of A and B. A is symmetric: what it does not store is zero.
+    zero_point : bool
+        Whether B has a zero point z. It is folded into the sums: ``z`` times the sum of each row of A is subtracted.
+    bias : bool
+        Whether a bias is added.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers A in CSR, B, `scale` of float32 for each row (the scale of the row of A times that of B), `zero_point`
+        of int32 with one element and `bias` of float32 for each row where they are asked for, and C of float32. Sums
+        are exact in int32 up to about 65,000 entries in a row. `sparsetir.decompose_format` stores A in other formats.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[2, 0], [-1, 3]], "int8"))
+    >>> B = np.array([[10, 11], [10, 14]], "uint8")
+    >>> kernel = sparsetir.build(sparsetir.ops.quantized_spmm("int8", "uint8", zero_point=True))
+    >>> kernel(A=A, B=B, scale=np.array([0.5, 1], "float32"), zero_point=np.array([10], "int32")).tolist()
+    [[0.0, 1.0], [0.0, 11.0]]
+    """
+    for name, dtype in (("entries", entries), ("operand", operand)):
+        if dtype not in EIGHT_BITS:
+            raise ArgumentError(f"{name}: expected int8 or uint8, got {shown(dtype)}. Quantize it, or use ops.spmm.")
+    has_zero, has_bias = as_flag(zero_point, "zero_point"), as_flag(bias, "bias")
+    handles = ["a", "b", "scale_data", *["zero_data"] * has_zero, *["bias_data"] * has_bias, "c", "indptr", "indices"]
+    size = f"T.{idtype}"
+    lines = [
+        "@T.prim_func",
+        f"def quantized_spmm({', '.join(f'{h}: T.handle' for h in handles)}, "
+        f"m: {size}, n: {size}, nnz: {size}, feat: {size}):",
+        f'    I = T.dense_fixed(m, "{idtype}")',
+        f'    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "{idtype}")',
+        f'    J_dense = T.dense_fixed(n, "{idtype}")',
+        f'    K = T.dense_fixed(feat, "{idtype}")',
+        f'    A = T.match_sparse_buffer(a, (I, J), "{entries}")',
+        f'    B = T.match_sparse_buffer(b, (J_dense, K), "{operand}")',
+        '    scale = T.match_sparse_buffer(scale_data, (I,), "float32")',
+    ]
+    total, terms = "sums[i, k]", []
+    if has_zero:
+        lines.append(f'    ONE = T.dense_fixed(1, "{idtype}")')
+        lines.append('    zero_point = T.match_sparse_buffer(zero_data, (ONE,), "int32")')
+        total = "(sums[i, k] - zero_point[0] * row_sums[i])"
+    if has_bias:
+        lines.append('    bias = T.match_sparse_buffer(bias_data, (I,), "float32")')
+        terms.append(" + bias[i]")
+    lines.append('    C = T.match_sparse_buffer(c, (I, K), "float32")')
+    lines.append('    sums = T.alloc_sparse_buffer((I, K), "int32")')
+    if has_zero:
+        lines += [
+            '    row_sums = T.alloc_sparse_buffer((I,), "int32")',
+            '    with T.sp_iter([I, J], "SR", "row_sums") as [i, j]:',
+            "        with T.init():",
+            "            row_sums[i] = 0",
+            '        row_sums[i] = row_sums[i] + T.Cast("int32", A[i, j])',
+        ]
+    lines += [
+        '    with T.sp_iter([I, J, K], "SRS", "products") as [i, j, k]:',
+        "        with T.init():",
+        "            sums[i, k] = 0",
+        '        sums[i, k] = sums[i, k] + T.Cast("int32", A[i, j]) * T.Cast("int32", B[j, k])',
+        '    with T.sp_iter([I, K], "SS", "scaled") as [i, k]:',
+        f'        C[i, k] = T.Cast("float32", {total}) * scale[i]{"".join(terms)}',
+    ]
+    return parse("\n".join(lines) + "\n")
+
+
+
 
 FORMATS = ("csr", "csc", "coo", "bsr", "dcsr", "ell")
 # The results of grouped products with the kinds of their axes: spatial (S) and reduction (R).
@@ -519,22 +702,4 @@ def grouped_matmul(dtype: str = "float32", result: str = "rows", *, idtype: str 
     return grouped.with_attr("global_symbol", result)
 
 
-__all__ = [
-    "add",
-    "grouped_matmul",
-    "linear",
-    "masked_spgemm",
-    "maximum",
-    "mttkrp",
-    "multiply",
-    "pack_ranges",
-    "quantized_spmm",
-    "range_spmm",
-    "rap",
-    "scaled_add",
-    "sddmm",
-    "spgemm",
-    "spmm",
-    "spmv",
-    "triangles",
-]
+__all__ = ['EIGHT_BITS', 'add', 'grouped_matmul', 'linear', 'masked_spgemm', 'maximum', 'mttkrp', 'multiply', 'pack_ranges', 'quantized_spmm', 'range_spmm', 'rap', 'scaled_add', 'sddmm', 'spgemm', 'spmm', 'spmv', 'triangles']

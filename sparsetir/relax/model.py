@@ -28,7 +28,7 @@ from tvm.support.cc import get_cc
 from sparsetir.codegen.cache import ROOM, writing
 from sparsetir.codegen.target import cpu_target, host_cpu, make_target, makes_tangents, may_reassociate
 from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError, SparseTIRError, own_errors
-from sparsetir.formats.fingerprint import hash_indices
+from sparsetir.formats.pattern import hash_indices
 from sparsetir.interop.sources import array_of_numbers, check_detached, is_torch
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.relax.dense import ScheduleDense, is_ours

@@ -15,12 +15,11 @@ import tvm
 from tvm import ir, relax
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, MissingFileError
-from sparsetir.formats.fingerprint import hash_arrays
-from sparsetir.relax.half_products import Rewrite
+from sparsetir.formats.pattern import hash_arrays
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.operators import constant
-from sparsetir.relax.sparsify import UNKNOWN_ROWS, ConstantProduct, Layer, ProductRewriter
-from sparsetir.utils.imports import require
+from sparsetir.relax.sparsify import UNKNOWN_ROWS, ConstantProduct, Layer, ProductRewriter, HalfRewrite
+from sparsetir.utils.packages import require
 
 STORED = "stored as a sparse initializer"
 NO_PRODUCT = "a sparse initializer that is not the constant matrix of a product"
@@ -190,7 +189,7 @@ class StoredWeights:
             self.layers.append(Layer(name, "", array.shape, density, 0, False, NO_PRODUCT))
         return rewriter.builder_.get()
 
-    def decided(self, _name: str, match: ConstantProduct) -> Rewrite | None:
+    def decided(self, _name: str, match: ConstantProduct) -> HalfRewrite | None:
         """Return the rewrite of a product with a weight that was stored as a sparse one."""
         name = self._names.get(hash_arrays("weight", [np.ascontiguousarray(match.weight)]))
         if name is None:

@@ -19,28 +19,129 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import scipy.sparse as sp
 import tvm
 from tvm import ir, relax
 
-from sparsetir.build import build
+from sparsetir.build import build as build_kernel
 from sparsetir.codegen.target import cpu_target
 from sparsetir.errors import ArgumentError
-from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.heuristics import most_dense
-from sparsetir.relax import dense, half_products, programs
+from sparsetir.formats.pattern import hash_arrays
+from sparsetir.ir.halves import PRECISIONS
+from sparsetir.relax import dense, programs
 from sparsetir.relax.epilogues import emitted, known, product
 from sparsetir.relax.legalize import Uses, takes_modules
+from sparsetir.relax.model import build
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant, reshape
 from sparsetir.relax.structures import task_of, tunable
 from sparsetir.tuning import tune_many
 from sparsetir.utils.arguments import as_flag, as_path, as_seconds, is_real, shown
-from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, choose, fastest
+from sparsetir.workloads.timing import LEAST_SIZE, MOST_DENSE, Timer, choose, fastest, timer_of
+
+(IN_PARTS,) = PRECISIONS
+HALF_DTYPES = ("float32", IN_PARTS, dense.HALF)
+TOLERANCES = {IN_PARTS: 1e-3, dense.HALF: 2e-2}  # Of the norm of a result.
+HalfRewrite = Callable[[Any], Any]
+
+
+def _astype(x: Any, dtype: str) -> Any:
+    return relax.op.astype(x, dtype)
+
+
+def _dense(weight: np.ndarray, x: Any, *, is_linear: bool) -> Any:
+    rounded = np.ascontiguousarray(weight.T if is_linear else weight).astype(ml_dtypes.bfloat16)
+    operands = (_astype(x, dense.HALF), constant(rounded))
+    return relax.op.matmul(*(operands if is_linear else operands[::-1]), out_dtype="float32")
+
+
+def _sparse(csr: tuple[Any, ...], x: Any, *, is_linear: bool, in_parts: bool) -> Any:
+    x = x if in_parts else _astype(x, dense.HALF)
+    columns = relax.op.permute_dims(x) if is_linear else x
+    result = sparse_call("spmm_bf16x3" if in_parts else "spmm", *csr, columns)
+    result = relax.op.permute_dims(result) if is_linear else result
+    return result if in_parts else _astype(result, "float32")
+
+
+def half_rewrites(operator: str, weight: np.ndarray, x: Any, lowest: str, target: Any) -> dict[str, HalfRewrite]:
+    """Return the candidates that a precision allows, by name.
+
+    Parameters
+    ----------
+    operator : {"linear", "spmm", "spmv"}
+        ``x @ weight.T``, ``weight @ x``, and the product with one vector, which has no candidates.
+    weight : ndarray
+        Of float32.
+    x : Expr
+        The other operand.
+    lowest : str
+        One of `HALF_DTYPES`.
+    target : Target
+        Without units for bfloat16 it has no candidates.
+    """
+    is_linear = operator == "linear"
+    is_taken = (is_linear and x.ty.ndim > 1) or (operator == "spmm" and x.ty.ndim == 2)
+    if lowest == "float32" or not is_taken or weight.dtype != np.float32 or not dense.has_unit(target):
+        return {}
+    matrix = sp.csr_array(weight)
+    places = (constant(matrix.indptr.astype("int32")), constant(matrix.indices.astype("int32")))
+    products: dict[str, HalfRewrite] = {}
+    if lowest == dense.HALF:
+        rounded = (constant(matrix.data.astype(ml_dtypes.bfloat16)), *places)
+        products["dense bfloat16"] = partial(_dense, weight, is_linear=is_linear)
+        products["sparse bfloat16"] = partial(_sparse, rounded, is_linear=is_linear, in_parts=False)
+    csr = (constant(matrix.data), *places)
+    products[f"sparse {IN_PARTS}"] = partial(_sparse, csr, is_linear=is_linear, in_parts=True)
+    return {name: partial(_of_rows, multiply, weight.shape[0]) for name, multiply in products.items()}
+
+
+def _of_rows(multiply: HalfRewrite, outputs: int, x: Any) -> Any:
+    """Apply a product of matrices to rows in several dimensions."""
+    *batch, n = x.ty.shape.values
+    if len(batch) == 1:
+        return multiply(x)
+    flat = relax.BlockBuilder().normalize(reshape(x, [product(batch), n]))
+    return reshape(multiply(flat), [*batch, outputs])
+
+
+def half_timers(
+    rewritten: Mapping[str, HalfRewrite], x: np.ndarray, expected: np.ndarray, target: Any
+) -> tuple[dict[str, Timer], dict[str, str]]:
+    """Return timers of candidates that are accurate, each as a model of its own, and reasons against the others.
+
+    Parameters
+    ----------
+    rewritten : mapping
+        From `half_rewrites`.
+    x : ndarray
+        An operand.
+    expected : ndarray
+        The exact result.
+    target : Target
+    """
+    norm, timed, refused = float(np.linalg.norm(expected)) or 1.0, {}, {}
+    operand = tvm.runtime.tensor(x)
+    for name, rewrite in rewritten.items():
+        builder, var = relax.BlockBuilder(), relax.Var("x", relax.TensorType(list(x.shape), "float32"))
+        with builder.function("main", [var]):
+            with builder.dataflow():
+                out = builder.emit_output(builder.normalize(rewrite(var)))
+            builder.emit_func_output(out)
+        run = partial(relax.VirtualMachine(build(builder.get(), target=target), tvm.cpu())["main"], operand)
+        error = float(np.linalg.norm(run().numpy() - expected)) / norm
+        if error <= TOLERANCES[name.split()[1]]:
+            timed[name] = timer_of(run)
+        else:
+            refused[name] = f"relative error {error:.1e}"
+    return timed, refused
+
 
 UNKNOWN_ROWS = 64  # The assumed number of rows of an input where it is known only at run time.
 CALLS = 1_000_000  # The cost of a conversion is divided by this number, since a model is built once.
@@ -214,13 +315,13 @@ def timed(
     weight: np.ndarray,
     rows: int,
     target: Any,
-    lower: Mapping[str, half_products.Rewrite] | None = None,
+    lower: Mapping[str, HalfRewrite] | None = None,
 ) -> Times:
     """Time the sparse and the dense kernel on random operands, and candidates in bfloat16, in turns."""
     rng = np.random.default_rng(0)
     dtype = str(weight.dtype)
     x = rng.standard_normal((rows, weight.shape[1])).astype(dtype)
-    kernel = build(tunable(operator, dtype, "int32"), target, expected_calls=CALLS).bind(A=matrix)
+    kernel = build_kernel(tunable(operator, dtype, "int32"), target, expected_calls=CALLS).bind(A=matrix)
     operands = arguments_of(operator, x)
     result = kernel(**operands)
     expected = {"linear": x @ weight.T, "spmv": weight @ x[0], "spmm": weight @ x.T}[operator]
@@ -231,7 +332,7 @@ def timed(
         "sparse": lambda seconds: float(kernel.time(seconds=seconds, **operands).median),
     }
     in_rows = x if operator != "spmm" else arguments_of(operator, x)["B"]
-    timers |= half_products.timers(lower or {}, in_rows, expected, target)[0]
+    timers |= half_timers(lower or {}, in_rows, expected, target)[0]
     times = dict(choose(timers, seconds=SECONDS).times)
     return Times(times.pop("sparse"), times.pop("dense"), bool(agree), times)
 
@@ -240,7 +341,7 @@ def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any)
     """Return the dense kernel that the model runs without sparsification, and its arguments."""
     if operator == "spmv":
         program = programs.gemv({"m": weight.shape[0], "n": weight.shape[1]}, str(weight.dtype))
-        return build(program.func, target), {"A": weight, "X": x[0]}
+        return build_kernel(program.func, target), {"A": weight, "X": x[0]}
     left, right = (weight, np.ascontiguousarray(x.T)) if operator == "spmm" else (x, np.ascontiguousarray(weight.T))
     rows, inner, columns = left.shape[0], left.shape[1], right.shape[1]
     height, panel = dense.tiling(str(weight.dtype), columns if operator != "spmm" else 0, target)
@@ -249,7 +350,7 @@ def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any)
     arguments: dict[str, Any] = {"A": left, "B": dense.packed(right, panel) if panel else right}
     if panel:
         arguments["io_size"] = -(-rows // height)
-    return build(program.func, target), arguments
+    return build_kernel(program.func, target), arguments
 
 
 @takes_modules
@@ -315,8 +416,8 @@ class SparsifyWeights:
         progress: bool = False,
         dtype: str | None = None,
     ) -> None:
-        if dtype is not None and (not isinstance(dtype, str) or dtype not in half_products.DTYPES):
-            names = ", ".join(map(repr, half_products.DTYPES))
+        if dtype is not None and (not isinstance(dtype, str) or dtype not in HALF_DTYPES):
+            names = ", ".join(map(repr, HALF_DTYPES))
             raise ArgumentError(f"dtype: expected one of {names} or None, got {shown(dtype)}. Leave it out.")
         if dtype not in (None, "float32") and decide != "measure":
             fault = f"dtype: expected None with decide='predict', got {shown(dtype)}"
@@ -351,7 +452,7 @@ class SparsifyWeights:
             self._tune()
         return rewriter.builder_.get()
 
-    def decided(self, name: str, match: ConstantProduct) -> half_products.Rewrite | None:
+    def decided(self, name: str, match: ConstantProduct) -> HalfRewrite | None:
         """Return the rewrite of a product, None for one that stays as it is; record the decision."""
         weight = match.weight
         if weight.size < LEAST_SIZE:
@@ -380,8 +481,8 @@ class SparsifyWeights:
         csr = self._matrices.setdefault(hashed, tuple(constant(part) for part in parts))
         return lambda x: match.rewrite(csr, x)
 
-    def _lower(self, match: ConstantProduct) -> dict[str, half_products.Rewrite]:
-        return half_products.rewrites(match.operator, match.weight, match.x, self.dtype, self.target)
+    def _lower(self, match: ConstantProduct) -> dict[str, HalfRewrite]:
+        return half_rewrites(match.operator, match.weight, match.x, self.dtype, self.target)
 
     def _note(self, layer: Layer) -> None:
         self.layers.append(layer)

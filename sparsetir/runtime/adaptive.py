@@ -23,7 +23,7 @@ import scipy.sparse as sp
 from sparsetir import interop
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats import heuristics
-from sparsetir.formats.fingerprint import checksum
+from sparsetir.formats.pattern import checksum
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.runtime.call_plan import PlanMismatch, Run, shaped
 

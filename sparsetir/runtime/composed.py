@@ -22,9 +22,8 @@ from sparsetir.runtime.bound import BoundComposedKernel
 from sparsetir.runtime.call_plan import CallTiming
 from sparsetir.runtime.conversion import Converted, Converter, check_axes, structure_of
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.repr import shown_signature
 from sparsetir.runtime.serialization import Saved, layout, write_pieces
-from sparsetir.runtime.signature import Signature, SizeOf
+from sparsetir.runtime.signature import Signature, SizeOf, shown_signature
 from sparsetir.transform.decompose import Decomposition
 from sparsetir.utils.arguments import as_path, shown
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
-from sparsetir.formats.fingerprint import hash_indices
 from sparsetir.formats.format import Format
+from sparsetir.formats.pattern import hash_indices
 from sparsetir.formats.tensor import Piece, SparseTensor
 from sparsetir.interop import aligned_contiguous, check_detached, check_dtype, is_sparse, is_torch
 from sparsetir.interop.sources import CompressedSource, Source, open_source

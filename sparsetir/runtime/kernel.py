@@ -28,9 +28,8 @@ from sparsetir.runtime.call_plan import (
     make_call_key,
     measure,
 )
-from sparsetir.runtime.repr import shown_signature
 from sparsetir.runtime.serialization import Saved
-from sparsetir.runtime.signature import Arguments, Signature, argument_list, check_overlap
+from sparsetir.runtime.signature import Arguments, Signature, argument_list, check_overlap, shown_signature
 from sparsetir.schedules import Choices, defaults
 from sparsetir.schedules.registers import OwnSums, Registers
 from sparsetir.script.printer import outline as outlined

@@ -187,7 +187,7 @@ def folder() -> Path:
         temporary = tempfile.mkdtemp(prefix="sparsetir-")
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         return Path(temporary)
-    from sparsetir.utils.version import quick_source_digest
+    from sparsetir.utils.packages import quick_source_digest
 
     facts = "\n".join([quick_source_digest(base), platform.machine(), sys.platform, str(CORES), *processor()])
     return base / "scipy" / hashlib.sha256(facts.encode()).hexdigest()[:20]

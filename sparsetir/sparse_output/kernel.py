@@ -24,9 +24,8 @@ from sparsetir.ir.rewriting import collect
 from sparsetir.ir.sizes import Size
 from sparsetir.ir.views import decode
 from sparsetir.runtime.call_plan import CallTiming, measure
-from sparsetir.runtime.repr import shown_signature
 from sparsetir.runtime.serialization import Saved
-from sparsetir.runtime.signature import Arguments, Signature, argument_list, numpy_dtype
+from sparsetir.runtime.signature import Arguments, Signature, argument_list, numpy_dtype, shown_signature
 from sparsetir.script.printer import script
 from sparsetir.sparse_output import AccumulatorOptions, Accumulators, AssembledCompiled, AssembledProgram
 from sparsetir.sparse_output.accumulators import DUMPS, FIRST, FUNCTIONS

@@ -13,8 +13,7 @@ import scipy.sparse as sp
 
 from sparsetir import interop, ops
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
-from sparsetir.formats.compressed_rows import add_duplicates, compressed_rows
-from sparsetir.formats.hypersparse import has_hypersparse, renumber
+from sparsetir.formats.canonical import add_duplicates, compressed_rows, has_hypersparse, renumber
 from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import CooTensor, check_parts
 from sparsetir.runtime.signature import Arguments, argument_list, as_passed, numpy_dtype

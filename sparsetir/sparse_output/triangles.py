@@ -16,7 +16,7 @@ from sparsetir import interop
 from sparsetir.codegen.cache import Compiled, compile_cached
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
-from sparsetir.formats.compressed_rows import compressed_rows
+from sparsetir.formats.canonical import compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.lower.iterations.normalize import realign
 from sparsetir.utils.threads import get_num_threads

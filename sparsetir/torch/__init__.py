@@ -17,7 +17,7 @@ from sparsetir.torch.products import grouped_mm, matmul
 from sparsetir.torch.pruned_layers import PrunedAttention, PrunedConv, PrunedLinear
 from sparsetir.torch.pyg import patch_pyg
 from sparsetir.torch.sparsify import LayerChange, SparsifyReport, sparsify_
-from sparsetir.utils.imports import require
+from sparsetir.utils.packages import require
 
 require("torch", extra="torch", purpose="sparsetir.torch")
 

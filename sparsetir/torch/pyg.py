@@ -18,7 +18,7 @@ from sparsetir.torch.caches import Contents, GraphCache, Recent
 from sparsetir.torch.deferred_edges import PLAIN, GatheredRows, note, recipe, values
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
-from sparsetir.utils.imports import require
+from sparsetir.utils.packages import require
 from torch import Tensor
 
 # Layers of torch_geometric that are one product with a weight: GCNConv and SAGEConv.

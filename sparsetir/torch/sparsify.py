@@ -39,7 +39,7 @@ from sparsetir.torch.pruned_layers import (
     ways,
 )
 from sparsetir.utils.arguments import as_seconds, shown
-from sparsetir.workloads.choice import LEAST_SIZE, MOST_DENSE, FastestCandidate, choose, timer_of
+from sparsetir.workloads.timing import LEAST_SIZE, MOST_DENSE, FastestCandidate, choose, timer_of
 from torch import Tensor, nn
 
 NO_LINEAR = "not a torch.nn.Linear"

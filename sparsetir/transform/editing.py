@@ -13,7 +13,6 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import dialect
-from sparsetir.ir.nodes import fresh_name, make_iteration, names_in
 from sparsetir.ir.rewriting import flattened, mentions, sequence
 from sparsetir.ir.rules import IterationScope, facts_of
 from sparsetir.ir.views import (
@@ -28,8 +27,11 @@ from sparsetir.ir.views import (
     cast,
     const,
     decode_axis,
+    fresh_name,
     is_sp_iter,
     label,
+    make_iteration,
+    names_in,
 )
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.loops import Update

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
-from sparsetir.utils.imports import require
+from sparsetir.utils.packages import require
 from sparsetir.workloads.peers import torch_csr
 
 Call = Callable[[], Any]

@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
-from sparsetir.utils.imports import MissingPackageError
+from sparsetir.utils.packages import MissingPackageError
 
 # Intel MKL's inspector-executor sparse BLAS, called through ctypes on the ``mkl`` wheel.
 #

@@ -33,7 +33,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import CooTensor, array_of_numbers
 from sparsetir.interop.sources import open_source
 from sparsetir.utils.arguments import as_count, shown
-from sparsetir.utils.imports import MissingPackageError, require
+from sparsetir.utils.packages import MissingPackageError, require
 from sparsetir.workloads import mkl
 
 Call = Callable[[], np.ndarray]

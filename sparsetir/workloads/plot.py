@@ -14,7 +14,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop.sources import open_source
 from sparsetir.utils.arguments import as_count, as_path, as_positive, as_real, as_sequence, shown
 from sparsetir.utils.files import writing_file
-from sparsetir.utils.imports import require
+from sparsetir.utils.packages import require
 
 # Tables as text.
 

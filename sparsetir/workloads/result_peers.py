@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.utils.imports import MissingPackageError, require
+from sparsetir.utils.packages import MissingPackageError, require
 from sparsetir.workloads import mkl, peers
 from sparsetir.workloads import mkl as mkl_sparse
 from sparsetir.workloads.results import ResultCase, sorted_csr

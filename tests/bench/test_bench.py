@@ -21,7 +21,7 @@ from sparsetir.bench import sweep as scale
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, TuningError
 from sparsetir.interop import CooTensor
 from sparsetir.tuning.kernel import TunedKernel
-from sparsetir.utils import imports, machine
+from sparsetir.utils import machine, packages
 from sparsetir.utils.machine import shipped_profile
 from sparsetir.workloads import ceilings as limits
 from sparsetir.workloads import inputs, peers, reference, suite, timing
@@ -170,7 +170,7 @@ def test_a_missing_peer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_missing_package_is_an_import_error() -> None:
     with pytest.raises(ImportError, match=r"reading needs no_such_package.*pip install 'sparsetir\[plot\]'"):
-        imports.require("no_such_package.part", extra="plot", purpose="reading")
+        packages.require("no_such_package.part", extra="plot", purpose="reading")
 
 
 @pytest.mark.parametrize(

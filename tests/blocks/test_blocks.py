@@ -20,7 +20,7 @@ import scipy.sparse as sp
 import sparsetir
 from quick_code import quickly
 from sparsetir.blocks import reading, results
-from sparsetir.blocks.pca import LANCZOS_RATIO, _largest
+from sparsetir.blocks.products import LANCZOS_RATIO, _largest
 from sparsetir.errors import ArgumentError, FileFormatError
 from sparsetir.stores import RawArray
 from sparsetir.utils.memory import MemoryLimitError

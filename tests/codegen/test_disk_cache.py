@@ -19,7 +19,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.codegen.cache import CACHE_VARIABLE, cache_folder
-from sparsetir.utils import version
+from sparsetir.utils import packages
 
 building = importlib.import_module("sparsetir.codegen.cache")
 A = sp.csr_array(np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3]], "float32"))
@@ -194,7 +194,7 @@ def test_the_key_covers_every_module_that_the_pipeline_reaches(tmp_path: Path, m
             tree = ast.parse(test_imports.paths()[name].read_text(encoding="utf-8"))
             open_modules.extend(test_imports.imported(name, tree))
     assert len(reached) > 100
-    assert {test_imports.paths()[name] for name in reached} <= set(version.source_files())
+    assert {test_imports.paths()[name] for name in reached} <= set(packages.source_files())
 
 
 @pytest.mark.parametrize("change", [b"# another line\n", b""])
@@ -203,6 +203,6 @@ def test_a_changed_source_changes_the_key(tmp_path: Path, monkeypatch: pytest.Mo
     for copy in copies:
         copy.write_bytes(b"same = 1\n")
     monkeypatch.setattr(version, "source_files", lambda: tuple(copies))
-    before = version.source_digest.__wrapped__()
+    before = packages.source_digest.__wrapped__()
     copies[1].write_bytes(change)
-    assert version.source_digest.__wrapped__() != before
+    assert packages.source_digest.__wrapped__() != before

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 import sparsetir
 from sparsetir.errors import ArgumentTypeError
-from sparsetir.formats.fingerprint import hash_arrays, hash_indices
+from sparsetir.formats.pattern import hash_arrays, hash_indices
 from sparsetir.utils.caches import exact
 
 FLOATS = ("float16", "float32", "float64", "complex64", "complex128")

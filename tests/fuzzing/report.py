@@ -13,7 +13,7 @@ from typing import Any
 
 from fuzzing.case import OUTCOMES
 from sparsetir.utils.machine import machine_name
-from sparsetir.utils.version import __version__
+from sparsetir.utils.packages import __version__
 
 START, END = "<!-- counts: begin -->", "<!-- counts: end -->"
 SHOWN = {"crashed": "crashes", "unclear": "unclear errors"}

@@ -17,10 +17,10 @@ from tvm.script import tirx
 from sparsetir import build, intrin
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError
-from sparsetir.intrin.tensor import describe, implement
+from sparsetir.intrin import describe, implement
 from sparsetir.lower import run
 from sparsetir.lower.annotations import EMULATED
-from sparsetir.lower.target.tile_state import ConfigureTiles
+from sparsetir.lower.vector.tile_products import ConfigureTiles
 
 pytestmark = pytest.mark.optimised
 

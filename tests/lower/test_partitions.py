@@ -308,7 +308,7 @@ def test_what_is_done_in_chunks_does_not_depend_on_them(
     whole = format.pack(entries_of(matrix))
     modules = [module for name, module in sys.modules.items() if name.startswith("sparsetir.formats.")]
     chunked = [(m, size) for m in modules for size in ("CHUNK", "BATCH") if hasattr(m, size)]
-    assert (sys.modules["sparsetir.formats.packing"], "CHUNK") in chunked
+    assert (sys.modules["sparsetir.formats.format"], "CHUNK") in chunked
     with monkeypatch.context() as patch:
         for module, size in chunked:
             patch.setattr(module, size, 3)

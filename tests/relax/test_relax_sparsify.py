@@ -23,9 +23,8 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.heuristics import BLOCKED, SCATTERED, most_dense
 from sparsetir.relax import programs
 from sparsetir.relax.dense import packed
-from sparsetir.relax.half_products import rewrites
 from sparsetir.relax.model import lowered
-from sparsetir.relax.sparsify import Times, timed
+from sparsetir.relax.sparsify import Times, rewrites, timed
 from sparsetir.tuning import tune_sparse
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")

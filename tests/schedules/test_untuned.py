@@ -28,7 +28,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.ir import effects
 from sparsetir.ir.views import decode
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.schedules import Choices, Registers, defaults, estimate
+from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.torch.functions import FEATURES
 from sparsetir.torch.programs import kernel as kernel_of_graphs
 from sparsetir.utils.machine import last_cache, private_cache, shipped_profile
@@ -401,7 +401,6 @@ def test_panels_where_the_private_cache_is_far_faster_than_what_is_behind_it(mon
 
     def panel(A: Any, features: int, mcpu: str) -> int:
         monkeypatch.setattr(defaults, "private_cache", lambda: 1 << 20)
-        monkeypatch.setattr(estimate, "private_cache", lambda: 1 << 20)
         arrays = {"a": A.data, "b": np.zeros((A.shape[1], features), "f"), "indptr": A.indptr, "indices": A.indices}
         results = [np.zeros((A.shape[0], features), "f")]
         return defaults.estimated_panel(used, arrays, results, lambda: shipped_profile(mcpu))
@@ -421,8 +420,7 @@ def test_panels_on_the_points_of_a_xeon(monkeypatch: pytest.MonkeyPatch) -> None
     if not os.environ.get("SPARSETIR_DATA") or not measured.is_file():
         pytest.skip("SPARSETIR_DATA has no measured points")
     files = {entry["name"]: data / entry["file"] for entry in json.loads((data / "MANIFEST.json").read_text())["files"]}
-    for module in (defaults, estimate):
-        monkeypatch.setattr(module, "private_cache", lambda: 2 << 20)
+    monkeypatch.setattr(defaults, "private_cache", lambda: 2 << 20)
     used, shares = effects.Usage.of(decode(ops.spmm())), []
     for case, row in json.loads(measured.read_text())["rows"].items():
         name, features = case.split("/")

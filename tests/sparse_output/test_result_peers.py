@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from each import each
 from sparsetir.errors import ArgumentError
 from sparsetir.utils import memory
-from sparsetir.utils.imports import MissingPackageError
+from sparsetir.utils.packages import MissingPackageError
 from sparsetir.workloads import mkl, result_peers, results
 from sparsetir.workloads import results as results_check
 from sparsetir.workloads.reference import WrongResultError

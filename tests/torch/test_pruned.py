@@ -48,7 +48,7 @@ def close(got: Tensor, expected: Tensor, way: str = "columns float32") -> bool:
 def take(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let one way appear to be the fastest."""
     from sparsetir.torch import sparsify
-    from sparsetir.workloads.choice import FastestCandidate
+    from sparsetir.workloads.timing import FastestCandidate
 
     def choose_only(way: str) -> None:
         monkeypatch.setattr(

@@ -19,7 +19,7 @@ from sparsetir.workloads.reference import WrongResultError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
-from sparsetir.bench.training import command, measure, operators, problems, ways  # noqa: E402
+from sparsetir.bench.training import command, measure, problems, ways  # noqa: E402
 from sparsetir.bench.training.ways import KINDS, OURS, TORCH, Spec  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
@@ -159,17 +159,17 @@ def test_the_table(capsys: Any, monkeypatch: Any) -> None:
 
 @pytest.mark.slow
 def test_the_table_of_operators(capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(operators, "INPUTS", 20)
-    monkeypatch.setattr(operators, "OUTPUTS", 10)
+    monkeypatch.setattr(command, "INPUTS", 20)
+    monkeypatch.setattr(command, "OUTPUTS", 10)
     threads = str(torch.get_num_threads())
     command.main(["--operators", "--graph", TINY, "--features", "3", "--epochs", "1", "--threads", threads])
     head, _, *lines = capsys.readouterr().out.splitlines()
     assert head == "| graph | operator | ours ms | torch ms | ratio | spread |"
     assert [line.split(" | ")[1].partition(" ")[0] for line in lines] == ["spmm,", "spmm", "spmm,", "linear"]
-    wrong = {operators.OURS: lambda: [torch.ones(2)], operators.TORCH: lambda: [torch.zeros(2)]}
-    monkeypatch.setattr(operators, "cases", lambda *_: {"spmm": wrong})
+    wrong = {command.OURS: lambda: [torch.ones(2)], command.TORCH: lambda: [torch.zeros(2)]}
+    monkeypatch.setattr(command, "cases", lambda *_: {"spmm": wrong})
     with pytest.raises(WrongResultError, match=r"spmm differs from torch by 1.0e\+00"):
-        operators.rows(problems.load(TINY), 3, 1)
+        command.operator_rows(problems.load(TINY), 3, 1)
 
 
 @pytest.mark.slow

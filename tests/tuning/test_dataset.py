@@ -25,8 +25,8 @@ from sparsetir.tuning.train import dataset as plan
 from sparsetir.tuning.train import dataset as points
 from sparsetir.tuning.train import dataset as table
 from sparsetir.tuning.work import CoreRates
-from sparsetir.utils.imports import MissingPackageError
 from sparsetir.utils.machine import shipped_profile
+from sparsetir.utils.packages import MissingPackageError
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from sparsetir.workloads import random_programs, suite
 

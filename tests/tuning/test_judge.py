@@ -18,7 +18,7 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning.features import CHOICES, matrix_names
 from sparsetir.tuning.records import Recording
 from sparsetir.tuning.space import Candidate
-from sparsetir.tuning.train import dataset, judge, pretrain, teacher
+from sparsetir.tuning.train import dataset, judge, pretrain
 from sparsetir.tuning.train.dataset import collect, encoding_of, lines, of_processor, profiled, sources
 from sparsetir.tuning.train.pretrain import train_with
 from sparsetir.tuning.work import USUAL
@@ -125,11 +125,11 @@ def test_points_go_by_the_profile_of_their_machine(collected: Path, tmp_path: Pa
 
 
 def test_what_a_model_expects_of_another_machine_is_taught(collected: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher, "EVERY", 1)
-    monkeypatch.setattr(teacher, "LEAST", 1)
+    monkeypatch.setattr(pretrain, "EVERY", 1)
+    monkeypatch.setattr(pretrain, "LEAST", 1)
     at = matrix_names().index("chunks")
     model = SimpleNamespace(predict=lambda rows: rows[:, at])
-    cases = teacher.taught(profiled(lines(collected)), model, shipped_profile("znver4"))
+    cases = pretrain.taught(profiled(lines(collected)), model, shipped_profile("znver4"))
     assert len(cases) == 2
     for case, line in zip(cases, lines(collected), strict=True):
         assert (case.matrix, case.threads, case.is_placed) == (line["matrix"], 2, True)

@@ -26,7 +26,7 @@ from sparsetir.codegen.pipeline import PassTrace
 from sparsetir.errors import FileFormatError, WriteError
 from sparsetir.relax import CompiledModel
 from sparsetir.relax.training.trainer import TrainStep
-from sparsetir.utils import files, version
+from sparsetir.utils import files, packages
 from sparsetir.workloads import plot
 from tests.quick_code import quick_code
 
@@ -106,7 +106,7 @@ NEW = {  # these refuse to replace what is there
 CACHES: dict[str, Writer] = {
     "library": library,
     "profile": lambda folder, kernel: calibration.write_profile(calibration.family_profile()) or folder,
-    "sources": lambda folder, kernel: version.quick_source_digest(folder) and folder,
+    "sources": lambda folder, kernel: packages.quick_source_digest(folder) and folder,
 }
 
 
@@ -250,7 +250,7 @@ WRITING = {"write_text", "write_bytes", "savez", "savez_compressed", "save", "to
 def test_every_writer_goes_through_one_module() -> None:
     """A file that is written elsewhere must be a new one that no reader knows."""
     package = Path(files.__file__).parents[1]
-    roots = {package, *(path.parent for path in version.source_files() if package not in path.parents)}
+    roots = {package, *(path.parent for path in packages.source_files() if package not in path.parents)}
     faults = []
     for path in {path for root in roots for path in root.rglob("*.py")} - {Path(files.__file__)}:
         name = "/".join(path.parts[-2:])

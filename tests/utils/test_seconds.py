@@ -20,8 +20,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.tuning.train.collect import collect
 from sparsetir.utils.arguments import as_seconds
 from sparsetir.workloads.ceilings import measure_roofline
-from sparsetir.workloads.choice import choose
-from sparsetir.workloads.timing import interleave
+from sparsetir.workloads.timing import choose, interleave
 
 A = sp.csr_array(np.eye(4, dtype="float32"))
 B = np.ones((4, 2), "float32")

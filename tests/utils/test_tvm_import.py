@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from sparsetir.utils.imports import PostponeTorch
+from sparsetir.utils.packages import PostponeTorch
 
 AFTER = """
 import sys

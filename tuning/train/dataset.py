@@ -45,13 +45,13 @@ from sparsetir.tuning.space import Candidate, Values, drawn, fixed, start
 from sparsetir.tuning.train.collect import CollectionSource, listed
 from sparsetir.tuning.variants import PreparedCall, own_storage, uncompiled
 from sparsetir.tuning.work import USUAL, CoreRates, Work, measure_rates
-from sparsetir.utils import imports
+from sparsetir.utils import packages
 from sparsetir.utils.buffers import aligned
 from sparsetir.utils.files import writing_file
 from sparsetir.utils.machine import CORES, MachineProfile, machine_name, shipped_profile
 from sparsetir.utils.memory import old_objects_aside
+from sparsetir.utils.packages import __version__
 from sparsetir.utils.threads import get_num_threads, set_num_threads
-from sparsetir.utils.version import __version__
 from sparsetir.workloads import random_programs, suite
 from sparsetir.workloads.inputs import DENSE, say
 from sparsetir.workloads.reference import Reference
@@ -815,8 +815,8 @@ def export(path: Path, out: Path) -> Path:
         with writing_file(out, makes_folder=True) as partial:
             np.savez_compressed(partial, allow_pickle=False, **table_columns)
         return out
-    arrow = imports.require("pyarrow", extra="data", purpose="a table as parquet")
-    parquet = imports.require("pyarrow.parquet", extra="data", purpose="a table as parquet")
+    arrow = packages.require("pyarrow", extra="data", purpose="a table as parquet")
+    parquet = packages.require("pyarrow.parquet", extra="data", purpose="a table as parquet")
     table = arrow.table({name: arrow.array(list(values)) for name, values in table_columns.items()})
     with writing_file(out, makes_folder=True) as partial:
         parquet.write_table(table, partial)

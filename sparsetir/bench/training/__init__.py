@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparsetir.utils.imports import require
+from sparsetir.utils.packages import require
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs of graph networks in several ways, one after the other: a table.
+"""Epochs of graph networks, and single operators with gradients, in several ways one after the other: tables.
 
 Each loss is compared with ours. Memory is that of a process of its own for each.
 """
@@ -9,18 +9,119 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 import torch
-from sparsetir.bench.training import measure, operators
+from sparsetir.bench.training import measure
 from sparsetir.bench.training.measure import Training, TrainingRun
 from sparsetir.bench.training.problems import NodeProblem, available, load
 from sparsetir.bench.training.ways import OURS, WAYS, Spec, make, ways
 from sparsetir.errors import SparseTIRError
+from sparsetir.torch import Graph, SparseLinear
 from sparsetir.utils.threads import set_num_threads
 from sparsetir.workloads.inputs import reason, say
 from sparsetir.workloads.plot import markdown
+from sparsetir.workloads.reference import WrongResultError
+from torch import Tensor
+
+TORCH = "torch"
+HEAD = ("ours ms", "torch ms", "ratio", "spread")
+BATCH, INPUTS, OUTPUTS, DENSITY = 128, 1024, 4096, 0.1
+Call = Callable[[], Any]
+CLOSE = 1e-3
+
+
+def passes(forward: Callable[..., Tensor], *inputs: Tensor) -> Call:
+    """Return a call that runs a function and then its gradients; it returns both."""
+    wanting = [x.detach().clone().requires_grad_() for x in inputs]
+    g = torch.randn(forward(*wanting).shape, generator=torch.Generator().manual_seed(0))
+
+    def call() -> list[Tensor]:
+        y = forward(*wanting)
+        return [y.detach(), *torch.autograd.grad(y, wanting, g)]
+
+    return call
+
+
+def cases(problem: NodeProblem, features: int) -> dict[str, dict[str, Call]]:
+    """Each operator in both ways, on operands that are alike."""
+    graph, matrix = Graph(problem.adjacency).weighted(None), problem.adjacency
+    indptr, indices = (torch.from_numpy(part.astype(np.int64)) for part in (matrix.indptr, matrix.indices))
+    ones = torch.ones(matrix.nnz)
+
+    def csr(values: Tensor) -> Tensor:
+        return torch.sparse_csr_tensor(indptr, indices, values, size=matrix.shape, check_invariants=False)
+
+    fixed = csr(ones)
+    # No two of a column are equal: torch gives the whole gradient of equal maxima to one of them.
+    x = torch.rand(matrix.shape[1], features).argsort(dim=0) / max(matrix.shape[1], 1)
+    w = torch.rand(matrix.nnz)
+    graph_cases = {
+        f"spmm, {features} features": {
+            OURS: passes(graph.spmm, x),
+            TORCH: passes(lambda x: torch.sparse.mm(fixed, x), x),
+        },
+        f"spmm with trained weights, {features} features": {
+            OURS: passes(graph.spmm, x, w),
+            TORCH: passes(lambda x, w: torch.sparse.mm(csr(w), x), x, w),
+        },
+        f"spmm, maxima, {features} features": {
+            OURS: passes(lambda x: graph.spmm(x, reduce="max"), x),
+            TORCH: passes(lambda x: torch.sparse.mm(fixed, x, "amax"), x),
+        },
+    }
+    return graph_cases | {f"linear {INPUTS}-{OUTPUTS}, {DENSITY:.0%} of the weights, batch {BATCH}": layers()}
+
+
+def layers() -> dict[str, Call]:
+    """Return a step of a sparse layer, and of the dense layer with all weights."""
+    dense = torch.nn.Linear(INPUTS, OUTPUTS)
+    sparse, x = SparseLinear.from_dense(dense, DENSITY), torch.randn(BATCH, INPUTS, requires_grad=True)
+    g = torch.randn(BATCH, OUTPUTS)
+    step = lambda layer: lambda: torch.autograd.grad(layer(x), [x, *layer.parameters()], g)  # noqa: E731
+    return {OURS: step(sparse), TORCH: step(dense)}
+
+
+def operator_rows(problem: NodeProblem, features: int, rounds: int, *, cpu: bool = False) -> list[list[str]]:
+    """Return a row of a table for each operator.
+
+    Raises
+    ------
+    WrongResultError
+        The two ways differ.
+    """
+    table_rows = []
+    for name, calls in cases(problem, features).items():
+        results = [calls[way]() for way in (OURS, TORCH)]
+        if not name.startswith("linear"):
+            _check(name, *results)
+        times = measure.in_turn(calls, rounds, clock=time.process_time if cpu else None)
+        our_seconds, torch_seconds = (times[way].median for way in (OURS, TORCH))
+        spread = max(t.spread for t in times.values())
+        table_rows.append(
+            [
+                problem.name,
+                name,
+                f"{our_seconds * 1e3:.3f}",
+                f"{torch_seconds * 1e3:.3f}",
+                f"{torch_seconds / our_seconds:.2f}",
+                f"{spread:.0%}",
+            ]
+        )
+    return table_rows
+
+
+def _check(name: str, results: list[Tensor], references: list[Tensor]) -> None:
+    for result, expected in zip(results, references, strict=True):
+        if not torch.allclose(result, expected, rtol=CLOSE, atol=CLOSE * max(1.0, float(expected.abs().max()))):
+            raise WrongResultError(f"{name} differs from torch by {float((result - expected).abs().max()):.1e}")
+
+
+
 
 MODULE = "sparsetir.bench.training"
 NETWORKS = "gcn:16,gcn:128,gcn:256,sage-mean:128,sage-max:128,gat:8x8,gat:4x32,gatv2:8x8,rgcn:16"
@@ -93,9 +194,9 @@ def table(graphs: Sequence[str], networks: Sequence[Spec], selected: Sequence[st
 
 def operator_table(graphs: Sequence[str], args: argparse.Namespace) -> str:
     """Markdown, a row for each operator on a graph."""
-    rows = [["graph", "operator", *operators.HEAD]]
+    rows = [["graph", "operator", *HEAD]]
     for name in graphs:
-        rows += operators.rows(load(name), args.features, args.epochs, cpu=args.cpu)
+        rows += operator_rows(load(name), args.features, args.epochs, cpu=args.cpu)
     return markdown(rows)
 
 
@@ -136,4 +237,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(str(error))
 
 
-__all__ = ["main", "memory", "trained", "with_memory"]
+__all__ = ['HEAD', 'cases', 'main', 'memory', 'operator_rows', 'trained', 'with_memory']

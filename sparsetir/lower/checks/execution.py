@@ -15,9 +15,8 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir.nodes import REDUCE
 from sparsetir.ir.rewriting import collect, factors, mentions, product
-from sparsetir.ir.views import const
+from sparsetir.ir.views import REDUCE, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.accesses import AccessSite, caches, has_steps, loops_of_blocks, sites
 from sparsetir.lower.analysis.independence import WIDE, ArrayFacts, Wide, is_one_to_one, shared_array

@@ -36,9 +36,8 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import VerifyError
 from sparsetir.ir import dialect
-from sparsetir.ir.nodes import REDUCE, SPATIAL
 from sparsetir.ir.rewriting import all_same, collect, conjunction, mentions, same, substitute
-from sparsetir.ir.views import Axis, Entry, cast, const
+from sparsetir.ir.views import REDUCE, SPATIAL, Axis, Entry, cast, const
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.annotations import INIT_MARK, ORDERED_MARK, SCRATCH, STRUCTURE
 from sparsetir.lower.iterations.access import AxisCursor, Conditions, Scope, fiber_of, guarded, in_range, lookup

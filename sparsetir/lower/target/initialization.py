@@ -10,9 +10,8 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir.nodes import REDUCE
 from sparsetir.ir.rewriting import all_same, collect, conjunction, conjuncts, mentions, seq, substitute
-from sparsetir.ir.views import INDEPENDENT, INIT, STORED, Axis, Entry, Program, SpIter, cast, const
+from sparsetir.ir.views import INDEPENDENT, INIT, REDUCE, STORED, Axis, Entry, Program, SpIter, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.accesses import bindings
 from sparsetir.lower.analysis.independence import injective

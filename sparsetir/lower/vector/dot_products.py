@@ -36,9 +36,8 @@ from tvm.ir import Var
 
 from sparsetir.intrin.llvm_ir import LANES, functions, reading
 from sparsetir.ir import dialect
-from sparsetir.ir.nodes import REDUCE
 from sparsetir.ir.rewriting import all_same, collect, mentions, moves_by_one, seq, substitute
-from sparsetir.ir.views import cast, const
+from sparsetir.ir.views import REDUCE, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.annotations import UNIT, refused
 from sparsetir.lower.loops import serial, with_body

@@ -1,27 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports: TVM without torch, and packages that only an extra installs.
+"""Packages at run time: version and source digest of this one, TVM imported without torch, and optional ones.
 
-Import of TVM without torch: `tvm_ffi` imports torch, if it is installed, before anything else.
-
-That import takes longer than all of TVM, and few processes use both. An import hook hides torch from the thread that
-imports `tvm_ffi`, and does what `tvm_ffi` would have done with torch once something else imports torch. Tensors are
-exchanged by DLPack as ever; only `torch.dtype` as an argument of a function of TVM needs torch to be imported first.
-On Windows torch is not hidden: there `tvm_ffi` must load its library after torch.
+`tvm_ffi` imports torch, if it is installed, before anything else. That import takes longer than all of TVM, and few
+processes use both. An import hook hides torch from the thread that imports `tvm_ffi`, and does what `tvm_ffi` would
+have done with torch once something else imports torch. Tensors are exchanged by DLPack as ever; only `torch.dtype` as
+an argument of a function of TVM needs torch to be imported first. On Windows torch is not hidden: there `tvm_ffi` must
+load its library after torch.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
 from sparsetir.errors import SparseTIRError
+from sparsetir.utils.files import caching
 from sparsetir.utils.memory import uncollected
+
+__version__ = "0.2.0"  # as in pyproject.toml
+DIGEST_DIGITS = 64
+
+
+@cache
+def source_files() -> tuple[Path, ...]:
+    """Return every file of the installed package that may decide what is compiled, in a fixed order.
+
+    `schedules` and `tuning` are installed inside of the package, but lie beside it in a checkout.
+    """
+    package = Path(__file__).parents[1]
+    specs = [find_spec(f"sparsetir.{name}") for name in ("schedules", "tuning")]
+    beside = [Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()]
+    roots = [package, *(folder for folder in beside if package not in folder.parents)]
+    return tuple(sorted(path for root in roots for kind in ("*.py", "*.c") for path in root.rglob(kind)))
+
+
+@cache
+def source_digest() -> str:
+    """Return a hash of the contents of all source files: other sources may make other machine code."""
+    digest = hashlib.sha256()
+    for path in source_files():
+        content = path.read_bytes()
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def quick_source_digest(folder: Path) -> str:
+    """Return `source_digest`, read from `folder` where no source file was replaced or written since it was stored.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder that only this user can write to. The digest is stored below the sizes, times and numbers of the files.
+    """
+    listing = hashlib.sha256()
+    for path in source_files():
+        status = path.stat()
+        listing.update(f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}\n".encode())
+    stored = folder / "sources" / listing.hexdigest()[:32]
+    with suppress(OSError, ValueError):
+        if len(text := stored.read_text()) == DIGEST_DIGITS:
+            return text
+    digest = source_digest()
+    with caching(stored) as partial:
+        partial.write_text(digest)
+    return digest
+
+
+
 
 Execute: TypeAlias = Callable[[ModuleType], None]
 Runner: TypeAlias = Callable[[Execute], Execute]
@@ -129,4 +186,4 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         raise MissingPackageError(message) from error
 
 
-__all__ = ["MissingPackageError", "PostponeTorch", "complete_tvm_ffi", "postpone_torch", "require"]
+__all__ = ['MissingPackageError', 'PostponeTorch', '__version__', 'complete_tvm_ffi', 'postpone_torch', 'quick_source_digest', 'require', 'source_digest', 'source_files']
