@@ -116,8 +116,6 @@ def near_bytes(profile: MachineProfile) -> int:
     return max((level.size for level in profile.levels if 0 < level.size <= private), default=private)
 
 
-
-
 # ------------------------------------------------------------------ constants
 # Measured on two cores of an AMD EPYC (Zen 4). `sparsetir bench --data DIR --ops spmm:32,spmm:128,sddmm:128,spmv
 # --sweep` prints how far the best choices of a sweep are from those of these rules, for each matrix; with
@@ -452,4 +450,24 @@ def sweep(base: Choices, *, over_format: bool = False) -> list[Choices]:
     return [base.changed(**changed) for changed in (*(SWEPT_OVER_FORMATS if over_format else SWEPT), *tiles)]
 
 
-__all__ = ['PORTFOLIO', 'changes', 'gathered_seconds', 'is_small', 'lanes_for', 'least_power', 'narrow_sizes', 'near_bytes', 'predicted_seconds', 'suitable_halves', 'suitable_lanes', 'suitable_panel', 'suitable_prefetch', 'suitable_tile', 'suits_carry', 'suits_checks', 'suits_streaming', 'sweep', 'usual']
+__all__ = [
+    "PORTFOLIO",
+    "changes",
+    "gathered_seconds",
+    "is_small",
+    "lanes_for",
+    "least_power",
+    "narrow_sizes",
+    "near_bytes",
+    "predicted_seconds",
+    "suitable_halves",
+    "suitable_lanes",
+    "suitable_panel",
+    "suitable_prefetch",
+    "suitable_tile",
+    "suits_carry",
+    "suits_checks",
+    "suits_streaming",
+    "sweep",
+    "usual",
+]

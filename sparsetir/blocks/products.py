@@ -136,8 +136,6 @@ def _sorted(values: Array, vectors: Array, squares: float, mean: Array, rows: in
     return PCA(np.ascontiguousarray(components), values / (rows - 1), ratio, np.sqrt(values), mean, rows)
 
 
-
-
 READS_OF_ALIGNED = 12  # of each row, from which on a copy whose rows begin with cache lines pays
 ROWS_AT_ONCE = 1 << 16  # of a dense operand that is converted or written
 
@@ -476,4 +474,27 @@ def as_matrix(array: Array) -> Array:
     return array[:, None] if array.ndim == 1 else array
 
 
-__all__ = ['MAX_GRAM_FEATURES', 'PCA', 'add_gram', 'as_dense', 'as_matrix', 'by_passes', 'check_components', 'column_moments', 'compute_dtype', 'dense_panel', 'from_gram', 'identity', 'kernel', 'line_moments', 'merge_moments', 'multiply', 'multiply_transposed', 'plan_product', 'product', 'run', 'sampled', 'to_scipy']
+__all__ = [
+    "MAX_GRAM_FEATURES",
+    "PCA",
+    "add_gram",
+    "as_dense",
+    "as_matrix",
+    "by_passes",
+    "check_components",
+    "column_moments",
+    "compute_dtype",
+    "dense_panel",
+    "from_gram",
+    "identity",
+    "kernel",
+    "line_moments",
+    "merge_moments",
+    "multiply",
+    "multiply_transposed",
+    "plan_product",
+    "product",
+    "run",
+    "sampled",
+    "to_scipy",
+]

@@ -108,8 +108,6 @@ def _of_class(tensor: SparseTensor, value: Any) -> Any:
     return converted if isinstance(value, sp.sparray) else MATRICES[converted.format](converted)
 
 
-
-
 MAX_DENSE_ELEMENTS = 1 << 30  # of a dense result that is numbered back
 
 
@@ -239,4 +237,4 @@ def _like(value: Any, coords: Sequence[np.ndarray], shape: tuple[int, ...]) -> A
     return listed if outer >= MIN_HYPERSPARSE or value.format == "coo" else in_format(listed, value.format)
 
 
-__all__ = ['Renumbered', 'add_duplicates', 'compressed_rows', 'has_hypersparse', 'renumber']
+__all__ = ["Renumbered", "add_duplicates", "compressed_rows", "has_hypersparse", "renumber"]

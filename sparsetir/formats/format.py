@@ -487,8 +487,6 @@ def make(name: str, **parameters: Any) -> Format:
         raise ArgumentTypeError(f"format {name} takes other parameters: {error}") from error
 
 
-
-
 def row_chunks(indptr: Array, step: int = 1) -> Iterator[tuple[int, int]]:
     """Yield ranges of rows that begin at a multiple of `step` and hold about as many entries as are moved at a time.
 
@@ -563,4 +561,22 @@ def lengths_of(entries: Entries) -> Array:
     return np.diff(entries.indptr).astype(np.int64, copy=False)
 
 
-__all__ = ['Array', 'CapacityError', 'Entries', 'Format', 'Packed', 'REGISTRY', 'check_idtype', 'check_positive', 'choose', 'lengths_of', 'make', 'padded', 'register', 'row_chunks', 'row_numbers', 'strided', 'subset']
+__all__ = [
+    "REGISTRY",
+    "Array",
+    "CapacityError",
+    "Entries",
+    "Format",
+    "Packed",
+    "check_idtype",
+    "check_positive",
+    "choose",
+    "lengths_of",
+    "make",
+    "padded",
+    "register",
+    "row_chunks",
+    "row_numbers",
+    "strided",
+    "subset",
+]

@@ -122,8 +122,6 @@ def checksum(array: Array) -> int:
     return int(xxhash.xxh3_64_intdigest(contiguous.reshape(-1, order="A").view(np.uint8).data))
 
 
-
-
 BLOCKS = ((1, 4), (4, 1), (8, 1), (16, 1), (2, 2), (3, 3), (4, 4), (8, 8), (16, 16))
 PARTS = (2, 4, 16)
 SLICES = (8, 64)  # rows of a slice and of the window in which they are sorted
@@ -391,4 +389,15 @@ def _matrix(entries: Entries) -> dict[str, Any]:
     }
 
 
-__all__ = ['BLOCKS', 'MatrixPattern', 'PARTS', 'Pattern', 'SLICES', 'checksum', 'fingerprint', 'hash_arrays', 'hash_indices', 'pattern']
+__all__ = [
+    "BLOCKS",
+    "PARTS",
+    "SLICES",
+    "MatrixPattern",
+    "Pattern",
+    "checksum",
+    "fingerprint",
+    "hash_arrays",
+    "hash_indices",
+    "pattern",
+]

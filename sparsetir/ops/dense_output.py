@@ -105,8 +105,6 @@ def pack_ranges(matrix: np.ndarray, width: int = 64) -> tuple[np.ndarray, np.nda
     return np.ascontiguousarray(np.take_along_axis(ranges, places, 2)), places.astype("uint8")
 
 
-
-
 EIGHT_BITS = {"int8": (-128, 127), "uint8": (0, 255)}
 
 
@@ -193,8 +191,6 @@ def quantized_spmm(
         f'        C[i, k] = T.Cast("float32", {total}) * scale[i]{"".join(terms)}',
     ]
     return parse("\n".join(lines) + "\n")
-
-
 
 
 FORMATS = ("csr", "csc", "coo", "bsr", "dcsr", "ell")
@@ -702,4 +698,22 @@ def grouped_matmul(dtype: str = "float32", result: str = "rows", *, idtype: str 
     return grouped.with_attr("global_symbol", result)
 
 
-__all__ = ['EIGHT_BITS', 'add', 'grouped_matmul', 'linear', 'masked_spgemm', 'maximum', 'mttkrp', 'multiply', 'pack_ranges', 'quantized_spmm', 'range_spmm', 'rap', 'scaled_add', 'sddmm', 'spgemm', 'spmm', 'spmv', 'triangles']
+__all__ = [
+    "add",
+    "grouped_matmul",
+    "linear",
+    "masked_spgemm",
+    "maximum",
+    "mttkrp",
+    "multiply",
+    "pack_ranges",
+    "quantized_spmm",
+    "range_spmm",
+    "rap",
+    "scaled_add",
+    "sddmm",
+    "spgemm",
+    "spmm",
+    "spmv",
+    "triangles",
+]

@@ -18,7 +18,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, Mi
 from sparsetir.formats.pattern import hash_arrays
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.operators import constant
-from sparsetir.relax.sparsify import UNKNOWN_ROWS, ConstantProduct, Layer, ProductRewriter, HalfRewrite
+from sparsetir.relax.sparsify import UNKNOWN_ROWS, ConstantProduct, HalfRewrite, Layer, ProductRewriter
 from sparsetir.utils.packages import require
 
 STORED = "stored as a sparse initializer"

@@ -95,8 +95,6 @@ def _passed_whole(signature: Signature) -> set[str]:
     return {*signature.holder, *(str(array.name) for array in arrays)}
 
 
-
-
 # What is known of the arguments of one call, and whether their index arrays are checked.
 
 
@@ -749,4 +747,26 @@ def _check_writable(array: np.ndarray, name: str, kind: type, *, copied: bool) -
         raise ArgumentError(f"{name} is written by this kernel but its elements share memory: pass a copy")
 
 
-__all__ = ['Arguments', 'LARGEST_INT32', 'Param', 'Signature', 'SizeOf', 'argument_list', 'arrays_of_axes', 'as_bfloat16', 'as_passed', 'axis_counts', 'check_overlap', 'checks_are_on', 'fixed_levels', 'is_integer', 'layout_of', 'levels', 'numpy_dtype', 'parameter', 'shown_buffer', 'shown_signature', 'unchecked']
+__all__ = [
+    "LARGEST_INT32",
+    "Arguments",
+    "Param",
+    "Signature",
+    "SizeOf",
+    "argument_list",
+    "arrays_of_axes",
+    "as_bfloat16",
+    "as_passed",
+    "axis_counts",
+    "check_overlap",
+    "checks_are_on",
+    "fixed_levels",
+    "is_integer",
+    "layout_of",
+    "levels",
+    "numpy_dtype",
+    "parameter",
+    "shown_buffer",
+    "shown_signature",
+    "unchecked",
+]

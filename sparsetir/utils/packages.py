@@ -78,8 +78,6 @@ def quick_source_digest(folder: Path) -> str:
     return digest
 
 
-
-
 Execute: TypeAlias = Callable[[ModuleType], None]
 Runner: TypeAlias = Callable[[Execute], Execute]
 
@@ -186,4 +184,14 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         raise MissingPackageError(message) from error
 
 
-__all__ = ['MissingPackageError', 'PostponeTorch', '__version__', 'complete_tvm_ffi', 'postpone_torch', 'quick_source_digest', 'require', 'source_digest', 'source_files']
+__all__ = [
+    "MissingPackageError",
+    "PostponeTorch",
+    "__version__",
+    "complete_tvm_ffi",
+    "postpone_torch",
+    "quick_source_digest",
+    "require",
+    "source_digest",
+    "source_files",
+]

@@ -202,7 +202,7 @@ def test_a_changed_source_changes_the_key(tmp_path: Path, monkeypatch: pytest.Mo
     copies = [tmp_path / f"{n}.py" for n in range(3)]
     for copy in copies:
         copy.write_bytes(b"same = 1\n")
-    monkeypatch.setattr(version, "source_files", lambda: tuple(copies))
+    monkeypatch.setattr(packages, "source_files", lambda: tuple(copies))
     before = packages.source_digest.__wrapped__()
     copies[1].write_bytes(change)
     assert packages.source_digest.__wrapped__() != before

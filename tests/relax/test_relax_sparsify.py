@@ -24,7 +24,7 @@ from sparsetir.formats.heuristics import BLOCKED, SCATTERED, most_dense
 from sparsetir.relax import programs
 from sparsetir.relax.dense import packed
 from sparsetir.relax.model import lowered
-from sparsetir.relax.sparsify import Times, rewrites, timed
+from sparsetir.relax.sparsify import Times, half_rewrites, timed
 from sparsetir.tuning import tune_sparse
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
@@ -329,15 +329,15 @@ def test_products_in_bfloat16_are_candidates(
 def test_precisions_need_units_and_permission() -> None:
     x = relax.Var("x", relax.TensorType([16, IN], "float32"))
     names = {
-        lowest: set(rewrites("linear", W, x, lowest, emulating_target()))
+        lowest: set(half_rewrites("linear", W, x, lowest, emulating_target()))
         for lowest in ("float32", "bf16x3", "bfloat16")
     }
     assert names["float32"] == set()
     assert names["bf16x3"] == {"sparse bf16x3"}
     assert names["bfloat16"] == {"dense bfloat16", "sparse bfloat16", "sparse bf16x3"}
     plain = tvm.target.Target({"kind": "llvm", "mcpu": "znver3"})
-    assert not rewrites("linear", W, x, "bfloat16", plain)
-    assert not rewrites("linear", W.astype("float64"), x, "bfloat16", emulating_target())
+    assert not half_rewrites("linear", W, x, "bfloat16", plain)
+    assert not half_rewrites("linear", W.astype("float64"), x, "bfloat16", emulating_target())
     with pytest.raises(
         ArgumentError, match="dtype: expected one of 'float32', 'bf16x3', 'bfloat16' or None, got 'int4'"
     ):

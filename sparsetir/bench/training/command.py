@@ -121,8 +121,6 @@ def _check(name: str, results: list[Tensor], references: list[Tensor]) -> None:
             raise WrongResultError(f"{name} differs from torch by {float((result - expected).abs().max()):.1e}")
 
 
-
-
 MODULE = "sparsetir.bench.training"
 NETWORKS = "gcn:16,gcn:128,gcn:256,sage-mean:128,sage-max:128,gat:8x8,gat:4x32,gatv2:8x8,rgcn:16"
 SMALL = "rmat:200"
@@ -237,4 +235,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(str(error))
 
 
-__all__ = ['HEAD', 'cases', 'main', 'memory', 'operator_rows', 'trained', 'with_memory']
+__all__ = ["HEAD", "cases", "main", "memory", "operator_rows", "trained", "with_memory"]

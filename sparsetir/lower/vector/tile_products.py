@@ -548,8 +548,6 @@ def UseTiles(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc
     return with_body(func, structural_mutate(func.body, [(tirx.SeqStmt, on_seq), (tirx.For, on_for)]))
 
 
-
-
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ConfigureTiles")
 def ConfigureTiles(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Configure tiles, define their functions, and replace units that the target emulates."""
@@ -621,4 +619,4 @@ def _first(buffer: Any) -> ir.Expr:
     return tirx.address_of(tirx.BufferLoad(buffer, [const(0)]))
 
 
-__all__ = ['ConfigureTiles', 'UseTiles']
+__all__ = ["ConfigureTiles", "UseTiles"]
