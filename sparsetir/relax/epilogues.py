@@ -40,6 +40,7 @@ UNARY = {
     "relax.square": "({x}) * ({x})",
     "relax.sqrt": "T.sqrt({x})",
     "relax.exp": "T.exp({x})",
+    "relax.round": "T.round({x})",  # Halves go to the even neighbour.
     "relax.sigmoid": SIGMOID,
     "relax.nn.silu": f"({{x}}) * ({SIGMOID})",
     "relax.tanh": TANH,
@@ -55,6 +56,8 @@ BINARY = {
     "relax.maximum": "T.max({a}, {b})",
     "relax.minimum": "T.min({a}, {b})",
 }
+ALSO_OF_INTEGERS = ("relax.nn.relu", "relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum")
+CASTS = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32")
 # erf(x / sqrt(2)): Abramowitz and Stegun 7.1.26, with an error of at most 1.5e-7; needs arithmetic and exp only.
 RECIPROCAL = "(T.{t}(1) / (T.{t}(1) + T.{t}(0.23164189) * T.max({x}, T.{t}(0) - ({x}))))"
 ERF_TERMS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
@@ -130,7 +133,11 @@ class Writer:
             return None
         if name == "relax.astype":
             return self._cast(str(call.attrs.dtype))
+        if name == "relax.clip" and call.args[0].same_as(before):
+            return self._clipped(call.args[1:])
         if str(call.ty.dtype.dtype) != self.dtype:
+            return None
+        if not self.wide.startswith("float") and name not in ALSO_OF_INTEGERS:
             return None
         if name == "relax.nn.gelu" and self.wide == "float64":
             return None  # The approximation of erf is not accurate enough for float64.
@@ -145,16 +152,28 @@ class Writer:
         return None if None in sides else BINARY[name].format(a=sides[0], b=sides[1])
 
     def _cast(self, dtype: str) -> str | None:
-        if dtype == self.dtype or dtype not in ("float16", "bfloat16", "float32", "float64"):
+        if dtype == self.dtype or dtype not in CASTS:
             return None
         rounded = self.text if self.dtype == self.wide else f'T.Cast("{self.dtype}", {self.text})'
         self.dtype, self.wide = dtype, "float32" if dtype in ("float16", "bfloat16") else dtype
-        return self._widened(rounded, dtype) if self.wide == dtype else f'T.Cast("float32", {rounded})'
+        return f'T.Cast("{self.wide}", {rounded})'
+
+    def _clipped(self, limits: Sequence[Any]) -> str | None:
+        """Return the text between two limits that are numbers."""
+        values = [getattr(limit, "value", None) for limit in limits]
+        numbers = [n for n in values if isinstance(n, (int, float)) and np.isfinite(n)]
+        if len(numbers) != 2:
+            return None
+        low, high = map(self._number, numbers)
+        return f"T.max(T.min({self.text}, {high}), {low})"
+
+    def _number(self, value: float) -> str:
+        return f"T.{self.wide}({float(value) if self.wide.startswith('float') else int(value)!r})"
 
     def _operand(self, arg: Any) -> str | None:
         """Return the text of the other operand of a step, None if it cannot be fused."""
         if isinstance(arg, ir.GenericConst) and arg.ty.ndim == 0:
-            return f"T.{self.wide}({float(arg.value.numpy())!r})" if np.isfinite(arg.value.numpy()) else None
+            return self._number(arg.value.numpy().item()) if np.isfinite(arg.value.numpy()) else None
         type_ = arg.ty
         if not isinstance(type_, relax.TensorType) or not isinstance(type_.shape, relax.ShapeExpr):
             return None
@@ -199,7 +218,7 @@ def along(shape: list[Any], result: EpilogueResult) -> tuple[str | None, ...] | 
 def is_elementwise(call: Any) -> bool:
     """Return whether a call may be a step of an epilogue."""
     name = str(getattr(getattr(call, "op", None), "name", ""))
-    return name in UNARY or name in BINARY or name in ("relax.astype", "relax.nn.leakyrelu")
+    return name in UNARY or name in BINARY or name in ("relax.astype", "relax.clip", "relax.nn.leakyrelu")
 
 
 def written(result: EpilogueResult, head: Any, steps: Sequence[tuple[Any, ir.Call]]) -> tuple[Epilogue | None, int]:

@@ -227,7 +227,7 @@ def _dropout(b: Backward) -> Gradients:
     return {"x": call("dropout", b.g, b["count"], b.a.number("rate"), b["seed"])}
 
 
-def _transpose(_b: Backward) -> Gradients:
+def _of_integers(_b: Backward) -> Gradients:
     return {}
 
 
@@ -241,6 +241,7 @@ def _refused(b: Backward) -> Gradients:
 GRADIENTS: dict[str, Callable[[Backward], Gradients]] = {
     "spmm": _spmm,
     "spmm_bf16x3": _spmm,  # in float32
+    "spmm_int32": _of_integers,
     "spmv": _spmv,
     "linear": _linear,
     "sddmm": _sddmm,
@@ -251,7 +252,7 @@ GRADIENTS: dict[str, Callable[[Backward], Gradients]] = {
     "gather_matmul_scatter": _gather_matmul_scatter,
     "attention": _attention,
     "segment_expand": _segment_expand,
-    "transpose": _transpose,
+    "transpose": _of_integers,
     "dropout": _dropout,
     "gather_outer": _refused,
     "attention_lse": _refused,

@@ -96,6 +96,20 @@ def _spmm_bf16x3(
     return _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, untuned)
 
 
+def _spmm_int32(
+    a: OperatorArguments, out: list[Any], _dtype: str, epilogue: Epilogue | None, options: BuildOptions
+) -> Lowered:
+    *batch, n, feat = a.shape("B")
+    sizes = {"m": out[-2], "n": n, "nnz": a.shape("indices")[0], "feat": feat}
+    if batch:
+        sizes["batch"] = batch[0]
+    program = programs.spmm(sizes, a.dtype("data"), a.dtype("indptr"), epilogue, a.dtype("B"))
+    operands = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
+    lowered = Lowered(program, operands, out, out, "int32" if epilogue is None else epilogue.dtype)
+    untuned = dataclasses.replace(options, asked=None, database=None)
+    return lowered if batch else _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, untuned)
+
+
 def _spmv(
     a: OperatorArguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: BuildOptions
 ) -> Lowered:
@@ -243,6 +257,7 @@ def _reshaped(value: Any, shape: list[Any]) -> Any:
 MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "spmm": (_spmm, ("L", "I", "K")),
     "spmm_bf16x3": (_spmm_bf16x3, ("I", "K")),
+    "spmm_int32": (_spmm_int32, ("L", "I", "K")),
     "spmv": (_spmv, ("I",)),
     "linear": (_linear, ("B", "O")),
     "sddmm": (_sddmm, ()),

@@ -16,6 +16,7 @@ from tvm import ir, relax
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, MissingFileError
 from sparsetir.formats.pattern import hash_arrays
+from sparsetir.relax.integer_products import IntegerProduct
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.operators import constant
 from sparsetir.relax.sparsify import UNKNOWN_ROWS, ConstantProduct, HalfRewrite, Layer, ProductRewriter
@@ -36,9 +37,12 @@ def from_onnx(
 ) -> CompiledModel:
     """Compile an ONNX model to a `CompiledModel`, with sparse kernels for its sparse weights.
 
-    Sparse initializers and sparse values of ``Constant`` nodes become sparse weights where a matrix product, a ``Gemm``
-    or a 1 x 1 convolution takes them, and dense constants elsewhere. Dense initializers stay dense unless a pass given
-    as `sparsify`, such as `SparsifyWeights`, makes them sparse.
+    Sparse initializers and sparse values of ``Constant`` nodes become sparse weights where a matrix product, a
+    ``Gemm``, a 1 x 1 convolution or a quantized convolution takes them, and dense constants elsewhere. Dense
+    initializers stay dense unless a pass given as `sparsify`, such as `SparsifyWeights`, makes them sparse.
+
+    Quantized operators, ``QLinearMatMul``, ``QLinearConv``, ``MatMulInteger``, ``ConvInteger``, ``QuantizeLinear`` and
+    ``DequantizeLinear``, return the integers of ONNX's reference evaluator, dense and sparse.
 
     Parameters
     ----------
@@ -104,8 +108,11 @@ def _loaded(model: Any) -> Any:
 def _imported(model: Any, shapes: Mapping[str, Sequence[int]] | None) -> ir.IRModule:
     from tvm.relax.frontend.onnx import from_onnx as import_onnx
 
+    from sparsetir.relax.onnx_quantized import more_converters
+
     try:
-        return import_onnx(model, shape_dict=None if shapes is None else {n: list(s) for n, s in shapes.items()})
+        with more_converters():
+            return import_onnx(model, shape_dict=None if shapes is None else {n: list(s) for n, s in shapes.items()})
     except tvm.error.OpNotImplemented as error:
         raise LoweringError(f"model: TVM's importer for ONNX does not take it: {error}") from None
 
@@ -170,6 +177,7 @@ class StoredWeights:
     """
 
     rows = UNKNOWN_ROWS
+    folds = False
 
     def __init__(self, stored: Mapping[str, np.ndarray]) -> None:
         self.layers: list[Layer] = []
@@ -191,23 +199,38 @@ class StoredWeights:
 
     def decided(self, _name: str, match: ConstantProduct) -> HalfRewrite | None:
         """Return the rewrite of a product with a weight that was stored as a sparse one."""
-        name = self._names.get(hash_arrays("weight", [np.ascontiguousarray(match.weight)]))
+        csr = self._taken(match, match.weight)
+        return None if csr is None else lambda x: match.rewrite(csr, x)
+
+    def decided_integers(self, _name: str, match: IntegerProduct) -> tuple[Any, ...] | None:
+        """Return the constants of a product with an 8-bit weight that was stored as a sparse one."""
+        return self._taken(match, match.stored)
+
+    def _taken(self, match: ConstantProduct | IntegerProduct, array: np.ndarray) -> tuple[Any, ...] | None:
+        name = self._names.get(_hash(array))
         if name is None:
             return None
         self._used.add(name)
         self.layers.append(Layer(name, match.operator, match.weight.shape, match.density, match.rows, True, STORED))
         matrix = sp.csr_array(match.weight)
         parts = matrix.data, matrix.indptr.astype("int32"), matrix.indices.astype("int32")
-        csr = constant(parts[0]), constant(parts[1]), constant(parts[2])
-        return lambda x: match.rewrite(csr, x)
+        return tuple(map(constant, parts))
+
+
+def _hash(array: np.ndarray) -> str:
+    """Return a hash that is the same for the int32 that 8-bit integers become in products."""
+    matrix = array.astype("int32") if array.dtype.kind in "iu" and array.dtype.itemsize == 1 else array
+    return hash_arrays("weight", [np.ascontiguousarray(matrix)])
 
 
 def _keys(array: np.ndarray) -> list[str]:
     """Return hashes of an array as the weight of a product, as it is and transposed."""
+    if array.ndim == 4 and array.dtype.kind in "iu":
+        return [_hash(array)]
     matrix = array[:, :, 0, 0] if array.ndim == 4 and array.shape[2:] == (1, 1) else array
     if matrix.ndim != 2:
         return []
-    return [hash_arrays("weight", [np.ascontiguousarray(m)]) for m in (matrix, matrix.T)]
+    return [_hash(m) for m in (matrix, matrix.T)]
 
 
 __all__ = ["from_onnx"]

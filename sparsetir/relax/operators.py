@@ -46,6 +46,13 @@ def _spmm_bf16x3(a: OperatorArguments) -> relax.TensorType:
     return _spmm(a)
 
 
+def _spmm_int32(a: OperatorArguments) -> relax.TensorType:
+    a.check("B", (2, 3), EIGHT_BITS)
+    m = a.matrix(dtypes=EIGHT_BITS)
+    *batch, _n, feat = a.shape("B")
+    return relax.TensorType([*batch, m, feat], "int32")
+
+
 def _spmv(a: OperatorArguments) -> relax.TensorType:
     m = a.matrix()
     a.check("x", (1,), FLOATS)
@@ -204,6 +211,7 @@ OPERATORS = {
     for operator in (
         Operator("spmm", (*CSR, "B"), _spmm),
         Operator("spmm_bf16x3", (*CSR, "B"), _spmm_bf16x3),
+        Operator("spmm_int32", (*CSR, "B"), _spmm_int32),
         Operator("spmv", (*CSR, "x"), _spmv),
         Operator("linear", ("x", *CSR), _linear),
         Operator("sddmm", (*CSR, "X", "Y"), _sddmm),
@@ -367,6 +375,7 @@ def csr_constants(matrix: Any, *, dtype: str | None = None, idtype: str = "int32
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("int32", "int64")
+EIGHT_BITS = ("int8", "uint8")
 
 
 class OperatorArguments:
@@ -443,8 +452,8 @@ class OperatorArguments:
         if self.name.startswith("attention"):
             return self.shape("indptr")[0] - 1
         name, at = {
-            "spmm": ("B", -2), "spmm_bf16x3": ("B", -2), "spmv": ("x", 0), "linear": ("x", -1), "sddmm": ("Y", 0),
-            "gather_matmul_scatter": ("X", 0),
+            "spmm": ("B", -2), "spmm_bf16x3": ("B", -2), "spmm_int32": ("B", -2), "spmv": ("x", 0),
+            "linear": ("x", -1), "sddmm": ("Y", 0), "gather_matmul_scatter": ("X", 0),
         }[self.name]  # fmt: skip
         return self.shape(name)[at]
 
@@ -452,9 +461,9 @@ class OperatorArguments:
         """Return the number of entries of an operator without an index array."""
         return self.size("nnz") if "nnz" in self.names else self.shape(self.names[0])[0]
 
-    def matrix(self, data: str = "data") -> Any:
+    def matrix(self, data: str = "data", dtypes: tuple[str, ...] = FLOATS) -> Any:
         """Validate the arrays of a matrix, and return its number of rows."""
-        self.check(data, (1,), FLOATS)
+        self.check(data, (1,), dtypes)
         self.agree(data, 0, "indices", 0)
         return self.rows("indices")
 

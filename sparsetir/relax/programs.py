@@ -433,8 +433,13 @@ class NamedProgram:
     sizes: tuple[ir.Expr, ...]
 
 
-def spmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
-    """Return the program of ``C[i, k] = sum_j A[i, j] * B[j, k]``, for each B of a batch if `shape` has one."""
+def spmm(
+    shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None, operand: str | None = None
+) -> NamedProgram:
+    """Return the program of ``C[i, k] = sum_j A[i, j] * B[j, k]``, for each B of a batch if `shape` has one.
+
+    With `operand`, the dtype of B, both operands are 8-bit integers, and C is their exact product in int32.
+    """
     draft = ProgramWriter("spmm")
     outer = ("L",) if "batch" in shape else ()
     if outer:
@@ -444,11 +449,14 @@ def spmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | No
     draft.dense("N", shape["n"], idtype)
     draft.dense("K", shape["feat"], idtype)
     draft.array("A", ("I", "J"), dtype)
-    draft.array("B", (*outer, "N", "K"), dtype)
+    draft.array("B", (*outer, "N", "K"), operand or dtype)
     axes = (*outer, "I", "K")
-    target = draft.finish("C", axes, dtype, epilogue)
+    target = draft.finish("C", axes, "int32" if operand else dtype, epilogue)
     place, row = f"{target}[{', '.join(axes).lower()}]", ", ".join((*outer, "J", "K")).lower()
-    body = [f"{place} = {place} + A[i, j] * B[{row}]"]
+    factors = ["A[i, j]", f"B[{row}]"]
+    if operand:
+        factors = [f'T.Cast("int32", {factor})' for factor in factors]
+    body = [f"{place} = {place} + {' * '.join(factors)}"]
     draft.iterate((*outer, "I", "J", "K"), "S" * len(outer) + "SRS", "spmm", body, init=f"{place} = 0")
     draft.follow("C", target, axes, epilogue)
     return draft.program()

@@ -35,7 +35,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.heuristics import most_dense
 from sparsetir.formats.pattern import hash_arrays
 from sparsetir.ir.halves import PRECISIONS
-from sparsetir.relax import dense, programs
+from sparsetir.relax import dense, integer_products, programs
 from sparsetir.relax.epilogues import emitted, known, product
 from sparsetir.relax.legalize import Uses, takes_modules
 from sparsetir.relax.model import build
@@ -386,6 +386,12 @@ class SparsifyWeights:
     layers : list of Layer
         The decision about each product in the modules transformed so far.
 
+    Notes
+    -----
+    Products of quantized models, ``dequantize`` before and ``quantize`` after them, with constant weights of 8 bits are
+    timed as dense products in float32 and as sparse products of integers, whatever the `dtype`. Products in int32 with
+    such weights become sparse at any density up to `most_dense`.
+
     Examples
     --------
     >>> import numpy as np, sparsetir.relax
@@ -402,6 +408,8 @@ class SparsifyWeights:
     >>> print(sparsify.layers[0])
     gv: 512 x 512, 6.2% not zero, 32 rows: sparse, predicted from the density
     """
+
+    folds = True  # Weights of dense products are constants of float32.
 
     def __init__(
         self,
@@ -481,6 +489,38 @@ class SparsifyWeights:
         csr = self._matrices.setdefault(hashed, tuple(constant(part) for part in parts))
         return lambda x: match.rewrite(csr, x)
 
+    def decided_integers(self, name: str, match: integer_products.IntegerProduct) -> tuple[Any, ...] | None:
+        """Return the constants of a sparse product with an 8-bit weight, None where it stays; record the decision."""
+        weight = match.weight
+        layer = Layer(name, match.operator, weight.shape, match.density, match.rows, False, "")
+        if weight.size < LEAST_SIZE:
+            self._note(dataclasses.replace(layer, reason=f"smaller than {LEAST_SIZE:,} elements"))
+            return None
+        if match.density > self.most_dense:
+            self._note(dataclasses.replace(layer, reason=f"more than {self.most_dense:.0%} of it is not zero"))
+            return None
+        hashed = hash_arrays("weight", [weight])
+        key = (match.operator, hashed, match.rows, match.layout.axis, match.scales is None)
+        if key not in self._known:
+            self._known[key] = self._judged_integers(layer, match)
+        layer = dataclasses.replace(self._known[key], name=name)
+        self._note(layer)
+        parts = (match.matrix.data, match.matrix.indptr, match.matrix.indices)
+        return self._matrices.setdefault(hashed, tuple(map(constant, parts))) if layer.is_sparse else None
+
+    def _judged_integers(self, layer: Layer, match: integer_products.IntegerProduct) -> Layer:
+        sparse = dataclasses.replace(layer, is_sparse=True, way=integer_products.WAY)
+        if match.scales is None:  # A plain loop of TVM's, thousands of times slower.
+            return dataclasses.replace(sparse, reason="dense products of integers are not optimized")
+        if self.decide == "predict":
+            is_sparse = match.density <= most_dense(match.matrix)
+            return dataclasses.replace(sparse if is_sparse else layer, reason="predicted from the density")
+        timers, refused = integer_products.timers(match, self.target)
+        choice = choose(timers, seconds=SECONDS, refused=refused)
+        judged = sparse if choice.name == sparse.way else layer
+        judged = dataclasses.replace(judged, dense=choice.times["dense"], sparse=choice.times.get(sparse.way))
+        return dataclasses.replace(judged, reason=choice.reason("dense"), times=choice.times)
+
     def _lower(self, match: ConstantProduct) -> dict[str, HalfRewrite]:
         return half_rewrites(match.operator, match.weight, match.x, self.dtype, self.target)
 
@@ -531,23 +571,79 @@ class ProductRewriter(relax.PyExprMutator):
         super().__init__(mod)
         self.owner = owner
         self.values: dict[Any, Any] = {}
+        self.users: dict[Any, list[Any]] = {}
+        # Results of products whose transposition elementwise operators may move behind themselves.
+        self.pending: dict[Any, integer_products.Pending] = {}
         self.changed = False
 
     def run(self, func: relax.Function) -> relax.Function:
         """Rewrite a function; return it unchanged if no product becomes sparse."""
-        self.values, self.changed = Uses(func).value, False
+        uses = Uses(func)
+        self.values, self.users, self.pending, self.changed = uses.value, uses.users, {}, False
         new = self.visit_expr(func)
         return relax.analysis.remove_all_unused(new) if self.changed else func
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         match = found_in(binding.value, self.values.get, self.owner.rows)
         rewrite = None if match is None else self.owner.decided(str(binding.var.name), match)
+        if match is None and self._takes_integers(binding):
+            return
         if match is None or rewrite is None:
             super().visit_var_binding_(binding)
             return
         self.changed = True
         result = self.builder_.normalize(rewrite(self.visit_expr(match.x)))
         self.set_var_remap(binding.var, emitted(self.builder_, binding.var, result))
+
+    def _takes_integers(self, binding: relax.VarBinding) -> bool:
+        """Rewrite a product with an 8-bit weight, or an elementwise operator that follows one."""
+        pending = self._followed(binding.value)
+        if pending is None:
+            match = integer_products.found_in(binding.value, self.values.get, self.owner.rows)
+            if match is None:
+                return False
+            csr = self.owner.decided_integers(str(binding.var.name), match)
+            if csr is None:
+                return match.scales is not None and self._folded(binding, match)
+            pending = self._multiplied(match, csr)
+        self.changed = True
+        result = emitted(
+            self.builder_, binding.var, self.builder_.normalize(pending.layout.whole(pending.inner, self.builder_.emit))
+        )
+        self.pending[result] = pending
+        self.set_var_remap(binding.var, result)
+        return True
+
+    def _folded(self, binding: relax.VarBinding, match: integer_products.IntegerProduct) -> bool:
+        """Keep a dense product, with its weight as a constant of float32, which TVM would compute in each call."""
+        if not self.owner.folds:
+            return False
+        operand = self.visit_expr(binding.value.args[1 if match.layout.axis == -2 else 0])
+        product = self.builder_.normalize(integer_products.with_constant(match, operand))
+        self.set_var_remap(binding.var, emitted(self.builder_, binding.var, product))
+        self.changed = True
+        return True
+
+    def _multiplied(self, match: integer_products.IntegerProduct, csr: tuple[Any, ...]) -> integer_products.Pending:
+        given = match.input
+        parts = {name: self.visit_expr(part) for name, part in given.parts.items()}
+        match = dataclasses.replace(match, input=dataclasses.replace(given, **parts))
+        before = self.pending.get(match.input.x)
+        both = before is not None and before.layout.transposes and match.layout.transposes and given.shape is None
+        operand, shift = match.columns(match.input.x, self.builder_.emit, before.inner if both and before else None)
+        return integer_products.Pending(match.multiply(csr, operand, shift, self.builder_.emit), match.layout)
+
+    def _followed(self, call: Any) -> integer_products.Pending | None:
+        """Return the result of an elementwise call on a pending result that has no other use."""
+        if not isinstance(call, ir.Call) or not isinstance(call.ty, relax.TensorType):
+            return None
+        for arg in call.args:
+            is_only_use = isinstance(arg, relax.Var) and len(self.users.get(arg, ())) == 1
+            pending = self.pending.get(self.visit_expr(arg)) if is_only_use else None
+            if pending is not None:
+                inner = integer_products.moved(call, arg, pending, self.builder_.emit)
+                return None if inner is None else integer_products.Pending(inner, pending.layout)
+        return None
 
 
 __all__ = ["ConstantProduct", "Layer", "SparsifyWeights", "found_in", "timed"]

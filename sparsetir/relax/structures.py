@@ -28,6 +28,7 @@ from sparsetir.ir.views import decode
 from sparsetir.lower.annotations import CHOICES
 from sparsetir.relax.programs import NamedProgram
 from sparsetir.runtime.composed import ComposedKernel
+from sparsetir.runtime.signature import numpy_dtype
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.script.printer import parse
 from sparsetir.transform.decompose import decompose_format
@@ -73,7 +74,7 @@ def csr_of(data: Any, indptr: Any, indices: Any, columns: int) -> sp.csr_array |
     if not all(isinstance(part, ir.GenericConst) for part in (data, indptr, indices)):
         return None
     values, starts, numbers = (np.asarray(part.value.numpy()) for part in (data, indptr, indices))
-    if values.dtype not in (np.float32, np.float64):
+    if values.dtype not in (np.float32, np.float64, np.int8, np.uint8):
         return None  # scipy has no 16-bit floats.
     matrix = sp.csr_array((values, numbers, starts), shape=(starts.size - 1, columns))
     if not matrix.has_sorted_indices:
@@ -163,9 +164,9 @@ def _untuned(
     if not shapes:
         return base
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-    dtype = next(array.dtype for array in arrays.values() if array.dtype.kind == "f")
+    dtypes = {str(buffer.name): str(buffer.dtype) for buffer in decode(func).buffers.values()}
     for name, shape in shapes.items():
-        arrays[f"{name.lower()}_data"] = np.broadcast_to(np.zeros(1, dtype), shape)
+        arrays[f"{name.lower()}_data"] = np.broadcast_to(np.zeros(1, numpy_dtype(dtypes[name])), shape)
     return base.changed(**defaults.changes(Usage.of(decode(func)), arrays))
 
 

@@ -35,6 +35,7 @@ SUMS = {name: ones(2, 8) for name in ("lse", "delta")}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "spmm": {**CSR, "B": ones(N, 2)},
     "spmm_bf16x3": {**CSR, "B": ones(N, 2)},
+    "spmm_int32": {**CSR, "data": np.ones(NNZ, "int8"), "B": np.ones((N, 2), "uint8")},
     "spmv": {**CSR, "x": ones(N)},
     "linear": {"x": ones(2, N), **CSR},
     "sddmm": {**CSR, "X": ones(M, 2), "Y": ones(N, 2)},
@@ -57,6 +58,7 @@ SEGMENTS = [f"segment_{kind}" for kind in ("sum", "mean", "max", "min")]
 ROWS = (
     "spmm",
     "spmm_bf16x3",
+    "spmm_int32",
     "spmv",
     "linear",
     "softmax",
@@ -66,14 +68,15 @@ ROWS = (
     *SEGMENTS,
 )
 FREE = {
-    "spmm": {("B", 0), ("B", 1)}, "spmm_bf16x3": {("B", 0), ("B", 1)},
+    "spmm": {("B", 0), ("B", 1)}, "spmm_bf16x3": {("B", 0), ("B", 1)}, "spmm_int32": {("B", 0), ("B", 1)},
     "spmv": {("x", 0)}, "linear": {("x", 0), ("x", 1)}, "sddmm": {("Y", 0)},
     "gather_matmul_scatter": {("X", 0), ("W", 0), ("W", 2)}, "attention": {("V", 2)},
     "gather_outer": {("X", 0), ("X", 1), ("Y", 0), ("Y", 1)}, "dropout": {("x", 0)}, "segment_expand": {("x", 1)},
     **{name: {("x", 1)} for name in SEGMENTS},
 }  # fmt: skip
 RANKS = {
-    "spmm": {"B": (2, 3)}, "linear": {"x": (1, 2, 3, 4, 5, 6)}, "dropout": {"x": (1, 2, 3, 4, 5, 6)},
+    "spmm": {"B": (2, 3)}, "spmm_int32": {"B": (2, 3)},
+    "linear": {"x": (1, 2, 3, 4, 5, 6)}, "dropout": {"x": (1, 2, 3, 4, 5, 6)},
     **{f"segment_{kind}": {"x": (1, 2)} for kind in ("sum", "mean", "max", "min", "expand")},
 }  # fmt: skip
 

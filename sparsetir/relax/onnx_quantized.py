@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX's quantized operators that TVM's importer lacks: ``QLinearMatMul``, ``QLinearConv`` and ``ConvInteger``.
+
+Results are those of ONNX's reference evaluator: sums in int32, the product with the quotient of the scales in float64,
+and rounding of halves to the even neighbour after the zero point is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from sparsetir.relax.epilogues import known
+from sparsetir.relax.operators import constant, reshape
+
+_lock = RLock()
+
+
+def _folded(make: Any, *args: Any) -> Any:
+    """Apply a function of numpy arrays to constants, and of expressions to others."""
+    by_numpy, by_relax = make
+    if all(isinstance(arg, ir.GenericConst) for arg in args):
+        return constant(np.asarray(by_numpy(*(arg.value.numpy() for arg in args))))
+    return by_relax(*args)
+
+
+def _wide(x: Any, dtype: str) -> Any:
+    return _folded((lambda a: a.astype(dtype), lambda e: relax.op.astype(e, dtype)), x)
+
+
+def _without_zero(bb: Any, x: Any, zero: Any, shape: Any) -> Any:
+    """Return a tensor in int32 without its zero point, whose elements lie along one dimension where it has several."""
+    x = bb.normalize(_wide(x, "int32"))
+    if zero is None:
+        return x
+    zero = _shaped(bb, _wide(zero, "int32"), shape)
+    return bb.normalize(_folded((np.subtract, relax.op.subtract), x, zero))
+
+
+def _shaped(bb: Any, parameter: Any, shape: Any) -> Any:
+    """Return a parameter of one number as a scalar, and one of several in a shape."""
+    parameter = bb.normalize(parameter)
+    sizes = [int(size) for size in parameter.ty.shape.values]
+    if len(sizes) > 1:
+        return parameter
+    target = [] if all(size == 1 for size in sizes) else shape
+    return bb.normalize(_folded((lambda a: a.reshape(target), lambda e: reshape(e, target)), parameter))
+
+
+def _scale(bb: Any, left: Any, right: Any, result: Any) -> Any:
+    """Return the quotient of scales, computed in their dtype, in float64."""
+    both = bb.normalize(_folded((np.multiply, relax.op.multiply), left, right))
+    return bb.normalize(_wide(bb.normalize(_folded((np.divide, relax.op.divide), both, result)), "float64"))
+
+
+def _quantized(bb: Any, sums: Any, scale: Any, zero: Any) -> Any:
+    """Return sums in int32 times a scale, in the dtype of a zero point."""
+    dtype = str(zero.ty.dtype.dtype)
+    limits = np.iinfo(dtype)
+    y = bb.emit(relax.op.multiply(bb.emit(relax.op.astype(sums, "float64")), scale))
+    y = bb.emit(relax.op.round(bb.emit(relax.op.add(y, _shaped(bb, _wide(zero, "float64"), [-1])))))
+    return relax.op.astype(bb.emit(relax.op.clip(y, int(limits.min), int(limits.max))), dtype)
+
+
+def _values(inputs: Any, count: int) -> list[Any]:
+    return [inputs[n] if n < len(inputs) else None for n in range(count)]
+
+
+class QLinearMatMul(onnx_frontend.OnnxOpConverter):
+    """A product of two quantized matrices, quantized again."""
+
+    @classmethod
+    def _impl_v10(cls, bb: Any, inputs: Any, _attr: Any, _params: Any) -> Any:
+        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = _values(inputs, 8)
+        left, right = _without_zero(bb, a, a_zero, [-1, 1]), _without_zero(bb, b, b_zero, [1, -1])
+        sums = bb.emit(relax.op.matmul(left, right, out_dtype="int32"))
+        scales = _shaped(bb, a_scale, [-1, 1]), _shaped(bb, b_scale, [-1]), _shaped(bb, y_scale, [-1])
+        return _quantized(bb, sums, _scale(bb, *scales), y_zero)
+
+
+class ConvInteger(onnx_frontend.OnnxOpConverter):
+    """A convolution of quantized images in int32."""
+
+    @classmethod
+    def _impl_v10(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        x, w, x_zero, w_zero = _values(inputs, 4)
+        return _convolved(bb, (x, x_zero), (w, w_zero), None, attr, params)
+
+
+class QLinearConv(onnx_frontend.OnnxOpConverter):
+    """A convolution of quantized images, quantized again."""
+
+    @classmethod
+    def _impl_v10(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = _values(inputs, 9)
+        sums = bb.emit(_convolved(bb, (x, x_zero), (w, w_zero), bias, attr, params))
+        along = [1, -1, *[1] * (int(w.ty.ndim) - 2)]
+        scale = _scale(bb, _shaped(bb, x_scale, [-1]), _shaped(bb, w_scale, along), _shaped(bb, y_scale, [-1]))
+        return _quantized(bb, sums, scale, y_zero)
+
+
+def _convolved(bb: Any, image: Any, kernel: Any, bias: Any, attr: Any, params: Any) -> Any:
+    (x, x_zero), (w, w_zero) = image, kernel
+    left = _without_zero(bb, x, x_zero, [-1])
+    right = _without_zero(bb, w, w_zero, [-1, *[1] * (int(w.ty.ndim) - 1)])
+    attr = _with_padding(attr, list(left.ty.shape.values)[2:], [int(size) for size in w.ty.shape.values[2:]])
+    return onnx_frontend.Conv._impl_v11(bb, [left, right, bias], attr, params)
+
+
+def _with_padding(attr: Any, sizes: list[Any], window: list[int]) -> Any:
+    """Return attributes with the padding as numbers where sizes are known; the importer would pad in a function."""
+    kind = attr.get("auto_pad", b"NOTSET").decode()
+    if not kind.startswith("SAME") or not known(sizes):
+        return attr
+    ones = [1] * len(window)
+    steps = zip(map(int, sizes), window, attr.get("strides", ones), attr.get("dilations", ones), strict=True)
+    total = [max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0) for n, k, s, d in steps]
+    less, more = [t // 2 for t in total], [t - t // 2 for t in total]
+    pads = less + more if kind == "SAME_UPPER" else more + less
+    return {**{name: value for name, value in attr.items() if name != "auto_pad"}, "pads": pads}
+
+
+CONVERTERS = {"QLinearMatMul": QLinearMatMul, "QLinearConv": QLinearConv, "ConvInteger": ConvInteger}
+
+
+@contextmanager
+def more_converters() -> Iterator[None]:
+    """Let TVM's importer know the operators of this module."""
+    with _lock:
+        original = onnx_frontend._get_convert_map
+        onnx_frontend._get_convert_map = lambda: {**CONVERTERS, **original()}
+        try:
+            yield
+        finally:
+            onnx_frontend._get_convert_map = original
+
+
+__all__ = ["more_converters"]
