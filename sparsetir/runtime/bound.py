@@ -223,6 +223,7 @@ class BoundComposedKernel(Bound):
             result = self.bound(**arguments)
             self.last = self.bound.last  # its plans are as good as ours
             return result
+        kernel.check_results({**self.fixed, **arguments})
         translated, converted = self._translated(arguments)
         outputs = kernel.new_outputs(converted, {**self.given, **translated})
         out = self.bound(**translated, **outputs)

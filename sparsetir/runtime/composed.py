@@ -16,14 +16,14 @@ from sparsetir.codegen.export import Interface, export
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop.sources import open_source
+from sparsetir.interop.sources import holds_own_values, open_source
 from sparsetir.ir.views import decode
 from sparsetir.runtime.bound import BoundComposedKernel
 from sparsetir.runtime.call_plan import CallTiming
 from sparsetir.runtime.conversion import Converted, Converter, check_axes, structure_of
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.serialization import Saved, layout, write_pieces
-from sparsetir.runtime.signature import Signature, SizeOf, shown_signature
+from sparsetir.runtime.signature import Signature, SizeOf, check_writable, shown_signature
 from sparsetir.transform.decompose import Decomposition
 from sparsetir.utils.arguments import as_path, shown
 
@@ -106,6 +106,7 @@ class ComposedKernel(Saved):
         """Run the kernel; see `Kernel.__call__`. A sparse argument is converted when its structure is new."""
         if unnamed:
             raise self.signature.unnamed(unnamed)
+        self.check_results(arguments)
         translated, converted = self.converter.translate_complete(arguments)
         translated = self.needed(translated)
         outputs = self.new_outputs(converted, translated)
@@ -186,6 +187,16 @@ class ComposedKernel(Saved):
         """Whether no result is stored in pieces."""
         written = [*self.signature.outputs, *self.signature.effects.updated]
         return all(self.converter.group_of(name) is None for name in written)
+
+    def check_results(self, arguments: Mapping[str, Any]) -> None:
+        """Raise where a result that is stored in pieces cannot be written to the object that was passed for it."""
+        for name in (*self.signature.outputs, *self.signature.effects.updated):
+            shown_name = self.signature.shown(name)
+            target = arguments.get(shown_name)
+            if self.converter.group_of(name) is not None and sp.issparse(target):
+                has_own = holds_own_values(target)
+                values = target.data if has_own else np.empty(0)
+                check_writable(values, shown_name, type(target), copied=not has_own)
 
     def new_outputs(self, converted: Mapping[str, Converted], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return new arrays for the results that are stored in pieces."""

@@ -460,7 +460,7 @@ class Signature:
             array_of_caller, self.by_name[storage].dtype, name=name, option=option
         )
         if storage in self.effects.written:
-            _check_writable(array_of_caller, name, type(value), copied=copied)
+            check_writable(array_of_caller, name, type(value), copied=copied)
             if moved:
                 args.copy_back.append((array_of_caller, storage))
         args.arrays[storage] = array
@@ -478,7 +478,7 @@ class Signature:
         args.arrays[storage] = stored.values
         if storage in self.effects.written:
             caller_values = stored.source.values
-            _check_writable(caller_values, buffer.name, type(value), copied=not interop.holds_own_values(value))
+            check_writable(caller_values, buffer.name, type(value), copied=not interop.holds_own_values(value))
             if not np.may_share_memory(caller_values, stored.values):
                 args.copy_back.append((caller_values, storage))
         for d, axis in enumerate(buffer.axes):
@@ -736,7 +736,7 @@ def _is_compressed_sound(
     return is_sound(level, indptr, indices, need_sorted=need_sorted, **lengths)
 
 
-def _check_writable(array: np.ndarray, name: str, kind: type, *, copied: bool) -> None:
+def check_writable(array: np.ndarray, name: str, kind: type, *, copied: bool) -> None:
     """Raise unless results can be written to an array that was passed for them."""
     if copied:
         fault = f"{name} is written by this kernel, and a {kind.__name__} cannot be written in place"
@@ -759,6 +759,7 @@ __all__ = [
     "as_passed",
     "axis_counts",
     "check_overlap",
+    "check_writable",
     "checks_are_on",
     "fixed_levels",
     "is_integer",

@@ -109,6 +109,11 @@ def plain(result: Any) -> Any:
     """A result as a dense array."""
     if hasattr(result, "detach"):
         result = result.detach()
+        if str(result.layout) != "torch.strided" and result.is_complex():  # to_dense multiplies by 1: inf * 0j is nan
+            entries = result.to_sparse_coo().coalesce()
+            whole = np.zeros(result.shape, entries.values().numpy().dtype)
+            whole[tuple(entries.indices().numpy())] = entries.values().numpy()
+            return whole
         result = result.to_dense() if str(result.layout) != "torch.strided" else result
         result = result.float() if str(result.dtype) == "torch.bfloat16" else result
         return result.numpy()

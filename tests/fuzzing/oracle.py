@@ -123,9 +123,9 @@ class Oracle:
     # ------------------------------------------------------------------ buffers
 
     def is_proof(self) -> bool:
-        """Whether no number on the way was too large for the narrowest type of a result."""
-        written = {s.buffer.dtype for s in self.program.stores}
-        most = [np.iinfo(dtype).max if dtype in WHOLE else FINITE.get(dtype, 1e38) for dtype in written]
+        """Whether no number on the way was too large for the narrowest type of a buffer, which terms may have, too."""
+        dtypes = {b.dtype for b in self.program.buffers}
+        most = [np.iinfo(dtype).max if dtype in WHOLE else FINITE.get(dtype, 1e38) for dtype in dtypes]
         return self.largest <= min(most)
 
     def present(self, buffer: Buffer) -> np.ndarray:

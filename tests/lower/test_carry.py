@@ -11,6 +11,7 @@ import scipy.sparse as sp
 from tvm import tirx
 
 import sparsetir
+from fences import fenced
 from sparsetir.codegen.cache import variant
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import effects
@@ -331,3 +332,31 @@ def test_untuned_kernels_split_a_giant_row(monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(4):
         np.testing.assert_array_equal(bound(x=x), want)
     assert asked == [{"carry": 1, "lanes": 4}]
+
+
+def test_rows_without_an_element_of_the_result_are_left_alone() -> None:
+    """A chunk that ends within the entries of an absent row has nothing to add, and nowhere to add it."""
+    func = sparsetir.parse("""
+@T.prim_func
+def sums(a: T.handle, f: T.handle, ix: T.handle, px: T.handle, iy: T.handle,
+         n: T.int32, w: T.int32, k: T.int32, z: T.int32):
+    X = T.sparse_fixed(None, (n, w), ix, "int32")
+    Y = T.sparse_variable(X, (k, z), (px, iy), "int32")
+    D = T.dense_fixed(n, "int32")
+    A = T.match_sparse_buffer(a, (X, Y), "float32")
+    F = T.match_sparse_buffer(f, (D,), "float32")
+    with T.sp_iter([X, Y], "SR", "sums") as [x, y]:
+        F[x] = F[x] + A[x, y]
+""")
+    kernel = sparsetir.build(func, schedule=Choices(carry=1, chunks=3))
+    assert is_split(kernel)
+    for places in ([1, 1], [0, 1], [0, 2]):
+        n = 1 if places[0] else 2
+        absent = [place if place < n else n for place in places]
+        f = fenced(np.full(n, 2, np.float32))
+        indptr, indices = np.array([0, 1, 5], np.int32), np.array([0, 0, 1, 2, 3], np.int32)
+        kernel(A=np.ones(5, np.float32), F=f, ix=np.array(absent, np.int32), px=indptr, iy=indices, n=n, k=4)
+        want = np.full(n, 2, np.float32)
+        for place, count in zip(absent, (1, 4), strict=True):
+            want[place : place + 1] += count
+        np.testing.assert_array_equal(f, want)

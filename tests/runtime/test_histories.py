@@ -136,6 +136,20 @@ def test_a_sparse_result_is_written_to_what_was_passed_for_it(columns: list[int]
         kernel(S=S, X=X, Y=Y, O=S.tolil())
 
 
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_results_in_pieces_are_not_written_to_read_only_arrays(is_bound: bool) -> None:
+    S, X, Y = csr([0, 2, 1]), np.array([[1], [10]], np.float32), np.array([[1], [2], [3]], np.float32)
+    parts = sparsetir.decompose_format(sparsetir.ops.sddmm(), {"S": sparsetir.formats.hyb(1)})
+    kernel, out = sparsetir.build(parts), S.copy()
+    called = kernel.bind(S=S) if is_bound else lambda **given: kernel(S=S, **given)
+    assert called(X=X, Y=Y, O=out) is out
+    out.data.flags.writeable = False
+    with pytest.raises(ArgumentError, match="O is written by this kernel but the array passed for it is read-only"):
+        called(X=X, Y=Y, O=out)
+    with pytest.raises(ArgumentError, match="a lil_array cannot be written in place: leave it out and take the result"):
+        called(X=X, Y=Y, O=S.tolil())
+
+
 def test_bound_decomposed_kernels_with_sparse_results() -> None:
     S, X, Y = csr([0, 2, 1]), np.array([[1], [10]], np.float32), np.array([[1], [2], [3]], np.float32)
     kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.sddmm(), {"S": sparsetir.formats.hyb(1, (1, 2))}))

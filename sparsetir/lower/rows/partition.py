@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import tvm
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.ir.rewriting import all_same, alloc, cell, collect, get, mentions, put, renewed, same, seq, substitute
+from sparsetir.ir.rewriting import all_same, alloc, cell, collect, conjuncts, get, mentions, put, renewed, same, seq, substitute
 from sparsetir.ir.views import SWEEP, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.accesses import uncast
@@ -112,6 +113,7 @@ class RowParts:
         self.copied = self._copied()
         self._check_loads()
         self.results = [self._result(b) for b in self.reduced if b not in self.inside]
+        self.conditions = {r.buffer: self._condition(r) for r in self.results}
 
     # ------------------------------------------------------------------ analysis
 
@@ -219,6 +221,45 @@ class RowParts:
         if not all(same(indices[at[0]], row) for indices in touched):
             raise Unsplittable(f"several rows of {buffer.name} are touched in a step")
         return ReducedArray(buffer, row, at[0], self.reduced[buffer])
+
+    def _condition(self, result: ReducedArray) -> ir.Expr | None:
+        """Return the condition on which a row has an element of a result; None where each row has one."""
+        branches: list[ir.Expr] = []
+        found: list[list[ir.Expr]] = []
+
+        def on_if(node: tirx.IfThenElse, mutator: Any) -> Any:
+            for body, condition in ((node.then_case, node.condition), (node.else_case, tirx.Not(node.condition))):
+                if body is not None:
+                    parts = conjuncts(condition)
+                    branches.extend(parts)
+                    mutator.mutate(body)
+                    del branches[-len(parts) :]
+            return node
+
+        def on_store(node: tirx.BufferStore, _mutator: Any) -> Any:
+            if node.buffer.same_as(result.buffer):
+                found.append(list(branches))
+            return node
+
+        structural_mutate(self.loop.body, [(tirx.IfThenElse, on_if), (tirx.BufferStore, on_store)])
+        moving = [f.loop_var for f in collect(self.loop.body, tirx.For)]
+        moving += [b.var for b in collect(self.loop.body, tirx.Bind)] + [*self.inside, *self.reduced]
+        fixed = [[part for part in parts if not mentions(part, moving)] for parts in found]
+        if any(mentions(part, moving) and self._decides(part, result.row) for parts in found for part in parts):
+            raise Unsplittable(f"elements of {result.buffer.name} exist on a condition that entries have, too")
+        if not all(fixed):
+            return None
+        return functools.reduce(tirx.Or, [functools.reduce(tirx.And, parts) for parts in fixed])
+
+    def _decides(self, condition: ir.Expr, row: ir.Expr) -> bool:
+        """Return whether a condition compares the row of a result: what it loads, or the loop's row itself."""
+        loads = collect(row, ir.TensorLoad)
+        if loads:
+            return any(same(a, b) for a in loads for b in collect(condition, ir.TensorLoad))
+        if row.same_as(self.row):
+            return False  # the loop's bounds are those of the result
+        without_loads = structural_mutate(condition, (ir.TensorLoad, lambda load, _: const(0, str(load.ty.dtype))))
+        return mentions(without_loads, [self.row])
 
     # ------------------------------------------------------------------ a part of a row
 
@@ -563,7 +604,10 @@ class Chunks:
             carried = tirx.BufferLoad(self.carries[result.buffer], [chunk, *others])
             return tirx.BufferStore(result.buffer, result.combiner(tirx.BufferLoad(result.buffer, at), carried), at)
 
-        return _nest(result, combine)
+        joins, condition = _nest(result, combine), self.rows.conditions[result.buffer]
+        if condition is None:
+            return joins
+        return tirx.IfThenElse(substitute(condition, {self.rows.row: owner}), joins, None)
 
 
 def refusal(loop: tirx.For, pointers: set[str]) -> str | None:
