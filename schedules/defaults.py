@@ -415,6 +415,13 @@ def narrow_sizes(usage: Usage, arrays: Arrays) -> dict[str, int]:
     return {size: length} if 1 < length <= NARROW else {}
 
 
+def narrow_tile(usage: Usage, arrays: Arrays) -> dict[str, int]:
+    """Return the tile for short rows whose length is compiled in; none where vectors run along other dimensions."""
+    lengths = narrow_sizes(usage, arrays)
+    along = [length for size, name, d in usage.widths if (length := lengths.get(size)) and d == arrays[name].ndim - 1]
+    return {"tile": least_power(max(along))} if along else {}
+
+
 def least_power(length: int) -> int:
     """Return the least power of two that is not below a positive number."""
     return 1 << (length - 1).bit_length()
@@ -458,6 +465,7 @@ __all__ = [
     "lanes_for",
     "least_power",
     "narrow_sizes",
+    "narrow_tile",
     "near_bytes",
     "predicted_seconds",
     "suitable_halves",

@@ -461,14 +461,20 @@ def free_sizes(program: Program) -> list[str]:
 
 
 def widths(program: Program) -> list[tuple[str, str, int]]:
-    """Return the free sizes, each with a dense parameter and the dimension of it that has this size."""
+    """Return the free sizes, each with a dense parameter and the dimension of it that has this size.
+
+    It is the last dimension only if all parameters have it there: vectors run along it then.
+    """
     found = []
     for name in free_sizes(program):
-        for buffer in program.buffers.values():
-            places = [d for d, extent in enumerate(buffer.storage_shape) if sizes.Size(extent).name == name]
-            if buffer.is_dense and not buffer.allocated and places:
-                found.append((name, str(buffer.storage.name), places[0]))
-                break
+        places = [
+            (name, str(buffer.storage.name), d, d - len(buffer.storage_shape))
+            for buffer in program.buffers.values()
+            if buffer.is_dense and not buffer.allocated
+            for d, extent in enumerate(buffer.storage_shape)
+            if sizes.Size(extent).name == name
+        ]
+        found += [place[:3] for place in sorted(places, key=lambda place: place[3])[:1]]
     return found
 
 

@@ -184,8 +184,7 @@ class Kernel(Saved):
         if not changes and not narrow:
             return None, 0
         is_hot = self.is_small(args) or (narrow and not changes and not is_bound)
-        if narrow:
-            changes.setdefault("tile", defaults.least_power(max(narrow.values())))
+        changes = {**defaults.narrow_tile(self.usage, args.arrays), **changes}
         after = HOT_CALLS if is_hot else 0 if is_bound else FEW_CALLS
         return lambda: variant(self.compiled, narrow or None, **changes), after
 

@@ -178,7 +178,7 @@ def forward(
     _axes(draft, idtype, by_rows=True)
     _tile_axes(draft, size, feat, out, idtype)
     draft.array("SCALE", ("ONE",), dtype)
-    draft.array("Q", ("H", "IO", "II", "F"), dtype)
+    draft.array("Q", ("IO", "II", "H", "F"), dtype)
     draft.array("K", ("H", "N", "JI", "F"), dtype)
     draft.array("V", ("H", "N", "JI", "D"), dtype)
     if masked:
@@ -187,9 +187,9 @@ def forward(
         draft.array("WHICH", ("IO", "JO"), idtype)
     if keep:
         draft.array("P", ("IO", "JO", "H", "JI", "II"), dtype, result=True)
-    draft.array("Y", ("H", "IO", "II", "D"), dtype, result=True)
+    draft.array("Y", ("IO", "II", "H", "D"), dtype, result=True)
     with draft.steps(("IO", "H"), "rows"):
-        _scores(draft, "score", "Q[h, io, ii, f]", "K[h, jo, ji, f]", "F", dtype)
+        _scores(draft, "score", "Q[io, ii, h, f]", "K[h, jo, ji, f]", "F", dtype)
         for name, axes in (("top", ("II",)), ("total", ("II",)), ("mixed", ("II", "D"))):
             draft.scratch(name, axes, dtype)
         at = "score[jo, ji, ii]"
@@ -204,7 +204,7 @@ def forward(
         draft.iterate((*PAIRS, "D"), "RRSS", "mix", [mixture], init="mixed[ii, d] = 0")
         # The largest exponential is 1, so a sum below 1 means that the row has no edges.
         share = f"T.max(total[ii], T.{dtype}(1))"
-        draft.iterate(("II", "D"), "SS", "share", [f"Y[h, io, ii, d] = mixed[ii, d] / {share}"])
+        draft.iterate(("II", "D"), "SS", "share", [f"Y[io, ii, h, d] = mixed[ii, d] / {share}"])
         if keep:
             draft.iterate(PAIRS, "SSS", "keep", [f"P[io, jo, h, ji, ii] = {at} / {share}"])
 
@@ -219,7 +219,7 @@ def rows(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, ou
     draft.array("K", ("H", "N", "JI", "F"), dtype)
     draft.array("V", ("H", "N", "JI", "D"), dtype)
     draft.array("S", ("IO", "JO", "H", "JI", "II"), dtype, result=True)
-    draft.array("Y", ("H", "IO", "II", "F"), dtype, result=True)
+    draft.array("Y", ("IO", "II", "H", "F"), dtype, result=True)
     with draft.steps(("IO", "H"), "rows"):
         _scores(draft, "part", "G[h, io, ii, d]", "V[h, jo, ji, d]", "D", dtype)
         draft.scratch("delta", ("II",), dtype)
@@ -230,7 +230,7 @@ def rows(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, ou
         draft.iterate(PAIRS, "SSS", "keep", [f"S[io, jo, h, ji, ii] = {at}"])
         mixture = f"mixed[ii, f] = mixed[ii, f] + {at} * K[h, jo, ji, f]"
         draft.iterate((*PAIRS, "F"), "RRSS", "mix", [mixture], init="mixed[ii, f] = 0")
-        draft.iterate(("II", "F"), "SS", "leave", ["Y[h, io, ii, f] = mixed[ii, f]"])
+        draft.iterate(("II", "F"), "SS", "leave", ["Y[io, ii, h, f] = mixed[ii, f]"])
 
 
 def columns(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool) -> None:
@@ -242,8 +242,8 @@ def columns(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int,
         draft.array(name, axes, dtype)
     draft.array("Q", ("H", "N", "II", "F"), dtype)
     draft.array("G", ("H", "N", "II", "D"), dtype)
-    draft.array("GK", ("H", "JO", "JI", "F"), dtype, result=True)
-    draft.array("GV", ("H", "JO", "JI", "D"), dtype, result=True)
+    draft.array("GK", ("JO", "JI", "H", "F"), dtype, result=True)
+    draft.array("GV", ("JO", "JI", "H", "D"), dtype, result=True)
     with draft.steps(("JO", "H"), "columns"):
         for result, factor, source, axis in (("GK", "S", "Q", "F"), ("GV", "P", "G", "D")):
             last, name = axis.lower(), f"mixed_{source.lower()}"
@@ -251,7 +251,7 @@ def columns(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int,
             at = f"{name}[ji, {last}]"
             line = f"{at} = {at} + {factor}[PLACE[jo, io], h, ji, ii] * {source}[h, io, ii, {last}]"
             draft.iterate(("IO", "II", "JI", axis), "RRSS", f"mix_{name}", [line], init=f"{at} = 0")
-            draft.iterate(("JI", axis), "SS", f"leave_{name}", [f"{result}[h, jo, ji, {last}] = {at}"])
+            draft.iterate(("JI", axis), "SS", f"leave_{name}", [f"{result}[jo, ji, h, {last}] = {at}"])
 
 
 _PROGRAMS: dict[str, Callable[..., None]] = {"forward": forward, "rows": rows, "columns": columns}
@@ -292,7 +292,8 @@ def mix(
     pattern: BlockPattern, q: Tensor, k: Tensor, v: Tensor, scale: float, *, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `attend` returns, whatever the values are; no size is zero."""
-    blocked = {name: _in_blocks(t, pattern) for name, t in zip("QKV", (q, k, v), strict=True)}
+    blocked = {name: _in_blocks(t, pattern) for name, t in zip("KV", (k, v), strict=True)}
+    blocked["Q"] = _by_nodes(q, pattern).numpy()
     dtype = str(blocked["Q"].dtype)
     kernel = pattern.kernel("forward", dtype, q.shape[-1], v.shape[-1], keep)
     results = kernel(SCALE=np.full(1, scale, dtype), **blocked)
@@ -325,25 +326,25 @@ def _are_finite(*tensors: Tensor) -> bool:
     return all(bool(tensor.detach().sum(dtype=wide).isfinite()) for tensor in tensors)
 
 
-def _in_blocks(tensor: Tensor, pattern: BlockPattern) -> Array:
-    """Return a tensor of nodes as blocks of each head, padded with zeros, in float32 or float64."""
-    size, nodes = pattern.size, tensor.shape[0]
+def _by_nodes(tensor: Tensor, pattern: BlockPattern) -> Tensor:
+    """Return a tensor of nodes as [blocks, size, heads, features], padded with zeros, in float32 or float64."""
     wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-    by_heads = tensor.detach().resolve_neg()
-    by_heads = (by_heads if by_heads.dim() == 3 else by_heads[:, None]).transpose(0, 1)
-    if nodes % size:
-        padded = by_heads.new_zeros(by_heads.shape[0], -(-nodes // size) * size, by_heads.shape[2], dtype=wide)
-        padded[:, :nodes] = by_heads
-        by_heads = padded
-    by_heads = by_heads.to(wide).contiguous()
-    return by_heads.view(by_heads.shape[0], -1, size, by_heads.shape[2]).numpy()
+    by_nodes = tensor.detach().resolve_neg()
+    by_nodes = (by_nodes if by_nodes.dim() == 3 else by_nodes[:, None]).to(wide)
+    rest = -by_nodes.shape[0] % pattern.size
+    if rest:
+        by_nodes = torch.cat([by_nodes, by_nodes.new_zeros(rest, *by_nodes.shape[1:])])
+    return by_nodes.contiguous().unflatten(0, (-1, pattern.size))
+
+
+def _in_blocks(tensor: Tensor, pattern: BlockPattern) -> Array:
+    """Return a tensor of nodes as [heads, blocks, size, features], in which a block's rows lie side by side."""
+    return _by_nodes(tensor, pattern).permute(2, 0, 1, 3).contiguous().numpy()
 
 
 def _out_of_blocks(blocked: Array, nodes: int, like: Tensor) -> Tensor:
-    """Return blocks of each head as a tensor of nodes, of the dtype and the rank of another one."""
-    heads, _, _, feat = blocked.shape
-    by_heads = torch.from_numpy(blocked).view(heads, -1, feat)[:, :nodes]
-    by_nodes = by_heads.transpose(0, 1).to(like.dtype).contiguous()
+    """Return blocks of nodes as a tensor of nodes, of the dtype and the rank of another one."""
+    by_nodes = torch.from_numpy(blocked).flatten(0, 1)[:nodes].to(like.dtype)
     return by_nodes if like.dim() == 3 else by_nodes[:, 0]
 
 

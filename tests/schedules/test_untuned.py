@@ -364,6 +364,32 @@ def test_lengths_that_are_compiled_in() -> None:
     assert not defaults.narrow_sizes(effects.Usage.of(decode(ops.spmv())), {"x": np.zeros(5)})
     assert not defaults.narrow_sizes(spmm, {})
     assert [defaults.least_power(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
+    assert defaults.narrow_tile(spmm, rows(17)) == {"tile": 32}
+    assert defaults.narrow_tile(sddmm, rows(8)) == {"tile": 8}
+
+
+def test_a_length_that_vectors_do_not_run_along_decides_no_tile() -> None:
+    """Eight heads are compiled in, but rows of 64 features are read by vectors of their own width."""
+    func = sparsetir.parse("""
+@T.prim_func
+def heads(indptr: T.handle, indices: T.handle, a: T.handle, b: T.handle, c: T.handle,
+          m: T.int64, n: T.int64, nnz: T.int64, h: T.int64):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    N = T.dense_fixed(n)
+    H = T.dense_fixed(h)
+    K = T.dense_fixed(64)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (N, H, K), "float32")
+    C = T.match_sparse_buffer(c, (I, H, K), "float32")
+    with T.sp_iter([I, J, H, K], "SRSS", "heads") as [i, j, h0, k]:
+        with T.init():
+            C[i, h0, k] = 0.0
+        C[i, h0, k] = C[i, h0, k] + A[i, j] * B[j, h0, k]
+""")
+    usage, arrays = effects.Usage.of(decode(func)), {"b": np.zeros((5, 8, 64)), "c": np.zeros((4, 8, 64))}
+    assert defaults.narrow_sizes(usage, arrays) == {"h": 8}
+    assert defaults.narrow_tile(usage, arrays) == {}
 
 
 def built(op: str) -> Kernel:
