@@ -193,7 +193,7 @@ class ComposedKernel(Saved):
         for name in (*self.signature.outputs, *self.signature.effects.updated):
             shown_name = self.signature.shown(name)
             target = arguments.get(shown_name)
-            if self.converter.group_of(name) is not None and sp.issparse(target):
+            if self.converter.group_of(name) is not None and isinstance(target, (sp.sparray, sp.spmatrix)):
                 has_own = holds_own_values(target)
                 values = target.data if has_own else np.empty(0)
                 check_writable(values, shown_name, type(target), copied=not has_own)

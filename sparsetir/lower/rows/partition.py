@@ -13,7 +13,20 @@ import tvm
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.ir.rewriting import all_same, alloc, cell, collect, conjuncts, get, mentions, put, renewed, same, seq, substitute
+from sparsetir.ir.rewriting import (
+    all_same,
+    alloc,
+    cell,
+    collect,
+    conjuncts,
+    get,
+    mentions,
+    put,
+    renewed,
+    same,
+    seq,
+    substitute,
+)
 from sparsetir.ir.views import SWEEP, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis.accesses import uncast
