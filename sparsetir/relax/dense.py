@@ -41,7 +41,7 @@ from sparsetir.relax.operators import constant, reshape
 from sparsetir.relax.structures import BuildOptions
 from sparsetir.schedules import Registers
 
-MATMUL, TRANSPOSE = "relax.matmul", "relax.permute_dims"
+MATMUL, TRANSPOSE, DEQUANTIZE = "relax.matmul", "relax.permute_dims", "relax.dequantize"
 LEAST_PANELS = 4  # Minimum of panels for packing a weight: with fewer, threads are idle.
 LEAST_WORK = 1 << 15  # Elements: waking a second thread takes as long as this much work.
 LANES = 16
@@ -59,7 +59,58 @@ def weight_of(value: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
         inner = weight_of(bound.args[0], value_of)
         is_swapped = axes is None or [int(axis) % 2 for axis in axes] == [1, 0]
         return inner if inner is None or not is_swapped else inner.T
-    return None
+    return _dequantized(bound, value_of)
+
+
+def resolved(expr: Any, value_of: Callable[[Any], Any]) -> Any:
+    """Return the value of a variable, through other variables."""
+    while isinstance(expr, relax.Var):
+        value = value_of(expr)
+        if value is None:
+            return expr
+        expr = value
+    return expr
+
+
+def constant_of(expr: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
+    """Return the value of conversions, differences and changes of shape of constants; None for other expressions."""
+    value = resolved(expr, value_of)
+    if isinstance(value, ir.GenericConst):
+        return np.asarray(value.value.numpy())
+    name = str(getattr(getattr(value, "op", None), "name", ""))
+    if name not in ("relax.astype", "relax.subtract", TRANSPOSE, "relax.expand_dims", "relax.reshape"):
+        return None
+    operands: list[Any] = [constant_of(arg, value_of) for arg in value.args if isinstance(arg.ty, relax.TensorType)]
+    if any(operand is None for operand in operands):
+        return None
+    first = operands[0]
+    if name == "relax.astype":
+        return first.astype(str(value.attrs.dtype))
+    if name == "relax.subtract":
+        return np.subtract(*operands)
+    if name == TRANSPOSE:
+        return first.transpose(None if value.attrs.axes is None else [int(axis) for axis in value.attrs.axes])
+    shape = value.ty.shape
+    return first.reshape([int(size) for size in shape.values]) if known(shape.values) else None
+
+
+def _dequantized(call: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
+    """Return the matrix that a conversion of constant integers to float32 is, which TVM would compute in each call."""
+    if not isinstance(call, ir.Call) or getattr(call.op, "name", "") != DEQUANTIZE or call.ty.ndim != 2:
+        return None
+    parts: list[Any] = [constant_of(arg, value_of) for arg in call.args]
+    if any(part is None for part in parts) or str(call.ty.dtype.dtype) != "float32":
+        return None
+    integers, scale, zero = parts
+    scale, zero = (spread(parameter, integers.shape, int(call.attrs.axis)) for parameter in (scale, zero))
+    return (integers.astype("int32") - zero.astype("int32")).astype("float32") * scale.astype("float32")
+
+
+def spread(parameter: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
+    """Broadcast a scale or zero point to the elements that it is for."""
+    if parameter.size == 1:
+        return np.broadcast_to(parameter.reshape(()), shape)
+    return np.broadcast_to(parameter.reshape([-1 if n == axis % len(shape) else 1 for n in range(len(shape))]), shape)
 
 
 def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) -> Head | None:

@@ -42,7 +42,7 @@ from sparsetir.relax.operators import call as sparse_call
 from sparsetir.workloads.timing import Timer, timer_of
 
 INT8, UINT8 = EIGHT_BITS
-QUANTIZE, DEQUANTIZE = "relax.quantize", "relax.dequantize"
+QUANTIZE = "relax.quantize"
 SHIFT = 128  # From int8 to uint8: units multiply unsigned by signed numbers.
 WAY = "sparse int8"
 RTOL = 1e-4  # Of the norm of a result in float32, where sums are rounded.
@@ -53,41 +53,6 @@ Emit = Callable[[Any], Any]
 def name_of(call: Any) -> str:
     """Return the name of the operator that an expression calls; an empty text for other expressions."""
     return str(getattr(getattr(call, "op", None), "name", "")) if isinstance(call, ir.Call) else ""
-
-
-def _resolved(expr: Any, value_of: ValueOf) -> Any:
-    """Return the value of a variable, through other variables."""
-    while isinstance(expr, relax.Var):
-        value = value_of(expr)
-        if value is None:
-            return expr
-        expr = value
-    return expr
-
-
-# ------------------------------------------------------------------ constants
-
-
-def constant_of(expr: Any, value_of: ValueOf) -> np.ndarray | None:
-    """Return the value of conversions, differences and changes of shape of constants; None for other expressions."""
-    value = _resolved(expr, value_of)
-    if isinstance(value, ir.GenericConst):
-        return np.asarray(value.value.numpy())
-    name = name_of(value)
-    if name not in ("relax.astype", "relax.subtract", dense.TRANSPOSE, "relax.expand_dims", "relax.reshape"):
-        return None
-    operands: list[Any] = [constant_of(arg, value_of) for arg in value.args if isinstance(arg.ty, relax.TensorType)]
-    if any(operand is None for operand in operands):
-        return None
-    first = operands[0]
-    if name == "relax.astype":
-        return first.astype(str(value.attrs.dtype))
-    if name == "relax.subtract":
-        return np.subtract(*operands)
-    if name == dense.TRANSPOSE:
-        return first.transpose(None if value.attrs.axes is None else [int(axis) for axis in value.attrs.axes])
-    shape = value.ty.shape
-    return first.reshape([int(size) for size in shape.values]) if known(shape.values) else None
 
 
 @dataclass(frozen=True)
@@ -104,27 +69,20 @@ class QuantizedWeight:
 
 def weight_of(expr: Any, value_of: ValueOf) -> QuantizedWeight | None:
     """Return the constant weight that an operand is, as int32 without its zero points; None if it is not known."""
-    value = _resolved(expr, value_of)
+    value = dense.resolved(expr, value_of)
     if name_of(value) == dense.TRANSPOSE:
         inner = weight_of(value.args[0], value_of)
         axes = None if value.attrs.axes is None else [int(axis) for axis in value.attrs.axes]
         return None if inner is None else inner.moved(lambda array: array.transpose(axes))
-    if name_of(value) != DEQUANTIZE:
-        integers = constant_of(expr, value_of)
+    if name_of(value) != dense.DEQUANTIZE:
+        integers = dense.constant_of(expr, value_of)
         return None if integers is None or integers.dtype != np.int32 else QuantizedWeight(integers, None)
-    parts: list[Any] = [constant_of(arg, value_of) for arg in value.args]
+    parts: list[Any] = [dense.constant_of(arg, value_of) for arg in value.args]
     if any(part is None for part in parts) or parts[0].dtype not in (np.int8, np.uint8):
         return None
     integers, scales, zero = parts
-    spread = partial(_spread, shape=integers.shape, axis=int(value.attrs.axis))
+    spread = partial(dense.spread, shape=integers.shape, axis=int(value.attrs.axis))
     return QuantizedWeight(integers.astype("int32") - spread(zero).astype("int32"), spread(scales.astype("float32")))
-
-
-def _spread(parameter: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
-    """Broadcast a parameter of a quantization to the elements that it is for."""
-    if parameter.size > 1:
-        parameter = parameter.reshape([-1 if n == axis % len(shape) else 1 for n in range(len(shape))])
-    return np.broadcast_to(parameter.reshape(()) if parameter.size == 1 else parameter, shape)
 
 
 # ------------------------------------------------------------------ recognition
@@ -151,19 +109,19 @@ class QuantizedInput:
 
 
 def _input_of(expr: Any, value_of: ValueOf) -> QuantizedInput | None:
-    value = _resolved(expr, value_of)
+    value = dense.resolved(expr, value_of)
     name = name_of(value)
     if name == "relax.reshape":
         inner, shape = _input_of(value.args[0], value_of), value.ty.shape
         if inner is None or not isinstance(shape, relax.ShapeExpr):
             return None
         return QuantizedInput(inner.x, inner.zero, inner.scale, tuple(shape.values))
-    if name == DEQUANTIZE:
+    if name == dense.DEQUANTIZE:
         x, (scale, zero) = value.args[0], (_folded(arg, value_of) for arg in value.args[1:])
         is_single = all(_is_single(parameter) for parameter in (scale, zero))
         return QuantizedInput(x, zero, scale) if is_single and _is_eight_bit(x) else None
     if name == "relax.subtract":
-        wide, zero = _resolved(value.args[0], value_of), _folded(value.args[1], value_of)
+        wide, zero = dense.resolved(value.args[0], value_of), _folded(value.args[1], value_of)
     else:
         wide, zero = value, constant(np.zeros((), "int32"))
     if name_of(wide) != "relax.astype" or str(wide.attrs.dtype) != "int32":
@@ -173,7 +131,7 @@ def _input_of(expr: Any, value_of: ValueOf) -> QuantizedInput | None:
 
 def _folded(expr: Any, value_of: ValueOf) -> Any:
     """Return a parameter of a quantization, as a constant where its value is known."""
-    value = constant_of(expr, value_of)
+    value = dense.constant_of(expr, value_of)
     return expr if value is None else constant(value)
 
 
@@ -264,7 +222,7 @@ class IntegerProduct:
         """Return the dense operand in uint8, and what was added to it; `inner` is the operand where it is known."""
         shift, operand = 0, inner
         if operand is None:
-            zero = constant_of(self.input.zero, lambda _: None)
+            zero = dense.constant_of(self.input.zero, lambda _: None)
             padding = 0 if zero is None else int(zero.item())
             tensor = x if self.input.shape is None else emit(self.input.tensor(x))
             operand = emit(self.layout.columns(tensor, padding, emit))
@@ -276,7 +234,7 @@ class IntegerProduct:
     def multiply(self, csr: tuple[Any, ...], operand: Any, shift: int, emit: Emit) -> Any:
         """Return the product with the dense operand, in int32 or with its scales."""
         sums = emit(sparse_call("spmm_int32", *csr, operand))
-        zero = constant_of(self.input.zero, lambda _: None)
+        zero = dense.constant_of(self.input.zero, lambda _: None)
         if zero is not None:
             offset = (int(zero.item()) + shift) * self.row_sums
             sums = emit(relax.op.subtract(sums, constant(offset))) if offset.any() else sums
@@ -286,7 +244,7 @@ class IntegerProduct:
             sums = emit(relax.op.subtract(sums, emit(relax.op.multiply(constant(self.row_sums), wide))))
         if self.scales is None:
             return sums
-        scale = constant_of(self.input.scale, lambda _: None)
+        scale = dense.constant_of(self.input.scale, lambda _: None)
         column = self.scales[:, None]
         if scale is not None:
             factors: Any = constant(np.float32(scale.item()) * column)
@@ -352,7 +310,7 @@ def _convolution(call: ir.Call, weight: QuantizedWeight, operand: QuantizedInput
     """Match a convolution with channels first: the product of the weight with the patches of an image."""
     attrs, shape = call.attrs, call.args[0].ty.shape.values
     is_plain = (str(attrs.data_layout), str(attrs.kernel_layout)) == ("NCHW", "OIHW")
-    zero = constant_of(operand.zero, lambda _: None)
+    zero = dense.constant_of(operand.zero, lambda _: None)
     padding = [int(p) for p in attrs.padding]
     if not is_plain or weight.integers.ndim != 4 or not known(shape[1:]) or (zero is None and any(padding)):
         return None

@@ -584,10 +584,11 @@ class ProductRewriter(relax.PyExprMutator):
         return relax.analysis.remove_all_unused(new) if self.changed else func
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        match = found_in(binding.value, self.values.get, self.owner.rows)
-        rewrite = None if match is None else self.owner.decided(str(binding.var.name), match)
-        if match is None and self._takes_integers(binding):
+        integers = integer_products.found_in(binding.value, self.values.get, self.owner.rows)
+        if self._takes_integers(binding, integers):
             return
+        match = found_in(binding.value, self.values.get, self.owner.rows) if integers is None else None
+        rewrite = None if match is None else self.owner.decided(str(binding.var.name), match)
         if match is None or rewrite is None:
             super().visit_var_binding_(binding)
             return
@@ -595,11 +596,10 @@ class ProductRewriter(relax.PyExprMutator):
         result = self.builder_.normalize(rewrite(self.visit_expr(match.x)))
         self.set_var_remap(binding.var, emitted(self.builder_, binding.var, result))
 
-    def _takes_integers(self, binding: relax.VarBinding) -> bool:
+    def _takes_integers(self, binding: relax.VarBinding, match: integer_products.IntegerProduct | None) -> bool:
         """Rewrite a product with an 8-bit weight, or an elementwise operator that follows one."""
         pending = self._followed(binding.value)
         if pending is None:
-            match = integer_products.found_in(binding.value, self.values.get, self.owner.rows)
             if match is None:
                 return False
             csr = self.owner.decided_integers(str(binding.var.name), match)

@@ -37,6 +37,7 @@ from sparsetir.relax.epilogues import product, same_size
 from sparsetir.relax.operators import reshape
 from sparsetir.relax.structures import checked
 
+QUANTIZED = "quantized_decomposed"
 REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
 
 
@@ -160,6 +161,8 @@ class Constants:
 
     def _is_computable(self, node: Any) -> bool:
         tags = getattr(node.target, "tags", ())
+        if getattr(node.target, "namespace", "") == QUANTIZED:
+            return False  # The integers of a weight are recognized before the product.
         if self.torch.Tag.nondeterministic_seeded in tags or not all(n in self.known for n in node.all_input_nodes):
             return False
         sizes = [value for value in _leaves((node.args, node.kwargs)) if isinstance(value, self.torch.SymInt)]

@@ -19,6 +19,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, Sp
 from sparsetir.relax import calls
 from sparsetir.relax.operators import reshape
 from sparsetir.relax.torch_import import graphs as torch_edges
+from sparsetir.relax.torch_import import quantized
 from sparsetir.relax.torch_import.graphs import with_sparse_products
 from sparsetir.relax.torch_import.operators import NAMESPACE, TORCH_OPERATORS
 from sparsetir.relax.training.layers import standardised
@@ -107,7 +108,7 @@ def _converters() -> dict[str, Converter]:
     own_operators = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
     products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
     scatters = dict.fromkeys(("scatter_add.default", "scatter_reduce.two"), _scatter)
-    edges = torch_edges.converters()
+    edges = {**torch_edges.converters(), **quantized.converters()}
     norms = {
         "_native_batch_norm_legit_functional.default": _batch_norm,
         "_native_batch_norm_legit.no_stats": _batch_norm_alone,
