@@ -50,10 +50,9 @@ if TYPE_CHECKING:
     from sparsetir.build import build
     from sparsetir.codegen.pipeline import lower
     from sparsetir.einsum import einsum, einsum_expression
-    from sparsetir.einsum.grouped import grouped_matmul
     from sparsetir.einsum.linear_operators import linear_operator
     from sparsetir.einsum.numpy_functions import hstack, tensordot, vstack
-    from sparsetir.einsum.products import add, matmul, multiply, subtract
+    from sparsetir.einsum.products import add, grouped_matmul, matmul, multiply, subtract
     from sparsetir.einsum.sparsify import sparsify
     from sparsetir.errors import SparseTIRError
     from sparsetir.formats.encoding import format
@@ -114,7 +113,7 @@ _PUBLIC = {
     "formats": "sparsetir.formats",
     "fused": "sparsetir.lazy",
     "get_num_threads": "sparsetir.utils.threads",
-    "grouped_matmul": "sparsetir.einsum.grouped",
+    "grouped_matmul": "sparsetir.einsum.products",
     "hstack": "sparsetir.einsum.numpy_functions",
     "interpret": "sparsetir.ir.interpreter",
     "intrin": "sparsetir.intrin",

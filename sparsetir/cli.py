@@ -568,7 +568,7 @@ def comparison(case: Any, result: Any) -> list[str]:
 def run_formats(args: argparse.Namespace) -> int:
     """``sparsetir formats``."""
     from sparsetir.bench.formats import survey
-    from sparsetir.bench.plot import portrait
+    from sparsetir.bench.roofline import portrait
     from sparsetir.formats.pattern import pattern
     from sparsetir.io import read
 
@@ -632,14 +632,14 @@ def keep(report: Any, args: argparse.Namespace) -> None:
 
 def show_bench(report: Any, args: argparse.Namespace) -> None:
     """Print a run, and draw it where asked for."""
-    from sparsetir.bench import plot
+    from sparsetir.bench.roofline import draw_roofline
 
     if args.json == "-":
         write_json("-", report.as_dict())
     else:
         print(report.text())
     if args.plot and report.roofline is not None:
-        print(f"wrote {plot.roofline(report.rows, report.roofline, args.plot)}", file=sys.stderr)
+        print(f"wrote {draw_roofline(report.rows, report.roofline, args.plot)}", file=sys.stderr)
 
 
 # ---------------------------------------------------------------------------------------------------- calibrate
@@ -647,7 +647,7 @@ def show_bench(report: Any, args: argparse.Namespace) -> None:
 
 def run_calibrate(args: argparse.Namespace) -> int:
     """``sparsetir calibrate``."""
-    from sparsetir.bench.plot import draw_profile
+    from sparsetir.bench.roofline import draw_profile
     from sparsetir.codegen.calibration import calibrate
     from sparsetir.utils import packages
 

@@ -23,7 +23,7 @@ from sparsetir.lower import describe_argument, single
 from sparsetir.lower.annotations import FINITE
 from sparsetir.runtime.bound import BoundComposedKernel, BoundKernel
 from sparsetir.runtime.kernel import Convert, Kernel
-from sparsetir.runtime.nonfinite import GuardedBound, NonFiniteGuard
+from sparsetir.runtime.validation import GuardedBound, NonFiniteGuard
 from sparsetir.sparse_output import AccumulatorOptions, Accumulators, is_assembled
 from sparsetir.sparse_output.blocks import assembled_kernel
 from sparsetir.sparse_output.kernel import SparseOutputKernel

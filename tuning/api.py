@@ -28,9 +28,8 @@ from sparsetir.tuning.loop import Budget, Progress
 from sparsetir.tuning.model import CostModel, Model, as_model
 from sparsetir.tuning.records import Database
 from sparsetir.tuning.report import TuneResult
-from sparsetir.tuning.run import SearchRun
 from sparsetir.tuning.search import check_strategy
-from sparsetir.tuning.session import Session
+from sparsetir.tuning.session import SearchRun, Session
 from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened

@@ -24,9 +24,9 @@ from sparsetir.runtime.bound import Bound, BoundKernel
 from sparsetir.runtime.call_plan import CallTiming
 from sparsetir.runtime.composed import ComposedKernel
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.nonfinite import GuardedBound, NonFiniteGuard
 from sparsetir.runtime.serialization import Saved
 from sparsetir.runtime.signature import Signature
+from sparsetir.runtime.validation import GuardedBound, NonFiniteGuard
 from sparsetir.script.printer import script
 from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.transform.decompose import decompose_format

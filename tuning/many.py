@@ -19,9 +19,8 @@ from sparsetir.tuning.api import check_arguments, check_flags, database_of
 from sparsetir.tuning.loop import Budget, is_untuned
 from sparsetir.tuning.records import RADIUS, Database, Key, Record, distance
 from sparsetir.tuning.report import TuneResult
-from sparsetir.tuning.run import SearchRun, full_cost
 from sparsetir.tuning.search import Search, check_strategy
-from sparsetir.tuning.session import Session
+from sparsetir.tuning.session import SearchRun, Session, full_cost
 from sparsetir.tuning.workers.local import TIMEOUT
 from sparsetir.tuning.workers.remote import check_executor, opened
 from sparsetir.utils.arguments import as_positive, as_seconds, as_sequence, renamed_parameters, shown

@@ -21,8 +21,8 @@ from sparsetir.bench import MissingPackageError
 from sparsetir.bench.training import measure
 from sparsetir.bench.training.command import trained, with_memory
 from sparsetir.bench.training.measure import TrainingRun
+from sparsetir.bench.training.networks import BACKENDS, KINDS, OURS, Spec, ways
 from sparsetir.bench.training.problems import load, usual
-from sparsetir.bench.training.ways import BACKENDS, KINDS, OURS, Spec, ways
 from sparsetir.workloads.plot import aligned, losses
 
 

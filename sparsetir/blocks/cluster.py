@@ -16,7 +16,7 @@ from sparsetir.blocks import products
 from sparsetir.blocks.products import MAX_GRAM_FEATURES, PCA, by_passes, check_components, from_gram, plan_product
 from sparsetir.blocks.reading import DEFAULT_MEMORY, Block, parse_memory, read_block
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.stores import Array, Store, is_open, open_store
+from sparsetir.io.stores import Array, Store, is_open, open_store
 from sparsetir.utils.arguments import package_of
 from sparsetir.utils.packages import require
 from sparsetir.utils.threads import get_num_threads, set_num_threads

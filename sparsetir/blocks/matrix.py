@@ -29,7 +29,7 @@ from sparsetir.blocks.products import (
 from sparsetir.blocks.reading import BUFFERS, DEFAULT_MEMORY, Bar, Plan, iterate, make_plan, parse_memory, with_estimate
 from sparsetir.blocks.results import Checkpoint, beside, check_path, file_result
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.stores import Array, Store, open_store
+from sparsetir.io.stores import Array, Store, open_store
 from sparsetir.utils.arguments import as_count, as_flag, as_path, shown
 
 

@@ -19,11 +19,11 @@ from sparsetir import ops
 from sparsetir.blocks.reading import MAX_BLOCK_BYTES, Bar, Block, Plan, block_starts, iterate, make_plan, read_blocks
 from sparsetir.blocks.results import Checkpoint, NpyResult, check_new, check_path, digest, file_result, write_lines
 from sparsetir.errors import ArgumentError, ArgumentTypeError, WriteError
+from sparsetir.io.stores import Array, Buffers, Store, is_stored, open_store
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.ops.dense_output import added_spmm
 from sparsetir.runtime.signature import unchecked
 from sparsetir.sparse_output.products import matmul
-from sparsetir.stores import Array, Buffers, Store, is_stored, open_store
 from sparsetir.utils.buffers import LINE, aligned, empty
 
 MAX_GRAM_FEATURES = 8192  # an eigendecomposition of more takes longer than passes over the matrix

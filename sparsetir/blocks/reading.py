@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError
-from sparsetir.stores import Array, Buffers, Decoder, Store
+from sparsetir.io.stores import Array, Buffers, Decoder, Store
 from sparsetir.utils.arguments import as_flag, shown
 from sparsetir.utils.machine import CORES
 from sparsetir.utils.memory import MemoryLimitError, readable

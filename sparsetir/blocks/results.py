@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, WriteError
-from sparsetir.stores import Array, Buffers
+from sparsetir.io.stores import Array, Buffers
 from sparsetir.utils.arguments import as_path, shown
 from sparsetir.utils.files import writing_file
 from sparsetir.utils.packages import require

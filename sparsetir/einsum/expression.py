@@ -52,9 +52,9 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.canonical import has_hypersparse, renumber
 from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor
 from sparsetir.interop import is_torch, to_torch
+from sparsetir.io.stores import is_open
 from sparsetir.ir.halves import check_precision
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.stores import is_open
 from sparsetir.utils.arguments import VALUE_DTYPES, as_seconds, common_dtype, dtype_name, shown
 from sparsetir.utils.caches import shared_cache
 

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.base import FormatRewriteRule
-from sparsetir.formats.coordinates import CSF
+from sparsetir.formats.compressed import CSF
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, array_of_numbers, as_numpy, check_detached, check_parts, is_sparse, is_torch
 from sparsetir.utils.arguments import VALUE_DTYPES, dtype_name

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from sparsetir.formats.blocks import BSR as bsr
 from sparsetir.formats.blocks import DBSR as dbsr
+from sparsetir.formats.compressed import COO as coo
 from sparsetir.formats.compressed import CSC as csc
+from sparsetir.formats.compressed import CSF as csf
 from sparsetir.formats.compressed import CSR as csr
 from sparsetir.formats.compressed import DCSR as dcsr
 from sparsetir.formats.compressed import ELL as ell
 from sparsetir.formats.compressed import Ragged as ragged
-from sparsetir.formats.coordinates import COO as coo
-from sparsetir.formats.coordinates import CSF as csf
 from sparsetir.formats.diagonals import DIA as dia
 from sparsetir.formats.diagonals import Band as band
 from sparsetir.formats.encoding import Encoded as encoded

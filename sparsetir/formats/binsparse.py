@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError
-from sparsetir.formats.coordinates import CSF
+from sparsetir.formats.compressed import CSF
 from sparsetir.formats.format import Array, Format
 from sparsetir.interop import CooTensor, Level, aligned_contiguous, check_level
 from sparsetir.interop.sources import whole_sizes

@@ -15,8 +15,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.base import FormatRewriteRule, axis_name, describe
 from sparsetir.formats.blocks import BSR, DBSR
-from sparsetir.formats.compressed import CSC, CSR, DCSR
-from sparsetir.formats.coordinates import COO, CSF
+from sparsetir.formats.compressed import COO, CSC, CSF, CSR, DCSR
 from sparsetir.formats.diagonals import DIA
 from sparsetir.formats.format import (
     REGISTRY,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsetir.formats.blocks import BSR, DBSR
-from sparsetir.formats.compressed import CSC, CSR, DCSR, ELL, Ragged
-from sparsetir.formats.coordinates import COO, CSF
+from sparsetir.formats.compressed import COO, CSC, CSF, CSR, DCSR, ELL, Ragged
 from sparsetir.formats.diagonals import DIA, Band, slice_diagonals
 from sparsetir.formats.format import Entries, Format
 from sparsetir.formats.hybrid import HDIA, BlocksAndRest, DenseColumns, DenseRows, DiaRest, EllRest

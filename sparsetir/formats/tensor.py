@@ -34,7 +34,7 @@ from sparsetir.interop import (
 from sparsetir.interop import to_torch as as_torch
 from sparsetir.interop.sources import CompressedSource, Coordinates, Source, check_numbers, is_torch, whole_sizes
 from sparsetir.io import read
-from sparsetir.stores import is_open
+from sparsetir.io.stores import is_open
 from sparsetir.utils.arguments import as_flag, as_mapping, as_path, shown
 from sparsetir.utils.memory import MemoryLimitError, readable
 

@@ -22,9 +22,9 @@ import numpy as np
 import scipy.sparse as sp
 
 import torch
-from sparsetir.einsum.grouped import check_offsets
-from sparsetir.einsum.grouped import run as run_kernel
+from sparsetir.einsum.products import check_offsets
 from sparsetir.einsum.products import matmul as plain_matmul
+from sparsetir.einsum.products import run as run_kernel
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
 from sparsetir.torch.functions import (
     NAMES,

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import bench, formats
-from sparsetir.bench import command, kernels, measure, plot, report, search, search_rate, sweep
+from sparsetir.bench import command, kernels, measure, report, roofline, search, search_rate, sweep
 from sparsetir.bench import roofline as roofs
 from sparsetir.bench import sweep as scale
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, TuningError
@@ -372,7 +372,7 @@ MACHINE = roofs.Roofline(LEVELS, {1: roofs.Ceilings(1, 50e9, RATES), 2: roofs.Ce
 @needs_matplotlib
 def test_the_roofline_writes_a_picture(tmp_path: Path) -> None:
     for rows in ([], [row(), row(peers={})]):
-        assert plot.roofline(rows, MACHINE, tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
+        assert roofline.draw_roofline(rows, MACHINE, tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- the roofline -----------------------------------------------------------------------------------------

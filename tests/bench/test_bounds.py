@@ -33,7 +33,7 @@ from sparsetir.tuning.train.dataset import is_data_set, recordings
 from sparsetir.tuning.train.evaluate import Ranking, folds
 from sparsetir.tuning.train.replay import Recorded, stopped, stops
 from sparsetir.tuning.work import USUAL, CoreRates, Work
-from sparsetir.workloads import random_programs, suite
+from sparsetir.workloads import suite
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
 
@@ -61,7 +61,7 @@ def test_programs_differ_by_what_they_do_and_not_by_their_names() -> None:
     assert len(tensor.of_kind("gather")) == 2
     renamed = ops.spmm().with_attr("global_symbol", "other")
     assert Work.of(decode(renamed), SIZES) == Work.of(decode(ops.spmm()), SIZES)
-    assert len({Work.of(decode(random_programs.draw(n).program), SIZES).flops for n in range(8)}) > 2
+    assert len({Work.of(decode(suite.draw_program(n).program), SIZES).flops for n in range(8)}) > 2
 
 
 @pytest.mark.parametrize("sizes", [{}, {"m": 0, "n": 0, "nnz": 0, "feat": 0}, {**SIZES, "nnz": 0}])
@@ -161,7 +161,7 @@ def test_the_shipped_model_knows_which_operations_it_knows() -> None:
     bounds = bounds_of(model.about)
     assert bounds is not None
     programs = {name: getattr(ops, name)() for name in ("spmm", "spmv", "sddmm", "mttkrp")}
-    programs |= {f"drawn_{n}": random_programs.draw(n).program for n in range(plan.PROGRAMS)}
+    programs |= {f"drawn_{n}": suite.draw_program(n).program for n in range(plan.PROGRAMS)}
     rows = {name: Work.of(decode(program), {}).numbers(USUAL, 1.0) for name, program in programs.items()}
     known = set(map(tuple, bounds.known))
     called = {name: {predict.operation({**row, "work_run": run}) for run in (1.0, 6.0)} for name, row in rows.items()}

@@ -22,7 +22,7 @@ from quick_code import quickly
 from sparsetir.blocks import reading, results
 from sparsetir.blocks.products import LANCZOS_RATIO, _largest
 from sparsetir.errors import ArgumentError, FileFormatError
-from sparsetir.stores import RawArray
+from sparsetir.io.stores import RawArray
 from sparsetir.utils.memory import MemoryLimitError
 
 FORMS = ["folder", "a.h5ad", "a.zarr", "a.bsp.h5"]

@@ -12,10 +12,10 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir import stores
 from sparsetir.blocks import reading, results
 from sparsetir.errors import FileFormatError
-from sparsetir.stores import ChunkedArray, Decoder
+from sparsetir.io import stores
+from sparsetir.io.stores import ChunkedArray, Decoder
 from sparsetir.utils.memory import MemoryLimitError
 
 h5py = pytest.importorskip("h5py")

@@ -155,7 +155,7 @@ def test_command(small: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from sparsetir.bench.plot import draw_profile
+    from sparsetir.bench.roofline import draw_profile
 
     path = draw_profile(replace(shipped_profile("znver4"), name="test"), tmp_path / "profile.png")
     assert path.read_bytes()[:4] == b"\x89PNG"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sparsetir
-from sparsetir.einsum.grouped import run
+from sparsetir.einsum.products import run
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 
 LENGTHS = [0, 1, 5, 6, 7, 0, 30, 3, 2, 4, 0]

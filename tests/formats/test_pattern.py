@@ -23,9 +23,9 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import CooTensor, SparseTensor, formats
-from sparsetir.bench import MissingPackageError, plot
+from sparsetir.bench import MissingPackageError, roofline
 from sparsetir.bench import formats as bench_formats
-from sparsetir.bench.plot import portrait as draw_portrait
+from sparsetir.bench.roofline import portrait as draw_portrait
 from sparsetir.cli import main, parser
 from sparsetir.codegen.cache import write_cache
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
@@ -602,7 +602,7 @@ def test_formats_says_that_matplotlib_is_missing(
     def require(*_args: object, **_kwargs: object) -> None:
         raise MissingPackageError("drawing needs matplotlib; try: pip install 'sparsetir[plot]'")
 
-    monkeypatch.setattr(plot, "require", require)
+    monkeypatch.setattr(roofline, "require", require)
     assert main(["formats", str(files / "blocks.mtx"), "--plot", str(files / "a.png")]) == 2
     shown = capsys.readouterr()
     assert "drawing needs matplotlib; try: pip install" in shown.err

@@ -15,7 +15,7 @@ import sparsetir
 from sparsetir import formats
 from sparsetir.formats.format import Format
 from sparsetir.ir.views import decode
-from sparsetir.runtime import adaptive, nonfinite
+from sparsetir.runtime import adaptive, validation
 
 MANY = 10**9
 FILLING = [formats.bsr(2, 2), formats.dia(), formats.sr_bcrs(4, 4), formats.hdia(4), formats.ragged()]
@@ -102,7 +102,7 @@ def test_full_blocks_need_no_watch() -> None:
     bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=MANY).bind(A=A)
     np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4)
     assert bound.over_another is not None
-    assert not isinstance(bound.over_another, nonfinite.GuardedBound)
+    assert not isinstance(bound.over_another, validation.GuardedBound)
 
 
 def test_a_promise_saves_the_look() -> None:
@@ -110,22 +110,22 @@ def test_a_promise_saves_the_look() -> None:
     for promised in (False, True):
         bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=MANY, assume_finite=promised).bind(A=A)
         np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4)
-        assert isinstance(bound.over_another, nonfinite.GuardedBound) is not promised
+        assert isinstance(bound.over_another, validation.GuardedBound) is not promised
 
 
 def test_the_smaller_ones_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operands of a tall matrix, and its results where those are not finite."""
     monkeypatch.setattr(adaptive, "SHORT_CALL", 10.0)  # seconds: the other format is kept without a trial
     looked: list[int] = []
-    has_nan = nonfinite.has_nan
-    monkeypatch.setattr(nonfinite, "has_nan", lambda found: looked.append(found.size) or has_nan(found))
+    has_nan = validation.has_nan
+    monkeypatch.setattr(validation, "has_nan", lambda found: looked.append(found.size) or has_nan(found))
     A = blocks(np.random.default_rng(0))
     for matrix, count in ((A[:, :40], 0), (A, 4), (A[:40], 4)):
         bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=MANY).bind(A=matrix)
         B = np.ones((matrix.shape[1], 16), "float32")
         for _ in range(6):  # the first and another one over the rows
             np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)
-        assert isinstance(bound.over_another, nonfinite.GuardedBound)
+        assert isinstance(bound.over_another, validation.GuardedBound)
         assert len(looked) == count
         B[1, 2] = np.inf
         np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)
@@ -133,24 +133,26 @@ def test_the_smaller_ones_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_shows_in_results() -> None:
-    assert nonfinite.sums_products(decode(sparsetir.ops.spmm()))
-    assert nonfinite.sums_products(decode(sparsetir.ops.spmv("float64")))
-    assert not nonfinite.sums_products(decode(sparsetir.parse(RELU)))
-    assert not nonfinite.sums_products(decode(sparsetir.parse(RELU.replace("A[i, j] *", "A[i, j] * T.exp(B[j, k]) *"))))
+    assert validation.sums_products(decode(sparsetir.ops.spmm()))
+    assert validation.sums_products(decode(sparsetir.ops.spmv("float64")))
+    assert not validation.sums_products(decode(sparsetir.parse(RELU)))
+    assert not validation.sums_products(
+        decode(sparsetir.parse(RELU.replace("A[i, j] *", "A[i, j] * T.exp(B[j, k]) *")))
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_looking_for_nan(dtype: str) -> None:
     array = np.full((3, 5), np.inf, dtype)
     array[0] = np.finfo(dtype).max
-    assert not nonfinite.has_nan(array)
-    assert not nonfinite.is_finite(array)
-    assert nonfinite.is_finite(array[0])
+    assert not validation.has_nan(array)
+    assert not validation.is_finite(array)
+    assert validation.is_finite(array[0])
     array[2, 4] = np.nan
-    assert nonfinite.has_nan(array)
-    assert nonfinite.has_nan((np.zeros(0, dtype), array.T))
-    assert nonfinite.is_finite(np.zeros((0, 3), dtype))
-    assert nonfinite.is_finite(np.ones(3, "int32"))
+    assert validation.has_nan(array)
+    assert validation.has_nan((np.zeros(0, dtype), array.T))
+    assert validation.is_finite(np.zeros((0, 3), dtype))
+    assert validation.is_finite(np.ones(3, "int32"))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -168,7 +170,7 @@ def test_tensors_of_every_dtype_are_looked_at(dtype: str, columns: int) -> None:
         B = torch.ones((columns, 8), dtype=values.dtype, requires_grad=True)
         with torch.no_grad():
             B[1, 2] = number
-            assert nonfinite.is_finite(B) is (number == 1.0)
+            assert validation.is_finite(B) is (number == 1.0)
             for _ in range(3):
                 torch.testing.assert_close(fast(B=B), plain(B=B), rtol=0.05, atol=0.05, equal_nan=True)
     assert fast.over_another is not None

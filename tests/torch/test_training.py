@@ -19,8 +19,8 @@ from sparsetir.workloads.reference import WrongResultError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
-from sparsetir.bench.training import command, measure, problems, ways  # noqa: E402
-from sparsetir.bench.training.ways import KINDS, OURS, TORCH, Spec  # noqa: E402
+from sparsetir.bench.training import command, measure, networks, problems  # noqa: E402
+from sparsetir.bench.training.networks import KINDS, OURS, TORCH, Spec  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
 TINY = "communities:300"
@@ -43,7 +43,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_ways_learn_the_same(kind: str, problem: Any) -> None:
     is_full = bool(os.environ.get("SPARSETIR_FULL"))
-    chosen = [way for way in ways.ways(kind) if way != ways.INDUCTOR or is_full]  # it compiles for long
+    chosen = [way for way in networks.ways(kind) if way != networks.INDUCTOR or is_full]  # it compiles for long
     runs = command.trained(problem, Spec.parse(f"{kind}:4"), chosen, 2)
     assert list(runs) == chosen
     assert [len(run.losses) for run in runs.values()] == [4] * len(chosen)
@@ -53,29 +53,29 @@ def test_all_ways_learn_the_same(kind: str, problem: Any) -> None:
 
 
 def test_the_compiler_of_torch_needs_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "which", lambda _name: "/usr/bin/c++")
-    assert ways.INDUCTOR in ways.ways("gcn")
-    monkeypatch.setattr(ways, "which", lambda _name: None)
-    assert ways.INDUCTOR not in ways.ways("gcn")
+    monkeypatch.setattr(networks, "which", lambda _name: "/usr/bin/c++")
+    assert networks.INDUCTOR in networks.ways("gcn")
+    monkeypatch.setattr(networks, "which", lambda _name: None)
+    assert networks.INDUCTOR not in networks.ways("gcn")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ways.FIRST)
+@pytest.mark.parametrize("kind", networks.FIRST)
 def test_sparse_features_are_a_factor(kind: str, problem: Any) -> None:
     words = replace(problem, x=problem.x.where(torch.rand(problem.x.shape) < 0.05, 0))
-    chosen = ways.ways(kind)[:3]
-    contenders = [ways.make(way, Spec.parse(f"{kind}:4"), words) for way in chosen]
+    chosen = networks.ways(kind)[:3]
+    contenders = [networks.make(way, Spec.parse(f"{kind}:4"), words) for way in chosen]
     assert [isinstance(made.x, torch.Tensor) for made in contenders] == [way.startswith("PyG") for way in chosen]
     runs = command.trained(words, Spec.parse(f"{kind}:4"), chosen, 2)
     assert measure.difference(runs) < 1e-5
 
 
 def test_a_way_that_fails_is_left_out(problem: Any, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(ways, "_matrix", lambda *_: 1 / 0)
+    monkeypatch.setattr(networks, "_matrix", lambda *_: 1 / 0)
     runs = command.trained(problem, Spec.parse("gcn:4"), [OURS, TORCH], 1)
     assert list(runs) == [OURS]
     assert "left out: torch CSR, gcn:4 on communities:300: ZeroDivisionError" in capsys.readouterr().err
-    monkeypatch.setattr(ways, "_graph", lambda *_: 1 / 0)
+    monkeypatch.setattr(networks, "_graph", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         command.trained(problem, Spec.parse("gcn:4"), [OURS], 1)
 
@@ -127,7 +127,7 @@ def test_triples_are_relations_of_edges(monkeypatch: Any, tmp_path: Path) -> Non
     problem = problems.load("fb15k237", classes=2)
     assert problem.edge_index.tolist() == [[2, 0, 3], [1, 2, 2]]
     assert problem.relations.tolist() == [0, 1, 1]
-    into, sums, counts = ways.by_relation(problem)
+    into, sums, counts = networks.by_relation(problem)
     assert (into.toarray().tolist(), sums.toarray().tolist()) == (
         [[0, 0, 1, 0], [1, 0, 0, 1]],
         [[0, 0], [1, 0], [0, 1], [0, 0]],

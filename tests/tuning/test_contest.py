@@ -21,8 +21,7 @@ from sparsetir.build import build
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Record, measure
 from sparsetir.tuning.loop import BEHIND, Outcome, at_most, judged, select_final
-from sparsetir.tuning.run import compared, full_cost
-from sparsetir.tuning.session import Session
+from sparsetir.tuning.session import Session, compared, full_cost
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.variants import usual_choices
 

@@ -28,7 +28,7 @@ from sparsetir.tuning.work import CoreRates
 from sparsetir.utils.machine import shipped_profile
 from sparsetir.utils.packages import MissingPackageError
 from sparsetir.utils.threads import get_num_threads, set_num_threads
-from sparsetir.workloads import random_programs, suite
+from sparsetir.workloads import suite
 
 FAST = CoreRates(peak=4e11, private=8e11, last=2.4e11, memory=1e11)
 
@@ -49,8 +49,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_programs_drawn_at_random_compute_what_they_say(seed: int) -> None:
-    found = random_programs.draw(seed, "float64")
-    assert found.text == random_programs.draw(seed, "float64").text
+    found = suite.draw_program(seed, "float64")
+    assert found.text == suite.draw_program(seed, "float64").text
     A = sp.random_array((7, 5), density=0.3, format="csr", rng=np.random.default_rng(0))
     inputs = found.inputs(A, 3, "float64")
     assert set(inputs) == {"A", *found.operands}
@@ -65,11 +65,11 @@ def test_programs_drawn_at_random_compute_what_they_say(seed: int) -> None:
 
 
 def test_drawn_programs_differ() -> None:
-    texts = {random_programs.draw(seed).text.partition("\n")[2].partition(")")[2] for seed in range(30)}
+    texts = {suite.draw_program(seed).text.partition("\n")[2].partition(")")[2] for seed in range(30)}
     assert len(texts) > 20
-    assert {random_programs.draw(seed).has_feat for seed in range(30)} == {True, False}
+    assert {suite.draw_program(seed).has_feat for seed in range(30)} == {True, False}
     with pytest.raises(ArgumentError, match="not negative, found -1"):
-        random_programs.draw(-1)
+        suite.draw_program(-1)
 
 
 def test_jobs_fit_their_matrices() -> None:

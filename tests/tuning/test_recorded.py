@@ -17,7 +17,7 @@ from sparsetir import formats, ops
 from sparsetir.build import build
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.schedules import Choices
-from sparsetir.tuning import Database, Key, Record, run, tune_sparse
+from sparsetir.tuning import Database, Key, Record, session, tune_sparse
 from sparsetir.tuning.loop import Comparison, last_of, note
 from sparsetir.tuning.space import Candidate
 
@@ -52,7 +52,7 @@ def test_what_a_search_returned_is_built_again(monkeypatch: pytest.MonkeyPatch, 
     inputs, path = arguments(), tmp_path / "tuning.jsonl"
     wanted: list[Candidate] = []
     decided(monkeypatch, lambda c: 1.0 if c is None else 0.5 if c in wanted else 0.9)
-    monkeypatch.setattr(run, "finalists", lambda history, _cost: [r.candidate for r in history])
+    monkeypatch.setattr(session, "finalists", lambda history, _cost: [r.candidate for r in history])
     for turn in range(3):
         wanted[:] = [r.candidate for r in found.history if r.fixed][turn:][:1] if turn else []
         found = tune_sparse(ops.spmm(), inputs, max_trials=5 + turn, formats=[], database=path, progress=False)
@@ -112,7 +112,7 @@ def test_a_tuned_kernel_takes_other_sizes(format: Any, monkeypatch: pytest.Monke
     inputs, path = blocked(), tmp_path / "tuning.jsonl"
     decided(monkeypatch, lambda c: 0.5 if c is not None and c.format == format else 1.0)
     formats = [] if format is None else [format]
-    monkeypatch.setattr(run, "finalists", lambda history, _cost: [r.candidate for r in history])
+    monkeypatch.setattr(session, "finalists", lambda history, _cost: [r.candidate for r in history])
     found = tune_sparse(ops.spmm(), inputs, max_trials=6, formats=formats, database=path, progress=False)
     assert found.best.candidate.format == format
     A = inputs["A"]
@@ -159,7 +159,7 @@ def test_a_matrix_that_the_format_does_not_take(monkeypatch: pytest.MonkeyPatch)
     """Longer rows than its slots: the untuned kernel takes it."""
     inputs, width = arguments(), formats.ell(width=20)
     decided(monkeypatch, lambda c: 0.5 if c is not None and c.format == width else 1.0)
-    monkeypatch.setattr(run, "finalists", lambda history, _cost: [r.candidate for r in history])
+    monkeypatch.setattr(session, "finalists", lambda history, _cost: [r.candidate for r in history])
     kernel = tune_sparse(ops.spmm(), inputs, max_trials=4, formats=[width], progress=False).kernel
     assert "ell(width=20)" in repr(kernel)
     full = sp.csr_array(np.ones((5, 50), "float32"))

@@ -24,7 +24,7 @@ from sparsetir.codegen.cache import write_cache
 from sparsetir.errors import ArgumentTypeError, ScheduleError, SparseTIRError, TuningError
 from sparsetir.lower import as_module
 from sparsetir.schedules import Choices, leaves
-from sparsetir.tuning import Candidate, Database, Key, Record, autotune, features, run, tune_sparse
+from sparsetir.tuning import Candidate, Database, Key, Record, autotune, features, tune_sparse
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.features import WorkloadEncoding
@@ -390,7 +390,7 @@ def test_the_winner_is_built_with_its_values(monkeypatch: pytest.MonkeyPatch) ->
         return {c: 0.5 if c is not None and c.choices == wanted else 1.0 for c in cases}
 
     keep_time(monkeypatch, it_wins)
-    monkeypatch.setattr(run, "finalists", lambda history, _cost: [Candidate(wanted)])
+    monkeypatch.setattr(sessions, "finalists", lambda history, _cost: [Candidate(wanted)])
     result = tune_sparse(ops.spmm(), arguments(), schedule=tiled, strategy="exhaustive", isolate=False, progress=False)
     assert result.best.choices == wanted
     assert "T.vectorized(8)" in result.kernel.script(stage=3)

@@ -46,7 +46,6 @@ from sparsetir.tuning import (
     evaluator,
     features,
     measure,
-    run,
     space,
     tune_sparse,
 )
@@ -585,7 +584,7 @@ def test_what_many_calls_get_is_never_dropped_from_a_search(
     keep_time(monkeypatch, clock)
     monkeypatch.setattr(local, "TURNS", 1)
     monkeypatch.setattr(local.ProcessMeasurer, "time", slow_blocks)
-    monkeypatch.setattr(run, "FINALISTS", 2)
+    monkeypatch.setattr(sessions, "FINALISTS", 2)
     result = tune_sparse(
         ops.spmm(), inputs, max_trials=8, formats=[BLOCKS], strategy=strategy, patience=20, progress=False
     )
@@ -757,10 +756,10 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize("program", ["spmm", "spgemm"])
 def test_an_interrupt_of_the_comparison_keeps_what_was_found(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best trial is compared alone then."""
-    from sparsetir.tuning import accumulators, run
+    from sparsetir.tuning import accumulators
 
     seen: list[int] = []
-    where, name = (run, "compared") if program == "spmm" else (accumulators, "_compared")
+    where, name = (sessions, "compared") if program == "spmm" else (accumulators, "_compared")
     usual = getattr(where, name)
 
     def stops_once(*args: Any, **how: Any) -> Any:
@@ -912,7 +911,9 @@ def test_a_format_that_wins_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) ->
         return {c: 0.5 if c is not None and c.format == BLOCKS else 1.0 for c in cases}
 
     keep_time(monkeypatch, blocks_win)
-    monkeypatch.setattr(run, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format])
+    monkeypatch.setattr(
+        session, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format]
+    )
     inputs = blocked()
     result = tune_sparse(ops.spmm(), inputs, max_trials=8, formats=[BLOCKS], progress=False)
     assert result.best.stored_as == "bsr(r=4, c=4)"
@@ -930,9 +931,9 @@ def test_no_formats_is_schedules_only() -> None:
 
 def test_the_conversion_counts_where_calls_are_few() -> None:
     record = Record(Choices(), "bsr(r=4, c=4)", seconds=1.0, conversion=10.0)
-    assert run.full_cost(record) == 1.0
-    assert run.full_cost(record, 10) == 2.0
-    assert run.full_cost(Record(Choices(), error="no")) == float("inf")
+    assert sessions.full_cost(record) == 1.0
+    assert sessions.full_cost(record, 10) == 2.0
+    assert sessions.full_cost(Record(Choices(), error="no")) == float("inf")
 
 
 @pytest.mark.slow

@@ -25,9 +25,8 @@ import numpy as np
 from sparsetir.errors import ArgumentError, ExecutorLostError, SparseTIRError
 from sparsetir.tuning.loop import Budget, CandidateSource, is_untuned
 from sparsetir.tuning.records import Database, Key, Record
-from sparsetir.tuning.run import SearchRun
 from sparsetir.tuning.search import BATCH
-from sparsetir.tuning.session import Session
+from sparsetir.tuning.session import SearchRun, Session
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.workers.remote import opened
 from sparsetir.utils.arguments import as_seconds, parse_seconds

@@ -52,7 +52,7 @@ from sparsetir.utils.machine import CORES, MachineProfile, machine_name, shipped
 from sparsetir.utils.memory import old_objects_aside
 from sparsetir.utils.packages import __version__
 from sparsetir.utils.threads import get_num_threads, set_num_threads
-from sparsetir.workloads import random_programs, suite
+from sparsetir.workloads import suite
 from sparsetir.workloads.inputs import DENSE, say
 from sparsetir.workloads.reference import Reference
 
@@ -117,7 +117,7 @@ class Job:
     def program(self) -> tirx.PrimFunc:
         """At stage I."""
         if self.kind == "drawn":
-            return random_programs.draw(int(self.op.partition("_")[2]), self.dtype).program
+            return suite.draw_program(int(self.op.partition("_")[2]), self.dtype).program
         func: tirx.PrimFunc = getattr(ops, self.op)(self.dtype)
         return func
 
@@ -125,9 +125,7 @@ class Job:
         """Return the arguments of a call on a matrix or tensor."""
         matrix = typed(sparse, self.dtype)
         if self.kind == "drawn":
-            return random_programs.draw(int(self.op.partition("_")[2]), self.dtype).inputs(
-                matrix, self.feat, self.dtype
-            )
+            return suite.draw_program(int(self.op.partition("_")[2]), self.dtype).inputs(matrix, self.feat, self.dtype)
         rng, shape = np.random.default_rng(0), sparse.shape
         sizes = {n: (shape[d], self.feat) if wide else (shape[d],) for n, (d, wide) in DENSE[self.op].items()}
         dense = {n: aligned(rng.standard_normal(s, np.float32).astype(self.dtype)) for n, s in sizes.items()}
@@ -166,7 +164,7 @@ def _job(sparse: Any, rng: np.random.Generator) -> Job | None:
     _, op, dtype, feats, threads = rows[int(rng.choice(len(rows), p=weights / weights.sum()))]
     if op == "drawn":
         number = int(rng.integers(PROGRAMS))
-        op, feats = f"drawn_{number}", feats if random_programs.draw(number).has_feat else (1,)
+        op, feats = f"drawn_{number}", feats if suite.draw_program(number).has_feat else (1,)
     most = min(MOST_WORK / max(sparse.nnz, 1), MOST_ELEMENTS / max(sparse.shape))
     fitting = [feat for feat in feats if feat <= max(most, 1)]
     return Job(op, fitting[int(rng.integers(len(fitting)))], dtype, threads) if fitting else None

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from sparsetir.bench.training import measure
 from sparsetir.bench.training.measure import Training, TrainingRun
+from sparsetir.bench.training.networks import OURS, WAYS, Spec, make, ways
 from sparsetir.bench.training.problems import NodeProblem, available, load
-from sparsetir.bench.training.ways import OURS, WAYS, Spec, make, ways
 from sparsetir.errors import SparseTIRError
 from sparsetir.torch import Graph, SparseLinear
 from sparsetir.utils.threads import set_num_threads
@@ -121,7 +121,7 @@ def _check(name: str, results: list[Tensor], references: list[Tensor]) -> None:
             raise WrongResultError(f"{name} differs from torch by {float((result - expected).abs().max()):.1e}")
 
 
-MODULE = "sparsetir.bench.training"
+COMMAND = ("-m", "sparsetir", "bench", "training")
 NETWORKS = "gcn:16,gcn:128,gcn:256,sage-mean:128,sage-max:128,gat:8x8,gat:4x32,gatv2:8x8,rgcn:16"
 SMALL = "rmat:200"
 UNTIMED = 2  # epochs in which kernels are built and memory is found
@@ -151,7 +151,7 @@ def with_memory(runs: dict[str, TrainingRun], graph: str, spec: Spec, threads: i
     with_peaks = {}
     for way, run in runs.items():
         options = ("--graph", graph, "--network", str(spec), "--threads", str(threads))
-        peak = measure.apart("-m", MODULE, "--memory", way, *options)
+        peak = measure.apart(*COMMAND, "--memory", way, *options)
         with_peaks[way] = replace(run, peak=peak)
     return with_peaks
 

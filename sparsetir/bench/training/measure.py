@@ -15,9 +15,8 @@ from typing import Any, Protocol
 from torch.nn.functional import cross_entropy
 
 import torch
-from sparsetir.bench.training.networks import initialise
+from sparsetir.bench.training.networks import Contender, initialise
 from sparsetir.bench.training.problems import NodeProblem
-from sparsetir.bench.training.ways import Contender
 from sparsetir.errors import ArgumentError
 from sparsetir.utils.memory import CLEAR, forget_peak, resident
 from sparsetir.workloads.timing import Timing

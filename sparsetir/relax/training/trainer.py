@@ -45,8 +45,16 @@ from sparsetir.interop.sources import array_of_numbers
 from sparsetir.relax.epilogues import known
 from sparsetir.relax.model import ModelSignature, bind, build, from_tvm, library_of, to_tvm
 from sparsetir.relax.torch_import.models import from_module, is_module, static_names
-from sparsetir.relax.training.layers import averages, with_batch_norm, with_dropout
-from sparsetir.relax.training.rules import Loss, Optimizer, check_classes, loss_of, optimizer_of
+from sparsetir.relax.training.layers import (
+    Loss,
+    Optimizer,
+    averages,
+    check_classes,
+    loss_of,
+    optimizer_of,
+    with_batch_norm,
+    with_dropout,
+)
 from sparsetir.utils.arguments import as_count, as_mapping, as_path, as_real, as_sequence, shown
 from sparsetir.utils.files import writing_file
 

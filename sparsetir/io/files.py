@@ -21,7 +21,7 @@ import scipy.sparse as sp
 
 from sparsetir.errors import FileFormatError, MissingFileError, SparseTIRError
 from sparsetir.interop import Array, CooTensor, Level, check_level
-from sparsetir.stores import Store, is_open, is_stored, load_store, open_store
+from sparsetir.io.stores import Store, is_open, is_stored, load_store, open_store
 from sparsetir.utils.arguments import as_path
 
 # The bytes of a file, compressed or not. What a file claims to hold decides over no more memory than it may need.
