@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 from sparsetir.torch import tracing as _traced  # noqa: F401
-from sparsetir.torch.block_attention import jagged_attention
 from sparsetir.torch.graph import Graph
+from sparsetir.torch.jagged import jagged_attention
 from sparsetir.torch.linear import SparseLinear
 from sparsetir.torch.products import grouped_mm, matmul
 from sparsetir.torch.pruned_layers import PrunedAttention, PrunedConv, PrunedLinear

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError  # noqa: E402
-from sparsetir.torch import block_attention, jagged_attention  # noqa: E402
+from sparsetir.torch import block_attention, jagged, jagged_attention  # noqa: E402
 
 SELF, CROSS = [3, 0, 17, 32], [5, 4, 0, 40]
 
@@ -93,9 +93,9 @@ def test_no_positions():
 
 
 def test_sizes_of_blocks(monkeypatch):
-    monkeypatch.setattr(block_attention, "COSTS", block_attention.COSTS)
-    assert block_attention._batch((10,) * 40, (10,) * 40, False)[0].size == 16
-    pattern, (places, total), _ = block_attention._batch((640, 128), (640, 128), False)
+    monkeypatch.setattr(jagged, "COSTS", block_attention.COSTS)
+    assert jagged._batch((10,) * 40, (10,) * 40, False)[0].size == 16
+    pattern, (places, total), _ = jagged._batch((640, 128), (640, 128), False)
     assert (pattern.size, pattern.masks, places, total) == (64, None, None, 768)
 
 
