@@ -11,7 +11,7 @@ letter, the whole pattern is one row instead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tvm import tirx
@@ -20,6 +20,7 @@ from sparsetir.einsum.operands import Layout, StorageLevel, rows
 from sparsetir.einsum.subscripts import USUAL, Semiring, literal
 from sparsetir.ir.halves import by_three_products
 from sparsetir.script.printer import parse
+from sparsetir.script.writer import Names, ProgramWriter
 from sparsetir.utils.caches import remember
 
 # The loops of one contraction: sparse operands drive where possible, others are searched.
@@ -203,22 +204,6 @@ class ContractionNest:
 
 
 BUFFERS = "ABCDEFGHXYZUVWPQRS"
-RESERVED = {"T"}  # what programs call the dialect
-
-
-@dataclass
-class Names:
-    taken: set[str] = field(default_factory=lambda: set(RESERVED))
-
-    def new(self, *candidates: str) -> str:
-        """Return the first candidate name that is unused, or the last one with a number."""
-        for name in candidates:
-            if name not in self.taken:
-                break
-        else:
-            name = next(f"{candidates[-1]}_{n}" for n in range(1, 1000) if f"{candidates[-1]}_{n}" not in self.taken)
-        self.taken.add(name)
-        return name
 
 
 @dataclass(frozen=True)
@@ -248,17 +233,15 @@ class EmittedProgram:
     sizes: dict[str, str]
 
 
-class _ContractionWriter:
+class _ContractionWriter(ProgramWriter):
     """Writer of one program."""
 
     def __init__(self, nest: ContractionNest, name: str) -> None:
-        self.nest, self.name, self.names = nest, name, Names()
-        self.handles: list[str] = []
-        self.scalars: list[str] = []
-        self.lines: list[str] = []
+        super().__init__(name)
+        self.nest, self.names = nest, Names()
         self.arrays: list[dict[int, tuple[str, str]]] = [{} for _ in nest.operands]
         self.axis: dict[tuple[int, int], str] = {}  # of a level of an operand
-        self.dense: dict[str, str] = {}  # the dense axis of a letter
+        self.dense_axis: dict[str, str] = {}  # of a letter
         self._name_letters()
         self._name_buffers()
 
@@ -271,10 +254,10 @@ class _ContractionWriter:
         tops = {c: c.upper() if c.upper() != c else f"{c}_axis" for c in letters}
         self.made = {c: self.names.new(tops[c]) for c in self.nest.made}
         for c in letters:
-            self.dense[c] = self.names.new(f"{tops[c]}_dense" if c in sparse else tops[c], f"{tops[c]}_dense")
+            self.dense_axis[c] = self.names.new(f"{tops[c]}_dense" if c in sparse else tops[c], f"{tops[c]}_dense")
         for (at, depth), c in self._sparse_levels().items():
             self.axis[at, depth] = self.names.new(tops[c], f"{tops[c]}_{at}")
-        self.sizes = {c: self.names.new(f"n_{c}") for c in letters}
+        self.extents = {c: self.names.new(f"n_{c}") for c in letters}
 
     def _sparse_levels(self) -> dict[tuple[int, int], str]:
         letters = {}
@@ -296,29 +279,25 @@ class _ContractionWriter:
 
     def declare(self) -> None:
         """Declare axes, then buffers."""
-        self.handles += self.values
+        self.inputs += self.values
+        self.scalars(self.nest.idtype, *(self.extents[c] for c in self.nest.letters))
         used = self._dense_letters()
         for c in self.nest.letters:
             if c in used:
-                self.lines.append(f"{self.dense[c]} = T.dense_fixed({self.sizes[c]}{self._idtype})")
+                self.dense(self.dense_axis[c], self.extents[c], self.nest.idtype)
         for at in range(len(self.nest.operands)):
             self._levels(at)
-        above = self.dense[self.nest.output[0]] if self.nest.made != self.nest.output else "None"
+        above = self.dense_axis[self.nest.output[0]] if self.nest.made != self.nest.output else "None"
         for c, axis in self.made.items():
-            self.lines.append(f"{axis} = T.sparse_assembled({above}, {self.sizes[c]}{self._idtype})")
+            self.lines.append(f'{axis} = T.sparse_assembled({above}, {self.extents[c]}, "{self.nest.idtype}")')
             above = axis
         if self._has_scalars():
             self.one = self.names.new("One")
-            self.lines.append(f"{self.one} = T.dense_fixed(1{self._idtype})")
-        self.scalars[:0] = [self.sizes[c] for c in self.nest.letters]
+            self.dense(self.one, 1, self.nest.idtype)
         for at, operand in enumerate(self.nest.operands):
-            axes = self._axes(at) if operand.layout is not None else [self.dense[c] for c in operand.letters]
+            axes = self._axes(at) if operand.layout is not None else [self.dense_axis[c] for c in operand.letters]
             self._match(self.buffers[at], self.values[at], axes, is_sparse=operand.layout is not None)
         self._match(self.result, self.values[-1], self._result_axes())
-
-    @property
-    def _idtype(self) -> str:
-        return ', "int64"' if self.nest.idtype == "int64" else ""
 
     def _has_scalars(self) -> bool:
         return not self.nest.output or any(not o.letters for o in self.nest.operands)
@@ -341,12 +320,10 @@ class _ContractionWriter:
         parent = "None"
         for depth, (level, c) in enumerate(zip(operand.layout.levels, operand.path, strict=True)):
             if level.kind == "dense":
-                parent = self.dense[c]
+                parent = self.dense_axis[c]
                 continue
             axis = self.axis[at, depth]
-            call = getattr(self, f"_{level.kind}")(at, depth, axis, parent, c)
-            flags = "".join(f", {f}=False" for f in ("sorted", "unique") if not getattr(level, f))
-            self.lines.append(f"{axis} = T.{call}{'' if level.kind == 'full' else flags})")
+            self._level(at, depth, axis, parent, c)
             parent = axis
 
     def _suffix(self, at: int, axis: str) -> str:
@@ -362,28 +339,24 @@ class _ContractionWriter:
         name = self.names.new(f"{role}_{suffix}" if suffix else role)
         return name
 
-    def _compressed(self, at: int, depth: int, axis: str, parent: str, c: str) -> str:
-        indptr, indices = self._array("indptr", at, axis), self._array("indices", at, axis)
+    def _level(self, at: int, depth: int, axis: str, parent: str, c: str) -> None:
+        """Declare the axis of a level that does not hold one position for each coordinate of its dimension."""
+        operand, idtype, size = self.nest.operands[at], self.nest.idtype, self.extents[c]
+        assert operand.layout is not None
+        level = operand.layout.levels[depth]
+        if level.kind == "full":
+            above = [self.vars[c] for c in operand.path[:depth]]
+            is_distinct = len({*above, "s"}) > depth
+            return self.full(axis, parent, size, above if is_distinct else [f"c{n}" for n in range(depth)], idtype)
+        arrays = [self._array(role, at, axis) for role in ("indptr", "indices")[level.kind == "singleton" :]]
+        self.inputs += arrays
+        self.arrays[at][depth] = (arrays[0] if len(arrays) > 1 else "", arrays[-1])
+        flags = {"sorted": level.sorted, "unique": level.unique}
+        if level.kind == "singleton":
+            return self.singleton(axis, parent, size, arrays[0], idtype, **flags)
         nnz = self._array("nnz", at, axis)
-        self.handles += [indptr, indices]
-        self.scalars.append(nnz)
-        self.arrays[at][depth] = (indptr, indices)
-        return f"sparse_variable({parent}, ({self.sizes[c]}, {nnz}), ({indptr}, {indices}){self._idtype}"
-
-    def _singleton(self, at: int, depth: int, axis: str, parent: str, c: str) -> str:
-        indices = self._array("indices", at, axis)
-        self.handles.append(indices)
-        self.arrays[at][depth] = ("", indices)
-        return f"singleton({parent}, {self.sizes[c]}, {indices}{self._idtype}"
-
-    def _full(self, at: int, depth: int, axis: str, parent: str, c: str) -> str:
-        layout = self.nest.operands[at].layout
-        assert layout is not None
-        above = [self.vars[c] for c in self.nest.operands[at].path[:depth]]
-        if len({*above, "s"}) <= depth:
-            above = [f"c{n}" for n in range(depth)]
-        size = self.sizes[c]
-        return f"sparse_fixed({parent}, ({size}, {size}), lambda {', '.join([*above, 's'])}: s{self._idtype}, full=True"
+        self.scalars(idtype, nnz)
+        return self.compressed(axis, parent, (size, nnz), arrays, idtype, **flags)
 
     def _axes(self, at: int, letters: str | None = None) -> list[str]:
         """Return the axes of a sparse operand in the order of its dimensions."""
@@ -392,54 +365,49 @@ class _ContractionWriter:
         names = {}
         for depth, level in enumerate(operand.layout.levels):
             c = operand.path[depth]
-            names[level.dim] = self.dense[c] if level.kind == "dense" else self.axis[at, depth]
+            names[level.dim] = self.dense_axis[c] if level.kind == "dense" else self.axis[at, depth]
         dims = range(len(operand.letters)) if letters is None else [operand.letters.index(c) for c in letters]
         return [names[d] for d in dims]
 
     def _result_axes(self) -> list[str]:
         if self.nest.pattern is not None:
             return self._axes(self.nest.pattern, self.nest.output)
-        return [self.made.get(c) or self.dense[c] for c in self.nest.output]
+        return [self.made.get(c) or self.dense_axis[c] for c in self.nest.output]
 
     def _match(self, buffer: str, handle: str, axes: list[str], *, is_sparse: bool = False) -> None:
-        axis_list = ", ".join(axes or [self.one]) + ("," if len(axes) < 2 else "")
         fill = self.nest.ring.fill
-        default = f", default_value={literal(fill, self.nest.dtype)}" if is_sparse and fill != 0 else ""
-        self.lines.append(f'{buffer} = T.match_sparse_buffer({handle}, ({axis_list}), "{self.nest.dtype}"{default})')
+        default = literal(fill, self.nest.dtype) if is_sparse and fill != 0 else ""
+        self.match(buffer, handle, axes or [self.one], self.nest.dtype, default)
 
     # -------------------------------------------------------------- the iteration
 
-    def iterate(self) -> None:
+    def contract(self) -> None:
         """Write the loops and their body."""
         nest = self.nest
         loops = nest.loops
         target = self._access(self.result, nest.output)
         reads = [self._access(b, o.letters) for b, o in zip(self.buffers, nest.operands, strict=True)]
+        product = f"{target} = {nest.ring.product(reads)}"
         if not loops:
-            self.lines.append(f'with T.sp_iter([{self.one}], "S", "{self.name}") as [o]:')
-            self.lines.append(f"    {target} = {nest.ring.product(reads)}")
-            return
-        axes = ", ".join(self._loop(loop) for loop in loops)
+            return self.iterate([self.one], "S", self.name, [product], variables="o")
+        axes = [self._loop(loop) for loop in loops]
         kinds = "".join("S" if loop.letter in nest.output else "R" for loop in loops)
-        variables = ", ".join(self.vars[loop.letter] for loop in loops)
-        self.lines.append(f'with T.sp_iter([{axes}], "{kinds}", "{self.name}") as [{variables}]:')
+        variables = [self.vars[loop.letter] for loop in loops]
         # Sums skip steps in which a searched operand stores nothing; a plain product would multiply by its fill.
         is_direct = all(nest.is_direct(at) for at in range(len(nest.operands))) or not nest.drives
         has_pattern = (nest.pattern is not None and is_direct) or nest.assembled
         is_dense = is_direct and all(loop.owner is None for loop in loops)
         if "R" not in kinds and (has_pattern or is_dense):
-            self.lines.append(f"    {target} = {nest.ring.product(reads)}")
-            return
-        identity = literal(nest.ring.identity(nest.dtype), nest.dtype)
-        self.lines.append("    with T.init():")
-        self.lines.append(f"        {target} = {identity}")
-        self.lines.append(f"    {target} = {nest.ring.body(target, reads)}")
+            return self.iterate(axes, kinds, self.name, [product], variables=variables)
+        init = f"{target} = {literal(nest.ring.identity(nest.dtype), nest.dtype)}"
+        update = f"{target} = {nest.ring.body(target, reads)}"
+        return self.iterate(axes, kinds, self.name, [update], init=init, variables=variables)
 
     def _loop(self, loop: Loop) -> str:
         if loop.assembled:
             return self.made[loop.letter]
         if loop.owner is None:
-            return self.dense[loop.letter]
+            return self.dense_axis[loop.letter]
         if loop.others:
             return f"T.intersect({', '.join(self._walked(part) for part in (loop, *loop.others))})"
         return self._walked(loop)
@@ -454,18 +422,10 @@ class _ContractionWriter:
         return f"T.attach({axis}, {self._loop_axis(above)})"
 
     def _loop_axis(self, loop: Loop) -> str:
-        return self.dense[loop.letter] if loop.owner is None else self.axis[loop.owner, loop.depth]
+        return self.dense_axis[loop.letter] if loop.owner is None else self.axis[loop.owner, loop.depth]
 
     def _access(self, buffer: str, letters: str) -> str:
         return f"{buffer}[{', '.join(self.vars[c] for c in letters) or '0'}]"
-
-    def text(self) -> str:
-        self.declare()
-        self.iterate()
-        size = f"T.{self.nest.idtype}"
-        params = [f"{h}: T.handle" for h in self.handles] + [f"{s}: {size}" for s in self.scalars]
-        body = "\n".join(f"    {line}" for line in self.lines)
-        return f"@T.prim_func\ndef {self.name}({', '.join(params)}):\n{body}\n"
 
 
 @remember("programs of einsum", 256)
@@ -494,10 +454,11 @@ def program(nest: ContractionNest, name: str = "einsum") -> EmittedProgram:
             C[i, j] = C[i, j] + A[i, k] * B[k, j]
     """
     writer = _ContractionWriter(nest, name)
-    text = writer.text()
-    arrays = tuple(writer.arrays)
-    func = by_three_products(parse(text)) if nest.in_parts else parse(text)
-    return EmittedProgram(func, writer.buffers, writer.result, writer.values, arrays, writer.sizes)
+    writer.declare()
+    writer.contract()
+    func = parse(writer.text())
+    func = by_three_products(func) if nest.in_parts else func
+    return EmittedProgram(func, writer.buffers, writer.result, writer.values, tuple(writer.arrays), writer.extents)
 
 
 # -------------------------------------------------------------------------- loops of computed patterns

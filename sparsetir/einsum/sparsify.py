@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.einsum.emit import Names
 from sparsetir.einsum.operands import StorageLevel, own_levels, rows
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.formats.encoding import format as format_of
@@ -21,6 +21,7 @@ from sparsetir.ir.views import decode
 from sparsetir.lower import single
 from sparsetir.script import parser
 from sparsetir.script.printer import parse
+from sparsetir.script.writer import Names, ProgramWriter
 from sparsetir.transform.decompose import decompose_format
 
 # Reader of a dense program of loops or blocks as statements: what each stores, and the loops around it.
@@ -329,7 +330,7 @@ def sparsify(func: Any, formats: Mapping[str, Any]) -> Any:
     levels = {n: t if t is not None else rows(len(program.buffers[n].shape)) for n, t in trees.items()}
     for first, second in pairwise(program.statements):
         _check_split(first, second)
-    writer = _ProgramWriter(program, levels, formats_of)
+    writer = _SparseProgramWriter(program, levels, formats_of)
     sparse_program = parse(writer.text())
     pieces = {name: formats_of[name] for name, tree in trees.items() if tree is None}
     return decompose_format(sparse_program, pieces) if pieces else sparse_program
@@ -423,26 +424,26 @@ def _top(variable: str) -> str:
     return variable.upper() if variable.upper() != variable else f"{variable}_axis"
 
 
-class _ProgramWriter:
+class _SparseProgramWriter(ProgramWriter):
     """Writer of the program."""
 
     def __init__(self, program: DenseProgram, levels: Mapping[str, tuple[StorageLevel, ...]], formats: Any) -> None:
+        super().__init__(program.name)
         self.program, self.levels, self.formats = program, levels, formats
         self.names = Names()
         for name in [*program.buffers, *program.scalars, *(v for s in program.statements for v in s.loops)]:
             self.names.taken.add(name)
-        self.handles: list[str] = []
-        self.scalars = [f"{name}: T.{dtype}" for name, dtype in program.scalars.items()]
-        self.axes: list[str] = []
-        self.matches: list[str] = []
-        self.body: list[str] = []
-        self.dense: dict[tuple[str, str, int], str] = {}  # of a loop and its extent
+        for name, dtype in program.scalars.items():
+            self.scalars(dtype, name)
+        self.buffers: list[Callable[[], None]] = []  # write the lines that follow those of axes
+        self.loops: list[Callable[[], None]] = []
+        self.dense_axes: dict[tuple[str, str, int], str] = {}  # of a loop and its extent
         self.sparse: dict[str, list[str]] = {}  # of a buffer, by depth
         self.idtype = "int64" if any(f.index_type == "int64" for f in formats.values()) else "int32"
-        self.results = {n: self._model(n) for n in levels if self._is_result(n)}
+        self.models = {n: self._model(n) for n in levels if self._is_result(n)}
         for statement in program.statements:
-            if statement.buffer in self.results:
-                self._check_zero(statement, self.results[statement.buffer])
+            if statement.buffer in self.models:
+                self._check_zero(statement, self.models[statement.buffer])
 
     # -------------------------------------------------------------- results with a pattern
 
@@ -478,15 +479,11 @@ class _ProgramWriter:
     def dense_axis(self, variable: str, extent: str, at: int = 0) -> str:
         """Return the axis of all coordinates of a loop, or of a dimension."""
         key = (variable, extent, at)
-        if key not in self.dense:
+        if key not in self.dense_axes:
             top = _top(variable)
-            self.dense[key] = self.names.new(top, f"{top}_dense")
-            self.axes.append(f"{self.dense[key]} = T.dense_fixed({extent}{self._wide})")
-        return self.dense[key]
-
-    @property
-    def _wide(self) -> str:
-        return ', "int64"' if self.idtype == "int64" else ""
+            self.dense_axes[key] = self.names.new(top, f"{top}_dense")
+            self.dense(self.dense_axes[key], extent, self.idtype)
+        return self.dense_axes[key]
 
     def buffer_variables(self, buffer: DenseBuffer) -> list[str]:
         """Return a loop variable for each dimension of a buffer, if possible that of its first use."""
@@ -503,20 +500,18 @@ class _ProgramWriter:
     def declare(self, buffer: DenseBuffer) -> None:
         """Declare a buffer and its axes."""
         variables = self.buffer_variables(buffer)
-        if buffer.name in self.results:
-            axes = self._ordered(self.results[buffer.name])
+        if buffer.name in self.models:
+            axes = self._ordered(self.models[buffer.name])
         elif buffer.name in self.levels:
             self._declare_levels(buffer, variables)
             axes = self._ordered(buffer.name)
         else:
             axes = [self.dense_axis(v, n) for v, n in zip(variables, buffer.shape, strict=True)]
-        axis_list = ", ".join(axes) + ("," if len(axes) == 1 else "")
         if buffer.allocated:
-            self.matches.append(f'{buffer.name} = T.alloc_sparse_buffer(({axis_list}), "{buffer.dtype}")')
+            self.buffers.append(partial(self.scratch, buffer.name, axes, buffer.dtype))
             return
-        handle = self.names.new(buffer.name.lower(), f"{buffer.name.lower()}_data")
-        self.handles.append(f"{handle}: T.handle")
-        self.matches.append(f'{buffer.name} = T.match_sparse_buffer({handle}, ({axis_list}), "{buffer.dtype}")')
+        handle = self._array(buffer.name.lower(), f"{buffer.name.lower()}_data")
+        self.buffers.append(partial(self.match, buffer.name, handle, axes, buffer.dtype))
 
     def _ordered(self, name: str) -> list[str]:
         levels = self.levels[name]
@@ -532,26 +527,24 @@ class _ProgramWriter:
                 axes.append(self.dense_axis(variable, extent))
             else:
                 axes.append(self.names.new(_top(variable), f"{_top(variable)}_{buffer.name}"))
-                self.axes.append(f"{axes[-1]} = T.{self._level(level, axes[-1], parent, extent, depth)}")
+                self._level(level, axes[-1], parent, extent, depth)
             parent = axes[-1]
 
-    def _level(self, level: StorageLevel, axis: str, parent: str, extent: str, depth: int) -> str:
-        low = axis.lower()
-        flags = "".join(f", {f}=False" for f in ("sorted", "unique") if not getattr(level, f))
+    def _level(self, level: StorageLevel, axis: str, parent: str, extent: str, depth: int) -> None:
         if level.kind == "full":
-            above = ", ".join([*(f"c{n}" for n in range(depth)), "s"])
-            return f"sparse_fixed({parent}, ({extent}, {extent}), lambda {above}: s{self._wide}, full=True)"
-        indices = self._array(f"indices_{low}")
+            return self.full(axis, parent, extent, [f"c{n}" for n in range(depth)], self.idtype)
+        flags = {"sorted": level.sorted, "unique": level.unique}
+        indices = self._array(f"indices_{axis.lower()}")
         if level.kind == "singleton":
-            return f"singleton({parent}, {extent}, {indices}{self._wide}{flags})"
-        indptr, nnz = self._array(f"indptr_{low}"), self.names.new(f"nnz_{low}")
-        self.scalars.append(f"{nnz}: T.{self.idtype}")
-        return f"sparse_variable({parent}, ({extent}, {nnz}), ({indptr}, {indices}){self._wide}{flags})"
+            return self.singleton(axis, parent, extent, indices, self.idtype, **flags)
+        indptr, nnz = self._array(f"indptr_{axis.lower()}"), self.names.new(f"nnz_{axis.lower()}")
+        self.scalars(self.idtype, nnz)
+        return self.compressed(axis, parent, (extent, nnz), (indptr, indices), self.idtype, **flags)
 
-    def _array(self, name: str) -> str:
-        name_of_array = self.names.new(name)
-        self.handles.append(f"{name_of_array}: T.handle")
-        return name_of_array
+    def _array(self, *candidates: str) -> str:
+        """Declare a parameter that is an array; return its name."""
+        self.inputs.append(self.names.new(*candidates))
+        return self.inputs[-1]
 
     # -------------------------------------------------------------- iterations
 
@@ -560,7 +553,7 @@ class _ProgramWriter:
         value = statement.added[1] if statement.added else statement.value
         for node in ast.walk(value):
             name = ast.unparse(node.value) if isinstance(node, ast.Subscript) else ""
-            if name not in self.levels or name in self.results or not isinstance(node, ast.Subscript):
+            if name not in self.levels or name in self.models or not isinstance(node, ast.Subscript):
                 continue
             variables = subscripts(node)
             shape = self.program.buffers[name].shape
@@ -578,11 +571,11 @@ class _ProgramWriter:
         reads = [n for n in ast.walk(value) if isinstance(n, ast.Subscript) and ast.unparse(n.value) == name]
         return all(subscripts(n) == variables for n in reads)
 
-    def iterate(self, statement: Statement, name: str) -> None:
+    def loop_over(self, statement: Statement, name: str) -> None:
         """Write one statement as an iteration."""
         driver = self.driver(statement)
-        if statement.buffer in self.results:
-            driver = self.results[statement.buffer]
+        if statement.buffer in self.models:
+            driver = self.models[statement.buffer]
         loops: dict[str, str] = {}
         if driver is not None:
             entered_axes = self._entered(statement, driver)
@@ -593,12 +586,12 @@ class _ProgramWriter:
             loops.setdefault(variable, self.dense_axis(variable, extent))
         kinds = "".join("S" if v in statement.subscripts else "R" for v in loops)
         self._check_kinds(statement, kinds)
-        self.body.append(f'with T.sp_iter([{", ".join(loops.values())}], "{kinds}", "{name}") as [{", ".join(loops)}]:')
-        self.body += [f"    {line}" for line in self._lines(statement, driver)]
+        line, init = self._update(statement, driver)
+        self.loops.append(partial(self.iterate, [*loops.values()], kinds, name, [line], init=init, variables=[*loops]))
 
     def _entered(self, statement: Statement, driver: str) -> list[str]:
         """Return the loops of a driver's dimensions."""
-        if statement.buffer in self.results:
+        if statement.buffer in self.models:
             return statement.subscripts
         return subscripts(next(n for n in statement.reads() if ast.unparse(n.value) == driver))
 
@@ -608,24 +601,24 @@ class _ProgramWriter:
             text = f"{ast.unparse(statement.target)} = {ast.unparse(statement.value)}"
             raise LoweringError(f"a loop stores the same element of {statement.buffer} again and again: {text}")
 
-    def _lines(self, statement: Statement, driver: str | None) -> list[str]:
+    def _update(self, statement: Statement, driver: str | None) -> tuple[str, str | None]:
+        """Return the assignment of a step, and the one before the first step of an element."""
         target, value = ast.unparse(statement.target), ast.unparse(statement.value)
         init = statement.init
-        is_dense = driver is not None and statement.buffer not in self.results
+        is_dense = driver is not None and statement.buffer not in self.models
         if is_dense and statement.added is None:  # zero where nothing is stored
-            return ["with T.init():", f"    {target} = 0", f"{target} = {target} + {value}"]
-        if init is None:
-            return [f"{target} = {value}"]
-        return ["with T.init():", f"    {target} = {ast.unparse(init)}", f"{target} = {value}"]
+            return f"{target} = {target} + {value}", f"{target} = 0"
+        return f"{target} = {value}", None if init is None else f"{target} = {ast.unparse(init)}"
 
     def text(self) -> str:
-        for name in sorted(self.program.buffers, key=lambda n: 2 if n not in self.levels else int(n in self.results)):
+        for name in sorted(self.program.buffers, key=lambda n: 2 if n not in self.levels else int(n in self.models)):
             self.declare(self.program.buffers[name])
         many = len(self.program.statements) > 1
         for number, statement in enumerate(self.program.statements, 1):
-            self.iterate(statement, f"{self.program.name}_{number}" if many else self.program.name)
-        lines = "\n".join(f"    {line}" for line in [*self.axes, *self.matches, *self.body])
-        return f"@T.prim_func\ndef {self.program.name}({', '.join([*self.handles, *self.scalars])}):\n{lines}\n"
+            self.loop_over(statement, f"{self.program.name}_{number}" if many else self.program.name)
+        for write in [*self.buffers, *self.loops]:
+            write()
+        return super().text()
 
 
 __all__ = ["DenseBuffer", "DenseProgram", "Statement", "read", "sparsify", "subscripts"]

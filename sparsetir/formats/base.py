@@ -15,6 +15,7 @@ from tvm import tirx
 from sparsetir.errors import VerifyError
 from sparsetir.ir.views import Program, SparseBuffer, decode
 from sparsetir.script.printer import parse
+from sparsetir.script.writer import ProgramWriter
 
 # How one piece of a format stores a tensor: new axes, and formulas between old and new coordinates.
 
@@ -208,12 +209,12 @@ def describe(
     dtype_and_extent = {
         name.partition(":")[0]: (name.partition(":")[2] or idtype, extent) for name, _, extent in tables
     }
-    handles = ["a", *arrays.split(), *(f"{name}_data" for name in dtype_and_extent)]
-    params = [f"{p}: T.handle" for p in handles] + [f"{p}: T.{idtype}" for p in sizes.split()]
-    lines = [_declaration(line.strip(), idtype) for line in axes.strip().splitlines()]
-    lines = [*(_table(name, *what) for name, what in dtype_and_extent.items()), *lines]
-    body = "\n".join(f"    {line}" for line in [*lines, f"A = T.match_sparse_buffer(a, ({buffer},))"])
-    return parse(f"@T.prim_func\ndef {name}({', '.join(params)}):\n{body}\n")
+    writer = ProgramWriter(name, ["a", *arrays.split(), *(f"{name}_data" for name in dtype_and_extent)])
+    writer.scalars(idtype, *sizes.split())
+    writer.lines += [_table(name, *what) for name, what in dtype_and_extent.items()]
+    writer.lines += [_declaration(line.strip(), idtype) for line in axes.strip().splitlines()]
+    writer.match("A", "a", (buffer,), "float32")
+    return parse(writer.text())
 
 
 def _table(name: str, dtype: str, extent: str) -> str:

@@ -11,9 +11,9 @@ from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
 from sparsetir.ir.halves import by_three_products, check_precision
-from sparsetir.ops.memo import memoize_program
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
 from sparsetir.script.printer import parse
+from sparsetir.script.writer import ProgramWriter, memoize_program
 from sparsetir.utils.arguments import as_count, as_flag, shown
 
 MAX_WIDTH = 256  # Places in a range have 8 bits.
@@ -151,46 +151,33 @@ def quantized_spmm(
             raise ArgumentError(f"{name}: expected int8 or uint8, got {shown(dtype)}. Quantize it, or use ops.spmm.")
     has_zero, has_bias = as_flag(zero_point, "zero_point"), as_flag(bias, "bias")
     handles = ["a", "b", "scale_data", *["zero_data"] * has_zero, *["bias_data"] * has_bias, "c", "indptr", "indices"]
-    size = f"T.{idtype}"
-    lines = [
-        "@T.prim_func",
-        f"def quantized_spmm({', '.join(f'{h}: T.handle' for h in handles)}, "
-        f"m: {size}, n: {size}, nnz: {size}, feat: {size}):",
-        f'    I = T.dense_fixed(m, "{idtype}")',
-        f'    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "{idtype}")',
-        f'    J_dense = T.dense_fixed(n, "{idtype}")',
-        f'    K = T.dense_fixed(feat, "{idtype}")',
-        f'    A = T.match_sparse_buffer(a, (I, J), "{entries}")',
-        f'    B = T.match_sparse_buffer(b, (J_dense, K), "{operand}")',
-        '    scale = T.match_sparse_buffer(scale_data, (I,), "float32")',
-    ]
-    total, terms = "sums[i, k]", []
+    writer = ProgramWriter("quantized_spmm", handles)
+    writer.scalars(idtype, "m", "n", "nnz", "feat")
+    writer.dense("I", "m", idtype)
+    writer.compressed("J", "I", ("n", "nnz"), ("indptr", "indices"), idtype)
+    writer.dense("J_dense", "n", idtype)
+    writer.dense("K", "feat", idtype)
+    writer.match("A", "a", ("I", "J"), entries)
+    writer.match("B", "b", ("J_dense", "K"), operand)
+    writer.match("scale", "scale_data", ("I",), "float32")
+    total, terms = "sums[i, k]", ""
     if has_zero:
-        lines.append(f'    ONE = T.dense_fixed(1, "{idtype}")')
-        lines.append('    zero_point = T.match_sparse_buffer(zero_data, (ONE,), "int32")')
+        writer.dense("ONE", 1, idtype)
+        writer.match("zero_point", "zero_data", ("ONE",), "int32")
         total = "(sums[i, k] - zero_point[0] * row_sums[i])"
     if has_bias:
-        lines.append('    bias = T.match_sparse_buffer(bias_data, (I,), "float32")')
-        terms.append(" + bias[i]")
-    lines.append('    C = T.match_sparse_buffer(c, (I, K), "float32")')
-    lines.append('    sums = T.alloc_sparse_buffer((I, K), "int32")')
+        writer.match("bias", "bias_data", ("I",), "float32")
+        terms = " + bias[i]"
+    writer.match("C", "c", ("I", "K"), "float32")
+    writer.scratch("sums", ("I", "K"), "int32")
     if has_zero:
-        lines += [
-            '    row_sums = T.alloc_sparse_buffer((I,), "int32")',
-            '    with T.sp_iter([I, J], "SR", "row_sums") as [i, j]:',
-            "        with T.init():",
-            "            row_sums[i] = 0",
-            '        row_sums[i] = row_sums[i] + T.Cast("int32", A[i, j])',
-        ]
-    lines += [
-        '    with T.sp_iter([I, J, K], "SRS", "products") as [i, j, k]:',
-        "        with T.init():",
-        "            sums[i, k] = 0",
-        '        sums[i, k] = sums[i, k] + T.Cast("int32", A[i, j]) * T.Cast("int32", B[j, k])',
-        '    with T.sp_iter([I, K], "SS", "scaled") as [i, k]:',
-        f'        C[i, k] = T.Cast("float32", {total}) * scale[i]{"".join(terms)}',
-    ]
-    return parse("\n".join(lines) + "\n")
+        writer.scratch("row_sums", ("I",), "int32")
+        line = 'row_sums[i] = row_sums[i] + T.Cast("int32", A[i, j])'
+        writer.iterate(("I", "J"), "SR", "row_sums", [line], init="row_sums[i] = 0")
+    line = 'sums[i, k] = sums[i, k] + T.Cast("int32", A[i, j]) * T.Cast("int32", B[j, k])'
+    writer.iterate(("I", "J", "K"), "SRS", "products", [line], init="sums[i, k] = 0")
+    writer.iterate(("I", "K"), "SS", "scaled", [f'C[i, k] = T.Cast("float32", {total}) * scale[i]{terms}'])
+    return parse(writer.text())
 
 
 FORMATS = ("csr", "csc", "coo", "bsr", "dcsr", "ell")

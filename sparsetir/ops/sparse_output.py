@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
-from sparsetir.ops.memo import memoize_program
+from sparsetir.script.writer import memoize_program
 from sparsetir.utils.arguments import shown
 
 

@@ -3,23 +3,15 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.ir.sizes import LARGEST_INT32, narrow_extents
-from sparsetir.ir.views import decode
 from sparsetir.lower.annotations import FREE_SUMS
-from sparsetir.script.printer import parse
+from sparsetir.script.writer import Axes, ProgramWriter
 
 # Attention under a block-sparse mask as one program: scores, softmax and weighted sum of one row of blocks at a time.
 #
@@ -39,7 +31,7 @@ def attention(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> N
     dtype, idtype : str
     scale : float
     """
-    draft = ProgramWriter("block_sparse_attention")
+    draft = OperatorWriter("block_sparse_attention")
     draft.dense("H", shape["heads"], idtype)
     draft.dense("IO", shape["blocks"], idtype)
     draft.rows("JO", "IO", shape["blocks"], shape["nnz"], idtype)
@@ -55,7 +47,7 @@ def attention(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> N
     return draft.program()
 
 
-def _row(draft: ProgramWriter, dtype: str, wide: str, scale: float) -> None:
+def _row(draft: OperatorWriter, dtype: str, wide: str, scale: float) -> None:
     """Write the attention of a row of blocks of one head, computed in `wide`."""
     draft.scratch("turned", ("F", "II"), wide)
     draft.scratch("score", ("N", "JI", "II"), wide)
@@ -81,7 +73,7 @@ def _row(draft: ProgramWriter, dtype: str, wide: str, scale: float) -> None:
 
 def segment_expand(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``Y[e] = X[i]`` for each entry e of row i."""
-    draft = ProgramWriter("segment_expand")
+    draft = OperatorWriter("segment_expand")
     inner = ("K",) if "feat" in shape else ()
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["nnz"], shape["nnz"], idtype, indices=False)
@@ -98,7 +90,7 @@ def segment_expand(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epi
 
 def gather_outer(shape: dict[str, Any], dtype: str, idtype: str) -> NamedProgram:
     """Return the program of ``W[r, c, d] = sum_e X[left[e], c] * Y[right[e], d]`` over the entries e of row r."""
-    draft = ProgramWriter("gather_outer")
+    draft = OperatorWriter("gather_outer")
     draft.dense("R", shape["m"], idtype)
     draft.rows("E", "R", shape["nnz"], shape["nnz"], idtype, indices=False)
     for name, size in (("N", "n"), ("M", "others"), ("C", "in"), ("D", "out")):
@@ -146,7 +138,7 @@ FEATURES = {"Q": "F", "K": "F", "V": "D", "G": "D"}
 
 def attention_lse(shape: dict[str, Any], dtype: str, idtype: str, scale: float) -> NamedProgram:
     """Return the program of the log-sum-exp of each position's scores; minus infinity where a position has none."""
-    draft, wide = ProgramWriter("block_sparse_attention_lse"), _wide(dtype)
+    draft, wide = OperatorWriter("block_sparse_attention_lse"), _wide(dtype)
     _axes(draft, shape, idtype)
     own, paired = _operand(draft, "Q", dtype, is_own=True), _operand(draft, "K", dtype)
     draft.array("LSE", ("H", "IO", "II"), wide, result=True)
@@ -178,7 +170,7 @@ def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: fl
     scale : float
     operand : {"query", "key", "value"}
     """
-    draft, wide, side = ProgramWriter(f"block_sparse_attention_{operand}"), _wide(dtype), SIDES[operand]
+    draft, wide, side = OperatorWriter(f"block_sparse_attention_{operand}"), _wide(dtype), SIDES[operand]
     _axes(draft, shape, idtype)
     pairs = [side.score] if side.part is None else [side.score, side.part]
     operands = {name: _operand(draft, name, dtype, is_own=n == 0) for pair in pairs for n, name in enumerate(pair)}
@@ -199,7 +191,7 @@ def attention_backward(shape: dict[str, Any], dtype: str, idtype: str, scale: fl
     return draft.program()
 
 
-def _mix(draft: ProgramWriter, side: _Side, operands: dict[str, str], wide: str, scale: float) -> None:
+def _mix(draft: OperatorWriter, side: _Side, operands: dict[str, str], wide: str, scale: float) -> None:
     """Write the sum over a row of blocks of one head."""
     last = FEATURES[side.mixed]
     draft.scratch("score", ("N", "JI", "II"), wide)
@@ -221,7 +213,7 @@ def _mix(draft: ProgramWriter, side: _Side, operands: dict[str, str], wide: str,
     draft.iterate((*pairs, last), "RRSS", "mix", body, init=f"{place} = 0")
 
 
-def _axes(draft: ProgramWriter, shape: dict[str, Any], idtype: str) -> None:
+def _axes(draft: OperatorWriter, shape: dict[str, Any], idtype: str) -> None:
     draft.dense("H", shape["heads"], idtype)
     draft.dense("IO", shape["blocks"], idtype)
     draft.rows("JO", "IO", shape["blocks"], shape["nnz"], idtype)
@@ -230,7 +222,7 @@ def _axes(draft: ProgramWriter, shape: dict[str, Any], idtype: str) -> None:
             draft.dense(name, shape[size], idtype)
 
 
-def _operand(draft: ProgramWriter, name: str, dtype: str, *, is_own: bool = False) -> str:
+def _operand(draft: OperatorWriter, name: str, dtype: str, *, is_own: bool = False) -> str:
     """Declare an operand, and return the text of its element on its side."""
     last = FEATURES[name]
     axes: Axes = ("H", "IO", "II", last) if is_own else ("H", "N", "JI", last)
@@ -239,7 +231,7 @@ def _operand(draft: ProgramWriter, name: str, dtype: str, *, is_own: bool = Fals
 
 
 def _product(
-    draft: ProgramWriter, result: str, transposed: str, own: str, paired: str, over: str, wide: str, scale: float
+    draft: OperatorWriter, result: str, transposed: str, own: str, paired: str, over: str, wide: str, scale: float
 ) -> None:
     """Write ``scale`` times the products of own and paired positions, with the own operand transposed for vectors."""
     over, at = over.lower(), f"{result}[jo, ji, ii]"
@@ -255,14 +247,9 @@ def _wide(dtype: str) -> str:
 
 
 # Stage-I programs of the operators, written for the sizes and the epilogue of one call.
-#
-# Known sizes are numbers in the text. The others are parameters between the inputs and the result, as ``R.call_tir``
-# passes them.
 
 
-DENSE = re.compile(r'(= T\.dense_fixed)\((\w+), "int32"\)')
 OPAQUE = 8  # TVM's OpPatternKind: Relax fuses nothing with an opaque function.
-Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -295,76 +282,20 @@ class Epilogue:
     operands: tuple[EpilogueOperand, ...] = ()
 
 
+@dataclass(frozen=True)
+class NamedProgram:
+    """A function, the names of its input parameters, and the sizes to pass after them."""
+
+    func: tirx.PrimFunc
+    inputs: tuple[str, ...]
+    sizes: tuple[ir.Expr, ...]
+
+
 @dataclass
-class ProgramWriter:
-    """Builder of the TVMScript text of a program."""
+class OperatorWriter(ProgramWriter):
+    """Writer of the program of an operator, which an epilogue may follow."""
 
-    name: str
-    inputs: list[str] = field(default_factory=list)
-    sizes: dict[str, Any] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    results: list[str] = field(default_factory=list)
-
-    def size(self, name: str, value: Any) -> str:
-        """Return a size as text: a number, or the name of a parameter."""
-        if isinstance(value, (int, tirx.IntImm)):
-            return str(int(value))
-        parameter = next((n for n, v in self.sizes.items() if tvm_ffi.structural_equal(v, value)), name)
-        self.sizes[parameter] = value
-        return parameter
-
-    def dense(self, name: str, extent: Any, idtype: str = "int32", *, is_known: bool = True) -> None:
-        """Declare an axis without an index array; unless `is_known`, a size is a parameter even if it is a number."""
-        size = f"{name.lower()}_size"
-        if is_known:
-            size = self.size(size, extent)
-        else:
-            self.sizes[size] = tirx.const(0, "int64") + extent
-        self.lines.append(f'{name} = T.dense_fixed({size}, "{idtype}")')
-
-    def rows(self, name: str, parent: str, length: Any, nnz: Any, idtype: str, *, indices: bool = True) -> None:
-        """Declare an axis of rows of variable length, with an index array, or dense without one."""
-        sizes = [self.size(name.lower() + "_size", length), self.size(name.lower() + "_nnz", nnz)]
-        arrays = ["indptr", "indices"][: 1 + indices]
-        self.inputs += arrays
-        listing = f"({', '.join(arrays)})" if indices else arrays[0]
-        kind = "sparse_variable" if indices else "dense_variable"
-        self.lines.append(f'{name} = T.{kind}({parent}, ({", ".join(sizes)}), {listing}, "{idtype}")')
-
-    def array(self, name: str, axes: Axes, dtype: str, *, result: bool = False) -> None:
-        """Declare a buffer that the caller passes."""
-        (self.results if result else self.inputs).append(f"{name.lower()}_data")
-        self.lines.append(f'{name} = T.match_sparse_buffer({name.lower()}_data, ({", ".join(axes)},), "{dtype}")')
-
-    def scratch(self, name: str, axes: Axes, dtype: str) -> None:
-        """Declare a scratch buffer, one per step if it is declared within an iteration."""
-        self.lines.append(f'{name} = T.alloc_sparse_buffer(({", ".join(axes)},), "{dtype}")')
-
-    def iterate(
-        self,
-        axes: Axes,
-        kinds: str,
-        name: str,
-        body: Sequence[str],
-        *,
-        init: str | None = None,
-        is_stored: bool = False,
-    ) -> None:
-        """Write an iteration; its variables are the lower-case names. `is_stored`: initialize visited elements only."""
-        self.lines.append(f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}") as [{", ".join(axes).lower()}]:')
-        if is_stored:
-            self.lines.append('    T.sp_iter_attr({"init": "stored"})')
-        if init is not None:
-            self.lines += ["    with T.init():", f"        {init}"]
-        self.lines += [f"    {line}" for line in body]
-
-    @contextmanager
-    def steps(self, axes: Axes, name: str) -> Iterator[None]:
-        """Write a spatial iteration around the lines that are written in the context."""
-        outside, self.lines = self.lines, []
-        yield
-        inside, self.lines = self.lines, outside
-        self.iterate(axes, "S" * len(axes), name, inside)
+    attributes: dict[str, Any] = field(default_factory=lambda: {"op_pattern": OPAQUE, FREE_SUMS: True})
 
     def finish(self, result: str, axes: Axes, dtype: str, epilogue: Epilogue | None) -> str:
         """Declare a result that an epilogue may follow, and return the name of the buffer to compute it in."""
@@ -398,39 +329,7 @@ class ProgramWriter:
 
     def program(self) -> NamedProgram:
         """Return the finished program."""
-        handles = [f"{name}: T.handle" for name in self.inputs]
-        sizes = [f"{name}: T.int64" for name in self.sizes]
-        results = [f"{name}: T.handle" for name in self.results]
-        head = f"@T.prim_func\ndef {self.name}({', '.join(handles + sizes + results)}):"
-        attrs = f'T.func_attr({{"op_pattern": {OPAQUE}, "{FREE_SUMS}": True}})'
-        func = _addressed("\n    ".join([head, attrs, *self.lines]) + "\n")
-        return NamedProgram(func, tuple(self.inputs), tuple(self.sizes.values()))
-
-
-def _addressed(text: str) -> tirx.PrimFunc:
-    """Parse a text; dense axes count in 64 bits where constant extents make a buffer too large for 32."""
-    if all(int(size) <= LARGEST_INT32 for _, size in DENSE.findall(text) if size.isdigit()):
-        func = _parsed(text)
-        extents = narrow_extents(decode(func), with_constants=True).values()
-        constant = [[int(n) for n in takewhile(lambda n: isinstance(n, tirx.IntImm), each)] for each in extents]
-        if all(math.prod(sizes) <= LARGEST_INT32 for sizes in constant):
-            return func
-    return _parsed(DENSE.sub(lambda m: f'{m[1]}({f"T.int64({m[2]})" if m[2].isdigit() else m[2]}, "int64")', text))
-
-
-@lru_cache(maxsize=256)
-def _parsed(text: str) -> tirx.PrimFunc:
-    """Parse a text, cached because layers of a model often differ by their constants only."""
-    return parse(text)
-
-
-@dataclass(frozen=True)
-class NamedProgram:
-    """A function, the names of its input parameters, and the sizes to pass after them."""
-
-    func: tirx.PrimFunc
-    inputs: tuple[str, ...]
-    sizes: tuple[ir.Expr, ...]
+        return NamedProgram(self.function(), tuple(self.inputs), tuple(self.sizes.values()))
 
 
 def spmm(
@@ -440,7 +339,7 @@ def spmm(
 
     With `operand`, the dtype of B, both operands are 8-bit integers, and C is their exact product in int32.
     """
-    draft = ProgramWriter("spmm")
+    draft = OperatorWriter("spmm")
     outer = ("L",) if "batch" in shape else ()
     if outer:
         draft.dense("L", shape["batch"], idtype)
@@ -464,7 +363,7 @@ def spmm(
 
 def spmv(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``y[i] = sum_j A[i, j] * x[j]``."""
-    draft = ProgramWriter("spmv")
+    draft = OperatorWriter("spmv")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["n"], shape["nnz"], idtype)
     draft.dense("N", shape["n"], idtype)
@@ -479,7 +378,7 @@ def spmv(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | No
 
 def linear(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``Y[b, o] = sum_i A[o, i] * X[b, i]``, with row-major X."""
-    draft = ProgramWriter("linear")
+    draft = OperatorWriter("linear")
     draft.dense("O", shape["m"], idtype)
     draft.rows("I", "O", shape["n"], shape["nnz"], idtype)
     draft.dense("N", shape["n"], idtype)
@@ -495,7 +394,7 @@ def linear(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | 
 
 def sddmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]`` at the entries of S."""
-    draft = ProgramWriter("sddmm")
+    draft = OperatorWriter("sddmm")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["n"], shape["nnz"], idtype)
     draft.dense("N", shape["n"], idtype)
@@ -513,7 +412,7 @@ def sddmm(shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | N
 def softmax(shape: dict[str, Any], dtype: str, idtype: str) -> NamedProgram:
     """Return the program of the softmax over the entries of each row; an empty row has no result."""
     wide = "float64" if dtype == "float64" else "float32"
-    draft = ProgramWriter("sparse_softmax")
+    draft = OperatorWriter("sparse_softmax")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["nnz"], shape["nnz"], idtype, indices=False)
     draft.array("A", ("I", "J"), dtype)
@@ -535,7 +434,7 @@ def segment_reduce(
     shape: dict[str, Any], dtype: str, idtype: str, reduce: str, epilogue: Epilogue | None = None
 ) -> NamedProgram:
     """Return the program of the sum, mean, maximum or minimum of each segment of rows of X; 0 for an empty segment."""
-    draft = ProgramWriter(f"segment_{reduce}")
+    draft = OperatorWriter(f"segment_{reduce}")
     inner = ("K",) if "feat" in shape else ()
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["nnz"], shape["nnz"], idtype, indices=False)
@@ -565,7 +464,7 @@ def gather_matmul_scatter(
     shape: dict[str, Any], dtype: str, idtype: str, epilogue: Epilogue | None = None
 ) -> NamedProgram:
     """Return the program of ``Y[i, d] = sum_jc X[j, c] * W[kind[i, j], c, d]`` over the entries j of row i."""
-    draft = ProgramWriter("gather_matmul_scatter")
+    draft = OperatorWriter("gather_matmul_scatter")
     draft.dense("I", shape["m"], idtype)
     draft.rows("J", "I", shape["n"], shape["nnz"], idtype)
     for name, size in (("N", "n"), ("R", "kinds"), ("C", "in"), ("D", "out")):
@@ -596,7 +495,7 @@ def matmul(
     ``B[k // panel, j, k % panel]``. C and the operands of the epilogue then have two dimensions for the columns,
     ``C[i, k // panel, k % panel]``.
     """
-    draft = ProgramWriter("matmul")
+    draft = OperatorWriter("matmul")
     columns: Axes = ("KO", "KI") if panel else ("K",)
     # As a parameter the extent is not known to be small, so that the loop is not unrolled.
     draft.dense("IO", _pieces(shape["m"], rows), is_known=not panel)
@@ -625,7 +524,7 @@ def matmul(
 
 def gemv(shape: dict[str, Any], dtype: str, epilogue: Epilogue | None = None) -> NamedProgram:
     """Return the program of ``Y[i] = sum_j A[i, j] * X[j]`` for a dense matrix and a vector."""
-    draft = ProgramWriter("gemv")
+    draft = OperatorWriter("gemv")
     draft.dense("I", shape["m"])
     draft.dense("J", shape["n"])
     draft.array("A", ("I", "J"), dtype)
@@ -742,7 +641,7 @@ def grouped(
 ) -> NamedProgram:
     """Return the program of ``Y[i, d] = sum_jc X[j, c] * W[kind[i, j], c, d]`` over entries in groups of `size`."""
     idtype, wide = str(groups.cols.dtype), "float64" if dtype == "float64" else "float32"
-    draft = ProgramWriter("gather_matmul_scatter")
+    draft = OperatorWriter("gather_matmul_scatter")
     draft.inputs += list(groups.arrays)
     _declare(draft, shape, groups, size, idtype)
     for name, size_ in (("N", "n"), ("R", "kinds"), ("C", "in"), ("D", "out")):
@@ -766,7 +665,7 @@ def grouped(
     return draft.program()
 
 
-def _declare(draft: ProgramWriter, shape: dict[str, Any], groups: Groups, size: int, idtype: str) -> None:
+def _declare(draft: OperatorWriter, shape: dict[str, Any], groups: Groups, size: int, idtype: str) -> None:
     """Declare the axes of the structure: tiles, their rows and groups, and the position, column and row of an entry."""
     tiles, count, rows = groups.tile_ptr.size - 1, groups.kinds.size, groups.height
     n, kinds = (draft.size(f"{name.lower()}_size", shape[key]) for name, key in (("N", "n"), ("R", "kinds")))
@@ -787,7 +686,7 @@ __all__ = [
     "EpilogueOperand",
     "Groups",
     "NamedProgram",
-    "ProgramWriter",
+    "OperatorWriter",
     "attention",
     "attention_backward",
     "attention_lse",

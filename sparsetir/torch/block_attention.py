@@ -19,9 +19,10 @@ from tvm import tirx
 import torch
 from sparsetir.build import build
 from sparsetir.errors import OffsetError
-from sparsetir.relax.programs import ProgramWriter
+from sparsetir.lower.annotations import FREE_SUMS
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.script.writer import ProgramWriter
 from sparsetir.utils.caches import Cache, remember
 from torch import Tensor
 
@@ -260,9 +261,9 @@ _PROGRAMS: dict[str, Callable[..., None]] = {"forward": forward, "rows": rows, "
 @remember("kernels of block attention", 64)
 def _kernel(name: str, size: int, dtype: str, idtype: str, feat: int, out: int, keep: bool, masked: bool) -> Kernel:
     """Return the compiled program of a name, for any number of blocks and heads."""
-    draft = ProgramWriter(f"block_attention_{name}")
+    draft = ProgramWriter(f"block_attention_{name}", attributes={FREE_SUMS: True})
     _PROGRAMS[name](draft, size, dtype, idtype, feat, out, keep, masked)
-    return build(draft.program().func)
+    return build(draft.function())
 
 
 # ------------------------------------------------------------------ calls

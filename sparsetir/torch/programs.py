@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from tvm import tirx
 
 from sparsetir.build import build
-from sparsetir.relax.programs import Axes, ProgramWriter
+from sparsetir.lower.annotations import FREE_SUMS
 from sparsetir.relax.training.layers import GOLDEN, MASK, mixed
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.script.writer import Axes, ProgramWriter
 from sparsetir.utils.caches import remember
 
 Sizes = tuple[tuple[str, int | None], ...]  # axes of heads (H) and features (K, D), with the sizes that are known
@@ -36,9 +37,8 @@ class EdgeDraft(ProgramWriter):
     def __post_init__(self) -> None:
         self.dense("I", self.extent("m"), self.idtype)
         self.inputs += ["indptr", "indices"]
-        sizes = [self.size(name, self.extent(name)) for name in ("n", "nnz")]
-        arrays = f'({", ".join(sizes)}), (indptr, indices), "{self.idtype}", sorted=False, unique=False'
-        self.lines.append(f"J = T.sparse_variable(I, {arrays})")
+        sizes = (self.size("n", self.extent("n")), self.size("nnz", self.extent("nnz")))
+        self.compressed("J", "I", sizes, ("indptr", "indices"), self.idtype, sorted=False, unique=False)
         self.dense("N", self.extent("n"), self.idtype)
         for name, extent in self.inner:
             self.dense(name, self.extent(name.lower()) if extent is None else extent, self.idtype)
@@ -491,9 +491,10 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 @remember("kernels of graphs", 256)
 def kernel(name: str, dtype: str, idtype: str, inner: Sizes, is_via: bool, *options: object) -> Kernel:
     """Return the compiled program of a name, for graphs of any size."""
-    draft = EdgeDraft(f"graph_{name}", dtype=dtype, idtype=idtype, inner=inner, is_via=is_via)
+    attributes = {FREE_SUMS: True}
+    draft = EdgeDraft(f"graph_{name}", attributes=attributes, dtype=dtype, idtype=idtype, inner=inner, is_via=is_via)
     PROGRAMS[name](draft, *options)
-    return build(draft.program().func)
+    return build(draft.function())
 
 
 __all__ = ["Sizes", "kernel"]

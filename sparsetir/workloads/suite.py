@@ -25,6 +25,7 @@ from tvm import tirx
 from sparsetir.errors import ArgumentError
 from sparsetir.interop import CooTensor
 from sparsetir.script.printer import parse
+from sparsetir.script.writer import ProgramWriter
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.buffers import aligned
 
@@ -367,22 +368,6 @@ RESULTS = {
 }
 MOST_OPERANDS = 3
 DIFFERENCES, LARGEST = 0.25, 0.2  # shares of differences among products, and of programs that take the largest term
-HEAD = """
-@T.prim_func
-def {name}({handles}, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32{feat}):
-    I = T.dense_fixed(m, "int32")
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
-    J_dense = T.dense_fixed(n, "int32")
-{axes}{buffers}
-    with T.sp_iter([{order}], "{kinds}", "{name}") as [{letters}]:
-        with T.init():
-            {result} = {start}
-        {result} = {update}
-"""
-PLAIN = """
-    with T.sp_iter([{order}], "{kinds}", "{name}") as [{letters}]:
-        {result} = {term}
-"""
 
 
 @dataclass(frozen=True)
@@ -467,27 +452,25 @@ def _text(
     name: str, dtype: str, result: tuple[str, ...], kinds: str, operands: list[str], term: str, rng: np.random.Generator
 ) -> str:
     buffers = {"A": ("I", "J"), **{name: OPERANDS[name][0] for name in operands}, "C": result}
-    lines = [f'    {b} = T.match_sparse_buffer({b.lower()}_, ({", ".join(a)},), "{dtype}")' for b, a in buffers.items()]
-    letter = {"I": "i", "J": "j", "K": "k", "J_dense": "j"}
-    stored = f"C[{', '.join(letter[a] for a in result)}]"
-    is_largest = "R" in kinds and rng.random() < LARGEST
-    held = {
-        "name": name,
-        "handles": ", ".join(f"{b.lower()}_: T.handle" for b in buffers),
-        "feat": ", feat: T.int32" if len(kinds) == 3 else "",
-        "axes": '    K = T.dense_fixed(feat, "int32")\n' if len(kinds) == 3 else "",
-        "buffers": "\n".join(lines),
-        "order": ", ".join("IJK"[: len(kinds)]),
-        "letters": ", ".join("ijk"[: len(kinds)]),
-        "kinds": kinds,
-        "result": stored,
-        "term": term,
-        "start": f'T.min_value("{dtype}")' if is_largest else "0",
-        "update": f"T.max({stored}, {term})" if is_largest else f"{stored} + {term}",
-    }
-    head, _, body = HEAD.rpartition("    with T.sp_iter")
-    whole = head + (f"    with T.sp_iter{body}" if "R" in kinds else PLAIN.lstrip("\n"))
-    return whole.format(**held).lstrip("\n")
+    axes = "IJK"[: len(kinds)]
+    writer = ProgramWriter(name, [*(f"{b.lower()}_" for b in buffers), "indptr", "indices"])
+    writer.scalars("int32", "m", "n", "nnz", *["feat"] * ("K" in axes))
+    writer.dense("I", "m")
+    writer.compressed("J", "I", ("n", "nnz"), ("indptr", "indices"), "int32")
+    writer.dense("J_dense", "n")
+    if "K" in axes:
+        writer.dense("K", "feat")
+    for buffer, buffer_axes in buffers.items():
+        writer.match(buffer, f"{buffer.lower()}_", buffer_axes, dtype)
+    stored = f"C[{', '.join(axis[0].lower() for axis in result)}]"
+    if "R" not in kinds:
+        writer.iterate(axes, kinds, name, [f"{stored} = {term}"])
+        return writer.text()
+    is_largest = rng.random() < LARGEST
+    start = f'T.min_value("{dtype}")' if is_largest else "0"
+    update = f"T.max({stored}, {term})" if is_largest else f"{stored} + {term}"
+    writer.iterate(axes, kinds, name, [f"{stored} = {update}"], init=f"{stored} = {start}")
+    return writer.text()
 
 
 __all__ = ["SIZES", "Drawn", "draw_program", "families", "tensors"]

@@ -14,7 +14,7 @@ from tvm.relax.training import optimizer as tvm_optimizers
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.relax.operators import call, reshape
-from sparsetir.relax.programs import NamedProgram, ProgramWriter
+from sparsetir.relax.programs import NamedProgram, OperatorWriter
 from sparsetir.utils.arguments import shown
 
 # Dropout in training: the mask is computed from a seed and the step count in both passes, so it is not stored.
@@ -40,7 +40,7 @@ def program(size: Any, dtype: str, rate: float, seed: int) -> NamedProgram:
 
     The decision for an element is a 32-bit hash of its index, the seed and the step count (lowbias32, Wellons 2018).
     """
-    draft = ProgramWriter("dropout")
+    draft = OperatorWriter("dropout")
     draft.dense("ONE", 1, "int32")
     draft.dense("I", size, "int32")
     draft.array("COUNT", ("ONE",), "int64")
