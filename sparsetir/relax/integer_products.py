@@ -42,6 +42,7 @@ from sparsetir.relax.operators import call as sparse_call
 from sparsetir.workloads.timing import Timer, timer_of
 
 INT8, UINT8 = EIGHT_BITS
+INT8_MAX, UINT8_MAX = 127, 255
 QUANTIZE = "relax.quantize"
 SHIFT = 128  # From int8 to uint8: units multiply unsigned by signed numbers.
 WAY = "sparse int8"
@@ -280,11 +281,17 @@ def found_in(call: Any, value_of: ValueOf, rows: int) -> IntegerProduct | None:
 
 def _right(call: ir.Call, weight: QuantizedWeight, operand: QuantizedInput, rows: int) -> IntegerProduct | None:
     """Match ``x @ W``."""
-    *batch, n = call.args[0].ty.shape.values
-    if weight.integers.ndim != 2 or not batch:
+    shape = list(call.args[0].ty.shape.values)
+    if weight.integers.ndim != 2 or len(shape) < 2:
         return None
-    count, outputs = product(batch), weight.integers.shape[1]
-    is_flat = len(batch) == 1
+    layout = _by_rows(shape, weight.integers.shape[1], rows)
+    return _checked(call, weight.moved(np.transpose), operand, layout, weight.integers)
+
+
+def _by_rows(shape: list[Any], outputs: int, rows: int) -> ProductLayout:
+    """Return the layout of an input whose last dimension is multiplied."""
+    *batch, n = shape
+    count, is_flat = product(batch), len(batch) == 1
 
     def columns(x: Any, _padding: int, emit: Emit) -> Any:
         return relax.op.permute_dims(x if is_flat else emit(reshape(x, [count, n])))
@@ -293,8 +300,7 @@ def _right(call: ir.Call, weight: QuantizedWeight, operand: QuantizedInput, rows
         by_rows = relax.op.permute_dims(result)
         return by_rows if is_flat else reshape(emit(by_rows), [*batch, outputs])
 
-    layout = ProductLayout(columns, whole, -1, int(count) if known([count]) else rows, is_flat)
-    return _checked(call, weight.moved(np.transpose), operand, layout, weight.integers)
+    return ProductLayout(columns, whole, -1, int(count) if known([count]) else rows, is_flat)
 
 
 def _left(call: ir.Call, weight: QuantizedWeight, operand: QuantizedInput, rows: int) -> IntegerProduct | None:
@@ -399,6 +405,80 @@ def _checked(
     return IntegerProduct(
         call, operand, np.ascontiguousarray(integers.astype(dtype)), factors, layout, np.ascontiguousarray(stored)
     )
+
+
+# ------------------------------------------------------------------ quantization of products in float32
+
+
+@dataclass
+class Calibration:
+    """The range of an input in examples, and a sample of its rows."""
+
+    least: float = 0.0
+    most: float = 0.0
+    sample: np.ndarray | None = None
+
+    def note(self, rows: np.ndarray, percentile: float) -> None:
+        """Extend the range by that of rows, without the largest magnitudes beyond a percentile."""
+        self.sample = rows if self.sample is None else self.sample
+        if rows.size:
+            limit = float(np.percentile(np.abs(rows), percentile))
+            self.least = min(self.least, max(float(rows.min()), -limit))
+            self.most = max(self.most, min(float(rows.max()), limit))
+
+    @property
+    def quantization(self) -> tuple[float, int]:
+        """The scale and the zero point of uint8."""
+        scale = (self.most - self.least) / UINT8_MAX or 1.0
+        return scale, round(-self.least / scale)
+
+
+@dataclass(frozen=True)
+class QuantizedRewrite:
+    """The rewrite of a product in float32 to one of integers.
+
+    Parameters
+    ----------
+    operator : {"linear", "spmm", "spmv"}
+    weight : ndarray
+        Outputs and inputs; its integers are symmetric, with a scale for each output.
+    scale, zero : float, int
+        Quantization of the input, in uint8.
+    """
+
+    operator: str
+    weight: np.ndarray
+    scale: float
+    zero: int
+
+    def product(self, x: Any) -> IntegerProduct:
+        """Return the product for an input in float32."""
+        largest = np.abs(self.weight).max(axis=1, initial=0)
+        scales = np.where(largest > 0, largest / np.float32(INT8_MAX), np.float32(1)).astype("float32")
+        integers = np.rint(self.weight / scales[:, None]).astype(INT8)
+        operand = QuantizedInput(x, constant(np.asarray(self.zero, UINT8)), constant(np.asarray(self.scale, "float32")))
+        layout = self._layout(list(x.ty.shape.values))
+        return IntegerProduct(None, operand, integers, scales, layout, integers)
+
+    def _layout(self, shape: list[Any]) -> ProductLayout:
+        if self.operator != "spmm":
+            return _by_rows(shape, len(self.weight), 1)
+        if len(shape) < 4:
+            return ProductLayout(lambda x, *_: x, lambda y, _: y, -2, 1)
+        images, channels, height, width = shape
+        flat, whole = [images, channels, height * width], [images, len(self.weight), height, width]
+        return ProductLayout(lambda x, *_: reshape(x, flat), lambda y, _: reshape(y, whole), -3, 1)
+
+    def quantize(self, x: Any) -> Any:
+        """Return the input as integers."""
+        given = self.product(x).input
+        return relax.op.quantize(x, given.scale, given.zero, axis=0, out_dtype=UINT8)
+
+    def __call__(self, x: Any) -> Any:
+        emit, match = relax.BlockBuilder.current().emit, self.product(x)
+        parts = tuple(map(constant, (match.matrix.data, match.matrix.indptr, match.matrix.indices)))
+        result = match.multiply(parts, *match.columns(emit(self.quantize(x)), emit), emit)
+        return match.layout.whole(result, emit)
 
 
 # ------------------------------------------------------------------ operators that follow
@@ -548,4 +628,14 @@ def _module(write: Callable[[Any, Emit], Any], shape: list[int], dtype: str) -> 
     return builder.get()
 
 
-__all__ = ["WAY", "IntegerProduct", "Pending", "found_in", "moved", "timers", "with_constant"]
+__all__ = [
+    "WAY",
+    "Calibration",
+    "IntegerProduct",
+    "Pending",
+    "QuantizedRewrite",
+    "found_in",
+    "moved",
+    "timers",
+    "with_constant",
+]

@@ -17,7 +17,7 @@ is rounded to zero: results differ by the order of sums, and where an input is n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,14 +31,14 @@ from tvm import ir, relax
 
 from sparsetir.build import build as build_kernel
 from sparsetir.codegen.target import cpu_target
-from sparsetir.errors import ArgumentError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.heuristics import most_dense
 from sparsetir.formats.pattern import hash_arrays
 from sparsetir.ir.halves import PRECISIONS
 from sparsetir.relax import dense, integer_products, programs
 from sparsetir.relax.epilogues import emitted, known, product
 from sparsetir.relax.legalize import Uses, takes_modules
-from sparsetir.relax.model import build
+from sparsetir.relax.model import build, compile_model
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant, reshape
 from sparsetir.relax.structures import task_of, tunable
@@ -47,8 +47,8 @@ from sparsetir.utils.arguments import as_flag, as_path, as_seconds, is_real, sho
 from sparsetir.workloads.timing import LEAST_SIZE, MOST_DENSE, Timer, choose, fastest, timer_of
 
 (IN_PARTS,) = PRECISIONS
-HALF_DTYPES = ("float32", IN_PARTS, dense.HALF)
-TOLERANCES = {IN_PARTS: 1e-3, dense.HALF: 2e-2}  # Of the norm of a result.
+HALF_DTYPES = ("float32", IN_PARTS, dense.HALF, integer_products.INT8)
+TOLERANCES = {IN_PARTS: 1e-3, dense.HALF: 2e-2, integer_products.INT8: 0.1}  # Of the norm of a result.
 HalfRewrite = Callable[[Any], Any]
 
 
@@ -316,11 +316,14 @@ def timed(
     rows: int,
     target: Any,
     lower: Mapping[str, HalfRewrite] | None = None,
+    sample: np.ndarray | None = None,
 ) -> Times:
-    """Time the sparse and the dense kernel on random operands, and candidates in bfloat16, in turns."""
+    """Time the sparse and the dense kernel on random rows or a sample, and candidates in other dtypes, in turns."""
     rng = np.random.default_rng(0)
     dtype = str(weight.dtype)
     x = rng.standard_normal((rows, weight.shape[1])).astype(dtype)
+    if sample is not None and sample.size:
+        x = np.resize(sample, x.shape).astype(dtype)
     kernel = build_kernel(tunable(operator, dtype, "int32"), target, expected_calls=CALLS).bind(A=matrix)
     operands = arguments_of(operator, x)
     result = kernel(**operands)
@@ -377,9 +380,15 @@ class SparsifyWeights:
         This machine by default.
     progress : bool
         Whether to print each decision as it is made.
-    dtype : {"float32", "bf16x3", "bfloat16"}, optional
-        The lowest precision that a measured product with a float32 weight may have, on targets that multiply bfloat16
-        numbers; inputs and results keep float32. Default: that of the weight.
+    dtype : {"float32", "bf16x3", "bfloat16", "int8"}, optional
+        The lowest precision that a measured product with a float32 weight may have, those of bfloat16 on targets that
+        multiply such numbers; inputs and results keep float32. Default: that of the weight. int8 has a scale for each
+        output, and one scale and a zero point for the input.
+    examples : sequence, optional
+        Arguments of ``main``: arrays, tuples of arguments or dicts of arguments by name. int8 takes the range of inputs
+        from all of them, and needs them; accuracy is that for the first one.
+    percentile : float
+        The share of magnitudes of inputs, in percent, that int8 represents; larger ones are clipped.
 
     Attributes
     ----------
@@ -423,6 +432,8 @@ class SparsifyWeights:
         target: Any = None,
         progress: bool = False,
         dtype: str | None = None,
+        examples: Sequence[Any] | None = None,
+        percentile: float = 100.0,
     ) -> None:
         if dtype is not None and (not isinstance(dtype, str) or dtype not in HALF_DTYPES):
             names = ", ".join(map(repr, HALF_DTYPES))
@@ -444,6 +455,14 @@ class SparsifyWeights:
         self.max_seconds = as_seconds(max_seconds, "max_seconds", positive=True)
         self.target = cpu_target(target, "models")
         self.dtype = dtype or "float32"
+        if not is_real(percentile) or not 0 < percentile <= 100:
+            raise ArgumentError(f"percentile: expected a number in (0, 100], got {shown(percentile)}.")
+        self.examples, self.percentile = _batches(examples), float(percentile)
+        if self.dtype == integer_products.INT8 and not self.examples:
+            raise ArgumentError(
+                "examples: expected batches with dtype='int8', got none. They give the range of inputs."
+            )
+        self._calibrations: dict[Any, integer_products.Calibration] = {}
         self.layers: list[Layer] = []
         self._known: dict[tuple[Any, ...], Layer] = {}
         self._matrices: dict[str, tuple[Any, Any, Any]] = {}
@@ -453,6 +472,8 @@ class SparsifyWeights:
     def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
         """Return the module with sparse products where they are faster."""
         rewriter = ProductRewriter(mod, self)
+        if self.dtype == integer_products.INT8:
+            self._calibrations = calibrated(mod, self.examples, self.percentile, self.rows, self.target)
         for var, func in mod.functions.items():
             if isinstance(func, relax.Function):
                 rewriter.builder_.update_func(var, rewriter.run(func))
@@ -522,7 +543,13 @@ class SparsifyWeights:
         return dataclasses.replace(judged, reason=choice.reason("dense"), times=choice.times)
 
     def _lower(self, match: ConstantProduct) -> dict[str, HalfRewrite]:
-        return half_rewrites(match.operator, match.weight, match.x, self.dtype, self.target)
+        lowest = dense.HALF if self.dtype == integer_products.INT8 else self.dtype
+        lower = half_rewrites(match.operator, match.weight, match.x, lowest, self.target)
+        calibration = self._calibrations.get(match.x)
+        if calibration is not None and match.weight.dtype == np.float32:
+            rewrite = integer_products.QuantizedRewrite(match.operator, match.weight, *calibration.quantization)
+            lower[integer_products.WAY] = rewrite
+        return lower
 
     def _note(self, layer: Layer) -> None:
         self.layers.append(layer)
@@ -535,7 +562,9 @@ class SparsifyWeights:
             is_sparse = match.density <= most_dense(matrix)
             return dataclasses.replace(layer, is_sparse=is_sparse, reason="predicted from the density")
         lower = self._lower(match)
-        times = timed(match.operator, matrix, match.weight, match.rows, self.target, *([lower] if lower else []))
+        calibration = self._calibrations.get(match.x)
+        sample = None if calibration is None else calibration.sample
+        times = timed(match.operator, matrix, match.weight, match.rows, self.target, lower, sample)
         every = {"dense": times.dense, "sparse": times.sparse, **times.others}
         measured = dataclasses.replace(layer, sparse=times.sparse, dense=times.dense, times=every)
         if not times.agree:
@@ -561,6 +590,50 @@ class SparsifyWeights:
         if self.progress:
             print(tuned.report(), flush=True)
         self._chosen = {}
+
+
+def _batches(examples: Any) -> list[Any]:
+    if isinstance(examples, (np.ndarray, str, Mapping)) or not isinstance(examples, (Iterable, type(None))):
+        raise ArgumentTypeError(f"examples: expected a list of batches, got {type(examples).__name__}. Pass [batch].")
+    return [] if examples is None else list(examples)
+
+
+def calibrated(
+    mod: ir.IRModule, examples: Sequence[Any], percentile: float, rows: int, target: Any
+) -> dict[Any, integer_products.Calibration]:
+    """Return the ranges of the inputs of products with constant matrices in ``main``, by their variables."""
+    if "main" not in [str(var.name_hint) for var in mod.functions]:
+        raise ArgumentError("mod: expected a function main with dtype='int8', got none. Examples are its arguments.")
+    main = mod["main"]
+    matches = [match for match in _products_of(main, rows) if isinstance(match.x, relax.Var)]
+    if not matches:
+        return {}
+    plain = relax.transform.ToNonDataflow()(ir.IRModule({"main": main}))["main"]
+    inputs = [match.x for match in _products_of(plain, rows) if isinstance(match.x, relax.Var)]
+    types = relax.TupleType([x.ty for x in inputs])
+    result = relax.Var("inputs", types)
+    last = relax.BindingBlock([relax.VarBinding(result, relax.Tuple(inputs))])
+    probe = relax.Function(plain.params, relax.SeqExpr([*plain.body.blocks, last], result), types)
+    probe = probe.with_attr("global_symbol", "main")
+    others = {var: func for var, func in mod.functions.items() if str(var.name_hint) != "main"}
+    model = compile_model(ir.IRModule({**others, "main": probe}), target)
+    calibrations: dict[Any, integer_products.Calibration] = {}
+    for example in examples:
+        named, given = (example, ()) if isinstance(example, Mapping) else ({}, example)
+        values = model(*(given if isinstance(given, (tuple, list)) else (given,)), **named)
+        for match, value in zip(matches, values, strict=True):
+            array = np.asarray(value)
+            if match.operator == "spmm":  # Inputs are along the second dimension of images, else the one before last.
+                array = np.moveaxis(array, 1 if array.ndim > 2 else 0, -1)
+            calibration = calibrations.setdefault(match.x, integer_products.Calibration())
+            calibration.note(array.reshape(-1, match.weight.shape[1]), percentile)
+    return calibrations
+
+
+def _products_of(func: relax.Function, rows: int) -> list[ConstantProduct]:
+    values = Uses(func).value
+    matches = [found_in(value, values.get, rows) for value in values.values()]
+    return [match for match in matches if match is not None]
 
 
 @relax.expr_functor.mutator
@@ -593,8 +666,28 @@ class ProductRewriter(relax.PyExprMutator):
             super().visit_var_binding_(binding)
             return
         self.changed = True
+        if isinstance(rewrite, integer_products.QuantizedRewrite):
+            self._set(binding, self._quantized(match.x, rewrite))
+            return
         result = self.builder_.normalize(rewrite(self.visit_expr(match.x)))
         self.set_var_remap(binding.var, emitted(self.builder_, binding.var, result))
+
+    def _quantized(self, x: Any, rewrite: integer_products.QuantizedRewrite) -> integer_products.Pending:
+        """Quantize an input, in the kernel of the product before if there is one, and multiply it."""
+        emit, new = self.builder_.emit, self.visit_expr(x)
+        match, call = rewrite.product(new), self.builder_.normalize(rewrite.quantize(new))
+        is_only_use = isinstance(x, relax.Var) and len(self.users.get(x, ())) == 1
+        before, inner = self.pending.get(new) if is_only_use else None, None
+        if before is not None:
+            inner = integer_products.moved(call, new, before, emit)
+        if before is None or inner is None:
+            operand, shift = match.columns(emit(call), emit)
+        elif before.layout.transposes and match.layout.transposes:
+            operand, shift = inner, 0
+        else:
+            operand, shift = match.columns(emit(before.layout.whole(inner, emit)), emit)
+        parts = (match.matrix.data, match.matrix.indptr, match.matrix.indices)
+        return integer_products.Pending(match.multiply(tuple(map(constant, parts)), operand, shift, emit), match.layout)
 
     def _takes_integers(self, binding: relax.VarBinding, match: integer_products.IntegerProduct | None) -> bool:
         """Rewrite a product with an 8-bit weight, or an elementwise operator that follows one."""
@@ -607,12 +700,14 @@ class ProductRewriter(relax.PyExprMutator):
                 return match.scales is not None and self._folded(binding, match)
             pending = self._multiplied(match, csr)
         self.changed = True
-        result = emitted(
-            self.builder_, binding.var, self.builder_.normalize(pending.layout.whole(pending.inner, self.builder_.emit))
-        )
+        self._set(binding, pending)
+        return True
+
+    def _set(self, binding: relax.VarBinding, pending: integer_products.Pending) -> None:
+        whole = self.builder_.normalize(pending.layout.whole(pending.inner, self.builder_.emit))
+        result = emitted(self.builder_, binding.var, whole)
         self.pending[result] = pending
         self.set_var_remap(binding.var, result)
-        return True
 
     def _folded(self, binding: relax.VarBinding, match: integer_products.IntegerProduct) -> bool:
         """Keep a dense product, with its weight as a constant of float32, which TVM would compute in each call."""

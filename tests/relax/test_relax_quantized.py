@@ -12,6 +12,7 @@ from tvm import relax
 import sparsetir.relax as srelax
 from sparsetir.build import build
 from sparsetir.codegen.target import cpu_target, emulating_target, native_target
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.relax.integer_products import WAY
 from sparsetir.relax.model import lowered
 from sparsetir.relax.onnx_import import _imported
@@ -241,3 +242,89 @@ def test_products_use_the_units(target: str) -> None:
     else:
         text = build(lowered(builder.get(), cpu)["spmm"], cpu).source("asm")
         assert "vpdpbusd" in text
+
+
+# ------------------------------------------------------------------ quantization of models in float32
+
+
+def real(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def pruned(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.where(np.random.default_rng(seed).random(shape) < 0.05, real(*shape, seed=seed + 1), 0).astype("float32")
+
+
+def module(shape: list[Any], make: Any) -> Any:
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(builder.normalize(make(builder.emit, x)))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.fixture
+def prefers_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the last candidate, which is that of integers unless its results are refused."""
+    monkeypatch.setattr("sparsetir.relax.sparsify.SECONDS", 1e-4)
+    monkeypatch.setattr("sparsetir.relax.sparsify.fastest", lambda times: list(times)[-1])
+
+
+W = pruned(M, N)
+FLOATS = {
+    "rows": ([3, N], lambda emit, x: relax.op.matmul(x, relax.const(W.T.copy())), lambda x: x @ W.T),
+    "one row": ([1, N], lambda emit, x: relax.op.matmul(x, relax.const(W.T.copy())), lambda x: x @ W.T),
+    "columns": ([N, 3], lambda emit, x: relax.op.matmul(relax.const(W), x), lambda x: W @ x),
+    "batch": ([2, 3, N], lambda emit, x: relax.op.matmul(x, relax.const(W.T.copy())), lambda x: x @ W.T),
+    "images": (
+        [2, N, 3, 4],
+        lambda emit, x: relax.op.nn.conv2d(x, relax.const(W[:, :, None, None].copy())),
+        lambda x: np.einsum("oc,nchw->nohw", W, x),
+    ),
+}
+
+
+@pytest.mark.usefixtures("prefers_integers")
+@pytest.mark.parametrize("layout", FLOATS)
+def test_models_in_float32_are_quantized(layout: str) -> None:
+    shape, make, by_numpy = FLOATS[layout]
+    x = real(*shape, seed=4)
+    sparsify = srelax.SparsifyWeights(dtype="int8", examples=[x, 0.5 * x])
+    compiled, expected = srelax.compile_model(module(shape, make), sparsify=sparsify), by_numpy(x)
+    assert [layer.way for layer in sparsify.layers] == [WAY]
+    assert np.linalg.norm(compiled(x) - expected) < 0.02 * np.linalg.norm(expected)
+
+
+@pytest.mark.usefixtures("prefers_integers")
+def test_quantization_moves_into_the_product_before() -> None:
+    first, second, bias = pruned(N, M, seed=5), pruned(M, N, seed=7), real(M)
+
+    def make(emit: Any, x: Any) -> Any:
+        y = emit(relax.op.add(emit(relax.op.matmul(x, relax.const(first))), relax.const(bias)))
+        return relax.op.matmul(emit(relax.op.nn.relu(y)), relax.const(second))
+
+    x, sparsify = real(5, N), srelax.SparsifyWeights(dtype="int8", examples=[(real(5, N),)], percentile=99.9)
+    mod = sparsify(module([5, N], make))
+    text = mod.script()
+    assert text.count("R.sparse.spmm_int32") == text.count("R.permute_dims") == 2
+    expected = np.maximum(x @ first + bias, 0) @ second
+    assert np.linalg.norm(srelax.compile_model(mod)(x) - expected) < 0.05 * np.linalg.norm(expected)
+
+
+def test_inaccurate_integers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsetir.relax.sparsify.SECONDS", 1e-4)
+    shape, make, _ = FLOATS["rows"]
+    x = real(*shape)
+    x[0, 0] = 1e6  # Every other element is zero in steps of 1e6 / 255; the weight of this one is.
+    wide = srelax.SparsifyWeights(dtype="int8", examples=[np.where(W.any(axis=0), real(*shape), x[:1, :1])])
+    wide(module(shape, make))
+    assert WAY not in wide.layers[0].times
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"examples": []}, {"examples": real(3, N)}, {"examples": [1], "percentile": 0}]
+)
+def test_bad_examples(arguments: dict[str, Any]) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=r"examples: expected|percentile: expected"):
+        srelax.SparsifyWeights(dtype="int8", **arguments)

@@ -339,7 +339,7 @@ def test_precisions_need_units_and_permission() -> None:
     assert not half_rewrites("linear", W, x, "bfloat16", plain)
     assert not half_rewrites("linear", W.astype("float64"), x, "bfloat16", emulating_target())
     with pytest.raises(
-        ArgumentError, match="dtype: expected one of 'float32', 'bf16x3', 'bfloat16' or None, got 'int4'"
+        ArgumentError, match="dtype: expected one of 'float32', 'bf16x3', 'bfloat16', 'int8' or None, got 'int4'"
     ):
         srelax.SparsifyWeights(dtype="int4")
     with pytest.raises(ArgumentError, match="dtype: expected None with decide='predict'"):
