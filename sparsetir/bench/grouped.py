@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouped products beside a loop of ``torch.mm``, padded ``torch.bmm`` and ``torch._grouped_mm``.
+"""Grouped products beside a loop of ``torch.mm``, padded ``torch.bmm`` and ``torch.nn.functional.grouped_mm``.
 
 Run ``sparsetir bench grouped``. Times are the least of interleaved runs, in milliseconds.
 """
@@ -33,23 +33,23 @@ def ways(lengths: np.ndarray, depth: int, feat: int, dtype: str) -> dict[str, Ca
     """Return the calls to compare, on drawn operands."""
     import sparsetir.torch
     import torch
-    from sparsetir.torch.products import WAYS
+    from sparsetir.torch.products import WAYS, Groups
 
     kind = getattr(torch, dtype)
     ends = np.cumsum(lengths)
-    starts = np.concatenate([[0], ends])
+    groups = Groups(ends.tolist())
     x = torch.randn(int(ends[-1]), depth).to(kind)
     w = torch.randn(lengths.size, depth, feat).to(kind)
     offs = torch.from_numpy(ends).int()
-    parts = list(zip(starts[:-1].tolist(), ends.tolist(), strict=True))
+    parts = list(groups.bounds)
     padded = x.new_zeros(lengths.size, int(lengths.max()), depth)
     for g, (low, high) in enumerate(parts):
         padded[g, : high - low] = x[low:high]
     return {
         "loop of mm": lambda: torch.cat([torch.mm(x[low:high], w[g]) for g, (low, high) in enumerate(parts)]),
         "bmm, padded before": lambda: torch.bmm(padded, w),
-        "torch._grouped_mm": lambda: torch._grouped_mm(x, w, offs=offs),
-        "our kernel": lambda: WAYS["rows"]["kernel"](x, w, starts),
+        "torch's own": lambda: torch.nn.functional.grouped_mm(x, w, offs=offs),
+        "our kernel": lambda: WAYS["rows"]["kernel"](x, w, groups),
         "grouped_mm": lambda: sparsetir.torch.grouped_mm(x, w, offs),
     }
 
