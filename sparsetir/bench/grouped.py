@@ -33,11 +33,11 @@ def ways(lengths: np.ndarray, depth: int, feat: int, dtype: str) -> dict[str, Ca
     """Return the calls to compare, on drawn operands."""
     import sparsetir.torch
     import torch
-    from sparsetir.torch.products import WAYS, Groups
+    from sparsetir.torch.products import WAYS, GroupEnds
 
     kind = getattr(torch, dtype)
     ends = np.cumsum(lengths)
-    groups = Groups(ends.tolist())
+    groups = GroupEnds(ends.tolist())
     x = torch.randn(int(ends[-1]), depth).to(kind)
     w = torch.randn(lengths.size, depth, feat).to(kind)
     offs = torch.from_numpy(ends).int()

@@ -357,7 +357,7 @@ ALIGNED = 16  # bytes, which torch requires of operands
 _fastest = shared_cache("ways of grouped products", MAX_CLASSES)
 
 
-class Groups:
+class GroupEnds:
     """Where groups of rows begin and end.
 
     Parameters
@@ -401,26 +401,26 @@ class Groups:
 # --------------------------------------------------------------------------------------------------------- products
 
 
-def _rows_by_kernel(x: Tensor, w: Tensor, groups: Groups) -> Tensor:
+def _rows_by_kernel(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     y = x.new_empty(x.shape[0], w.shape[2])
     _call("rows", x, w, y, groups)
     return y
 
 
-def _weights_by_kernel(x: Tensor, w: Tensor, groups: Groups) -> Tensor:
+def _weights_by_kernel(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     y = x.new_empty(len(groups), x.shape[1], w.shape[1])
     _call("weights", x, w, y, groups)
     return y
 
 
-def _call(result: str, x: Tensor, w: Tensor, y: Tensor, groups: Groups) -> None:
+def _call(result: str, x: Tensor, w: Tensor, y: Tensor, groups: GroupEnds) -> None:
     is_array = x.dtype != torch.bfloat16  # which numpy does not have
     operands = (t.detach().resolve_neg().contiguous() for t in (x, w, y))
     left, right, out = (t.numpy() if is_array else t for t in operands)
     run_kernel(NAMES[x.dtype], result, left, right, out, groups.starts)
 
 
-def _rows_by_loop(x: Tensor, w: Tensor, groups: Groups) -> Tensor:
+def _rows_by_loop(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     y = x.new_empty(x.shape[0], w.shape[2])
     for g, (low, high) in enumerate(groups.bounds):
         if high > low:
@@ -428,14 +428,14 @@ def _rows_by_loop(x: Tensor, w: Tensor, groups: Groups) -> Tensor:
     return y
 
 
-def _weights_by_loop(x: Tensor, w: Tensor, groups: Groups) -> Tensor:
+def _weights_by_loop(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     y = x.new_empty(len(groups), x.shape[1], w.shape[1])
     for g, (low, high) in enumerate(groups.bounds):
         torch.mm(x[low:high].t(), w[low:high], out=y[g])
     return y
 
 
-def _places(groups: Groups) -> tuple[Tensor | None, int]:
+def _places(groups: GroupEnds) -> tuple[Tensor | None, int]:
     """Return where rows are among padded groups, and the length of these; no places where none is padded."""
     starts, longest = groups.starts, groups.longest
     lengths = np.diff(starts)
@@ -452,14 +452,14 @@ def _padded(x: Tensor, places: Tensor | None, longest: int) -> Tensor:
     return x.new_zeros(count * longest, x.shape[1]).index_copy_(0, places, x).view(count, longest, -1)
 
 
-def _rows_by_padding(x: Tensor, w: Tensor, groups: Groups) -> Tensor:
+def _rows_by_padding(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     places, longest = _places(groups)
     padded = _padded(x, places, longest)
     y = torch.bmm(padded, w[: padded.shape[0]]).flatten(0, 1)
     return y if places is None else y[places]
 
 
-def _weights_by_padding(x: Tensor, w: Tensor, groups: Groups) -> Tensor:
+def _weights_by_padding(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     places, longest = _places(groups)
     left, right = (_padded(t, places, longest) for t in (x, w))
     y = torch.bmm(left.transpose(1, 2), right)
@@ -467,15 +467,15 @@ def _weights_by_padding(x: Tensor, w: Tensor, groups: Groups) -> Tensor:
     return torch.cat([y, y.new_zeros(missing, *y.shape[1:])]) if missing else y
 
 
-def _rows_by_torch(x: Tensor, w: Tensor, groups: Groups) -> Tensor:
+def _rows_by_torch(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     return torch.nn.functional.grouped_mm(x, w, offs=groups.offsets)
 
 
-def _weights_by_torch(x: Tensor, w: Tensor, groups: Groups) -> Tensor:
+def _weights_by_torch(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     return torch.nn.functional.grouped_mm(x.t(), w, offs=groups.offsets)
 
 
-Way = Callable[[Tensor, Tensor, Groups], Tensor]
+Way = Callable[[Tensor, Tensor, GroupEnds], Tensor]
 WAYS: dict[str, dict[str, Way]] = {
     "rows": {"kernel": _rows_by_kernel, "loop": _rows_by_loop, "padded": _rows_by_padding},
     "weights": {"kernel": _weights_by_kernel, "loop": _weights_by_loop, "padded": _weights_by_padding},
@@ -483,7 +483,7 @@ WAYS: dict[str, dict[str, Way]] = {
 OF_TORCH: dict[str, Way] = {"rows": _rows_by_torch, "weights": _weights_by_torch}
 
 
-def _class_of(result: str, x: Tensor, w: Tensor, groups: Groups, is_even: bool) -> tuple[Any, ...]:
+def _class_of(result: str, x: Tensor, w: Tensor, groups: GroupEnds, is_even: bool) -> tuple[Any, ...]:
     """Return the class of shapes within which the fastest way is the same: powers of two of rows and groups."""
     count = len(groups)
     layout = x.stride(), w.stride(), (x.data_ptr() | w.data_ptr()) % ALIGNED == 0
@@ -491,7 +491,7 @@ def _class_of(result: str, x: Tensor, w: Tensor, groups: Groups, is_even: bool) 
     return result, x.dtype, x.shape[1], w.shape[-1], *scale, is_even, *layout, torch.get_num_threads()
 
 
-def _product(result: str, x: Tensor, w: Tensor, groups: Groups) -> Tensor:
+def _product(result: str, x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     """Compute one grouped product over all rows in the fastest known way; time the ways for a new class of shapes."""
     count = len(groups)
     if 0 in (*x.shape, *w.shape, count):
@@ -508,7 +508,7 @@ def _product(result: str, x: Tensor, w: Tensor, groups: Groups) -> Tensor:
     return way(x, w, groups)
 
 
-def _takes(way: Way, x: Tensor, w: Tensor, groups: Groups) -> bool:
+def _takes(way: Way, x: Tensor, w: Tensor, groups: GroupEnds) -> bool:
     """Return whether torch's own grouped product, which not every version has, takes such tensors."""
     try:
         way(x, w, groups)
@@ -517,7 +517,7 @@ def _takes(way: Way, x: Tensor, w: Tensor, groups: Groups) -> bool:
     return True
 
 
-def _compare(ways: dict[str, Way], x: Tensor, w: Tensor, groups: Groups) -> Way:
+def _compare(ways: dict[str, Way], x: Tensor, w: Tensor, groups: GroupEnds) -> Way:
     """Return the way with the least time of a few interleaved runs, after one that compiles."""
     for way in ways.values():
         way(x, w, groups)
@@ -537,7 +537,7 @@ class GroupedRows(KernelFunction):
     """``y[r] = x[r] @ w[g]`` for the rows of each group; zeros for rows behind the last group."""
 
     @staticmethod
-    def forward(ctx: Any, groups: Groups, x: Tensor, w: Tensor) -> Tensor:
+    def forward(ctx: Any, groups: GroupEnds, x: Tensor, w: Tensor) -> Tensor:
         ctx.groups = groups
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, w if ctx.needs_input_grad[1] else None)
         rows = groups.rows
@@ -556,7 +556,7 @@ class GroupedWeights(KernelFunction):
     """``y[g] = x[rows of g].T @ w[rows of g]``."""
 
     @staticmethod
-    def forward(ctx: Any, groups: Groups, x: Tensor, w: Tensor) -> Tensor:
+    def forward(ctx: Any, groups: GroupEnds, x: Tensor, w: Tensor) -> Tensor:
         ctx.groups = groups
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, w if ctx.needs_input_grad[1] else None)
         rows = groups.rows
@@ -667,7 +667,7 @@ def _fitting_bias(bias: Any, y: Tensor) -> Tensor:
     return bias
 
 
-def _ragged(left: Tensor, right: Tensor, dims: tuple[int, int], groups: Groups) -> Tensor:
+def _ragged(left: Tensor, right: Tensor, dims: tuple[int, int], groups: GroupEnds) -> Tensor:
     if dims == (2, 2):
         return GroupedWeights.apply(groups, left.t(), right)
     matrices = right if dims == (2, 3) else left
@@ -694,7 +694,7 @@ def _check_grouped(left: Tensor, right: Tensor) -> None:
         raise ArgumentError(f"{fault}, got shape {tuple(right.shape)}. Transpose one.")
 
 
-def _groups(offs: Any, length: int, right: Tensor, dims: tuple[int, int]) -> Groups:
+def _groups(offs: Any, length: int, right: Tensor, dims: tuple[int, int]) -> GroupEnds:
     """Return the validated groups."""
     length = right.shape[1] if dims == (3, 2) else length
     if not isinstance(offs, Tensor) or offs.dtype not in (torch.int32, torch.int64) or offs.dim() != 1:
@@ -704,7 +704,7 @@ def _groups(offs: Any, length: int, right: Tensor, dims: tuple[int, int]) -> Gro
     ends = offs.tolist()
     if (ends and not 0 <= ends[0] <= ends[-1] <= length) or any(map(operator.gt, ends, ends[1:])):
         check_offsets(np.array(ends), length, name="offs", first=None)  # raises
-    return Groups(ends)
+    return GroupEnds(ends)
 
 
 __all__ = ["grouped_mm", "matmul"]

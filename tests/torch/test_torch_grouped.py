@@ -64,7 +64,7 @@ def test_products_are_those_of_a_loop(dims: tuple[int, int], case: str, dtype: t
 @pytest.mark.parametrize("case", ["ragged", "one", "ones"])
 def test_ways_agree(result: str, case: str) -> None:
     ends = ENDS[case]
-    groups = products.Groups([*ends, ends[-1]])
+    groups = products.GroupEnds([*ends, ends[-1]])
     for depth, dtype in ((7, torch.float64), (8, torch.float32)):
         x = torch.randn(ends[-1], depth, dtype=dtype)
         w = torch.randn(*((len(groups), depth, 20) if result == "rows" else (ends[-1], 20)), dtype=dtype)
