@@ -28,10 +28,14 @@ from sparsetir.einsum.products import check_offsets
 from sparsetir.einsum.products import matmul as plain_matmul
 from sparsetir.einsum.products import run as run_kernel
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
+from sparsetir.ir.halves import check_precision
 from sparsetir.torch.functions import (
     NAMES,
+    GraphOrientations,
     KernelFunction,
     LinearFunction,
+    PreciseGraph,
+    PreciseRows,
     SpMM,
     TransposedLinear,
     TransposedSpMM,
@@ -68,6 +72,18 @@ class IndexStructure:
     def graph(self) -> Graph:
         """The graph of the rows, which has the kernels."""
         return Graph.of_rows(GraphRows(self.indptr, self.indices, self.shape[1]), None, None)
+
+    def graph_in(self, precision: str | None) -> GraphOrientations:
+        """Return the graph for products in a precision of float32."""
+        if precision is None:
+            return self.graph
+        if precision not in self._precise:
+            self._precise[precision] = PreciseGraph(PreciseRows(self.graph.rows, precision), self.shape)
+        return self._precise[precision]
+
+    @cached_property
+    def _precise(self) -> dict[str, PreciseGraph]:
+        return {}
 
     @cached_property
     def keys(self) -> np.ndarray:
@@ -241,7 +257,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
 # ------------------------------------------------------------------ the public function
 
 
-def matmul(A: Tensor, B: Tensor) -> Tensor:
+def matmul(A: Tensor, B: Tensor, *, precision: str | None = None) -> Tensor:
     """Multiply torch tensors of which one or both are sparse, with gradients in the values of each, of any order.
 
     Parameters
@@ -251,6 +267,9 @@ def matmul(A: Tensor, B: Tensor) -> Tensor:
         bfloat16.
     B : Tensor, shape (p, n)
         Likewise, of the same dtype. A dense one on the right may be a vector.
+    precision : {"bf16x3"}, optional
+        Of a product of float32 with a dense matrix: it, and the gradient in the dense matrix, are computed by three
+        products of bfloat16 numbers, as `sparsetir.ops.spmm` does. The gradient in the values stays in float32.
 
     Returns
     -------
@@ -263,7 +282,7 @@ def matmul(A: Tensor, B: Tensor) -> Tensor:
     ArgumentTypeError
         No operand is sparse, or the dtypes or devices are others.
     ArgumentError
-        The shapes do not match.
+        The shapes do not match; a precision for another product.
     StructureError
         Rows of an operand are unsorted or repeat a coordinate.
 
@@ -276,10 +295,12 @@ def matmul(A: Tensor, B: Tensor) -> Tensor:
     [1.0, 1.0, 1.0]
     """
     _check_operands(A, B)
+    if precision is not None:
+        _check_precision(A, B, precision)
     if A.layout is torch.strided:
-        return _dense_times_sparse(A, B)
+        return _dense_times_sparse(A, B, precision)
     if B.layout is torch.strided:
-        return _sparse_times_dense(A, B)
+        return _sparse_times_dense(A, B, precision)
     X, x = _rows_of(A, "A")
     Y, y = _rows_of(B, "B")
     results: list[IndexStructure] = []
@@ -333,17 +354,25 @@ def _rows_of(tensor: Tensor, name: str) -> tuple[IndexStructure, Tensor]:
     return turned, values[order]
 
 
-def _sparse_times_dense(A: Tensor, B: Tensor) -> Tensor:
+def _check_precision(A: Tensor, B: Tensor, precision: Any) -> None:
+    in_parts = check_precision(precision, NAMES[A.dtype])
+    if in_parts and (B.dim() == 1 or torch.strided not in (A.layout, B.layout)):
+        fault = "precision: expected None but for a sparse and a dense matrix"
+        raise ArgumentError(f"{fault}, got {shown(precision)}. Leave it out.")
+
+
+def _sparse_times_dense(A: Tensor, B: Tensor, precision: str | None) -> Tensor:
     (structure, values), inner = _compressed(A, "A"), FEATURES if B.dim() == 2 else ()
+    graph = structure.graph_in(precision)
     if A.layout is torch.sparse_csc:
-        return TransposedSpMM.apply(structure.graph, inner, None, values, B.contiguous())
-    return SpMM.apply(structure.graph, inner, False, "", values, B.contiguous(), None)
+        return TransposedSpMM.apply(graph, inner, None, values, B.contiguous())
+    return SpMM.apply(graph, inner, False, "", values, B.contiguous(), None)
 
 
-def _dense_times_sparse(A: Tensor, B: Tensor) -> Tensor:
+def _dense_times_sparse(A: Tensor, B: Tensor, precision: str | None) -> Tensor:
     structure, values = _compressed(B, "B")
     function = LinearFunction if B.layout is torch.sparse_csc else TransposedLinear
-    return function.apply(structure.graph, values, A.contiguous())
+    return function.apply(structure.graph_in(precision), values, A.contiguous())
 
 
 # ------------------------------------------------------------------------------------ grouped products

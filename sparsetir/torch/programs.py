@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from tvm import tirx
 
 from sparsetir.build import build
+from sparsetir.ir.halves import PRECISIONS, by_three_products
 from sparsetir.lower.annotations import FREE_SUMS
 from sparsetir.relax.training.layers import GOLDEN, MASK, mixed
 from sparsetir.runtime.kernel import Kernel
@@ -490,11 +491,13 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 
 @remember("kernels of graphs", 256)
 def kernel(name: str, dtype: str, idtype: str, inner: Sizes, is_via: bool, *options: object) -> Kernel:
-    """Return the compiled program of a name, for graphs of any size."""
-    attributes = {FREE_SUMS: True}
+    """Return the compiled program of a name, for graphs of any size; `dtype` may be a precision of float32."""
+    attributes, in_parts = {FREE_SUMS: True}, dtype in PRECISIONS
+    dtype = "float32" if in_parts else dtype
     draft = EdgeDraft(f"graph_{name}", attributes=attributes, dtype=dtype, idtype=idtype, inner=inner, is_via=is_via)
     PROGRAMS[name](draft, *options)
-    return build(draft.function())
+    function = draft.function()
+    return build(by_three_products(function) if in_parts else function)
 
 
 __all__ = ["Sizes", "kernel"]

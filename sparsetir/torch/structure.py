@@ -199,6 +199,11 @@ class GraphRows:
         return GraphRows(self.indptr.astype(np.int64), self.indices.astype(np.int64), self.columns, order)
 
     @cached_property
+    def ordered(self) -> GraphRows:
+        """The same rows for values in their own order."""
+        return self if self.order is None else GraphRows(self.indptr, self.indices, self.columns)
+
+    @cached_property
     def blocks(self) -> BlockPattern | None:
         """The blocks of edges in which attention is expected to be faster; None where single edges are."""
         return None if self.indices.size < MIN_BLOCKED else find_blocks(self.indptr, self.indices, self.columns)

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from sparsetir.build import build
+from sparsetir.codegen.target import cpu_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
 
 torch = pytest.importorskip("torch")
 import sparsetir.torch  # noqa: E402
 from sparsetir.torch.products import Assembled, ValuesFunction  # noqa: E402
+from sparsetir.utils.caches import CACHES  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -64,6 +67,68 @@ def test_products_and_their_gradients(left, right):
     assert torch.autograd.gradcheck(values, operands)
     if "coo" not in (left, right):  # torch's coalesce() has no second derivative
         assert torch.autograd.gradgradcheck(values, operands)
+
+
+SIDES = [(left, right) for left, right in PAIRS if "dense" in (left, right)]
+
+
+@pytest.mark.parametrize(("left", "right"), SIDES)
+def test_products_by_bfloat16_numbers_and_their_gradients(left, right):
+    """Each sum is off by at most 3 * 2**-16 times the sum of magnitudes; gradients in values are in float32."""
+    dense = sparse(24, 40), sparse(40, 17, seed=1, density=0.6)
+    g = torch.randn(24, 17, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    def computed(dtype: Any, **options: Any) -> list[Any]:
+        A, B = (laid_out(m.to(dtype), layout) for m, layout in zip(dense, (left, right), strict=True))
+        A, B = (m.coalesce() if m.layout is torch.sparse_coo else m for m in (A, B))
+        a, b = values_of(A), values_of(B)
+        result = sparsetir.torch.matmul(assembled(A, a), assembled(B, b), **options)
+        first = torch.autograd.grad(result, (a, b), g.to(dtype), create_graph=True)
+        second = torch.autograd.grad(sum((part**2).sum() for part in first), (a, b)) if "coo" not in SET else ()
+        return [result, *first, *second]
+
+    SET = {left, right}
+    exact, halves = computed(torch.float64), computed(torch.float32, precision="bf16x3")
+    single = computed(torch.float32)
+    place = 1 if right == "dense" else 2  # of the gradient in the values
+    bound = [dense[0].abs() @ dense[1].abs(), dense[0].abs().t() @ g.abs(), g.abs() @ dense[1].abs().t()]
+    assert ((halves[0] - exact[0]).abs() <= 3 * 2**-16 * bound[0] + 1e-6).all()
+    other = 3 - place
+    limit = bound[1] if other == 2 else bound[2]
+    error = (halves[other] - exact[other]).abs()
+    assert (error <= 3 * 2**-16 * limit + 1e-6).all()
+    assert error.max() > 1e-7  # not float32
+    assert torch.equal(halves[place], single[place])
+    for found, expected in zip(halves, exact, strict=True):
+        assert torch.linalg.norm(found - expected) <= 1e-4 * torch.linalg.norm(expected)
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("mcpu", ["znver4", "sapphirerapids"])
+def test_units_multiply_bfloat16_numbers(mcpu, monkeypatch):
+    """All kernels of a product and of the gradient in the dense operand have the instruction."""
+    machine, built = cpu_target({"kind": "llvm", "mcpu": mcpu}, "kernels"), []
+
+    def in_asm(program: Any) -> Any:
+        built.append(build(program, machine).source("asm"))
+        return build(program)
+
+    monkeypatch.setattr("sparsetir.torch.programs.build", in_asm)
+    CACHES["kernels of graphs"].clear()
+    A, x = sparse(24, 40).float().to_sparse_csr(), torch.ones(40, 32, requires_grad=True)
+    sparsetir.torch.matmul(A, x, precision="bf16x3").sum().backward()
+    CACHES["kernels of graphs"].clear()
+    assert len(built) == 1  # of both directions
+    assert "vdpbf16ps" in built[0]
+
+
+def test_a_precision_of_another_product():
+    A = sparse(4, 5).float().to_sparse_csr()
+    for left, right in ((A.double(), torch.ones(5, 2).double()), (A, A.t().to_sparse_csr()), (A, torch.ones(5))):
+        with pytest.raises(ArgumentError, match="precision: expected None"):
+            sparsetir.torch.matmul(left, right, precision="bf16x3")
+    with pytest.raises(ArgumentError, match="precision: expected None, or 'bf16x3'"):
+        sparsetir.torch.matmul(A, torch.ones(5, 2), precision="bf16")
 
 
 def test_a_missing_gradient_of_a_sparse_product_is_none():
