@@ -314,6 +314,7 @@ def test_tied_weights(take: Any) -> None:
     assert torch.equal(model[1](x), model[2](x))
 
 
+@pytest.mark.slow
 def test_wrong_candidates_are_refused() -> None:
     layer, x = masked(nn.Linear(128, 96)), torch.randn(64, 128)
     decision = decide(layer, Inputs(x, 1e-3), SparsifyOptions(torch.int8, examples=(x,), seconds=1e-4))
@@ -326,7 +327,7 @@ def test_wrong_candidates_are_refused() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("way", ["columns int8", "dense int8"])
+@pytest.mark.parametrize("way", [pytest.param("columns int8", marks=pytest.mark.slow), "dense int8"])
 def test_inputs_of_one_sign_have_the_resolution_of_eight_bits(way: str) -> None:
     layer, x = masked(nn.Linear(128, 96), 0.5), torch.randn(64, 128)
     for offset in (0.0, 5.0, -5.0):
@@ -427,6 +428,7 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         st.sparsify_(nn.Linear(64, 64), decide="measure")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_programs_choose_layers(take: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sparsetir.torch import sparsify
