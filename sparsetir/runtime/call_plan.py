@@ -310,19 +310,21 @@ class Results:
     """New arrays for the results of a call."""
 
     def __init__(self, made: list[tuple[int, tuple[int, ...], Any, bool]], spare: OutputPool | None) -> None:
-        self.take = None if spare is None else spare.take
         sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype, _ in made]
         self.made = [(*one, _make(covered=one[-1], size=size)) for one, size in zip(made, sizes, strict=True)]
+        self.fillers = [
+            spare.filler(shape, dtype, at) if spare and covered and 0 not in shape else None
+            for at, shape, dtype, covered in made
+        ]
 
     def fill(self, ready: list[Any]) -> list[tuple[int, np.ndarray]]:
         """Pass them on; those that were passed in another guise, or not at all, come back with their place."""
         outputs = []
-        for at, shape, dtype, covered, make in self.made:
+        for (at, shape, dtype, _, make), fill in zip(self.made, self.fillers, strict=True):
             if 0 in shape:
                 outputs.append((at, np.empty(shape, dtype)))
-            elif covered and self.take is not None:
-                array, ready[at] = self.take(shape, dtype)
-                outputs.append((at, array))
+            elif fill is not None:
+                outputs.append((at, fill(ready)))
             else:
                 ready[at] = make(shape, dtype)
         return outputs
@@ -629,7 +631,7 @@ class CallPlan:
         dense, axes, finish, arrays = self.dense, self.axes, self.finish, self._arrays
         if self.is_simple and caller.spare is not None and not empty:
             ((out, shape, dtype, _),) = result
-            return _run_spare(template, dense, out, partial(caller.spare.take, shape, dtype), current, arrays)
+            return _run_spare(template, dense, out, caller.spare.filler(shape, dtype, out), current, arrays)
         results, separation = Results(result, caller.spare), AliasCheck(self.others, self.written, self.filled)
         # A function that finds a fault has written results.
         one = self.sparse[0] if len(self.sparse) == 1 and self.sparse[0].is_in_order_of_program else None
@@ -695,17 +697,21 @@ def _run_spare(
     template: list[Any],
     dense: list[tuple[str, int]],
     out: int,
-    take: Callable[[], Any],
+    fill: Callable[[list[Any]], np.ndarray],
     current: Function,
     arrays: Callable[..., dict[str, np.ndarray]],
 ) -> Run:
     """Return the plan of most calls of a bound kernel: arrays in, one array out."""
+    (first, place), *others = dense or [("", -1)]  # most calls bring one array, and need no loop
 
     def run(values: Values, _passed: Values | None = None) -> Any:
         ready = template.copy()
-        for name, at in dense:
-            ready[at] = values[name]
-        array, ready[out] = take()
+        if first:
+            ready[place] = values[first]
+        if others:
+            for name, at in others:
+                ready[at] = values[name]
+        array = fill(ready)
         if current.waiting:
             current.next(partial(arrays, ready, [(out, array)]))(*ready)
         else:

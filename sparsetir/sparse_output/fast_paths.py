@@ -302,9 +302,7 @@ class MergedRows:
             for array in room:
                 array.resize(count, refcheck=False)
             return room
-        views = tuple([array[:count] for array in room])
-        self.rooms.keep(room)  # only once views exist, since another thread may take it
-        return views
+        return tuple(self.rooms.lend(room, count))
 
 
 def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, room: tuple[np.ndarray, ...]) -> int:
@@ -527,10 +525,7 @@ class SmallCalls:
         keys, values = self.rooms.dtypes
         if count * self.rooms.item < LEAST_ROOM:
             return [np.empty(count, keys), np.empty(count, values)]
-        buffer = self.rooms.take(count)
-        views = [array[:count] for array in buffer]
-        self.rooms.keep(buffer)  # only once views exist, since another thread may take it
-        return views
+        return self.rooms.lend(self.rooms.take(count), count)
 
     def chosen(self, room: RowWorkspace, top: int | None = None, least: Any = None) -> list[Any]:
         """Return the arguments of a selection of the largest entries."""

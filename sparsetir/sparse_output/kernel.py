@@ -519,12 +519,9 @@ class SparseOutputKernel(Saved):
         if self._earlier is None or nbytes < LEAST_ROOM:
             arrays = [np.empty((count, *a.shape[1:]), a.dtype) for a in room]
         elif count * MOST_WASTE >= len(room[0]) and nbytes <= MOST_ROOM:
-            self._earlier.keep(tuple(room))
-            return [without_gaps(array, parts)[:count] for array in room]
+            return self._earlier.lend([without_gaps(array, parts) for array in room], count)
         else:
-            reused = self._earlier.take(count)
-            arrays = [array[:count] for array in reused]
-            self._earlier.keep(reused)  # only once views exist, since another thread may take it
+            arrays = self._earlier.lend(self._earlier.take(count), count)
         for source, target in zip(room, arrays, strict=True):
             gather(source, parts, target)
         if nbytes <= HELD_BYTES:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import math
-from sys import getrefcount
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import tvm_ffi
@@ -80,114 +82,130 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 # The system hands out large arrays page by page, each cleared when it is first written: for a large result of a short
 # kernel that takes as long as the kernel. What the compiled function takes for an array is kept with it, which saves a
 # microsecond for a small one.
+#
+# A caller gets a view of the memory that a pool owns. Views of that view hold it, so the memory is free once the weak
+# reference to it is dead. Counts of references would not tell: debuggers and threads without a global lock change them.
 
 
-Held = tuple[np.ndarray, Any]
+Layout = tuple[tuple[int, ...], np.dtype[Any]]  # shape and dtype
 LEAST_ROOM, MOST_ROOM = 1 << 17, 1 << 25  # bytes: what the C library keeps itself, and what is too much to keep
 
 
-def references(held: Held) -> int:
-    """Return how many references there are to the array of a pair, as this function counts them."""
-    return getrefcount(held[0])
-
-
-def _made(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Held:
-    array = empty(shape, dtype)
-    return array, tvm_ffi.from_dlpack(array)
-
-
-ALONE = references(_made((1,), np.dtype("float32")))
+def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return aligned memory whose views of numpy's own class are held by their views."""
+    root = np.ndarray.__new__(_Memory, math.prod(shape) * dtype.itemsize + LINE, np.uint8)
+    return np.ndarray.__new__(_Memory, shape, dtype, root, -root.__array_interface__["data"][0] % LINE)
 
 
 class OutputPool:
-    """Holds the last result.
+    """Pool of the memory of results of one kernel: the last one's, for each thread that is in a call.
 
     Examples
     --------
-    >>> spare = OutputPool()
-    >>> first, _ = spare.take((4,), np.dtype("float32"))
+    >>> fill = OutputPool().filler((4,), np.dtype("float32"), 0)
+    >>> first = fill([None])
     >>> where = first.ctypes.data
-    >>> spare.take(first.shape, first.dtype)[0].ctypes.data == where  # `first` is still in use
+    >>> fill([None]).ctypes.data == where  # `first` is still in use
     False
-    >>> first, _ = spare.take(first.shape, first.dtype)
+    >>> first = fill([None])
     >>> where = first.ctypes.data
     >>> del first
-    >>> spare.take((4,), np.dtype("float32"))[0].ctypes.data == where
+    >>> fill([None]).ctypes.data == where
     True
     """
 
     def __init__(self) -> None:
-        self.held: list[Held] = []
+        # The view that was lent, what makes another one, what a compiled function takes, shape and dtype.
+        self.lent: list[tuple[ref[np.ndarray], Callable[[], np.ndarray], Any, Layout]] = []
 
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Held:
-        """Return an array and the same for a compiled function.
+    def filler(self, shape: tuple[int, ...], dtype: np.dtype[Any], at: int) -> Callable[[list[Any]], np.ndarray]:
+        """Return a function that puts a new array at place `at` of an argument list, and returns it.
 
-        The last array, if it fits and neither it nor a view of it is referenced elsewhere, or a new one.
+        It lies in the memory of the last array, if it fits and neither that array nor a view of it exists.
         """
-        try:
-            entry = self.held.pop()  # at once: another thread finds nothing
-        except IndexError:
-            entry = _made(shape, dtype)
-        else:
-            # As `references` counts them; a call of it would take longer than all of this.
-            if getrefcount(entry[0]) != ALONE or entry[0].shape != shape or entry[0].dtype is not dtype:
-                entry = _made(shape, dtype)
-        array, passed = entry  # so that another thread does not find the array alone
-        self.held.append(entry)  # as many as threads were here at once
-        return array, passed
+        pop, append, layout = self.lent.pop, self.lent.append, (shape, dtype)
+
+        def fill(arguments: list[Any]) -> np.ndarray:
+            try:
+                last, view, passed, last_layout = pop()  # atomic: another thread gets another entry
+            except IndexError:
+                view, passed = _made(shape, dtype)
+            else:
+                if last() is not None or (last_layout is not layout and last_layout != layout):
+                    view, passed = _made(shape, dtype)
+            array = view()  # before the entry is back, so that another thread does not find the memory free
+            append((ref(array), view, passed, layout))
+            arguments[at] = passed
+            return array
+
+        return fill
+
+
+def _made(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Callable[[], np.ndarray], Any]:
+    """Allocate memory; return what makes a view of it, and what a compiled function takes."""
+    memory = _memory(shape, dtype)
+    return memory.__array__, tvm_ffi.from_dlpack(memory)
 
 
 class BufferPool:
     """Memory for entries whose number is known when they are written: arrays of some length, of which a part is used.
 
-    A reference to a part keeps the array, so an array without other references can be written again.
-
     Parameters
     ----------
     dtypes : tuple of dtype
-        Of the arrays of a room.
+        Of the arrays that are used together.
 
     Examples
     --------
-    >>> rooms = BufferPool((np.dtype("int32"), np.dtype("float32")))
-    >>> keys, values = rooms.take(40_000)
-    >>> rooms.keep((keys, values))
+    >>> pool = BufferPool((np.dtype("int32"), np.dtype("float32")))
+    >>> keys, values = pool.lend(pool.take(40_000), 40_000)
     >>> part = keys[:3]
     >>> where = part.ctypes.data
     >>> del keys, values
-    >>> rooms.take(39_000)[0].ctypes.data == where  # `part` is still in use
+    >>> pool.take(39_000)[0].ctypes.data == where  # `part` is still in use
     False
+    >>> del part
+    >>> pool.take(39_000)[0].ctypes.data == where
+    True
     """
 
     def __init__(self, dtypes: tuple[np.dtype[Any], ...]) -> None:
         self.dtypes, self.item = dtypes, sum(d.itemsize for d in dtypes)
-        self.held: list[tuple[np.ndarray, ...]] = []
+        self.lent: list[tuple[list[ref[np.ndarray]], tuple[np.ndarray, ...]]] = []
 
     def take(self, count: int) -> tuple[np.ndarray, ...]:
-        """Arrays of at least so many elements."""
+        """Return arrays of at least so many elements, which belong to the caller alone."""
         if count * self.item < LEAST_ROOM:
             return tuple([np.empty(count, d) for d in self.dtypes])
-        for _ in range(len(self.held)):
+        for _ in range(len(self.lent)):
             try:
-                room = self.held.pop(0)  # at once: another thread finds another one
+                entry = self.lent.pop(0)  # atomic: another thread gets another entry
             except IndexError:
                 break
-            is_free = all(getrefcount(room[n]) == ROOM_ALONE for n in range(len(room)))
-            if is_free and count <= len(room[0]) <= 2 * count:
-                return room
+            views, arrays = entry
+            is_free = all(view() is None for view in views)
+            if is_free and count <= len(arrays[0]) <= 2 * count:
+                return arrays
             if not is_free:
-                self.held.append(room)
+                self.lent.append(entry)
         return tuple([np.empty(count, d) for d in self.dtypes])
 
-    def keep(self, room: tuple[np.ndarray, ...]) -> None:
-        """Wait until the arrays are no longer referenced; the first of several are dropped."""
-        if LEAST_ROOM <= len(room[0]) * self.item <= MOST_ROOM:
-            self.held = [*self.held[-1:], room]
+    def lend(self, arrays: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
+        """Return views of the first `count` elements; once no caller has one, `take` returns the arrays again.
 
-
-def _in_room(room: tuple[np.ndarray, ...]) -> int:
-    """Return the number of references to an array of a room, as `BufferPool.take` counts them."""
-    return next(getrefcount(room[n]) for n in range(len(room)))
+        The first ones of several that wait are dropped, and so are arrays that are too small or too large to keep.
+        """
+        if not LEAST_ROOM <= len(arrays[0]) * self.item <= MOST_ROOM:
+            return [array[:count] for array in arrays]
+        loans, views = [], []
+        for array in arrays:
+            # Views of an array whose owner is no array hold that array, and not the owner.
+            owner = SimpleNamespace(array=array, __array_interface__=array.view(np.uint8).__array_interface__)
+            loan = np.asarray(owner)
+            loans.append(ref(loan))
+            views.append(loan.view(array.dtype)[:count])
+        self.lent = [*self.lent[-1:], (loans, tuple(arrays))]
+        return views
 
 
 class Copies:
@@ -205,36 +223,21 @@ class Copies:
 
     def __init__(self, original: np.ndarray) -> None:
         self.original = original
-        self.held: list[np.ndarray] = []
+        self.lent: list[tuple[ref[np.ndarray], np.ndarray]] = []
 
     def take(self) -> np.ndarray:
         """Return a copy."""
         try:
-            copy = self.held.pop()  # at once: another thread finds nothing
+            last, memory = self.lent.pop()  # atomic: another thread gets another entry
+            is_free = last() is None
         except IndexError:
-            copy = self.original.copy()
-        else:
-            if getrefcount(copy) != COPY_ALONE or not self._is_like(copy):
-                copy = self.original.copy()
-            else:
-                np.copyto(copy, self.original)
-        self.held.append(copy)
+            is_free = False
+        if not is_free:
+            memory = np.ndarray.__new__(_Memory, self.original.shape, self.original.dtype)
+        np.copyto(memory, self.original)
+        copy: np.ndarray = memory.__array__()
+        self.lent.append((ref(copy), memory))
         return copy
-
-    def _is_like(self, found: np.ndarray) -> bool:
-        """Return whether no caller gave the copy another shape or type, or keeps it from being written."""
-        shape, dtype = self.original.shape, self.original.dtype
-        return found.shape == shape and found.dtype == dtype and found.flags.writeable
-
-
-def _popped(held: list[np.ndarray]) -> int:
-    """Return the number of references to an array without other owners, as `Copies.take` counts them."""
-    array = held.pop()
-    return getrefcount(array)
-
-
-COPY_ALONE = _popped([np.empty(1)])
-ROOM_ALONE = _in_room((np.empty(1),))
 
 
 __all__ = ["BufferPool", "Copies", "OutputPool", "aligned", "empty", "zeros"]

@@ -121,12 +121,13 @@ SHARED: dict[Any, dict[str, Any]] = {
     assembled: {"SERIAL_WORK": 0},
     fast_paths: {"SHARED_WORK": -1},
 }
+FILLER = buffers.OutputPool.filler
 DROPPED: dict[Any, dict[str, Any]] = {
     workspace: {**SHARED[workspace], "popped": dropped},
     assembled: {**SHARED[assembled], "popped": dropped},
     fast_paths: {**SHARED[fast_paths], "popped": dropped},
     buffers.BufferPool: {"take": lambda rooms, count: tuple(np.empty(count, d) for d in rooms.dtypes)},
-    buffers.OutputPool: {"take": lambda _, shape, dtype: buffers._made(shape, dtype)},
+    buffers.OutputPool: {"filler": lambda _, *place: lambda listed: FILLER(buffers.OutputPool(), *place)(listed)},
 }
 ANY_ROOM = {buffers: {"LEAST_ROOM": 0}, fast_paths: {"LEAST_ROOM": 0}}
 CLOSED = {assembled: {**SHARED[assembled], "KEPT_BYTES": 0, "MOST_ROOM": 0}}

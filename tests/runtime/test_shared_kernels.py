@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import tvm_ffi
 
 import sparsetir
 from sparsetir import ops
@@ -19,7 +20,7 @@ from sparsetir.sparse_output import kernel as assembled
 from sparsetir.sparse_output import products
 from sparsetir.sparse_output.fast_paths import RowWorkspace
 from sparsetir.sparse_output.kernel import SparseOutputKernel
-from sparsetir.utils.buffers import BufferPool, OutputPool
+from sparsetir.utils.buffers import LEAST_ROOM, BufferPool, Copies, OutputPool
 
 
 class Emptied(list[Any]):
@@ -113,38 +114,104 @@ def test_memory_of_a_result_is_not_free_when_it_is_kept(
         operands = {name: sp.csr_array(sp.vstack([part] * 2)) for name, part in operands.items()}
     else:
         monkeypatch.setattr(assembled, "MOST_WASTE", waste)
-    expected, keep, taken = bits(kernel(**operands)), BufferPool.keep, []
+    expected, lend, taken = bits(kernel(**operands)), BufferPool.lend, []
 
-    def keep_and_take(rooms: BufferPool, room: tuple[np.ndarray, ...]) -> None:
-        keep(rooms, room)
-        count, room = len(room[0]), ()
-        taken.extend(rooms.take(count))
+    def lend_and_take(pool: BufferPool, arrays: Any, count: int) -> list[np.ndarray]:
+        views = lend(pool, arrays, count)
+        taken.extend(pool.take(len(arrays[0])))
+        return views
 
-    monkeypatch.setattr(BufferPool, "keep", keep_and_take)
+    monkeypatch.setattr(BufferPool, "lend", lend_and_take)
     found = kernel(**operands)
     assert bits(found) == expected
     assert taken
     assert not any(np.may_share_memory(a, b) for a in (found.indices, found.data) for b in taken)
 
 
+LAYOUT = (64,), np.dtype("float32")
+
+
 class Met(list[Any]):
-    """A list out of which another thread takes the array that has just come into it, if it may."""
+    """A list out of which another thread takes the memory that has just come into it, if it may."""
 
-    def __init__(self, spare: OutputPool, found: list[np.ndarray]) -> None:
-        self.spare, self.found = spare, found
+    def __init__(self, pool: OutputPool, found: list[np.ndarray]) -> None:
+        self.pool, self.found = pool, found
 
-    def append(self, held: Any) -> None:
-        super().append(held)
-        self.spare.held = [self.pop()]
-        self.found.append(self.spare.take(held[0].shape, held[0].dtype)[0])
+    def append(self, entry: Any) -> None:
+        super().append(entry)
+        self.pool.lent.append(self.pop())
+        self.found.append(self.pool.filler(*LAYOUT, 0)([None]))
 
 
-def test_an_array_is_not_free_when_it_is_held() -> None:
-    spare, other, found = OutputPool(), OutputPool(), []
-    spare.held = Met(other, found)
-    array, _ = spare.take((9,), np.dtype("float32"))
+def test_an_array_is_not_free_when_it_is_lent() -> None:
+    pool, other, found = OutputPool(), OutputPool(), []
+    pool.lent = Met(other, found)
+    array = pool.filler(*LAYOUT, 0)([None])
     assert len(found) == 1
     assert not np.may_share_memory(array, found[0])
+
+
+def from_outputs() -> Callable[[], np.ndarray]:
+    fill = OutputPool().filler(*LAYOUT, 0)
+    return lambda: fill([None])
+
+
+def from_buffers() -> Callable[[], np.ndarray]:
+    pool = BufferPool((np.dtype("float32"),))
+    return lambda: pool.lend(pool.take(LEAST_ROOM), LEAST_ROOM - 4)[0]
+
+
+def from_copies() -> Callable[[], np.ndarray]:
+    return Copies(np.zeros(64, np.float32)).take
+
+
+#: What a caller may keep of a result instead of the result.
+KEPT: dict[str, Callable[[np.ndarray], Any]] = {
+    "the array": lambda a: a,
+    "part of a part": lambda a: a[3:][1:9],
+    "another shape": lambda a: a[:60].reshape(3, 20).T[2:],
+    "other elements": lambda a: a.view("uint8")[5:],
+    "a matrix": lambda a: a.view(np.matrix)[0, 2:],
+    "a subclass": lambda a: a.view(np.recarray)[4:],
+    "memory": lambda a: memoryview(a)[2:],
+    "a tensor": lambda a: tvm_ffi.from_dlpack(a[:16]),
+    "an iterator": lambda a: a[7:].flat,
+}
+
+
+@pytest.mark.parametrize("pool", [from_outputs, from_buffers, from_copies])
+@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
+def test_memory_that_a_caller_can_read_is_not_given_to_another(
+    pool: Callable[[], Callable[[], np.ndarray]], keep: Callable[[np.ndarray], Any]
+) -> None:
+    take = pool()
+    first = take()
+    where, kept = first.ctypes.data, keep(first)
+    del first
+    others = [take() for _ in range(3)]
+    assert all(abs(other.ctypes.data - where) >= other.nbytes for other in others)
+    del kept
+
+
+@pytest.mark.parametrize("pool", [from_outputs, from_buffers, from_copies])
+def test_memory_without_an_array_is_used_again_under_a_debugger(pool: Callable[[], Callable[[], np.ndarray]]) -> None:
+    """A debugger holds the variables of frames, here those of the pool, but no array of the caller."""
+    take, frames = pool(), []
+
+    def trace(frame: Any, _event: str, _argument: Any) -> Any:
+        if frame.f_code.co_filename.endswith("buffers.py"):
+            frames.append({n: v for n, v in frame.f_locals.items() if n in ("memory", "arrays", "passed", "original")})
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        where = take().ctypes.data
+        again = take().ctypes.data
+    finally:
+        sys.settrace(before)
+    assert frames
+    assert again == where
 
 
 def test_a_plan_is_called_with_other_values_meanwhile(
