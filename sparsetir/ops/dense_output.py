@@ -14,13 +14,15 @@ from sparsetir.ir.halves import by_three_products, check_precision
 from sparsetir.ops.sparse_output import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
 from sparsetir.script.printer import parse
 from sparsetir.script.writer import ProgramWriter, memoize_program
-from sparsetir.utils.arguments import as_count, as_flag, shown
+from sparsetir.utils.arguments import as_count, as_dtype, as_flag, shown
 
 MAX_WIDTH = 256  # Places in a range have 8 bits.
 
 
 @memoize_program
-def range_spmm(count: int = 32, width: int = 64, *, dtype: str = "float32") -> tirx.PrimFunc:
+def range_spmm(
+    count: int = 32, width: int = 64, *, dtype: str = "float32", operand: str | None = None
+) -> tirx.PrimFunc:
     """Sparse times dense matrix, range by range of columns: ``C[i, k] = sum_rs A[r, i, s] * B[r, X[r, i, s], k]``.
 
     Parameters
@@ -30,7 +32,10 @@ def range_spmm(count: int = 32, width: int = 64, *, dtype: str = "float32") -> t
     width : int
         Columns of a range, a power of two up to 256. As many rows of B, of up to 64 columns, fit the first-level cache.
     dtype : dtype
-        Of A, B and C.
+        Of A, B and C. Sums of 16-bit floats are in float32 and rounded once.
+    operand : {"int8", "uint8"}, optional
+        Of B, where A is of 8-bit integers as well; C is then the exact product in int32. Like bfloat16 this is meant
+        for processors with instructions for it.
 
     Returns
     -------
@@ -49,6 +54,15 @@ def range_spmm(count: int = 32, width: int = 64, *, dtype: str = "float32") -> t
     """
     _check_width(width)
     as_count(count, "count", most=width)
+    if operand is not None:
+        for argument, given in (("dtype", dtype), ("operand", operand)):
+            if given not in EIGHT_BITS:
+                fault = f"{argument}: expected int8 or uint8 with an operand, got {shown(given)}"
+                raise ArgumentError(f"{fault}. Quantize it, or leave the operand out.")
+        return _wide_range_spmm(count, width, dtype, operand, "int32", "int32")
+    name = as_dtype(dtype, "dtype")
+    if name in SHORT_FLOATS:
+        return _wide_range_spmm(count, width, name, None, "float32", None)
 
     @T.prim_func
     def range_spmm(
@@ -70,6 +84,42 @@ def range_spmm(count: int = 32, width: int = 64, *, dtype: str = "float32") -> t
                 C[i, k] = C[i, k] + A[jo, i, s] * B[jo, T.floormod(T.Cast("int32", X[jo, i, s]), width), k]
 
     return range_spmm
+
+
+SHORT_FLOATS = ("float16", "bfloat16")
+
+
+def _wide_range_spmm(
+    count: int, width: int, entries: str, operand: str | None, wide: str, result: str | None
+) -> tirx.PrimFunc:
+    """Return the program whose products are summed in `wide`; the result is that, or rounded to the dtype of A."""
+    sums = "C" if result == wide else "sums"
+    row = f'B[jo, T.floormod(T.Cast("int32", X[jo, i, s]), {width}), k]'
+    lines = [
+        "@T.prim_func",
+        "def range_spmm(",
+        "    a: T.handle, x: T.handle, b: T.handle, c: T.handle, m: T.int32, ranges: T.int32, feat: T.int32",
+        "):",
+        "    JO = T.dense_fixed(ranges)",
+        f"    JI = T.dense_fixed({width})",
+        "    I = T.dense_fixed(m)",
+        f"    S = T.dense_fixed({count})",
+        "    K = T.dense_fixed(feat)",
+        f'    A = T.match_sparse_buffer(a, (JO, I, S), "{entries}")',
+        '    X = T.match_sparse_buffer(x, (JO, I, S), "uint8")',
+        f'    B = T.match_sparse_buffer(b, (JO, JI, K), "{operand or entries}")',
+        f'    C = T.match_sparse_buffer(c, (I, K), "{result or entries}")',
+        *([] if sums == "C" else [f'    sums = T.alloc_sparse_buffer((I, K), "{wide}")']),
+        '    with T.sp_iter([I, K], "SS", "zero") as [i, k]:',
+        f"        {sums}[i, k] = 0",
+        "    for jo in T.serial(ranges):",
+        '        with T.sp_iter([I, S, K], "SRS", "range_spmm") as [i, s, k]:',
+        f'            {sums}[i, k] = {sums}[i, k] + T.Cast("{wide}", A[jo, i, s]) * T.Cast("{wide}", {row})',
+    ]
+    if sums != "C":
+        lines.append('    with T.sp_iter([I, K], "SS", "rounded") as [i, k]:')
+        lines.append(f'        C[i, k] = T.Cast("{entries}", sums[i, k])')
+    return parse("\n".join(lines) + "\n")
 
 
 def _check_width(width: Any) -> None:
