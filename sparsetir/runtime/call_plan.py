@@ -15,6 +15,7 @@ import numpy as np
 import scipy.sparse as sp
 import tvm
 import tvm_ffi
+from numpy import ndarray  # looked up in each call
 
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, StructureError
@@ -206,7 +207,7 @@ def fits(key: tuple[Any, ...], arguments: Values) -> bool:
         return False
     for name, shape, dtype in key:
         value = arguments.get(name)
-        if type(value) is not np.ndarray or value.shape != shape or value.dtype is not dtype or not value.flags.carray:
+        if type(value) is not ndarray or value.shape != shape or value.dtype is not dtype or not value.flags.carray:
             return False
     return True
 
@@ -702,15 +703,11 @@ def _run_spare(
     arrays: Callable[..., dict[str, np.ndarray]],
 ) -> Run:
     """Return the plan of most calls of a bound kernel: arrays in, one array out."""
-    (first, place), *others = dense or [("", -1)]  # most calls bring one array, and need no loop
 
     def run(values: Values, _passed: Values | None = None) -> Any:
         ready = template.copy()
-        if first:
-            ready[place] = values[first]
-        if others:
-            for name, at in others:
-                ready[at] = values[name]
+        for name, at in dense:
+            ready[at] = values[name]
         array = fill(ready)
         if current.waiting:
             current.next(partial(arrays, ready, [(out, array)]))(*ready)
@@ -718,7 +715,20 @@ def _run_spare(
             current.function(*ready)
         return array
 
-    return run
+    if len(dense) != 1:
+        return run
+    ((only, place),) = dense
+
+    def run_with_one(values: Values, _passed: Values | None = None) -> Any:
+        if current.waiting:
+            return run(values)
+        ready = template.copy()
+        ready[place] = values[only]
+        array = fill(ready)
+        current.function(*ready)
+        return array
+
+    return run_with_one
 
 
 def _finish(
