@@ -150,6 +150,10 @@ LONG = 32  # mean entries of a row from which on twice the lanes pay where lengt
 LEARNT = 2000  # rows whose lengths the processor learns when a kernel is called again and again
 GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM gathers numbers one by one
 
+COPIED_LINES = 2  # of a gathered row: longer ones hardly gain from beginning at a line
+COPIED_READS = 4  # of a row for each copy of it: a copy reads and writes the lines of which each read saves one
+COPIED_FROM = 1 << 20  # gathered bytes, which take longer than to look at the address
+COPIED_BYTES = 1 << 28
 HALF = 4 * LINE  # bytes of each half of a row that is read in two halves
 FETCHED_LATE = 2.0  # multiple of the private cache up to which operands are not read in halves
 MANY = 16  # mean entries of a row from which on halves of rows pay
@@ -422,6 +426,28 @@ def narrow_tile(usage: Usage, arrays: Arrays) -> dict[str, int]:
     return {"tile": least_power(max(along))} if along else {}
 
 
+def unaligned_operand(usage: Usage, arrays: Arrays) -> str | None:
+    """Return the operand of which a copy that begins at a cache line is worth a trial; None where none is.
+
+    Its gathered rows are so short that each would lie in one line more, and it is read so much more often than copied
+    that the copy may pay.
+    """
+    operands = {gather.operand for gather in usage.gathers}
+    if len(operands) != 1:
+        return None
+    for indices, operand, rows in known(usage.gathers, arrays):
+        row = operand.nbytes // rows
+        if (
+            row % (LINE // 2) == 0
+            and LINE // 2 <= row <= COPIED_LINES * LINE
+            and indices.size >= COPIED_READS * rows
+            and COPIED_FROM <= indices.size * row
+            and operand.nbytes <= COPIED_BYTES
+        ):
+            return usage.gathers[0].operand
+    return None
+
+
 def least_power(length: int) -> int:
     """Return the least power of two that is not below a positive number."""
     return 1 << (length - 1).bit_length()
@@ -477,5 +503,6 @@ __all__ = [
     "suits_checks",
     "suits_streaming",
     "sweep",
+    "unaligned_operand",
     "usual",
 ]

@@ -26,6 +26,8 @@ from sparsetir.formats import heuristics
 from sparsetir.formats.pattern import checksum
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.runtime.call_plan import PlanMismatch, Run, shaped
+from sparsetir.utils import buffers
+from sparsetir.utils.machine import LINE
 
 if TYPE_CHECKING:
     from sparsetir.runtime.bound import BoundKernel
@@ -88,6 +90,45 @@ class Trial:
         return ", ".join(
             f"{name} {_least(seconds) * 1e3:.3g} ms" for name, _, seconds in self.candidates if len(seconds) > 1
         )
+
+
+class AlignedOperand:
+    """Call a function with a copy of an operand that begins at a cache line, where calls with a copy are faster.
+
+    numpy's arrays begin at any multiple of 16 bytes, so that a gathered row of one line lies in two.
+
+    Parameters
+    ----------
+    function : callable
+    place : int
+        Of the operand among the arguments.
+    """
+
+    def __init__(self, function: Call, place: int) -> None:
+        self.function, self.place = function, place
+        self.trial = Trial([("as passed", function), ("copied", self._with_copy)])
+        self.spare: list[np.ndarray] = []
+
+    def __call__(self, *ready: Any) -> Any:
+        operand = ready[self.place]
+        if not isinstance(operand, np.ndarray) or operand.ctypes.data % LINE == 0:
+            return self.function(*ready)
+        return (self.trial.best or self.trial)(*ready)
+
+    def _with_copy(self, *ready: Any) -> Any:
+        operand, passed = ready[self.place], list(ready)
+        try:
+            copy = self.spare.pop()  # by one thread only
+        except IndexError:
+            copy = None
+        if copy is None or copy.shape != operand.shape or copy.dtype != operand.dtype:
+            copy = buffers.empty(operand.shape, operand.dtype)
+        np.copyto(copy, operand)
+        passed[self.place] = copy
+        try:
+            return self.function(*passed)
+        finally:
+            self.spare[:] = [copy]
 
 
 _converters: weakref.WeakSet[threading.Thread] = weakref.WeakSet()

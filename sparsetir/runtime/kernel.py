@@ -18,6 +18,7 @@ from sparsetir.errors import VerifyError
 from sparsetir.ir.effects import Usage
 from sparsetir.ir.sizes import with_sizes
 from sparsetir.ir.views import decode
+from sparsetir.runtime.adaptive import AlignedOperand
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.runtime.call_plan import (
     CallPlan,
@@ -181,12 +182,21 @@ class Kernel(Saved):
         if self.compiled.schedule is not None:
             return None, 0
         changes, narrow = self.suitable(args), defaults.narrow_sizes(self.usage, args.arrays)
-        if not changes and not narrow:
+        operand = defaults.unaligned_operand(self.usage, args.arrays)
+        if not changes and not narrow and operand is None:
             return None, 0
         is_hot = self.is_small(args) or (narrow and not changes and not is_bound)
         changes = {**defaults.narrow_tile(self.usage, args.arrays), **changes}
         after = HOT_CALLS if is_hot else 0 if is_bound else FEW_CALLS
-        return lambda: variant(self.compiled, narrow or None, **changes), after
+
+        def fit() -> Callable[..., Any]:
+            is_other = bool(changes or narrow)
+            function = variant(self.compiled, narrow or None, **changes) if is_other else self.function
+            if operand is None:
+                return function
+            return AlignedOperand(function, [p.name for p in self.signature.params].index(operand))
+
+        return fit, after
 
     def checked(self, args: Arguments) -> Callable[..., Any] | None:
         """Return a function for such arguments that validates the index arrays as it reads them, or None."""

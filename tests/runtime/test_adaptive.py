@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -18,7 +19,11 @@ import sparsetir
 from sparsetir import ops
 from sparsetir.errors import ArgumentError
 from sparsetir.formats import heuristics
+from sparsetir.ir import effects
+from sparsetir.ir.views import decode
 from sparsetir.runtime import adaptive
+from sparsetir.runtime.adaptive import AlignedOperand
+from sparsetir.schedules import defaults
 from sparsetir.utils.memory import MemoryLimitError
 
 ROWS = 240
@@ -281,3 +286,87 @@ def test_a_format_is_looked_for_only_where_the_announced_calls_take_long(calls: 
         np.testing.assert_allclose(bound(**arguments), A @ arguments["x"], rtol=1e-4, atol=1e-4)
     assert not looked
     assert bound.explain() == f"no other format pays within {calls} calls"
+
+
+# ---------------------------------------------------------------- operands that begin within a cache line
+
+
+def _at(offset: int, values: np.ndarray) -> np.ndarray:
+    """A copy that begins so many bytes behind a cache line."""
+    memory = np.empty(values.nbytes + 128, np.uint8)
+    begin = -memory.ctypes.data % 64 + offset
+    copy = memory[begin : begin + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+def _gathering(rows: int = 3000, feat: int = 16) -> tuple[sp.csr_array, np.ndarray]:
+    rng = np.random.default_rng(0)
+    A = sp.random_array((rows, rows), density=12 / rows, format="csr", dtype="float32", rng=rng)
+    return A, rng.standard_normal((rows, feat), dtype=np.float32)
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_unaligned_operands_of_changing_values_give_the_products(is_bound: bool) -> None:
+    A, B = _gathering()
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    call = kernel.bind(A=A) if is_bound else lambda B: kernel(A=A, B=B)
+    for n in range(16):
+        for offset in (16, 0, 4):
+            given = _at(offset, B + n)
+            np.testing.assert_allclose(call(B=given), A @ given, rtol=1e-3, atol=1e-3)
+    narrow = _at(16, B[:, :8])
+    np.testing.assert_allclose(call(B=narrow), A @ narrow, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("slow", ["as passed", "copied"])
+def test_an_unaligned_operand_is_copied_only_where_calls_are_faster(slow: str) -> None:
+    seen: list[int] = []
+
+    def function(_first: int, operand: np.ndarray) -> None:
+        seen.append(operand.ctypes.data % 64)
+        if (seen[-1] == 0) == (slow == "copied"):
+            time.sleep(2e-3)
+
+    called = AlignedOperand(function, 1)
+    unaligned = _at(16, np.ones(64))
+    while called.trial.best is None:
+        called(0, unaligned)
+    assert {*seen} == {0, 16}
+    seen.clear()
+    for _ in range(3):
+        called(0, unaligned)
+    assert seen == [16 if slow == "copied" else 0] * 3
+
+
+def test_two_threads_copy_an_unaligned_operand_apart() -> None:
+    def function(operand: np.ndarray) -> None:
+        first = operand[0]
+        time.sleep(1e-4)
+        results.append(bool((operand == first).all()))
+
+    results: list[bool] = []
+    called = AlignedOperand(function, 0)
+    called.trial.best = called._with_copy
+    threads = [
+        threading.Thread(target=lambda n=n: [called(_at(16, np.full(512, float(n)))) for _ in range(40)])
+        for n in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 80
+    assert all(results)
+
+
+def test_which_operands_are_worth_a_copy() -> None:
+    usage = effects.Usage.of(decode(sparsetir.ops.spmm()))
+    indices = np.zeros(1 << 16, np.int32)
+    worth = lambda rows, feat, entries=indices: defaults.unaligned_operand(  # noqa: E731
+        usage, {"indices": entries, "b": np.zeros((rows, feat), np.float32)}
+    )
+    assert [feat for feat in (1, 7, 8, 16, 17, 32, 33, 64) if worth(100, feat)] == [8, 16, 32]
+    assert worth(1 << 14, 16)
+    assert not worth(1 << 15, 16)
+    assert not worth(10, 16, indices[:100])
