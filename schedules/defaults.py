@@ -150,7 +150,7 @@ LONG = 32  # mean entries of a row from which on twice the lanes pay where lengt
 LEARNT = 2000  # rows whose lengths the processor learns when a kernel is called again and again
 GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM gathers numbers one by one
 
-COPIED_LINES = 2  # of a gathered row: longer ones hardly gain from beginning at a line
+COPIED_LINES = 2  # of a gathered row: longer ones gain little from beginning at one
 COPIED_READS = 4  # of a row for each copy of it: a copy reads and writes the lines of which each read saves one
 COPIED_FROM = 1 << 20  # gathered bytes, which take longer than to look at the address
 COPIED_BYTES = 1 << 28
