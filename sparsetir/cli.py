@@ -589,7 +589,8 @@ def run_formats(args: argparse.Namespace) -> int:
 
 def run_bench(args: argparse.Namespace) -> int:
     """``sparsetir bench``."""
-    from sparsetir.bench import command, kernels, measure
+    from sparsetir.bench.measure import MeasurementPlan, parse_products
+    from sparsetir.bench.report import run
     from sparsetir.utils import packages
     from sparsetir.workloads import inputs
 
@@ -597,13 +598,13 @@ def run_bench(args: argparse.Namespace) -> int:
         return run_judge(args.points, args.train)
     if args.plot:
         packages.require("matplotlib.figure", extra="plot", purpose="--plot")
-    products = measure.parse_products(args.ops)
+    products = parse_products(args.ops)
     paths = [*args.files, *(inputs.find_files(args.data) if args.data else [])]
     sources = [*inputs.from_files(paths), *(inputs.from_suite(args.suite, args.size) if args.suite else [])]
-    plan = kernels.MeasurementPlan(args.tune, args.database, args.rounds, args.rest, args.repeat, args.sweep)
+    plan = MeasurementPlan(args.tune, args.database, args.rounds, args.rest, args.repeat, args.sweep)
     report = None
     try:
-        for report in command.run(sources, products, plan, threads=args.threads):
+        for report in run(sources, products, plan, threads=args.threads):
             keep(report, args)
     finally:
         # An interrupted run shows what it has.

@@ -202,12 +202,12 @@ def quick_comparisons() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def quick_ceilings() -> Iterator[None]:
     """Commands measure once what the machine can do, and for a moment: no test judges the rates."""
-    from sparsetir.bench import command
+    from sparsetir.bench import report
     from sparsetir.workloads import ceilings
 
     once = functools.cache(functools.partial(ceilings.measure_roofline, seconds=0.002, rounds=1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "measure_roofline", once)
+        patch.setattr(report, "measure_roofline", once)
         patch.setattr(ceilings, "LEAST_DRAM", 8 << 20)
         patch.setattr(ceilings, "TIMES_LAST", 0.25)
         yield

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sparsetir.bench.kernels import our_call
+from sparsetir.bench.measure import our_call
 from sparsetir.bench.report import written
 from sparsetir.build import build
 from sparsetir.errors import ArgumentError, SparseTIRError

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.kernels import MeasurementPlan
-from sparsetir.bench.measure import MeasuredRow, Row, SizedOp, undisturbed
+from sparsetir.bench.measure import MeasuredRow, MeasurementPlan, Row, SizedOp, undisturbed
 from sparsetir.bench.roofline import OperationWork, limit_of_work, structure
 from sparsetir.einsum.products import matmul, multiply
 from sparsetir.sparse_output.products import add, matmul_plan, rap
@@ -18,7 +17,7 @@ from sparsetir.sparse_output.triangles import triangles
 from sparsetir.utils import memory
 from sparsetir.utils.machine import MachineProfile
 from sparsetir.utils.threads import get_num_threads
-from sparsetir.workloads import result_peers
+from sparsetir.workloads import results
 from sparsetir.workloads.inputs import free_memory, reason, say
 from sparsetir.workloads.reference import WrongResultError
 from sparsetir.workloads.results import SQUARE_ONLY, ResultCase, check_result, make_result_case
@@ -68,9 +67,9 @@ def our_calls(title: str, case: ResultCase, findings: list[str]) -> dict[str, Ca
 def peer_calls(title: str, case: ResultCase) -> dict[str, Call]:
     """Return the installed libraries that take this case; one that does not is named on stderr."""
     calls: dict[str, Call] = {}
-    for peer in result_peers.available(case.op):
+    for peer in results.available(case.op):
         try:
-            call = result_peers.setup(peer, case)
+            call = results.setup(peer, case)
             call()
             calls[peer] = call
         except Exception as error:  # what other libraries raise is theirs to choose

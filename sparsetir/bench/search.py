@@ -16,8 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from sparsetir.bench.kernels import CALLS, MANY_TRIALS, our_calls
-from sparsetir.bench.measure import SizedOp, parse_products, suits
+from sparsetir.bench.measure import CALLS, MANY_TRIALS, SizedOp, our_calls, parse_products, suits
 from sparsetir.bench.sweep import best_of
 from sparsetir.build import build
 from sparsetir.errors import SparseTIRError

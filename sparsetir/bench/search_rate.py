@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.kernels import CALLS, our_calls
-from sparsetir.bench.measure import SizedOp
+from sparsetir.bench.measure import CALLS, SizedOp, our_calls
 from sparsetir.bench.search import ROUNDS, add_sources, by_case, in_rounds, reached, sources_of
 from sparsetir.build import build
 from sparsetir.tuning import tune_sparse

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import bench, formats
-from sparsetir.bench import command, kernels, measure, report, roofline, search, search_rate, sweep
+from sparsetir.bench import measure, report, roofline, search, search_rate, sweep
 from sparsetir.bench import roofline as roofs
 from sparsetir.bench import sweep as scale
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, TuningError
@@ -530,7 +530,7 @@ def case_of(op: str, feat: int = 40) -> Case:
 def test_every_element_is_compared(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "PART", 500)
     case = case_of(op)
-    right = kernels.our_call(sparsetir.build(case.program), case)().copy()
+    right = measure.our_call(sparsetir.build(case.program), case)().copy()
     reference.check(op, lambda: right, case)
     rng = np.random.default_rng(0)
     for at in (0, right.size - 1, *rng.integers(0, right.size, 5)):
@@ -550,7 +550,7 @@ def test_memory_that_is_not_written_is_a_wrong_result() -> None:
 def test_kernels_over_other_formats_are_called_alike(op: str) -> None:
     case = case_of(op)
     parts = sparsetir.decompose_format(case.program, {next(iter(case.inputs)): sparsetir.formats.bsr(2, 2)})
-    reference.check(op, kernels.our_call(sparsetir.build(parts), case), case)
+    reference.check(op, measure.our_call(sparsetir.build(parts), case), case)
 
 
 def test_kernels_that_are_compared_hand_out_results_alike() -> None:
@@ -558,18 +558,18 @@ def test_kernels_that_are_compared_hand_out_results_alike() -> None:
     case = case_of("sddmm")
     plain = sparsetir.build(case.program)
     tuned = TunedKernel(plain, [])
-    for call in kernels.our_calls({"plain": plain, "tuned": tuned}, case).values():
+    for call in measure.our_calls({"plain": plain, "tuned": tuned}, case).values():
         assert call() is call()
     parts = sparsetir.decompose_format(case.program, {next(iter(case.inputs)): sparsetir.formats.bsr(2, 2)})
     compared = {"plain": plain, "tuned": tuned, "blocks": sparsetir.build(parts)}
-    for call in kernels.our_calls(compared, case).values():
+    for call in measure.our_calls(compared, case).values():
         assert call() is not call()
         reference.check("sddmm", call, case)
 
 
 # --- rows -------------------------------------------------------------------------------------------------
 
-QUICK = kernels.MeasurementPlan(rounds=1, rest=0.0, repeat=0)
+QUICK = measure.MeasurementPlan(rounds=1, rest=0.0, repeat=0)
 
 
 def row(ours: dict | None = None, peers: dict | None = None, **changed: object) -> measure.Row:
@@ -606,26 +606,26 @@ def test_rows_of_nothing(shape: tuple[int, int]) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_kernel_is_found_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(case: Case, _plan: kernels.MeasurementPlan) -> dict:
+    def wrong(case: Case, _plan: measure.MeasurementPlan) -> dict:
         program = make_case("spmm", -case.inputs["A"]).program
         kernel = sparsetir.build(program)
         return {"negative": SimpleNamespace(signature=kernel.signature, bind=lambda A: kernel.bind(A=-A))}
 
-    monkeypatch.setattr(kernels, "KINDS", [*kernels.KINDS, wrong])
+    monkeypatch.setattr(measure, "KINDS", [*measure.KINDS, wrong])
     found = measure.measure("m", matrix("float32"), measure.SizedOp("spmm", 8), QUICK)
     assert list(found.row.ours) == ["untuned"]
     assert len(found.findings) == 1
     assert found.findings[0].startswith("m spmm:8, negative: our result differs from the reference")
-    monkeypatch.setattr(kernels, "KINDS", [wrong])
+    monkeypatch.setattr(measure, "KINDS", [wrong])
     alone = measure.measure("m", matrix("float32"), measure.SizedOp("spmm", 8), QUICK)
     assert (alone.row, len(alone.findings)) == (None, 1)
 
 
 def test_a_kind_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(case: Case, plan: kernels.MeasurementPlan) -> dict:
+    def fails(case: Case, plan: measure.MeasurementPlan) -> dict:
         raise TuningError("no candidate ran")
 
-    monkeypatch.setattr(kernels, "KINDS", [*kernels.KINDS, fails])
+    monkeypatch.setattr(measure, "KINDS", [*measure.KINDS, fails])
     found = measure.measure("m", matrix("float32"), measure.SizedOp("spmv", 1), QUICK)
     assert found.findings == ["m spmv, fails: no candidate ran"]
     assert list(found.row.ours) == ["untuned"]
@@ -657,7 +657,7 @@ def test_disturbed_rows_are_measured_again(
     attempts = [{"a": bench.Timing.of([1e-4, 1e-4, 1e-4 * (1 + s), 1e-4 * (1 + s)])} for s in spreads]
     left = iter(attempts)
     monkeypatch.setattr(measure, "interleave", lambda calls, rounds, rest: next(left))
-    assert measure.undisturbed({}, kernels.MeasurementPlan(), "a") == (attempts[kept], repeats)
+    assert measure.undisturbed({}, measure.MeasurementPlan(), "a") == (attempts[kept], repeats)
 
 
 @pytest.mark.parametrize(
@@ -748,7 +748,7 @@ def test_a_run_frees_one_operand_before_it_loads_the_next(monkeypatch: pytest.Mo
     monkeypatch.setattr(command, "ceilings", lambda: None)
     monkeypatch.setattr(command, "measure", lambda *_args: measure.MeasuredRow(row()))
     sources = [inputs.InputSource(str(n), load) for n in range(3)]
-    *_, found = command.run(sources, [measure.SizedOp("spmm", 8)], QUICK)
+    *_, found = report.run(sources, [measure.SizedOp("spmm", 8)], QUICK)
     assert len(found.rows) == 3
 
 

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from sparsetir.bench import Timing, command, kernels, measure, report, results
+from sparsetir.bench import Timing, measure, report, results
 from sparsetir.bench.roofline import OperationWork
 from sparsetir.errors import ArgumentError
-from sparsetir.workloads import inputs, result_peers, suite
+from sparsetir.workloads import inputs, suite
+from sparsetir.workloads import results as result_cases
 from sparsetir.workloads.results import OPERATIONS, SQUARE_ONLY, make_result_case
 
 pytestmark = pytest.mark.usefixtures("quick_ceilings")
 
-QUICK = kernels.MeasurementPlan(rounds=1, rest=0.0, repeat=0)
+QUICK = measure.MeasurementPlan(rounds=1, rest=0.0, repeat=0)
 
 
 def rows_of(A: Any, ops: str, name: str = "m") -> dict[str, measure.MeasuredRow]:
@@ -34,7 +35,7 @@ def test_rows_of_all_operations(name: str) -> None:
         assert found.findings == []
         assert next(iter(found.row.ours)) == "ours"
         absent = {"mkl"} if not A.nnz else set()  # it adds nothing up where there is nothing
-        assert set(found.row.peers) | absent >= set(result_peers.available(op))
+        assert set(found.row.peers) | absent >= set(result_cases.available(op))
         facts = found.row.as_dict()
         assert {"products", "result"} <= set(facts)
         assert facts["nnz"] == A.nnz
@@ -95,7 +96,7 @@ def test_what_is_wrong_is_a_finding(monkeypatch: pytest.MonkeyPatch, ours: Any, 
 
 @pytest.mark.slow
 def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(result_peers.SETUPS["add"], "scipy", failing)
+    monkeypatch.setitem(result_cases.SETUPS["add"], "scipy", failing)
     found = rows_of(sp.csr_array(np.ones((3, 3), "float32")), "add")["add"]
     assert "scipy" not in found.row.peers
     assert "m add: without scipy: TypeError" in capsys.readouterr().err
@@ -123,12 +124,12 @@ def test_operations_that_are_not(text: str, message: str) -> None:
 
 def test_options_that_do_not_reach_an_operation_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     products = measure.parse_products("spmm:8,spgemm,topn:3")
-    command.say_of_options(products, kernels.MeasurementPlan(tune=2.0))
+    report.say_of_options(products, measure.MeasurementPlan(tune=2.0))
     assert capsys.readouterr().err.startswith("--tune is not for spgemm, topn:3: sparsetir.tune_sparse searches")
-    command.say_of_options(products, kernels.MeasurementPlan(tune=2.0, sweep=True))
+    report.say_of_options(products, measure.MeasurementPlan(tune=2.0, sweep=True))
     assert capsys.readouterr().err.startswith("--sweep and --tune are not for spgemm, topn:3")
-    for some, plan in ((products[:1], kernels.MeasurementPlan(tune=2.0)), (products, kernels.MeasurementPlan())):
-        command.say_of_options(some, plan)
+    for some, plan in ((products[:1], measure.MeasurementPlan(tune=2.0)), (products, measure.MeasurementPlan())):
+        report.say_of_options(some, plan)
         assert not capsys.readouterr().err
 
 
@@ -136,11 +137,11 @@ def test_options_that_do_not_reach_an_operation_are_named(capsys: pytest.Capture
 def test_a_run_of_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(command, "ceilings", lambda: None)
-    monkeypatch.setattr(command.peers, "set_threads", lambda _count: told.append("few"))
-    monkeypatch.setattr(command.result_peers, "set_threads", lambda _count: told.append("all"))
+    monkeypatch.setattr(report.peers, "set_threads", lambda _count: told.append("few"))
+    monkeypatch.setattr(report.results, "set_threads", lambda _count: told.append("all"))
     sources = inputs.from_suite("stencil_2d", "small")
     for ops in ("spmv,add", "spmv"):
-        *_, found = command.run(sources, measure.parse_products(ops), QUICK)
+        *_, found = report.run(sources, measure.parse_products(ops), QUICK)
         assert [row.product.op for row in found.rows] == ops.split(",")
     assert told == ["all", "few"]
 
@@ -165,7 +166,7 @@ def test_each_peer_has_a_ratio() -> None:
 
 
 def test_notes_name_what_is_missing_and_what_is_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_peers, "missing", lambda: {"graphblas": "not installed"})
+    monkeypatch.setattr(result_cases, "missing", lambda: {"graphblas": "not installed"})
     found = report.Report([row("spgemm", {"ours": 1.0, "torch": 4.0}, products=1)])
     notes = found.notes()
     assert "without graphblas: not installed" in notes

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import cli
-from sparsetir.bench import MissingPackageError, command, kernels, roofline
+from sparsetir.bench import MissingPackageError, measure, report, roofline
 from sparsetir.cli import main, shortened
 from sparsetir.codegen.cache import write_cache
 from sparsetir.tuning.loop import TrialLoop
@@ -162,7 +162,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a short run, in which the ceilings are not measured."""
     rates = {level.name: 1e11 for level in roofline.levels()} | {"DRAM": 1e10}
     found = roofline.Roofline(roofline.levels(), {1: roofline.Ceilings(1, 1e11, rates)})
-    monkeypatch.setattr(command, "ceilings", lambda: found)
+    monkeypatch.setattr(report, "ceilings", lambda: found)
     return ["--rounds", "1", "--rest", "0", "--repeat", "0"]
 
 
@@ -241,7 +241,7 @@ def test_bench_shows_what_it_has_when_interrupted(
             raise KeyboardInterrupt
         return {}
 
-    monkeypatch.setattr(kernels, "KINDS", [*kernels.KINDS, stop])
+    monkeypatch.setattr(measure, "KINDS", [*measure.KINDS, stop])
     written = ["--json", str(tmp_path / "speed.json")]
     assert main(["bench", str(folder / "wide.npz"), "--ops", "spmm:8,spmv", *written, *quick]) == 130
     assert "wide" in capsys.readouterr().out

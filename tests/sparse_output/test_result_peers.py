@@ -14,8 +14,7 @@ from each import each
 from sparsetir.errors import ArgumentError
 from sparsetir.utils import memory
 from sparsetir.utils.packages import MissingPackageError
-from sparsetir.workloads import mkl, result_peers, results
-from sparsetir.workloads import results as results_check
+from sparsetir.workloads import mkl, results
 from sparsetir.workloads.reference import WrongResultError
 from sparsetir.workloads.results import OPERATIONS, SQUARE_ONLY, check_result, make_result_case
 
@@ -56,28 +55,28 @@ def quiet_torch() -> None:
 # --- peers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("op", "peer"), [(op, peer) for op in OPS for peer in result_peers.SETUPS[op]])
+@pytest.mark.parametrize(("op", "peer"), [(op, peer) for op in OPS for peer in results.SETUPS[op]])
 @each("A", MATRICES)
 def test_peers_compute_what_the_reference_says(op: str, peer: str, A: sp.csr_array) -> None:
-    if peer in result_peers.missing():
-        pytest.skip(result_peers.missing()[peer])
+    if peer in results.missing():
+        pytest.skip(results.missing()[peer])
     case = case_of(op, A)
     refused = peer == "mkl" and (0 in A.shape or (op == "add" and not A.nnz))
     if refused:  # no matrix without rows, no sum without entries
         with pytest.raises((ArgumentError, mkl.MklError)):
-            result_peers.setup(peer, case)()
+            results.setup(peer, case)()
         return
-    call = result_peers.setup(peer, case)
-    results_of = [result_peers.to_scipy(peer, call()) for _ in range(2)]
+    call = results.setup(peer, case)
+    results_of = [results.to_scipy(peer, call()) for _ in range(2)]
     for found in results_of:
         check_result(peer, found, case)
 
 
 def test_each_result_of_mkl_has_memory_of_its_own() -> None:
-    if "mkl" in result_peers.missing():
-        pytest.skip(result_peers.missing()["mkl"])
+    if "mkl" in results.missing():
+        pytest.skip(results.missing()["mkl"])
     case = case_of("spgemm", MATRICES["square"])
-    call = result_peers.setup("mkl", case)
+    call = results.setup("mkl", case)
     first = call()
     others = [call() for _ in range(50)]
     assert len(others) == 50
@@ -88,25 +87,25 @@ def test_each_result_of_mkl_has_memory_of_its_own() -> None:
 
 
 def test_scipy_is_always_there() -> None:
-    assert all(result_peers.available(op)[0] == "scipy" for op in OPS)
+    assert all(results.available(op)[0] == "scipy" for op in OPS)
 
 
 def test_a_missing_peer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "python-graphblas is not installed; try: pip install x"
-    monkeypatch.setattr(result_peers, "missing", lambda: {"graphblas": reason})
-    assert "graphblas" not in result_peers.available("masked")
+    monkeypatch.setattr(results, "missing", lambda: {"graphblas": reason})
+    assert "graphblas" not in results.available("masked")
     with pytest.raises(MissingPackageError, match="python-graphblas is not installed; try"):
-        result_peers.setup("graphblas", case_of("masked", MATRICES["square"]))
+        results.setup("graphblas", case_of("masked", MATRICES["square"]))
 
 
 def test_threads_are_set_in_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
-    monkeypatch.setattr(result_peers.peers, "set_threads", told.append)
+    monkeypatch.setattr(results.peers, "set_threads", told.append)
     for count in (2, 1):
-        result_peers.set_threads(count)
-        assert result_peers.THREADS == [count]
-        if "graphblas" not in result_peers.missing():
-            assert result_peers.graphblas().ss.config["nthreads"] == count
+        results.set_threads(count)
+        assert results.THREADS == [count]
+        if "graphblas" not in results.missing():
+            assert results.graphblas().ss.config["nthreads"] == count
     assert told == [2, 1]
 
 
@@ -117,7 +116,7 @@ def test_threads_are_set_in_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_operands_are_sorted_and_fit(op: str) -> None:
     case = case_of(op, MATRICES["wide"])
     assert all(operand.has_sorted_indices and operand.dtype == np.float32 for operand in case.operands)
-    found = result_peers.setup("scipy", case)()
+    found = results.setup("scipy", case)()
     assert op == "triangles" or found.shape == case.shape
 
 
@@ -177,7 +176,7 @@ WRONG: dict[str, Callable[[sp.csr_array], sp.csr_array]] = {
 @each("spoil", WRONG)
 def test_the_reference_sees_what_is_wrong(op: str, spoil: Callable[[sp.csr_array], sp.csr_array]) -> None:
     case = case_of(op, matrix(90, 90, density=0.02))
-    found = result_peers.to_scipy("scipy", result_peers.setup("scipy", case)()).astype("float32")
+    found = results.to_scipy("scipy", results.setup("scipy", case)()).astype("float32")
     check_result("scipy", found, case)
     with pytest.raises(WrongResultError, match="ours: our result differs from the reference: found "):
         check_result("ours", spoil(found), case)
@@ -207,9 +206,9 @@ def test_any_of_equal_values_may_be_kept() -> None:
 def test_rows_are_judged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for op in OPS:
         case = case_of(op, MATRICES["square"])
-        whole = result_peers.to_scipy("scipy", result_peers.setup("scipy", case)())
+        whole = results.to_scipy("scipy", results.setup("scipy", case)())
         monkeypatch.setattr(results_check, "PRODUCTS", 20)
-        parts = list(results_check.blocks(case))
+        parts = list(results.blocks(case))
         assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
         assert (parts[0].start, parts[-1].stop, len(parts) > 3) == (0, case.operands[0].shape[0], True)
         check_result("scipy", whole, case)
