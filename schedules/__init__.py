@@ -25,14 +25,13 @@ from sparsetir.schedules.block import tile_block
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.defaults import usual
 from sparsetir.schedules.dot import tile_dot
-from sparsetir.schedules.dot_product import use_dot_product
 from sparsetir.schedules.elementwise import tile_map
+from sparsetir.schedules.matrix_unit import use_dot_product, use_tiles
 from sparsetir.schedules.nested_sum import fixed_sum, take_factors
 from sparsetir.schedules.panel import tile_panels
 from sparsetir.schedules.ragged_sum import tile_sum
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.row import independent_blocks, share_block, share_rows, split_rows, tile_row
-from sparsetir.schedules.tile import use_tiles
 
 STRICT = "SPARSETIR_STRICT"
 

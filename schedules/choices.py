@@ -8,10 +8,10 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from sparsetir.errors import ScheduleError, checks_keywords
-from sparsetir.schedules import dot_product, panel, ragged_sum, row, tile
+from sparsetir.schedules import matrix_unit, panel, ragged_sum, row
 from sparsetir.utils.arguments import as_count, as_index, shown
 
-SKETCHES = (panel, ragged_sum, dot_product, tile)
+SKETCHES = (panel, ragged_sum, matrix_unit)
 DECLARED = (*row.DECLARED, *row.CARRY_DECLARED, *(choice for sketch in SKETCHES for choice in sketch.DECLARED))
 WIDTH, INDENT = 120, " " * 8  # of the documentation
 

@@ -207,7 +207,7 @@ def test_rows_are_judged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for op in OPS:
         case = case_of(op, MATRICES["square"])
         whole = results.to_scipy("scipy", results.setup("scipy", case)())
-        monkeypatch.setattr(results_check, "PRODUCTS", 20)
+        monkeypatch.setattr(results, "PRODUCTS", 20)
         parts = list(results.blocks(case))
         assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
         assert (parts[0].start, parts[-1].stop, len(parts) > 3) == (0, case.operands[0].shape[0], True)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix units: sums in bfloat16 or 8 bits by dot products of two or four terms, or by products of small matrices.
+
+Dot products, before::
+
+    for j, k in T.grid(indptr[i + 1] - indptr[i], feat):
+        c[i, k] = c[i, k] + a[indptr[i] + j] * b[indices[indptr[i] + j], k]
+
+after::
+
+    for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.unit": 128}):
+        for k in range(feat):
+            c[i, k] = c[i, k] + a[indptr[i] + j] * b[indices[indptr[i] + j], k]
+
+The pass `sparsetir.lower.vector.dot_products` interleaves the rows of ``b`` in registers. Wins where the machine has
+AVX512-BF16 or AVX512-VNNI and the entries of a sum lie side by side: rows of CSR, and of blocks with an even number of
+columns (for 8 bits a multiple of four).
+
+Tiles, over blocks of rows, before::
+
+    for j, ii, ji, k in T.grid(indptr[i + 1] - indptr[i], 16, 4, feat):
+        c[i * 16 + ii, k] = c[i * 16 + ii, k] + a[indptr[i] + j, ii, ji] * b[indices[indptr[i] + j] * 4 + ji, k]
+
+after::
+
+    for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.tile": 4}):
+        for ii, ji, k in T.grid(16, 4, feat):
+            c[i * 16 + ii, k] = c[i * 16 + ii, k] + a[indptr[i] + j, ii, ji] * b[indices[indptr[i] + j] * 4 + ji, k]
+
+The pass `sparsetir.lower.vector.tile_products` interleaves the rows of ``b`` in memory and lays out the entries. Wins
+where the machine has AMX and eight or more rows share each gathered row: BSR, SR-BCRS and row groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tvm import s_tir
+
+from sparsetir.lower.annotations import TILE, UNIT
+from sparsetir.lower.vector import dot_products, tile_products
+from sparsetir.lower.vector.dot_products import order_of
+from sparsetir.schedules.choice import Choice
+from sparsetir.schedules.registers import Registers
+from sparsetir.schedules.row import REDUCE
+
+if TYPE_CHECKING:
+    from sparsetir.schedules.choices import Choices
+
+DECLARED = (
+    Choice(
+        "units",
+        "1 uses dot-product instructions where the target has them and they apply, 0 vector arithmetic.",
+        1,
+        "0 or 1",
+        lambda units: units in (0, 1),
+        (0, 1),
+    ),
+    Choice(
+        "tiles",
+        "Tiles of columns that tile instructions sum side by side, where the target has them; 0 uses none.",
+        4,
+        "0, 2 or 4",
+        lambda tiles: tiles in (0, 2, 4),
+        (0, 2, 4),
+    ),
+)
+
+
+def use_dot_product(
+    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
+) -> bool:
+    """Annotate the outermost reduction loop; False (and no change) where the sketch does not fit.
+
+    args: the schedule, an innermost block, whether to use units and the columns of a tile, the target's registers and
+    units, whether sums may be taken in another order.
+    rewrite: see the module's before and after.
+    """
+    if not choices.units or not reorders:
+        return False
+    return _annotate(sch, block, choices, registers, dot_products.match_body, UNIT, choices.tile)
+
+
+def use_tiles(
+    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
+) -> bool:
+    """Annotate the outermost reduction loop; False (and no change) where the sketch does not fit.
+
+    args: the schedule, an innermost block, the tiles of columns, the target's registers and units, whether sums may be
+    taken in another order.
+    rewrite: see the module's before and after.
+    """
+    if not choices.tiles or not reorders:
+        return False
+    return _annotate(sch, block, choices, registers, tile_products.match_body, TILE, choices.tiles)
+
+
+def _annotate(
+    sch: s_tir.Schedule,
+    block: Any,
+    choices: Choices,
+    registers: Registers,
+    matches: Callable[[Any, frozenset[str]], bool],
+    annotation: str,
+    value: int,
+) -> bool:
+    """Annotate the outermost reduction loop of a block that matches, its loops in the order of the pass."""
+    if choices.carry:  # parts of a row are added up in another array, of another dtype
+        return False
+    node = sch.get(block)
+    kinds = [int(iv.iter_type) for iv in node.iter_vars]
+    if REDUCE not in kinds or not matches(node, registers.units):
+        return False
+    loops, (_, order) = sch.get_loops(block)[-len(kinds) :], order_of(node)
+    if order != sorted(order):
+        sch.reorder(*(loops[n] for n in order))
+    sch.annotate(loops[order[0]], annotation, value)
+    return True
+
+
+__all__ = ["use_dot_product", "use_tiles"]
