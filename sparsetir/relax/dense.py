@@ -26,6 +26,7 @@ import tvm
 from tvm import ir, relax, s_tir, tirx
 from tvm.error import InternalError
 from tvm.ir import Var
+from tvm.runtime import DataType
 
 from sparsetir.codegen.target import native_target
 from sparsetir.ir.rewriting import collect, same
@@ -45,6 +46,8 @@ MATMUL, TRANSPOSE, DEQUANTIZE = "relax.matmul", "relax.permute_dims", "relax.deq
 LEAST_PANELS = 4  # Minimum of panels for packing a weight: with fewer, threads are idle.
 LEAST_WORK = 1 << 15  # Elements: waking a second thread takes as long as this much work.
 LANES = 16
+TILE, NARROW_TILE = 16, 8  # Rows and columns of a transposition at once, and of one of numbers of `WIDE_BYTES`.
+WIDE_BYTES = 4
 HALF = "bfloat16"
 
 
@@ -259,11 +262,47 @@ def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
         return
     if work == 1:
         return  # TVM's vectorizer binds a name twice where no subscript depends on the lanes.
+    across = _loop_across(sch.get(block))
+    if across is not None and work >= LEAST_WORK and _tile(sch, block, loops, across):
+        return
     whole = sch.fuse(*loops)
     outer, lanes = sch.split(whole, [None, LANES])
     if work >= LEAST_WORK:
         sch.parallel(outer)
     sch.vectorize(lanes)
+
+
+def _loop_across(block: s_tir.SBlock) -> int | None:
+    """Return the loop along which a block reads what lies side by side, where it writes along the last one."""
+    stores = collect(block.body, tirx.BufferStore)
+    names = [iv.var for iv in block.iter_vars]
+    if len(stores) != 1 or len(names) < 2 or not same(stores[0].indices[-1], names[-1]):
+        return None
+    for load in collect(stores[0].value, ir.TensorLoad):
+        along = next((n for n, var in enumerate(names[:-1]) if load.indices and same(load.indices[-1], var)), None)
+        if along is not None and len(load.indices) > 1:
+            return along
+    return None
+
+
+def _tile(sch: s_tir.Schedule, block: Any, loops: list[Any], across: int) -> bool:
+    """Tile a transposition, so that lines of the cache that it reads are read whole; False without a change."""
+    (store,) = collect(sch.get(block).body, tirx.BufferStore)
+    is_copy = isinstance(store.value, ir.TensorLoad)
+    is_wide = DataType(str(store.buffer.ty.dtype)).itemsize >= WIDE_BYTES
+    size = NARROW_TILE if is_copy and is_wide else TILE
+    sides = [sch.get(loops[n]).extent for n in (across, -1)]
+    divides = known(sides) and all(int(side) % size == 0 for side in sides)
+    if any(known([side]) and int(side) < size for side in sides) or not (divides or is_copy):
+        return False
+    outer, inner = sch.split(loops[across], [None, size])
+    last, lanes = sch.split(loops[-1], [None, size])
+    leading = [loop for n, loop in enumerate(loops[:-1]) if n != across]
+    sch.reorder(*leading, outer, last, inner, lanes)
+    sch.parallel(sch.fuse(*leading, outer, last))
+    if divides and (is_wide or not is_copy):
+        sch.vectorize(lanes)
+    return True
 
 
 # ------------------------------------------------------------------------- vectorizable math functions

@@ -16,6 +16,7 @@ from tvm.relax import op
 
 import sparsetir.relax as srelax
 from sparsetir.codegen.target import native_target
+from sparsetir.ir.rewriting import collect
 from sparsetir.relax.model import lowered
 from sparsetir.relax.operators import constant
 
@@ -142,3 +143,38 @@ def test_copies_without_elements(shape: tuple[int, int]) -> None:
         (lambda b, v: op.sum(b.emit(op.permute_dims(v)), 0), x.T.sum(0)),
     ):
         np.testing.assert_array_equal(run(module(body, x), x), expected)
+
+
+def test_transpositions_in_tiles() -> None:
+    """Of any shape and dtype, with arithmetic in them, and of sizes that are known at run time."""
+    rng, builder = np.random.default_rng(0), relax.BlockBuilder()
+    shapes = [(64, 1024), (200, 328), (193, 251), (3, 128, 96), (4, 48, 16, 24), (256, 7)]
+    arrays = [(100 * rng.standard_normal(shape)).astype(d) for shape in shapes for d in ("float32", "int8")]
+    rows = tirx.Var("rows", "int64")
+    params = [relax.Var(f"x{n}", relax.TensorType(list(a.shape), str(a.dtype))) for n, a in enumerate(arrays)]
+    params.append(relax.Var("x", relax.TensorType([rows, 300], "float32")))
+    arrays.append(rng.standard_normal((190, 300)).astype("float32"))
+    with builder.function("main", params):
+        with builder.dataflow():
+            results = []
+            for param in params:
+                order = [*range(param.ty.ndim - 2), param.ty.ndim - 1, param.ty.ndim - 2]
+                more = builder.emit(op.add(param, relax.const(1, str(param.ty.dtype.dtype))))
+                results += [builder.emit(op.permute_dims(value, order)) for value in (param, more)]
+            out = builder.emit_output(relax.Tuple(results))
+        builder.emit_func_output(out)
+    found = relax.VirtualMachine(srelax.build(builder.get()), tvm.cpu())["main"](*map(tvm.runtime.tensor, arrays))
+    for n, array in enumerate(arrays):
+        np.testing.assert_array_equal(found[2 * n].numpy(), array.swapaxes(-1, -2))
+        np.testing.assert_array_equal(found[2 * n + 1].numpy(), (array + array.dtype.type(1)).swapaxes(-1, -2))
+
+
+def test_transpositions_read_lines_whole() -> None:
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([64, 1024], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(op.permute_dims(x))
+        builder.emit_func_output(out)
+    mod = lowered(builder.get(), native_target())
+    (func,) = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    assert [int(loop.extent) for loop in collect(func.body, tirx.For)] == [1024 // 8 * 64 // 8, 8, 8]
