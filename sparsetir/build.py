@@ -88,7 +88,7 @@ def build(
             func, target, schedule=schedule, expected_calls=expected_calls, assume_finite=assume_finite, convert=convert
         )
     from sparsetir.tuning.accumulators import computes_patterns, recorded_accumulators
-    from sparsetir.tuning.kernel import recorded
+    from sparsetir.tuning.tuned_kernel import recorded
 
     get_num_threads()
     if expected_calls is not None:

@@ -28,7 +28,6 @@ from sparsetir.sparse_output.kernel import SparseOutputKernel
 from sparsetir.sparse_output.result import ResultPattern, rows_axis
 from sparsetir.sparse_output.rows import LEAST_PARTS, SHIFT, update_of
 from sparsetir.sparse_output.workspace import Call
-from sparsetir.tuning.kernel import agrees, circumstances, unfinished, warn_of_no_records
 from sparsetir.tuning.knobs import AccumulatorKnobs, Config
 from sparsetir.tuning.loop import (
     WORTH,
@@ -52,6 +51,7 @@ from sparsetir.tuning.records import Database, Key, Record, fingerprint
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Candidate, Space, Values
+from sparsetir.tuning.tuned_kernel import agrees, circumstances, unfinished, warn_of_no_records
 
 VALUES: Values = {
     "insertion": (24, 0, 8, 64),

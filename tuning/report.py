@@ -16,13 +16,13 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices
 from sparsetir.sparse_output import Accumulators
 from sparsetir.sparse_output.kernel import SparseOutputKernel
-from sparsetir.tuning.kernel import TunedKernel
 from sparsetir.tuning.knobs import AccumulatorKnobs, Config, Template
 from sparsetir.tuning.loop import Comparison, is_untuned
 from sparsetir.tuning.lowered_program import with_knobs
 from sparsetir.tuning.predict import Prediction
 from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.space import Values, start
+from sparsetir.tuning.tuned_kernel import TunedKernel
 from sparsetir.utils.arguments import shown
 from sparsetir.workloads.plot import aligned
 

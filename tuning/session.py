@@ -26,7 +26,6 @@ from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning import features
 from sparsetir.tuning.evaluator import Evaluator, Measurer
 from sparsetir.tuning.features import WorkloadEncoding
-from sparsetir.tuning.kernel import TunedKernel, Variant, circumstances
 from sparsetir.tuning.knobs import Config, Template
 from sparsetir.tuning.loop import (
     WORTH,
@@ -54,6 +53,7 @@ from sparsetir.tuning.records import Database, Key, Record, fingerprint, hints
 from sparsetir.tuning.report import OWN, TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Candidate, Space
+from sparsetir.tuning.tuned_kernel import TunedKernel, Variant, circumstances
 from sparsetir.tuning.variants import Call, own_storage
 from sparsetir.tuning.work import Work
 from sparsetir.tuning.workers.local import TIMEOUT, Process, can_send, pool_of

@@ -41,7 +41,7 @@ def compare(
         Median seconds of processor time of a step with torch_geometric's functions, and along a new structure.
     """
     import torch
-    from sparsetir.torch import caches, patch_pyg
+    from sparsetir.torch import graph_caches, patch_pyg
 
     layers = torch.nn.ModuleList([kind(features, features) for _ in range(2)])
     nodes = max(edges // EDGES_PER_NODE, 1)
@@ -51,7 +51,7 @@ def compare(
         x, index = torch.randn(nodes, features), torch.randint(0, nodes, (2, edges))
         ways: list[Any] = [nullcontext(), patch_pyg()]
         for samples, context in zip(seconds, ways, strict=True):
-            with context, mock.patch.object(caches, "MIN_USES", 0):  # a structure for all edges
+            with context, mock.patch.object(graph_caches, "MIN_USES", 0):  # a structure for all edges
                 own, start = index.clone(), time.process_time()
                 hidden = x
                 for layer in layers:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from sparsetir.errors import ArgumentError
-from sparsetir.torch import caches, tracing
-from sparsetir.torch.caches import INTEGERS
+from sparsetir.torch import graph_caches, tracing
 from sparsetir.torch.fx_patterns import Messages, value
+from sparsetir.torch.graph_caches import INTEGERS
 from sparsetir.torch.sparsify import SparsifyOptions, choose_linear_layers, options_of
 
 DENSE = ("eager", "aot_eager", "inductor")
@@ -132,7 +132,7 @@ def _choose_by_edges(
     def run(*inputs: Any) -> Any:
         is_much, are_worth = False, True
         for place, (calls, features) in edges.items():
-            is_much = is_much or caches.is_much(inputs[place], features)
+            is_much = is_much or graph_caches.is_much(inputs[place], features)
             are_worth = tracing.GRAPHS.is_worth(inputs[place], features, calls) and are_worth
         return along(*inputs) if is_much or are_worth else as_traced(*inputs)
 

@@ -35,8 +35,8 @@ from torch.utils import _pytree as pytree
 
 import torch
 from sparsetir.errors import StructureError
-from sparsetir.torch.caches import GraphCache
 from sparsetir.torch.graph import SEEDS, Graph
+from sparsetir.torch.graph_caches import GraphCache
 from torch import Tensor
 
 PLAIN = (Tensor, torch.nn.Parameter)

@@ -14,10 +14,10 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 import torch
-from sparsetir.torch.caches import Contents, GraphCache, Recent
 from sparsetir.torch.deferred_edges import PLAIN, GatheredRows, note, recipe, values
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
+from sparsetir.torch.graph_caches import Contents, GraphCache, Recent
 from sparsetir.utils.packages import require
 from torch import Tensor
 

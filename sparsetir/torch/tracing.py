@@ -19,8 +19,8 @@ import torch
 from sparsetir.script.parser import literal
 from sparsetir.torch import functions
 from sparsetir.torch.block_attention import attend
-from sparsetir.torch.caches import GraphCache
 from sparsetir.torch.graph import Graph
+from sparsetir.torch.graph_caches import GraphCache
 from sparsetir.torch.programs import Sizes
 from sparsetir.torch.structure import known
 from torch import Tensor

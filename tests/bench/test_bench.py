@@ -20,7 +20,7 @@ from sparsetir.bench import roofline as roofs
 from sparsetir.bench import sweep as scale
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, TuningError
 from sparsetir.interop import CooTensor
-from sparsetir.tuning.kernel import TunedKernel
+from sparsetir.tuning.tuned_kernel import TunedKernel
 from sparsetir.utils import machine, packages
 from sparsetir.utils.machine import shipped_profile
 from sparsetir.workloads import ceilings as limits

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from torch_geometric.utils import softmax
 
 from sparsetir.codegen import cache  # noqa: E402
-from sparsetir.torch import Graph, SparseLinear, caches, patch_pyg, tracing  # noqa: E402
+from sparsetir.torch import Graph, SparseLinear, graph_caches, patch_pyg, tracing  # noqa: E402
 from sparsetir.torch.fx_patterns import Messages  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -35,7 +35,7 @@ WEIGHT = torch.rand(E)
 @pytest.fixture(autouse=True)
 def structures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build the structures of small graphs when they are first used, as those of large ones are."""
-    monkeypatch.setattr(caches, "MIN_USES", 0)
+    monkeypatch.setattr(graph_caches, "MIN_USES", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -437,7 +437,7 @@ def test_other_options_are_refused():
 @pytest.fixture
 def structures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that are built, where none were before."""
-    monkeypatch.setattr(tracing, "GRAPHS", caches.GraphCache())
+    monkeypatch.setattr(tracing, "GRAPHS", graph_caches.GraphCache())
     built: list[Any] = []
     build = Graph.__init__
     monkeypatch.setattr(Graph, "__init__", lambda self, *a, **b: built.append(self) or build(self, *a, **b))
@@ -476,7 +476,7 @@ EDGES = {
 @pytest.mark.parametrize("edges", EDGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_structures_of_few_edges_are_built_when_they_come_again(kind, edges, mode, structures, monkeypatch):
-    monkeypatch.setattr(caches, "MIN_USES", 40)
+    monkeypatch.setattr(graph_caches, "MIN_USES", 40)
     torch.manual_seed(0)
     model, index, half = Deep(KINDS[kind]), INDEX.clone(), (torch.arange(N) >= N // 2).long()
     call = compiled(model)
@@ -496,7 +496,7 @@ def test_structures_of_few_edges_are_built_when_they_come_again(kind, edges, mod
 
 
 def test_much_work_has_a_structure_at_once(structures, monkeypatch):
-    monkeypatch.setattr(caches, "MIN_USES", 40)
+    monkeypatch.setattr(graph_caches, "MIN_USES", 40)
     call = compiled(sums)
     for step in range(2):
         x, index = torch.randn(N, 500), torch.randint(0, N, (2, 2000), generator=torch.Generator().manual_seed(step))
@@ -512,7 +512,7 @@ def neighbours(x: Any, index: Any) -> Any:
 @pytest.mark.parametrize("dense", ["eager", "aot_eager"])
 def test_new_edges_compile_no_kernels(dense: str, structures: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs have symbolic sizes: new edges of another number build a structure, and run on the kernels there are."""
-    monkeypatch.setattr(caches, "MIN_USES", 0)
+    monkeypatch.setattr(graph_caches, "MIN_USES", 0)
     compilations: list[Any] = []
     build = cache.Compiled.compile
     monkeypatch.setattr(cache.Compiled, "compile", lambda self: compilations.append(self) or build(self))

@@ -18,9 +18,9 @@ with warnings.catch_warnings():
     from torch_geometric.nn import conv
 
 import sparsetir.torch  # noqa: E402
-from sparsetir.torch import Graph, caches, patch_pyg, pyg  # noqa: E402
+from sparsetir.torch import Graph, graph_caches, patch_pyg, pyg  # noqa: E402
 
-checksum = caches.checksum
+checksum = graph_caches.checksum
 pytestmark = pytest.mark.filterwarnings("ignore")
 N, E, F = 20, 90, 6
 torch.manual_seed(0)
@@ -73,7 +73,7 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...], bool]] = {
 @pytest.fixture(autouse=True)
 def structures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build the structures of small graphs when they are first used, as those of large ones are."""
-    monkeypatch.setattr(caches, "MIN_USES", 0)
+    monkeypatch.setattr(graph_caches, "MIN_USES", 0)
 
 
 @pytest.fixture
@@ -528,7 +528,7 @@ def test_relations_of_equal_content_are_found(change, monkeypatch):
 
 
 def test_kept_contents_are_compared_bit_by_bit():
-    contents = caches.Contents()
+    contents = graph_caches.Contents()
     index = torch.arange(256).view(2, 128)
     exchanged = index.clone()
     exchanged[0, 0], exchanged[0, 64] = 64, 0  # the same sums in each lane
@@ -564,7 +564,7 @@ SMALL = {
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("name", SMALL)
 def test_structures_of_small_graphs_are_built_for_edges_that_come_again(name, history, structures, monkeypatch):
-    monkeypatch.setattr(caches, "MIN_USES", 6)
+    monkeypatch.setattr(graph_caches, "MIN_USES", 6)
     layer, index, patch = SMALL[name](), INDEX.clone(), patch_pyg()
     for step in range(24):
         index = HISTORIES[history](step, index)
@@ -581,7 +581,7 @@ def test_structures_of_small_graphs_are_built_for_edges_that_come_again(name, hi
 @pytest.mark.parametrize(("edges", "features"), [(63_000, F), (2_000, 500)])
 @pytest.mark.parametrize("kind", ["sage", "gin", "gcn"])
 def test_much_work_has_a_structure_at_once(kind, edges, features, structures, monkeypatch):
-    monkeypatch.setattr(caches, "MIN_USES", 6)
+    monkeypatch.setattr(graph_caches, "MIN_USES", 6)
     make = {"sage": conv.SAGEConv, "gin": lambda i, o: conv.GINConv(torch.nn.Linear(i, o)), "gcn": conv.GCNConv}[kind]
     outputs = 4 if kind != "gcn" else features  # the sums of GCNConv are those of its outputs
     wide, narrow = make(features, outputs), make(outputs, 4)
@@ -598,7 +598,7 @@ def test_much_work_has_a_structure_at_once(kind, edges, features, structures, mo
 
 
 def test_a_wide_layer_after_a_narrow_one_has_a_structure(structures, monkeypatch):
-    monkeypatch.setattr(caches, "MIN_USES", 6)
+    monkeypatch.setattr(graph_caches, "MIN_USES", 6)
     index = torch.randint(0, N, (2, 4_000))
     with patch_pyg():
         passes(conv.SAGEConv(F, 4), index)
@@ -609,9 +609,9 @@ def test_a_wide_layer_after_a_narrow_one_has_a_structure(structures, monkeypatch
 
 @pytest.mark.parametrize("name", SMALL)
 def test_new_edges_are_not_read_in_full(name, monkeypatch):
-    monkeypatch.setattr(caches, "MIN_USES", 9)  # three selections by each of three layers
+    monkeypatch.setattr(graph_caches, "MIN_USES", 9)  # three selections by each of three layers
     read: list[Any] = []
-    monkeypatch.setattr(caches, "checksum", lambda whole: read.append(whole) or checksum(whole))
+    monkeypatch.setattr(graph_caches, "checksum", lambda whole: read.append(whole) or checksum(whole))
     layers, others = [SMALL[name]() for _ in range(3)], (TYPES,) if name == "rgcn" else ()
     with patch_pyg():
         for step in range(8):
@@ -622,10 +622,10 @@ def test_new_edges_are_not_read_in_full(name, monkeypatch):
 
 
 def test_evolving_edges_are_read_once_each(monkeypatch):
-    monkeypatch.setattr(caches, "MIN_USES", 6)
+    monkeypatch.setattr(graph_caches, "MIN_USES", 6)
     read: list[Any] = []
-    monkeypatch.setattr(caches, "checksum", lambda whole: read.append(whole) or checksum(whole))
-    graphs, index = caches.GraphCache(), torch.zeros(2, 100, dtype=torch.int64)
+    monkeypatch.setattr(graph_caches, "checksum", lambda whole: read.append(whole) or checksum(whole))
+    graphs, index = graph_caches.GraphCache(), torch.zeros(2, 100, dtype=torch.int64)
     for step in range(12):
         index[0, 1] = step  # not a sampled column
         assert not any(graphs.is_worth(index[row]) for row in (0, 1, 0))
@@ -633,9 +633,9 @@ def test_evolving_edges_are_read_once_each(monkeypatch):
 
 
 def test_counts_of_uses_are_bounded(monkeypatch):
-    monkeypatch.setattr(caches, "MIN_USES", 6)
-    monkeypatch.setattr(caches, "MAX_COUNTED", 5)
-    graphs = caches.GraphCache()
+    monkeypatch.setattr(graph_caches, "MIN_USES", 6)
+    monkeypatch.setattr(graph_caches, "MAX_COUNTED", 5)
+    graphs = graph_caches.GraphCache()
     for step in range(20):
         assert not graphs.is_worth(torch.full((2, 3), step))
     assert len(graphs.uses) == 5

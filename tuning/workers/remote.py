@@ -33,10 +33,10 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError
 from sparsetir.formats.format import Format
 from sparsetir.schedules import Choices
 from sparsetir.tuning.evaluator import Evaluator, Measurer, Prepared
-from sparsetir.tuning.kernel import circumstances
 from sparsetir.tuning.measure import Measurement, MeasurementPlace, at_pace, duel, reason
 from sparsetir.tuning.records import Key, Record
 from sparsetir.tuning.space import Candidate, Values
+from sparsetir.tuning.tuned_kernel import circumstances
 from sparsetir.tuning.workers.local import (
     ALLOWED,
     CLOSE,

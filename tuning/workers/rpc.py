@@ -25,7 +25,6 @@ from sparsetir.errors import ArgumentError, ExecutorLostError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.schedules import Registers, defaults
 from sparsetir.tuning.evaluator import Evaluator, Measurer
-from sparsetir.tuning.kernel import circumstances
 from sparsetir.tuning.lowered_program import unchecked, with_knobs
 from sparsetir.tuning.measure import (
     BURST_SECONDS,
@@ -39,6 +38,7 @@ from sparsetir.tuning.measure import (
 )
 from sparsetir.tuning.records import Key
 from sparsetir.tuning.space import Candidate, Values
+from sparsetir.tuning.tuned_kernel import circumstances
 from sparsetir.tuning.workers.local import PATIENT, TIMEOUT
 
 ADDRESS = re.compile(r"rpc://([\w.-]+):(\d{1,5})/([\w.-]+)")
