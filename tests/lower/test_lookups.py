@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from fences import fenced
 from sparsetir import Accumulators, ops
 from sparsetir.errors import StructureError
 from sparsetir.sparse_output.kernel import SparseOutputKernel
@@ -177,3 +178,25 @@ def test_operands_that_share_arrays_are_checked_each() -> None:
     S.indices[1] = 7
     with pytest.raises(StructureError, match="expected one of"):
         kernel(A=S, B=S, M=mask)
+
+
+def test_a_lookup_reads_nothing_at_absent_coordinates() -> None:
+    """The coordinate of an entry lies behind the array that says where the element is: nothing is looked up."""
+    func = sparsetir.parse("""
+@T.prim_func
+def moved(a: T.handle, b: T.handle, c: T.handle, ix: T.handle, iy: T.handle, n: T.int64, k: T.int64, z: T.int64):
+    X = T.singleton(None, n, ix, "int64", sorted=False)
+    Y = T.singleton(X, k, iy, "int64", sorted=False)
+    N = T.dense_fixed(n, "int64")
+    R = T.dense_fixed(z, "int64")
+    A = T.match_sparse_buffer(a, (X, Y), "float32")
+    B = T.match_sparse_buffer(b, (N,), "int64")
+    C = T.match_sparse_buffer(c, (R,), "float32")
+    with T.sp_iter([X, R], "SR", "moved") as [x, r]:
+        A[x, B[x]] = A[x, B[x]] + C[r]
+""")
+    kernel = sparsetir.build(func)
+    for place, size in [(1, 1), (0, 1), (3, 3), (2, 3)]:
+        a, b = fenced(np.full(1, 2, np.float32)), fenced(np.full(size, 1, np.int64))
+        kernel(A=a, B=b, C=np.ones(4, np.float32), ix=np.array([place]), iy=np.array([1]), n=size, k=2, z=4)
+        assert a[0] == (6 if place < size else 2)

@@ -20,6 +20,7 @@ from sparsetir.ir.rewriting import (
     cell,
     collect,
     conjunction,
+    conjuncts,
     get,
     mentions,
     put,
@@ -73,13 +74,17 @@ class CoordinateSearch:
 
 @dataclass
 class Frame:
-    """The point before statement `node` and the searches emitted there; `placed` is in order of dependence."""
+    """The point before statement `node` and the searches emitted there; `placed` is in order of dependence.
+
+    Where the statement is a condition, `holds` is what holds in the branch that is being lowered.
+    """
 
     node: tirx.Stmt
     extent: ir.Expr | None = None
     placed: list[CoordinateSearch | UnionMerge] = field(default_factory=list)
     starts: list[tirx.Stmt] = field(default_factory=list)
     fingers: list[Var] = field(default_factory=list)
+    holds: list[ir.Expr] = field(default_factory=list)
 
     @property
     def searches(self) -> list[CoordinateSearch]:
@@ -210,7 +215,11 @@ class FindLowerer:
                 return tirx.if_then_else(test, yes, no)
             return mutator.default_mutate(call)
 
-        return structural_mutate(node, [(Call, on_call)])
+        def on_and(node: tirx.And, _mutator: Any) -> Any:
+            first = self.expr(node.a, outer_conditions)
+            return tirx.And(first, self.expr(node.b, [*outer_conditions, *_bounds(conjuncts(first), node.b)]))
+
+        return structural_mutate(node, [(Call, on_call), (tirx.And, on_and)])
 
     def place(self, call: Call, conditions: list[ir.Expr]) -> ir.Expr:
         """Place a search before the outermost statement that allows it and return its result."""
@@ -218,9 +227,10 @@ class FindLowerer:
         level, guards = self._outermost(call, conditions)
         if dialect.is_call(call, "find_union"):
             return self._walk(call, level, guards).result(int(call.args[0]))
+        holds = [*guards, *(condition for frame in self.frames for condition in frame.holds)]
         for frame in self._in_force(level, call):
             for earlier in frame.searches:
-                if same(earlier.call, call) and _weaker(earlier.conditions, guards):
+                if same(earlier.call, call) and _weaker(earlier.conditions, holds):
                     return earlier.result
         search = CoordinateSearch(call, guards, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
         self.level_of[search.cell] = level
@@ -305,9 +315,13 @@ class FindLowerer:
         if isinstance(node, tirx.For):
             return self._loop(node)
         if isinstance(node, tirx.IfThenElse):
-            test = self.expr(node.condition)
+            frame, test = self.frames[-1], self.expr(node.condition)
+            frame.holds = conjuncts(tirx.Not(test))
             no = None if node.else_case is None else self.stmt(node.else_case)
-            return tirx.IfThenElse(test, self.stmt(node.then_case), no)
+            frame.holds = conjuncts(test)
+            yes = self.stmt(node.then_case)
+            frame.holds = []
+            return tirx.IfThenElse(test, yes, no)
         if isinstance(node, tirx.While):
             if _searches(node.condition):
                 raise LoweringError("a search in the condition of a while loop is not supported: store it first")
@@ -337,6 +351,15 @@ def _refuse_scanned(call: Call, conditions: list[ir.Expr]) -> None:
     inputs = [call.args[1], *call.args[3::3]] if dialect.is_call(call, "find_union") else inputs
     if any(dialect.is_call(c, "arg") for x in [*inputs, *conditions] for c in collect(x, Call)):
         raise LoweringError("a search for every slot of another search is not supported: iterate the axis, or sort it")
+
+
+def _bounds(conditions: list[ir.Expr], node: ir.Expr) -> list[ir.Expr]:
+    """Return those conditions that test what searches in `node` read other arrays at."""
+    searches = [call for call in collect(node, Call) if dialect.is_call(call, *dialect.FIND)]
+    subscripts = [index for call in searches for load in collect(call, ir.TensorLoad) for index in load.indices]
+    places = [load for index in subscripts for load in collect(index, ir.TensorLoad)]
+    tests = [c for c in conditions if not any(dialect.is_call(call, "arg") for call in collect(c, Call))]
+    return [c for c in tests if any(same(a, b) for a in collect(c, ir.TensorLoad) for b in places)]
 
 
 def _weaker(some: list[ir.Expr], more: list[ir.Expr]) -> bool:
