@@ -317,15 +317,6 @@ def sigmoid(x: ir.Expr) -> ir.Expr:
     return _number(x, 1) / (_number(x, 1) + tirx.exp(_number(x, 0) - x))
 
 
-def tanh(x: ir.Expr) -> ir.Expr:
-    """Return ``1 - 2 / (exp(2 x) + 1)``, or a series for small arguments."""
-    return vector_math.tanh(x, _large_tanh)
-
-
-def _large_tanh(x: ir.Expr) -> ir.Expr:
-    return _number(x, 1) - _number(x, 2) / (tirx.exp(_number(x, 2) * x) + _number(x, 1))
-
-
 def erf(x: ir.Expr) -> ir.Expr:
     """Return erf by Abramowitz and Stegun 7.1.26, as in epilogues."""
     given, size, share = (Var(name, x.ty) for name in ("given", "size", "share"))
@@ -342,7 +333,7 @@ FUNCTIONS: dict[str, Callable[[ir.Expr], ir.Expr]] = {
     "tirx.sigmoid": sigmoid,
     "tirx.erf": erf,
     **MISSING,
-    "tirx.tanh": tanh,
+    "tirx.tanh": vector_math.tanh,
 }
 
 
@@ -402,7 +393,6 @@ __all__ = [
     "packed",
     "scheduled",
     "sigmoid",
-    "tanh",
     "tile_height",
     "tiling",
     "weight_of",

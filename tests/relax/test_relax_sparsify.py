@@ -365,3 +365,19 @@ def test_dense_products_by_units_are_exact(panel: int, rows: int) -> None:
     arguments = {"A": A, "B": packed(B, panel) if panel else B, **({"io_size": -(-rows // 8)} if panel else {})}
     result = build(program.func, emulating_target())(**arguments).reshape(rows, 64)
     np.testing.assert_array_equal(result, A.astype(np.float32) @ B.astype(np.float32))
+
+
+def test_tanh_after_a_sparse_layer_keeps_the_digits_of_small_numbers() -> None:
+    rng = np.random.default_rng(0)
+    weight = np.where(rng.random((64, 64)) < 0.05, 1e-3 * rng.standard_normal((64, 64)), 0).astype("float32")
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([4, 64], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.tanh(builder.emit(relax.op.matmul(x, relax.const(weight)))))
+        builder.emit_func_output(y)
+    sparsify = srelax.SparsifyWeights(decide="predict")
+    run = srelax.compile_model(builder.get(), sparsify=sparsify)
+    values = rng.standard_normal((4, 64), dtype="float32")
+    exact = values.astype("float64") @ weight
+    assert sparsify.layers
+    np.testing.assert_allclose(run(values), np.tanh(exact), rtol=1e-5, atol=1e-8)

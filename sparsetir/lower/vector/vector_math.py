@@ -105,6 +105,17 @@ def exp(x: ir.Expr) -> ir.Expr:
     return result
 
 
+def _tanh_series(terms: int) -> list[float]:
+    """Return the coefficients of odd powers, which follow from ``tanh' = 1 - tanh**2``."""
+    series = [1.0]
+    for n in range(1, terms):
+        series.append(-sum(series[i] * series[n - 1 - i] for i in range(n)) / (2 * n + 1))
+    return series
+
+
+TANH_SERIES = _tanh_series(13)
+
+
 def cosh(x: ir.Expr) -> ir.Expr:
     """Compute cosh from exponentials of half the number, which do not overflow before the result does."""
     return _halves(x, lambda up, down, _: up + down)
@@ -123,13 +134,16 @@ def sinh(x: ir.Expr) -> ir.Expr:
     return _halves(x, difference)
 
 
-def tanh(x: ir.Expr, far: Callable[[ir.Expr], ir.Expr] = tirx.tanh) -> ir.Expr:
-    """Compute tanh by `far`, and for small numbers, where that loses digits, by the series of the hyperbolic sine."""
+def tanh(x: ir.Expr) -> ir.Expr:
+    """Compute tanh from an exponential, and for small numbers, where that loses digits, by its series."""
 
     def near_zero(given: Var, square: ir.Expr) -> ir.Expr:
-        small = _series(given, square, lambda power: 1 / math.factorial(power), {"float32": 7, "float64": 11})
-        return small / tirx.sqrt(tirx.const(1.0, str(x.ty.dtype)) + small * small)
+        return _series(given, square, lambda power: TANH_SERIES[power // 2], {"float32": 9, "float64": 25})
 
+    def far(given: ir.Expr) -> ir.Expr:
+        return value(1.0) - value(2.0) / (tirx.exp(value(2.0) * given) + value(1.0))
+
+    value = lambda v: tirx.const(v, str(x.ty.dtype))  # noqa: E731
     return _near_zero(x, near_zero, far)
 
 
