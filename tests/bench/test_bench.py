@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -745,8 +746,8 @@ def test_a_run_frees_one_operand_before_it_loads_the_next(monkeypatch: pytest.Mo
         alive.append(1)
         return found
 
-    monkeypatch.setattr(command, "ceilings", lambda: None)
-    monkeypatch.setattr(command, "measure", lambda *_args: measure.MeasuredRow(row()))
+    monkeypatch.setattr(report, "ceilings", lambda: None)
+    monkeypatch.setattr(report, "measure", lambda *_args: measure.MeasuredRow(row()))
     sources = [inputs.InputSource(str(n), load) for n in range(3)]
     *_, found = report.run(sources, [measure.SizedOp("spmm", 8)], QUICK)
     assert len(found.rows) == 3

@@ -136,7 +136,7 @@ def test_options_that_do_not_reach_an_operation_are_named(capsys: pytest.Capture
 @pytest.mark.slow
 def test_a_run_of_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(command, "ceilings", lambda: None)
+    monkeypatch.setattr(report, "ceilings", lambda: None)
     monkeypatch.setattr(report.peers, "set_threads", lambda _count: told.append("few"))
     monkeypatch.setattr(report.results, "set_threads", lambda _count: told.append("all"))
     sources = inputs.from_suite("stencil_2d", "small")

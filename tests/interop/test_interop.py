@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest

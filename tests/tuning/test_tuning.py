@@ -912,7 +912,7 @@ def test_a_format_that_wins_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) ->
 
     keep_time(monkeypatch, blocks_win)
     monkeypatch.setattr(
-        session, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format]
+        sessions, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format]
     )
     inputs = blocked()
     result = tune_sparse(ops.spmm(), inputs, max_trials=8, formats=[BLOCKS], progress=False)
