@@ -32,7 +32,7 @@ CALLS = 1000  # announced to an untuned kernel
 
 @dataclass(frozen=True)
 class MeasurementPlan:
-    """How to measure.
+    """Rounds, pauses and searches of a measurement.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def our_call(kernel: Any, case: Case, *, returns: bool = False) -> Callable[[], 
 
 
 def output_shape(case: Case) -> tuple[int, ...]:
-    """Of the array that holds the result."""
+    """Return the shape of the array that holds the result."""
     if case.op == "sddmm":
         return (case.sparse.nnz,)
     last = next(reversed(case.inputs.values()))

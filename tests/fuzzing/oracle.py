@@ -123,7 +123,7 @@ class Oracle:
     # ------------------------------------------------------------------ buffers
 
     def is_proof(self) -> bool:
-        """Whether no number on the way was too large for the narrowest type of a buffer, which terms may have, too."""
+        """True if each number on the way fits the narrowest type of a buffer, in which terms may be computed."""
         dtypes = {b.dtype for b in self.program.buffers}
         most = [np.iinfo(dtype).max if dtype in WHOLE else FINITE.get(dtype, 1e38) for dtype in dtypes]
         return self.largest <= min(most)

@@ -146,7 +146,7 @@ def test_copies_without_elements(shape: tuple[int, int]) -> None:
 
 
 def test_transpositions_in_tiles() -> None:
-    """Of any shape and dtype, with arithmetic in them, and of sizes that are known at run time."""
+    """Transpositions of any shape and dtype, with arithmetic around them, also of sizes that are known at run time."""
     rng, builder = np.random.default_rng(0), relax.BlockBuilder()
     shapes = [(64, 1024), (200, 328), (193, 251), (3, 128, 96), (4, 48, 16, 24), (256, 7)]
     arrays = [(100 * rng.standard_normal(shape)).astype(d) for shape in shapes for d in ("float32", "int8")]

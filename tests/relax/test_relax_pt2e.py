@@ -21,7 +21,7 @@ UINT8, INT8 = (0, 255, torch.uint8), (-127, 127, torch.int8)
 
 
 class Quantized(torch.nn.Module):
-    """What ``convert_pt2e`` leaves of a linear layer or a convolution: integers, scales and a bias."""
+    """A linear layer or a convolution as ``convert_pt2e`` leaves it: integers, scales and a bias."""
 
     def __init__(self, layer: Any, *, pruned: float = 0.95, by_channel: bool = True, relu: bool = True) -> None:
         super().__init__()
