@@ -31,6 +31,7 @@ from sparsetir.blocks.results import Checkpoint, beside, check_path, file_result
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.io.stores import Array, Store, open_store
 from sparsetir.utils.arguments import as_count, as_flag, as_path, shown
+from sparsetir.utils.buffers import OutputPool
 
 
 def open_blocks(path: Any, name: str | None = None, *, memory: str | int = DEFAULT_MEMORY) -> BlockMatrix:
@@ -84,6 +85,7 @@ class BlockMatrix:
 
     def __init__(self, store: Store, memory: int) -> None:
         self.store, self.memory = store, memory
+        self._pool = OutputPool()  # of products; other operations need the memory for themselves
 
     def __repr__(self) -> str:
         rows, columns = self.shape
@@ -155,19 +157,19 @@ class BlockMatrix:
 
             with client.as_current():
                 return matmul(self, B)
-        return product(self.store, self.memory, B, is_along=self.is_csr, out=out, bar=progress)
+        return product(self.store, self.memory, B, is_along=self.is_csr, out=out, bar=progress, pool=self._pool)
 
     def spmv(self, x: Any, *, progress: bool = False) -> Array:
         """Multiply by a vector of shape (columns,)."""
         x = products.as_dense(x, "x", self.shape[1], (1,))
-        y = product(self.store, self.memory, x[:, None], is_along=self.is_csr, out=None, bar=progress)
+        y = product(self.store, self.memory, x[:, None], is_along=self.is_csr, out=None, bar=progress, pool=self._pool)
         return y[:, 0]
 
     def rmatmul(self, Y: Any, out: Any = None, *, progress: bool = False) -> Any:
         """Return ``M.T @ Y`` of shape (columns, k), in one pass over the blocks of M."""
         Y = products.as_dense(Y, "Y", self.shape[0])
         matrix = products.as_matrix(Y)
-        Z = product(self.store, self.memory, matrix, is_along=not self.is_csr, out=out, bar=progress)
+        Z = product(self.store, self.memory, matrix, is_along=not self.is_csr, out=out, bar=progress, pool=self._pool)
         return Z[:, 0] if Y.ndim == 1 and out is None else Z
 
     @property
@@ -189,6 +191,7 @@ class BlockMatrix:
 
     def _moments(self, progress: bool) -> tuple[Array, Array]:
         """Return mean and summed squared deviation of each column."""
+        self._pool = OutputPool()
         extent = self.store.lines[1]
         held = 8 * self.shape[1] * 6
         # Weights in float64, deviations and their squares: 24 bytes an entry besides the buffers.
@@ -234,6 +237,7 @@ class BlockMatrix:
             it.
         """
         n, center = self.shape[1], as_flag(center, "center")
+        self._pool = OutputPool()
         path = None if out is None else check_path(out)
         job = {"store": identity(self.store), "operation": "gram", "memory": self.memory}
         checkpoint = Checkpoint(path, job)
@@ -309,6 +313,7 @@ class BlockMatrix:
         correction = self.shape[0] * np.outer(mean, mean @ Q)
         if not self.is_csr:
             return self.rmatmul(self.spmm(Q)) - correction
+        self._pool = OutputPool()
         extent, width = self.shape[1], Q.shape[1]
         held = 3 * extent * width * 8
         plan = make_plan(self.store, self.memory, "pca", np.float64, 0, held=held, column=0, line=8 * width)
@@ -338,6 +343,7 @@ class BlockMatrix:
         if X.shape[1] != Y.shape[1]:
             raise ArgumentError(f"Y: expected {X.shape[1]} columns as of X, got {Y.shape[1]}. Pass matrices alike.")
         out = as_path(out, "out", "the name of a folder") if out is not None else None
+        self._pool = OutputPool()
         left, right = (X, Y) if self.is_csr else (Y, X)
         result = sampled(self.store, self.memory, left, right, out, progress)
         if out is not None:

@@ -7,8 +7,9 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from sparsetir.kernel_factory import make_kernel
 from sparsetir.ops.dense_output import added_spmm
 from sparsetir.runtime.signature import unchecked
 from sparsetir.sparse_output.products import matmul
-from sparsetir.utils.buffers import LINE, aligned, empty
+from sparsetir.utils.buffers import LINE, OutputPool, aligned, empty
+from sparsetir.utils.memory import MemoryLimitError
 
 MAX_GRAM_FEATURES = 8192  # an eigendecomposition of more takes longer than passes over the matrix
 MAX_PASSES = 12
@@ -143,8 +145,8 @@ ROWS_AT_ONCE = 1 << 16  # of a dense operand that is converted or written
 class MemoryResult:
     """A result in memory, with the methods of `FileResult`."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        self.array = empty(shape, np.dtype(dtype))
+    def __init__(self, shape: tuple[int, ...], dtype: Any, pool: OutputPool | None = None) -> None:
+        self.array = (pool or OutputPool()).filler(shape, np.dtype(dtype), 0)([None])
         self.done: set[str] = set()
 
     def rows(self, begin: int, count: int, columns: slice, buffers: Buffers) -> Array:
@@ -171,11 +173,19 @@ def plan_product(store: Store, memory: int, operand: Array, is_along: bool, out:
     held = 0 if out is not None else (lines if is_along else extent) * width * dtype.itemsize
     column = extent * (dtype.itemsize if is_along else 8 + 2 * dtype.itemsize)
     name = "along the lines" if is_along else "across the lines"
-    return make_plan(store, memory, name, dtype, width, held=held, column=column, line=dtype.itemsize)
+    make = partial(make_plan, store, memory, name, dtype, width, held=held, line=dtype.itemsize)
+    if not is_along or not is_ready(operand, dtype):
+        return make(column=column)
+    with suppress(MemoryLimitError):
+        plan = make(column=column)
+        if plan.passes == 1:
+            return plan
+    return replace(make(column=0), is_copied=False)
 
 
 def product(store: Store, memory: int, operand: Array, *, is_along: bool, out: Any, bar: bool,
-            finish: Callable[[Array], Array] | None = None, tag: str = "") -> Any:  # fmt: skip
+            finish: Callable[[Array], Array] | None = None, tag: str = "", pool: OutputPool | None = None
+            ) -> Any:  # fmt: skip
     """Multiply a store by a dense matrix; return an array, or the path of the result.
 
     Parameters
@@ -184,13 +194,15 @@ def product(store: Store, memory: int, operand: Array, *, is_along: bool, out: A
         Applied to parts of the result before they are written.
     tag : str
         Of `finish`, for results that are continued.
+    pool : OutputPool, optional
+        Of memory for results that are not written.
     """
     if out is not None:
         check_path(out)
     plan = plan_product(store, memory, operand, is_along, out)
     dtype = compute_dtype(store.data.dtype, operand.dtype)
     shape = (store.lines[not is_along], operand.shape[1])
-    result: Any = MemoryResult(shape, dtype)
+    result: Any = MemoryResult(shape, dtype, pool) if out is None else None
     if out is not None:
         job = {"store": identity(store), "operand": digest(operand), "along": is_along, "tag": tag}
         result = file_result(out, shape, dtype, {**job, "starts": digest(np.array(plan.starts)), "panel": plan.panel})
@@ -213,9 +225,9 @@ def _along(store: Store, plan: Plan, operand: Array, columns: slice, dtype: Any,
     if not numbers:
         return
     panel = dense_panel(operand, columns, dtype)
-    if store.nnz >= READS_OF_ALIGNED * len(panel) and panel.shape[1] * panel.itemsize % LINE == 0:
+    if plan.is_copied and store.nnz >= READS_OF_ALIGNED * len(panel) and panel.shape[1] * panel.itemsize % LINE == 0:
         panel = aligned(panel)
-    for block in iterate(store, plan.starts, dtype, bar, numbers):
+    for block in iterate(store, plan.starts, dtype, bar, numbers, is_narrow=panel.shape[1] * panel.itemsize <= LINE):
         count = block.end - block.begin
         values = multiply(block, panel, result.rows(block.begin, count, columns, block.buffers))
         result.write(block.begin, values if finish is None else finish(values), columns)
@@ -230,7 +242,8 @@ def _across(store: Store, plan: Plan, operand: Array, columns: slice, dtype: Any
     checkpoint = Checkpoint(getattr(result, "path", None), {"job": getattr(result, "job", ""), "panel": columns.start})
     begin, saved = checkpoint.load()
     total = np.zeros((extent, columns.stop - columns.start), np.float64) if saved is None else saved
-    for block in iterate(store, plan.starts, dtype, bar, range(begin, plan.blocks)):
+    is_narrow = total.shape[1] * np.dtype(dtype).itemsize <= LINE
+    for block in iterate(store, plan.starts, dtype, bar, range(begin, plan.blocks), is_narrow=is_narrow):
         rows = dense_panel(operand[block.begin : block.end], columns, dtype)
         total += multiply_transposed(block, rows, extent)
         checkpoint.save(block.number + 1, total)
@@ -241,10 +254,15 @@ def _across(store: Store, plan: Plan, operand: Array, columns: slice, dtype: Any
     checkpoint.end()
 
 
+def is_ready(operand: Array, dtype: Any) -> bool:
+    """Return whether kernels take an operand as it is: in memory, contiguous and of their dtype."""
+    return operand.dtype == dtype and operand.flags.c_contiguous and not isinstance(operand, np.memmap)
+
+
 def dense_panel(operand: Array, columns: slice, dtype: Any) -> Array:
     """Return columns of an operand as a contiguous array in memory; memory maps are copied row by row."""
     panel = operand[:, columns]
-    if panel.dtype == dtype and panel.flags.c_contiguous and not isinstance(operand, np.memmap):
+    if is_ready(panel, dtype):
         return panel
     copy = empty(panel.shape, np.dtype(dtype))
     for begin in range(0, len(copy), ROWS_AT_ONCE):

@@ -17,14 +17,18 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError
-from sparsetir.io.stores import Array, Buffers, Decoder, Store
+from sparsetir.interop import Level
+from sparsetir.io.stores import Array, Buffers, Decoder, Store, is_cached
+from sparsetir.runtime.validation import is_sound
 from sparsetir.utils.arguments import as_flag, shown
 from sparsetir.utils.machine import CORES
 from sparsetir.utils.memory import MemoryLimitError, readable
 
 BUFFERS = 3  # blocks in memory: one is read, one waits, one is multiplied
-MAX_BLOCK_BYTES = 4 << 20  # of a block, which is still in the last cache when it is multiplied
+MAX_BLOCK_BYTES = 32 << 20  # of smaller blocks, starting the threads of a kernel takes as long as reading
 CHUNKS_OF_BLOCK = 4  # at least, where memory permits: tasks of dask decode the chunks at both ends of a block again
+CACHE_SAMPLES = 64  # of blocks
+ENTRIES = Level("entries", "sparse_variable", sorted=False, unique=False)
 MAX_BLOCK_ENTRIES = (1 << 31) - 1  # positions in a block are int32
 
 
@@ -70,24 +74,40 @@ def block_starts(
 def read_block(
     store: Store, number: int, begin: int, end: int, dtype: np.dtype[Any], buffers: Buffers | None = None
 ) -> Block:
-    """Read and validate a block; indices become int32 where they fit."""
-    buffers = Buffers() if buffers is None else buffers
+    """Read and validate a block; indices become int32 where they fit.
+
+    Parameters
+    ----------
+    buffers : Buffers, optional
+        For the arrays. None leaves them in the pages of the file, if `is_in_place`.
+    """
     first, last = int(store.indptr[begin]), int(store.indptr[end])
+    is_mapped = buffers is None and is_in_place(store, [begin, end], dtype, [0])
+    buffers = Buffers() if buffers is None else buffers
     try:
-        indices, data = store.read(first, last, buffers)
+        stored, data = store.view(first, last) if is_mapped else store.read(first, last, buffers)
     except FileFormatError as error:
         raise FileFormatError(f"{error} This is {_place(store, number, begin, end)}.") from error
     extent = store.lines[1]
-    # Read as unsigned, negative indices are the largest: one pass finds both faults.
-    if indices.size and indices.view(f"u{indices.itemsize}").max() >= extent:
-        worst = int(indices.min()) if indices.min() < 0 else int(indices.max())
-        where = _place(store, number, begin, end)
-        raise FileFormatError(f"{store.label}: expected indices from 0 to {extent - 1}, got {worst} in {where}.")
-    idtype = np.int32 if extent < 1 << 31 else np.int64
+    idtype = _index_dtype(store)
     indptr = buffers.array("indptr", end + 1 - begin, idtype)
     np.subtract(store.indptr[begin : end + 1], first, out=indptr, casting="unsafe")
-    indices, data = indices.astype(idtype, copy=False), data.astype(dtype, copy=False)
-    return Block(number, begin, end, indptr, indices, data, buffers)
+    indices = stored.astype(idtype, copy=False)
+    # All threads of a compiled function map pages; a reader thread leaves the cores to the kernel.
+    if is_mapped:
+        is_inside = is_sound(ENTRIES, indptr, indices, parent_count=end - begin, length=extent, need_sorted=False)
+    else:
+        # Read as unsigned, negative indices are the largest: one pass finds both faults.
+        is_inside = not stored.size or stored.view(f"u{stored.itemsize}").max() < extent
+    if not is_inside:
+        worst = int(stored.min()) if stored.min() < 0 else int(stored.max())
+        where = _place(store, number, begin, end)
+        raise FileFormatError(f"{store.label}: expected indices from 0 to {extent - 1}, got {worst} in {where}.")
+    return Block(number, begin, end, indptr, indices, data.astype(dtype, copy=False), buffers)
+
+
+def _index_dtype(store: Store) -> np.dtype[Any]:
+    return np.dtype(np.int32 if store.lines[1] < 1 << 31 else np.int64)
 
 
 def _place(store: Store, number: int, begin: int, end: int) -> str:
@@ -98,8 +118,38 @@ def _lines(store: Store, begin: int, end: int) -> str:
     return f"{'rows' if store.format == 'csr' else 'columns'} {begin} to {end}"
 
 
-def read_blocks(store: Store, starts: Sequence[int], dtype: Any, numbers: Sequence[int]) -> Iterator[Block]:
-    """Yield blocks in order, read ahead by a thread; the arrays of a block end when the next one is asked for."""
+def is_in_place(store: Store, starts: Sequence[int], dtype: np.dtype[Any], numbers: Sequence[int]) -> bool:
+    """Return whether kernels read blocks in the pages of the file.
+
+    They do where nothing is decompressed or converted, most blocks lie in one piece, and the system has the file in
+    memory. From a disk, a thread reads faster than page faults do.
+    """
+    if store.data.dtype != dtype or store.indices.dtype != _index_dtype(store):
+        return False
+    indptr = store.indptr
+    extents = [store.extents(int(indptr[starts[n]]), int(indptr[starts[n + 1]])) for n in numbers]
+    found = [place for places in extents for place in places if place[2]]
+    samples = found[:: max(1, len(found) // CACHE_SAMPLES)]
+    is_whole = 2 * sum(map(bool, extents)) > len(numbers)
+    return is_whole and all(is_cached(path, offset + count - 1) for path, offset, count in samples)
+
+
+def read_blocks(
+    store: Store, starts: Sequence[int], dtype: Any, numbers: Sequence[int], *, is_narrow: bool = False
+) -> Iterator[Block]:
+    """Yield blocks in order; the arrays of a block end when the next one is asked for.
+
+    Parameters
+    ----------
+    is_narrow : bool
+        Whether a block is used in less time than it takes to copy: then it stays where it is, if that is possible.
+        Others are read ahead by a thread.
+    """
+    dtype = np.dtype(dtype)
+    if is_narrow and is_in_place(store, starts, dtype, numbers):
+        for number in numbers:
+            yield read_block(store, number, starts[number], starts[number + 1], dtype)
+        return
     ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
     free: queue.SimpleQueue[Buffers | None] = queue.SimpleQueue()  # None ends the reader
     decoder = Decoder(CORES if store.chunk_bytes else 1)
@@ -112,7 +162,7 @@ def read_blocks(store: Store, starts: Sequence[int], dtype: Any, numbers: Sequen
                 buffers = free.get()
                 if buffers is None:
                     return
-                ready.put(read_block(store, number, starts[number], starts[number + 1], np.dtype(dtype), buffers))
+                ready.put(read_block(store, number, starts[number], starts[number + 1], dtype, buffers))
             ready.put(None)
         except BaseException as error:
             ready.put(error)
@@ -154,10 +204,18 @@ class Bar:
         print(f"\r{text:<70}", end=end, file=sys.stderr, flush=True)
 
 
-def iterate(store: Store, starts: Sequence[int], dtype: Any, bar: Bar, numbers: Sequence[int] | None = None) -> Any:
+def iterate(
+    store: Store,
+    starts: Sequence[int],
+    dtype: Any,
+    bar: Bar,
+    numbers: Sequence[int] | None = None,
+    *,
+    is_narrow: bool = False,
+) -> Any:
     """Yield the blocks of a pass and count their bytes."""
     numbers = range(len(starts) - 1) if numbers is None else numbers
-    with closing(read_blocks(store, starts, dtype, numbers)) as blocks:  # type: ignore[type-var]
+    with closing(read_blocks(store, starts, dtype, numbers, is_narrow=is_narrow)) as blocks:  # type: ignore[type-var]
         for block in blocks:
             yield block
             bar.add(len(block.indices) * store.entry_bytes)
@@ -191,6 +249,9 @@ class Plan:
         First line of each block, and the number of lines.
     memory : int
         The limit, in bytes.
+    is_copied : bool
+        Whether there is memory for a copy of the dense operand, or of a panel of it. One that kernels take as it is
+        does without.
     """
 
     operation: str
@@ -200,6 +261,7 @@ class Plan:
     panel: int
     starts: list[int] = field(repr=False)
     memory: int
+    is_copied: bool = True
 
     @property
     def blocks(self) -> int:
@@ -270,7 +332,7 @@ def decoder_bytes(store: Store) -> int:
 def _entry_bytes(store: Store, dtype: np.dtype[Any]) -> int:
     """Bytes of an entry in a buffer: as stored, and converted where the kernel has another dtype."""
     values = 0 if store.data.dtype == dtype else dtype.itemsize
-    idtype = np.dtype(np.int32 if store.lines[1] < 1 << 31 else np.int64)
+    idtype = _index_dtype(store)
     return store.entry_bytes + values + (0 if store.indices.dtype == idtype else idtype.itemsize)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ KINDS = "biuf"
 
 @dataclass(frozen=True)
 class RawArray:
-    """A contiguous array at an offset of a file, read without a memory map: pages of a map count as resident."""
+    """A contiguous array at an offset of a file."""
 
     path: str
     offset: int
@@ -45,9 +46,14 @@ class RawArray:
         """Read the elements from `begin` on into a contiguous array of the same dtype."""
         nbytes = read_bytes(self.path, self.offset + begin * self.dtype.itemsize, values)
         if nbytes < values.nbytes:
-            got = begin + nbytes // self.dtype.itemsize
+            got = max(0, os.path.getsize(self.path) - self.offset) // self.dtype.itemsize
             message = f"expected {self.shape[0]} elements, got {got}. Write the file again"
             raise FileFormatError(f"{self.path}: {message}.")
+
+    def extent(self, begin: int, end: int) -> Place:
+        """Return where elements are."""
+        size = self.dtype.itemsize
+        return self.path, self.offset + begin * size, (end - begin) * size
 
     @property
     def byte_count(self) -> int:
@@ -69,7 +75,36 @@ def read_bytes(path: str, offset: int, values: Array) -> int:
     return values.nbytes - len(view)
 
 
-Place = tuple[str, int, int]  # file, offset and bytes of a chunk
+def map_bytes(path: str, offset: int, count: int) -> Array | None:
+    """Return bytes of a file as a read-only view of its pages in the memory of the system; None where the file ends.
+
+    Pages are mapped when they are first read, and the map ends with the last array that refers to it.
+    """
+    if not count:
+        return np.empty(0, np.uint8)
+    skip = offset % mmap.ALLOCATIONGRANULARITY
+    with open(path, "rb", buffering=0) as file:
+        # A map behind the end of a file can be made, and reading it ends the process.
+        if os.fstat(file.fileno()).st_size < offset + count:
+            return None
+        pages = mmap.mmap(file.fileno(), skip + count, access=mmap.ACCESS_READ, offset=offset - skip)
+    return np.frombuffer(pages, np.uint8, count, skip)
+
+
+def is_cached(path: str, offset: int) -> bool:
+    """Return whether a byte of a file is in the memory of the system; False where that does not tell."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:  # that it would wait, or that the file system cannot tell
+        return False
+    finally:
+        os.close(file)
+
+
+Place = tuple[str, int, int]  # file, offset and bytes
 Decode = Callable[[Array, Array], None]  # of the bytes of a chunk, into memory of its decoded size
 
 
@@ -139,6 +174,19 @@ class ChunkedArray:
         if parts:
             tasks.insert(0, partial(self._fill_parts, parts, kept))
         return tasks
+
+    def extent(self, begin: int, end: int) -> Place | None:
+        """Return where elements are; None where they are compressed, or do not lie one behind the other in one file."""
+        if self.decode is not None:
+            return None
+        size, first, last = self.dtype.itemsize, begin // self.step, max(begin, end - 1) // self.step
+        places = [self.place(number) for number in range(first, last + 1)]
+        if places[0] is None:
+            return None
+        path, offset, chunk = places[0]
+        if any(place != (path, offset + n * chunk, chunk) for n, place in enumerate(places)):
+            return None
+        return path, offset + (begin - first * self.step) * size, (end - begin) * size
 
     def _fill_parts(self, parts: list[tuple[int, int, Array]], kept: dict[str, tuple[int, Array]]) -> None:
         for number, skip, out in parts:
@@ -267,6 +315,23 @@ class Store:
     def chunk_bytes(self) -> int:
         """Bytes of an entry's two chunks, which are decoded whole; 0 where any part can be read."""
         return sum(int(getattr(array, "chunk_bytes", 0)) for array in (self.indices, self.data))
+
+    def extents(self, begin: int, end: int) -> list[Place]:
+        """Return where indices and values of a range of entries are; an empty list where they must be copied."""
+        places = []
+        for array in (self.indices, self.data):
+            place = array.extent(begin, end) if hasattr(array, "extent") else None
+            if place is None or not array.dtype.isnative or place[1] % array.dtype.itemsize:
+                return []
+            places.append(place)
+        return places
+
+    def view(self, begin: int, end: int) -> tuple[Array, Array]:
+        """Return indices and values of a range that has `extents`, without copying them."""
+        indices, data = [map_bytes(*place) for place in self.extents(begin, end)]
+        if indices is None or data is None:
+            return self.read(begin, end)  # which says where the file ends
+        return indices.view(self.indices.dtype), data.view(self.data.dtype)
 
     def read(self, begin: int, end: int, buffers: Buffers | None = None) -> tuple[Array, Array]:
         """Return indices and values of a range of entries, one read each, in `buffers` where they are given."""

@@ -22,6 +22,7 @@ from quick_code import quickly
 from sparsetir.blocks import reading, results
 from sparsetir.blocks.products import LANCZOS_RATIO, _largest
 from sparsetir.errors import ArgumentError, FileFormatError
+from sparsetir.io import stores
 from sparsetir.io.stores import RawArray
 from sparsetir.utils.memory import MemoryLimitError
 
@@ -89,6 +90,9 @@ def test_a_limit_makes_blocks_and_panels(tmp_path: Path) -> None:
     A = matrix("csr", (2000, 2000))
     M = small(A, tmp_path / "a", 600_000)
     B = np.random.default_rng(1).random((2000, 64), "float32")
+    assert M.plan(B, out="C.npy").passes == 1  # kernels take it as it is
+    close(np.load(M.spmm(B, out=tmp_path / "C.npy")), A @ B)
+    B = np.asfortranarray(B)
     plan = M.plan(B, out="C.npy")
     assert plan.blocks > 10
     assert plan.passes > 1
@@ -102,20 +106,82 @@ def test_a_limit_makes_blocks_and_panels(tmp_path: Path) -> None:
 
 def test_no_more_entries_are_in_memory_than_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     A = matrix("csr", (4000, 300))
-    M = small(A, tmp_path / "a", 500_000)
-    sizes = []
-    read = RawArray.read_into
+    sizes: list[int] = []
+    read, view = RawArray.read_into, stores.map_bytes
 
     def counted(self: Any, values: Any, begin: int) -> None:
         read(self, values, begin)
         sizes.append(values.nbytes)
 
-    plan = M.plan(np.ones((300, 8), "float32"), out="C.npy")
-    monkeypatch.setattr(RawArray, "read_into", counted)
-    M.spmm(np.ones((300, 8), "float32"), out=tmp_path / "C.npy")
-    assert sum(sizes) >= A.nnz * 8
-    assert len(sizes) <= 2 * plan.blocks + 2  # one read of the indices of a block, one of its values
-    assert max(a + b for a, b in zip(sizes[::2], sizes[1::2], strict=True)) * reading.BUFFERS < 500_000
+    def counted_view(path: str, offset: int, count: int) -> Any:
+        sizes.append(count)
+        return view(path, offset, count)
+
+    for name, B in {"mapped": np.ones((300, 8), "float32"), "copied": np.ones((300, 32), "float32")}.items():
+        M = small(A, tmp_path / name, 500_000)
+        plan = M.plan(B, out="C.npy")
+        with monkeypatch.context() as patch:
+            patch.setattr(RawArray, "read_into", counted)
+            patch.setattr(stores, "map_bytes", counted_view)
+            M.spmm(B, out=tmp_path / "C.npy")
+        assert sum(sizes) >= A.nnz * 8
+        assert len(sizes) <= 2 * plan.blocks + 2  # one read of the indices of a block, one of its values
+        assert max(a + b for a, b in zip(sizes[::2], sizes[1::2], strict=True)) * reading.BUFFERS < 500_000
+        sizes.clear()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the maps of a process of Linux")
+@pytest.mark.parametrize("form", ["a", "a.bsp.h5"])
+def test_pages_of_a_file_are_mapped_for_one_block_at_a_time(form: str, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    A = matrix("csr", (4000, 300))
+    M = small(A, tmp_path / form, 500_000)
+    store, plan = M.store, M.plan(np.ones(300, "float32"))
+
+    def mapped() -> int:
+        lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+        return sum(int(end, 16) - int(begin, 16) for begin, end in (line[0].split("-") for line in lines))
+
+    most, before = 0, mapped()  # a file of HDF5 is open
+    assert reading.is_in_place(store, plan.starts, store.data.dtype, range(plan.blocks))
+    for block in reading.read_blocks(store, plan.starts, "float32", range(plan.blocks), is_narrow=True):
+        most = max(most, mapped())
+        part = sp.csr_array((block.data, block.indices, block.indptr), shape=(block.end - block.begin, 300))
+        assert (part != A[block.begin : block.end]).nnz == 0
+    del block, part
+    assert plan.blocks > 10
+    assert 0 < most < A.nnz
+    assert mapped() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file that ends under a map")
+def test_a_file_that_was_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
+    A = matrix("csr", (4000, 300))
+    M = small(A, tmp_path / "a", 500_000)
+    blocks = reading.read_blocks(M.store, M.plan(np.ones(300, "float32")).starts, "float32", range(4), is_narrow=True)
+    next(blocks)
+    os.truncate(tmp_path / "a" / "data.npy", 1000)
+    with pytest.raises(FileFormatError, match=r"data.npy: expected 120000 elements, got 218\. .* block 1, rows"):
+        next(blocks)
+
+
+def test_parts_that_lie_in_one_piece_are_found(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    values, rng = np.arange(5000, dtype="int32"), np.random.default_rng(0)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        one, two = (file.create_dataset(n, shape=(5000,), chunks=(100,), dtype="int32") for n in "ab")
+        for begin in (*range(0, 2500, 100), *range(4900, 2400, -100)):  # in another order than in the vector
+            one[begin : begin + 100] = values[begin : begin + 100]
+            two[begin : begin + 100] = -values[begin : begin + 100]
+    with h5py.File(tmp_path / "a.h5") as file:
+        array = stores._raw(file["b"], str(tmp_path / "a.h5"))
+        found = 0
+        for begin, count in rng.integers(1, 300, (200, 2)) * (16, 1):
+            place = array.extent(begin, min(begin + count, 5000))
+            if place is not None:
+                found += 1
+                assert stores.map_bytes(*place).view("int32").tolist() == (-values[begin : begin + count]).tolist()
+        assert 0 < found < 200
 
 
 KILLED = """
@@ -220,7 +286,7 @@ def test_panels_of_columns_are_written_to_zarr(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     A = matrix("csr", (2000, 2000))
     M = small(A, tmp_path / "a", 600_000)
-    B = np.random.default_rng(1).random((2000, 64), "float32")
+    B = np.asfortranarray(np.random.default_rng(1).random((2000, 64), "float32"))
     assert M.plan(B, out="C.zarr").passes > 1
     close(zarr.open_array(str(M.spmm(B, out=tmp_path / "C.zarr")))[:], A @ B)
 
