@@ -98,6 +98,7 @@ def _product_of_blocks(path: str, width: int, memory: str) -> Callable[[], Any]:
     from sparsetir.blocks import open_blocks
 
     M = open_blocks(path, memory=memory)
+    M.memory += M.shape[0] * width * 4  # of the result, which is in memory
     B = np.ones((M.shape[1], width), np.float32)
     return lambda: M.spmm(B)
 
@@ -309,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="for the files, kept; by default a temporary one")
     parser.add_argument("--entries", type=int, default=ENTRIES, help="of the matrices of products")
     parser.add_argument("--cells", type=int, default=CELLS, help="rows of the matrix of the PCA")
-    parser.add_argument("--memory", default="2GiB", help="limit of products of blocks")
+    parser.add_argument("--memory", default="2GiB", help="limit of products of blocks, besides the result")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="to measure")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

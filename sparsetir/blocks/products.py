@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +18,16 @@ import scipy.sparse as sp
 
 from sparsetir import ops
 from sparsetir.blocks.reading import MAX_BLOCK_BYTES, Bar, Block, Plan, block_starts, iterate, make_plan, read_blocks
-from sparsetir.blocks.results import Checkpoint, NpyResult, check_new, check_path, digest, file_result, write_lines
+from sparsetir.blocks.results import (
+    Checkpoint,
+    NpyResult,
+    WriteBehind,
+    check_new,
+    check_path,
+    digest,
+    file_result,
+    write_lines,
+)
 from sparsetir.errors import ArgumentError, ArgumentTypeError, WriteError
 from sparsetir.io.stores import Array, Buffers, Store, is_stored, open_store
 from sparsetir.kernel_factory import make_kernel
@@ -227,11 +236,11 @@ def _along(store: Store, plan: Plan, operand: Array, columns: slice, dtype: Any,
     panel = dense_panel(operand, columns, dtype)
     if plan.is_copied and store.nnz >= READS_OF_ALIGNED * len(panel) and panel.shape[1] * panel.itemsize % LINE == 0:
         panel = aligned(panel)
-    for block in iterate(store, plan.starts, dtype, bar, numbers, is_narrow=panel.shape[1] * panel.itemsize <= LINE):
-        count = block.end - block.begin
-        values = multiply(block, panel, result.rows(block.begin, count, columns, block.buffers))
-        result.write(block.begin, values if finish is None else finish(values), columns)
-        result.record(names[block.number])
+    is_narrow = panel.shape[1] * panel.itemsize <= LINE
+    with closing(WriteBehind(result)) as writer:
+        for block in iterate(store, plan.starts, dtype, bar, numbers, is_narrow=is_narrow):
+            values = multiply(block, panel, writer.rows(block.begin, block.end - block.begin, columns))
+            writer.put(block.begin, values if finish is None else finish(values), columns, names[block.number])
 
 
 def _across(store: Store, plan: Plan, operand: Array, columns: slice, dtype: Any, result: Any, finish: Any, bar: Bar

@@ -310,7 +310,7 @@ def make_plan(
     held += decoder_bytes(store)
     free = memory - store.indptr.nbytes - held
     reserve = min(memory // RESERVE, free)
-    panel = min(width, max(0, free - reserve) // max(column, 1)) if width else 0
+    panel = min(width, max(0, free - reserve) // column) if column else width
     if free <= 0 or (width and not panel):
         what = "row pointers, chunks and results" if store.chunk_bytes else "row pointers and results"
         taken = f"{what} take {readable(store.indptr.nbytes + held)}, a column {readable(column)}"

@@ -10,7 +10,11 @@ import os
 import shutil
 import time
 import zipfile
+import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,13 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, WriteError
 from sparsetir.io.stores import Array, Buffers
 from sparsetir.utils.arguments import as_path, shown
 from sparsetir.utils.files import writing_file
+from sparsetir.utils.machine import CORES
 from sparsetir.utils.packages import require
 
 CHECKPOINT_SECONDS = 10.0  # between checkpoints of sums, which are as large as the result
 CHECKPOINT_RATIO = 20.0  # seconds of work for each second that a checkpoint takes
 ZARR_CHUNK_BYTES = 1 << 20  # of a chunk, which is read and written again where two blocks meet in it
+DIGEST_BYTES = 4 << 20  # of an operand, hashed at once
 SYNC_SECONDS = 1.0  # between records of finished blocks, which the disk must have before
 
 
@@ -219,6 +225,52 @@ class ZarrResult(FileResult):
             zarr.consolidate_metadata(str(root))
 
 
+class WriteBehind:
+    """Writes a part of a result on a thread, while the next one is computed; a result in memory needs none.
+
+    Parameters
+    ----------
+    result : FileResult or MemoryResult
+    """
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+        self.pool = ThreadPoolExecutor(1, "sparsetir-writer") if isinstance(result, FileResult) else None
+        self.pending: Future[None] | None = None
+        self.buffers = deque([Buffers(), Buffers()])  # one is written, one is filled
+
+    def rows(self, begin: int, count: int, columns: slice) -> Array:
+        """Return memory for rows that are then put."""
+        self.buffers.rotate()
+        return self.result.rows(begin, count, columns, self.buffers[0])
+
+    def put(self, begin: int, values: Array, columns: slice, part: str) -> None:
+        """Write rows and record the part; raise what the part before raised."""
+        if self.pool is None:
+            self._write(begin, values, columns, part)
+            return
+        self.wait()
+        self.pending = self.pool.submit(self._write, begin, values, columns, part)
+
+    def _write(self, begin: int, values: Array, columns: slice, part: str) -> None:
+        self.result.write(begin, values, columns)
+        self.result.record(part)
+
+    def wait(self) -> None:
+        """Wait for the last part, and raise what it raised."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Wait for the last part, and end the thread."""
+        try:
+            self.wait()
+        finally:
+            if self.pool is not None:
+                self.pool.shutdown()
+
+
 def file_result(path: str | Path, shape: tuple[int, ...], dtype: Any, job: dict[str, Any]) -> FileResult:
     """Open a result in a .npy file or in zarr, whichever the path names."""
     kind = NpyResult if Path(path).suffix == ".npy" else ZarrResult
@@ -317,14 +369,18 @@ def sync_folder(folder: Path) -> None:
 
 
 def digest(*arrays: Array) -> str:
-    """Return a hash of dense operands, chunk by chunk: they may be memory maps."""
+    """Return a hash of dense operands, which may be memory maps: of the checksums of their parts."""
     state = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        rows = max(1, (16 << 20) // max(1, array[:1].nbytes)) if array.ndim else 1
-        state.update(f"{array.shape}{array.dtype}".encode())
-        for begin in range(0, len(array), rows):
-            state.update(np.ascontiguousarray(array[begin : begin + rows]).view(np.uint8).data)
+    with ThreadPoolExecutor(CORES, "sparsetir-digest") as pool:
+        for array in arrays:
+            rows = max(1, DIGEST_BYTES // max(1, array[:1].nbytes)) if array.ndim else 1
+            parts = pool.map(partial(_checksum, array, rows), range(0, len(array), rows))
+            state.update(f"{array.shape}{array.dtype}{list(parts)}".encode())
     return state.hexdigest()
+
+
+def _checksum(array: Array, rows: int, begin: int) -> int:
+    return zlib.crc32(np.ascontiguousarray(array[begin : begin + rows]).view(np.uint8).data)
 
 
 # -------------------------------------------------------------------------------------------- matrices
