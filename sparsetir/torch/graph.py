@@ -195,12 +195,13 @@ class Graph(functions.GraphOrientations):
     def _whole_spmm(self, x: Tensor, weight: Tensor | None, reduce: Any, bias: Any, activation: Any) -> Tensor:
         """Reduce integers or bools, in their own dtype: sums wrap around, sums of bools tell whether one is true."""
         self.rows.check()
-        for name, tensor in (("x", x), ("weight", weight)):
-            if tensor is not None and not (
-                tensor.dtype is x.dtype and tensor.is_cpu and tensor.layout is torch.strided
-            ):
+        for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+            is_tensor = isinstance(tensor, Tensor) and tensor.is_cpu and tensor.layout is torch.strided
+            if tensor is not None and not (is_tensor and tensor.dtype is x.dtype):
                 fault = f"{name}: expected a dense tensor of {x.dtype} on the cpu, got {_shown(tensor)}"
                 raise ArgumentTypeError(f"{fault}. Convert it, or pass x.float().")
+        if bias is not None and bias.shape != x.shape[1:]:
+            raise ArgumentError(f"bias is {_shown(bias)}, expected the shape and dtype of a row of x, {_shown(x)}")
         self._check_nodes("x", x, self.shape[1])
         if not isinstance(reduce, str) or reduce not in ("sum", "add", *EXTREMES):
             raise ArgumentError(f'reduce is "sum", "max" or "min" for {x.dtype}; found {shown(reduce)}: pass x.float()')
@@ -737,7 +738,9 @@ def _described(value: Any) -> str:
     return _shown(value) if isinstance(value, Tensor) else type(value).__name__
 
 
-def _shown(tensor: Tensor) -> str:
+def _shown(tensor: Any) -> str:
+    if not isinstance(tensor, Tensor):
+        return shown(tensor)
     return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from drawing import Axis
 from fuzzing.inputs import Inputs
-from fuzzing.program import Buffer, Expr, Iteration, Program, Store, variables
+from fuzzing.program import Buffer, Expr, Iteration, Program, Store, cast_dtypes, variables
 
 WHOLE = ("int8", "uint8", "int32", "int64")
 FINITE = {"float16": 6e4}
@@ -123,8 +123,9 @@ class Oracle:
     # ------------------------------------------------------------------ buffers
 
     def is_proof(self) -> bool:
-        """True if each number on the way fits the narrowest type of a buffer, in which terms may be computed."""
+        """True if each number on the way fits the narrowest type of a buffer, or half that terms are computed in."""
         dtypes = {b.dtype for b in self.program.buffers}
+        dtypes |= {dtype for store in self.program.stores for dtype in cast_dtypes(store.value)} & set(FINITE)
         most = [np.iinfo(dtype).max if dtype in WHOLE else FINITE.get(dtype, 1e38) for dtype in dtypes]
         return self.largest <= min(most)
 

@@ -190,6 +190,15 @@ def reads(e: Expr) -> Iterator[Expr]:
             yield from reads(part)
 
 
+def cast_dtypes(e: Expr) -> Iterator[str]:
+    """The dtypes that an expression is computed in besides those of buffers."""
+    if e[0] == "cast":
+        yield e[1]
+    for part in e[2] if e[0] == "read" else e[1:]:
+        if isinstance(part, tuple):
+            yield from cast_dtypes(part)
+
+
 def variables(e: Expr) -> Iterator[Axis]:
     """The axes whose coordinates an expression names."""
     for part in e[1:] if e[0] != "read" else e[2]:
@@ -199,4 +208,16 @@ def variables(e: Expr) -> Iterator[Axis]:
             yield from variables(part)
 
 
-__all__ = ["Buffer", "Expr", "Iteration", "Program", "Store", "reads", "show", "store_text", "variable", "variables"]
+__all__ = [
+    "Buffer",
+    "Expr",
+    "Iteration",
+    "Program",
+    "Store",
+    "cast_dtypes",
+    "reads",
+    "show",
+    "store_text",
+    "variable",
+    "variables",
+]

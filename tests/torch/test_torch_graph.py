@@ -980,5 +980,11 @@ def test_integers_and_bools(dtype, reduce):
         assert torch.equal(y, expected.bool() if dtype is torch.bool else expected.to(dtype))
     with pytest.raises(ArgumentError, match='reduce is "sum", "max" or "min" for'):
         made.spmm(draw(N, 3), reduce="mean")
-    with pytest.raises(ArgumentTypeError, match="weight: expected a dense tensor of"):
-        made.spmm(draw(N, 3), torch.ones(EDGES))
+    for weight in (torch.ones(EDGES), range(EDGES), torch.eye(2).to_sparse()):
+        with pytest.raises(ArgumentTypeError, match="weight: expected a dense tensor of"):
+            made.spmm(draw(N, 3), weight)
+    for bias in ([1, 2, 3], torch.ones(3)):
+        with pytest.raises(ArgumentTypeError, match="bias: expected a dense tensor of"):
+            made.spmm(draw(N, 3), bias=bias)
+    with pytest.raises(ArgumentError, match="expected the shape and dtype of a row of x"):
+        made.spmm(draw(N, 3), bias=draw(5))
