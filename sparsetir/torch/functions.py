@@ -171,20 +171,17 @@ class GraphOrientations:
 class PreciseRows:
     """Rows for products in a precision of float32, arranged so that units multiply them.
 
-    Values are in the order of the rows, and dense operands have rows for columns of the matrix. Dot products along
-    edges, which are gradients of values, have no units and stay in float32.
+    Dense operands have rows for columns of the matrix. Dot products along edges, which are gradients of values, have no
+    units and stay in float32.
 
     Parameters
     ----------
     plain : GraphRows
     precision : str
-    order : Tensor, optional
-        Where values are in the order of the rows that they belong to; those of `plain` come in its own.
     """
 
     plain: GraphRows
     precision: str
-    order: Tensor | None = None
 
     def run(self, name: str, dtype: str, inner: Sizes, *options: Any, **tensors: Tensor | None) -> Any:
         """Call a program as `GraphRows.run` does."""
@@ -194,19 +191,14 @@ class PreciseRows:
             x = tensors["X"]
             assert x is not None
             columns = {**tensors, "X": x.t().contiguous()}
-            return self.run("spmm", dtype, inner, "sum", True, "", **columns).t().contiguous()
-        key = "W" if "W" in tensors else "w_data"
-        weight = tensors[key]
-        if self.order is not None and weight is not None:
-            tensors[key] = weight.detach()[self.order]
+            y = self.run("spmm", dtype, inner, "sum", True, "", **columns)
+            return y.t().clone(memory_format=torch.contiguous_format)  # callers may change it in place, a view not
         return self.plain.run(name, self.precision, inner, *options, **tensors)
 
     @cached_property
     def transposed(self) -> PreciseRows:
         """The edges by columns."""
-        side = self.plain.transposed
-        order = None if side.order is None else torch.from_numpy(side.order).long()
-        return PreciseRows(side.ordered, self.precision, order)
+        return PreciseRows(self.plain.transposed, self.precision)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.ir.halves import check_precision
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
 from sparsetir.utils.arguments import as_flag, is_real, shown
@@ -74,6 +75,7 @@ class Graph(functions.GraphOrientations):
         self.shape, self.weight = edges.shape, edges.values
         self.rows, order = edges.compressed()
         self.rows.watched = structure.versions(graph)
+        self._precise: dict[str, functions.PreciseGraph] = {}
         self.there: Tensor | None = None  # of entries of rows, the user's edges
         self.back: Tensor | None = None
         if order is not None:
@@ -92,6 +94,7 @@ class Graph(functions.GraphOrientations):
             there,
             back,
         )
+        graph._precise = {}
         return graph
 
     @property
@@ -129,6 +132,14 @@ class Graph(functions.GraphOrientations):
     def __deepcopy__(self, _memo: Any) -> Graph:
         return self.weighted(None if self.weight is None else self.weight.detach().clone())
 
+    def in_precision(self, precision: str | None) -> functions.GraphOrientations:
+        """Return the graph for products in a precision of float32."""
+        if precision is None:
+            return self
+        if precision not in self._precise:
+            self._precise[precision] = functions.PreciseGraph(functions.PreciseRows(self.rows, precision), self.shape)
+        return self._precise[precision]
+
     # ------------------------------------------------------------------ operators
 
     def spmm(
@@ -139,6 +150,7 @@ class Graph(functions.GraphOrientations):
         *,
         bias: Tensor | None = None,
         activation: str | None = None,
+        precision: str | None = None,
     ) -> Tensor:
         """Reduce what the sources of each row have: ``y[i] = reduce_j weight[i, j] * x[j]``; 0 where there are none.
 
@@ -155,6 +167,9 @@ class Graph(functions.GraphOrientations):
             Added to each row, also to those without edges; of the shape of a row of `x`.
         activation : {"relu"}, optional
             Of the result: sums and means, the bias and it are one kernel.
+        precision : {"bf16x3"}, optional
+            Of sums and means of float32 with weights: they, and the gradient in `x`, are computed by three products of
+            bfloat16 numbers, as `sparsetir.ops.spmm` does. The gradient in the weights stays in float32.
 
         Returns
         -------
@@ -164,14 +179,16 @@ class Graph(functions.GraphOrientations):
         Raises
         ------
         ArgumentTypeError, ArgumentError
-            Tensors of other dtypes, devices or shapes.
+            Tensors of other dtypes, devices or shapes; a precision for another product.
         """
         weight = self.weight if weight is None else weight
         x, weight, bias = _alike(x, weight, bias)
+        _check_precision(precision, x)
         if activation is not None and (not isinstance(activation, str) or activation != "relu"):
             raise ArgumentError(f'activation is None or "relu"; found {shown(activation)}')
         if self.is_to_trace(x):
-            return self._traced("spmm", [x, weight, bias], reduce=reduce, activation=activation or "")
+            options = {"activation": activation or "", "precision": precision or ""}
+            return self._traced("spmm", [x, weight, bias], reduce=reduce, **options)
         if isinstance(x, Tensor) and x.dtype in functions.WHOLE:
             return self._whole_spmm(x, weight, reduce, bias, activation)
         self._check(x=x, weight=weight, bias=bias)
@@ -182,15 +199,38 @@ class Graph(functions.GraphOrientations):
         if edges is not None and edges.dtype is not x.dtype:
             raise ArgumentTypeError(f"x and weight must have one dtype; x is {x.dtype} and weight is {edges.dtype}")
         x, inner, shape = self._product(x.contiguous(), edges)
-        if (is_mean := SUMS.get(reduce) if isinstance(reduce, str) else None) is not None:
-            flat = None if bias is None else bias.reshape(x.shape[1:])
-            y = functions.SpMM.apply(self, inner, is_mean, activation or "", edges, x, flat)
-            return y if len(shape) == y.dim() else y.view(shape)
-        if not isinstance(reduce, str) or reduce not in EXTREMES:
+        if not isinstance(reduce, str) or (reduce not in SUMS and reduce not in EXTREMES):
             raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {shown(reduce)}')
+        is_mean = SUMS.get(reduce)
+        if precision is not None and (is_mean is not False or edges is None or inner != FEATURES):
+            y = self._precise_spmm(x, edges, inner, reduce, precision).view(shape)
+            y = y if bias is None else y + bias
+            return y.relu() if activation else y
+        if is_mean is not None:
+            flat = None if bias is None else bias.reshape(x.shape[1:])
+            graph = self.in_precision(precision)
+            y = functions.SpMM.apply(graph, inner, is_mean, activation or "", edges, x, flat)
+            return y if len(shape) == y.dim() else y.view(shape)
         y = functions.Extreme.apply(self, inner, EXTREMES[reduce], edges, x).view(shape)
         y = y if bias is None else y + bias
         return y.relu() if activation else y
+
+    def _precise_spmm(self, x: Tensor, edges: Tensor | None, inner: Sizes, reduce: str, precision: str) -> Tensor:
+        """Compute sums or means of products in another precision, of one head at a time: units have no heads."""
+        if edges is None or reduce not in SUMS or "K" not in dict(inner):
+            fault = "precision: expected None but for sums and means of rows of x, which weights multiply"
+            raise ArgumentError(f"{fault}, got {shown(precision)}. Leave it out.")
+        graph = self.in_precision(precision)
+        products = [
+            functions.SpMM.apply(graph, FEATURES, False, "", w.contiguous(), part.contiguous(), None)
+            for w, part in ([(edges, x)] if inner == FEATURES else zip(edges.unbind(1), x.unbind(1), strict=True))
+        ]
+        if inner == FEATURES:
+            y = products[0]
+        else:
+            y = torch.stack(products, 1) if products else x[:0].sum(0, keepdim=True)
+        share = self.rows.share(x.dtype) if SUMS[reduce] else None
+        return y if share is None else y * share.view(-1, *[1] * (y.dim() - 1))
 
     def _whole_spmm(self, x: Tensor, weight: Tensor | None, reduce: Any, bias: Any, activation: Any) -> Tensor:
         """Reduce integers or bools, in their own dtype: sums wrap around, sums of bools tell whether one is true."""
@@ -220,6 +260,8 @@ class Graph(functions.GraphOrientations):
         bias: Tensor | None = None,
         reduce: str = "sum",
         activation: str | None = None,
+        *,
+        precision: str | None = None,
     ) -> Tensor:
         """Return a layer ``activation(A @ x @ weight.T + bias)``, A the graph with its own weight; or means, maxima.
 
@@ -237,6 +279,8 @@ class Graph(functions.GraphOrientations):
             [outputs].
         reduce : {"sum", "mean", "max", "min"}
         activation : {"relu"}, optional
+        precision : {"bf16x3"}, optional
+            Of the sums along edges, as in `spmm`. The product with `weight` stays in float32.
 
         Returns
         -------
@@ -254,6 +298,7 @@ class Graph(functions.GraphOrientations):
             fault = f"expected weight of [outputs, {x.shape[1]}] for x of {_shown(x)}, got {_shown(weight)}"
             raise ArgumentError(f"{fault}. Pass the weight of a layer with as many inputs.")
         if not torch.is_autocast_enabled("cpu") and not self.is_to_trace(x):
+            _check_precision(precision, x)
             self._check(x=x, weight=weight, bias=bias)
             if not all(t.dtype is x.dtype for t in (weight, bias) if t is not None):
                 raise ArgumentTypeError(
@@ -261,11 +306,12 @@ class Graph(functions.GraphOrientations):
                 )
         if not isinstance(reduce, str) or (reduce not in SUMS and reduce not in EXTREMES):
             raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {shown(reduce)}')
-        sums = self._sums_of_constant(x, reduce)
+        sums = self._sums_of_constant(x, reduce, precision)
         if sums is None and (reduce in EXTREMES or x.shape[1] < weight.shape[0]):
-            sums = self.spmm(x, reduce=reduce)
+            sums = self.spmm(x, reduce=reduce, precision=precision)
         if sums is None:
-            return self.spmm(self._linear(x, weight), None, reduce, bias=bias, activation=activation)
+            options: dict[str, Any] = {"bias": bias, "activation": activation, "precision": precision}
+            return self.spmm(self._linear(x, weight), None, reduce, **options)
         y = linear(sums, weight, bias)
         return y.relu_() if activation else y
 
@@ -278,14 +324,15 @@ class Graph(functions.GraphOrientations):
             return linear(x, weight)
         return functions.ReadLinear.apply(self.rows.unread, x, weight)
 
-    def _sums_of_constant(self, x: Tensor, reduce: str) -> Tensor | None:
+    def _sums_of_constant(self, x: Tensor, reduce: str, precision: str | None) -> Tensor | None:
         """Return the sums of features that came before as well and that nothing changes; None of others."""
         tensors = (x,) if self.weight is None else (x, self.weight)
         if self.is_to_trace(x) or torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
             return None
         if not all(type(t) is Tensor and not t.requires_grad and not t.is_inference() for t in tensors):
             return None
-        return self.rows.kept.of(reduce, tensors, lambda: self.spmm(x, reduce=reduce))
+        name = f"{reduce} {precision}"
+        return self.rows.kept.of(name, tensors, lambda: self.spmm(x, reduce=reduce, precision=precision))
 
     def sddmm(self, q: Tensor, k: Tensor) -> Tensor:
         """Dot products along edges: ``s[i, j] = sum_d q[i, d] * k[j, d]``.
@@ -569,16 +616,27 @@ class Graph(functions.GraphOrientations):
         operands = (targets.contiguous(), sources.contiguous(), weight.contiguous(), v.contiguous(), edges, seed)
         return functions.DynamicAttention.apply(self, inner + out, (slope, rate), *operands)
 
-    def linear(self, values: Tensor, x: Tensor) -> Tensor:
-        """Return a layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m]."""
+    def linear(self, values: Tensor, x: Tensor, *, precision: str | None = None) -> Tensor:
+        """Return a layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m].
+
+        Parameters
+        ----------
+        values : Tensor
+            [edges], in the order in which the graph was given.
+        x : Tensor
+        precision : {"bf16x3"}, optional
+            Of the product and of the gradient in `x`, as in `spmm`.
+        """
         values, x = _alike(values, x)
+        _check_precision(precision, x)
         if self.is_to_trace(x):
-            return self._traced("linear", [values, x])
+            return self._traced("linear", [values, x], precision=precision or "")
         self._check(values=values, x=x)
         if x.dim() == 0 or x.shape[-1] != self.shape[1]:
             raise ArgumentError(f"x: expected a tensor of [..., {self.shape[1]}], got {_shown(x)}. Transpose it.")
         rows = x.reshape(math.prod(x.shape[:-1]), self.shape[1]).contiguous()  # numel() would fix sizes in an export
-        return functions.LinearFunction.apply(self, self.by_rows(values), rows).view(*x.shape[:-1], self.shape[0])
+        y = functions.LinearFunction.apply(self.in_precision(precision), self.by_rows(values), rows)
+        return y.view(*x.shape[:-1], self.shape[0])
 
     # ------------------------------------------------------------------ programs that torch traces
 
@@ -683,6 +741,12 @@ def _alike(*tensors: Any) -> tuple[Any, ...]:
     floats = [t.dtype for t in tensors if isinstance(t, Tensor) and t.dtype in functions.NAMES]
     widest = reduce(torch.promote_types, floats, floats[0]) if floats else None
     return tuple(t.to(widest) if isinstance(t, Tensor) and t.dtype in functions.NAMES else t for t in tensors)
+
+
+def _check_precision(precision: Any, x: Any) -> None:
+    """Raise for a precision that the dtype of an operand does not have."""
+    if precision is not None and isinstance(x, Tensor):
+        check_precision(precision, str(x.dtype).removeprefix("torch."))
 
 
 def _scaled(q: Any, scale: Any) -> tuple[Any, float | None]:

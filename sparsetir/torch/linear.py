@@ -14,6 +14,7 @@ from torch.nn.utils.prune import BasePruningMethod
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.interop import array_of_numbers
+from sparsetir.ir.halves import check_precision
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
 from sparsetir.utils.arguments import as_count, as_flag, shown
@@ -52,6 +53,9 @@ class SparseLinear(nn.Module):
         The places instead: those of a matrix [out, in] that are not zero, of a sparse one those it stores.
     dtype : torch.dtype, optional
         Default: torch's.
+    precision : {"bf16x3"}, optional
+        Of float32 layers: products and the gradients of inputs are computed by three products of bfloat16 numbers, as
+        `sparsetir.ops.spmm` does. Those of weights stay in float32. Inside autocast, its dtype counts.
 
     Attributes
     ----------
@@ -61,6 +65,8 @@ class SparseLinear(nn.Module):
     bias : Parameter or None
     graph : Graph
         The places.
+    precision : str or None
+        May be set at any time.
 
     Notes
     -----
@@ -78,6 +84,7 @@ class SparseLinear(nn.Module):
 
     values: Tensor
     bias: Tensor | None
+    precision: str | None = None  # also of layers that were pickled without one
 
     def __init__(
         self,
@@ -88,10 +95,13 @@ class SparseLinear(nn.Module):
         bias: bool = True,
         mask: Any = None,
         dtype: torch.dtype | None = None,
+        precision: str | None = None,
     ) -> None:
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
         _check_layer(in_features, out_features, dtype)
+        check_precision(precision, NAMES[dtype])
+        self.precision = precision
         has_bias = as_flag(bias, "bias")
         self.in_features, self.out_features = in_features, out_features
         self.graph = Graph(_drawn(self._shape, density) if mask is None else _places(mask, self._shape))
@@ -100,7 +110,9 @@ class SparseLinear(nn.Module):
         self.reset_parameters()
 
     @classmethod
-    def from_dense(cls, layer: nn.Linear, density: float | None = None, *, mask: Any = None) -> SparseLinear:
+    def from_dense(
+        cls, layer: nn.Linear, density: float | None = None, *, mask: Any = None, precision: str | None = None
+    ) -> SparseLinear:
         """Return the layer with its largest weights, or those at given places; bias and weights are copied.
 
         Parameters
@@ -109,6 +121,7 @@ class SparseLinear(nn.Module):
         density : float, optional
             The share of weights to keep. Default: those that are not zero.
         mask : sparse matrix, Tensor or ndarray, optional
+        precision : {"bf16x3"}, optional
             As in `SparseLinear`.
         """
         if nn.parameter.is_lazy(layer.weight):
@@ -119,7 +132,8 @@ class SparseLinear(nn.Module):
         weight = layer.weight.detach()
         if mask is None:
             mask = weight != 0 if density is None else _largest(weight, density)
-        sparse = cls(layer.in_features, layer.out_features, bias=layer.bias is not None, mask=mask, dtype=weight.dtype)
+        options: dict[str, Any] = {"bias": layer.bias is not None, "dtype": weight.dtype, "precision": precision}
+        sparse = cls(layer.in_features, layer.out_features, mask=mask, **options)
         with torch.no_grad():
             sparse.values.copy_(weight[sparse._rows(), sparse._columns()])
             if sparse.bias is not None:
@@ -147,18 +161,18 @@ class SparseLinear(nn.Module):
             raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], found {description}")
         if torch.is_autocast_enabled("cpu"):
             return self._autocast(x)
-        return self._product(x, self.values, self.bias)
+        return self._product(x, self.values, self.bias, self.precision)
 
     def _autocast(self, x: Tensor) -> Tensor:
         """Return the layer in the dtype of autocast, as torch.nn.Linear has it there."""
         dtype = torch.get_autocast_dtype("cpu")
         return self._product(x.to(dtype), self.values.to(dtype), None if self.bias is None else self.bias.to(dtype))
 
-    def _product(self, x: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    def _product(self, x: Tensor, values: Tensor, bias: Tensor | None, precision: str | None = None) -> Tensor:
         if x.dtype is not values.dtype or x.dtype not in NAMES:
             advice = "convert one of them to the dtype of the other, one of floats"
             raise ArgumentTypeError(f"x is {x.dtype} and the weights are {values.dtype}: {advice}")
-        y = self.graph.linear(values, x)
+        y = self.graph.linear(values, x, precision=precision)
         return y if bias is None else y.add_(bias)
 
     # ------------------------------------------------------------------ the pattern
@@ -295,7 +309,8 @@ class SparseLinear(nn.Module):
 
     def extra_repr(self) -> str:
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{sizes}, density={self.density:.3g}, bias={self.bias is not None}"
+        precision = f", precision={self.precision}" if self.precision else ""
+        return f"{sizes}, density={self.density:.3g}, bias={self.bias is not None}{precision}"
 
 
 def _is_trained(layer: nn.Module, name: str) -> bool:

@@ -31,11 +31,8 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, St
 from sparsetir.ir.halves import check_precision
 from sparsetir.torch.functions import (
     NAMES,
-    GraphOrientations,
     KernelFunction,
     LinearFunction,
-    PreciseGraph,
-    PreciseRows,
     SpMM,
     TransposedLinear,
     TransposedSpMM,
@@ -72,18 +69,6 @@ class IndexStructure:
     def graph(self) -> Graph:
         """The graph of the rows, which has the kernels."""
         return Graph.of_rows(GraphRows(self.indptr, self.indices, self.shape[1]), None, None)
-
-    def graph_in(self, precision: str | None) -> GraphOrientations:
-        """Return the graph for products in a precision of float32."""
-        if precision is None:
-            return self.graph
-        if precision not in self._precise:
-            self._precise[precision] = PreciseGraph(PreciseRows(self.graph.rows, precision), self.shape)
-        return self._precise[precision]
-
-    @cached_property
-    def _precise(self) -> dict[str, PreciseGraph]:
-        return {}
 
     @cached_property
     def keys(self) -> np.ndarray:
@@ -363,7 +348,7 @@ def _check_precision(A: Tensor, B: Tensor, precision: Any) -> None:
 
 def _sparse_times_dense(A: Tensor, B: Tensor, precision: str | None) -> Tensor:
     (structure, values), inner = _compressed(A, "A"), FEATURES if B.dim() == 2 else ()
-    graph = structure.graph_in(precision)
+    graph = structure.graph.in_precision(precision)
     if A.layout is torch.sparse_csc:
         return TransposedSpMM.apply(graph, inner, None, values, B.contiguous())
     return SpMM.apply(graph, inner, False, "", values, B.contiguous(), None)
@@ -372,7 +357,7 @@ def _sparse_times_dense(A: Tensor, B: Tensor, precision: str | None) -> Tensor:
 def _dense_times_sparse(A: Tensor, B: Tensor, precision: str | None) -> Tensor:
     structure, values = _compressed(B, "B")
     function = LinearFunction if B.layout is torch.sparse_csc else TransposedLinear
-    return function.apply(structure.graph_in(precision), values, A.contiguous())
+    return function.apply(structure.graph.in_precision(precision), values, A.contiguous())
 
 
 # ------------------------------------------------------------------------------------ grouped products

@@ -20,6 +20,7 @@ from torch.nn.utils.prune import BasePruningMethod
 
 import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
+from sparsetir.ir.halves import check_precision
 from sparsetir.torch.linear import SparseLinear, check_share
 from sparsetir.torch.pruned_layers import (
     CONVOLUTION_OPTIONS,
@@ -125,6 +126,7 @@ def sparsify_(
     percentile: float = 100.0,
     seconds: float = 0.1,
     tolerance: float | None = None,
+    precision: str | None = None,
 ) -> nn.Module:
     """Replace the linear layers of a model by sparse ones with their largest weights, or with those that are not zero.
 
@@ -164,6 +166,8 @@ def sparsify_(
     tolerance : float, optional
         The greatest relative error of a candidate. Default: 2e-2 for bfloat16, 0.1 for int8, 1e-3 for float32 and
         bf16x3.
+    precision : {"bf16x3"}, optional
+        Of the products of each `SparseLinear`; a measured choice has `dtype` instead.
 
     Returns
     -------
@@ -196,7 +200,11 @@ def sparsify_(
         raise ArgumentError(f"skip has {unknown[0]!r}; the linear layers are {', '.join(layers) or 'none'}")
     if _is_measured(decide, dtype, examples):
         options = options_of(dtype, rows, examples, percentile, seconds, tolerance)
+        if precision is not None:
+            fault = f"precision: expected None with a measured choice, got {shown(precision)}"
+            raise ArgumentError(f"{fault}. Pass it as dtype.")
         return _sparsify_measured(model, keep, density, skip, report, options)
+    check_precision(precision, "float32")
     sparse_layers: dict[int, SparseLinear] = {}
     changes: list[LayerChange] = []
     for name, layer in layers.items():
@@ -204,7 +212,7 @@ def sparsify_(
             changes.append(_unchanged(name, layer, "in skip"))
             continue
         _check_unshared(model, name, layer)
-        sparse_layers[id(layer)] = SparseLinear.from_dense(layer, density)
+        sparse_layers[id(layer)] = SparseLinear.from_dense(layer, density, precision=precision)
         changes.append(_change(name, layer, sparse_layers[id(layer)], density))
     for module in list(model.modules()):
         for name, child in module._modules.items():  # named_children() leaves out what comes twice

@@ -16,6 +16,7 @@ import scipy.sparse as sp
 import torch
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError, StructureError
+from sparsetir.ir.halves import PRECISIONS
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.torch.block_attention import BlockPattern, find_blocks
 from sparsetir.torch.programs import Sizes, kernel
@@ -168,6 +169,10 @@ class GraphRows:
 
     def run(self, name: str, dtype: str, inner: Sizes, *options: Any, **tensors: torch.Tensor | None) -> Any:
         """Call a program with dense tensors, those that are not None; it returns one, or several."""
+        weight = tensors.get("W")
+        if dtype in PRECISIONS and self.order is not None and weight is not None:
+            tensors["W"] = weight.detach()[self.way]  # units multiply values that are in the order of the rows
+            return self.ordered.run(name, dtype, inner, *options, **tensors)
         bound = self.bound.get((name, dtype, inner, options)) or self.kernel(name, dtype, inner, *options)
         operands: dict[str, Any] = {}
         for key, tensor in tensors.items():
@@ -202,6 +207,11 @@ class GraphRows:
     def ordered(self) -> GraphRows:
         """The same rows for values in their own order."""
         return self if self.order is None else GraphRows(self.indptr, self.indices, self.columns)
+
+    @cached_property
+    def way(self) -> torch.Tensor:
+        """`order` as an index of torch."""
+        return torch.from_numpy(self.order).long()
 
     @cached_property
     def blocks(self) -> BlockPattern | None:
@@ -243,6 +253,7 @@ class GraphRows:
         del state["tensors"], state["kept"]
         state.pop("places", None)
         state.pop("widened", None)
+        state.pop("way", None)
         state.pop("unread", None)
         state.pop("blocks", None)
         return state

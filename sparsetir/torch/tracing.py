@@ -29,7 +29,7 @@ GRAPHS = GraphCache()  # of targets and sources
 PLAIN = (Tensor, torch.nn.Parameter)
 PLAIN_ATTENTION = ("Q", "KEYS", "V")  # operands without dropout and features of edges
 STRUCTURE = "Tensor first, Tensor? second, SymInt rows, SymInt columns"
-OPTIONS = 'str reduce="", float? scale=None, float dropout=0.0, str activation=""'
+OPTIONS = 'str reduce="", float? scale=None, float dropout=0.0, str activation="", str precision=""'
 CALL = f"str method, Tensor?[] tensors, *, {OPTIONS}) -> Tensor"
 
 
@@ -100,7 +100,7 @@ class TracedGraph(Graph):
     ) -> None:
         self.rows, self.by_edges, self.shape = TracedSide(structure, by_edges), by_edges, structure[2:]
         self._edges = structure[0] if by_edges else structure[1]
-        self.weight, self.there, self.back = None, there, back
+        self.weight, self.there, self.back, self._precise = None, there, back, {}
 
     @property
     def num_edges(self) -> int:
@@ -135,6 +135,7 @@ def _called(
     scale: float | None = None,
     dropout: float = 0.0,
     activation: str = "",
+    precision: str = "",
 ) -> Tensor:
     number = "scale" if method == "attention" else "slope"
     options: dict[str, Any] = {"reduce": reduce} if reduce else {} if scale is None else {number: scale}
@@ -147,6 +148,8 @@ def _called(
         *tensors, options["bias"] = tensors
     if activation:
         options["activation"] = activation
+    if precision:
+        options["precision"] = precision
     return getattr(graph, method)(*tensors, **options)
 
 
@@ -163,13 +166,14 @@ def along_rows(
     scale: float | None = None,
     dropout: float = 0.0,
     activation: str = "",
+    precision: str = "",
 ) -> Tensor:
     """Call a method of the graph with these index arrays; `there` and `back` lead from and to the given order."""
     if _is_plain(tensors, first):
         graph = Graph.of_rows(known(first, second, columns), there, back)
     else:
         graph = TracedGraph(first, second, rows, columns, by_edges=False, there=there, back=back)
-    return _called(graph, method, tensors, reduce, scale, dropout, activation)
+    return _called(graph, method, tensors, reduce, scale, dropout, activation, precision)
 
 
 def along_edges(
@@ -183,13 +187,14 @@ def along_edges(
     scale: float | None = None,
     dropout: float = 0.0,
     activation: str = "",
+    precision: str = "",
 ) -> Tensor:
     """Call a method of the graph with these targets and sources; without sources each edge has a column of its own."""
     if _is_plain(tensors, first):
         graph = GRAPHS.of(first, second, rows, columns)
     else:
         graph = TracedGraph(first, second, rows, columns, by_edges=True)
-    return _called(graph, method, tensors, reduce, scale, dropout, activation)
+    return _called(graph, method, tensors, reduce, scale, dropout, activation, precision)
 
 
 def along_index(index: Tensor, at: tuple[int, int], rows: int, columns: int, *call: Any, **options: Any) -> Tensor:

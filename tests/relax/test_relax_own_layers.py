@@ -93,3 +93,6 @@ def test_operations_without_an_operator_are_named() -> None:
     model = Network(lambda net, x: net.graph.additive_attention(x[:, 0], x[:, 1], x))
     with pytest.raises(LoweringError, match=r"Graph\.additive_attention: expected one of linear, spmm, softmax"):
         srelax.from_torch(model, (torch.randn(NODES, FEATURES),))
+    model = torch.nn.Sequential(SparseLinear(8, 6, precision="bf16x3"))
+    with pytest.raises(LoweringError, match=r"Graph\.linear with a precision: expected one of linear, spmm"):
+        srelax.from_torch(model, (torch.randn(4, 8),))

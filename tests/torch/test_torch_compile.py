@@ -93,6 +93,18 @@ def test_every_operator_without_a_break(kind, backend):
         same(torch.compile(call, backend=backend, **WHOLE)(*inputs), call(*inputs))
 
 
+def test_products_by_bfloat16_numbers():
+    """Programs and their gradients have the kernels of the calls."""
+    graph, options = GRAPHS["unsorted"](), {"precision": "bf16x3"}
+
+    def call(x: Any, w: Any) -> Any:
+        return graph.spmm(x, w, bias=x[0], activation="relu", **options), graph.linear(w, x.t(), **options)
+
+    inputs = [real(N, 3).float(), real(graph.num_edges).float()]
+    same(passes(torch.compile(call, backend="aot_eager", **WHOLE), inputs), passes(call, inputs), 1e-7)
+    assert not torch.equal(call(*inputs)[0], graph.spmm(*inputs, bias=inputs[0][0], activation="relu"))
+
+
 def test_the_weight_of_a_graph():
     matrix = torch.tensor([[0, 2.0, 0], [3, 0, 0.5]])
     graph, x = Graph(matrix.to_sparse_csr()), real(3, 2)

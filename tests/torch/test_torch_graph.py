@@ -114,6 +114,89 @@ def test_products_with_a_bias_and_an_activation(graph, reduce, inner):
     close(alone, by_torch(index, x.detach(), None, reduce, M).relu())
 
 
+PRECISE = {"precision": "bf16x3"}
+
+
+@pytest.mark.parametrize(
+    ("reduce", "inner", "weights"), [("sum", (18,), ()), ("mean", (2, 9), ()), ("mean", (2, 9), (2,))]
+)
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_products_by_bfloat16_numbers(reduce, inner, weights, activation):
+    """Each sum is off by at most 3 * 2**-16 times the sum of magnitudes; gradients in weights are in float32."""
+    graph = Graph(INDEX, (N, M))
+    x, w, bias = real(N, *inner), real(EDGES, *weights), real(*inner)
+    y = graph.spmm(x, w, reduce, bias=bias)
+    g = real(M, *inner) * (y > 0 if activation else 1)
+
+    def computed(dtype: Any, magnitudes: Any = lambda t: t, **options: Any) -> tuple[Any, ...]:
+        operands = wanting(*(magnitudes(t.to(dtype)) for t in (x, w)))
+        b = magnitudes(bias.to(dtype))
+        result = graph.spmm(*operands, reduce, bias=b, **options)
+        return result, *torch.autograd.grad(result, operands, magnitudes(g.to(dtype)))
+
+    exact, single = computed(torch.float64, activation=activation), computed(torch.float32, activation=activation)
+    halves = computed(torch.float32, activation=activation, **PRECISE)
+    for found, expected, total in zip(halves, exact, computed(torch.float64, torch.abs), strict=True):
+        assert ((found - expected).abs() <= 3 * 2**-16 * total + 1e-6).all()
+    assert not torch.equal(halves[0], single[0])
+    assert not torch.equal(halves[1], single[1])
+    close(halves[2], single[2], 1e-6)
+
+
+@pytest.mark.parametrize(("reduce", "outputs"), [("sum", 20), ("mean", 2)])
+def test_a_convolution_by_bfloat16_numbers(reduce, outputs):
+    """The sums along edges are off by at most 3 * 2**-16 times those of magnitudes."""
+    graph, x, w = Graph(INDEX, (N, M)), real(N, 16), real(outputs, 16)
+
+    def computed(dtype: Any, magnitudes: Any = lambda t: t, **options: Any) -> tuple[Any, ...]:
+        weighted = graph.weighted(magnitudes(real(EDGES).to(dtype)))
+        operands = wanting(*(magnitudes(t.to(dtype)) for t in (x, w)))
+        result = weighted.conv(*operands, reduce=reduce, **options)
+        constant = [weighted.conv(operands[0].detach(), operands[1], reduce=reduce, **options) for _ in range(2)]
+        return result, *constant, *torch.autograd.grad(result.sum(), operands)
+
+    exact, total = computed(torch.float64), computed(torch.float64, torch.abs)
+    halves, single = computed(torch.float32, **PRECISE), computed(torch.float32)
+    for found, expected, most in zip(halves, exact, total, strict=True):
+        assert ((found - expected).abs() <= 3 * 2**-16 * most + 1e-5).all()
+    assert not torch.equal(halves[0], single[0])
+
+
+def test_sums_of_constant_features_are_kept_for_each_precision():
+    graph, x, w = Graph(INDEX, (N, M)).weighted(real(EDGES).float()), real(N, 3).float(), real(2, 3).float()
+    kept = [graph.conv(x, w) for _ in range(2)]
+    assert not torch.equal(graph.conv(x, w, **PRECISE), kept[1])
+
+
+def test_precisions_of_copies_and_heads_without_any():
+    graph, x, w = Graph(INDEX, (N, M)), real(N, 3).float(), real(EDGES).float()
+    y = graph.spmm(x, w, **PRECISE)
+    assert torch.equal(pickle.loads(pickle.dumps(graph)).spmm(x, w, **PRECISE), y)
+    assert torch.equal(copy.deepcopy(graph).spmm(x, w, **PRECISE), y)
+    assert graph.spmm(x[:, None][:, :0], w[:, None][:, :0], **PRECISE).shape == (M, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g, x, w: g.spmm(x, w, precision="bf16"), "expected None, or 'bf16x3' for float32, got 'bf16'"),
+        (lambda g, x, w: g.spmm(x, w, precision=3), "expected None, or 'bf16x3' for float32, got 3"),
+        (lambda g, x, w: g.spmm(x.double(), w.double(), **PRECISE), "got 'bf16x3' for float64"),
+        (lambda g, x, w: g.spmm(x.int(), w.int(), **PRECISE), "got 'bf16x3' for int32"),
+        (lambda g, x, w: g.spmm(x, w, "max", **PRECISE), "expected None but for sums and means of rows"),
+        (lambda g, x, w: g.spmm(x, **PRECISE), "which weights multiply, got 'bf16x3'. Leave it out."),
+        (lambda g, x, w: g.spmm(x[:, 0], w, **PRECISE), "expected None but for sums and means of rows"),
+        (lambda g, x, w: g.spmm(x[:, :1], w[:, None], **PRECISE), "expected None but for sums and means of rows"),
+        (lambda g, x, w: g.conv(x, x, **PRECISE), "expected None but for sums and means of rows"),
+        (lambda g, x, w: g.conv(x, x, precision="high"), "expected None, or 'bf16x3' for float32, got 'high'"),
+        (lambda g, x, w: g.linear(w, x.t(), precision="high"), "expected None, or 'bf16x3' for float32, got 'high'"),
+    ],
+)
+def test_precisions_that_do_not_apply_are_refused(call, message):
+    with pytest.raises(ArgumentError, match=f"precision: .*{message}"):
+        call(Graph(INDEX, (N, M)), torch.ones(N, 3), torch.ones(EDGES))
+
+
 def test_what_is_no_number_stays_none():
     made, x = Graph(INDEX, (N, M)), real(N, 3)
     x[2, 0] = torch.nan

@@ -56,6 +56,68 @@ def test_a_layer_is_the_dense_one(layer, shape, kind):
         torch.testing.assert_close(layer.bias.grad, other.bias.grad)
 
 
+@pytest.mark.parametrize("shape", [(3,), (2, 4), ()])
+def test_a_layer_by_bfloat16_numbers(shape):
+    """Each sum is off by at most 3 * 2**-16 times the sum of magnitudes; gradients in weights are in float32."""
+    torch.manual_seed(2)
+    precise = SparseLinear(40, 24, density=0.4, precision="bf16x3")
+    single, exact = (copy.deepcopy(precise) for _ in range(2))
+    single.precision = exact.precision = None
+    exact = exact.double()
+    totals = copy.deepcopy(exact)
+    with torch.no_grad():
+        for parameter in totals.parameters():
+            parameter.abs_()
+    x, g = torch.randn(*shape, 40), torch.randn(*shape, 24)
+
+    def computed(layer: SparseLinear, x: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        x = x.detach().to(layer.values.dtype).requires_grad_()
+        y = layer(x)
+        y.backward(g.to(y.dtype))
+        return [y, x.grad, layer.values.grad]
+
+    halves, whole = computed(precise, x, g), computed(single, x, g)
+    for found, expected, total in zip(halves, computed(exact, x, g), computed(totals, x.abs(), g.abs()), strict=True):
+        assert ((found - expected).abs() <= 3 * 2**-16 * total + 1e-6).all()
+    assert not torch.equal(halves[0], whole[0])
+    assert not torch.equal(halves[1], whole[1])
+    assert torch.equal(halves[2], whole[2])
+
+
+def test_the_precision_of_layers():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Linear(6, 2, bias=False))
+    sparsify_(model, 0.5, precision="bf16x3")
+    assert [m.precision for m in model] == ["bf16x3"] * 2
+    assert str(model[1]) == "SparseLinear(in_features=6, out_features=2, density=0.5, bias=False, precision=bf16x3)"
+    assert copy.deepcopy(model)[0].precision == "bf16x3"
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # whose dtype counts
+        assert model(torch.ones(3, 8)).dtype is torch.bfloat16
+    with pytest.raises(ArgumentError, match=r"precision: expected None, or 'bf16x3' for float32, got .* for float64"):
+        model.double()(torch.ones(3, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: SparseLinear(4, 4, precision="bf16"),
+            "expected None, or 'bf16x3' for float32, got 'bf16' for float32",
+        ),
+        (lambda: SparseLinear(4, 4, dtype=torch.float64, precision="bf16x3"), "got 'bf16x3' for float64"),
+        (lambda: SparseLinear.from_dense(torch.nn.Linear(4, 4), precision="high"), "got 'high' for float32"),
+        (lambda: sparsify_(torch.nn.Linear(4, 4), 0.5, precision=3), "got 3 for float32"),
+        (lambda: sparsify_(torch.nn.Linear(4, 4).double(), 0.5, precision="bf16x3"), "got 'bf16x3' for float64"),
+        (
+            lambda: sparsify_(torch.nn.Linear(4, 4), decide="measure", precision="bf16x3"),
+            "expected None with a measured choice, got 'bf16x3'. Pass it as dtype.",
+        ),
+    ],
+)
+def test_precisions_of_layers_that_do_not_apply(call, message):
+    with pytest.raises(ArgumentError, match=f"precision: .*{message}"):
+        call()
+
+
 def test_gradients(layer):
     x = torch.randn(3, IN, dtype=torch.float64, requires_grad=True)
     parameters = dict(layer.named_parameters())

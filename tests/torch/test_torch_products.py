@@ -103,9 +103,22 @@ def test_products_by_bfloat16_numbers_and_their_gradients(left, right):
         assert torch.linalg.norm(found - expected) <= 1e-4 * torch.linalg.norm(expected)
 
 
+def _matmul(x: Any) -> Any:
+    return sparsetir.torch.matmul(sparse(24, 40).float().to_sparse_csr(), x, precision="bf16x3")
+
+
+def _heads(x: Any) -> Any:
+    graph = sparsetir.torch.Graph(sparse(24, 40).float())
+    weight = torch.stack([graph.weight, -graph.weight], dim=1)
+    return graph.spmm(torch.stack([x, x], dim=1), weight, "mean", precision="bf16x3")
+
+
 @pytest.mark.optimised
-@pytest.mark.parametrize("mcpu", ["znver4", "sapphirerapids"])
-def test_units_multiply_bfloat16_numbers(mcpu, monkeypatch):
+@pytest.mark.parametrize(
+    ("multiply", "mcpu"),
+    [(_matmul, "znver4"), (_matmul, "sapphirerapids"), (_heads, "znver4")],
+)
+def test_units_multiply_bfloat16_numbers(multiply, mcpu, monkeypatch):
     """All kernels of a product and of the gradient in the dense operand have the instruction."""
     machine, built = cpu_target({"kind": "llvm", "mcpu": mcpu}, "kernels"), []
 
@@ -115,8 +128,7 @@ def test_units_multiply_bfloat16_numbers(mcpu, monkeypatch):
 
     monkeypatch.setattr("sparsetir.torch.programs.build", in_asm)
     CACHES["kernels of graphs"].clear()
-    A, x = sparse(24, 40).float().to_sparse_csr(), torch.ones(40, 32, requires_grad=True)
-    sparsetir.torch.matmul(A, x, precision="bf16x3").sum().backward()
+    multiply(torch.ones(40, 32, requires_grad=True)).sum().backward()
     CACHES["kernels of graphs"].clear()
     assert len(built) == 1  # of both directions
     assert "vdpbf16ps" in built[0]

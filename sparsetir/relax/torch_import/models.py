@@ -338,16 +338,17 @@ def along_rows(
     scale: float | None = None,
     dropout: float = 0.0,
     activation: str = "",
+    precision: str = "",
 ) -> Any:
     """Write a method of a graph with the operators of `register_torch_ops`.
 
     Raises
     ------
     LoweringError
-        The method, or its dropout, is not supported in a model for `from_torch`.
+        The method, its dropout or precision is not supported in a model for `from_torch`.
     """
-    if method not in METHODS or dropout:
-        description = f"{method} with dropout" if dropout else method
+    if method not in METHODS or dropout or precision:
+        description = f"{method} with dropout" if dropout else f"{method} with a precision" if precision else method
         raise LoweringError(
             f"Graph.{description}: expected one of {', '.join(METHODS)} in a model for from_torch. Write it with these."
         )
