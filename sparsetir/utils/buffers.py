@@ -14,6 +14,7 @@ import tvm_ffi
 
 from sparsetir.errors import ArgumentTypeError
 from sparsetir.utils.machine import LINE
+from sparsetir.utils.memory import MemoryLimitError, check_memory, readable
 
 # Arrays that begin at a cache line.
 #
@@ -60,13 +61,30 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return copy
 
 
+CHECKED_BYTES = 1 << 30  # of an array, from which on the memory of the machine is asked
+
+
 class _Memory(np.ndarray):
     """What an array lies in. Views of the array hold the array, not this: numpy passes by bases of one class only."""
 
 
+def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return memory for an array that begins at a cache line; raise `MemoryLimitError` where there is not so much.
+
+    The system also gives more than there is, and ends the process when that is written.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes >= CHECKED_BYTES:
+        check_memory(nbytes, f"an array of shape {shape}")
+    try:
+        return np.ndarray.__new__(_Memory, nbytes + LINE, np.uint8)
+    except (MemoryError, ValueError, OverflowError):
+        raise MemoryLimitError(f"an array of shape {shape} takes {readable(nbytes)}, which are not free") from None
+
+
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return an array with whatever the memory holds; views of it hold it, as they hold one of `numpy.empty`."""
-    memory = np.ndarray.__new__(_Memory, math.prod(shape) * dtype.itemsize + LINE, np.uint8)
+    memory = _room(shape, dtype)
     # `ctypes.data` has the same address, and takes longer.
     return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % LINE)
 
@@ -93,7 +111,7 @@ LEAST_ROOM, MOST_ROOM = 1 << 17, 1 << 25  # bytes: what the C library keeps itse
 
 def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return aligned memory whose views of numpy's own class are held by their views."""
-    root = np.ndarray.__new__(_Memory, math.prod(shape) * dtype.itemsize + LINE, np.uint8)
+    root = _room(shape, dtype)
     return np.ndarray.__new__(_Memory, shape, dtype, root, -root.__array_interface__["data"][0] % LINE)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import sparsetir
 from sparsetir import formats, ops
+from sparsetir.utils.memory import MemoryLimitError
 from tests.bad_arguments import BAD, Case, faults_of, matrix
 from tests.quick_code import quick_code
 
@@ -163,3 +164,15 @@ class Unprintable:
 def test_a_schedule_of_another_class_is_refused_before_it_is_printed() -> None:
     with pytest.raises(sparsetir.errors.ArgumentTypeError, match=r"a schedule is .* found Unprintable"):
         sparsetir.build(ops.spmm(), schedule=Unprintable())
+
+
+@pytest.mark.parametrize("rows", [1 << 33, 1 << 40, 1 << 61, 1 << 62])
+def test_a_result_that_does_not_fit_is_named(rows: int) -> None:
+    kernel = sparsetir.build(ops.spmm("float64", "csc", idtype="int64"))
+    arrays = {"a": np.ones(1), "indptr": np.array([0, 1]), "indices": np.array([1]), "B": np.ones((1, 2))}
+    for _ in range(2):  # the second call is planned
+        kernel(**arrays, m=4)
+    for _ in range(2):
+        with pytest.raises(MemoryLimitError, match=rf"an array of shape \({rows}, 2\) would take .* of memory"):
+            kernel(**arrays, m=rows)
+    assert kernel(**arrays, m=4).tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
