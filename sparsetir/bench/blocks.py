@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products and PCA of matrices on disk: speed beside products in memory and beside other libraries, and peak memory.
 
-Run ``sparsetir bench blocks``. Each measurement is a process of its own, so that its peak of resident memory
-is its own; both sides of a ratio run in turn. Files are written to a temporary folder, or to ``--folder``, which is
-kept. The page cache is warm: files are read once before. ``--tables`` chooses among products of families of matrices,
-of forms of files, the PCA, and dask arrays on a cluster of two processes.
+Run ``sparsetir bench blocks``. Each measurement is a process of its own, so that its peak of resident memory is its
+own; both sides of a ratio run in turn. Files are written to a temporary folder, or to ``--folder``, which is kept. The
+page cache is warm: files are read once before; with ``--cold``, products read them from the disk. ``--tables`` chooses
+among products of families of matrices, of forms of files, the PCA, and dask arrays on a cluster of two processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +188,14 @@ def _product_of_dask(path: str, width: int, memory: str, *, is_ours: bool) -> Ca
     B = np.ones((A.shape[1], width), np.float32)
     if is_ours:
         return lambda: wait(sparsetir.dask.matmul(dx, B).persist())
-    return lambda: wait(dx.map_blocks(lambda x: x @ B, chunks=(dx.chunks[0], (width,)), dtype=B.dtype).persist())
+    numbers = count()  # of calls: dask does not compute a task of the same name again
+
+    def run() -> Any:
+        chunks = dx.chunks[0], (width,)
+        made = dx.map_blocks(lambda x: x @ B, chunks=chunks, dtype=B.dtype, token=f"product-{next(numbers)}")
+        return wait(made.persist())
+
+    return run
 
 
 WAYS: dict[str, Callable[[str, int, str], Callable[[], Any]]] = {
@@ -219,7 +228,17 @@ def run_one(way: str, path: str, width: int, memory: str) -> dict[str, float]:
     return {"seconds": min(times), "peak": resident("VmHWM")}
 
 
-def run_pair(path: str, width: int, memory: str) -> dict[str, float]:
+def forget(path: str) -> None:
+    """Let the system drop a file or a folder from its memory, so that it is read from the disk again."""
+    whole = Path(path)
+    for file in whole.rglob("*") if whole.is_dir() else [whole]:
+        if file.is_file():
+            with open(file, "rb") as stream:
+                os.fsync(stream.fileno())
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def run_pair(path: str, width: int, memory: str, *, is_cold: bool = False) -> dict[str, float]:
     """Measure a product in memory and one of blocks, which alternate: least seconds of each."""
     calls = {way: WAYS[way](path, width, memory) for way in ("memory", "blocks")}
     times: dict[str, list[float]] = {way: [] for way in calls}
@@ -227,6 +246,8 @@ def run_pair(path: str, width: int, memory: str) -> dict[str, float]:
         call()
     for _ in range(PAIRS):
         for way, call in calls.items():
+            if is_cold:
+                forget(path)
             start = time.perf_counter()
             call()
             times[way].append(time.perf_counter() - start)
@@ -262,13 +283,13 @@ def compare(ways: Sequence[str], path: Path, width: int, memory: str) -> dict[st
     }
 
 
-def products(named: Iterable[tuple[str, Path]], memory: str) -> Iterator[str]:
-    """Yield a table of products of files, beside the same product in memory."""
+def products(named: Iterable[tuple[str, Path]], memory: str, pair: str) -> Iterator[str]:
+    """Yield a table of products of files, beside the same product in memory; "pair" or "cold pair"."""
     yield "| matrix | N | in memory s | blocks s | fraction of in-memory speed | peak MiB in memory, blocks |"
     yield "|---|---|---|---|---|---|"
     for name, path in named:
         for width in WIDTHS:
-            times = measure("pair", path, width, memory)
+            times = measure(pair, path, width, memory)
             peaks = [measure(way, path, width, memory) for way in ("memory", "blocks")]
             if times is None or None in peaks:
                 continue
@@ -286,10 +307,11 @@ def others(title: str, ways: Sequence[str], path: Path, width: int, memory: str)
         yield f"| {'sparsetir' if way == 'pca' else way} | {least:.2f} | {median:.2f} | {peak:.0f} |"
 
 
-def tables(folder: Path, entries: int, cells: int, memory: str) -> dict[str, Iterator[str]]:
+def tables(folder: Path, entries: int, cells: int, memory: str, *, is_cold: bool) -> dict[str, Iterator[str]]:
     """Return the rows of each table, measured when they are asked for."""
     families = ((family, write_matrix(family, entries, folder)) for family in FAMILIES)
     forms = ((name, write_matrix("rmat", entries, folder, end)) for name, end in FORMS.items() if end)
+    pair = "cold pair" if is_cold else "pair"
     title = f"PCA, {COMPONENTS} components, {cells} cells x {GENES} genes"
     dask_title = f"dask array, {DASK_WIDTH} columns, {DASK_WORKERS} workers"
 
@@ -297,8 +319,8 @@ def tables(folder: Path, entries: int, cells: int, memory: str) -> dict[str, Ite
         yield from others(title, ways, path(), width, memory)
 
     return {
-        "products": products(families, memory),
-        "forms": products(forms, memory),
+        "products": products(families, memory, pair),
+        "forms": products(forms, memory, pair),
         "pca": late(title, PCA_WAYS, partial(write_cells, cells, folder), COMPONENTS),
         "dask": late(dask_title, DASK_WAYS, partial(write_matrix, "rmat", entries, folder), DASK_WIDTH),
     }
@@ -312,17 +334,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cells", type=int, default=CELLS, help="rows of the matrix of the PCA")
     parser.add_argument("--memory", default="2GiB", help="limit of products of blocks, besides the result")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="to measure")
+    parser.add_argument("--cold", action="store_true", help="read files of products from the disk in each call")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
         way, path, width, memory = options.one
         given = path, int(width), memory
-        print(json.dumps(run_pair(*given) if way == "pair" else run_one(way, *given)))
+        is_pair = way.endswith("pair")
+        print(json.dumps(run_pair(*given, is_cold=way != "pair") if is_pair else run_one(way, *given)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, rows in tables(folder, options.entries, options.cells, options.memory).items():
+        for name, rows in tables(folder, options.entries, options.cells, options.memory, is_cold=options.cold).items():
             if name in options.tables:
                 for line in rows:
                     print(line, flush=True)
