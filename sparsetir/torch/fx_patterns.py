@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,33 +33,24 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional
 
 import torch
+from sparsetir.interop import torch_graphs
+from sparsetir.interop.torch_graphs import SCATTERS, Gather, GraphReader, keeps_elements
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import SEEDS
 from sparsetir.torch.tracing import along_edges
 
-# The names of arguments, by the name of a function of torch or a method of tensors.
 SIGNATURES = {
-    "index_select": ("input", "dim", "index"),
-    "getitem": ("input", "index"),
-    "scatter_add": ("input", "dim", "index", "src"),
-    "scatter_reduce": ("input", "dim", "index", "src", "reduce", "include_self"),
-    "index_add": ("input", "dim", "index", "src", "alpha"),
-    "index_reduce": ("input", "dim", "index", "src", "reduce", "include_self"),
-    "mul": ("input", "other"),
+    **torch_graphs.SIGNATURES,
     "div": ("input", "other"),
     "add": ("input", "other", "alpha"),
     "sub": ("input", "other", "alpha"),
     "exp": ("input",),
     "detach": ("input",),
     "sum": ("input", "dim", "keepdim"),
-    **dict.fromkeys(("view", "reshape", "unsqueeze", "expand", "expand_as", "broadcast_to"), ("input",)),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "zeros_like"), ("input",)),
     "zeros": (),
 }
 ALIASES = {"truediv": "div", "divide": "div", "true_divide": "div", "multiply": "mul", "subtract": "sub"}
-SCATTERS = ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
-REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
-VIEWS = ("view", "reshape", "unsqueeze", "expand", "expand_as", "broadcast_to", "getitem")
 FUSED = ("sum", "mean")  # reductions that a bias and an activation are one kernel with
 RELUS = {torch.relu, torch.relu_, functional.relu, functional.relu_, "relu", "relu_"}
 ZEROS = ("new_zeros", "zeros", "zeros_like")
@@ -76,17 +67,36 @@ FUNCTIONS = {
 }
 
 
-def name_of(node: Any) -> str:
-    """Return what a node computes, "" where that is nothing of interest."""
-    if not isinstance(node, Node):
-        return ""
-    if node.op == "call_function":
-        return FUNCTIONS.get(node.target, "")
-    if node.op != "call_method":
-        return ""
-    name = str(node.target).removesuffix("_")
-    name = ALIASES.get(name, name)
-    return name if name in SIGNATURES else ""
+class FxGraphs(GraphReader):
+    """The names of functions and methods in graphs of `torch.compile`."""
+
+    tensor_key, signatures = "example_value", SIGNATURES
+
+    def name(self, node: Any) -> str:
+        """Return what a node computes, "" where that is nothing of interest."""
+        if not isinstance(node, Node):
+            return ""
+        if node.op == "call_function":
+            return FUNCTIONS.get(node.target, "")
+        if node.op != "call_method":
+            return ""
+        name = str(node.target).removesuffix("_")
+        name = ALIASES.get(name, name)
+        return name if name in SIGNATURES else ""
+
+    def is_feature(self, node: Any) -> bool:
+        """Return whether a node is a tensor of floats that kernels take."""
+        tensor = value(node)
+        return (
+            tensor is not None
+            and tensor.dtype in NAMES
+            and tensor.device.type == "cpu"
+            and tensor.layout is torch.strided
+        )
+
+
+FX = FxGraphs()
+name_of, arguments, value = FX.name, FX.arguments, FX.tensor
 
 
 def is_in_place(node: Node) -> bool:
@@ -112,68 +122,6 @@ def is_quiet(first: Node, last: Node) -> bool:
     return node is last
 
 
-def arguments(node: Node) -> dict[str, Any]:
-    """Return the arguments of a node by their names."""
-    return {**dict(zip(SIGNATURES[name_of(node)], node.args, strict=False)), **node.kwargs}
-
-
-def value(node: Any) -> Any:
-    """Return the symbolic tensor that a node is, None where it is something else."""
-    example = node.meta.get("example_value") if isinstance(node, Node) else None
-    return example if isinstance(example, torch.Tensor) else None
-
-
-def _is_index(node: Any) -> bool:
-    tensor = value(node)
-    return tensor is not None and tensor.dim() == 1 and tensor.dtype in (torch.int64, torch.int32)
-
-
-def _is_floats(node: Any) -> bool:
-    tensor = value(node)
-    return (
-        tensor is not None and tensor.dtype in NAMES and tensor.device.type == "cpu" and tensor.layout is torch.strided
-    )
-
-
-def _is_first(dim: Any, node: Any) -> bool:
-    return isinstance(dim, int) and dim in (0, -value(node).dim())
-
-
-@dataclass(frozen=True)
-class Selected:
-    """Rows of `x`, one for each edge, perhaps times a weight; `at` is the node that selects them."""
-
-    x: Node
-    index: Node
-    at: Node
-    weight: Node | None = None
-
-
-def selected(node: Any) -> Selected | None:
-    """Of rows that are selected: from what, and which."""
-    name = name_of(node)
-    if name not in ("index_select", "getitem"):
-        return None
-    options = arguments(node)
-    x, index = options["input"], options.get("index")
-    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-    if not _is_floats(x) or not _is_index(index) or value(x).dim() == 0:
-        return None
-    return Selected(x, index, node) if name == "getitem" or _is_first(options.get("dim"), x) else None
-
-
-def edge_index(node: Any) -> Node | None:
-    """Return the one index for each edge that an index of the shape of messages holds."""
-    whole = value(node)
-    while name_of(node) in VIEWS and value(node).dim() > 1:
-        source = arguments(node)["input"]
-        shape, inner = value(node).shape, None if value(source) is None else value(source).shape
-        if inner is None or inner[0] != shape[0] or any(n != 1 for n in inner[1:]):
-            return None
-        node = source
-    return node if whole is not None and _is_index(node) and value(node).shape[0] == whole.shape[0] else None
-
-
 def _method(node: Any) -> str:
     """Return the method that a call along edges is of, "" of anything else."""
     return node.args[4] if isinstance(node, Node) and node.target is along_edges else ""
@@ -190,11 +138,9 @@ def _plain_views(node: Any) -> list[Any]:
 
 def _is_plain_view(node: Node) -> bool:
     if node.target is functional.dropout:
-        options = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
-        return not is_in_place(node) and (options.get("p", 0.5) == 0 or options.get("training", True) is False)
+        return _dropout(node) == 0
     if name_of(node) == "getitem" and value(node.args[0]) is not None:
-        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-        return all(part is None or part is Ellipsis or part == slice(None) for part in index)
+        return keeps_elements(node.args[1])
     return node.target in ("squeeze", torch.squeeze) or name_of(node) in ("view", "reshape", "unsqueeze")
 
 
@@ -205,14 +151,15 @@ def _is_relu(node: Any) -> bool:
     return node.target in RELUS if node.op == "call_function" else node.op == "call_method" and node.target in RELUS
 
 
-def _dropout(node: Any) -> float:
-    """Return the probability with which a node drops elements, 0 of anything else."""
+def _dropout(node: Any) -> float | None:
+    """Return the probability with which a node drops elements, None where it is not known, and of anything else."""
     if not isinstance(node, Node) or node.target is not functional.dropout or is_in_place(node):
-        return 0.0
+        return None
     options = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
-    rate = options.get("p", 0.5)
-    is_fixed = isinstance(rate, (int, float)) and 0 <= rate <= 1 and options.get("training", True) is True
-    return float(rate) if is_fixed else 0.0
+    rate, is_training = options.get("p", 0.5), options.get("training", True)
+    if rate == 0 or is_training is False:
+        return 0.0
+    return float(rate) if is_training is True and isinstance(rate, (int, float)) and 0 <= rate <= 1 else None
 
 
 def _slope(node: Any) -> float | None:
@@ -236,6 +183,17 @@ def _summed(node: Any) -> Any:
     return inner if dim in (-1, value(inner).dim() - 1) else None
 
 
+def _ordered(pair: Any, is_first: Callable[[Any], Any]) -> Any:
+    """Return both operands with the one first that a condition holds for, None twice if it holds for neither."""
+    return next((both for both in (pair, pair[::-1]) if is_first(both[0])), (None, None))
+
+
+def _is_like(node: Any, like: Any) -> bool:
+    """Return whether both nodes are tensors of one shape and dtype."""
+    tensor, expected = value(node), value(like)
+    return tensor is not None and tensor.shape == expected.shape and tensor.dtype is expected.dtype
+
+
 def _is_plain_add(node: Any) -> bool:
     return name_of(node) == "add" and len(node.args) == 2 and not node.kwargs and not is_in_place(node)
 
@@ -257,7 +215,7 @@ class _Scores:
     first : Node
         After which nothing may be changed in place.
     options : dict
-    ends : tuple of Selected
+    ends : tuple of Gather
         What may be needed by nothing else.
     """
 
@@ -267,7 +225,7 @@ class _Scores:
     heads: tuple[int, ...]
     first: Node
     options: dict[str, Any]
-    ends: tuple[Selected, ...] = ()
+    ends: tuple[Gather, ...] = ()
 
 
 class Messages:
@@ -281,7 +239,7 @@ class Messages:
 
     def __init__(self, module: GraphModule) -> None:
         self.graph: Graph = module.graph
-        self.sources: dict[Node, Selected] = {}  # by targets, what is summed there
+        self.sources: dict[Node, Gather] = {}  # by targets, what is summed there
 
     def replace(self) -> list[str]:
         """Replace what is found; the names of the methods."""
@@ -301,76 +259,44 @@ class Messages:
 
     def left(self) -> list[str]:
         """Return the names of operators that scatter floats still."""
-        names = {name_of(n) for n in self.graph.nodes if name_of(n) in SCATTERS and _is_floats(n)}
+        names = {name_of(n) for n in self.graph.nodes if name_of(n) in SCATTERS and FX.is_feature(n)}
         return sorted(names)
 
     # ------------------------------------------------------------------ what is where
 
     def _share_indices(self) -> None:
-        """Let equal rows of one edge index be one node."""
-        nodes = list(self.graph.nodes)
-        if any(is_in_place(n) and value(n.args[0]) is not None and not _is_floats(n.args[0]) for n in nodes):
-            return
-        first: dict[Any, Node] = {}
-        for node in nodes:
-            if name_of(node) == "getitem" and isinstance(node.args[1], int) and _is_index(node):
-                same = first.setdefault(node.args, node)
-                if same is not node:
-                    node.replace_all_uses_with(same)
-                    self.graph.erase_node(node)
+        """Let equal rows of one edge index be one node, unless integers change in place."""
+        changed = [n.args[0] for n in self.graph.nodes if is_in_place(n) and n.args]
+        if all(value(node) is None or FX.is_feature(node) for node in changed):
+            FX.share_rows(self.graph)
 
     def _note_sources(self, node: Node) -> None:
         if name_of(node) in SCATTERS:
-            index, message = edge_index(arguments(node).get("index")), self._message(arguments(node).get("src"))
+            index, message = FX.edge_index(arguments(node).get("index")), FX.message(arguments(node).get("src"))
             if index is not None and message is not None:
                 self.sources.setdefault(index, message)
-
-    def _message(self, node: Any) -> Selected | None:
-        """Rows that are selected, or such times a number for each edge, or for each edge and head."""
-        if name_of(node) != "mul":
-            return selected(node)
-        for one, other in (node.args, node.args[::-1]) if len(node.args) == 2 else ():
-            rows = selected(one)
-            if rows is None or not _is_floats(other) or value(other).dtype is not value(one).dtype:
-                continue
-            shape, rank = value(other).shape, value(one).dim()
-            if value(other).dim() != rank or shape[0] != value(one).shape[0]:
-                continue
-            is_by_heads = rank == 3 and shape[1] == value(one).shape[1] and shape[2] == 1
-            if is_by_heads or rank == 1 or all(n == 1 for n in shape[1:]):
-                return Selected(rows.x, rows.index, rows.at, other)
-        return None
 
     # ------------------------------------------------------------------ what replaces it
 
     def _scatter(self, node: Node) -> Node | None:
         """Return a product, for rows that are reduced into zeros."""
-        name = name_of(node)
-        if name not in SCATTERS:
+        scatter = FX.scatter(node)
+        index = None if scatter is None else FX.targets(scatter)
+        if scatter is None or index is None or not FX.is_feature(scatter.src) or not self._is_zero(scatter.base, node):
             return None
-        options = arguments(node)
-        base, index, src = options["input"], edge_index(options.get("index")), options.get("src")
-        reduce = REDUCTIONS.get(options.get("reduce", "sum"))
-        includes_zeros = reduce != "sum" and options.get("include_self", True)
-        if index is None or reduce is None or includes_zeros or options.get("alpha", 1) != 1:
-            return None
-        if not _is_floats(src) or not _is_first(options.get("dim"), base) or value(src).dtype is not value(base).dtype:
-            return None
-        if value(src).shape[0] != value(index).shape[0] or value(src).shape[1:] != value(base).shape[1:]:
-            return None
-        if not self._is_zero(base, node):
-            return None
-        message = self._message(src)
+        src, message = scatter.src, FX.message(scatter.src)
+        operands = () if message is None else (message.x, message.weight or src)
         with self.graph.inserting_before(node):
-            rows = self._rows(base)
+            rows = self._rows(scatter.base)
             if rows is None:
                 return None
-            if message is None or value(message.x).dtype is not value(src).dtype or not is_quiet(message.at, node):
-                return self._call("spmm", index, None, rows, self._length(src), [src, None], reduce=reduce)
-            columns, weight = self._length(message.x), self._weight(message)
-            return self._call("spmm", index, message.index, rows, columns, [message.x, weight], reduce=reduce)
+            is_alike = all(value(operand).dtype is value(src).dtype for operand in operands)
+            if message is None or not is_alike or not is_quiet(message.at, node):
+                return self._call("spmm", index, None, rows, self._length(src), [src, None], reduce=scatter.reduce)
+            columns, tensors = self._length(message.x), [message.x, self._weight(message)]
+            return self._call("spmm", index, message.index, rows, columns, tensors, reduce=scatter.reduce)
 
-    def _weight(self, message: Selected) -> Node | None:
+    def _weight(self, message: Gather) -> Node | None:
         """Return the weight of a message, without the axes of length 1."""
         if message.weight is None or value(message.weight).dim() == 1:
             return message.weight
@@ -411,7 +337,7 @@ class Messages:
             return None
         power, total = node.args
         scores, top = self._shifted(power)
-        total = selected(total)
+        total = FX.gather(total)
         if scores is None or top is None or total is None or total.index is not top.index:
             return None
         added = total.x
@@ -436,25 +362,21 @@ class Messages:
         if name_of(shifted) != "sub" or len(shifted.args) != 2:
             return None, None
         scores, top = shifted.args
-        return (scores, selected(top)) if _is_floats(scores) else (None, None)
+        return (scores, FX.gather(top)) if FX.is_feature(scores) else (None, None)
 
     def _detached(self, scores: Node) -> Iterator[Node]:
         return (user for user in scores.users if name_of(user) == "detach")
 
     def _is_reduced(self, node: Any, src: Node, index: Node, reduce: str) -> bool:
         """Return whether a node reduces edges at the places of an index into zeros."""
-        if name_of(node) not in SCATTERS:
+        scatter = FX.scatter(node)
+        if scatter is None or scatter.src is not src or scatter.reduce != reduce or FX.targets(scatter) is not index:
             return False
-        options = arguments(node)
-        reduction = REDUCTIONS.get(options.get("reduce", "sum"))
-        fits = options.get("src") is src and edge_index(options.get("index")) is index and reduction == reduce
-        includes_zeros = reduce != "sum" and options.get("include_self", True)
-        is_zero = self._is_zero(options["input"], node) and self._rows(options["input"]) is not None
-        return fits and not includes_zeros and is_zero and options.get("alpha", 1) == 1
+        return self._is_zero(scatter.base, node) and self._rows(scatter.base) is not None
 
-    def _ends(self, one: Any, other: Any) -> tuple[Selected, Selected] | None:
+    def _ends(self, one: Any, other: Any) -> tuple[Gather, Gather] | None:
         """Return what is selected at targets, and what at sources, of edges along which messages are reduced."""
-        pair = selected(one), selected(other)
+        pair = FX.gather(one), FX.gather(other)
         for targets, sources in (pair, pair[::-1]):
             if targets is None or sources is None or targets.index not in self.sources:
                 continue
@@ -557,13 +479,8 @@ class Messages:
         sums: Any = scores.args[0] if slope is not None else None
         chain, edges = [scores, sums], []
         if _is_plain_add(sums):
-            pairs = (sums.args, sums.args[::-1])
-            inside, edge_values = next(((a, e) for a, e in pairs if _method(a) == "edge_sum"), (None, None))
-            if (
-                value(edge_values) is None
-                or value(edge_values).shape != value(sums).shape
-                or value(edge_values).dtype is not value(sums).dtype
-            ):
+            inside, edge_values = _ordered(sums.args, lambda node: _method(node) == "edge_sum")
+            if not _is_like(edge_values, sums):
                 return None
             sums, edges = inside, [edge_values]
             chain.append(inside)
@@ -598,9 +515,7 @@ class Messages:
         weighed = _summed(scores)
         if name_of(weighed) != "mul" or len(weighed.args) != 2 or weighed.kwargs or is_in_place(weighed):
             return None
-        pairs = (weighed.args, weighed.args[::-1])
-        rectified: Any
-        rectified, weight = next(((r, w) for r, w in pairs if _slope(r) is not None), (None, None))
+        rectified, weight = _ordered(weighed.args, lambda node: _slope(node) is not None)
         slope, shape = _slope(rectified), value(rectified)
         if slope is None or shape is None or value(weight) is None:
             return None
@@ -611,25 +526,22 @@ class Messages:
         ends = self._plain_sum(chain[-1])
         edges = None
         if ends is None and _is_plain_add(chain[-1]):
-            pairs = (chain[-1].args, chain[-1].args[::-1])
-            inside, edges = next(((a, e) for a, e in pairs if self._plain_sum(a) is not None), (None, None))
+            inside, edges = _ordered(chain[-1].args, self._plain_sum)
             ends = self._plain_sum(inside)
             chain.append(inside)
         if ends is None or (ends[0].index, ends[1].index) != product.args[:2] or len(inner) not in (1, 2):
             return None
-        if edges is not None and (value(edges) is None or value(edges).shape != shape.shape):
-            return None
-        if edges is not None and value(edges).dtype is not shape.dtype:
+        if edges is not None and not _is_like(edges, rectified):
             return None
         tensors, first = [ends[0].x, ends[1].x, weight, edges], min(ends[0].at, ends[1].at)
         options = {"scale": slope}
         return _Scores("dynamic_attention", chain, tensors, inner[:-1], first, options, ends)
 
-    def _plain_sum(self, node: Any) -> tuple[Selected, Selected] | None:
+    def _plain_sum(self, node: Any) -> tuple[Gather, Gather] | None:
         """Return what is selected at targets and sources, of their sum."""
         return self._ends(*node.args) if _is_plain_add(node) else None
 
-    def _along(self, method: str, node: Node, targets: Selected, sources: Selected) -> Node | None:
+    def _along(self, method: str, node: Node, targets: Gather, sources: Gather) -> Node | None:
         if not is_quiet(min(targets.at, sources.at), node):
             return None
         with self.graph.inserting_before(node):
@@ -668,10 +580,10 @@ class Messages:
 
     def _keep_no_rows(self, rows: Node) -> None:
         """Let what only asks for the dtype of selected rows ask the ones that they are selected from."""
-        selection = selected(rows)
+        selection = FX.gather(rows)
         for user in list(rows.users) if selection is not None else ():
             if name_of(user) in MADE and user.args and user.args[0] is rows and user.args[1:]:
                 user.replace_input_with(rows, selection.x)  # type: ignore[union-attr]
 
 
-__all__ = ["Messages", "name_of", "value"]
+__all__ = ["Messages", "value"]

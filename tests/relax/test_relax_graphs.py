@@ -219,6 +219,16 @@ def test_rows_that_are_not_kept_together():
     close(compiled(x), model(x))
 
 
+def test_an_index_of_fewer_elements_than_the_source():
+    class Narrow(torch.nn.Module):
+        def forward(self, x: Any, index: Any) -> Any:
+            columns = index[:, None]
+            return x.new_zeros(N, 3).scatter_add(0, columns, x) - x.new_zeros(N, 3).scatter_add(0, columns[:20], x)
+
+    model, x = Narrow().eval(), torch.randn(E, 3)
+    close(srelax.from_torch(model, (x, INDEX[0]))(x, INDEX[0]), model(x, INDEX[0]))
+
+
 def by_hand(kind: str, x: Any, edges: Any) -> Any:
     """Messages as people write them without a library."""
     sources, targets = edges

@@ -400,6 +400,23 @@ def test_edges_that_change():
         call(X, torch.stack([index[0], index[1] + 25 - index[1].max()]))
 
 
+INDICES = {
+    "one column": lambda index: index[:, None],
+    "by columns": lambda index: index.expand(F, F),
+    "permuted": lambda index: index[:, None][torch.arange(F - 1, -1, -1)].expand(F, F),
+}
+
+
+@pytest.mark.parametrize("kind", INDICES)
+def test_indices_that_are_not_repeated_along_rows(kind, taken):
+    def scattered(x: Any, index: Any) -> Any:
+        return x.new_zeros(N, F).scatter_add(0, INDICES[kind](index), x)
+
+    x, index = torch.randn(F, F), torch.randint(0, N, (F,))
+    torch.testing.assert_close(compiled(scattered)(x, index), scattered(x, index))
+    assert not taken
+
+
 @pytest.mark.slow
 def test_threads_and_two_models():
     calls = [compiled(sums), compiled(lambda x, index: sums(x, index) * 2)]

@@ -4,9 +4,7 @@
 A layer selects the rows of nodes with one index, and reduces them by another (``scatter_add``, ``scatter_reduce``).
 Where both indices are constants, a sum is a product with a sparse matrix. Messages that are computed otherwise are
 permuted into the order of their targets and reduced as segments. What depends on constant indices only, such as the
-degrees of nodes, is folded here. Indices that are arguments are sorted to row pointers by counting.
-
-Message passing along edge indices that are arguments: each index of targets is sorted to row pointers by counting.
+degrees of nodes, is folded here. Each index of targets that is an argument is sorted to row pointers by counting.
 
 before::
 
@@ -17,8 +15,7 @@ after::
     indptr, _, order = R.sparse.transpose(arange(edges + 1), targets, rows)
     R.sparse.spmm(take(weight, order), indptr, take(sources, order), x)
 
-Messages that are no such product are permuted into the order of their targets, and reduced as segments. In the program
-that torch exported, both cases appear as calls of `sum_edges` and `reduce_edges`.
+In the program that torch exported, reductions by such an index appear as calls of `sum_edges` and `reduce_edges`.
 """
 
 from __future__ import annotations
@@ -32,13 +29,50 @@ import scipy.sparse as sp
 from tvm import relax
 
 from sparsetir.errors import LoweringError
+from sparsetir.interop.torch_graphs import Gather, GraphReader, Scatter
 from sparsetir.relax import calls
 from sparsetir.relax.epilogues import product, same_size
 from sparsetir.relax.operators import reshape
 from sparsetir.relax.structures import checked
 
 QUANTIZED = "quantized_decomposed"
-REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
+OPERATORS = {
+    **{f"aten.{name}.default": name for name in ("index_select", "scatter_add", "index_reduce")},
+    **{f"aten.{name}.default": name for name in ("view", "unsqueeze", "expand")},
+    **{"aten.index.Tensor": "getitem", "aten.select.int": "select", "aten.mul.Tensor": "mul"},
+    **{"aten.scatter_reduce.two": "scatter_reduce", "aten.index_put.default": "index_add"},
+}
+
+
+class AtenGraphs(GraphReader):
+    """The names of operators in graphs of `torch.export`, where ``index_add`` has become ``index_put``."""
+
+    tensor_key = "val"
+
+    def name(self, node: Any) -> str:
+        """Return the operator of a node, "" for one that is no part of message passing."""
+        name = OPERATORS.get(str(getattr(node, "target", "")), "")
+        return "" if name == "index_add" and not self._adds_rows(*node.args) else name
+
+    def _adds_rows(self, base: Any, places: Any, rows: Any, accumulate: bool = False) -> bool:
+        """Return whether an ``index_put`` adds up rows by one index."""
+        is_by_one = accumulate and len(places) == 1 and self.is_index(places[0])
+        return is_by_one and self.tensor(rows).dim() == self.tensor(base).dim()
+
+    def arguments(self, node: Any) -> dict[str, Any]:
+        """Return the arguments of a node by their names."""
+        if self.name(node) == "index_add":
+            return {"input": node.args[0], "dim": 0, "index": node.args[1][0], "src": node.args[2]}
+        options = super().arguments(node)
+        return {**options, "index": tuple(options["index"])} if self.name(node) == "getitem" else options
+
+
+ATEN = AtenGraphs()
+
+
+def shape_of(node: Any) -> Any:
+    """Return the shape of a node that is a tensor, None for any other."""
+    return getattr(ATEN.tensor(node), "shape", None)
 
 
 def with_sparse_products(program: Any) -> None:
@@ -48,11 +82,11 @@ def with_sparse_products(program: Any) -> None:
     _propagate_shapes(program)
     _settle_sizes(program.graph)
     _refuse_masks(program, constants)
-    share_selects(program.graph)
+    ATEN.share_rows(program.graph)
     for node in list(program.graph.nodes):
-        scatter = ScatterReduction.of(node, constants)
-        if scatter is not None:
-            scatter.replace()
+        reduction = ScatterReduction.of(node, constants)
+        if reduction is not None:
+            reduction.replace()
     program.graph.eliminate_dead_code()
     constants.drop_unused()
 
@@ -165,8 +199,8 @@ class Constants:
             return False  # The integers of a weight are recognized before the product.
         if self.torch.Tag.nondeterministic_seeded in tags or not all(n in self.known for n in node.all_input_nodes):
             return False
-        sizes = [value for value in _leaves((node.args, node.kwargs)) if isinstance(value, self.torch.SymInt)]
-        return not sizes
+        leaves = self.torch.utils._pytree.tree_leaves((node.args, node.kwargs))
+        return not any(isinstance(leaf, self.torch.SymInt) for leaf in leaves)
 
     def _compute(self, node: Any) -> None:
         args, kwargs = self.torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.known[n])
@@ -227,81 +261,63 @@ class Constants:
 class ScatterReduction:
     """A reduction of rows into zeros, by an index that may be constant."""
 
-    def __init__(self, node: Any, constants: Constants, rows: int, index: Any, src: Any, reduce: str) -> None:
-        self.node, self.constants, self.rows = node, constants, rows
-        self.index, self.src, self.reduce = index, src, reduce
+    def __init__(self, node: Any, constants: Constants, scatter: Scatter, index: Any) -> None:
+        self.node, self.constants, self.scatter, self.index = node, constants, scatter, index
         self.graph, self.aten = constants.graph, constants.torch.ops.aten
 
     @classmethod
     def of(cls, node: Any, constants: Constants) -> ScatterReduction | None:
-        """Create a scatter from a node; None if the node is something else, or a scatter that is not supported."""
-        aten = constants.torch.ops.aten
-        is_scatter = node.target in (aten.scatter_add.default, aten.scatter_reduce.two)
-        if node.op != "call_function" or not (is_scatter or is_by_rows(node)):
+        """Create a reduction from a node; None if the node is something else, or a scatter that is not supported."""
+        scatter = ATEN.scatter(node)
+        if scatter is None or not _is_zero(scatter.base, constants):
             return None
-        base, index, src = scattered(node)
-        dim, name = node.args[1] if is_scatter else 0, node.args[4] if len(node.args) > 4 else "sum"
-        reduce = REDUCTIONS.get(name)
-        shape, places = base.meta["val"].shape, constants.known.get(index)
-        includes_self = node.kwargs.get("include_self", True) and reduce != "sum"
-        if dim != 0 or reduce is None or includes_self or not _is_zero(base, constants):
-            return None
+        src, shape, places = ATEN.tensor(scatter.src), shape_of(scatter.base), constants.known.get(scatter.index)
         if places is None:
-            return cls(node, constants, shape[0], None, src, reduce) if src.meta["val"].is_floating_point() else None
-        if not all(isinstance(n, int) for n in shape) or not _is_of_rows(places) or src in constants.known:
+            return cls(node, constants, scatter, None) if src.is_floating_point() else None
+        if not all(isinstance(n, int) for n in shape) or not _is_of_rows(places) or scatter.src in constants.known:
             return None
-        whole = tuple(places.shape) if is_scatter else (places.numel(), *shape[1:])
-        if whole != tuple(src.meta["val"].shape):
+        whole = tuple(places.shape) if scatter.is_elementwise else (places.numel(), *shape[1:])
+        if whole != tuple(src.shape):
             return None
-        places = places if is_scatter else places % shape[0]
-        return cls(node, constants, int(shape[0]), places.reshape(places.shape[0], -1)[:, 0], src, reduce)
+        places = places if scatter.is_elementwise else places % shape[0]
+        return cls(node, constants, scatter, places.reshape(places.shape[0], -1)[:, 0])
 
     def replace(self) -> None:
         """Replace the node by a sparse operator."""
         with self.graph.inserting_before(self.node):
-            new = self._fixed() if self.index is not None else as_call(self.graph, self.node, self.reduce)
+            new = self._by_argument() if self.index is None else self._product() or self._segments()
         if new is None:
             return
         new.meta["val"] = self.node.meta["val"]
         self.node.replace_all_uses_with(new)
         self.graph.erase_node(self.node)
 
-    def _fixed(self) -> Any:
-        """Return the sparse operator for a constant index."""
-        return self._product() or self._segments()
-
     def _product(self) -> Any:
         """Return a product with a sparse matrix if the rows are a selection, perhaps weighted; else None."""
-        weight, rows = None, self.src
-        if rows.target is self.aten.mul.Tensor:
-            weight, rows = self._weighted(*rows.args)
-        selected = self._selected(rows)
-        if self.reduce != "sum" or selected is None or selected[0].meta["val"].dim() != 2:
+        message = ATEN.message(self.scatter.src)
+        if self.scatter.reduce != "sum" or message is None or len(shape_of(message.at)) != 2:
             return None
-        x, sources = selected
-        dtype = x.meta["val"].dtype
-        ones = self.constants.torch.ones(sources.numel(), dtype=dtype) if weight is None else weight
-        shape = (self.rows, int(x.meta["val"].shape[0]))
+        sources, weight = self._sources(message), self.constants.known.get(message.weight)
+        if sources is None or (weight is None) != (message.weight is None):
+            return None
+        dtype = message.x.meta["val"].dtype
+        ones = self.constants.torch.ones(sources.numel()) if weight is None else weight.reshape(-1)
+        shape = (self.rows, int(shape_of(message.x)[0]))
         matrix = sp.coo_array((ones.double().numpy(), (self.index.numpy(), sources.numpy())), shape=shape).tocsr()
         from_numpy = self.constants.torch.from_numpy
         arrays = (from_numpy(matrix.data).to(dtype), *map(from_numpy, (_int32(matrix.indptr), _int32(matrix.indices))))
-        return self._call("spmm", *map(self.constants.constant, arrays), x)
+        return self._call("spmm", *map(self.constants.constant, arrays), message.x)
 
-    def _weighted(self, first: Any, second: Any) -> tuple[Any, Any]:
-        """Return the constant weight of each row, or None, and the rows."""
-        for factor, rows in ((first, second), (second, first)):
-            weight = self.constants.known.get(factor)
-            if weight is not None and tuple(weight.shape) == (self.index.numel(), 1):
-                return weight.reshape(-1), rows
-        return None, self.src
+    @property
+    def rows(self) -> int:
+        """The number of targets."""
+        return int(shape_of(self.scatter.base)[0])
 
-    def _selected(self, node: Any) -> tuple[Any, Any] | None:
-        """Return the source and the row numbers of a selection by a constant index; None for any other node."""
-        x, index = selected(node) or (None, None)
-        sources = self.constants.known.get(index)
-        if x is None or sources is None or not isinstance(x.meta["val"].shape[0], int):
-            return None
-        return x, sources % x.meta["val"].shape[0]
+    def _sources(self, message: Gather | None) -> Any:
+        """Return the row numbers of a selection by a constant index; None for any other."""
+        index = None if message is None else self.constants.known.get(message.index)
+        rows = None if index is None else shape_of(message.x)[0]
+        return index % rows if isinstance(rows, int) else None
 
     def _segments(self) -> Any:
         """Return a reduction of segments, with the rows permuted into the order of their targets."""
@@ -309,15 +325,28 @@ class ScatterReduction:
         counts = np.bincount(self.index.numpy(), minlength=self.rows)
         indptr = self.constants.torch.from_numpy(_int32(np.append(0, np.cumsum(counts))))
         call, inner = self.graph.call_function, self.node.meta["val"].shape[1:]
-        rows, selected = self.src, self._selected(self.src)
-        if selected is not None:
-            rows = call(self.aten.index_select.default, (selected[0], 0, self.constants.constant(selected[1][order])))
+        rows, message = self.scatter.src, ATEN.gather(self.scatter.src)
+        sources = self._sources(message)
+        if message is not None and sources is not None:
+            rows = call(self.aten.index_select.default, (message.x, 0, self.constants.constant(sources[order])))
         elif not bool((self.index[1:] >= self.index[:-1]).all()):
             rows = call(self.aten.index_select.default, (rows, 0, self.constants.constant(order)))
         if len(inner) > 1:
             rows = call(self.aten.view.default, (rows, [self.index.numel(), int(np.prod(inner))]))
-        reduced = self._call("segment_reduce", rows, self.constants.constant(indptr), self.reduce)
+        reduced = self._call("segment_reduce", rows, self.constants.constant(indptr), self.scatter.reduce)
         return call(self.aten.view.default, (reduced, [self.rows, *inner])) if len(inner) > 1 else reduced
+
+    def _by_argument(self) -> Any:
+        """Return a call of `sum_edges` or `reduce_edges`, None where the elements of a row have several targets."""
+        scatter, src, call = self.scatter, self.scatter.src, self.graph.call_function
+        targets, message, rows = ATEN.targets(scatter), ATEN.message(src), ATEN.gather(src)
+        if targets is None or shape_of(src)[0] == 0:
+            return None
+        if scatter.reduce == "sum" and message is not None and len(shape_of(message.at)) == 2:
+            weight = None if message.weight is None else call(self.aten.view.default, (message.weight, [-1]))
+            return call(sum_edges, (message.x, message.index, weight, targets, scatter.base))
+        messages, sources = (src, None) if rows is None else (rows.x, rows.index)
+        return call(reduce_edges, (messages, sources, targets, scatter.base, scatter.reduce))
 
     def _call(self, name: str, *args: Any) -> Any:
         from sparsetir.relax.torch_import.operators import register_torch_ops
@@ -325,17 +354,10 @@ class ScatterReduction:
         return self.graph.call_function(getattr(register_torch_ops(), name).default, args)
 
 
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _leaves(item)]
-    if isinstance(value, (tuple, list)):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
-
-
 def _is_zero(node: Any, constants: Constants) -> bool:
+    """Return whether a node makes zeros, of a size that may be known only at run time."""
     value = constants.known.get(node)
-    return is_zeros(node) if value is None else not bool(value.any())
+    return (str(node.target) == "aten.full.default" and node.args[1] == 0) if value is None else not bool(value.any())
 
 
 def _is_of_rows(index: Any) -> bool:
@@ -371,119 +393,6 @@ def reduce_edges(messages: Any, sources: Any, targets: Any, zeros: Any, reduce: 
         return zeros.index_add(0, targets, rows)
     reduction = {"max": "amax", "min": "amin"}.get(reduce, reduce)
     return zeros.index_reduce(0, targets, rows, reduction, include_self=False)
-
-
-# ------------------------------------------------------------------ in the exported program
-
-
-def shape_of(node: Any) -> Any:
-    """Return the shape of a node that is a tensor, None for any other."""
-    return getattr(getattr(node, "meta", {}).get("val"), "shape", None)
-
-
-def share_selects(graph: Any) -> None:
-    """Merge nodes that select the same row of an edge index."""
-    select = importlib.import_module("torch").ops.aten.select.int
-    first: dict[Any, Any] = {}
-    for node in list(graph.nodes):
-        if node.op == "call_function" and node.target is select and not node.meta["val"].is_floating_point():
-            original = first.setdefault(node.args, node)
-            if original is not node:
-                node.replace_all_uses_with(original)
-                graph.erase_node(node)
-
-
-def targets_of(index: Any) -> Any:
-    """Return the vector of targets that was expanded to the shape of the messages; None if targets differ in a row."""
-    aten = importlib.import_module("torch").ops.aten
-    views = (aten.view.default, aten.unsqueeze.default, aten.expand.default)
-    whole = shape_of(index)
-    while index.target in views and len(shape_of(index)) > 1:
-        inner = shape_of(index.args[0])
-        if not inner or inner[0] != whole[0] or any(n != 1 for n in inner[1:]):
-            return None
-        index = index.args[0]
-    return index if len(shape_of(index)) == 1 and shape_of(index)[0] == whole[0] else None
-
-
-def is_zeros(node: Any) -> bool:
-    """Return whether a node makes zeros, of a size that may be known only at run time."""
-    aten = importlib.import_module("torch").ops.aten
-    return node.target is aten.full.default and node.args[1] == 0
-
-
-def as_call(graph: Any, scatter: Any, reduce: str) -> Any:
-    """Return a call that reduces the messages of a scatter, or None where the elements of a row have several targets.
-
-    Parameters
-    ----------
-    graph : torch.fx.Graph
-        The call is inserted at the graph's insertion point.
-    scatter : torch.fx.Node
-        Scatters floats into zeros along the first dimension.
-    reduce : {"sum", "mean", "max", "min"}
-    """
-    aten = importlib.import_module("torch").ops.aten
-    zeros, index, src = scattered(scatter)
-    targets = targets_of(index)
-    if targets is None or tuple(shape_of(src)[1:]) != tuple(shape_of(zeros)[1:]) or shape_of(src)[0] == 0:
-        return None
-    if shape_of(src)[0] != shape_of(targets)[0]:
-        return None
-    weight, rows = _weighted(src, aten)
-    selection = selected(rows)
-    if reduce == "sum" and selection is not None and len(shape_of(rows)) == 2:
-        weight = None if weight is None else graph.call_function(aten.view.default, (weight, [-1]))
-        return graph.call_function(sum_edges, (*selection, weight, targets, zeros))
-    messages, sources = selected(src) or (src, None)
-    return graph.call_function(reduce_edges, (messages, sources, targets, zeros, reduce))
-
-
-def _weighted(src: Any, aten: Any) -> tuple[Any, Any]:
-    """Return the weight of each edge, [edges, 1], or None, and the rows."""
-    if src.target is aten.mul.Tensor:
-        for weight, rows in (src.args, src.args[::-1]):
-            shape = shape_of(weight)
-            if shape is not None and len(shape) == 2 and shape[1] == 1 and selected(rows) is not None:
-                return weight, rows
-    return None, src
-
-
-def selected(node: Any) -> tuple[Any, Any] | None:
-    """Return the source and index of a row selection, ``x[i]`` or ``x.index_select(0, i)``; None for other nodes."""
-    aten, target = importlib.import_module("torch").ops.aten, getattr(node, "target", None)
-    if target is aten.index_select.default and node.args[1] in (0, -len(shape_of(node.args[0]))):
-        return node.args[0], node.args[2]
-    places: Any = node.args[1] if target is aten.index.Tensor else ()
-    return (node.args[0], places[0]) if len(places) == 1 and _is_index(places[0]) else None
-
-
-def scattered(node: Any) -> tuple[Any, Any, Any]:
-    """Return the destination, the index and the source of a scatter along the first dimension."""
-    if _is_put(node):
-        return node.args[0], node.args[1][0], node.args[2]
-    return node.args[0], node.args[2], node.args[3]
-
-
-def is_by_rows(node: Any) -> bool:
-    """Return whether a node reduces whole rows along the first dimension by one index, which has one target per row."""
-    is_reduced = node.target is importlib.import_module("torch").ops.aten.index_reduce.default
-    return _is_put(node) or (is_reduced and node.args[1] in (0, -len(shape_of(node.args[0]))))
-
-
-def _is_put(node: Any) -> bool:
-    """Return whether a node adds up rows by one index, as ``x.index_add(0, i, rows)`` is exported."""
-    aten = importlib.import_module("torch").ops.aten
-    if node.target is not aten.index_put.default or len(node.args) < 4 or not node.args[3]:
-        return False
-    places = node.args[1]
-    return len(places) == 1 and _is_index(places[0]) and len(shape_of(node.args[2])) == len(shape_of(node.args[0]))
-
-
-def _is_index(node: Any) -> bool:
-    """Return whether a node is a vector of integers; a mask is not."""
-    value = getattr(node, "meta", {}).get("val")
-    return value is not None and len(shape_of(node)) == 1 and str(value.dtype) in ("torch.int64", "torch.int32")
 
 
 # ------------------------------------------------------------------ in Relax
@@ -541,15 +450,4 @@ def _ordered(sources: Any, order: Any) -> Any:
     return permuted if str(sources.ty.dtype.dtype) == dtype else relax.op.astype(permuted, dtype)
 
 
-__all__ = [
-    "as_call",
-    "converters",
-    "is_by_rows",
-    "is_zeros",
-    "reduce_edges",
-    "scattered",
-    "selected",
-    "share_selects",
-    "sum_edges",
-    "with_sparse_products",
-]
+__all__ = ["converters", "reduce_edges", "sum_edges", "with_sparse_products"]

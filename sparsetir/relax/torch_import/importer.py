@@ -17,6 +17,7 @@ from tvm import ir, relax, tirx
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, SparseTIRError
 from sparsetir.relax import calls
+from sparsetir.relax.epilogues import same_size
 from sparsetir.relax.operators import reshape
 from sparsetir.relax.torch_import import graphs as torch_edges
 from sparsetir.relax.torch_import import quantized
@@ -189,6 +190,7 @@ def _scatter(node: Any, importer: Any) -> Any:
     if _is_empty(index):
         return base
     emit, reduce = importer.block_builder.emit, SCATTERED[options[0] if options else "sum"]
+    src = _leading(emit, src, index.ty.shape.values)
 
     def scattered(into: Any, values: Any, reduction: str) -> Any:
         return emit(relax.op.scatter_elements(into, index, values, axis=dim, reduction=reduction))
@@ -208,6 +210,13 @@ def _scatter(node: Any, importer: Any) -> Any:
         least = {"max": -math.inf, "min": math.inf}.get(reduce, 1)
         reduced = scattered(filled(base, least), src, reduce)
     return emit(relax.op.where(is_empty, base, reduced))
+
+
+def _leading(emit: Callable[[Any], Any], src: Any, sizes: Sequence[Any]) -> Any:
+    """Slice the leading elements of each dimension, which are all that torch scatters by an index of these sizes."""
+    axes = [n for n, size in enumerate(src.ty.shape.values) if not same_size(size, sizes[n])]
+    ends = [sizes[n] for n in axes]
+    return emit(relax.op.strided_slice(src, axes, [0] * len(axes), ends)) if axes else src
 
 
 def _is_empty(index: Any) -> bool:
