@@ -38,7 +38,7 @@ SIGNATURES = {
 
 
 @dataclass(frozen=True)
-class Gather:
+class RowGather:
     """Rows of `x`, one for each edge, perhaps times a weight; `at` is the node that selects them."""
 
     x: Any
@@ -48,7 +48,7 @@ class Gather:
 
 
 @dataclass(frozen=True)
-class Scatter:
+class RowScatter:
     """A reduction of `src` into `base` along the first dimension: "sum", "mean", "max" or "min".
 
     `is_elementwise` tells whether each element has an index, not each row.
@@ -99,7 +99,7 @@ class GraphReader(ABC):
         """Return whether a dimension is the first one of a tensor."""
         return isinstance(dim, int) and dim in (0, -self.tensor(node).dim())
 
-    def gather(self, node: Any) -> Gather | None:
+    def gather(self, node: Any) -> RowGather | None:
         """Return the rows that a node selects by one index, None for any other node."""
         name = self.name(node)
         if name not in ("index_select", "getitem"):
@@ -109,9 +109,9 @@ class GraphReader(ABC):
         index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
         if not self.is_feature(x) or not self.is_index(index) or self.tensor(x).dim() == 0:
             return None
-        return Gather(x, index, node) if name == "getitem" or self.is_first(options.get("dim"), x) else None
+        return RowGather(x, index, node) if name == "getitem" or self.is_first(options.get("dim"), x) else None
 
-    def message(self, node: Any) -> Gather | None:
+    def message(self, node: Any) -> RowGather | None:
         """Return gathered rows, or such times a number for each edge, or for each edge and head; else None."""
         if self.name(node) != "mul":
             return self.gather(node)
@@ -124,7 +124,7 @@ class GraphReader(ABC):
                 continue
             is_by_heads = len(inner) == 3 and shape[1] == inner[1] and shape[2] == 1
             if is_by_heads or len(inner) == 1 or all(n == 1 for n in shape[1:]):
-                return Gather(rows.x, rows.index, rows.at, weight)
+                return RowGather(rows.x, rows.index, rows.at, weight)
         return None
 
     def edge_index(self, node: Any) -> Any:
@@ -150,7 +150,7 @@ class GraphReader(ABC):
         is_by_rows = name not in EXPANSIONS or source.dim() == view.dim()
         return options["input"] if is_by_rows and all(n == 1 for n in source.shape[1:]) else None
 
-    def scatter(self, node: Any) -> Scatter | None:
+    def scatter(self, node: Any) -> RowScatter | None:
         """Return the reduction along the first dimension that a node is, without what was in the base; else None."""
         name = self.name(node)
         if name not in SCATTERS:
@@ -162,9 +162,9 @@ class GraphReader(ABC):
             return None
         if self.tensor(base) is None or not self.is_first(options.get("dim"), base):
             return None
-        return Scatter(base, options.get("index"), options.get("src"), reduce, name.startswith("scatter"))
+        return RowScatter(base, options.get("index"), options.get("src"), reduce, name.startswith("scatter"))
 
-    def targets(self, scatter: Scatter) -> Any:
+    def targets(self, scatter: RowScatter) -> Any:
         """Return the vector of targets of a scatter of whole rows, None where elements of a row are treated apart."""
         index, src, base = self.edge_index(scatter.index), self.tensor(scatter.src), self.tensor(scatter.base)
         if index is None or src is None or src.dim() == 0 or src.shape[1:] != base.shape[1:]:
@@ -185,4 +185,4 @@ class GraphReader(ABC):
                     graph.erase_node(node)
 
 
-__all__ = ["SCATTERS", "SIGNATURES", "Gather", "GraphReader", "Scatter", "keeps_elements"]
+__all__ = ["SCATTERS", "SIGNATURES", "GraphReader", "RowGather", "RowScatter", "keeps_elements"]

@@ -15,10 +15,8 @@ at the places of another. What is found here:
 ``spmm(x, softmax((w * leaky_relu(..)).sum(-1)))``      ``dynamic_attention``, of ``a[i] + b[j] (+ e)``
 =====================================================  =============================================
 
-The softmax may have dropout; a product may be followed by a bias, and by ``relu``.
-
-An index that is expanded to the shape of messages is followed back to the one number for each edge that it holds. The
-structure is not known here: the calls find or make it by what the indices hold when the program runs.
+The softmax may have dropout; a product may be followed by a bias, and by ``relu``. The structure is not known here: the
+calls find or make it by what the indices hold when the program runs.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from torch.nn import functional
 
 import torch
 from sparsetir.interop import torch_graphs
-from sparsetir.interop.torch_graphs import SCATTERS, Gather, GraphReader, keeps_elements
+from sparsetir.interop.torch_graphs import SCATTERS, GraphReader, RowGather, keeps_elements
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import SEEDS
 from sparsetir.torch.tracing import along_edges
@@ -215,7 +213,7 @@ class _Scores:
     first : Node
         After which nothing may be changed in place.
     options : dict
-    ends : tuple of Gather
+    ends : tuple of RowGather
         What may be needed by nothing else.
     """
 
@@ -225,7 +223,7 @@ class _Scores:
     heads: tuple[int, ...]
     first: Node
     options: dict[str, Any]
-    ends: tuple[Gather, ...] = ()
+    ends: tuple[RowGather, ...] = ()
 
 
 class Messages:
@@ -239,7 +237,7 @@ class Messages:
 
     def __init__(self, module: GraphModule) -> None:
         self.graph: Graph = module.graph
-        self.sources: dict[Node, Gather] = {}  # by targets, what is summed there
+        self.sources: dict[Node, RowGather] = {}  # by targets, what is summed there
 
     def replace(self) -> list[str]:
         """Replace what is found; the names of the methods."""
@@ -296,7 +294,7 @@ class Messages:
             columns, tensors = self._length(message.x), [message.x, self._weight(message)]
             return self._call("spmm", index, message.index, rows, columns, tensors, reduce=scatter.reduce)
 
-    def _weight(self, message: Gather) -> Node | None:
+    def _weight(self, message: RowGather) -> Node | None:
         """Return the weight of a message, without the axes of length 1."""
         if message.weight is None or value(message.weight).dim() == 1:
             return message.weight
@@ -374,7 +372,7 @@ class Messages:
             return False
         return self._is_zero(scatter.base, node) and self._rows(scatter.base) is not None
 
-    def _ends(self, one: Any, other: Any) -> tuple[Gather, Gather] | None:
+    def _ends(self, one: Any, other: Any) -> tuple[RowGather, RowGather] | None:
         """Return what is selected at targets, and what at sources, of edges along which messages are reduced."""
         pair = FX.gather(one), FX.gather(other)
         for targets, sources in (pair, pair[::-1]):
@@ -537,11 +535,11 @@ class Messages:
         options = {"scale": slope}
         return _Scores("dynamic_attention", chain, tensors, inner[:-1], first, options, ends)
 
-    def _plain_sum(self, node: Any) -> tuple[Gather, Gather] | None:
+    def _plain_sum(self, node: Any) -> tuple[RowGather, RowGather] | None:
         """Return what is selected at targets and sources, of their sum."""
         return self._ends(*node.args) if _is_plain_add(node) else None
 
-    def _along(self, method: str, node: Node, targets: Gather, sources: Gather) -> Node | None:
+    def _along(self, method: str, node: Node, targets: RowGather, sources: RowGather) -> Node | None:
         if not is_quiet(min(targets.at, sources.at), node):
             return None
         with self.graph.inserting_before(node):

@@ -237,6 +237,8 @@ def by_hand(kind: str, x: Any, edges: Any) -> Any:
         case "weighted":
             weight = torch.sigmoid((x[sources] * x[targets]).sum(-1, keepdim=True))
             return rows.index_add(0, targets, weight * x[sources])
+        case "counted":
+            return rows.index_add(0, targets, (sources % 3)[:, None] * x[sources])
         case "degrees":
             degrees = torch.zeros(N).index_add_(0, targets, torch.ones(edges.shape[1]))
             return rows.index_add(0, targets, x[sources]) / degrees.clamp(min=1)[:, None]
@@ -276,12 +278,12 @@ def test_values_that_are_put_where_a_mask_is_true():
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_static", [True, False])
-@pytest.mark.parametrize("kind", ["weighted", "degrees", "max", "into x", "put", "put where", "dense"])
+@pytest.mark.parametrize("kind", ["weighted", "counted", "degrees", "max", "into x", "put", "put where", "dense"])
 def test_messages_by_hand(kind, is_static):
     model = ByHand(kind).eval()
     compiled = srelax.from_torch(model, (X, INDEX), static=["edges"] if is_static else [])
     close(compiled(X) if is_static else compiled(X, INDEX), model(X, INDEX))
-    if kind in ("weighted", "degrees", "max"):
+    if kind in ("weighted", "counted", "degrees", "max"):
         assert operators(compiled) & {SUM, MAX, SPMM}
 
 

@@ -29,7 +29,7 @@ import scipy.sparse as sp
 from tvm import relax
 
 from sparsetir.errors import LoweringError
-from sparsetir.interop.torch_graphs import Gather, GraphReader, Scatter
+from sparsetir.interop.torch_graphs import GraphReader, RowGather, RowScatter
 from sparsetir.relax import calls
 from sparsetir.relax.epilogues import product, same_size
 from sparsetir.relax.operators import reshape
@@ -199,7 +199,7 @@ class Constants:
             return False  # The integers of a weight are recognized before the product.
         if self.torch.Tag.nondeterministic_seeded in tags or not all(n in self.known for n in node.all_input_nodes):
             return False
-        leaves = self.torch.utils._pytree.tree_leaves((node.args, node.kwargs))
+        leaves = importlib.import_module("torch.utils._pytree").tree_leaves((node.args, node.kwargs))
         return not any(isinstance(leaf, self.torch.SymInt) for leaf in leaves)
 
     def _compute(self, node: Any) -> None:
@@ -261,7 +261,7 @@ class Constants:
 class ScatterReduction:
     """A reduction of rows into zeros, by an index that may be constant."""
 
-    def __init__(self, node: Any, constants: Constants, scatter: Scatter, index: Any) -> None:
+    def __init__(self, node: Any, constants: Constants, scatter: RowScatter, index: Any) -> None:
         self.node, self.constants, self.scatter, self.index = node, constants, scatter, index
         self.graph, self.aten = constants.graph, constants.torch.ops.aten
 
@@ -313,11 +313,12 @@ class ScatterReduction:
         """The number of targets."""
         return int(shape_of(self.scatter.base)[0])
 
-    def _sources(self, message: Gather | None) -> Any:
+    def _sources(self, message: RowGather | None) -> Any:
         """Return the row numbers of a selection by a constant index; None for any other."""
-        index = None if message is None else self.constants.known.get(message.index)
-        rows = None if index is None else shape_of(message.x)[0]
-        return index % rows if isinstance(rows, int) else None
+        if message is None or message.index not in self.constants.known:
+            return None
+        rows = shape_of(message.x)[0]
+        return self.constants.known[message.index] % rows if isinstance(rows, int) else None
 
     def _segments(self) -> Any:
         """Return a reduction of segments, with the rows permuted into the order of their targets."""
@@ -343,7 +344,10 @@ class ScatterReduction:
         if targets is None or shape_of(src)[0] == 0:
             return None
         if scatter.reduce == "sum" and message is not None and len(shape_of(message.at)) == 2:
-            weight = None if message.weight is None else call(self.aten.view.default, (message.weight, [-1]))
+            weight, dtype = message.weight, ATEN.tensor(message.x).dtype
+            if weight is not None and ATEN.tensor(weight).dtype is not dtype:
+                weight = call(self.aten._to_copy.default, (weight,), {"dtype": dtype})
+            weight = None if weight is None else call(self.aten.view.default, (weight, [-1]))
             return call(sum_edges, (message.x, message.index, weight, targets, scatter.base))
         messages, sources = (src, None) if rows is None else (rows.x, rows.index)
         return call(reduce_edges, (messages, sources, targets, scatter.base, scatter.reduce))
