@@ -38,7 +38,7 @@ from sparsetir.lower.vector import vector_math
 from sparsetir.lower.vector.vector_math import FORMATS, MISSING, expand
 from sparsetir.relax import programs
 from sparsetir.relax.epilogues import ERF_TERMS, EpilogueResult, Head, Lowered, known, product
-from sparsetir.relax.operators import constant, reshape
+from sparsetir.relax.operators import EIGHT_BITS, constant, reshape
 from sparsetir.relax.structures import BuildOptions
 from sparsetir.schedules import Registers
 
@@ -125,25 +125,26 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
     if right.ndim != 2 or left.ndim < 2 or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return None
     dtype, target = str(call.ty.dtype.dtype), options.target or native_target()
-    operands = {str(ty.dtype.dtype) for ty in (left, right)}
-    is_half = operands == {HALF} and dtype == "float32" and has_unit(target)
-    if not is_half and (operands != {dtype} or dtype not in ("float32", "float64")):
+    of, of_right = (str(ty.dtype.dtype) for ty in (left, right))
+    is_half = of == of_right == HALF and dtype == "float32" and has_unit(target)
+    is_integers = of in EIGHT_BITS and of_right in EIGHT_BITS and dtype == "int32"
+    if not is_half and not is_integers and (not of == of_right == dtype or dtype not in ("float32", "float64")):
         return None
     *batch, n = left.shape.values
     feat, rows = right.shape.values[1], product(batch)
     weight = weight_of(call.args[1], value_of)
     whole = tuple(call.ty.shape.values)
-    if not known([n, feat]):
+    if not known([n] if is_integers else [n, feat]):
         return None
-    if known([rows]) and int(rows) == 1:
+    if known([rows]) and int(rows) == 1 and not is_integers:
         return None if weight is None or is_half else Head(*_of_vector(call, weight, dtype, whole))
-    height, panel = tiling(HALF if is_half else dtype, int(feat) if weight is not None else 0, target)
+    height, panel = tiling(of, int(feat) if weight is not None else 0, target)
     columns = [int(feat) // panel, panel] if panel else [feat]
     result = EpilogueResult((rows, *columns), ("I", "KO", "KI") if panel else ("I", "K"), dtype, whole, len(columns))
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
-        sizes, of = {"m": rows, "n": n, "feat": feat}, HALF if is_half else dtype
-        program = programs.matmul(sizes, of, height, epilogue, panel, dtype)
+        sizes = {"m": rows, "n": n, "feat": feat}
+        program = programs.matmul(sizes, of, height, epilogue, panel, dtype, of_right)
         x = call.args[0] if len(batch) == 1 else reshape(call.args[0], [rows, n])
         operands = {"a_data": x, "b_data": call.args[1]}
         if panel and weight is not None:
@@ -173,18 +174,19 @@ def tile_height(target: Any) -> int:
     return 8 if Registers.of(target).count >= 32 else 4
 
 
-def has_unit(target: Any) -> bool:
-    """Return whether a target multiplies bfloat16 numbers."""
-    return bool({"bf16", "tile_bf16"} & Registers.of(target).units)
+def has_unit(target: Any, kind: str = "bf16") -> bool:
+    """Return whether a target multiplies bfloat16 numbers, or integers of 8 bits ("int8")."""
+    return bool({kind, f"tile_{kind}"} & Registers.of(target).units)
 
 
 def tiling(dtype: str, columns: int, target: Any) -> tuple[int, int]:
     """Return the rows of a register tile and the columns of a panel, 0 where a weight of that size is not packed."""
-    if dtype == HALF:
-        height, panel = (32 if "tile_bf16" in Registers.of(target).units else 8), 32
-        return height, 0 if columns % panel or columns // panel < LEAST_PANELS else panel
-    height = tile_height(target)
-    panel = Registers.of(target).lanes(height, bits=int(dtype[-2:]))
+    kind = {HALF: "bf16", **dict.fromkeys(EIGHT_BITS, "int8")}.get(dtype)
+    if kind is not None and has_unit(target, kind):
+        height, panel = (32 if f"tile_{kind}" in Registers.of(target).units else 8), 32
+    else:
+        height = tile_height(target)
+        panel = Registers.of(target).lanes(height, bits=32 if kind else int(dtype[-2:]))
     return height, 0 if columns % panel or columns // panel < LEAST_PANELS else panel
 
 

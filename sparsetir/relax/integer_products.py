@@ -45,7 +45,7 @@ INT8, UINT8 = EIGHT_BITS
 INT8_MAX, UINT8_MAX = 127, 255
 QUANTIZE = "relax.quantize"
 SHIFT = 128  # From int8 to uint8: units multiply unsigned by signed numbers.
-WAY = "sparse int8"
+WAY, DENSE_WAY = "sparse int8", "dense int8"
 RTOL = 1e-4  # Of the norm of a result in float32, where sums are rounded.
 ValueOf = Callable[[Any], Any]
 Emit = Callable[[Any], Any]
@@ -162,6 +162,8 @@ class ProductLayout:
         Columns, for which the product is timed.
     transposes : bool
         Whether both are transpositions, which cancel between two layers.
+    is_flat : bool
+        Whether the dense operand is one matrix, and not one for each image.
     """
 
     columns: Callable[[Any, int, Emit], Any]
@@ -169,6 +171,7 @@ class ProductLayout:
     axis: int
     rows: int
     transposes: bool = False
+    is_flat: bool = True
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,16 @@ class IntegerProduct:
         """The sum of each row of the weight, as a column."""
         return self.weight.sum(axis=1, dtype="int32")[:, None]
 
+    def takes_dense(self, target: Any) -> bool:
+        """Return whether a target has units for the dense product of integers."""
+        return self.layout.is_flat and dense.has_unit(target, INT8)
+
+    def parts(self, way: str) -> tuple[np.ndarray, ...]:
+        """Return the weight as a way stores it: the matrix itself, or values, row pointers and columns."""
+        if way == DENSE_WAY:
+            return (self.weight,)
+        return self.matrix.data, self.matrix.indptr, self.matrix.indices
+
     def columns(self, x: Any, emit: Emit, inner: Any = None) -> tuple[Any, int]:
         """Return the dense operand in uint8, and what was added to it; `inner` is the operand where it is known."""
         shift, operand = 0, inner
@@ -232,9 +245,15 @@ class IntegerProduct:
             operand, shift = emit(relax.op.astype(wide, UINT8)), SHIFT
         return operand, shift
 
-    def multiply(self, csr: tuple[Any, ...], operand: Any, shift: int, emit: Emit) -> Any:
-        """Return the product with the dense operand, in int32 or with its scales."""
-        sums = emit(sparse_call("spmm_int32", *csr, operand))
+    def multiply(self, parts: tuple[Any, ...], operand: Any, shift: int, emit: Emit) -> Any:
+        """Return the product of a weight, as constants for its `parts`, and the dense operand.
+
+        It is in int32 or with its scales.
+        """
+        if len(parts) == 1:
+            sums = emit(relax.op.matmul(parts[0], operand, out_dtype="int32"))
+        else:
+            sums = emit(sparse_call("spmm_int32", *parts, operand))
         zero = dense.constant_of(self.input.zero, lambda _: None)
         if zero is not None:
             offset = (int(zero.item()) + shift) * self.row_sums
@@ -308,7 +327,8 @@ def _left(call: ir.Call, weight: QuantizedWeight, operand: QuantizedInput, rows:
     shape = call.args[1].ty.shape.values
     if weight.integers.ndim != 2 or len(shape) not in (2, 3):
         return None
-    layout = ProductLayout(lambda x, *_: x, lambda y, _: y, -2, int(shape[-1]) if known(shape[-1:]) else rows)
+    count = int(shape[-1]) if known(shape[-1:]) else rows
+    layout = ProductLayout(lambda x, *_: x, lambda y, _: y, -2, count, is_flat=len(shape) == 2)
     return _checked(call, weight, operand, layout, weight.integers)
 
 
@@ -337,7 +357,8 @@ def _convolution(call: ir.Call, weight: QuantizedWeight, operand: QuantizedInput
         sizes = [patches.size, height * width]
         return reshape(patches.of(x, padding_value, emit), sizes if is_single else [images, *sizes])
 
-    layout = ProductLayout(columns, lambda y, _: reshape(y, list(call.ty.shape.values)), -3, height * width)
+    whole = lambda y, _: reshape(y, list(call.ty.shape.values))  # noqa: E731
+    layout = ProductLayout(columns, whole, -3, height * width, is_flat=is_single)
     integers = spread(weight.integers)
     scales = None
     if weight.scales is not None:
@@ -444,12 +465,15 @@ class QuantizedRewrite:
         Outputs and inputs; its integers are symmetric, with a scale for each output.
     scale, zero : float, int
         Quantization of the input, in uint8.
+    way : str
+        Whether the product of integers is sparse or dense.
     """
 
     operator: str
     weight: np.ndarray
     scale: float
     zero: int
+    way: str = WAY
 
     def product(self, x: Any) -> IntegerProduct:
         """Return the product for an input in float32."""
@@ -464,10 +488,10 @@ class QuantizedRewrite:
         if self.operator != "spmm":
             return _by_rows(shape, len(self.weight), 1)
         if len(shape) < 4:
-            return ProductLayout(lambda x, *_: x, lambda y, _: y, -2, 1)
+            return ProductLayout(lambda x, *_: x, lambda y, _: y, -2, 1, is_flat=len(shape) == 2)
         images, channels, height, width = shape
         flat, whole = [images, channels, height * width], [images, len(self.weight), height, width]
-        return ProductLayout(lambda x, *_: reshape(x, flat), lambda y, _: reshape(y, whole), -3, 1)
+        return ProductLayout(lambda x, *_: reshape(x, flat), lambda y, _: reshape(y, whole), -3, 1, is_flat=False)
 
     def quantize(self, x: Any) -> Any:
         """Return the input as integers."""
@@ -476,7 +500,7 @@ class QuantizedRewrite:
 
     def __call__(self, x: Any) -> Any:
         emit, match = relax.BlockBuilder.current().emit, self.product(x)
-        parts = tuple(map(constant, (match.matrix.data, match.matrix.indptr, match.matrix.indices)))
+        parts = tuple(map(constant, match.parts(self.way)))
         result = match.multiply(parts, *match.columns(emit(self.quantize(x)), emit), emit)
         return match.layout.whole(result, emit)
 
@@ -552,22 +576,31 @@ def _quantized(x: Any, scale: np.ndarray, zero: np.ndarray, call: ir.Call, emit:
 # ------------------------------------------------------------------ timing
 
 
-def timers(match: IntegerProduct, target: Any) -> tuple[dict[str, Timer], dict[str, str]]:
-    """Return timers of a product in float32 as it is and by integers, and a reason against one whose results differ."""
-    csr = tuple(map(constant, (match.matrix.data, match.matrix.indptr, match.matrix.indices)))
+def timers(match: IntegerProduct, target: Any, densest: float = 1.0) -> tuple[dict[str, Timer], dict[str, str]]:
+    """Return timers of a product in float32 as it is and by integers, and reasons against those whose results differ.
+
+    Products in int32 have no candidate in float32.
+    """
     shape = [int(size) if known([size]) else match.rows for size in match.input.x.ty.shape.values]
     dtype = str(match.input.x.ty.dtype.dtype)
     limits, rng = np.iinfo(dtype), np.random.default_rng(0)
     x = tvm.runtime.tensor(rng.integers(limits.min, limits.max + 1, shape).astype(dtype))
     fixed = _of_known_sizes(match, shape)
 
-    def integers(x: Any, emit: Emit) -> Any:
-        return emit(fixed.layout.whole(fixed.multiply(csr, *fixed.columns(x, emit), emit), emit))
+    def integers(way: str, x: Any, emit: Emit) -> Any:
+        parts = tuple(map(constant, match.parts(way)))
+        return emit(fixed.layout.whole(fixed.multiply(parts, *fixed.columns(x, emit), emit), emit))
+
+    candidates = {} if match.scales is None else {"dense": partial(_as_it_is, fixed)}
+    if match.density <= densest:
+        candidates[WAY] = partial(integers, WAY)
+    if match.takes_dense(target):
+        candidates[DENSE_WAY] = partial(integers, DENSE_WAY)
 
     timed: dict[str, Timer] = {}
     refused: dict[str, str] = {}
     expected: np.ndarray | None = None
-    for name, write in (("dense", partial(_as_it_is, fixed)), (WAY, integers)):
+    for name, write in candidates.items():
         run = partial(relax.VirtualMachine(build(_module(write, shape, dtype), target=target), tvm.cpu())["main"], x)
         result = run().numpy()
         expected = result if expected is None else expected
@@ -607,14 +640,16 @@ def _of_known_sizes(match: IntegerProduct, shape: list[int]) -> IntegerProduct:
     bound = lambda size: sym.Analyzer().simplify(substitute(size, values)) if values else size  # noqa: E731
     operand = match.input
     whole = None if operand.shape is None else tuple(bound(size) for size in operand.shape)
-    numbers = [part if isinstance(part, ir.GenericConst) else constant(np.ones((), str(part.ty.dtype.dtype)))
-               for part in (operand.zero, operand.scale)]  # fmt: skip
+    zero, scale = (
+        part if part is None or isinstance(part, ir.GenericConst) else constant(np.ones((), str(part.ty.dtype.dtype)))
+        for part in (operand.zero, operand.scale)
+    )
     types = [relax.TensorType([bound(s) for s in arg.ty.shape.values], arg.ty.dtype) for arg in match.call.args]
     args = [relax.Var(f"operand{n}", type_) for n, type_ in enumerate(types)]
     call = relax.BlockBuilder().normalize(relax.Call(match.call.op, args, match.call.attrs))
     make = _convolution if name_of(call) != dense.MATMUL else _left if match.layout.axis == -2 else _right
-    weight = QuantizedWeight(match.stored, np.broadcast_to(_along_outputs(match), match.stored.shape))
-    fixed = make(call, weight, QuantizedInput(x, numbers[0], numbers[1], whole), match.rows)
+    scales = None if match.scales is None else np.broadcast_to(_along_outputs(match), match.stored.shape)
+    fixed = make(call, QuantizedWeight(match.stored, scales), QuantizedInput(x, zero, scale, whole), match.rows)
     assert fixed is not None  # Sizes do not decide.
     return fixed
 
@@ -629,6 +664,7 @@ def _module(write: Callable[[Any, Emit], Any], shape: list[int], dtype: str) -> 
 
 
 __all__ = [
+    "DENSE_WAY",
     "WAY",
     "Calibration",
     "IntegerProduct",

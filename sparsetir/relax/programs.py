@@ -486,10 +486,11 @@ def matmul(
     epilogue: Epilogue | None = None,
     panel: int = 0,
     result: str | None = None,
+    right: str | None = None,
 ) -> NamedProgram:
     """Return the program of ``C[i, k] = sum_j A[i, j] * B[j, k]`` for dense matrices, `rows` rows of A at a time.
 
-    C has the dtype `result`, by default that of the operands.
+    C and B have the dtypes `result` and `right`, by default that of A.
 
     With a `panel`, which divides the columns, B is packed as panels of so many columns,
     ``B[k // panel, j, k % panel]``. C and the operands of the epilogue then have two dimensions for the columns,
@@ -506,15 +507,15 @@ def matmul(
     ):
         draft.dense(name, extent)
     draft.array("A", ("I", "J"), dtype)
-    draft.array("B", (*columns[:-1], "J", columns[-1]), dtype)
+    draft.array("B", (*columns[:-1], "J", columns[-1]), right or dtype)
     result = result or dtype
     target = draft.finish("C", ("I", *columns), result, epilogue)
     row, at = f"io * {rows} + ii", ", ".join(columns).lower()
     factor = ", ".join((*columns[:-1], "J", columns[-1])).lower()
-    left, right = f"A[{row}, j]", f"B[{factor}]"
+    factors = [f"A[{row}, j]", f"B[{factor}]"]
     if result != dtype:
-        left, right = (f'T.Cast("{result}", {side})' for side in (left, right))
-    body = [f"{target}[{row}, {at}] = {target}[{row}, {at}] + {left} * {right}"]
+        factors = [f'T.Cast("{result}", {side})' for side in factors]
+    body = [f"{target}[{row}, {at}] = {target}[{row}, {at}] + {' * '.join(factors)}"]
     axes = (*columns[:-1], "IO", "II", "J", columns[-1])
     kinds = "S" * (len(columns) - 1) + "SSRS"
     draft.iterate(axes, kinds, "matmul", body, init=f"{target}[{row}, {at}] = 0")

@@ -298,7 +298,7 @@ def _last_channels(weight: np.ndarray, layout: str) -> np.ndarray | None:
 class Times:
     """Seconds per call of the sparse and the dense kernel, whether their results agree, and of other candidates."""
 
-    sparse: float
+    sparse: float | None
     dense: float
     agree: bool
     others: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -311,33 +311,36 @@ def arguments_of(operator: str, x: np.ndarray) -> dict[str, np.ndarray]:
 
 def timed(
     operator: str,
-    matrix: sp.csr_array,
+    matrix: sp.csr_array | None,
     weight: np.ndarray,
     rows: int,
     target: Any,
     lower: Mapping[str, HalfRewrite] | None = None,
     sample: np.ndarray | None = None,
 ) -> Times:
-    """Time the sparse and the dense kernel on random rows or a sample, and candidates in other dtypes, in turns."""
+    """Time the sparse and the dense kernel on random rows or a sample, and candidates in other dtypes, in turns.
+
+    Without a `matrix` there is no sparse kernel.
+    """
     rng = np.random.default_rng(0)
     dtype = str(weight.dtype)
     x = rng.standard_normal((rows, weight.shape[1])).astype(dtype)
     if sample is not None and sample.size:
         x = np.resize(sample, x.shape).astype(dtype)
-    kernel = build_kernel(tunable(operator, dtype, "int32"), target, expected_calls=CALLS).bind(A=matrix)
-    operands = arguments_of(operator, x)
-    result = kernel(**operands)
     expected = {"linear": x @ weight.T, "spmv": weight @ x[0], "spmm": weight @ x.T}[operator]
-    agree = np.allclose(result, expected, rtol=RTOL, atol=RTOL * float(np.abs(expected).max(initial=1.0)))
     whole, arguments = whole_product(operator, weight, x, target)
-    timers = {
-        "dense": lambda seconds: float(whole.time(seconds=seconds, **arguments).median),
-        "sparse": lambda seconds: float(kernel.time(seconds=seconds, **operands).median),
-    }
+    timers: dict[str, Timer] = {"dense": lambda seconds: float(whole.time(seconds=seconds, **arguments).median)}
+    agree = True
+    if matrix is not None:
+        kernel = build_kernel(tunable(operator, dtype, "int32"), target, expected_calls=CALLS).bind(A=matrix)
+        operands = arguments_of(operator, x)
+        limit = RTOL * float(np.abs(expected).max(initial=1.0))
+        agree = np.allclose(kernel(**operands), expected, rtol=RTOL, atol=limit)
+        timers["sparse"] = lambda seconds: float(kernel.time(seconds=seconds, **operands).median)
     in_rows = x if operator != "spmm" else arguments_of(operator, x)["B"]
     timers |= half_timers(lower or {}, in_rows, expected, target)[0]
     times = dict(choose(timers, seconds=SECONDS).times)
-    return Times(times.pop("sparse"), times.pop("dense"), bool(agree), times)
+    return Times(times.pop("sparse", None), times.pop("dense"), bool(agree), times)
 
 
 def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any) -> tuple[Any, dict[str, Any]]:
@@ -369,7 +372,7 @@ class SparsifyWeights:
     rows : int
         The assumed number of rows where it is known only at run time, such as a batch size.
     most_dense : float
-        Weights with a larger share of nonzero elements stay dense.
+        Weights with a larger share of nonzero elements stay dense; they have dense candidates of the `dtype` alone.
     tune : bool
         Also run `sparsetir.tune_many` on the distinct weights that become sparse.
     max_seconds : float
@@ -398,8 +401,9 @@ class SparsifyWeights:
     Notes
     -----
     Products of quantized models, ``dequantize`` before and ``quantize`` after them, with constant weights of 8 bits are
-    timed as dense products in float32 and as sparse products of integers, whatever the `dtype`. Products in int32 with
-    such weights become sparse at any density up to `most_dense`.
+    timed as dense products in float32 and as sparse products of integers, whatever the `dtype`; on targets with units
+    for integers as dense products of these, too. Without units, products in int32 with such weights become sparse at
+    any density up to `most_dense`.
 
     Examples
     --------
@@ -465,7 +469,7 @@ class SparsifyWeights:
         self._calibrations: dict[Any, integer_products.Calibration] = {}
         self.layers: list[Layer] = []
         self._known: dict[tuple[Any, ...], Layer] = {}
-        self._matrices: dict[str, tuple[Any, Any, Any]] = {}
+        self._matrices: dict[Any, tuple[Any, ...]] = {}
         # The third value counts the products with the weight.
         self._chosen: dict[tuple[Any, ...], tuple[sp.csr_array, Layer, int]] = {}
 
@@ -488,7 +492,7 @@ class SparsifyWeights:
             reason = f"smaller than {LEAST_SIZE:,} elements"
             self._note(Layer(name, match.operator, weight.shape, match.density, match.rows, False, reason))
             return None
-        if match.density > self.most_dense:
+        if match.density > self.most_dense and not self._lower(match):
             reason = f"more than {self.most_dense:.0%} of it is not zero"
             self._note(Layer(name, match.operator, weight.shape, match.density, match.rows, False, reason))
             return None
@@ -511,44 +515,53 @@ class SparsifyWeights:
         return lambda x: match.rewrite(csr, x)
 
     def decided_integers(self, name: str, match: integer_products.IntegerProduct) -> tuple[Any, ...] | None:
-        """Return the constants of a sparse product with an 8-bit weight, None where it stays; record the decision."""
+        """Return the constants of a product with an 8-bit weight, None where it stays; record the decision."""
         weight = match.weight
         layer = Layer(name, match.operator, weight.shape, match.density, match.rows, False, "")
         if weight.size < LEAST_SIZE:
             self._note(dataclasses.replace(layer, reason=f"smaller than {LEAST_SIZE:,} elements"))
             return None
-        if match.density > self.most_dense:
+        has_dense = self.decide == "measure" and match.takes_dense(self.target)
+        if match.density > self.most_dense and not has_dense:
             self._note(dataclasses.replace(layer, reason=f"more than {self.most_dense:.0%} of it is not zero"))
             return None
         hashed = hash_arrays("weight", [weight])
-        key = (match.operator, hashed, match.rows, match.layout.axis, match.scales is None)
+        key = (match.operator, hashed, match.rows, match.layout.axis, match.layout.is_flat, match.scales is None)
         if key not in self._known:
             self._known[key] = self._judged_integers(layer, match)
         layer = dataclasses.replace(self._known[key], name=name)
         self._note(layer)
-        parts = (match.matrix.data, match.matrix.indptr, match.matrix.indices)
-        return self._matrices.setdefault(hashed, tuple(map(constant, parts))) if layer.is_sparse else None
+        if not layer.way:
+            return None
+        return self._matrices.setdefault((hashed, layer.way), tuple(map(constant, match.parts(layer.way))))
 
     def _judged_integers(self, layer: Layer, match: integer_products.IntegerProduct) -> Layer:
         sparse = dataclasses.replace(layer, is_sparse=True, way=integer_products.WAY)
-        if match.scales is None:  # A plain loop of TVM's, thousands of times slower.
+        has_dense = self.decide == "measure" and match.takes_dense(self.target)
+        if match.scales is None and not has_dense:  # A plain loop of TVM's, thousands of times slower.
             return dataclasses.replace(sparse, reason="dense products of integers are not optimized")
         if self.decide == "predict":
             is_sparse = match.density <= most_dense(match.matrix)
             return dataclasses.replace(sparse if is_sparse else layer, reason="predicted from the density")
-        timers, refused = integer_products.timers(match, self.target)
+        timers, refused = integer_products.timers(match, self.target, self.most_dense)
         choice = choose(timers, seconds=SECONDS, refused=refused)
-        judged = sparse if choice.name == sparse.way else layer
-        judged = dataclasses.replace(judged, dense=choice.times["dense"], sparse=choice.times.get(sparse.way))
-        return dataclasses.replace(judged, reason=choice.reason("dense"), times=choice.times)
+        way = "" if choice.name == "dense" else choice.name
+        judged = dataclasses.replace(layer, is_sparse=way == sparse.way, way=way, times=choice.times)
+        judged = dataclasses.replace(judged, dense=choice.times.get("dense"), sparse=choice.times.get(sparse.way))
+        return dataclasses.replace(judged, reason=choice.reason(next(iter(timers))))
 
     def _lower(self, match: ConstantProduct) -> dict[str, HalfRewrite]:
+        """Return the candidates of lower precision; only dense ones of a weight that is too dense."""
         lowest = dense.HALF if self.dtype == integer_products.INT8 else self.dtype
         lower = half_rewrites(match.operator, match.weight, match.x, lowest, self.target)
         calibration = self._calibrations.get(match.x)
         if calibration is not None and match.weight.dtype == np.float32:
             rewrite = integer_products.QuantizedRewrite(match.operator, match.weight, *calibration.quantization)
-            lower[integer_products.WAY] = rewrite
+            lower[rewrite.way] = rewrite
+            if match.operator != "spmv" and rewrite.product(match.x).takes_dense(self.target):
+                lower[integer_products.DENSE_WAY] = dataclasses.replace(rewrite, way=integer_products.DENSE_WAY)
+        if match.density > self.most_dense:
+            return {way: rewrite for way, rewrite in lower.items() if way.startswith("dense")}
         return lower
 
     def _note(self, layer: Layer) -> None:
@@ -564,15 +577,17 @@ class SparsifyWeights:
         lower = self._lower(match)
         calibration = self._calibrations.get(match.x)
         sample = None if calibration is None else calibration.sample
-        times = timed(match.operator, matrix, match.weight, match.rows, self.target, lower, sample)
-        every = {"dense": times.dense, "sparse": times.sparse, **times.others}
+        csr = matrix if match.density <= self.most_dense else None
+        times = timed(match.operator, csr, match.weight, match.rows, self.target, lower, sample)
+        sparse = {} if times.sparse is None else {"sparse": times.sparse}
+        every = {"dense": times.dense, **sparse, **times.others}
         measured = dataclasses.replace(layer, sparse=times.sparse, dense=times.dense, times=every)
         if not times.agree:
             return dataclasses.replace(measured, is_sparse=False, reason=f"results differ by more than {RTOL}")
-        ratio = f"{times.sparse * 1e6:.0f} us against {times.dense * 1e6:.0f} us"
         way = fastest(every)
-        if way not in ("dense", "sparse"):
-            ratio = f"{every[way] * 1e6:.0f} us against {times.dense * 1e6:.0f} us"
+        rivals = sparse or times.others
+        rival = way if way not in ("dense", "sparse") or not rivals else min(rivals, key=rivals.__getitem__)
+        ratio = f"{every[rival] * 1e6:.0f} us against {times.dense * 1e6:.0f} us"
         return dataclasses.replace(
             measured, is_sparse=way.startswith("sparse"), reason=ratio, way="" if way == "dense" else way
         )
@@ -686,8 +701,8 @@ class ProductRewriter(relax.PyExprMutator):
             operand, shift = inner, 0
         else:
             operand, shift = match.columns(emit(before.layout.whole(inner, emit)), emit)
-        parts = (match.matrix.data, match.matrix.indptr, match.matrix.indices)
-        return integer_products.Pending(match.multiply(tuple(map(constant, parts)), operand, shift, emit), match.layout)
+        parts = tuple(map(constant, match.parts(rewrite.way)))
+        return integer_products.Pending(match.multiply(parts, operand, shift, emit), match.layout)
 
     def _takes_integers(self, binding: relax.VarBinding, match: integer_products.IntegerProduct | None) -> bool:
         """Rewrite a product with an 8-bit weight, or an elementwise operator that follows one."""
@@ -695,10 +710,10 @@ class ProductRewriter(relax.PyExprMutator):
         if pending is None:
             if match is None:
                 return False
-            csr = self.owner.decided_integers(str(binding.var.name), match)
-            if csr is None:
+            parts = self.owner.decided_integers(str(binding.var.name), match)
+            if parts is None:
                 return match.scales is not None and self._folded(binding, match)
-            pending = self._multiplied(match, csr)
+            pending = self._multiplied(match, parts)
         self.changed = True
         self._set(binding, pending)
         return True
@@ -719,14 +734,14 @@ class ProductRewriter(relax.PyExprMutator):
         self.changed = True
         return True
 
-    def _multiplied(self, match: integer_products.IntegerProduct, csr: tuple[Any, ...]) -> integer_products.Pending:
+    def _multiplied(self, match: integer_products.IntegerProduct, parts: tuple[Any, ...]) -> integer_products.Pending:
         given = match.input
-        parts = {name: self.visit_expr(part) for name, part in given.parts.items()}
-        match = dataclasses.replace(match, input=dataclasses.replace(given, **parts))
+        operands = {name: self.visit_expr(part) for name, part in given.parts.items()}
+        match = dataclasses.replace(match, input=dataclasses.replace(given, **operands))
         before = self.pending.get(match.input.x)
         both = before is not None and before.layout.transposes and match.layout.transposes and given.shape is None
         operand, shift = match.columns(match.input.x, self.builder_.emit, before.inner if both and before else None)
-        return integer_products.Pending(match.multiply(csr, operand, shift, self.builder_.emit), match.layout)
+        return integer_products.Pending(match.multiply(parts, operand, shift, self.builder_.emit), match.layout)
 
     def _followed(self, call: Any) -> integer_products.Pending | None:
         """Return the result of an elementwise call on a pending result that has no other use."""

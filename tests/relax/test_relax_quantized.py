@@ -13,7 +13,7 @@ import sparsetir.relax as srelax
 from sparsetir.build import build
 from sparsetir.codegen.target import cpu_target, emulating_target, native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.relax.integer_products import WAY
+from sparsetir.relax.integer_products import DENSE_WAY, WAY
 from sparsetir.relax.model import lowered
 from sparsetir.relax.onnx_import import _imported
 from sparsetir.relax.operators import call
@@ -191,7 +191,7 @@ def test_scales_known_at_run_time() -> None:
     x, sparsify = np.random.default_rng(0).standard_normal((4, N)).astype("float32"), srelax.SparsifyWeights()
     (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_allclose(srelax.from_onnx(model, sparsify=sparsify)(x), expected, rtol=1e-5)
-    assert [layer.is_sparse for layer in sparsify.layers] == [True]
+    assert [layer.way in (WAY, DENSE_WAY) for layer in sparsify.layers] == [True]
 
 
 def test_sparse_initializers_of_integers() -> None:
@@ -215,7 +215,7 @@ def test_both_ways_are_timed(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None
     x = inputs(1, N)
     (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_array_equal(srelax.from_onnx(model, sparsify=sparsify)(x), expected)
-    assert set(sparsify.layers[0].times) == {"dense", WAY}
+    assert set(sparsify.layers[0].times) - {DENSE_WAY} == {"dense", WAY}
 
 
 def test_dense_weights_are_constants_of_float32() -> None:
@@ -223,6 +223,92 @@ def test_dense_weights_are_constants_of_float32() -> None:
     model = network(dequantized(), ("uint8", ["n", N]), ("uint8", ["n", M]), tensors)
     sparsify = check(model, inputs(3, N), is_sparse=False)
     assert sparsify(_imported(model, None)).script().count("R.dequantize") == 1
+
+
+def integers_in_one_kernel(density: float) -> dict[str, tuple[Any, tuple[int, ...], str]]:
+    """Models with weights of a density, the shapes of their inputs, and the dtypes of these."""
+    conv = ["x", "sx", "zx", "W", "sw", "zw", "sy", "zy"]
+    rows = helper.make_node("MatMulInteger", ["x", "W", "zx"], ["y"])
+    columns = helper.make_node("MatMulInteger", ["W", "x", "", "zx"], ["y"])
+    image = helper.make_node("QLinearConv", conv, ["y"], pads=[1, 0, 1, 2], strides=[2, 1])
+    weights = {"W": weight(N, M, density=density), "zx": np.array(9, "uint8")}
+    left = {"W": weight(M, N, density=density), "zx": np.array(9, "int8")}
+    gemm = {**parameters(M), "B": np.arange(M, dtype="float32") / 4, "W": weights["W"]}
+    kernel = {**parameters(32), "W": weight(32, 16, 3, 3, density=density)}
+    return {
+        "rows": (network([rows], ("uint8", ["n", N]), ("int32", ["n", M]), weights), (5, N), "uint8"),
+        "batch": (network([rows], ("uint8", ["n", 3, N]), ("int32", ["n", 3, M]), weights), (2, 3, N), "uint8"),
+        "columns": (network([columns], ("int8", [N, 7]), ("int32", [M, 7]), left), (N, 7), "int8"),
+        "gemm": (network(dequantized(), ("uint8", ["n", N]), ("uint8", ["n", M]), gemm), (5, N), "uint8"),
+        "image": (
+            network([image], ("uint8", [1, 16, 9, 8]), ("uint8", [1, 32, "h", "w"]), kernel),
+            (1, 16, 9, 8),
+            "uint8",
+        ),
+    }
+
+
+@pytest.fixture
+def prefers_dense_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsetir.relax.sparsify.SECONDS", 1e-4)
+    for module in ("sparsetir.workloads.timing", "sparsetir.relax.sparsify"):
+        monkeypatch.setattr(f"{module}.fastest", lambda _times: DENSE_WAY)
+
+
+@pytest.mark.usefixtures("prefers_dense_integers")
+@pytest.mark.parametrize(
+    ("kind", "density"), [("rows", 0.3), ("batch", 1.0), ("columns", 1.0), ("gemm", 0.3), ("gemm", 1.0), ("image", 0.3)]
+)
+def test_dense_products_of_integers(kind: str, density: float) -> None:
+    """They are candidates at any density, with the integers of the reference evaluator."""
+    (model, shape, dtype), target = integers_in_one_kernel(density)[kind], emulating_target()
+    sparsify = srelax.SparsifyWeights(target=target)
+    x = inputs(*shape, dtype=dtype)
+    (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
+    result = srelax.from_onnx(model, sparsify=sparsify, target=target)(x)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)
+    (layer,) = sparsify.layers
+    sparse = {WAY} if density <= sparsify.most_dense else set()
+    assert set(layer.times) == {DENSE_WAY} | sparse | ({"dense"} if kind == "gemm" else set())
+    assert (layer.way, layer.is_sparse) == (DENSE_WAY, False)
+
+
+def test_dense_products_of_integers_need_units() -> None:
+    model, *_ = integers_in_one_kernel(1.0)["gemm"]
+    plain = cpu_target({"kind": "llvm", "mcpu": "znver3"}, "models")
+    sparsify = srelax.SparsifyWeights(target=plain)
+    sparsify(_imported(model, None))
+    assert [(layer.way, layer.reason) for layer in sparsify.layers] == [("", "more than 70% of it is not zero")]
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize(("mcpu", "instruction"), [("znver4", "vpdpbusd"), ("sapphirerapids", "tdpbsud")])
+def test_dense_products_of_integers_use_the_units(mcpu: str, instruction: str) -> None:
+    target = {**native_target().export(), "mcpu": mcpu}
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([N, 32], "uint8"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.matmul(relax.const(weight(M, N)), x, out_dtype="int32"))
+        builder.emit_func_output(y)
+    cpu = cpu_target(target, "models")
+    assert instruction in build(lowered(builder.get(), cpu)["matmul"], cpu).source("asm")
+
+
+@pytest.mark.parametrize("target", ["plain", "emulated"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("one", "other"), [("int8", "uint8"), ("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8")])
+def test_products_of_8_bits_in_int32(one: str, other: str, side: str, target: str) -> None:
+    A, B = inputs(33, 50, dtype=one), inputs(50, 128, dtype=other)
+    given, (shape, dtype) = (B, (B.shape, other)) if side == "left" else (A, (A.shape, one))
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType(list(shape), dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            operands = (relax.const(A), x) if side == "left" else (x, relax.const(B))
+            y = builder.emit_output(relax.op.matmul(*operands, out_dtype="int32"))
+        builder.emit_func_output(y)
+    cpu = emulating_target() if target == "emulated" else native_target()
+    np.testing.assert_array_equal(srelax.compile_model(builder.get(), cpu)(given), A.astype(int) @ B.astype(int))
 
 
 @pytest.mark.parametrize("target", ["emulated", "znver4", "sapphirerapids"])
@@ -266,9 +352,9 @@ def module(shape: list[Any], make: Any) -> Any:
 
 @pytest.fixture
 def prefers_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the last candidate, which is that of integers unless its results are refused."""
+    """Take the sparse product of integers unless its results are refused."""
     monkeypatch.setattr("sparsetir.relax.sparsify.SECONDS", 1e-4)
-    monkeypatch.setattr("sparsetir.relax.sparsify.fastest", lambda times: list(times)[-1])
+    monkeypatch.setattr("sparsetir.relax.sparsify.fastest", lambda times: WAY if WAY in times else "dense")
 
 
 W = pruned(M, N)
@@ -294,6 +380,35 @@ def test_models_in_float32_are_quantized(layout: str) -> None:
     compiled, expected = srelax.compile_model(module(shape, make), sparsify=sparsify), by_numpy(x)
     assert [layer.way for layer in sparsify.layers] == [WAY]
     assert np.linalg.norm(compiled(x) - expected) < 0.02 * np.linalg.norm(expected)
+
+
+@pytest.mark.usefixtures("prefers_dense_integers")
+@pytest.mark.parametrize(("layout", "is_full"), [("rows", False), ("columns", True), ("batch", True)])
+def test_models_in_float32_take_dense_products_of_integers(layout: str, is_full: bool) -> None:
+    """The integers are those of numpy, and so is the result, up to the rounding of its scale."""
+    matrix, target = real(M, N, seed=6) if is_full else W, emulating_target()
+    shape, _, _ = FLOATS[layout]
+    x = real(*shape, seed=4)
+    columns = x if layout == "columns" else x.reshape(-1, N).T
+
+    def make(emit: Any, var: Any) -> Any:
+        is_left = layout == "columns"
+        return relax.op.matmul(*((relax.const(matrix), var) if is_left else (var, relax.const(matrix.T.copy()))))
+
+    sparsify = srelax.SparsifyWeights(dtype="int8", examples=[x], target=target)
+    result = srelax.compile_model(module(shape, make), target, sparsify=sparsify)(x)
+    (layer,) = sparsify.layers
+    sparse = set() if is_full else {"sparse", WAY, "sparse bfloat16", "sparse bf16x3"}
+    assert set(layer.times) == {"dense", "dense bfloat16", DENSE_WAY} | sparse
+    assert (layer.way, layer.is_sparse) == (DENSE_WAY, False)
+    step = np.float32(float(x.max()) - float(x.min())) / np.float32(255)
+    zero = np.round(-float(x.min()) / step)
+    integers = np.clip(np.round(columns / step) + zero, 0, 255) - zero
+    largest = np.abs(matrix).max(axis=1, keepdims=True)
+    scales = np.where(largest > 0, largest / np.float32(127), np.float32(1))
+    expected = (np.rint(matrix / scales) @ integers) * scales * step
+    expected = expected if layout == "columns" else expected.T.reshape(result.shape)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.usefixtures("prefers_integers")

@@ -326,6 +326,24 @@ def test_products_in_bfloat16_are_candidates(
     assert least < error < most
 
 
+@pytest.mark.parametrize("most_dense", [0.02, 1.0])
+def test_weights_that_are_too_dense_have_dense_candidates(monkeypatch: pytest.MonkeyPatch, most_dense: float) -> None:
+    monkeypatch.setattr("sparsetir.relax.sparsify.SECONDS", 1e-4)
+    monkeypatch.setattr("sparsetir.relax.sparsify.fastest", lambda _times: "dense bfloat16")
+    target = emulating_target()
+    mod = module([16, IN], LAYOUTS["x @ W.T"][1])
+    sparsify = srelax.SparsifyWeights(dtype="bfloat16", target=target, most_dense=most_dense)
+    x = dense(16, IN)
+    np.testing.assert_allclose(run(sparsify(mod), x, target=target), x @ W.T, atol=2e-2 * np.abs(x @ W.T).max())
+    (layer,) = sparsify.layers
+    every = {"dense", "sparse", "dense bfloat16", "sparse bfloat16", "sparse bf16x3"}
+    assert set(layer.times) == (every if most_dense == 1 else {"dense", "dense bfloat16"})
+    assert (layer.way, layer.is_sparse, layer.sparse is None) == ("dense bfloat16", False, most_dense < 1)
+    one = srelax.SparsifyWeights(dtype="bf16x3", target=target, most_dense=0.02)
+    one(mod)
+    assert not one.layers[0].times
+
+
 def test_precisions_need_units_and_permission() -> None:
     x = relax.Var("x", relax.TensorType([16, IN], "float32"))
     names = {
