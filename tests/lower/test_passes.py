@@ -994,6 +994,17 @@ def test_equal_searches_are_done_once() -> None:
     assert _call(func, SORTED_ROWS, WANT).tolist() == expected
 
 
+def test_a_condition_and_its_value_search_once() -> None:
+    """Rows that do not exist are not searched, and the value takes the slot that the condition found."""
+    once = _find("i", "want[k]")
+    func = _lookup(f"out[i, k] = T.if_then_else(0 <= want[k] and want[k] < m and {once} >= 0, {once}, -3)")
+    assert len(_depth(func)) == 1
+    want = [0, 5, -1, 2, 6, 4, 99]
+    rows = range(len(SORTED_ROWS))
+    slots = [[SORTED_ROWS[w].index(i) if w in rows and i in SORTED_ROWS[w] else -3 for w in want] for i in rows]
+    assert _call(func, SORTED_ROWS, want).tolist() == slots
+
+
 def test_a_search_stays_below_the_writes_of_what_it_reads() -> None:
     """Each lookup stores the next wanted coordinate."""
     func = _lookup(f"""out[i, k] = {_find("want[0]")}
