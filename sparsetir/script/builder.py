@@ -91,11 +91,6 @@ def function_scope() -> Iterator[None]:
         _scopes.functions.pop()
 
 
-def view_axes(buffer: Any) -> tuple[Axis, ...] | None:
-    """Return the axes of a sparse buffer of the function being parsed; None for an ordinary buffer."""
-    return _scopes.functions[-1].views.get(buffer) if isinstance(buffer, Var) else None
-
-
 # ---------------------------------------------------------------------------------------------- checks
 
 

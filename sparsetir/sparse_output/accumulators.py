@@ -163,10 +163,6 @@ class AccumulatorOptions:
         """Return these options without blocks."""
         return replace(self, accumulators=replace(self.accumulators, block=None))
 
-    def segmented(self) -> AccumulatorOptions:
-        """Return these options with long rows in segments."""
-        return replace(self, accumulators=replace(self.accumulators, kind="segments"))
-
     def tabled(self) -> AccumulatorOptions:
         """Return these options with hash tables."""
         return replace(self, accumulators=replace(self.accumulators, kind="table"))

@@ -204,10 +204,6 @@ class MachineProfile:
             return costs[-1] * row_bytes / self.row_bytes[-1]
         return interpolate(self.row_bytes[low : right + 1], costs, row_bytes)
 
-    def best_prefetch(self, row_bytes: float, working_set: float) -> int:
-        """Return the measured prefetch distance with which rows are gathered fastest."""
-        return min(self.prefetch, key=lambda ahead: self.gather_seconds(row_bytes, working_set, ahead))
-
     @property
     def levels(self) -> tuple[EffectiveLevel, ...]:
         """The levels that the curve of 512-byte rows without prefetch shows, the fastest first; the memory last."""

@@ -122,12 +122,6 @@ def test_effective_levels_of_a_virtual_machine_with_a_large_slow_cache() -> None
     assert slow > 5 * shipped_profile("sapphirerapids").gather_seconds(512, 1 << 20)
 
 
-def test_best_prefetch_is_none_in_the_first_level() -> None:
-    profile = shipped_profile("sapphirerapids")
-    assert profile.best_prefetch(512, 32 << 10) == 0
-    assert profile.best_prefetch(512, 64 << 20) > 0
-
-
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
 def test_bad_seconds(seconds: float) -> None:
     with pytest.raises(ArgumentError, match="seconds: expected a positive, finite number"):
