@@ -406,8 +406,7 @@ class Messages:
         if rate:
             views += _plain_views(views[-1].all_input_nodes[0])
         softmax = views[-1]
-        is_sum = product.kwargs.get("reduce") == "sum" and not product.kwargs.get("precision")
-        if _method(softmax) != "softmax" or not is_sum:
+        if _method(softmax) != "softmax" or product.kwargs.get("reduce") != "sum":
             return
         if softmax.args[:2] != product.args[:2]:
             return
