@@ -193,9 +193,9 @@ class BlockMatrix:
         """Return mean and summed squared deviation of each column."""
         self._pool = OutputPool()
         extent = self.store.lines[1]
-        held = 8 * self.shape[1] * 6
+        held_bytes = 8 * self.shape[1] * 6
         # Weights in float64, deviations and their squares: 24 bytes an entry besides the buffers.
-        plan = make_plan(self.store, self.memory // 2, "moments", np.float64, 0, held=held // 2, column=0, line=8)
+        plan = make_plan(self.store, self.memory // 2, "moments", np.float64, 0, held=held_bytes // 2, column=0, line=8)
         blocks = iterate(self.store, plan.starts, self.dtype, Bar(plan.bytes_read, progress))
         mean, squares = np.zeros(self.shape[1]), np.zeros(self.shape[1])
         if not self.is_csr:

@@ -566,8 +566,8 @@ def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
             return NotImplemented
         return _compared_sparse(ufunc, tensor, other) if is_sparse(other) else _compared_dense(ufunc, tensor, other)
     _check_zeros(ufunc, ufunc(tensor.dtype.type(0), other), str(other))
-    held = np.flatnonzero(ufunc(tensor.values, other))
-    return of_entries(tensor, [c[held] for c in tensor.coords], np.ones(len(held), np.bool_), tensor.shape)
+    positions = np.flatnonzero(ufunc(tensor.values, other))
+    return of_entries(tensor, [c[positions] for c in tensor.coords], np.ones(len(positions), np.bool_), tensor.shape)
 
 
 def _check_zeros(ufunc: np.ufunc, is_true: Any, other: str) -> None:
@@ -593,10 +593,10 @@ def _merged(ufunc: np.ufunc, left: SparseTensor, right: SparseTensor) -> SparseT
         values[np.searchsorted(union, places)] = t.values
         sides.append(values)
     results = ufunc(*sides)
-    held = np.flatnonzero(results)
-    stored = union[held]
+    positions = np.flatnonzero(results)
+    stored = union[positions]
     coords = np.unravel_index(stored, left.shape) if len(stored) else [stored] * left.ndim
-    return of_entries(left, list(coords), results[held], left.shape)
+    return of_entries(left, list(coords), results[positions], left.shape)
 
 
 def combine(ufunc: np.ufunc, left: Any, right: Any) -> Any:
@@ -689,26 +689,26 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
     found = tensor if all(at == slice(None) for at in others) else _within(tensor, others)
     if not lists:
         return found
-    at = sum(not is_integer(held) for held in asked[: lists[0]])  # where the dimension is among those that are left
+    at = sum(not is_integer(index) for index in asked[: lists[0]])  # where the dimension is among those that are left
     first = [at, *(d for d in range(found.ndim) if d != at)]
     return transpose(_rows(transpose(found, [first]), asked[lists[0]]), [np.argsort(first).tolist()])
 
 
 def _within(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
     """Return the entries at indices and in slices."""
-    held, coords, shape = np.ones(tensor.nnz, np.bool_), [], []
+    is_selected, coords, shape = np.ones(tensor.nnz, np.bool_), [], []
     for d, (at, c, n) in enumerate(zip(asked, tensor.coords, tensor.shape, strict=True)):
         if is_integer(at):
             if not -n <= at < n:
                 raise ArgumentError(f"index {at} of dimension {d}, which has {n}")
-            held &= c == at % n
+            is_selected &= c == at % n
             continue
         span = range(n)[at]
         place, rest = np.divmod(c.astype(np.int64) - span.start, span.step)
-        held &= (rest == 0) & (place >= 0) & (place < len(span))
+        is_selected &= (rest == 0) & (place >= 0) & (place < len(span))
         coords.append(place)
         shape.append(len(span))
-    return of_entries(tensor, [c[held] for c in coords], tensor.values[held], tuple(shape))
+    return of_entries(tensor, [c[is_selected] for c in coords], tensor.values[is_selected], tuple(shape))
 
 
 def _rows(tensor: SparseTensor, index: Any) -> Any:
@@ -756,10 +756,10 @@ def _element(tensor: SparseTensor, index: tuple[int, ...]) -> Any:
         raise OutOfRangeError(f"element {index} of a tensor of shape {tensor.shape}")
     first, *others = (at % n for at, n in zip(index, tensor.shape, strict=True))
     (begin,), (end,) = _bounds(tensor, np.array([first]))
-    held = np.ones(end - begin, np.bool_)
+    is_selected = np.ones(end - begin, np.bool_)
     for d, at in enumerate(others, 1):
-        held &= _coordinate(tensor, d)[begin:end] == at
-    return tensor.values[begin:end][held].sum(dtype=tensor.dtype)
+        is_selected &= _coordinate(tensor, d)[begin:end] == at
+    return tensor.values[begin:end][is_selected].sum(dtype=tensor.dtype)
 
 
 def _coordinate(tensor: SparseTensor, dim: int) -> np.ndarray:
@@ -772,9 +772,9 @@ def diagonal(tensor: SparseTensor) -> np.ndarray:
     if tensor.ndim != 2:
         raise ArgumentError(f"the diagonal is that of a matrix, found {tensor.ndim} dimensions")
     i, j = tensor.coords
-    held, found = i == j, np.zeros(min(tensor.shape), tensor.dtype)
-    found[i[held]] = tensor.values[held]
-    return found
+    is_diagonal, diagonal = i == j, np.zeros(min(tensor.shape), tensor.dtype)
+    diagonal[i[is_diagonal]] = tensor.values[is_diagonal]
+    return diagonal
 
 
 def _chosen(index: Any, m: int) -> np.ndarray:

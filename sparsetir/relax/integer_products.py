@@ -273,7 +273,7 @@ class IntegerProduct:
         return emit(relax.op.multiply(emit(relax.op.astype(sums, "float32")), factors))
 
 
-def found_in(call: Any, value_of: ValueOf, rows: int) -> IntegerProduct | None:
+def match_integer_product(call: Any, value_of: ValueOf, rows: int) -> IntegerProduct | None:
     """Return the product with a constant 8-bit weight that a call is; None for other calls.
 
     Parameters
@@ -670,7 +670,7 @@ __all__ = [
     "IntegerProduct",
     "Pending",
     "QuantizedRewrite",
-    "found_in",
+    "match_integer_product",
     "moved",
     "timers",
     "with_constant",

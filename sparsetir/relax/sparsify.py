@@ -207,7 +207,7 @@ class ConstantProduct:
         return np.count_nonzero(self.weight) / max(self.weight.size, 1)
 
 
-def found_in(call: Any, value_of: Callable[[Any], Any], rows: int) -> ConstantProduct | None:
+def match_constant_product(call: Any, value_of: Callable[[Any], Any], rows: int) -> ConstantProduct | None:
     """Return the product that a call is; None if it is another call or its weight is not known.
 
     Parameters
@@ -647,7 +647,7 @@ def calibrated(
 
 def _products_of(func: relax.Function, rows: int) -> list[ConstantProduct]:
     values = Uses(func).value
-    matches = [found_in(value, values.get, rows) for value in values.values()]
+    matches = [match_constant_product(value, values.get, rows) for value in values.values()]
     return [match for match in matches if match is not None]
 
 
@@ -672,10 +672,10 @@ class ProductRewriter(relax.PyExprMutator):
         return relax.analysis.remove_all_unused(new) if self.changed else func
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        integers = integer_products.found_in(binding.value, self.values.get, self.owner.rows)
+        integers = integer_products.match_integer_product(binding.value, self.values.get, self.owner.rows)
         if self._takes_integers(binding, integers):
             return
-        match = found_in(binding.value, self.values.get, self.owner.rows) if integers is None else None
+        match = match_constant_product(binding.value, self.values.get, self.owner.rows) if integers is None else None
         rewrite = None if match is None else self.owner.decided(str(binding.var.name), match)
         if match is None or rewrite is None:
             super().visit_var_binding_(binding)
@@ -756,4 +756,4 @@ class ProductRewriter(relax.PyExprMutator):
         return None
 
 
-__all__ = ["ConstantProduct", "Layer", "SparsifyWeights", "found_in", "timed"]
+__all__ = ["ConstantProduct", "Layer", "SparsifyWeights", "match_constant_product", "timed"]

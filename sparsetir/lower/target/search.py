@@ -364,8 +364,8 @@ def _bounds(conditions: list[ir.Expr], node: ir.Expr) -> list[ir.Expr]:
 
 def _weaker(some: list[ir.Expr], more: list[ir.Expr]) -> bool:
     """Return whether `some` hold wherever `more` do, by the parts of conjunctions."""
-    given = [part for condition in more for part in conjuncts(condition)]
-    return all(any(same(part, b) for b in given) for condition in some for part in conjuncts(condition))
+    parts = [part for condition in more for part in conjuncts(condition)]
+    return all(any(same(part, b) for b in parts) for condition in some for part in conjuncts(condition))
 
 
 def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:

@@ -243,10 +243,10 @@ def _fits(nest: DotNest, column: Var) -> bool:
 
 def match_body(block: Any, kinds: frozenset[str]) -> bool:
     """Return whether a stage-II block's loops match, and need one of these kinds of dot products."""
-    found = match(as_nest(block))
-    if found is None or found.kind not in kinds:
+    nest = match(as_nest(block))
+    if nest is None or nest.kind not in kinds:
         return False
-    return block.init is not None or found.result != "bfloat16"  # which would be rounded before each sum
+    return block.init is not None or nest.result != "bfloat16"  # which would be rounded before each sum
 
 
 def is_initial(stmt: tirx.Stmt, nest: DotNest) -> bool:

@@ -143,11 +143,11 @@ def InterchangeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         inner = mutator.default_mutate(node)
-        found = lift(inner)
-        if found is None:
+        lifted_loop = lift(inner)
+        if lifted_loop is None:
             return inner
-        lifted.append(found.loop_var)
-        return found
+        lifted.append(lifted_loop.loop_var)
+        return lifted_loop
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         out: list[tirx.Stmt] = []
@@ -430,22 +430,22 @@ DEFAULT_VECTOR = 8  # lanes of a vector where the schedule does not say
 
 def _checks(body: tirx.Stmt, outer: Var) -> list[tirx.IfThenElse]:
     """Return the bounds checks ``outer * tile + lane < limit`` below `body`."""
-    found: list[tirx.IfThenElse] = []
+    conditions: list[tirx.IfThenElse] = []
 
     def on_if(node: tirx.IfThenElse) -> None:
         if isinstance(node.condition, tirx.LT) and mentions(node.condition.a, [outer]) and node.else_case is None:
-            found.append(node)
+            conditions.append(node)
 
     structural_walk(body, (tirx.IfThenElse, on_if))
-    return found
+    return conditions
 
 
 def vector_loops(body: tirx.Stmt) -> list[tirx.For]:
     """Return the vectorized loops of a statement."""
-    found: list[tirx.For] = []
-    on_for = lambda f: found.append(f) if f.kind == VECTORIZED else None  # noqa: E731
+    vectorized: list[tirx.For] = []
+    on_for = lambda f: vectorized.append(f) if f.kind == VECTORIZED else None  # noqa: E731
     structural_walk(body, (tirx.For, on_for))
-    return found
+    return vectorized
 
 
 def _is_check(condition: ir.Expr, loop: tirx.For, lane: tirx.For, limit: ir.Expr) -> bool:

@@ -237,8 +237,8 @@ def _replaced(value: ir.Expr, pairs: list[tuple[ir.TensorLoad, ir.Expr]]) -> ir.
     """Replace some loads of a value by other expressions."""
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        found = next((other for own, other in pairs if same(load, own)), None)
-        return mutator.default_mutate(load) if found is None else found
+        replacement = next((other for own, other in pairs if same(load, own)), None)
+        return mutator.default_mutate(load) if replacement is None else replacement
 
     return structural_mutate(value, [(ir.TensorLoad, on_load)])
 
@@ -272,9 +272,9 @@ def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
     structure = names_in(func, STRUCTURE)
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        found = _summed(node, None, structure)
-        if found is not None:
-            return found
+        total = _summed(node, None, structure)
+        if total is not None:
+            return total
         return refused(mutator.default_mutate(node), SUM, "it is no sum of elements along a row")
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:

@@ -196,8 +196,8 @@ def _fits(nest: TileNest) -> bool:
 
 def match_body(block: Any, kinds: frozenset[str]) -> bool:
     """Return whether a stage-II block's loops match, and need one of these kinds of tiles."""
-    found = match(as_nest(block))
-    return found is not None and f"tile_{found.kind}" in kinds
+    nest = match(as_nest(block))
+    return nest is not None and f"tile_{nest.kind}" in kinds
 
 
 def _begins_with_zero(stmt: tirx.Stmt, nest: TileNest) -> bool:

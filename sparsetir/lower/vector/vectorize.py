@@ -280,10 +280,10 @@ def _reloaded(indices: Sequence[ir.Expr], array: Var, lane: Var) -> list[ir.Expr
 
 def unguarded(loop: tirx.For) -> tirx.Stmt | None:
     """Version a loop that stores one guarded element a lane: unguarded where all guards hold; None for other loops."""
-    found = _guarded(loop)
-    if found is None:
+    guarded = _guarded(loop)
+    if guarded is None:
         return None
-    store, masks, kept = found
+    store, masks, kept = guarded
     lane, lanes = loop.loop_var, int(loop.extent)
     every = in_every_lane(masks, lane, lanes)
     if every is None:
@@ -651,9 +651,9 @@ def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     """Vectorize every annotated reduction of a function; refuse annotations of other loops."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        found = vectorize_dot(node)
-        if found is not None:
-            return found
+        product = vectorize_dot(node)
+        if product is not None:
+            return product
         dot = match(node, None)
         if dot is not None:
             return _emit(dot, None, None, 1)
