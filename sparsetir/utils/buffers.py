@@ -68,14 +68,12 @@ class _Memory(np.ndarray):
     """What an array lies in. Views of the array hold the array, not this: numpy passes by bases of one class only."""
 
 
-def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Return memory for an array that begins at a cache line; raise `MemoryLimitError` where there is not so much.
+def _large(nbytes: int, shape: tuple[int, ...]) -> _Memory:
+    """Return memory for a large array; raise `MemoryLimitError` where there is not so much.
 
     The system also gives more than there is, and ends the process when that is written.
     """
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes >= CHECKED_BYTES:
-        check_memory(nbytes, f"an array of shape {shape}")
+    check_memory(nbytes, f"an array of shape {shape}")
     try:
         return np.ndarray.__new__(_Memory, nbytes + LINE, np.uint8)
     except (MemoryError, ValueError, OverflowError):
@@ -84,7 +82,8 @@ def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return an array with whatever the memory holds; views of it hold it, as they hold one of `numpy.empty`."""
-    memory = _room(shape, dtype)
+    nbytes = math.prod(shape) * dtype.itemsize  # called so often for small arrays that a function more counts
+    memory = np.ndarray.__new__(_Memory, nbytes + LINE, np.uint8) if nbytes < CHECKED_BYTES else _large(nbytes, shape)
     # `ctypes.data` has the same address, and takes longer.
     return np.ndarray(shape, dtype, memory, -memory.__array_interface__["data"][0] % LINE)
 
@@ -111,7 +110,8 @@ LEAST_ROOM, MOST_ROOM = 1 << 17, 1 << 25  # bytes: what the C library keeps itse
 
 def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return aligned memory whose views of numpy's own class are held by their views."""
-    root = _room(shape, dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    root = np.ndarray.__new__(_Memory, nbytes + LINE, np.uint8) if nbytes < CHECKED_BYTES else _large(nbytes, shape)
     return np.ndarray.__new__(_Memory, shape, dtype, root, -root.__array_interface__["data"][0] % LINE)
 
 
