@@ -76,18 +76,21 @@ def read_bytes(path: str, offset: int, values: Array) -> int:
 
 
 def map_bytes(path: str, offset: int, count: int) -> Array | None:
-    """Return bytes of a file as a read-only view of its pages in the memory of the system; None where the file ends.
+    """Return bytes of a file as a read-only view of its pages in the memory of the system; None where it has them not.
 
     Pages are mapped when they are first read, and the map ends with the last array that refers to it.
     """
     if not count:
         return np.empty(0, np.uint8)
     skip = offset % mmap.ALLOCATIONGRANULARITY
-    with open(path, "rb", buffering=0) as file:
-        # A map behind the end of a file can be made, and reading it ends the process.
-        if os.fstat(file.fileno()).st_size < offset + count:
-            return None
-        pages = mmap.mmap(file.fileno(), skip + count, access=mmap.ACCESS_READ, offset=offset - skip)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            # A map behind the end of a file can be made, and reading it ends the process.
+            if os.fstat(file.fileno()).st_size < offset + count:
+                return None
+            pages = mmap.mmap(file.fileno(), skip + count, access=mmap.ACCESS_READ, offset=offset - skip)
+    except OSError:  # removed, or on a file system without maps
+        return None
     return np.frombuffer(pages, np.uint8, count, skip)
 
 
@@ -95,13 +98,11 @@ def is_cached(path: str, offset: int) -> bool:
     """Return whether a byte of a file is in the memory of the system; False where that does not tell."""
     if not hasattr(os, "RWF_NOWAIT"):
         return False
-    file = os.open(path, os.O_RDONLY)
     try:
-        return os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except OSError:  # that it would wait, or that the file system cannot tell
+        with open(path, "rb", buffering=0) as file:
+            return os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:  # that it would wait, that the file system cannot tell, or that there is no file
         return False
-    finally:
-        os.close(file)
 
 
 Place = tuple[str, int, int]  # file, offset and bytes
@@ -330,7 +331,7 @@ class Store:
         """Return indices and values of a range that has `extents`, without copying them."""
         indices, data = [map_bytes(*place) for place in self.extents(begin, end)]
         if indices is None or data is None:
-            return self.read(begin, end)  # which says where the file ends
+            return self.read(begin, end)  # which says why not
         return indices.view(self.indices.dtype), data.view(self.data.dtype)
 
     def read(self, begin: int, end: int, buffers: Buffers | None = None) -> tuple[Array, Array]:

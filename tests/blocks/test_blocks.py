@@ -166,6 +166,26 @@ def test_a_file_that_was_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
         next(blocks)
 
 
+def test_a_file_that_was_removed_is_named(tmp_path: Path) -> None:
+    M = small(matrix(), tmp_path / "a", 500_000)
+    (tmp_path / "a" / "data.npy").unlink()
+    for product in (lambda: M.spmv(np.ones(150, "float32")), lambda: M @ np.ones((150, 32), "float32")):
+        with pytest.raises(FileFormatError, match=r"cannot be read: .*data.npy.* block 0, rows"):
+            product()
+
+
+def test_results_that_exist_are_not_written_again(tmp_path: Path) -> None:
+    A, rng = matrix(), np.random.default_rng(1)
+    M = small(A, tmp_path / "a", 2_000_000)
+    x, y = rng.random((4, 150), "float32"), rng.random((4, 3000), "float32")
+    calls = [lambda n: M.spmv(x[n]), lambda n: M.rmatmul(y[n]), lambda n: (M @ x[:, :, None][n]).T[0]]
+    expected = [lambda n: A @ x[n], lambda n: A.T @ y[n], lambda n: A @ x[n]]
+    found = [[call(n) for call in calls] for n in range(4)]  # views, of which each holds its memory
+    for n, results_of in enumerate(found):
+        for result, right in zip(results_of, expected, strict=True):
+            close(result, right(n))
+
+
 def test_parts_that_lie_in_one_piece_are_found(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     values, rng = np.arange(5000, dtype="int32"), np.random.default_rng(0)
