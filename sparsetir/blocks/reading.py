@@ -23,6 +23,7 @@ from sparsetir.runtime.validation import is_sound
 from sparsetir.utils.arguments import as_flag, shown
 from sparsetir.utils.machine import CORES
 from sparsetir.utils.memory import MemoryLimitError, readable
+from sparsetir.utils.threads import get_num_threads
 
 BUFFERS = 3  # blocks in memory: one is read, one waits, one is multiplied
 MAX_BLOCK_BYTES = 32 << 20  # of smaller blocks, starting the threads of a kernel takes as long as reading
@@ -93,8 +94,9 @@ def read_block(
     indptr = buffers.array("indptr", end + 1 - begin, idtype)
     np.subtract(store.indptr[begin : end + 1], first, out=indptr, casting="unsafe")
     indices = stored.astype(idtype, copy=False)
-    # All threads of a compiled function map pages; a reader thread leaves the cores to the kernel.
-    if is_mapped:
+    # Several threads map pages at once. One is as quick without a function that must be compiled first, and a reader
+    # thread leaves the cores to the kernel.
+    if is_mapped and get_num_threads() > 1:
         is_inside = is_sound(ENTRIES, indptr, indices, parent_count=end - begin, length=extent, need_sorted=False)
     else:
         # Read as unsigned, negative indices are the largest: one pass finds both faults.
