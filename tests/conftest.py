@@ -239,6 +239,22 @@ def quick_machine_code(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def own_threads() -> Iterator[None]:
+    """The number of threads that a test leaves, as the command line does, is not that of the next one."""
+    before = _threads()
+    yield
+    wanted = before or int(os.environ.get("TVM_NUM_THREADS", 0))
+    if wanted and _threads() not in (0, wanted):
+        sys.modules["sparsetir.utils.threads"].set_num_threads(wanted)
+
+
+def _threads() -> int:
+    """Return the number of threads of kernels, 0 where none has run yet."""
+    module = sys.modules.get("sparsetir.utils.threads")
+    return 0 if module is None else module._state["threads"]
+
+
 @pytest.fixture(scope="module")
 def quick_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The C compiler does not optimise what exported kernels have besides their machine code: the last -O counts."""
