@@ -16,6 +16,19 @@ The pass `sparsetir.lower.vector.dot_products` interleaves the rows of ``b`` in 
 AVX512-BF16 or AVX512-VNNI and the entries of a sum lie side by side: rows of CSR, and of blocks with an even number of
 columns (for 8 bits a multiple of four).
 
+Sums along rows, before::
+
+    for j, k in T.grid(indptr[i + 1] - indptr[i], feat):
+        o[indptr[i] + j] = o[indptr[i] + j] + s[indptr[i] + j] * x[i, k] * y[indices[indptr[i] + j], k]
+
+after::
+
+    for j in range(indptr[i + 1] - indptr[i]):
+        for k in T.serial(feat, annotations={"sparsetir.dot": 16, "sparsetir.unit_along": 1}):
+            o[indptr[i] + j] = o[indptr[i] + j] + s[indptr[i] + j] * x[i, k] * y[indices[indptr[i] + j], k]
+
+`sparsetir.lower.vector.row_products` multiplies both rows as they are. Wins where the machine has these instructions.
+
 Tiles, over blocks of rows, before::
 
     for j, ii, ji, k in T.grid(indptr[i + 1] - indptr[i], 16, 4, feat):
@@ -38,8 +51,11 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import s_tir
 
-from sparsetir.lower.annotations import TILE, UNIT
-from sparsetir.lower.vector import dot_products, tile_products
+from sparsetir.intrin.llvm_ir import LANES
+from sparsetir.ir.rewriting import factors, mentions, product
+from sparsetir.lower.annotations import ALONG, DOT, PREFETCH, TILE, UNIT
+from sparsetir.lower.loops import Update
+from sparsetir.lower.vector import dot_products, row_products, tile_products
 from sparsetir.lower.vector.dot_products import order_of
 from sparsetir.schedules.choice import Choice
 from sparsetir.schedules.registers import Registers
@@ -82,6 +98,34 @@ def use_dot_product(
     return _annotate(sch, block, choices, registers, dot_products.match_body, UNIT, choices.tile)
 
 
+def use_row_products(
+    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
+) -> bool:
+    """Annotate the innermost loop, a sum along rows; False (and no change) where the sketch does not fit.
+
+    args: the schedule, an innermost block, whether to use units and how many results ahead gathered rows are fetched,
+    the target's units, whether sums may be taken in another order.
+    rewrite: see the module's before and after.
+    """
+    node = sch.get(block)
+    update = Update.of(node.body)
+    if not choices.units or not reorders or update is None or not node.iter_vars:
+        return False
+    along = node.iter_vars[-1]
+    moving = [factor for factor in factors(update.term) if mentions(factor, [along.var])]
+    if int(along.iter_type) != REDUCE or not moving:
+        return False
+    rows = row_products.match(product(moving), along.var, update.dtype)
+    if rows is None or rows.kind not in registers.units:
+        return False
+    *outer, loop = sch.get_loops(block)
+    sch.annotate(loop, DOT, LANES)
+    sch.annotate(loop, ALONG, 1)
+    if choices.prefetch and outer:
+        sch.annotate(outer[-1], PREFETCH, choices.prefetch)
+    return True
+
+
 def use_tiles(
     sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
 ) -> bool:
@@ -119,4 +163,4 @@ def _annotate(
     return True
 
 
-__all__ = ["use_dot_product", "use_tiles"]
+__all__ = ["use_dot_product", "use_row_products", "use_tiles"]

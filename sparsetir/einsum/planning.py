@@ -393,10 +393,12 @@ def _step(
     if all(operand.layout is None for operand in members) and task.ring.is_usual:
         return DenseStep(step.members, letters, step.output)
     nest = ContractionNest(tuple(members), step.output, pattern, task.ring, task.dtype, task.idtype)
-    if task.in_parts and pattern is None and task.ring.is_usual and len(members) == 2:
-        is_one_dense = sum(operand.layout is None for operand in members) == 1
-        is_summed = any(c not in step.output for c in nest.letters)
-        nest = replace(nest, in_parts=is_one_dense and is_summed)
+    if task.in_parts and task.ring.is_usual:
+        summed = [operand for operand in members if not set(operand.letters) <= set(step.output)]
+        dense = [operand for operand in members if operand.layout is None]
+        is_product = len(members) == 2 and len(dense) == 1 and bool(summed)
+        is_sampled = len(summed) == 2 and all(operand.layout is None for operand in summed)
+        nest = replace(nest, in_parts=is_product if pattern is None else is_sampled)
     return KernelStep(step.members, nest)
 
 

@@ -147,6 +147,11 @@ FEATURES = {
     "int8": "+avx512vnni,+avx512bw,+avx512vl,+avx512f",
 }
 WORD = "<16 x i32>"
+# Kind -> LLVM's intrinsic of the dot product, and the vector type of its operands.
+DOTS = {
+    "bf16": ("llvm.x86.avx512bf16.dpbf16ps.512", "<32 x bfloat>"),
+    "int8": ("llvm.x86.avx512.vpdpbusd.512", "<64 x i8>"),
+}
 
 
 def _numbers(values: list[int]) -> str:
@@ -241,25 +246,55 @@ def _transposition(kind: str, attributes: str) -> str:
     return f"define linkonce_odr void @st_transpose_{kind}(ptr %in, ptr %out) {attributes} {{\n  {body}\n  ret void\n}}"
 
 
-def functions(kind: str, result: str) -> str:
-    """Return the functions for one kind of dot product (``"bf16"`` or ``"int8"``) and one dtype of results."""
+def _rows(kind: str) -> str:
+    """Return the function that loads a register of a row, zero where its mask has no bit."""
     attributes = f'alwaysinline nounwind "target-features"="{FEATURES[kind]}"'
     bits = 16 if kind == "bf16" else 8
     count, scalar = 512 // bits, f"i{bits}"
-    group = 32 // bits
-    rows, piece = f"<{count} x {scalar}>", f"<{group} x {scalar}>"
-    head = "define linkonce_odr"
+    rows = f"<{count} x {scalar}>"
     narrowed_mask = "trunc i64 %mask to i32" if count == 32 else "or i64 %mask, 0"
-    acc = "<16 x float>" if kind == "bf16" else WORD
-    out = [
-        f"""
-{head} {WORD} @st_rows_{kind}(ptr %at, i64 %mask) {attributes} {{
+    return f"""
+define linkonce_odr {WORD} @st_rows_{kind}(ptr %at, i64 %mask) {attributes} {{
   %narrow = {narrowed_mask}
   %bits = bitcast i{count} %narrow to <{count} x i1>
   %x = call {rows} @llvm.masked.load.v{count}{scalar}.p0(ptr %at, i32 1, <{count} x i1> %bits, {rows} zeroinitializer)
   %y = bitcast {rows} %x to {WORD}
   ret {WORD} %y
 }}
+declare {rows} @llvm.masked.load.v{count}{scalar}.p0(ptr, i32 immarg, <{count} x i1>, {rows})"""
+
+
+def row_functions(kind: str) -> str:
+    """Return the functions for sums along rows: loads of registers, and their dot products."""
+    attributes = f'alwaysinline nounwind "target-features"="{FEATURES[kind]}"'
+    acc = "<16 x float>" if kind == "bf16" else WORD
+    callee, operand = DOTS[kind]
+    return f"""{_rows(kind)}
+define linkonce_odr {WORD} @st_whole_{kind}(ptr %at) {attributes} {{
+  %x = load {WORD}, ptr %at, align 1
+  ret {WORD} %x
+}}
+define linkonce_odr {acc} @st_dot_rows_{kind}({acc} %acc, {WORD} %a, {WORD} %b) {attributes} {{
+  %x = bitcast {WORD} %a to {operand}
+  %y = bitcast {WORD} %b to {operand}
+  %r = call {acc} @{callee}({acc} %acc, {operand} %x, {operand} %y)
+  ret {acc} %r
+}}
+declare {acc} @{callee}({acc}, {operand}, {operand})"""
+
+
+def functions(kind: str, result: str) -> str:
+    """Return the functions for one kind of dot product (``"bf16"`` or ``"int8"``) and one dtype of results."""
+    attributes = f'alwaysinline nounwind "target-features"="{FEATURES[kind]}"'
+    bits = 16 if kind == "bf16" else 8
+    scalar = f"i{bits}"
+    group = 32 // bits
+    piece = f"<{group} x {scalar}>"
+    head = "define linkonce_odr"
+    acc = "<16 x float>" if kind == "bf16" else WORD
+    out = [
+        _rows(kind),
+        f"""
 {head} i32 @st_word_{kind}(ptr %at, i32 %mask) {attributes} {{
   %narrow = trunc i32 %mask to i{group}
   %bits = bitcast i{group} %narrow to <{group} x i1>
@@ -271,8 +306,7 @@ def functions(kind: str, result: str) -> str:
   %y = load i32, ptr %at, align 1
   ret i32 %y
 }}
-declare {rows} @llvm.masked.load.v{count}{scalar}.p0(ptr, i32 immarg, <{count} x i1>, {rows})
-declare {piece} @llvm.masked.load.v{group}{scalar}.p0(ptr, i32 immarg, <{group} x i1>, {piece})"""
+declare {piece} @llvm.masked.load.v{group}{scalar}.p0(ptr, i32 immarg, <{group} x i1>, {piece})""",
     ]
     for width in (8, 16):
         vector = f"<{512 // width} x i{width}>"
@@ -285,10 +319,7 @@ declare {piece} @llvm.masked.load.v{group}{scalar}.p0(ptr, i32 immarg, <{group} 
   %r = bitcast {vector} %z to {WORD}
   ret {WORD} %r
 }}""")
-    if kind == "bf16":
-        callee, operand = "llvm.x86.avx512bf16.dpbf16ps.512", "<32 x bfloat>"
-    else:
-        callee, operand = "llvm.x86.avx512.vpdpbusd.512", "<64 x i8>"
+    callee, operand = DOTS[kind]
     out.append(f"declare {acc} @{callee}({acc}, {operand}, {operand})")
     # The unsigned operand comes first: the rows ("bs") or the scalar ("sb").
     for name, first, second in (("bs", "%v", "%s"), ("sb", "%s", "%v")):
@@ -376,4 +407,15 @@ def _ordered(kind: str, acc: str, attributes: str) -> list[str]:
     return out
 
 
-__all__ = ["BYTES", "LANES", "TYPES", "attributes", "define", "function_name", "functions", "reading", "tile_functions"]
+__all__ = [
+    "BYTES",
+    "LANES",
+    "TYPES",
+    "attributes",
+    "define",
+    "function_name",
+    "functions",
+    "reading",
+    "row_functions",
+    "tile_functions",
+]

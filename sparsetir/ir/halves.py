@@ -20,6 +20,13 @@ after::
         C[i, k] = C[i, k] + T.Cast("float32", A_low[i, j]) * T.Cast("float32", B_high[j, k])
     ...  # the sums of A_high * B_low and A_high * B_high
 
+Where the innermost axis is reduced, as those of dot products are, one iteration adds all three::
+
+    with T.sp_iter([I, J, K], "SSR", "sddmm") as [i, j, k]:
+        O[i, j] = O[i, j] + S[i, j] * (T.Cast("float32", X_low[i, k]) * T.Cast("float32", Y_high[j, k]) + ...)
+
+Both rows are read once, and factors that no reduced axis has are multiplied as they are.
+
 A number is the sum of its halves but for ``2**-17`` of it, and the fourth product is below ``2**-16`` of the exact one.
 """
 
@@ -32,7 +39,8 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ArgumentError
-from sparsetir.ir.rewriting import all_same, collect, seq, sequence, substitute
+from sparsetir.ir.rewriting import all_same, collect, factors, mentions, seq, sequence, substitute
+from sparsetir.ir.rewriting import product as multiply
 from sparsetir.ir.views import (
     SPARSE_ITER,
     Axis,
@@ -55,11 +63,20 @@ TERMS = (("low", "high"), ("high", "low"), ("high", "high"))  # Small terms firs
 
 @dataclass(frozen=True, eq=False)
 class _HalvedProduct:
-    """An iteration that adds products of elements of two buffers, and its store."""
+    """An iteration that adds products of elements of two buffers, its store, and factors that the sum has outside."""
 
     iteration: SpIter
     store: tirx.BufferStore
     factors: tuple[ir.TensorLoad, ir.TensorLoad]
+    outside: tuple[ir.Expr, ...]
+
+    @property
+    def groups(self) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+        """The names of the iterations that add parts of the product, and these parts."""
+        name = self.iteration.name
+        if self.iteration.kinds.endswith("R"):
+            return ((name, TERMS),)
+        return tuple((f"{name}_{'_'.join(parts)}", (parts,)) for parts in TERMS)
 
 
 def by_three_products(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -128,13 +145,19 @@ def _product(iteration: SpIter, buffers: dict[Var, SparseBuffer], written: set[i
     is_own = isinstance(before, ir.TensorLoad) and before.source.same_as(store.buffer)
     if not is_own or not all_same(before.indices, store.indices) or not isinstance(term, tirx.Mul):
         return None
-    factors = (term.a, term.b)
-    for factor in factors:
+    reduced = [v for v, kind in zip(iteration.vars, iteration.kinds, strict=True) if kind == "R"]
+    parts = factors(term)
+    inner = parts if len(parts) == 2 else [factor for factor in parts if mentions(factor, reduced)]
+    outside = [factor for factor in parts if not any(factor is x for x in inner)]
+    if not reduced or len(inner) != 2 or any(entry.merge for entry in iteration.entries):
+        return None
+    if any(id(buffers.get(load.source)) in written for load in collect(outside, ir.TensorLoad)):
+        return None
+    for factor in inner:
         buffer = buffers.get(factor.source) if isinstance(factor, ir.TensorLoad) else None
         if buffer is None or buffer.dtype != WHOLE or id(buffer) in written:
             return None
-    is_sum = "R" in iteration.kinds and not any(entry.merge for entry in iteration.entries)
-    return _HalvedProduct(iteration, store, factors) if is_sum else None
+    return _HalvedProduct(iteration, store, (inner[0], inner[1]), tuple(outside))
 
 
 def _split(buffer: SparseBuffer, names: set[str]) -> tuple[tuple[Var, Var], list[tirx.Stmt]]:
@@ -163,18 +186,21 @@ def _sums(product: _HalvedProduct, split: dict[Var, tuple[Var, Var]]) -> list[ti
     iteration, block = product.iteration, product.iteration.block
     notes = {str(key): value for key, value in block.annotations.items() if key != SPARSE_ITER}
     sums: list[tirx.Stmt] = []
-    for parts in TERMS:
+    for name, terms in product.groups:
         variables = {v: Var(str(v.name), v.ty) for v in iteration.vars}
-        halves = []
-        for factor, part in zip(product.factors, parts, strict=True):
-            half = split[factor.source][part == "low"]
-            halves.append(tirx.Cast(WHOLE, tirx.BufferLoad(half, [substitute(i, variables) for i in factor.indices])))
+
+        def half(factor: ir.TensorLoad, part: str, variables: dict[Var, Var] = variables) -> ir.Expr:
+            array = split[factor.source][part == "low"]
+            return tirx.Cast(WHOLE, tirx.BufferLoad(array, [substitute(i, variables) for i in factor.indices]))
+
+        first, second = product.factors
+        products = [half(first, left) * half(second, right) for left, right in terms]
+        outside = [substitute(factor, variables) for factor in product.outside]
         at = [substitute(i, variables) for i in product.store.indices]
         before = tirx.BufferLoad(product.store.buffer, at)
-        body = tirx.BufferStore(product.store.buffer, before + halves[0] * halves[1], at)
+        body = tirx.BufferStore(product.store.buffer, before + multiply([*outside, sum(products[1:], products[0])]), at)
         init = substitute(block.init, variables) if block.init is not None and not sums else None
         entries = [_with_vars(entry, variables) for entry in iteration.entries]
-        name = f"{iteration.name}_{'_'.join(parts)}"
         sums.append(make_iteration(name, entries, body, init=init, notes=notes))
     return sums
 

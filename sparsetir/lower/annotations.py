@@ -48,6 +48,7 @@ PREFETCH = "sparsetir.prefetch"
 UNIT = "sparsetir.unit"
 TILE = "sparsetir.tile"
 DOT = "sparsetir.dot"
+ALONG = "sparsetir.unit_along"
 HELD = "sparsetir.held"
 SUM = "sparsetir.sum"
 MAP = "sparsetir.map"
@@ -194,6 +195,14 @@ TABLE = (
         "dot",
         "vectorize",
         "refused where the body is no sum, maximum or minimum along one element",
+    ),
+    Mark(
+        ALONG,
+        "loop",
+        "reduce along the loop by dot-product instructions",
+        "dot_product",
+        "vectorize",
+        "without it, or where the body is no sum of products of two contiguous rows, vectors",
     ),
     Mark(
         HELD,

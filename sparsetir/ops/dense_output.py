@@ -230,6 +230,8 @@ def quantized_spmm(
     return parse(writer.text())
 
 
+# Wider dtypes in which products of these are summed.
+SUMS = {"bfloat16": ("float32",), "float16": ("float32",), "int8": ("int32",), "uint8": ("int32",)}
 FORMATS = ("csr", "csc", "coo", "bsr", "dcsr", "ell")
 # The results of grouped products with the kinds of their axes: spatial (S) and reduction (R).
 GROUPED_RESULTS = {"rows": "SSRS", "transposed": "SSSR", "weights": "SRSS"}
@@ -544,9 +546,30 @@ def linear(
 
 
 @memoize_program
-def sddmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """Sample a dense product: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``; buffers S, X, Y and O."""
+def sddmm(
+    dtype: str = "float32",
+    format: str = "csr",
+    *,
+    idtype: str = "int32",
+    precision: str | None = None,
+    result: str | None = None,
+) -> tirx.PrimFunc:
+    """Sample a dense product: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``; buffers S, X, Y and O.
+
+    Parameters
+    ----------
+    dtype, format, idtype, precision
+        As for `spmm`, in the format csr.
+    result : dtype, optional
+        Of S, O and the sums, by default that of X and Y: float32 for X and Y of bfloat16 or float16, int32 for those of
+        8-bit integers.
+    """
     _only(format, ("csr",), "sddmm")
+    in_parts = check_precision(precision, dtype)
+    wide = dtype if result is None else as_dtype(result, "result")
+    if wide != dtype and wide not in SUMS.get(as_dtype(dtype, "dtype"), ()):
+        fault = f"result: expected {' or '.join([dtype, *SUMS.get(dtype, ())])} for {dtype}, got {shown(result)}"
+        raise ArgumentError(f"{fault}. Leave it out for results of the operands' dtype.")
     size = T.int64 if idtype == "int64" else T.int32
 
     @T.prim_func
@@ -566,16 +589,19 @@ def sddmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32")
         J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
         J_dense = T.dense_fixed(n, idtype)
         K = T.dense_fixed(feat, idtype)
-        S = T.match_sparse_buffer(s, (I, J), dtype)
+        S = T.match_sparse_buffer(s, (I, J), wide)
         X = T.match_sparse_buffer(x, (I, K), dtype)
         Y = T.match_sparse_buffer(y, (J_dense, K), dtype)
-        O = T.match_sparse_buffer(o, (I, J), dtype)
+        O = T.match_sparse_buffer(o, (I, J), wide)
         with T.sp_iter([I, J, K], "SSR", "sddmm") as [i, j, k]:
             with T.init():
                 O[i, j] = 0
-            O[i, j] = O[i, j] + S[i, j] * X[i, k] * Y[j, k]
+            if wide == dtype:
+                O[i, j] = O[i, j] + S[i, j] * X[i, k] * Y[j, k]
+            if wide != dtype:
+                O[i, j] = O[i, j] + S[i, j] * T.Cast(wide, X[i, k]) * T.Cast(wide, Y[j, k])
 
-    return sddmm
+    return by_three_products(sddmm) if in_parts else sddmm
 
 
 @memoize_program

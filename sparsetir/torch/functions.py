@@ -171,8 +171,7 @@ class GraphOrientations:
 class PreciseRows:
     """Rows for products in a precision of float32, arranged so that units multiply them.
 
-    Dense operands have rows for columns of the matrix. Dot products along edges, which are gradients of values, have no
-    units and stay in float32.
+    Dense operands have rows for columns of the matrix.
 
     Parameters
     ----------
@@ -185,8 +184,6 @@ class PreciseRows:
 
     def run(self, name: str, dtype: str, inner: Sizes, *options: Any, **tensors: Tensor | None) -> Any:
         """Call a program as `GraphRows.run` does."""
-        if name == "sddmm":
-            return self.plain.run(name, dtype, inner, *options, **tensors)
         if name == "linear":
             x = tensors["X"]
             assert x is not None

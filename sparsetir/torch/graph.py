@@ -168,8 +168,8 @@ class Graph(functions.GraphOrientations):
         activation : {"relu"}, optional
             Of the result: sums and means, the bias and it are one kernel.
         precision : {"bf16x3"}, optional
-            Of sums and means of float32 with weights: they, and the gradient in `x`, are computed by three products of
-            bfloat16 numbers, as `sparsetir.ops.spmm` does. The gradient in the weights stays in float32.
+            Of sums and means of float32 with weights: they and their gradients are computed by three products of
+            bfloat16 numbers, as `sparsetir.ops.spmm` does.
 
         Returns
         -------
@@ -334,13 +334,15 @@ class Graph(functions.GraphOrientations):
         name = f"{reduce} {precision}"
         return self.rows.kept.of(name, tensors, lambda: self.spmm(x, reduce=reduce, precision=precision))
 
-    def sddmm(self, q: Tensor, k: Tensor) -> Tensor:
+    def sddmm(self, q: Tensor, k: Tensor, *, precision: str | None = None) -> Tensor:
         """Dot products along edges: ``s[i, j] = sum_d q[i, d] * k[j, d]``.
 
         Parameters
         ----------
         q, k : Tensor
             [m, features] and [n, features], or [m, heads, features] and [n, heads, features].
+        precision : {"bf16x3"}, optional
+            For float32: as for `sparsetir.ops.spmm`, also of both gradients.
 
         Returns
         -------
@@ -348,11 +350,18 @@ class Graph(functions.GraphOrientations):
             [edges] or [edges, heads], in the order in which the graph was given.
         """
         q, k = _alike(q, k)
+        _check_precision(precision, q)
         if self.is_to_trace(q):
-            return self._traced("sddmm", [q, k])
+            return self._traced("sddmm", [q, k], precision=precision or "")
         self._check(q=q, k=k)
         inner = self._pair("q", q, "k", k)
-        return self.as_given(functions.SDDMM.apply(self, inner, None, q.contiguous(), k.contiguous()))
+        graph = self.in_precision(precision)
+        if precision is None or inner == FEATURES or not q.shape[1]:
+            return self.as_given(functions.SDDMM.apply(graph, inner, None, q.contiguous(), k.contiguous()))
+        # Units multiply the gradients, sums of rows, of one head at a time.
+        heads = zip(q.unbind(1), k.unbind(1), strict=True)
+        parts = [functions.SDDMM.apply(graph, FEATURES, None, a.contiguous(), b.contiguous()) for a, b in heads]
+        return self.as_given(torch.stack(parts, 1))
 
     def edge_sum(self, targets: Tensor, sources: Tensor) -> Tensor:
         """Return what the ends of edges have, added: ``s[i, j] = targets[i] + sources[j]``.

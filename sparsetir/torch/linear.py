@@ -54,8 +54,8 @@ class SparseLinear(nn.Module):
     dtype : torch.dtype, optional
         Default: torch's.
     precision : {"bf16x3"}, optional
-        Of float32 layers: products and the gradients of inputs are computed by three products of bfloat16 numbers, as
-        `sparsetir.ops.spmm` does. Those of weights stay in float32. Inside autocast, its dtype counts.
+        Of float32 layers: products and their gradients are computed by three products of bfloat16 numbers, as
+        `sparsetir.ops.spmm` does. Inside autocast, its dtype counts.
 
     Attributes
     ----------

@@ -253,8 +253,8 @@ def matmul(A: Tensor, B: Tensor, *, precision: str | None = None) -> Tensor:
     B : Tensor, shape (p, n)
         Likewise, of the same dtype. A dense one on the right may be a vector.
     precision : {"bf16x3"}, optional
-        Of a product of float32 with a dense matrix: it, and the gradient in the dense matrix, are computed by three
-        products of bfloat16 numbers, as `sparsetir.ops.spmm` does. The gradient in the values stays in float32.
+        Of a product of float32 with a dense matrix: it and its gradients are computed by three products of bfloat16
+        numbers, as `sparsetir.ops.spmm` does.
 
     Returns
     -------

@@ -15,6 +15,7 @@ from sparsetir.codegen.target import emulating_target, native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.ir.halves import by_three_products
 from sparsetir.schedules import Choices, Registers
+from sparsetir.script.printer import parse
 from unit_products import BF16, drawn, program
 
 PAIRS = (
@@ -57,6 +58,20 @@ def test_a_lonely_last_entry_keeps_infinities_and_nan_where_they_are() -> None:
     expected = np.zeros((2, 40), np.float32)
     expected[:, 0], expected[:, 1], expected[0, 2], expected[0, 3] = np.inf, np.nan, -np.inf, np.nan
     np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    "term",
+    ['T.Cast("int32", T.Cast("uint8", A[i, j])) * T.Cast("int32", B[j, k])', 'T.Cast("int32", A[i, j] * B[j, k])'],
+)
+def test_conversions_that_change_numbers_are_computed(term: str) -> None:
+    """Instructions read elements: they skip no conversion that changes a number, and none of a product that wraps."""
+    plain = 'T.Cast("int32", A[i, j]) * T.Cast("int32", B[j, k])'
+    text = program("int8", "int8", "int32").script()
+    kernel = build(parse(text.replace(plain, term)), emulating_target())
+    A, B = sp.csr_array(np.array([[-3, 100]], "int8")), np.full((2, 20), 3, "int8")
+    expected = 253 * 3 + 300 if "uint8" in term else -9 + 300 - 256
+    np.testing.assert_array_equal(kernel(A=A, B=B), np.full((1, 20), expected))
 
 
 @pytest.mark.optimised
@@ -212,7 +227,7 @@ def test_only_sums_of_products_of_float32_have_halves() -> None:
     with pytest.raises(ArgumentError, match=r"got 'high' for float32"):
         ops.spmm(precision="high")
     with pytest.raises(ArgumentError, match=r"without sums of products of two float32 elements"):
-        by_three_products(ops.sddmm())
+        by_three_products(ops.triangles())
 
 
 INTEGERS = ("int8", "uint8")

@@ -122,7 +122,7 @@ PRECISE = {"precision": "bf16x3"}
 )
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_products_by_bfloat16_numbers(reduce, inner, weights, activation):
-    """Each sum is off by at most 3 * 2**-16 times the sum of magnitudes; gradients in weights are in float32."""
+    """Each sum and each gradient is off by at most 3 * 2**-16 times the sum of magnitudes."""
     graph = Graph(INDEX, (N, M))
     x, w, bias = real(N, *inner), real(EDGES, *weights), real(*inner)
     y = graph.spmm(x, w, reduce, bias=bias)
@@ -140,7 +140,23 @@ def test_products_by_bfloat16_numbers(reduce, inner, weights, activation):
         assert ((found - expected).abs() <= 3 * 2**-16 * total + 1e-6).all()
     assert not torch.equal(halves[0], single[0])
     assert not torch.equal(halves[1], single[1])
-    close(halves[2], single[2], 1e-6)
+    assert not torch.equal(halves[2], single[2])
+
+
+@pytest.mark.parametrize("inner", [(21,), (2, 9)])
+def test_dot_products_along_edges_by_bfloat16_numbers(inner):
+    graph, g = Graph(INDEX, (N, M)), real(EDGES, *inner[:-1])
+
+    def computed(dtype: Any, magnitudes: Any = lambda t: t, **options: Any) -> tuple[Any, ...]:
+        operands = wanting(*(magnitudes(real(n, *inner).to(dtype)) for n in (M, N)))
+        result = graph.sddmm(*operands, **options)
+        return result, *torch.autograd.grad(result, operands, magnitudes(g.to(dtype)))
+
+    exact, total = computed(torch.float64), computed(torch.float64, torch.abs)
+    halves, single = computed(torch.float32, **PRECISE), computed(torch.float32)
+    for found, expected, most, plain in zip(halves, exact, total, single, strict=True):
+        assert ((found - expected).abs() <= 3 * 2**-16 * most + 1e-6).all()
+        assert not torch.equal(found, plain)
 
 
 @pytest.mark.parametrize(("reduce", "outputs"), [("sum", 20), ("mean", 2)])
@@ -189,6 +205,7 @@ def test_precisions_of_copies_and_heads_without_any():
         (lambda g, x, w: g.spmm(x[:, :1], w[:, None], **PRECISE), "expected None but for sums and means of rows"),
         (lambda g, x, w: g.conv(x, x, **PRECISE), "expected None but for sums and means of rows"),
         (lambda g, x, w: g.conv(x, x, precision="high"), "expected None, or 'bf16x3' for float32, got 'high'"),
+        (lambda g, x, w: g.sddmm(x, x, precision="high"), "expected None, or 'bf16x3' for float32, got 'high'"),
         (lambda g, x, w: g.linear(w, x.t(), precision="high"), "expected None, or 'bf16x3' for float32, got 'high'"),
     ],
 )

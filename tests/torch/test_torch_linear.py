@@ -58,7 +58,7 @@ def test_a_layer_is_the_dense_one(layer, shape, kind):
 
 @pytest.mark.parametrize("shape", [(3,), (2, 4), ()])
 def test_a_layer_by_bfloat16_numbers(shape):
-    """Each sum is off by at most 3 * 2**-16 times the sum of magnitudes; gradients in weights are in float32."""
+    """Each sum and each gradient is off by at most 3 * 2**-16 times the sum of magnitudes."""
     torch.manual_seed(2)
     precise = SparseLinear(40, 24, density=0.4, precision="bf16x3")
     single, exact = (copy.deepcopy(precise) for _ in range(2))
@@ -81,7 +81,7 @@ def test_a_layer_by_bfloat16_numbers(shape):
         assert ((found - expected).abs() <= 3 * 2**-16 * total + 1e-6).all()
     assert not torch.equal(halves[0], whole[0])
     assert not torch.equal(halves[1], whole[1])
-    assert torch.equal(halves[2], whole[2])
+    assert not torch.equal(halves[2], whole[2])
 
 
 def test_the_precision_of_layers():

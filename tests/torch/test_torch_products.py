@@ -74,7 +74,7 @@ SIDES = [(left, right) for left, right in PAIRS if "dense" in (left, right)]
 
 @pytest.mark.parametrize(("left", "right"), SIDES)
 def test_products_by_bfloat16_numbers_and_their_gradients(left, right):
-    """Each sum is off by at most 3 * 2**-16 times the sum of magnitudes; gradients in values are in float32."""
+    """Each sum is off by at most 3 * 2**-16 times the sum of magnitudes; of gradients as well."""
     dense = sparse(24, 40), sparse(40, 17, seed=1, density=0.6)
     g = torch.randn(24, 17, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
@@ -89,16 +89,16 @@ def test_products_by_bfloat16_numbers_and_their_gradients(left, right):
 
     SET = {left, right}
     exact, halves = computed(torch.float64), computed(torch.float32, precision="bf16x3")
-    single = computed(torch.float32)
-    place = 1 if right == "dense" else 2  # of the gradient in the values
+    place = 1 if right == "dense" else 2  # of the sparse operand
     bound = [dense[0].abs() @ dense[1].abs(), dense[0].abs().t() @ g.abs(), g.abs() @ dense[1].abs().t()]
     assert ((halves[0] - exact[0]).abs() <= 3 * 2**-16 * bound[0] + 1e-6).all()
-    other = 3 - place
-    limit = bound[1] if other == 2 else bound[2]
-    error = (halves[other] - exact[other]).abs()
-    assert (error <= 3 * 2**-16 * limit + 1e-6).all()
-    assert error.max() > 1e-7  # not float32
-    assert torch.equal(halves[place], single[place])
+    for n, (matrix, layout) in enumerate(zip(dense, (left, right), strict=True), 1):
+        limit = bound[3 - n]
+        if n == place:
+            limit = values_of(laid_out((limit + 1e-12) * (matrix != 0), layout)).detach()
+        error = (halves[n] - exact[n]).abs()
+        assert (error <= 3 * 2**-16 * limit + 1e-6).all()
+        assert error.max() > 1e-7  # not float32
     for found, expected in zip(halves, exact, strict=True):
         assert torch.linalg.norm(found - expected) <= 1e-4 * torch.linalg.norm(expected)
 

@@ -30,6 +30,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes  # noqa: F401  makes numpy know bfloat16
+import numpy as np
 import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
@@ -39,6 +41,7 @@ from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import all_same, collect, mentions, moves_by_one, seq, substitute
 from sparsetir.ir.views import REDUCE, cast, const
 from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.analysis import accesses
 from sparsetir.lower.annotations import UNIT, refused
 from sparsetir.lower.loops import serial, with_body
 
@@ -61,15 +64,15 @@ class ProductNest:
 
 
 def uncast(expr: Any) -> Any:
-    """Return an expression without conversions around it."""
-    while isinstance(expr, tirx.Cast):
+    """Return an expression without the conversions around it that keep every number."""
+    while isinstance(expr, tirx.Cast) and np.can_cast(str(expr.value.ty.dtype), str(expr.ty.dtype)):
         expr = expr.value
     return expr
 
 
 def is_zero(expr: Any) -> bool:
     """Return whether an expression is the constant zero."""
-    value = uncast(expr)
+    value = accesses.uncast(expr)
     return isinstance(value, (tirx.IntImm, tirx.FloatImm)) and float(value.value) == 0
 
 
@@ -90,6 +93,8 @@ def parse(loop: tirx.For) -> ProductNest | None:
     own, term = body.value.a, uncast(body.value.b)
     is_own = isinstance(own, ir.TensorLoad) and own.source.same_as(body.buffer)
     is_own = is_own and all_same(own.indices, body.indices)
+    if "int" in str(term.ty.dtype) and str(term.ty.dtype) != str(body.value.ty.dtype):
+        return None  # A product of narrower integers may wrap around.
     return _factors(loops, guards, body, term) if is_own and isinstance(term, tirx.Mul) else None
 
 

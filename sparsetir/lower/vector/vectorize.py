@@ -36,7 +36,7 @@ from sparsetir.ir.rewriting import (
 )
 from sparsetir.ir.views import cast, const
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.annotations import DOT, MAP, PREFETCH, has_annotation, refused
+from sparsetir.lower.annotations import ALONG, DOT, MAP, PREFETCH, has_annotation, refused
 from sparsetir.lower.iterations.normalize import opposite
 from sparsetir.lower.loops import (
     COMBINERS,
@@ -54,6 +54,7 @@ from sparsetir.lower.loops import (
     without,
 )
 from sparsetir.lower.target.half_floats import HALVES, widened
+from sparsetir.lower.vector import row_products
 from sparsetir.lower.vector.memory_hints import ahead, fetch, gathers, line_starts
 from sparsetir.lower.vector.vector_math import expand
 
@@ -402,6 +403,18 @@ class DotSum:
     combine: type = tirx.Add
 
     @property
+    def rows(self) -> row_products.RowProducts | None:
+        """The products of rows that instructions add; None where the loop has no annotation for them."""
+        if not has_annotation(self.loop, ALONG) or self.combine is not tirx.Add:
+            return None
+        return row_products.match(self.term, self.loop.loop_var, str(self.store.buffer.ty.dtype))
+
+    @property
+    def step(self) -> int:
+        """Elements of a row that are added at once."""
+        return self.lanes if self.rows is None else self.rows.terms
+
+    @property
     def neutral(self) -> ir.Expr:
         """The initial value of an accumulator; it may be combined into the result several times."""
         return const(0, str(self.store.buffer.ty.dtype)) if self.combine is tirx.Add else self.start
@@ -488,9 +501,12 @@ def _emit(
         total = substitute(widened(dot.start), of_member) + total
     finish = tirx.BufferStore(dot.store.buffer, tirx.Cast(stored, total) if stored in HALVES else total, indices)
     ahead = [each(substitute(f, {k: block * width, **of_member})) for f in fetches]
-    sums = serial(block, full, seq(*ahead, each(inner)))
+    sums, rows = seq(serial(block, full, seq(*ahead, each(inner))), tail), dot.rows
+    if rows is not None:
+        places = [{v: substitute(x, {member: const(g, dtype)}) for v, x in of_member.items()} for g in range(group)]
+        sums = rows.sums(acc, places, list(of_member), dot.loop.extent, fetches)
     joined = totals(acc, whole, group, lanes, dot.combine)
-    return seq(*alloc(acc, whole), each(clear), sums, tail, joined, *checks, each(finish))
+    return seq(*alloc(acc, whole), each(clear), sums, joined, *checks, each(finish))
 
 
 def _remainder(
@@ -639,7 +655,7 @@ def vectorize_dot(outer: tirx.For) -> tirx.Stmt | None:
     fetches = [
         substitute(fetch(load, ahead(load, outer)), {k: k + const(start, str(k.ty.dtype))})
         for load in (gathers(dot.term, var) if has_annotation(outer, PREFETCH) else [])
-        for start in line_starts(load, dot.lanes)
+        for start in line_starts(load, dot.step)
     ]
     main = serial(group, groups, _emit(dot, var, group * size, GROUP, fetches), without(outer, PREFETCH))
     single = _emit(dot, var, groups * size + rest, 1, fetches)
