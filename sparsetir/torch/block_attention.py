@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over edges that lie in blocks: detection of the blocks, kernels over them, and their gradients.
 
-Scores, softmax and weighted sum of a row of blocks are products of dense tiles. Edges that a block lacks are masked;
-equal masks are stored once. Probabilities are kept for gradients, in blocks: one number for each pair of a block and
-each head.
+Scores, softmax and weighted sum of a row of blocks are products of dense tiles, of bfloat16 numbers by matrix units.
+Edges that a block lacks are masked; equal masks are stored once. Probabilities are kept for gradients, in blocks: one
+number for each pair of a block and each head.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sparsetir.lower.annotations import FREE_SUMS
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.script.writer import ProgramWriter
+from sparsetir.torch.units import has_bfloat16_unit
 from sparsetir.utils.caches import Cache, remember
 from torch import Tensor
 
@@ -86,7 +87,8 @@ class BlockPattern:
         key = (name, dtype, feat, out, is_kept)
         bound = self.bound.get(key)
         if bound is None:
-            masks = self.masks if name == "forward" else None
+            masks = self.masks if name.startswith("forward") else None
+            masks = masks.transpose(0, 2, 1).copy() if masks is not None and name == "forward_halves" else masks
             compiled = _kernel(name, self.size, dtype, str(self.indices.dtype), feat, out, is_kept, masks is not None)
             if name == "columns":
                 indptr, indices, places = self.transposed
@@ -210,6 +212,64 @@ def forward(
             draft.iterate(PAIRS, "SSS", "keep", [f"P[io, jo, h, ji, ii] = {at} / {share}"])
 
 
+def forward_halves(
+    draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, out: int, keep: bool, masked: bool
+) -> None:
+    """`forward` of bfloat16 numbers, laid out for units: sums in float32, of probabilities rounded to bfloat16.
+
+    Columns of a block follow its rows: a unit takes side by side what a sum goes along, features of queries and columns
+    of probabilities. Maxima and sums of a row go over blocks first, in vectors.
+    """
+    _axes(draft, idtype, by_rows=True)
+    _tile_axes(draft, size, feat, out, idtype)
+    wide, across = "float32", ("JO", "II", "JI")
+    draft.array("SCALE", ("ONE",), wide)
+    draft.array("Q", ("IO", "H", "II", "F"), dtype)
+    draft.array("K", ("H", "N", "F", "JI"), dtype)
+    draft.array("V", ("H", "N", "JI", "D"), dtype)
+    if masked:
+        draft.dense("M", tirx.Var("masks", "int64"), idtype)
+        draft.array("MASK", ("M", "II", "JI"), "int8")
+        draft.array("WHICH", ("IO", "JO"), idtype)
+    if keep:
+        draft.array("P", ("IO", "JO", "H", "JI", "II"), wide, result=True)
+    draft.array("Y", ("IO", "II", "H", "D"), dtype, result=True)
+    with draft.steps(("IO", "H"), "rows"):
+        draft.scratch("score", ("N", "II", "JI"), wide)
+        draft.scratch("part", ("N", "II", "JI"), dtype)
+        draft.scratch("mixed", ("II", "D"), wide)
+        for name in ("top", "total"):
+            draft.scratch(name, ("II",), wide)
+            draft.scratch(f"{name}s", ("II", "JI"), wide)
+        at, place = "score[jo, ii, ji]", "[ii, ji]"
+        product = f'T.Cast("{wide}", Q[io, h, ii, f]) * T.Cast("{wide}", K[h, jo, f, ji])'
+        axes = ("JO", "II", "F", "JI")
+        draft.iterate(axes, "SSRS", "scores", [f"{at} = {at} + {product}"], init=f"{at} = 0", is_stored=True)
+        scaled = f"{at} * SCALE[0]"
+        if masked:
+            is_edge = "MASK[WHICH[io, jo], ii, ji] != T.int8(0)"
+            scaled = f'T.if_then_else({is_edge}, {scaled}, -T.infinity("{wide}"))'
+        draft.iterate(across, "SSS", "scale", [f"{at} = {scaled}"])
+        lowest = f'T.min_value("{wide}")'  # finite, so that a row without edges has exponentials of zero
+        step = f"tops{place} = T.max(tops{place}, {at})"
+        draft.iterate(across, "RSS", "block_max", [step], init=f"tops{place} = {lowest}")
+        step = f"top[ii] = T.max(top[ii], tops{place})"
+        draft.iterate(("II", "JI"), "SR", "row_max", [step], init=f"top[ii] = {lowest}")
+        draft.iterate(across, "SSS", "exponent", [f"{at} = T.exp({at} - top[ii])"])
+        step = f"totals{place} = totals{place} + {at}"
+        draft.iterate(across, "RSS", "block_sum", [step], init=f"totals{place} = 0")
+        draft.iterate(("II", "JI"), "SR", "row_sum", [f"total[ii] = total[ii] + totals{place}"], init="total[ii] = 0")
+        draft.iterate(across, "SSS", "round", [f'part[jo, ii, ji] = T.Cast("{dtype}", {at})'])
+        product = f'T.Cast("{wide}", part[jo, ii, ji]) * T.Cast("{wide}", V[h, jo, ji, d])'
+        axes = ("JO", "JI", "II", "D")
+        draft.iterate(axes, "RRSS", "mix", [f"mixed[ii, d] = mixed[ii, d] + {product}"], init="mixed[ii, d] = 0")
+        # The largest exponential is 1, so a sum below 1 means that the row has no edges.
+        share = f"T.max(total[ii], T.{wide}(1))"
+        draft.iterate(("II", "D"), "SS", "share", [f'Y[io, ii, h, d] = T.Cast("{dtype}", mixed[ii, d] / {share})'])
+        if keep:
+            draft.iterate(PAIRS, "SSS", "keep", [f"P[io, jo, h, ji, ii] = score[jo, ii, ji] / {share}"])
+
+
 def rows(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool) -> None:
     """Gradients of the scores and of the queries: ``S = scale * P * (G V^T - sum_j P * G V^T)`` and ``S K``."""
     _axes(draft, idtype, by_rows=True)
@@ -255,7 +315,12 @@ def columns(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int,
             draft.iterate(("JI", axis), "SS", f"leave_{name}", [f"{result}[jo, ji, h, {last}] = {at}"])
 
 
-_PROGRAMS: dict[str, Callable[..., None]] = {"forward": forward, "rows": rows, "columns": columns}
+_PROGRAMS: dict[str, Callable[..., None]] = {
+    "forward": forward,
+    "forward_halves": forward_halves,
+    "rows": rows,
+    "columns": columns,
+}
 
 
 @remember("kernels of block attention", 64)
@@ -274,8 +339,9 @@ def attend(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return the attention of tensors [nodes, features] or [nodes, heads, features], and its probabilities if `keep`.
 
-    Halves are computed in float32. None where a masked pair would meet a value that is not finite, where there is
-    nothing to compute, and where positions exceed the integers of the pattern: single edges have it then.
+    Halves are computed in float32, those of bfloat16 by units that the machine has for them. None where a masked pair
+    would meet a value that is not finite, where there is nothing to compute, and where positions exceed the integers of
+    the pattern: single edges have it then.
     """
     if 0 in (*q.shape, *v.shape):
         return None
@@ -293,13 +359,28 @@ def mix(
     pattern: BlockPattern, q: Tensor, k: Tensor, v: Tensor, scale: float, *, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `attend` returns, whatever the values are; no size is zero."""
+    if q.dtype is torch.bfloat16 and has_bfloat16_unit():
+        return _mix_halves(pattern, q, k, v, scale, keep=keep)
     blocked = {name: _in_blocks(t, pattern) for name, t in zip("KV", (k, v), strict=True)}
     blocked["Q"] = _by_nodes(q, pattern).numpy()
     dtype = str(blocked["Q"].dtype)
     kernel = pattern.kernel("forward", dtype, q.shape[-1], v.shape[-1], keep)
     results = kernel(SCALE=np.full(1, scale, dtype), **blocked)
     p, y = results if keep else (None, results)
-    return _out_of_blocks(y, pattern.shape[0], q), None if p is None else torch.from_numpy(p)
+    return _out_of_blocks(torch.from_numpy(y), pattern.shape[0], q), None if p is None else torch.from_numpy(p)
+
+
+def _mix_halves(
+    pattern: BlockPattern, q: Tensor, k: Tensor, v: Tensor, scale: float, *, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `mix` returns, by units that multiply bfloat16 numbers."""
+    queries, keys, values = (_by_nodes(t, pattern, torch.bfloat16) for t in (q, k, v))
+    orders = ((queries, (0, 2, 1, 3)), (keys, (2, 0, 3, 1)), (values, (2, 0, 1, 3)))
+    blocked = {name: t.permute(order).contiguous() for name, (t, order) in zip("QKV", orders, strict=True)}
+    kernel = pattern.kernel("forward_halves", "bfloat16", q.shape[-1], v.shape[-1], keep)
+    results = kernel(SCALE=np.full(1, scale, "float32"), **blocked)
+    p, y = results if keep else (None, results)
+    return _out_of_blocks(y, pattern.shape[0], q), p
 
 
 def gradients(
@@ -317,8 +398,8 @@ def gradients(
     if of_columns:
         by_columns = pattern.kernel("columns", dtype, *sizes)
         results = by_columns(P=probabilities, S=s, Q=blocked["Q"], G=blocked["G"])
-        g_k, g_v = (_out_of_blocks(result, pattern.shape[1], q) for result in results)
-    return _out_of_blocks(g_q, pattern.shape[0], q), g_k, g_v
+        g_k, g_v = (_out_of_blocks(torch.from_numpy(result), pattern.shape[1], q) for result in results)
+    return _out_of_blocks(torch.from_numpy(g_q), pattern.shape[0], q), g_k, g_v
 
 
 def _are_finite(*tensors: Tensor) -> bool:
@@ -327,9 +408,9 @@ def _are_finite(*tensors: Tensor) -> bool:
     return all(bool(tensor.detach().sum(dtype=wide).isfinite()) for tensor in tensors)
 
 
-def _by_nodes(tensor: Tensor, pattern: BlockPattern) -> Tensor:
-    """Return a tensor of nodes as [blocks, size, heads, features], padded with zeros, in float32 or float64."""
-    wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
+def _by_nodes(tensor: Tensor, pattern: BlockPattern, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a tensor of nodes as [blocks, size, heads, features], padded with zeros, by default of 32 or 64 bits."""
+    wide = dtype or (torch.float64 if tensor.dtype is torch.float64 else torch.float32)
     by_nodes = tensor.detach().resolve_neg()
     by_nodes = (by_nodes if by_nodes.dim() == 3 else by_nodes[:, None]).to(wide)
     rest = -by_nodes.shape[0] % pattern.size
@@ -343,9 +424,9 @@ def _in_blocks(tensor: Tensor, pattern: BlockPattern) -> Array:
     return _by_nodes(tensor, pattern).permute(2, 0, 1, 3).contiguous().numpy()
 
 
-def _out_of_blocks(blocked: Array, nodes: int, like: Tensor) -> Tensor:
+def _out_of_blocks(blocked: Tensor, nodes: int, like: Tensor) -> Tensor:
     """Return blocks of nodes as a tensor of nodes, of the dtype and the rank of another one."""
-    by_nodes = torch.from_numpy(blocked).flatten(0, 1)[:nodes].to(like.dtype)
+    by_nodes = blocked.flatten(0, 1)[:nodes].to(like.dtype)
     return by_nodes if like.dim() == 3 else by_nodes[:, 0]
 
 

@@ -24,10 +24,9 @@ from torch.nn import functional
 import torch
 from sparsetir import ops
 from sparsetir.build import build
-from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
-from sparsetir.schedules import Registers
 from sparsetir.torch.linear import SparseLinear
+from sparsetir.torch.units import has_bfloat16_unit
 from torch import Tensor, nn
 
 CONVOLUTION_OPTIONS = (
@@ -414,12 +413,6 @@ def stored_dtype(way: str) -> torch.dtype:
     """Return the dtype of the weights of a way."""
     name = way.split()[1]
     return torch.float32 if name == IN_PARTS else getattr(torch, name)
-
-
-@cache
-def has_bfloat16_unit() -> bool:
-    """Return whether this machine multiplies bfloat16 numbers."""
-    return "bf16" in Registers.of(native_target()).units
 
 
 def ways(weight: torch.dtype, lowest: torch.dtype | str | None) -> list[str]:

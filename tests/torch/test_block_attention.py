@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from sparsetir.build import build as build_program  # noqa: E402
+from sparsetir.codegen.target import cpu_target, emulating_target  # noqa: E402
 from sparsetir.errors import ArgumentError  # noqa: E402
+from sparsetir.lower.annotations import FREE_SUMS  # noqa: E402
+from sparsetir.script.writer import ProgramWriter  # noqa: E402
 from sparsetir.torch import Graph, block_attention, structure  # noqa: E402
+from sparsetir.utils.caches import CACHES  # noqa: E402
 
 INFINITY = float("inf")
 
@@ -98,6 +103,61 @@ def test_halves_are_summed_in_float32(mask, dtype):
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=error, atol=error)
+
+
+@pytest.fixture
+def emulated_units(monkeypatch):
+    """Units of another processor, emulated; the kernels that are built."""
+    built = []
+
+    def build(program):
+        built.append(build_program(program, emulating_target()))
+        return built[-1]
+
+    monkeypatch.setattr(block_attention, "has_bfloat16_unit", lambda: True)
+    monkeypatch.setattr(block_attention, "build", build)
+    CACHES["kernels of block attention"].clear()
+    yield built
+    CACHES["kernels of block attention"].clear()
+
+
+@pytest.mark.scheduled
+@pytest.mark.parametrize("features", [3, 32])
+def test_units_multiply_bfloat16_numbers(mask, features, emulated_units):
+    """Probabilities are rounded to bfloat16; an odd number of features is computed in vectors."""
+    graph, tensors = blocked(mask), operands(mask, 2, dtype=torch.bfloat16, features=features)
+    scale = 0.3 / features
+    exact = dense(mask, *(t.double() for t in tensors), scale)
+    most = dense(mask, *(t.double() for t in tensors[:2]), tensors[2].double().abs(), scale)
+    with torch.no_grad():
+        y = graph.attention(*tensors, scale=scale)
+    assert ((y.double() - exact).abs() <= 2.0**-8 * most).all()
+    assert not y[~mask.any(1)].any()
+    [kernel] = emulated_units
+    assert "tdpbf16ps" in kernel.script(stage=3)
+
+
+@pytest.mark.scheduled
+def test_gradients_after_units(mask, emulated_units):
+    """Gradients of bfloat16 numbers are computed in float32 from the probabilities that units leave."""
+    graph, tensors = blocked(mask), operands(mask, dtype=torch.bfloat16, features=4)
+    y, exact = graph.attention(*tensors), dense(mask, *(t[:, None].double() for t in tensors), 0.5)[:, 0]
+    gradient = torch.randn_like(y)
+    for one, other in zip(
+        torch.autograd.grad(y, tensors, gradient), torch.autograd.grad(exact, tensors, gradient.double()), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=0.03, atol=0.03)
+    assert len(emulated_units) == 3
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize(("mcpu", "code"), [("znver4", "vdpbf16ps"), ("sapphirerapids", "tdpbf16ps")])
+def test_the_instructions_of_processors(mcpu, code):
+    draft = ProgramWriter("attention", attributes={FREE_SUMS: True})
+    block_attention.forward_halves(draft, 32, "bfloat16", "int32", 32, 32, False, False)
+    kernel = build_program(draft.function(), cpu_target({"kind": "llvm", "mcpu": mcpu}, "kernels"))
+    assert code in kernel.source("asm")
+    assert "st_copy" not in kernel.script(stage=3)  # tiles are read where they are
 
 
 @pytest.mark.parametrize("which", range(4))

@@ -278,9 +278,9 @@ class _TileEmitter:
 
     def _run(self) -> int:
         """Return how many terms of a row lie side by side, a power of two."""
-        if len(self.nest.reduced) < 2 or self.nest.term_guards:
-            return 1
         last = self.nest.reduced[-1]
+        if not isinstance(last.extent, tirx.IntImm) or self.nest.term_guards:
+            return 1
         along = moves_by_one(self.nest.a.indices[-1], last.loop_var)
         if not along or mentions(list(self.nest.a.indices)[:-1], [last.loop_var]):
             return 1
