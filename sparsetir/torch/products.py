@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
+from torch.autograd import forward_ad
 
 import torch
 from sparsetir.einsum.products import check_offsets
@@ -363,11 +364,13 @@ def _dense_times_sparse(A: Tensor, B: Tensor, precision: str | None) -> Tensor:
 # ------------------------------------------------------------------------------------ grouped products
 
 
-MAX_CLASSES = 256
+MAX_CLASSES = 1024
 MAX_PADDING = 2  # padded rows over rows, up to which a padded product is a candidate
 REPEATS = 3
 ALIGNED = 16  # bytes, which torch requires of operands
+OFFSETS = (torch.int32, torch.int64)
 
+Way: TypeAlias = "Callable[[Tensor, Tensor, GroupEnds], Tensor]"
 _fastest = shared_cache("ways of grouped products", MAX_CLASSES)
 
 
@@ -378,38 +381,60 @@ class GroupEnds:
     ----------
     ends : list of int
         Where each group ends, ascending.
+    way : callable, optional
+        How the next product is computed, where that is known.
+    offs : Tensor, optional
+        The ends, for the next product alone: the caller may change them later.
     """
 
-    def __init__(self, ends: list[int]) -> None:
+    __slots__ = ("_longest", "_offsets", "_starts", "ends", "rows", "way")
+
+    def __init__(self, ends: list[int], way: Way | None = None, offs: Tensor | None = None) -> None:
         self.ends = ends
+        self.way = way
+        self.rows = ends[-1] if ends else 0  # where the last group ends
+        self._longest: int | None = None
+        self._starts: np.ndarray | None = None
+        self._offsets = None if offs is None or offs.dtype is not torch.int32 else offs
 
     def __len__(self) -> int:
         return len(self.ends)
-
-    @property
-    def rows(self) -> int:
-        """Where the last group ends."""
-        return self.ends[-1] if self.ends else 0
 
     @property
     def bounds(self) -> Iterator[tuple[int, int]]:
         """Begin and end of each group."""
         return itertools.pairwise([0, *self.ends])
 
-    @cached_property
+    @property
     def starts(self) -> np.ndarray:
         """Where each group begins, and the number of rows."""
-        return np.array([0, *self.ends], np.int64)
+        if self._starts is None:
+            self._starts = np.array([0, *self.ends], np.int64)
+        return self._starts
 
-    @cached_property
+    @property
     def offsets(self) -> Tensor:
         """The ends as a tensor of torch, of the dtype that its own grouped product takes."""
-        return torch.tensor(self.ends, dtype=torch.int32)
+        if self._offsets is None:
+            self._offsets = torch.from_numpy(np.array(self.ends, np.int32))
+        return self._offsets
 
-    @cached_property
+    @property
     def longest(self) -> int:
         """Rows of the largest group."""
-        return max((high - low for low, high in self.bounds), default=0)
+        if self._longest is None:
+            ends = self.ends
+            self._longest = max(ends[0], *map(operator.sub, ends[1:], ends)) if len(ends) > 1 else self.rows
+        return self._longest
+
+    def product(self, x: Tensor, w: Tensor) -> Tensor:
+        """Compute the next product in the way that is known for it."""
+        way, self.way = self.way, None
+        assert way is not None
+        try:
+            return way(x, w, self)
+        finally:
+            self._offsets = None
 
 
 # --------------------------------------------------------------------------------------------------------- products
@@ -481,15 +506,21 @@ def _weights_by_padding(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     return torch.cat([y, y.new_zeros(missing, *y.shape[1:])]) if missing else y
 
 
+_grouped_mm_of_torch = getattr(torch.nn.functional, "grouped_mm", None)  # which not every version has
+
+
 def _rows_by_torch(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
-    return torch.nn.functional.grouped_mm(x, w, offs=groups.offsets)
+    if _grouped_mm_of_torch is None:
+        raise NotImplementedError
+    return _grouped_mm_of_torch(x, w, offs=groups.offsets)
 
 
 def _weights_by_torch(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
-    return torch.nn.functional.grouped_mm(x.t(), w, offs=groups.offsets)
+    if _grouped_mm_of_torch is None:
+        raise NotImplementedError
+    return _grouped_mm_of_torch(x.t(), w, offs=groups.offsets)
 
 
-Way = Callable[[Tensor, Tensor, GroupEnds], Tensor]
 WAYS: dict[str, dict[str, Way]] = {
     "rows": {"kernel": _rows_by_kernel, "loop": _rows_by_loop, "padded": _rows_by_padding},
     "weights": {"kernel": _weights_by_kernel, "loop": _weights_by_loop, "padded": _weights_by_padding},
@@ -499,16 +530,15 @@ OF_TORCH: dict[str, Way] = {"rows": _rows_by_torch, "weights": _weights_by_torch
 
 def _class_of(result: str, x: Tensor, w: Tensor, groups: GroupEnds, is_even: bool) -> tuple[Any, ...]:
     """Return the class of shapes within which the fastest way is the same: powers of two of rows and groups."""
-    count = len(groups)
-    layout = x.stride(), w.stride(), (x.data_ptr() | w.data_ptr()) % ALIGNED == 0
-    scale = (groups.rows // count).bit_length(), count.bit_length()
-    return result, x.dtype, x.shape[1], w.shape[-1], *scale, is_even, *layout, torch.get_num_threads()
+    count = len(groups.ends)
+    scale = (groups.rows // count).bit_length(), count.bit_length(), (x.data_ptr() | w.data_ptr()) % ALIGNED == 0
+    return result, x.dtype, x.shape[1], w.shape[-1], *scale, is_even, x.stride(), w.stride(), torch.get_num_threads()
 
 
 def _product(result: str, x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
     """Compute one grouped product over all rows in the fastest known way; time the ways for a new class of shapes."""
-    count = len(groups)
-    if 0 in (*x.shape, *w.shape, count):
+    count = len(groups.ends)
+    if not (count and x.numel() and w.numel()):
         shape = (x.shape[0], w.shape[2]) if result == "rows" else (count, x.shape[1], w.shape[1])
         return x.new_zeros(shape)
     is_even = groups.longest * count <= MAX_PADDING * groups.rows
@@ -523,10 +553,10 @@ def _product(result: str, x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
 
 
 def _takes(way: Way, x: Tensor, w: Tensor, groups: GroupEnds) -> bool:
-    """Return whether torch's own grouped product, which not every version has, takes such tensors."""
+    """Return whether torch's own grouped product takes such tensors."""
     try:
         way(x, w, groups)
-    except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+    except (NotImplementedError, OverflowError, RuntimeError, ValueError):
         return False
     return True
 
@@ -554,6 +584,8 @@ class GroupedRows(KernelFunction):
     def forward(ctx: Any, groups: GroupEnds, x: Tensor, w: Tensor) -> Tensor:
         ctx.groups = groups
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, w if ctx.needs_input_grad[1] else None)
+        if groups.way is not None:
+            return groups.product(x, w)
         rows = groups.rows
         y = _product("rows", x if rows == x.shape[0] else x[:rows], w, groups)
         return y if rows == x.shape[0] else torch.cat([y, y.new_zeros(x.shape[0] - rows, y.shape[1])])
@@ -631,6 +663,10 @@ def grouped_mm(
     >>> sparsetir.torch.grouped_mm(torch.ones(3, 2), w, offs=torch.tensor([1, 3])).tolist()
     [[2.0], [4.0], [4.0]]
     """
+    if bias is None and out_dtype is None and type(self) is type(mat2) is type(offs) is Tensor:
+        y = _repeated(self, mat2, offs)
+        if y is not None:
+            return y
     if isinstance(self, Tensor) and self.layout is torch.jagged:
         return _of_jagged(self, mat2, offs, bias, out_dtype)
     _check_grouped(self, mat2)
@@ -646,6 +682,36 @@ def grouped_mm(
     if bias is not None:
         y = y + _fitting_bias(bias, y)
     return y if out_dtype is None else y.to(out_dtype)
+
+
+def _repeated(x: Tensor, w: Tensor, offs: Tensor) -> Tensor | None:
+    """Multiply rows in groups where operands like these were validated and timed before; None where they were not.
+
+    The checks and the bookkeeping of a first call take several times as long as a small product.
+    """
+    if x.layout is not torch.strided or w.layout is not torch.strided or x.dim() != 2 or w.dim() != 3:
+        return None
+    if forward_ad._current_level >= 0 or offs.dim() != 1 or offs.dtype not in OFFSETS or not (x.is_cpu and w.is_cpu):
+        return None
+    ends, shape = offs.tolist(), x.shape
+    if len(ends) != w.shape[0] or not ends or ends[-1] != shape[0] or ends[0] < 0:
+        return None
+    if ends != sorted(ends):
+        return None
+    is_even = max(ends[0], *map(operator.sub, ends[1:], ends), 0) * len(ends) <= MAX_PADDING * shape[0]
+    is_aligned = (x.data_ptr() | w.data_ptr()) % ALIGNED == 0
+    key = x.dtype, w.dtype, shape, w.shape, x.stride(), w.stride(), is_even, is_aligned, torch.get_num_threads()
+    way = _fastest.get(key)
+    if way is None:
+        if shape[1] == w.shape[1] and x.dtype is w.dtype and x.numel() and w.numel():
+            way = _fastest.get(_class_of("rows", x, w, GroupEnds(ends), is_even))
+        if way is None:
+            return None
+        _fastest[key] = way
+    groups = GroupEnds(ends, way, offs)
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
+        return GroupedRows.apply(groups, x, w)
+    return way(x, w, groups)
 
 
 def _of_jagged(x: Tensor, mat2: Any, offs: Any, bias: Any, out_dtype: Any) -> Tensor:
@@ -711,7 +777,7 @@ def _check_grouped(left: Tensor, right: Tensor) -> None:
 def _groups(offs: Any, length: int, right: Tensor, dims: tuple[int, int]) -> GroupEnds:
     """Return the validated groups."""
     length = right.shape[1] if dims == (3, 2) else length
-    if not isinstance(offs, Tensor) or offs.dtype not in (torch.int32, torch.int64) or offs.dim() != 1:
+    if not isinstance(offs, Tensor) or offs.dtype not in OFFSETS or offs.dim() != 1:
         found = f"{offs.dtype} of shape {tuple(offs.shape)}" if isinstance(offs, Tensor) else type(offs).__name__
         fault = f"offs: expected one dimension of int32 or int64, the end of each group, got {found}"
         raise ArgumentTypeError(f"{fault}. Give torch.cumsum of the sizes of the groups.")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`grouped_mm` beside loops of `torch.mm`, its gradients, and its refusals."""
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -188,3 +190,53 @@ def test_wrong_operands_with_nested_tensors(action, message):
     x = torch.nested.nested_tensor_from_jagged(torch.ones(5, 4), torch.tensor([0, 2, 5]))
     with pytest.raises(ArgumentError, match=message):
         sparsetir.torch.grouped_mm(*action(x, torch.ones(2, 4, 2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_repeated_calls_validate_their_offsets(dtype: torch.dtype, *, requires_grad: bool) -> None:
+    """Calls after the first of a shape take a shorter way; results, gradients and refusals are the same."""
+    torch.manual_seed(0)
+    total, w = 24, torch.randn(3, 4, 8, dtype=dtype)
+    x = torch.randn(total, 4, dtype=dtype, requires_grad=requires_grad)
+    generator = torch.Generator().manual_seed(1)
+    for n in range(12):
+        ends = torch.randint(0, total + 1, (3,), generator=generator).sort().values
+        ends[-1] = total if n % 3 else ends[-1]
+        offs = ends.clone().to(torch.int32 if n % 2 else torch.int64)
+        y = grouped_mm(x, w, offs=offs)
+        expected = looped(x.detach(), w, ends.tolist())
+        torch.testing.assert_close(y.detach().double(), expected, atol=1e-5, rtol=1e-5)
+        if requires_grad:
+            offs.zero_()  # the caller's own from here on
+            (g,) = torch.autograd.grad(y.sum(), x)
+            rows = torch.cat([w[e].sum(1).expand(b - a, 4) for e, (a, b) in enumerate(pairs(ends.tolist()))])
+            torch.testing.assert_close(g[: len(rows)], rows, atol=1e-5, rtol=1e-5)
+            assert not g[len(rows) :].any()
+    for wrong in ([8, 4, total], [-1, 4, total], [4, 8, total + 1], [8, total]):
+        with pytest.raises(ArgumentError, match="offs: expected"):
+            grouped_mm(x, w, offs=torch.tensor(wrong))
+    with pytest.raises(ArgumentTypeError, match="mat2: expected"):
+        grouped_mm(x, w.to(torch.float16), offs=torch.tensor([4, 8, total]))
+    with pytest.raises(ArgumentError, match="mat2: expected 4 rows"):
+        grouped_mm(x, w.transpose(1, 2), offs=torch.tensor([4, 8, total]))
+
+
+def pairs(ends: list[int]) -> list[tuple[int, int]]:
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def test_a_repeated_call_runs_few_functions() -> None:
+    x, w, offs = torch.ones(32, 16), torch.ones(2, 16, 16), torch.tensor([16, 32], dtype=torch.int32)
+    frames: list[str] = []
+    for _ in range(2):
+        grouped_mm(x, w, offs=offs)
+    for key in products._fastest:
+        products._fastest[key] = products._rows_by_loop
+    sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        grouped_mm(x, w, offs=offs)
+    finally:
+        sys.setprofile(None)
+        products._fastest.clear()
+    assert len(frames) <= 8, frames
