@@ -12,7 +12,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.kernel_factory import bound_over_another, make_kernel
+from sparsetir.kernel_factory import bound_over_others, make_kernel
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.utils.arguments import as_flag, renamed_parameters
 from sparsetir.utils.threads import get_num_threads
@@ -83,7 +83,7 @@ def build(
     if as_flag(deterministic, "deterministic") and (expected_calls is not None or database is not None):
         raise ArgumentError("deterministic=True keeps the format: leave expected_calls= and database= out")
     if database is None:
-        convert = None if deterministic else partial(bound_over_another, judge=_judged)
+        convert = None if deterministic else partial(bound_over_others, judge=_judged)
         return make_kernel(
             func, target, schedule=schedule, expected_calls=expected_calls, assume_finite=assume_finite, convert=convert
         )
@@ -106,7 +106,7 @@ def build(
 
 
 def _judged(*arguments: Any, **how: Any) -> Any:
-    """Return the cost model's prediction for the format of a kernel with many expected calls."""
+    """Return the formats that a kernel with many calls should be tried in, by the rules and the cost model."""
     from sparsetir.tuning.predict import chosen  # with a binding, not with a build
 
     return chosen(*arguments, **how)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -119,13 +119,13 @@ def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) ->
     return Kernel(program, compile_cached(program, make_target(target, program), schedule), **facts)
 
 
-# A kernel over another format than its own, where `sparsetir.formats.heuristics` finds one that pays.
+# Kernels over other formats than their own, where `sparsetir.formats.heuristics` or the cost model finds some that pay.
 
 
-Judge: TypeAlias = Callable[..., "Conversion | None"]
+Judge: TypeAlias = Callable[..., "Sequence[Conversion]"]
 
 
-def bound_over_another(
+def bound_over_others(
     kernel: Kernel,
     fixed: Mapping[str, Any],
     arguments: Mapping[str, Any],
@@ -134,21 +134,27 @@ def bound_over_another(
     seconds: float | None = None,
     plain: Callable[..., Any] | None = None,
     judge: Judge | None = None,
-) -> BoundComposedKernel | BoundKernel | GuardedBound | None:
-    """Return a bound kernel over the format that suits the fixed matrix, or with a schedule that suits it better.
+) -> list[BoundComposedKernel | BoundKernel | GuardedBound]:
+    """Return bound kernels over formats that may suit the fixed matrix, or with other schedules, the likeliest first.
 
-    The result is None where its own format is best as it is, or where it is not the only sparse argument.
+    There are none where its own format is best as it is, or where it is not the only sparse argument.
 
-    A call takes `seconds` over the matrix as it is. `plain` makes calls whose arguments are not finite, where the
+    A call takes `seconds` over the matrix as it is. `plain` makes calls whose arguments are not finite, where a
     format needs that. `judge` has the last word on what the rules say: see `sparsetir.tuning.predict.chosen`.
     """
     matrices = {name: value for name, value in {**fixed, **arguments}.items() if is_sparse(value)}
     if len(matrices) != 1 or set(matrices) - set(fixed):
-        return None
-    ((name, matrix),) = matrices.items()
-    conversion = _conversion_for(kernel, name, {**fixed, **arguments}, calls=calls, seconds=seconds, judge=judge)
-    if conversion is None:
-        return None
+        return []
+    ((name, _),) = matrices.items()
+    conversions = _conversions_for(kernel, name, {**fixed, **arguments}, calls=calls, seconds=seconds, judge=judge)
+    made = (_bound_over(kernel, fixed, name, conversion, plain) for conversion in conversions)
+    return [bound for bound in made if bound is not None]
+
+
+def _bound_over(
+    kernel: Kernel, fixed: Mapping[str, Any], name: str, conversion: Conversion, plain: Callable[..., Any] | None
+) -> BoundComposedKernel | BoundKernel | GuardedBound | None:
+    """Return a bound kernel over a format; None where the program cannot be written over it."""
     if conversion.format is None:
         return BoundKernel(Kernel(kernel.func, kernel.compiled, preferred=conversion.choices), dict(fixed))
     try:
@@ -156,10 +162,10 @@ def bound_over_another(
         other: Any = make_kernel(parts, kernel.target)
         other.kernel.preferred = conversion.choices
         bound = other.bind(**fixed) if other.has_plain_results else None
-    except SparseTIRError:  # the program cannot be written over it
+    except SparseTIRError:
         return None
     # Without zeros between the entries none is multiplied.
-    is_safe = kernel.assume_finite or other.convert(name, matrix).padding == 0
+    is_safe = kernel.assume_finite or other.convert(name, fixed[name]).padding == 0
     watch = None if is_safe else NonFiniteGuard.over(parts, kernel.signature)
     if bound is None or watch is None:
         return bound
@@ -191,13 +197,13 @@ def format_for(
     seconds : float, optional
         That a call takes over the matrix as it is, where it was timed.
     judge : callable, optional
-        See `bound_over_another`.
+        See `bound_over_others`.
     """
-    conversion = _conversion_for(kernel, name, arguments, calls=calls, seconds=seconds, judge=judge)
-    return None if conversion is None else conversion.format
+    conversions = _conversions_for(kernel, name, arguments, calls=calls, seconds=seconds, judge=judge)
+    return conversions[0].format if conversions else None
 
 
-def _conversion_for(
+def _conversions_for(
     kernel: Kernel,
     name: str,
     arguments: Mapping[str, Any],
@@ -205,22 +211,24 @@ def _conversion_for(
     calls: float,
     seconds: float | None,
     judge: Judge | None,
-) -> Conversion | None:
-    """Return what pays for a matrix within so many calls; see `format_for`."""
+) -> list[Conversion]:
+    """Return what may pay for a matrix within so many calls, the likeliest first; see `format_for`."""
     matrix = arguments[name]
-    if len(matrix.shape) != 2 or name not in kernel.signature.buffers:
-        return None
+    if name not in kernel.signature.buffers:
+        return []
     shapes = {other: np.shape(value) for other, value in arguments.items() if other != name}
-    conversion = choose_format(kernel.signature.program, matrix, shapes, calls=calls, seconds=seconds)
+    ruled = None
+    if len(matrix.shape) == 2:
+        ruled = choose_format(kernel.signature.program, matrix, shapes, calls=calls, seconds=seconds)
+    conversions: Sequence[Conversion] = [] if ruled is None or not _pays(ruled, calls) else [ruled]
     if judge is not None:
-        conversion = judge(
-            kernel, matrix, arguments, conversion if _pays(conversion, calls) else None, calls=calls, seconds=seconds
-        )
-    return conversion if _pays(conversion, calls) else None
+        ruled = conversions[0] if conversions else None
+        conversions = judge(kernel, matrix, arguments, ruled, calls=calls, seconds=seconds)
+    return [conversion for conversion in conversions if _pays(conversion, calls)]
 
 
-def _pays(conversion: Conversion | None, calls: float) -> bool:
-    return conversion is not None and conversion.calls <= calls
+def _pays(conversion: Conversion, calls: float) -> bool:
+    return conversion.calls <= calls
 
 
-__all__ = ["Judge", "bound_over_another", "format_for", "make_kernel"]
+__all__ = ["Judge", "bound_over_others", "format_for", "make_kernel"]

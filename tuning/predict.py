@@ -17,27 +17,29 @@ instead, with a share for the new one, as is done there, less than ten operation
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import ceil
 from typing import Any, Protocol
 
 import numpy as np
 
 from sparsetir.formats.format import Format
 from sparsetir.formats.heuristics import COMPOSING, Conversion, dense_rows, ranked_candidates
-from sparsetir.formats.pattern import MatrixPattern, Pattern, pattern
+from sparsetir.formats.pattern import Pattern, pattern
 from sparsetir.interop import open_source
-from sparsetir.interop.sources import CompressedSource
+from sparsetir.interop.sources import CompressedSource, Source
 from sparsetir.ir.views import decode
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.tuning import features
-from sparsetir.tuning.features import ArgumentStorage, Operands, WorkloadEncoding
-from sparsetir.tuning.model import CostModel, prior_for, rates_known
+from sparsetir.tuning.features import Operands, WorkloadEncoding
+from sparsetir.tuning.model import CostModel, pretrained, prior_for, rates_known
 from sparsetir.tuning.space import Candidate, Space
 from sparsetir.tuning.train.evaluate import Ranking
+from sparsetir.tuning.variants import own_storage
 from sparsetir.tuning.work import USUAL, Work
+from sparsetir.utils.memory import fits
 from sparsetir.utils.threads import get_num_threads
 
 # Expected speedup of one kernel over the untuned one, its bounds, and the features that decide it.
@@ -172,20 +174,25 @@ def _margin(model: CostModel, session: Workload) -> float:
     return bounds.margin(dict(zip(encoding.names, row.tolist(), strict=False)))
 
 
-# Which format and schedule a bound matrix is tried in: the rules propose, the cost model may overrule.
+# Which formats and schedules a bound matrix is tried in: the rules propose, the cost model may add others.
 #
 # Asking takes time, mostly for the numbers of the pattern: the model is asked only where the calls to come take longer
-# than that. What it expects is no promise, so both kernels are timed in the next calls: see
-# `sparsetir.runtime.adaptive`. That reaches 0.93 of the best measured point on a machine that the model was not trained
-# on (`sparsetir bench --from`), where taking its word reaches 0.90, and only what it is certain of, 0.79.
+# than that. What it expects is no promise, so all are timed in the next calls: see `sparsetir.runtime.adaptive`.
+#
+# A model that has not seen the machine reaches 0.90 of the best measured point by its word alone, 0.93 if its first
+# choice is timed beside that of the rules, and 0.96 with three (`sparsetir bench --from`). So a candidate need not be
+# expected to be faster: what counts is how much it may save, by the spread of what the model is wrong by. That is the
+# expected improvement of Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions",
+# 1998. A further candidate must improve on those before it, as if they kept what they promise.
 
 
 ASKING, PER_ENTRY = 0.15, 0.6e-6  # seconds that asking takes: once in a process, and for each entry
 WORTH = 4.0  # times as long as asking the calls must take
-TRIED = 1.05  # gain from which on a format is tried
 SLOWER = 3.0  # times the analytic bound that a call takes, usually
 CONVERSION = 60e-9  # seconds to convert an entry, usually
 MOST = 6  # formats that are looked at
+MOST_TRIED = 3  # formats and schedules that a matrix is tried in, besides its own
+SPREAD = 0.2  # standard deviation of the logarithm of gains, of a model without bounds
 LANES = (0, 4, 8)
 STEPS: tuple[dict[str, int], ...] = (
     {"prefetch": 8},
@@ -205,14 +212,14 @@ def chosen(
     calls: float,
     seconds: float | None = None,
     described: Pattern | None = None,
-) -> Conversion | None:
-    """Return the format and schedule that a matrix should be tried in: `ruled`, or what the model expects more of.
+) -> list[Conversion]:
+    """Return the formats and schedules that a matrix or tensor should be tried in, the likeliest first.
 
     Parameters
     ----------
     kernel : Kernel
     matrix : object
-        The only sparse argument, of two dimensions.
+        The only sparse argument.
     arguments : mapping of str to object
         Of the first call.
     ruled : Conversion or None
@@ -224,33 +231,123 @@ def chosen(
     described : Pattern, optional
         Numbers of the matrix, where they are known.
     """
+    by_rules = [] if ruled is None else [ruled]
     source = open_source(matrix, "the matrix")
-    if not isinstance(source, CompressedSource) or source.major or source.block or not source.indices.size:
-        return ruled
+    is_readable = not isinstance(source, CompressedSource) or not (source.major or source.block)
+    if not is_readable or not source.values.size:
+        return by_rules
     args = kernel.prepare(dict(arguments))
     sizes = {name: int(value) for name, value in args.sizes.items()}
     work = Work.of(decode(kernel.func), sizes)
     if seconds is None:
         seconds = SLOWER * 2.0 ** work.numbers(USUAL, 1.0)["time_floor"]
-    if calls * seconds < WORTH * (ASKING + PER_ENTRY * source.indices.size):
-        return ruled
+    if calls * seconds < WORTH * (ASKING + PER_ENTRY * source.values.size):
+        return by_rules
     described = pattern(matrix) if described is None else described
-    if not isinstance(described, MatrixPattern) or work.is_sparse:
-        return ruled
-    encoding = _encoding(described, source, work)
+    if work.is_sparse:
+        return by_rules
+    encoding = _encoding(kernel, args.arrays, described, source, work)
     base = defaults.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(args))
     shapes = [np.shape(value) for value in arguments.values() if value is not matrix]
-    own = None if ruled is None else ruled.format
-    formats = [own, *(f for f in (None, *ranked_candidates(described, feat=dense_rows(shapes))[:MOST]) if f != own)]
+    has_room = fits(2 * MOST_TRIED * source.values.nbytes)
+    likely = ranked_candidates(described, feat=dense_rows(shapes))[:MOST] if has_room else []
+    formats: list[Format | None] = [None, *likely]
+    if ruled is not None and ruled.format not in formats:
+        formats.append(ruled.format)
     pool = [(format, change) for format in formats for change in _schedules(base, encoding.operands.feat, format)]
     gains = _gains(encoding, [Candidate(base.changed(**change), format) for format, change in pool])
-    best = int(np.argmax(gains))
-    gain, (format, change) = float(gains[best]), pool[best]
-    if best == 0 or gain < TRIED or (format is None and not change):
-        return ruled
-    converting = 0.0 if format is None else CONVERSION * source.indices.size
-    needed = (COMPOSING + converting) / (seconds * (1 - 1 / gain))
-    return Conversion(format, needed, change) if needed <= calls else ruled
+    if gains is None:
+        return by_rules
+    converting = CONVERSION * source.values.size
+    return worth_trying(
+        pool, gains, ruled, calls=calls, seconds=seconds, converting=converting, spread=spread_of(pretrained())
+    )
+
+
+def worth_trying(
+    pool: Sequence[tuple[Format | None, dict[str, int]]],
+    gains: np.ndarray,
+    ruled: Conversion | None,
+    *,
+    calls: float,
+    seconds: float,
+    converting: float,
+    spread: float,
+    most: int = MOST_TRIED,
+) -> list[Conversion]:
+    """Return the members of a pool that may save more than trying them takes, the likeliest first.
+
+    The second one that is tried is of another format than the first, because a model that is wrong about a format is
+    wrong about all its schedules.
+
+    Parameters
+    ----------
+    pool : sequence of (Format or None, dict of str to int)
+        Formats and choices; the first is the matrix as it is.
+    gains : np.ndarray
+        How many times as fast as the first each is expected to be.
+    ruled : Conversion or None
+        What the rules say, which is tried in any case.
+    calls, seconds : float
+        Number of calls to come, and what one takes over the matrix as it is.
+    converting : float
+        Seconds of a conversion.
+    spread : float
+        See `expected_saving`.
+    most : int
+        That are tried.
+    """
+    expected = {n: float(gain) for n, gain in enumerate(gains)}
+    best = expected.pop(0)
+    found: list[Conversion] = []
+    if ruled is not None:
+        same = [n for n, (format, change) in enumerate(pool) if format == ruled.format and change == ruled.choices]
+        best = max([best, *(expected.pop(n) for n in same if n in expected)])
+        found.append(ruled)
+    while expected and len(found) < most:
+        tried = {conversion.format for conversion in found} if len(found) == 1 else set()
+        likeliest = max((n for n in expected if pool[n][0] not in tried), key=expected.__getitem__, default=None)
+        if likeliest is None:
+            break
+        gain, (format, change) = expected.pop(likeliest), pool[likeliest]
+        cost = COMPOSING + (0.0 if format is None else converting)
+        needed = cost / (seconds * expected_saving(gain / best, spread))
+        if needed > calls:
+            break
+        conversion = Conversion(format, needed, change)
+        found.insert(0 if gain > best else len(found), conversion)
+        best = max(best, gain)
+    return found
+
+
+def expected_saving(gain: float, spread: float) -> float:
+    """Return the share of the time that is saved, on average, where what is slower after all is not used.
+
+    Parameters
+    ----------
+    gain : float
+        How many times as fast a candidate is expected to be.
+    spread : float
+        Standard deviation of the logarithm of what the expectation is wrong by, taken to be normal.
+
+    Examples
+    --------
+    >>> [round(expected_saving(gain, 0.2), 3) for gain in (0.5, 0.8, 1.0, 1.25, 2.0)]
+    [0.0, 0.014, 0.077, 0.209, 0.5]
+    """
+    mean = math.log(gain)
+    z = mean / spread
+    density, share = math.exp(-z * z / 2) / math.sqrt(2 * math.pi), (1 + math.erf(z / math.sqrt(2))) / 2
+    return max(-math.expm1(-(spread * density + mean * share)), 1e-12)
+
+
+def spread_of(model: CostModel | None) -> float:
+    """Return the standard deviation of the logarithms of what a model is wrong by."""
+    bounds = None if model is None else bounds_of(model.about)
+    if bounds is None:
+        return SPREAD
+    low, _, high = bounds.margins[""]  # quantiles of 5 and 95 in a hundred
+    return (high - low) / (2 * 1.645)
 
 
 def _schedules(base: Choices, feat: int, format: Format | None) -> list[dict[str, int]]:
@@ -263,19 +360,22 @@ def _schedules(base: Choices, feat: int, format: Format | None) -> list[dict[str
     return [{}, *(c for c in changes if any(known[name] != value for name, value in c.items()))]
 
 
-def _encoding(described: MatrixPattern, source: CompressedSource, work: Work) -> WorkloadEncoding:
+def _encoding(
+    kernel: Kernel, arrays: Mapping[str, np.ndarray], described: Pattern, source: Source, work: Work
+) -> WorkloadEncoding:
     """Return what the model sees of candidates for a matrix."""
-    facts = features.of_pattern(described) | features.density(source.indptr, source.indices, described.shape[1])
-    entry_bytes = source.values.itemsize + source.indices.itemsize
-    own = ArgumentStorage(described.nnz, described.nnz * entry_bytes + source.indptr.nbytes)
+    facts = features.of_pattern(described)
+    if isinstance(source, CompressedSource):
+        facts |= features.density(source.indptr, source.indices, described.shape[1])
+    own = own_storage(kernel.signature, arrays)
     return WorkloadEncoding(facts, described, own, Operands.of(work, get_num_threads(), rates_known()))
 
 
-def _gains(encoding: WorkloadEncoding, candidates: list[Candidate]) -> np.ndarray:
-    """Return the expected speedup of each candidate over the first."""
+def _gains(encoding: WorkloadEncoding, candidates: list[Candidate]) -> np.ndarray | None:
+    """Return the expected speedup of each candidate over the first; None without a model."""
     model = prior_for(encoding)
     if model is None:
-        return np.ones(len(candidates))
+        return None
     scores = model.predict(encoding.rows(candidates))
     return np.exp(scores - scores[0])
 
@@ -425,7 +525,7 @@ def quantiles(wrong_by: Sequence[float], level: float) -> tuple[float, float, fl
 
 def _at(ordered: np.ndarray, share: float) -> float:
     """Return the least number that a further one is below with that probability."""
-    place = ceil(round(share * (ordered.size + 1), 9))
+    place = math.ceil(round(share * (ordered.size + 1), 9))
     return float(ordered[place - 1]) if place <= ordered.size else float(ordered[-1])
 
 
@@ -530,10 +630,13 @@ __all__ = [
     "cells",
     "chosen",
     "coverage",
+    "expected_saving",
     "group",
     "guess",
     "judge",
     "operation",
     "quantiles",
+    "spread_of",
     "widest",
+    "worth_trying",
 ]

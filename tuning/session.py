@@ -252,7 +252,9 @@ class Session:
     def encoding(self) -> WorkloadEncoding:
         """From candidates to what a cost model sees of them."""
         knobs = self.space.values if self.template is not None else None
-        return WorkloadEncoding(self.facts, self.described, own_storage(self.workload), self.operands, knobs)
+        return WorkloadEncoding(
+            self.facts, self.described, own_storage(self.workload.signature, self.workload.arrays), self.operands, knobs
+        )
 
     def seen(self, record: Record) -> dict[str, float]:
         """Return what a cost model sees of a record, by name."""

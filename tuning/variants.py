@@ -21,7 +21,7 @@ from sparsetir.ir.effects import free_sizes
 from sparsetir.ir.views import decode
 from sparsetir.runtime.composed import ComposedKernel
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.signature import argument_list
+from sparsetir.runtime.signature import Signature, argument_list
 from sparsetir.schedules import Choices, Registers, defaults
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.features import ArgumentStorage
@@ -148,7 +148,12 @@ class FormatVariants:
             self.held.pop(others.pop(0))
 
     def _made(self, format: Format | None) -> PreparedFormat:
-        func, workload, stored, kernel = self.func, self.workload, own_storage(self.workload), self.kernel
+        func, workload, stored, kernel = (
+            self.func,
+            self.workload,
+            own_storage(self.workload.signature, self.workload.arrays),
+            self.kernel,
+        )
         if format is not None:
             func, workload, stored, kernel = self._converted(format)
         decoded = decode(func)
@@ -189,12 +194,12 @@ def usual_choices(kernel: Kernel, workload: PreparedCall) -> Choices:
     return defaults.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(workload.args))
 
 
-def own_storage(workload: PreparedCall) -> ArgumentStorage:
+def own_storage(signature: Signature, arrays: Mapping[str, np.ndarray]) -> ArgumentStorage:
     """Return how the argument is stored as it came."""
-    sparse = [b for b in workload.signature.buffers.values() if not b.is_dense]
-    arrays = [workload.arrays[n] for b in sparse if (n := str(b.storage.name)) in workload.arrays]
-    largest = max(arrays, key=lambda a: a.size, default=np.zeros(0, np.float32))
-    index = sum(a.nbytes for a in workload.arrays.values() if a.dtype.kind in "iu")
+    sparse = [b for b in signature.buffers.values() if not b.is_dense]
+    values = [arrays[n] for b in sparse if (n := str(b.storage.name)) in arrays]
+    largest = max(values, key=lambda a: a.size, default=np.zeros(0, np.float32))
+    index = sum(a.nbytes for a in arrays.values() if a.dtype.kind in "iu")
     return ArgumentStorage(largest.size, largest.nbytes + index)
 
 

@@ -160,13 +160,13 @@ class _Operator(linalg.LinearOperator):
             bound = build(func, expected_calls=max(int(expected_calls), 1)).bind(A=matrix)
             if bound.adaptive is not None and expected_calls:
                 bound.adaptive.ask({name: x})
-            other = bound.over_another
-            if other is None and is_transposed:
-                other = make_kernel(func).bind(A=matrix)
-            if other is None:
+            others = bound.over_others
+            if not others and is_transposed:
+                others = (make_kernel(func).bind(A=matrix),)
+            if not others:
                 return own
-            self._bound[text] = bound  # which `other` calls where values are not finite
-            return [*own, lambda x: other(**{name: x})]
+            self._bound[text] = bound  # which the others call where values are not finite
+            return [*own, *(lambda x, other=other: other(**{name: x}) for other in others)]
 
         return convert
 

@@ -606,7 +606,7 @@ def sddmm(
 
 @memoize_program
 def mttkrp(dtype: str = "float32", format: str = "csf", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """Tensor times Khatri-Rao product: ``D[i, r] = sum_jk T[i, j, k] * B[j, r] * C[k, r]``; buffers T, B, C and D."""
+    """Tensor times Khatri-Rao product: ``D[i, r] = sum_jk T[i, j, k] * B[j, r] * C[k, r]``; buffers T_, B, C and D."""
     _only(format, ("csf",), "mttkrp")
     size = T.int64 if idtype == "int64" else T.int32
 

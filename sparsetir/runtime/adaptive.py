@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bound kernels that convert their matrix to another format, and keep whichever of the two is faster in calls.
+"""Bound kernels that convert their matrix to other formats, and keep whichever is fastest in calls.
 
 A format is a guess: rules and the cost model say what should be faster, and the calls themselves tell. So a matrix that
 is bound for many calls is converted at the first one (``sparsetir.build(program, expected_calls=...)``), or on a
 background thread once its calls have taken long enough that converting costs less than it may save. Then calls
-alternate between both kernels until each has been timed a few times, and the faster one makes the others.
+alternate between the kernels until each has been timed a few times, and the fastest one makes the others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -166,7 +167,7 @@ def _least(seconds: list[float]) -> float:
 
 
 class Adaptive:
-    """Decides in which of two formats the calls of a bound kernel are made.
+    """Decides in which format the calls of a bound kernel are made.
 
     Parameters
     ----------
@@ -185,10 +186,15 @@ class Adaptive:
         self.calls, self.seconds = 0, 0.0
         self.next_calls, self.next_seconds = TRIAL_CALLS, TRIAL_SECONDS  # at which a format is looked for
         self.converter: threading.Thread | None = None
-        self.other: Any = None  # a bound kernel over another format
+        self.others: tuple[Any, ...] = ()  # bound kernels over other formats; one once the first trial is decided
         self.checked: list[tuple[np.ndarray, int]] = []  # values that may change, and their checksums
         self.trials: dict[Any, Trial | bool] = {}  # by shapes of the open arguments: whether the other format is faster
         self.history: list[str] = []
+
+    @property
+    def other(self) -> Any:
+        """The first of the bound kernels over other formats; None where there is none."""
+        return self.others[0] if self.others else None
 
     @property
     def bound(self) -> BoundKernel:
@@ -202,7 +208,7 @@ class Adaptive:
         """Make a call, by one kernel or the other."""
         if self.is_settled:
             return self.bound.planned(arguments)
-        if self.other is not None:
+        if self.others:
             return self._by_either(arguments)
         start = time.perf_counter()
         result = self.bound.planned(arguments)
@@ -218,7 +224,7 @@ class Adaptive:
         """Return a plan that counts its calls, and does not fit once there is another format to try."""
 
         def counted(arguments: dict[str, Any]) -> Any:
-            if self.other is not None or self.is_settled:
+            if self.others or self.is_settled:
                 raise PlanMismatch
             start = time.perf_counter()
             result = run(arguments)
@@ -242,10 +248,10 @@ class Adaptive:
             result = choice(**arguments)
             self.bound.last = (), None
             self._decide(key, choice)
-        elif choice:
-            result = self._by_other(**arguments)
-            if self.other is not None:
-                self.bound.last = self._checked(*self.other.last)
+        elif choice and (other := self.other) is not None:
+            result = self._by_other(other, **arguments)
+            if self.others:
+                self.bound.last = self._checked(*other.last)
         else:
             result = self.bound.planned(arguments)
         return result
@@ -253,35 +259,47 @@ class Adaptive:
     def _new_trial(self, key: Any) -> Trial:
         if len(self.trials) >= MOST_SHAPES:
             self.trials.clear()
-        candidates = [("as passed", self._by_own), (self.description, self._by_other)]
+        candidates: list[tuple[str, Call]] = [("as passed", self._by_own)]
+        candidates += [(_name(other), partial(self._by_other, other)) for other in self.others]
         trial = self.trials[key] = Trial(candidates if self.announced is None else candidates[::-1])
         return trial
 
     def _decide(self, key: Any, trial: Trial) -> None:
         """Keep the winner of a trial for arguments of these shapes.
 
-        The other kernel is freed where the first trial says so.
+        The other kernels are freed where the first trial says so; later ones are between its winner and the matrix as
+        it was passed.
         """
         if self.is_settled:
             return
         if self.announced is not None and trial.is_short:
-            self.trials[key] = True
+            self._keep(key, self.other)
             self.history.append(f"{_described(key)}: kept {self.description} without a trial, because calls are short")
         elif trial.best is not None:
             is_first = all(isinstance(choice, Trial) for choice in self.trials.values())
-            self.trials[key] = trial.winner != "as passed"
             self.history.append(f"{_described(key)}: {trial}; kept {trial.winner}")
-            if is_first and not self.trials[key]:
+            if trial.winner != "as passed":
+                self._keep(key, next((other for other in self.others if _name(other) == trial.winner), self.other))
+                return
+            self.trials[key] = False
+            if is_first:
                 self._settle()
+
+    def _keep(self, key: Any, other: Any) -> None:
+        """Make calls of these shapes by another kernel, and drop those that it won against."""
+        if len(self.others) > 1:
+            self.others = (other,)
+            self.trials.clear()  # of other shapes, which those that are dropped take part in
+        self.trials[key] = True
 
     def _by_own(self, **arguments: Any) -> Any:
         """Make a call over the matrix as it was passed."""
         return self.bound.planned(arguments)
 
-    def _by_other(self, **arguments: Any) -> Any:
-        """Make a call over the other format, unless values have changed since they were converted."""
-        other = self.other
-        return self.bound.planned(arguments) if other is None or self._has_changed() else other(**arguments)
+    def _by_other(self, other: Any, **arguments: Any) -> Any:
+        """Make a call over another format, unless values have changed since they were converted."""
+        is_open = self.others and not self._has_changed()
+        return other(**arguments) if is_open else self.bound.planned(arguments)
 
     def _checked(self, key: Any, run: Run | None) -> tuple[Any, Run | None]:
         """Return a plan of the other kernel that looks for changed values first."""
@@ -305,7 +323,7 @@ class Adaptive:
 
     def _settle(self) -> None:
         """Stay with the matrix as it was passed."""
-        self.is_settled, self.other, self.checked = True, None, []
+        self.is_settled, self.others, self.checked = True, (), []
         self.trials.clear()
         self.bound.last = (), None
 
@@ -314,11 +332,7 @@ class Adaptive:
     @property
     def description(self) -> str:
         """The other format, or the other schedule of the same one."""
-        kernel = getattr(self.other, "kernel", None)
-        formats = getattr(kernel, "formats", {})
-        chosen = getattr(kernel, "preferred", None) or getattr(getattr(kernel, "kernel", None), "preferred", {})
-        parts = [*map(repr, formats.values()), *(f"{name}={value}" for name, value in chosen.items())]
-        return ", ".join(parts) or "another format"
+        return _name(self.other)
 
     def ask(self, arguments: dict[str, Any], seconds: float = math.inf) -> None:
         """Convert for the calls that were announced, after the first of them, which took so many seconds."""
@@ -333,9 +347,9 @@ class Adaptive:
                 bound.planned(arguments)  # again: what is first done once is no measure
                 timed = time.perf_counter() - start
             if timed is None or self._may_pay(calls, timed):
-                self.other = self._converted(bound, bound.fixed, arguments, calls, timed)
+                self.others = self._converted(bound, bound.fixed, arguments, calls, timed)
         bound.last = (), None
-        if self.other is None:
+        if not self.others:
             self.history.append(f"no other format pays within {self.announced} calls")
             self.is_settled = True
 
@@ -351,9 +365,10 @@ class Adaptive:
         arguments: Mapping[str, Any],
         calls: float,
         seconds: float | None,
-    ) -> Any:
+    ) -> tuple[Any, ...]:
         assert self.kernel.convert is not None
-        return self.kernel.convert(self.kernel, fixed, arguments, calls=calls, seconds=seconds, plain=_plain(bound))
+        plain = _plain(bound)
+        return tuple(self.kernel.convert(self.kernel, fixed, arguments, calls=calls, seconds=seconds, plain=plain))
 
     def _start_conversion(self, arguments: Mapping[str, Any]) -> None:
         """Convert on a thread for as many calls as there were."""
@@ -376,19 +391,27 @@ class Adaptive:
         calls: int,
         seconds: float,
     ) -> None:
-        kernel, other = self.kernel, None
+        kernel, others = self.kernel, ()
         try:
-            other = self._converted(bound, fixed, operands, calls, seconds)
-            if other is None:
+            others = self._converted(bound, fixed, operands, calls, seconds)
+            if not others:
                 self.history.append(f"no other format pays within {calls} calls")
-            elif not _agree(type(kernel)(kernel.func, kernel.compiled)(**fixed, **operands), other(**operands)):
-                self.history.append("results over another format differ: the matrix stays as it was passed")
-                other, self.is_settled = None, True
+            else:
+                expected = type(kernel)(kernel.func, kernel.compiled)(**fixed, **operands)
+                others = tuple(other for other in others if self._is_right(other, operands, expected))
+                self.is_settled = not others
         except (SparseTIRError, MemoryError) as error:
             self.history.append(f"converting failed: {error}")
-            self.is_settled = True
+            others, self.is_settled = (), True
         finally:
-            self.checked, self.other, self.converter = checked, other, None
+            self.checked, self.others, self.converter = checked, others, None
+
+    def _is_right(self, other: Any, operands: dict[str, Any], expected: Any) -> bool:
+        """Return whether a kernel over another format comes to the expected result."""
+        is_right = _agree(expected, other(**operands))
+        if not is_right:
+            self.history.append(f"results over {_name(other)} differ: it is not used")
+        return is_right
 
     def _values(self) -> list[np.ndarray]:
         """Return the arrays of values of the matrices, as the kernel reads them."""
@@ -400,6 +423,8 @@ class Adaptive:
         """Return what was compared, a line each."""
         if self.history:
             return "\n".join(self.history)
+        if self.others:
+            return "on trial: as passed, " + "; ".join(map(_name, self.others))
         calls = f"{self.calls} calls in {self.seconds:.3g} s" if self.is_asked else "no call yet"
         return f"as passed: {calls}; another format is looked for after {self.next_calls} in {self.next_seconds:.3g} s"
 
@@ -433,8 +458,8 @@ def why_not_adaptive(bound: BoundKernel) -> str:
         return ""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
-    if len(matrices) != 1 or len(bound.fixed[matrices[0]].shape) != 2:
-        return "it is for a single bound matrix"
+    if len(matrices) != 1:
+        return "it is for a single bound matrix or tensor"
     if kernel.signature.effects.updated:
         return "the program updates its results"
     return "" if _entries(bound.fixed[matrices[0]]) >= MIN_ENTRIES else "the matrix is small"
@@ -482,6 +507,15 @@ def _agree(first: Any, second: Any) -> bool:
     finite = np.abs(a[np.isfinite(a)])
     atol = eps * float(finite.max(initial=0.0))
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=0.0, atol=atol, equal_nan=True))
+
+
+def _name(bound: Any) -> str:
+    """Return the format that a bound kernel is over, or the schedule that is another one."""
+    kernel = getattr(bound, "kernel", None)
+    formats = getattr(kernel, "formats", {})
+    chosen = getattr(kernel, "preferred", None) or getattr(getattr(kernel, "kernel", None), "preferred", {})
+    parts = [*map(repr, formats.values()), *(f"{name}={value}" for name, value in chosen.items())]
+    return ", ".join(parts) or "another format"
 
 
 def _described(key: Any) -> str:

@@ -116,6 +116,11 @@ class BoundKernel(Bound):
         """A bound kernel over another format, in use or on trial; None where there is none."""
         return None if self.adaptive is None else self.adaptive.other
 
+    @property
+    def over_others(self) -> tuple[Any, ...]:
+        """Bound kernels over other formats: the one in use, or those on trial."""
+        return () if self.adaptive is None else self.adaptive.others
+
     def __repr__(self) -> str:
         return super().__repr__() if self.over_another is None else repr(self.over_another)
 

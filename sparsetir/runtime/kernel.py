@@ -75,8 +75,8 @@ class Kernel(Saved):
     covered : collection of str
         Results of which every element is surely written, although the program does not show it.
     convert : callable, optional
-        Of a kernel, the fixed arguments, those of a call, ``calls=`` to come and ``plain=``: makes a bound kernel over
-        another format where that pays, else returns None; see `sparsetir.kernel_factory.bound_over_another`.
+        Of a kernel, the fixed arguments, those of a call, ``calls=`` to come and ``plain=``: makes bound kernels over
+        other formats that may pay; see `sparsetir.kernel_factory.bound_over_others`.
     preferred : mapping of str to int, optional
         Choices of the schedule that count more than those of `sparsetir.schedules.defaults`.
 

@@ -14,8 +14,9 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir import formats, ops
+from sparsetir import SparseTensor, formats, ops
 from sparsetir.errors import ArgumentError
+from sparsetir.formats import heuristics
 from sparsetir.formats.heuristics import Conversion
 from sparsetir.ir.views import decode
 from sparsetir.runtime import adaptive
@@ -315,11 +316,11 @@ def test_the_model_is_asked_only_where_calls_take_long(monkeypatch: pytest.Monke
     kernel, inputs = kernel_and_inputs()
     found = Conversion(formats.bsr(3, 3), 10.0)
     monkeypatch.setattr(predict, "pattern", lambda _matrix: pytest.fail("asked"))
-    assert predict.chosen(kernel, inputs["A"], inputs, found, calls=50) is found
-    assert predict.chosen(kernel, inputs["A"], inputs, None, calls=50) is None
+    assert predict.chosen(kernel, inputs["A"], inputs, found, calls=50) == [found]
+    assert predict.chosen(kernel, inputs["A"], inputs, None, calls=50) == []
 
 
-def test_the_model_overrules_where_it_expects_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_model_expects_more_of_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, inputs = kernel_and_inputs()
     wanted = "bsr(r=3, c=3)"
 
@@ -329,15 +330,70 @@ def test_the_model_overrules_where_it_expects_more(monkeypatch: pytest.MonkeyPat
 
         return of
 
-    own, calls = Conversion(formats.ell(), 10.0), 10**7
-    for gain, expected in ((2.0, wanted), (predict.TRIED - 0.01, "ell()")):
+    ruled, calls = Conversion(formats.ell(), 10.0), 10**7
+    for gain, first in ((2.0, wanted), (1e-3, "ell()")):
         monkeypatch.setattr(predict, "_gains", gains(gain))
-        found = predict.chosen(kernel, inputs["A"], inputs, own, calls=calls)
-        assert found is not None
-        assert repr(found.format) == expected
-    assert predict.chosen(kernel, inputs["A"], inputs, None, calls=calls) is None
+        found = predict.chosen(kernel, inputs["A"], inputs, ruled, calls=calls)
+        assert repr(found[0].format) == first
+        assert "ell()" in {repr(conversion.format) for conversion in found}
+        assert len(found) == predict.MOST_TRIED
     empty = sp.csr_array((4, inputs["A"].shape[1]), dtype=np.float32)
-    assert predict.chosen(kernel, empty, {**inputs, "A": empty}, None, calls=calls) is None
+    assert predict.chosen(kernel, empty, {**inputs, "A": empty}, None, calls=calls) == []
+
+
+@pytest.mark.parametrize("calls", [10**3, 10**4, 10**5, 10**7])
+@pytest.mark.parametrize("gains", [[1.0], [1.0, 0.2, 0.1], [1.0, 0.9, 0.95], [1.0, 1.3, 1.25, 1.2], [1.0, 4.0, 1.1]])
+def test_trying_costs_no_more_than_it_may_save(gains: list[float], calls: int) -> None:
+    pool = [(None, {}), *((formats.bsr(n, n), {}) for n in range(2, len(gains) + 1))]
+    seconds, converting, spread = 1e-4, 0.05, 0.2
+    expected = np.array(gains)
+    found = predict.worth_trying(
+        pool, expected, None, calls=calls, seconds=seconds, converting=converting, spread=spread
+    )
+    assert len(found) <= predict.MOST_TRIED
+    assert all(conversion.calls <= calls for conversion in found)
+    likeliest = max(gains[1:], default=0.0)
+    saved = calls * seconds * predict.expected_saving(likeliest, spread) if likeliest else 0.0
+    assert bool(found) == (saved >= heuristics.COMPOSING + converting)
+    assert not found or found[0].format == pool[gains.index(likeliest)][0]
+
+
+def test_the_second_that_is_tried_is_of_another_format() -> None:
+    pool = [(None, {}), (None, {"unroll": 4}), (None, {"prefetch": 8}), (formats.ell(), {})]
+    how = {"calls": 10**7, "seconds": 1e-3, "converting": 0.0, "spread": 0.2}
+    found = predict.worth_trying(pool, np.array([1.0, 1.2, 1.19, 0.9]), None, **how)
+    assert [(c.format, c.choices) for c in found] == [pool[1], pool[3], pool[2]]
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.2, 0.5])
+def test_the_expected_saving_is_that_of_draws(spread: float) -> None:
+    rng = np.random.default_rng(0)
+    last = 0.0
+    for gain in (0.7, 0.9, 1.0, 1.1, 1.5, 3.0):
+        drawn = np.maximum(np.log(gain) + spread * rng.standard_normal(200_000), 0.0)
+        saving = predict.expected_saving(gain, spread)
+        assert saving == pytest.approx(-np.expm1(-drawn.mean()), abs=0.01)
+        assert saving > last
+        last = saving
+
+
+@pytest.mark.parametrize("order", ["csf", "coo"])
+def test_a_tensor_is_tried_in_other_orders_of_its_modes(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    coords = np.unique(rng.integers(0, 20, (600, 3)), axis=0).T
+    tensor = SparseTensor.from_coo(coords, rng.random(coords.shape[1], np.float32), (20, 20, 20), format=order)
+    factors = {name: rng.random((20, 16), np.float32) for name in ("B", "C")}
+    monkeypatch.setattr(predict, "ASKING", 0.0)
+    monkeypatch.setattr(adaptive, "SHORT_CALL", 0.0)
+    monkeypatch.setattr(adaptive, "SAMPLED_SECONDS", 0.0)
+    bound = sparsetir.build(ops.mttkrp(), expected_calls=10**9).bind(T_=tensor)
+    expected = np.einsum("ijk,jr,kr->ir", tensor.to_dense(), factors["B"], factors["C"])
+    np.testing.assert_allclose(bound(**factors), expected, rtol=1e-4)
+    assert bound.explain().startswith("on trial: as passed, ")
+    assert "csf(order=" in bound.explain()
+    for _ in range(4 * (adaptive.SAMPLES + 1)):
+        np.testing.assert_allclose(bound(**factors), expected, rtol=1e-4)
+    assert "kept" in bound.explain()
 
 
 def test_the_model_may_choose_another_schedule_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,13 +405,12 @@ def test_the_model_may_choose_another_schedule_only(monkeypatch: pytest.MonkeyPa
         return np.array([2.0 if c.format is None and c.choices.unroll == 4 else 1.0 for c in candidates])
 
     monkeypatch.setattr(predict, "_gains", gains)
-    found = predict.chosen(kernel, inputs["A"], inputs, None, calls=10**7)
-    assert found is not None
+    found = predict.chosen(kernel, inputs["A"], inputs, None, calls=10**7)[0]
     assert (found.format, found.choices["unroll"]) == (None, 4)
     assert len(set(asked)) == len(asked)
     assert asked[0].format is None  # what `build` makes comes first
     # Announced calls convert at the first one: both kernels are timed, and results are the same.
-    monkeypatch.setattr(predict, "chosen", lambda *_a, **_k: found)
+    monkeypatch.setattr(predict, "chosen", lambda *_a, **_k: [found])
     monkeypatch.setattr(adaptive, "SHORT_CALL", 0.0)
     many = sparsetir.build(ops.spmm(), expected_calls=10**7).bind(A=inputs["A"])
     for _ in range(2 * adaptive.MOST_SAMPLES + 4):
@@ -390,7 +445,7 @@ def test_margins_are_no_less_than_what_machines_left_out_need() -> None:
 
 @pytest.mark.slow
 def test_a_kernel_over_what_the_model_chose_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predict, "chosen", lambda *_a, **_k: Conversion(formats.sell(4, 8), 1.0))
+    monkeypatch.setattr(predict, "chosen", lambda *_a, **_k: [Conversion(formats.sell(4, 8), 1.0)])
     kernel, inputs = kernel_and_inputs()
     bound = kernel.bind(A=inputs["A"])
     np.testing.assert_allclose(bound(B=inputs["B"]), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)

@@ -16,7 +16,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir import ops
+from sparsetir import formats, ops
 from sparsetir.errors import ArgumentError
 from sparsetir.formats import heuristics
 from sparsetir.ir import effects
@@ -24,6 +24,7 @@ from sparsetir.ir.views import decode
 from sparsetir.runtime import adaptive
 from sparsetir.runtime.adaptive import AlignedOperand
 from sparsetir.schedules import defaults
+from sparsetir.transform.decompose import decompose_format
 from sparsetir.utils.memory import MemoryLimitError
 
 ROWS = 240
@@ -146,6 +147,57 @@ def test_each_shape_has_a_trial_of_its_own() -> None:
         "bsr",
     ]
     assert list(bound.adaptive.trials.values()) == [True, False, True]
+
+
+OTHERS = (formats.bsr(4, 4), formats.ell(), formats.sell(4, 8))
+
+
+def over_each(kernel: Any, fixed: Any, arguments: Any, **_how: Any) -> list[Any]:
+    """Convert to three formats, whatever they are worth."""
+    parts = [decompose_format(kernel.func, {"A": format}) for format in OTHERS]
+    return [sparsetir.build(part).bind(**fixed) for part in parts]
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("is_announced", [False, True])
+@pytest.mark.parametrize("winner", ["as passed", *map(repr, OTHERS)])
+def test_the_fastest_of_several_is_kept(winner: str, is_announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "SHORT_CALL", 0.0)
+    A = blocks()
+    bound = sparsetir.build(ops.spmm(), expected_calls=10**9 if is_announced else None).bind(A=A)
+    bound.kernel.convert = over_each
+    for columns in (32, 8, 32, 8):
+        arguments = operand("spmm", columns=columns)
+        until_converted(bound, arguments) if not bound.adaptive.is_settled else None
+        for _ in range(20):
+            np.testing.assert_allclose(bound(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
+            for trial in bound.adaptive.trials.values():
+                for name, _call, seconds in getattr(trial, "candidates", ()):
+                    seconds[:] = [0.0 if name == winner else 1.0] * len(seconds)
+    assert bound.explain().endswith(f"kept {winner}")
+    assert [repr(other.formats["A"]) for other in map(kernel_of, bound.over_others)] == [winner] * (
+        winner != "as passed"
+    )
+
+
+def kernel_of(bound: Any) -> Any:
+    return bound.kernel
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_format_with_other_results_is_left_out_alone() -> None:
+    A, arguments = blocks(), operand("spmm")
+
+    def one_is_wrong(kernel: Any, fixed: Any, arguments: Any, **how: Any) -> list[Any]:
+        right = over_each(kernel, fixed, arguments, **how)
+        return [*over_each(kernel, {"A": 2 * fixed["A"]}, arguments)[:1], right[1]]
+
+    bound = sparsetir.build(ops.spmm()).bind(A=A)
+    bound.kernel.convert = one_is_wrong
+    until_converted(bound, arguments)
+    assert "results over bsr(r=4, c=4) differ: it is not used" in bound.explain()
+    for _ in range(12):
+        np.testing.assert_allclose(bound(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
 
 
 def other_wins_for(bound: Any, columns: int, *, is_faster: bool) -> None:

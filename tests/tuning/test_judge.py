@@ -92,19 +92,19 @@ def test_files_without_points_are_refused(tmp_path: Path) -> None:
     assert main(["bench", "--from", str(empty)]) == 2
 
 
-@pytest.mark.parametrize(("first", "share"), [(2.0, 0.5), (9.0, 0.25)])
+@pytest.mark.parametrize(("most", "first", "share"), [(1, 2.0, 0.5), (1, 9.0, 0.25), (2, 9.0, 1.0)])
 @pytest.mark.parametrize("kind", ["spmm", "mttkrp"])
-def test_what_a_model_ranks_first_is_tried_beside_the_rules(kind: str, first: float, share: float) -> None:
-    """The faster of both counts; tensors are left to the rules."""
+def test_what_a_model_ranks_first_is_tried_beside_the_rules(kind: str, most: int, first: float, share: float) -> None:
+    """The fastest of all counts."""
     tried, other = Candidate(Choices(tile=8), formats.bsr(4, 4)), Candidate(Choices(tile=8), formats.ell(3))
     seconds = {tried: first, other: 1.0, Candidate(Choices(tile=64, panel=32)): 5.0}
     rows = {candidate: np.full(len(CHOICES), n, np.float32) for n, candidate in enumerate(seconds)}
     untuned = (4.0, np.full(len(CHOICES), 9.0, np.float32))
     about = {"untuned": untuned, "kind": kind}
     recording = Recording("case", seconds, rows, tuple(CHOICES), "matrix", "family", f"{kind}:128", **about)
-    model = SimpleNamespace(predict=lambda rows: 10.0 - rows[:, 0])
-    (verdict,) = judge.judge([recording], judge.of_trial(model))
-    assert verdict.share == (share if kind == "spmm" else 0.25)
+    model = SimpleNamespace(about={}, predict=lambda rows: 10.0 - rows[:, 0])
+    (verdict,) = judge.judge([recording], judge.of_trial(model, most))
+    assert verdict.share == share
 
 
 def test_points_go_by_the_profile_of_their_machine(collected: Path, tmp_path: Path) -> None:

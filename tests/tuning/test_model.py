@@ -697,7 +697,7 @@ def test_records_with_other_features_are_left_out(recorded: Path, tmp_path: Path
 def test_storage_as_it_comes() -> None:
     inputs = inputs_of("uniform", 2_000)
     session = sessions.Session(ops.spmm(), inputs, None)
-    assert own_storage(session.workload) == session.encoding.own
+    assert own_storage(session.workload.signature, session.workload.arrays) == session.encoding.own
     assert session.operands.width == FEAT
     assert isinstance(inputs["A"], sp.csr_array)
 

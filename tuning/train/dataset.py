@@ -555,7 +555,7 @@ class MeasuredCase:
     def estimates(self) -> Estimates:
         """How formats store it."""
         itemsize = next(iter(self.workload.written.values())).itemsize
-        return Estimates(self.pattern, own_storage(self.workload), itemsize)
+        return Estimates(self.pattern, own_storage(self.workload.signature, self.workload.arrays), itemsize)
 
     def measured(self, rng: np.random.Generator) -> dict[str, Any]:
         """Return the case for JSON: all points measured, then all once more in another order."""

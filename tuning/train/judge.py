@@ -17,7 +17,7 @@ from sparsetir.schedules import Choices, defaults
 from sparsetir.schedules.registers import OwnSums
 from sparsetir.tuning.features import CHOICES
 from sparsetir.tuning.model import CostModel, pretrained
-from sparsetir.tuning.predict import Bounds
+from sparsetir.tuning.predict import MOST_TRIED, Bounds, spread_of, worth_trying
 from sparsetir.tuning.records import Recording
 from sparsetir.tuning.space import Candidate
 from sparsetir.tuning.train.dataset import of_processor, recordings
@@ -29,7 +29,6 @@ Decision: TypeAlias = Callable[[Recording], "int | None"]
 HEADING = ("", "cases", "share of the best", "5th percentile", "slower than build")
 PARTS = ("op", "family")
 SIZES = ("nnz", "rows", "columns", "feat", "tile")
-TENSORS = ("mttkrp",)  # operations on more than two dimensions
 GAIN = 1.2  # times as fast as the kernel that `build` makes, from which on a candidate of a model is taken
 
 
@@ -178,20 +177,37 @@ def of_model(model: CostModel, *, gain: float = 1.0) -> Decision:
     return decide
 
 
-def of_trial(model: CostModel) -> Decision:
-    """Return the decision of a bound kernel that times the rules of today beside what a model ranks first.
+def of_trial(model: CostModel, most: int = MOST_TRIED) -> Decision:
+    """Return the decision of a bound kernel that times the rules of today beside what a model would have it try.
 
-    Only matrices are tried in another format or with another schedule; tensors are left to the rules.
+    Parameters
+    ----------
+    model : CostModel
+    most : int
+        Candidates of the model that are timed.
     """
 
     def decide(case: Recording) -> int | None:
         rows, seconds = case.rows()
         today = current_rules(case)
-        if case.untuned is None or case.kind in TENSORS:
+        if case.untuned is None:
             return today
-        best = int(np.argmax(model.predict(rows)))
         baseline = case.untuned[0] if today is None else float(seconds[today])
-        return best if seconds[best] < baseline else today
+        own = case.untuned[1] if today is None else rows[today]
+        scores = model.predict(np.vstack([own[None], rows]))
+        pool = [(None, {}), *((candidate.format, {"place": n}) for n, candidate in enumerate(case.ran))]
+        tried = worth_trying(
+            pool,
+            np.exp(scores - scores[0]),
+            None,
+            calls=np.inf,
+            seconds=1.0,
+            converting=0.0,
+            spread=spread_of(model),
+            most=most,
+        )
+        best = min((conversion.choices["place"] for conversion in tried), key=seconds.__getitem__, default=None)
+        return today if best is None or seconds[best] >= baseline else best
 
     return decide
 
@@ -213,12 +229,14 @@ def decisions(cases: Sequence[Recording], training: Sequence[Recording] = ()) ->
     if shipped is not None:
         yield "shipped model, first", of_model(shipped)
         yield f"shipped model, guarded at {GAIN:g}x", of_model(shipped, gain=GAIN)
-        yield "rules of today or the shipped model's first, both timed", of_trial(shipped)
+        yield "rules of today or the shipped model's first, both timed", of_trial(shipped, 1)
+        yield f"rules of today or the shipped model's first {MOST_TRIED}, all timed", of_trial(shipped)
     if training:
         other = train(training)
         yield "model of the other machine, first", of_model(other)
         yield f"model of the other machine, guarded at {GAIN:g}x", of_model(other, gain=GAIN)
-        yield "rules of today or the first of that model, both timed", of_trial(other)
+        yield "rules of today or the first of that model, both timed", of_trial(other, 1)
+        yield f"rules of today or the first {MOST_TRIED} of that model, all timed", of_trial(other)
 
 
 # ------------------------------------------------------------------ tables
