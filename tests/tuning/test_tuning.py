@@ -544,9 +544,9 @@ def test_a_search_begins_with_what_the_model_chooses_for_many_calls(monkeypatch:
     inputs = {"A": A, "B": np.ones((48, 32), "float32")}
     other = formats.bsr(8, 8)
 
-    def overruled(_kernel: Any, _matrix: Any, _arguments: Any, found: Any, **_how: Any) -> Conversion:
+    def overruled(_kernel: Any, _matrix: Any, _arguments: Any, found: Any, **_how: Any) -> list[Conversion]:
         assert found is None or found.format == formats.bsr(4, 4)
-        return Conversion(other, 1.0)
+        return [Conversion(other, 1.0)]
 
     monkeypatch.setattr(sessions, "chosen", overruled)
     with closing(sessions.Session(ops.spmm(), inputs, None, [formats.bsr(4, 4), other])) as session:
@@ -564,7 +564,7 @@ def test_what_many_calls_get_is_never_dropped_from_a_search(
 ) -> None:
     """It was slow when it was tried, and is the fastest when it is compared again."""
     inputs, compared = blocked(), list[set[Any]]()
-    monkeypatch.setattr(sessions, "chosen", lambda *_a, **_k: Conversion(BLOCKS, 1.0))
+    monkeypatch.setattr(sessions, "chosen", lambda *_a, **_k: [Conversion(BLOCKS, 1.0)])
 
     def is_announced(c: Candidate | None) -> bool:
         return c is not None and c.format == BLOCKS
