@@ -26,7 +26,7 @@ from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.defaults import usual
 from sparsetir.schedules.dot import tile_dot
 from sparsetir.schedules.elementwise import tile_map
-from sparsetir.schedules.matrix_unit import use_dot_product, use_row_products, use_tiles
+from sparsetir.schedules.matrix_unit import use_dot_product, use_packed_product, use_row_products, use_tiles
 from sparsetir.schedules.nested_sum import fixed_sum, take_factors
 from sparsetir.schedules.panel import tile_panels
 from sparsetir.schedules.ragged_sum import tile_sum
@@ -101,6 +101,7 @@ SKETCHES = [
     use_tiles,  # sums of products of blocks of rows in bfloat16 and 8 bits, where the target has tiles
     use_dot_product,  # sums of products in bfloat16 and 8 bits, where the target has the instructions
     use_row_products,  # sums along rows in bfloat16 and 8 bits, where the target has the instructions
+    use_packed_product,  # the same where columns are packed first, as those of `tile_panels`
     tile_panels,  # columns that are not the last dimension of some array, or panels that were chosen
     tile_row,  # register tiles of a result's rows
     tile_block,  # sums over blocks in vectors
@@ -242,6 +243,7 @@ __all__ = [
     "tile_row",
     "tile_sum",
     "use_dot_product",
+    "use_packed_product",
     "use_row_products",
     "use_tiles",
 ]

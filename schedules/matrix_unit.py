@@ -49,15 +49,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tvm import s_tir
+from tvm import ir, s_tir, tirx
 
 from sparsetir.intrin.llvm_ir import LANES
 from sparsetir.ir.rewriting import factors, mentions, product
-from sparsetir.lower.annotations import ALONG, DOT, PREFETCH, TILE, UNIT
+from sparsetir.ir.visitor import structural_mutate
+from sparsetir.lower.annotations import ALONG, DOT, PANEL, PREFETCH, TILE, UNIT, VECTOR
 from sparsetir.lower.loops import Update
 from sparsetir.lower.vector import dot_products, row_products, tile_products
 from sparsetir.lower.vector.dot_products import order_of
 from sparsetir.schedules.choice import Choice
+from sparsetir.schedules.panel import tile_panels
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.row import REDUCE
 
@@ -96,6 +98,60 @@ def use_dot_product(
     if not choices.units or not reorders:
         return False
     return _annotate(sch, block, choices, registers, dot_products.match_body, UNIT, choices.tile)
+
+
+def use_packed_product(
+    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
+) -> bool:
+    """Pack panels, as `tile_panels` does, and annotate the sums over them; False where the sketch does not fit.
+
+    args: the schedule, an innermost block, whether to use units, and those of `tile_panels`.
+    rewrite: that of `tile_panels`, with ``annotations={"sparsetir.unit": 64}`` at the loop over entries.
+    """
+    node = sch.get(block)
+    *outer, column = [iv.var for iv in node.iter_vars] or [None]
+    if not choices.units or not reorders or choices.carry or not outer:
+        return False
+    packed = _packed(node, column)
+    if packed is None or not dot_products.match_body(packed, registers.units):
+        return False
+    if not tile_panels(sch, block, choices, registers, reorders=reorders):
+        return False
+    panels, entries, lanes = sch.get_loops(block)[-3:]
+    if str(sch.get(block).body.buffer.ty.storage_scope) == "local" and PANEL in sch.get(panels).annotations:
+        if VECTOR in sch.get(panels).annotations:
+            sch.unannotate(panels, VECTOR)  # Columns that do not fill a tile are masked.
+        sch.annotate(entries, UNIT, int(sch.get(lanes).extent))
+    return True
+
+
+def _packed(node: s_tir.SBlock, column: Any) -> s_tir.SBlock | None:
+    """Return a block whose arrays have the columns as their last dimension; None if no operand has them elsewhere."""
+    moved: list[Any] = []
+
+    def turned(buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
+        at = [d for d, index in enumerate(indices) if index.same_as(column)]
+        if len(at) != 1 or at[0] == len(indices) - 1:
+            return buffer, list(indices)
+        order = [*(d for d in range(len(indices)) if d != at[0]), at[0]]
+        shape = [buffer.ty.shape[d] for d in order]
+        moved.append(tirx.decl_buffer(shape, str(buffer.ty.dtype), str(buffer.name), layout=None))
+        return moved[-1], [indices[d] for d in order]
+
+    store = node.body
+    update = Update.of(store)
+    if update is None:
+        return None
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        return tirx.BufferLoad(*turned(load.source, load.indices))
+
+    term = structural_mutate(update.term, [(ir.TensorLoad, on_load)])
+    if not moved:
+        return None
+    target, places = turned(store.buffer, store.indices)
+    body = tirx.BufferStore(target, tirx.BufferLoad(target, places) + term, places)
+    return s_tir.SBlock(node.iter_vars, [], [], node.name_hint, body, node.init)
 
 
 def use_row_products(
@@ -163,4 +219,4 @@ def _annotate(
     return True
 
 
-__all__ = ["use_dot_product", "use_row_products", "use_tiles"]
+__all__ = ["use_dot_product", "use_packed_product", "use_row_products", "use_tiles"]

@@ -218,7 +218,54 @@ def test_three_products_of_a_linear_layer() -> None:
     rng = np.random.default_rng(3)
     A = sp.random_array((30, 50), density=0.2, format="csr", rng=rng, dtype=np.float32)
     X = rng.standard_normal((7, 50)).astype(np.float32)
-    assert _within_the_stated_error(build(ops.linear(precision="bf16x3"), units())(A=A, X=X).T, A, X.T)
+    kernel = build(ops.linear(precision="bf16x3"), units())
+    assert _within_the_stated_error(kernel(A=A, X=X).T, A, X.T)
+    assert "st_few_bf16" in kernel.script(stage=3)
+
+
+def layer(a_type: str, x_type: str, y_type: str) -> Any:
+    """A linear layer in these dtypes, whose operand has columns of the product as rows."""
+
+    @T.prim_func
+    def linear(
+        a: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
+        m: T.int32, n: T.int32, nnz: T.int32, batch: T.int32,
+    ):  # fmt: skip
+        O = T.dense_fixed(m)
+        I = T.sparse_variable(O, (n, nnz), (indptr, indices))
+        I_dense = T.dense_fixed(n)
+        B = T.dense_fixed(batch)
+        A = T.match_sparse_buffer(a, (O, I), a_type)
+        X = T.match_sparse_buffer(x, (B, I_dense), x_type)
+        Y = T.match_sparse_buffer(y, (B, O), y_type)
+        with T.sp_iter([O, I, B], "SRS", "linear") as [o, i, b]:
+            with T.init():
+                Y[b, o] = 0
+            Y[b, o] = Y[b, o] + T.Cast(y_type, A[o, i]) * T.Cast(y_type, X[b, i])
+
+    return linear
+
+
+@pytest.mark.parametrize("dtypes", [*PAIRS[:3], ("bfloat16", "bfloat16", "bfloat16")], ids="-".join)
+def test_linear_layers_pack_rows_for_dot_products(dtypes: tuple[str, str, str]) -> None:
+    kernel = build(ops.linear("bfloat16") if dtypes[2] == "bfloat16" else layer(*dtypes), emulating_target())
+    assert "st_dot" in kernel.script(stage=3)
+    rng = np.random.default_rng(5)
+    for m, n, batch, density in ((40, 50, 150, 0.1), (70, 27, 65, 0.3), (1, 1, 1, 1.0), (8, 9, 16, 0.0), (33, 8, 7, 0.5)):
+        pattern = sp.random_array((m, n), density=density, format="csr", rng=rng)
+        values, X = drawn(rng, pattern.nnz, dtypes[0]), drawn(rng, (batch, n), dtypes[1])
+        A = sp.csr_array((values.astype(float), pattern.indices, pattern.indptr), pattern.shape)
+        result = kernel(A=values, X=Fences().fenced(X), indptr=A.indptr, indices=A.indices)
+        expected = (A @ X.T.astype(float)).T
+        expected = expected.astype(np.float32).astype(BF16) if dtypes[2] == "bfloat16" else expected
+        np.testing.assert_array_equal(np.asarray(result, float), np.asarray(expected, float))
+
+
+@pytest.mark.optimised
+def test_linear_layers_have_the_instruction() -> None:
+    machine = {**native_target().export(), "mcpu": "znver4"}
+    assert "vdpbf16ps" in build(ops.linear("bfloat16"), machine).source("asm")
+    assert "vdpbf16ps" not in build(ops.linear("bfloat16"), machine, schedule=Choices(units=0)).source("asm")
 
 
 def test_only_sums_of_products_of_float32_have_halves() -> None:

@@ -436,10 +436,11 @@ def _wide(buffer: Var, name: str) -> Var:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteHalves")
 def PromoteHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Widen the 16-bit arithmetic of a function."""
-    if not any(str(s.buffer.ty.dtype) in HALVES for s in collect(func.body, tirx.BufferStore)):
+    allocated = [a.buffer for a in collect(func.body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) in HALVES]
+    stored = [s.buffer for s in collect(func.body, tirx.BufferStore) if str(s.buffer.ty.dtype) in HALVES]
+    if not allocated and not stored:
         return func
     summed = _sums(func)
-    allocated = [a.buffer for a in collect(func.body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) in HALVES]
     local = {b: _wide(b, str(b.name)) for b in allocated if str(b.ty.storage_scope) == "local" or b in summed}
     copied = {b: _wide(b, f"{b.name}_wide") for b in summed if b not in allocated}
     promoter = _Promoter(local | copied)

@@ -43,7 +43,7 @@ from sparsetir.ir.views import REDUCE, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis import accesses
 from sparsetir.lower.annotations import UNIT, refused
-from sparsetir.lower.loops import serial, with_body
+from sparsetir.lower.loops import serial, with_, with_body
 
 WORD = f"int32x{LANES}"
 
@@ -201,7 +201,10 @@ class DotNest(ProductNest):
 
     @property
     def result(self) -> str:
-        return str(self.store.buffer.ty.dtype)
+        """The dtype in which sums are stored: float32 in local arrays, as `PromoteHalves` makes those of 16 bits."""
+        buffer = self.store.buffer
+        dtype = str(buffer.ty.dtype)
+        return "float32" if dtype == "bfloat16" and str(buffer.ty.storage_scope) == "local" else dtype
 
 
 def match(loop: tirx.For) -> DotNest | None:
@@ -209,8 +212,33 @@ def match(loop: tirx.For) -> DotNest | None:
     product = parse(loop)
     if product is None:
         return None
-    nest = DotNest(**vars(product))
+    nest = _bounded(DotNest(**vars(product)))
     return nest if _fits(nest, nest.columns.loop_var) else None
+
+
+def _bounded(nest: DotNest) -> DotNest:
+    """Return a nest whose loop over columns ends where a guard of them does, as those of tiles do."""
+    columns, guards = nest.columns, list(nest.guards)
+    column, dtype = columns.loop_var, str(columns.loop_var.ty.dtype)
+    extent = columns.extent
+    for guard in nest.guards:
+        is_bound = isinstance(guard, tirx.LT) and moves_by_one(guard.a, column) and not mentions(guard.b, [column])
+        if is_bound and isinstance(columns.min, tirx.IntImm) and int(columns.min) == 0:
+            left = cast(guard.b - substitute(guard.a, {column: const(0, dtype)}), dtype)
+            extent = tirx.max(tirx.min(extent, left), const(0, dtype))
+            guards = [x for x in guards if x is not guard]
+    loops = [*nest.loops[:-1], with_(columns, extent=extent)]
+    return DotNest(loops, nest.store, nest.a, nest.b, guards, nest.b_guard)
+
+
+def _is_along(access: Any, column: Var) -> bool:
+    """Return whether columns of an array lie side by side; dimensions of one element may follow them."""
+    indices = list(access.indices)
+    buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+    sizes = list(buffer.ty.shape)
+    while len(indices) > 1 and isinstance(sizes[-1], tirx.IntImm) and int(sizes[-1]) == 1:
+        indices.pop(), sizes.pop()
+    return moves_by_one(indices[-1], column) and not mentions(indices[:-1], [column])
 
 
 PAIRS = {
@@ -225,9 +253,7 @@ def _fits(nest: DotNest, column: Var) -> bool:
     dtypes = str(nest.a.source.ty.dtype), str(nest.b.source.ty.dtype)
     if nest.result not in PAIRS.get(dtypes, ()):
         return False
-    if not all(x.indices[-1].same_as(column) for x in (nest.store, nest.b)):
-        return False
-    if any(mentions(list(x.indices)[:-1], [column]) for x in (nest.store, nest.b)):
+    if not all(_is_along(x, column) for x in (nest.store, nest.b)):
         return False
     rows, reduced = nest.rows, nest.reduced
     if not reduced or any(not isinstance(lp.extent, tirx.IntImm) for lp in rows):
