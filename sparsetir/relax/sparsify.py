@@ -70,6 +70,11 @@ def _sparse(csr: tuple[Any, ...], x: Any, *, is_linear: bool, in_parts: bool) ->
     return result if in_parts else _astype(result, "float32")
 
 
+def _sparse_rows(csr: tuple[Any, ...], x: Any) -> Any:
+    """Multiply rows of x, which the kernel packs in panels of columns."""
+    return _astype(sparse_call("linear", _astype(x, dense.HALF), *csr), "float32")
+
+
 def half_rewrites(operator: str, weight: np.ndarray, x: Any, lowest: str, target: Any) -> dict[str, HalfRewrite]:
     """Return the candidates that a precision allows, by name.
 
@@ -97,6 +102,8 @@ def half_rewrites(operator: str, weight: np.ndarray, x: Any, lowest: str, target
         rounded = (constant(matrix.data.astype(ml_dtypes.bfloat16)), *places)
         products["dense bfloat16"] = partial(_dense, weight, is_linear=is_linear)
         products["sparse bfloat16"] = partial(_sparse, rounded, is_linear=is_linear, in_parts=False)
+        if is_linear:
+            products["sparse bfloat16 rows"] = partial(_sparse_rows, rounded)
     csr = (constant(matrix.data), *places)
     products[f"sparse {IN_PARTS}"] = partial(_sparse, csr, is_linear=is_linear, in_parts=True)
     return {name: partial(_of_rows, multiply, weight.shape[0]) for name, multiply in products.items()}

@@ -251,7 +251,13 @@ def test_linear_layers_pack_rows_for_dot_products(dtypes: tuple[str, str, str]) 
     kernel = build(ops.linear("bfloat16") if dtypes[2] == "bfloat16" else layer(*dtypes), emulating_target())
     assert "st_dot" in kernel.script(stage=3)
     rng = np.random.default_rng(5)
-    for m, n, batch, density in ((40, 50, 150, 0.1), (70, 27, 65, 0.3), (1, 1, 1, 1.0), (8, 9, 16, 0.0), (33, 8, 7, 0.5)):
+    for m, n, batch, density in (
+        (40, 50, 150, 0.1),
+        (70, 27, 65, 0.3),
+        (1, 1, 1, 1.0),
+        (8, 9, 16, 0.0),
+        (33, 8, 7, 0.5),
+    ):
         pattern = sp.random_array((m, n), density=density, format="csr", rng=rng)
         values, X = drawn(rng, pattern.nnz, dtypes[0]), drawn(rng, (batch, n), dtypes[1])
         A = sp.csr_array((values.astype(float), pattern.indices, pattern.indptr), pattern.shape)

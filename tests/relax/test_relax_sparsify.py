@@ -303,11 +303,19 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         srelax.SparsifyWeights(**options)
 
 
+EVERY = {"dense", "sparse", "dense bfloat16", "sparse bfloat16", "sparse bfloat16 rows", "sparse bf16x3"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [[16, IN], [2, 8, IN]])
 @pytest.mark.parametrize(
     ("way", "least", "most"),
-    [("dense bfloat16", 1e-4, 2e-2), ("sparse bfloat16", 1e-4, 2e-2), ("sparse bf16x3", 1e-7, 1e-5)],
+    [
+        ("dense bfloat16", 1e-4, 2e-2),
+        ("sparse bfloat16", 1e-4, 2e-2),
+        ("sparse bfloat16 rows", 1e-4, 2e-2),
+        ("sparse bf16x3", 1e-7, 1e-5),
+    ],
 )
 def test_products_in_bfloat16_are_candidates(
     monkeypatch: pytest.MonkeyPatch, way: str, least: float, most: float, shape: list[int]
@@ -319,7 +327,7 @@ def test_products_in_bfloat16_are_candidates(
     (layer,) = sparsify.layers
     assert layer.way == way
     assert layer.is_sparse == way.startswith("sparse")
-    assert set(layer.times) == {"dense", "sparse", "dense bfloat16", "sparse bfloat16", "sparse bf16x3"}
+    assert set(layer.times) == EVERY
     x = dense(*shape)
     expected = x.astype(float) @ W.T.astype(float)
     error = np.linalg.norm(run(mod, x, target=target) - expected) / np.linalg.norm(expected)
@@ -336,8 +344,7 @@ def test_weights_that_are_too_dense_have_dense_candidates(monkeypatch: pytest.Mo
     x = dense(16, IN)
     np.testing.assert_allclose(run(sparsify(mod), x, target=target), x @ W.T, atol=2e-2 * np.abs(x @ W.T).max())
     (layer,) = sparsify.layers
-    every = {"dense", "sparse", "dense bfloat16", "sparse bfloat16", "sparse bf16x3"}
-    assert set(layer.times) == (every if most_dense == 1 else {"dense", "dense bfloat16"})
+    assert set(layer.times) == (EVERY if most_dense == 1 else {"dense", "dense bfloat16"})
     assert (layer.way, layer.is_sparse, layer.sparse is None) == ("dense bfloat16", False, most_dense < 1)
     one = srelax.SparsifyWeights(dtype="bf16x3", target=target, most_dense=0.02)
     one(mod)
@@ -352,7 +359,7 @@ def test_precisions_need_units_and_permission() -> None:
     }
     assert names["float32"] == set()
     assert names["bf16x3"] == {"sparse bf16x3"}
-    assert names["bfloat16"] == {"dense bfloat16", "sparse bfloat16", "sparse bf16x3"}
+    assert names["bfloat16"] == EVERY - {"dense", "sparse"}
     plain = tvm.target.Target({"kind": "llvm", "mcpu": "znver3"})
     assert not half_rewrites("linear", W, x, "bfloat16", plain)
     assert not half_rewrites("linear", W.astype("float64"), x, "bfloat16", emulating_target())
