@@ -69,9 +69,13 @@ class accelerate:
 
     def __init__(self, *, threads: int | None = None, min_entries: int = 8192, wait: bool = False) -> None:
         self.selection = TimedSelection(threads=threads, min_entries=min_entries, wait=wait)
+        self._start()
+
+    def _start(self) -> None:
         with _lock:
-            _active.append(self)
-            methods.install(self.selection)
+            if self not in _active:
+                _active.append(self)
+                methods.install(self.selection)
 
     def restore(self) -> None:
         """Put scipy's methods back, or those of an acceleration that is still active. Calling it again does nothing."""
@@ -90,6 +94,7 @@ class accelerate:
         return self.selection.report()
 
     def __enter__(self) -> accelerate:
+        self._start()  # again, where it was left before
         return self
 
     def __exit__(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -25,18 +26,30 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not options.is_module and not Path(options.script).exists():
         parser.error(f"there is no file {options.script}")
+    if options.threads is not None and options.threads < 1:
+        parser.error(f"argument --threads: expected an integer of at least 1, got {options.threads}")
     sys.argv = [options.script, *options.arguments]
     with accelerate(threads=options.threads, wait=options.wait) as acceleration:
         try:
-            if options.is_module:
-                sys.path.insert(0, "")
+            if options.is_module:  # the first folder of the search path is the current one already
                 runpy.run_module(options.script, run_name="__main__", alter_sys=True)
             else:
-                sys.path.insert(0, str(Path(options.script).resolve().parent))
-                runpy.run_path(options.script, run_name="__main__")
+                _search_beside(Path(options.script))
+                runpy.run_path(os.path.abspath(options.script), run_name="__main__")
         finally:
             if options.report:
                 print(acceleration.report(), file=sys.stderr)
+
+
+def _search_beside(script: Path) -> None:
+    """Search modules beside the script instead of in the current folder, as Python does for a script."""
+    folder = str(script.resolve().parent)
+    if getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
+        return
+    if sys.path and sys.path[0] in ("", os.getcwd()):
+        del sys.path[0]
+    if not script.is_dir():  # `runpy` adds a folder itself
+        sys.path.insert(0, folder)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,10 @@ def install(selection: TimedSelection) -> None:
         _originals[matrix_class] = {name: vars(matrix_class).get(name) for name in names}
         for kind, (name, run) in enumerate(names.items()):
             kind += len(names) * CLASSES.index(matrix_class)
-            setattr(matrix_class, name, _replacement(run, getattr(matrix_class, name), selection, kind))
+            method = _replacement(run, getattr(matrix_class, name), selection, kind)
+            # The function is pickled by this name, under which a process without the replacement has scipy's.
+            method.__module__, method.__qualname__ = matrix_class.__module__, f"{matrix_class.__qualname__}.{name}"
+            setattr(matrix_class, name, method)
 
 
 def remove() -> None:
@@ -101,6 +104,10 @@ def _is_canonical(matrix: Any) -> bool:
     starts = indptr[1:-1]
     rises[starts[(starts > 0) & (starts < count)] - 1] = True
     return bool(rises.all())
+
+
+def _is_finite(matrix: Any) -> bool:
+    return bool(np.isfinite(matrix.data).all())
 
 
 def _fits(idtype: str, *products: int) -> bool:
@@ -205,7 +212,9 @@ def _sparse_product(selection: TimedSelection, original: Method, left: Any, righ
         first, second = (left, converted) if left.format == "csr" else (converted, left)
         minor = shape[1] if left.format == "csr" else shape[0]
         sizes = {"m": len(first.indptr) - 1, "p": len(second.indptr) - 1, "n": minor}
-        return _assemble(kernel, left, shape, first, second, sizes)
+        result = _assemble(kernel, left, shape, first, second, sizes)
+        is_empty = result is not None and not result.indices.size
+        return left.__class__(shape, dtype=left.dtype) if is_empty else result  # with indices of 32 bits
 
     return selection.run(("spgemm", *dtypes), size, lambda: original(left, right), by_kernel)
 
@@ -221,6 +230,9 @@ def _elementwise(operation: str, **scalars: float) -> Callable[[TimedSelection, 
         def by_kernel(kernel: Library) -> Any:
             converted = right if right.format == left.format else left.__class__(right)
             if _dtypes(converted) != dtypes or not (_is_canonical(left) and _is_canonical(converted)):
+                return None
+            # The product of NaN or an infinity and an entry that is not stored is NaN in scipy.
+            if operation == "multiply" and not (_is_finite(left) and _is_finite(converted)):
                 return None
             minor = left.shape[left.format == "csr"]
             sizes = {"m": len(left.indptr) - 1, "n": minor, **scalars}

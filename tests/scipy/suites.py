@@ -38,6 +38,7 @@ def pytest_configure() -> None:
 if __name__ == "__main__":
     arguments = sys.argv[1:] or ["--pyargs", "scipy.sparse"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.scipy.suites", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    folders = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     with tempfile.TemporaryDirectory() as elsewhere:  # this project's settings of pytest are not theirs
         sys.exit(subprocess.run(command, cwd=elsewhere, env=environment, check=False).returncode)

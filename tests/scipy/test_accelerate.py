@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -143,6 +144,41 @@ def test_methods_are_put_back() -> None:
     assert {make: dict(vars(make)) for make in CLASSES} == before
 
 
+def test_an_acceleration_is_entered_again() -> None:
+    acceleration = accelerate()
+    for _ in range(2):
+        with acceleration:
+            assert "__matmul__" in vars(sp.csr_array)
+        assert "__matmul__" not in vars(sp.csr_array)
+
+
+@pytest.mark.parametrize("make", CLASSES)
+def test_methods_are_pickled_by_name(make: Any) -> None:
+    with accelerate():
+        pickled = {name: pickle.dumps(getattr(make, name)) for name in ("__matmul__", "__add__", "multiply")}
+        assert all(pickle.loads(text) is getattr(make, name) for name, text in pickled.items())
+    assert all(pickle.loads(text) is getattr(make, name) for name, text in pickled.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", CLASSES)
+def test_what_is_not_finite_or_empty_is_as_in_scipy(make: Any) -> None:
+    A, B = draw((20, 30), 0, "float64", make), draw((20, 30), 1, "float64", make)
+    wide = make(A)
+    wide.indices, wide.indptr = A.indices.astype("int64"), A.indptr.astype("int64")
+    nothing = make((30, 5))
+    nothing.indices, nothing.indptr = nothing.indices.astype("int64"), nothing.indptr.astype("int64")
+    calls = [lambda: wide @ nothing, lambda: A.multiply(B), lambda: B.multiply(A), lambda: A + B, lambda: A - B]
+    for value in (np.nan, np.inf, -np.inf):
+        A.data[:3] = value
+        with np.errstate(invalid="ignore"):
+            expected = [call() for call in calls]
+            with accelerate(min_entries=0, wait=True):
+                for _ in range(2 * TRIALS + 2):
+                    for call, result in zip(calls, expected, strict=True):
+                        same(call(), result)
+
+
 @pytest.mark.parametrize("bad", [{"threads": 0}, {"threads": 1.5}, {"min_entries": -1}, {"threads": True}])
 def test_bad_arguments(bad: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"{next(iter(bad))}: expected an integer"):
@@ -253,3 +289,35 @@ def test_a_script_runs_accelerated_without_tvm(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "True False ['argument']"
     assert "spmv float64 int32" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["beside", "elsewhere"])
+def test_a_script_sees_the_modules_that_python_shows_it(place: str, tmp_path: Path) -> None:
+    """The folder of the script comes first, the current one is not searched, and `__file__` is absolute."""
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    script = folder / "script.py"
+    script.write_text(
+        "import sys\nprint(__file__, sys.path[0], sys.path[1] != __import__('os').getcwd(), sys.argv[1:])\n"
+    )
+    current = folder if place == "beside" else other
+    (other / "decimal.py").write_text("raise SystemExit('imported from the current folder')")
+    path = "script.py" if place == "beside" else "../folder/script.py"
+    printed = [
+        subprocess.run(
+            [sys.executable, *how, path, "-a"], cwd=current, capture_output=True, text=True, check=True
+        ).stdout
+        for how in ([], ["-m", "sparsetir.scipy"])
+    ]
+    assert printed[0].split(" ", 1)[1] == printed[1].split(" ", 1)[1]
+    assert Path(printed[1].split(" ")[0]).samefile(script)
+
+
+def test_a_command_line_without_sense() -> None:
+    for arguments, fault in ((["--threads", "0", __file__], "--threads: expected"), (["none.py"], "no file none.py")):
+        command = [sys.executable, "-m", "sparsetir.scipy", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert fault in done.stderr
+        assert "Traceback" not in done.stderr
