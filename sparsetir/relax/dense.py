@@ -122,10 +122,14 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
         return None
     left, right = (arg.ty for arg in call.args)
     shapes = [ty.shape for ty in (left, right, call.ty)]
-    if right.ndim != 2 or left.ndim < 2 or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+    if left.ndim < 2 or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return None
     dtype, target = str(call.ty.dtype.dtype), options.target or native_target()
     of, of_right = (str(ty.dtype.dtype) for ty in (left, right))
+    if right.ndim != 2:
+        is_batch = right.ndim == 3 and left.ndim == 2 and known(shapes[0].values)
+        is_taken = of in EIGHT_BITS and of_right in EIGHT_BITS and dtype == "int32"
+        return _of_batch(call, of, of_right, target) if is_batch and is_taken else None
     is_half = of == of_right == HALF and dtype == "float32" and has_unit(target)
     is_integers = of in EIGHT_BITS and of_right in EIGHT_BITS and dtype == "int32"
     if not is_half and not is_integers and (not of == of_right == dtype or dtype not in ("float32", "float64")):
@@ -152,6 +156,22 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
         elif weight is not None and not isinstance(call.args[1], ir.GenericConst):
             operands["b_data"] = constant(weight)
         return Lowered(program, operands, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
+
+    return Head(result, make)
+
+
+def _of_batch(call: ir.Call, of: str, of_right: str, target: Any) -> Head:
+    """Return the head of the products of a matrix of integers with each matrix of a batch."""
+    (rows, n), (batch, _, feat) = (arg.ty.shape.values for arg in call.args)
+    height, _ = tiling(of, 0, target)
+    whole = (batch, rows, feat)
+    result = EpilogueResult(whole, ("L", "I", "K"), "int32", whole)
+
+    def make(epilogue: programs.Epilogue | None) -> Lowered:
+        sizes = {"m": rows, "n": n, "feat": feat, "batch": batch}
+        program = programs.matmul(sizes, of, height, epilogue, 0, "int32", of_right)
+        operands = {"a_data": call.args[0], "b_data": call.args[1]}
+        return Lowered(program, operands, list(whole), list(whole), epilogue.dtype if epilogue else "int32")
 
     return Head(result, make)
 

@@ -224,7 +224,7 @@ class IntegerProduct:
 
     def takes_dense(self, target: Any) -> bool:
         """Return whether a target has units for the dense product of integers."""
-        return self.layout.is_flat and dense.has_unit(target, INT8)
+        return dense.has_unit(target, INT8)
 
     def parts(self, way: str) -> tuple[np.ndarray, ...]:
         """Return the weight as a way stores it: the matrix itself, or values, row pointers and columns."""

@@ -490,7 +490,8 @@ def matmul(
 ) -> NamedProgram:
     """Return the program of ``C[i, k] = sum_j A[i, j] * B[j, k]`` for dense matrices, `rows` rows of A at a time.
 
-    C and B have the dtypes `result` and `right`, by default that of A.
+    C and B have the dtypes `result` and `right`, by default that of A. If `shape` has a batch, so have B and C: A is
+    multiplied by each B; there is no panel then.
 
     With a `panel`, which divides the columns, B is packed as panels of so many columns,
     ``B[k // panel, j, k % panel]``. C and the operands of the epilogue then have two dimensions for the columns,
@@ -498,6 +499,9 @@ def matmul(
     """
     draft = OperatorWriter("matmul")
     columns: Axes = ("KO", "KI") if panel else ("K",)
+    outer: Axes = ("L",) if "batch" in shape else columns[:-1]
+    if "batch" in shape:
+        draft.dense("L", shape["batch"])
     # As a parameter the extent is not known to be small, so that the loop is not unrolled.
     draft.dense("IO", _pieces(shape["m"], rows), is_known=not panel)
     for name, extent in (("II", rows), ("I", shape["m"]), ("J", shape["n"])):
@@ -507,19 +511,19 @@ def matmul(
     ):
         draft.dense(name, extent)
     draft.array("A", ("I", "J"), dtype)
-    draft.array("B", (*columns[:-1], "J", columns[-1]), right or dtype)
+    draft.array("B", (*outer, "J", columns[-1]), right or dtype)
     result = result or dtype
-    target = draft.finish("C", ("I", *columns), result, epilogue)
-    row, at = f"io * {rows} + ii", ", ".join(columns).lower()
-    factor = ", ".join((*columns[:-1], "J", columns[-1])).lower()
-    factors = [f"A[{row}, j]", f"B[{factor}]"]
+    axes: Axes = (*outer, "I", "K") if "batch" in shape else ("I", *columns)
+    target = draft.finish("C", axes, result, epilogue)
+    row = f"io * {rows} + ii"
+    place = f"{target}[{', '.join(row if axis == 'I' else axis.lower() for axis in axes)}]"
+    factors = [f"A[{row}, j]", f"B[{', '.join((*outer, 'J', columns[-1])).lower()}]"]
     if result != dtype:
         factors = [f'T.Cast("{result}", {side})' for side in factors]
-    body = [f"{target}[{row}, {at}] = {target}[{row}, {at}] + {' * '.join(factors)}"]
-    axes = (*columns[:-1], "IO", "II", "J", columns[-1])
-    kinds = "S" * (len(columns) - 1) + "SSRS"
-    draft.iterate(axes, kinds, "matmul", body, init=f"{target}[{row}, {at}] = 0")
-    draft.follow("C", target, ("I", *columns), epilogue)
+    body = [f"{place} = {place} + {' * '.join(factors)}"]
+    loops = (*outer, "IO", "II", "J", columns[-1])
+    draft.iterate(loops, "S" * len(outer) + "SSRS", "matmul", body, init=f"{place} = 0")
+    draft.follow("C", target, axes, epilogue)
     return draft.program()
 
 

@@ -245,6 +245,11 @@ def integers_in_one_kernel(density: float) -> dict[str, tuple[Any, tuple[int, ..
             (1, 16, 9, 8),
             "uint8",
         ),
+        "images": (
+            network([image], ("uint8", ["n", 16, 9, 8]), ("uint8", ["n", 32, "h", "w"]), kernel),
+            (3, 16, 9, 8),
+            "uint8",
+        ),
     }
 
 
@@ -257,7 +262,11 @@ def prefers_dense_integers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("prefers_dense_integers")
 @pytest.mark.parametrize(
-    ("kind", "density"), [("rows", 0.3), ("batch", 1.0), ("columns", 1.0), ("gemm", 0.3), ("gemm", 1.0), ("image", 0.3)]
+    ("kind", "density"),
+    [
+        *(("rows", 0.3), ("batch", 1.0), ("columns", 1.0), ("gemm", 0.3), ("gemm", 1.0), ("image", 0.3)),
+        *(("images", 0.3), ("images", 1.0)),
+    ],
 )
 def test_dense_products_of_integers(kind: str, density: float) -> None:
     """They are candidates at any density, with the integers of the reference evaluator."""
@@ -284,9 +293,10 @@ def test_dense_products_of_integers_need_units() -> None:
 
 @pytest.mark.optimised
 @pytest.mark.parametrize(("mcpu", "instruction"), [("znver4", "vpdpbusd"), ("sapphirerapids", "tdpbsud")])
-def test_dense_products_of_integers_use_the_units(mcpu: str, instruction: str) -> None:
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_dense_products_of_integers_use_the_units(mcpu: str, instruction: str, batch: tuple[int, ...]) -> None:
     target = {**native_target().export(), "mcpu": mcpu}
-    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([N, 32], "uint8"))
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([*batch, N, 32], "uint8"))
     with builder.function("main", [x]):
         with builder.dataflow():
             y = builder.emit_output(relax.op.matmul(relax.const(weight(M, N)), x, out_dtype="int32"))
@@ -383,23 +393,26 @@ def test_models_in_float32_are_quantized(layout: str) -> None:
 
 
 @pytest.mark.usefixtures("prefers_dense_integers")
-@pytest.mark.parametrize(("layout", "is_full"), [("rows", False), ("columns", True), ("batch", True)])
+@pytest.mark.parametrize(("layout", "is_full"), [("rows", False), ("columns", True), ("batch", True), ("images", True)])
 def test_models_in_float32_take_dense_products_of_integers(layout: str, is_full: bool) -> None:
     """The integers are those of numpy, and so is the result, up to the rounding of its scale."""
     matrix, target = real(M, N, seed=6) if is_full else W, emulating_target()
     shape, _, _ = FLOATS[layout]
     x = real(*shape, seed=4)
-    columns = x if layout == "columns" else x.reshape(-1, N).T
+    columns = x if layout == "columns" else x.reshape(2, N, -1) if layout == "images" else x.reshape(-1, N).T
 
     def make(emit: Any, var: Any) -> Any:
+        if layout == "images":
+            return relax.op.nn.conv2d(var, relax.const(matrix[:, :, None, None].copy()))
         is_left = layout == "columns"
         return relax.op.matmul(*((relax.const(matrix), var) if is_left else (var, relax.const(matrix.T.copy()))))
 
     sparsify = srelax.SparsifyWeights(dtype="int8", examples=[x], target=target)
     result = srelax.compile_model(module(shape, make), target, sparsify=sparsify)(x)
     (layer,) = sparsify.layers
-    sparse = set() if is_full else {"sparse", WAY, "sparse bfloat16", "sparse bf16x3"}
-    assert set(layer.times) == {"dense", "dense bfloat16", DENSE_WAY} | sparse
+    sparse = set() if is_full else {"sparse", WAY, "sparse bfloat16", "sparse bfloat16 rows", "sparse bf16x3"}
+    halves = set() if layout == "images" else {"dense bfloat16"}
+    assert set(layer.times) == {"dense", DENSE_WAY} | halves | sparse
     assert (layer.way, layer.is_sparse) == (DENSE_WAY, False)
     step = np.float32(float(x.max()) - float(x.min())) / np.float32(255)
     zero = np.round(-float(x.min()) / step)
@@ -407,7 +420,7 @@ def test_models_in_float32_take_dense_products_of_integers(layout: str, is_full:
     largest = np.abs(matrix).max(axis=1, keepdims=True)
     scales = np.where(largest > 0, largest / np.float32(127), np.float32(1))
     expected = (np.rint(matrix / scales) @ integers) * scales * step
-    expected = expected if layout == "columns" else expected.T.reshape(result.shape)
+    expected = (expected if layout in ("columns", "images") else expected.T).reshape(result.shape)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
