@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import scipy.sparse.linalg as linalg
 
 from sparsetir import ops
@@ -20,11 +21,14 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats import heuristics
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
+from sparsetir.interop.arrays import compressed_of
 from sparsetir.kernel_factory import make_kernel
 from sparsetir.runtime.adaptive import MIN_ENTRIES, TRIAL_CALLS, TRIAL_SECONDS, Trial, in_background
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.utils.arguments import is_float, renamed_parameters, shown
 
+REAL = np.dtype("float32"), np.dtype("float64")
+COMPLEX = np.dtype("complex64"), np.dtype("complex128")
 DEFAULT_CALLS = 1000  # products that a solver is expected to make
 
 
@@ -32,15 +36,17 @@ DEFAULT_CALLS = 1000  # products that a solver is expected to make
 def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.LinearOperator:
     """Wrap a sparse matrix as a linear operator for scipy's solvers.
 
-    The first products of a matrix in compressed rows or columns are scipy's. Once those with vectors, or with
-    matrices, have taken some time, a thread compiles that kind of product and converts the matrix to the format that
-    ``sparsetir.build(program, expected_calls=...)`` finds for it, while scipy goes on. Then some are timed each
-    way, and the fastest one makes the others. A second copy of the matrix is kept for each format.
+    The first products of a matrix in compressed rows or columns are scipy's, and those of a complex matrix remain
+    scipy's. Once those with vectors, or with matrices, have taken some time, a thread compiles that kind of product and
+    converts the matrix to the format that ``sparsetir.build(program, expected_calls=...)`` finds for it, while scipy
+    goes on. Then some are timed each way, and the fastest one makes the others. A second copy of the matrix is kept for
+    each format.
 
     Parameters
     ----------
     A : sparse matrix, shape (m, n)
-        Of scipy, torch or a `SparseTensor`, of float32 or float64. Integers, bools and other floats become float64.
+        Of scipy, torch or a `SparseTensor`, of float32 or float64, complex64 or complex128. Integers, bools and other
+        floats become float64.
     expected_calls : int, optional
         About how many products of each kind will be made. Where so many take much longer than looking for a format, the
         first one waits until that is found and compiled; otherwise, and by default, a thousand are expected once eight
@@ -55,7 +61,7 @@ def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.Line
     Raises
     ------
     ArgumentTypeError
-        `A` is not sparse, or complex, or `expected_calls` is no integer.
+        `A` is not sparse, or holds numbers that float64 and complex128 do not, or `expected_calls` is no integer.
     ArgumentError
         `A` is no matrix, or `expected_calls` is negative.
 
@@ -71,11 +77,19 @@ def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.Line
         raise ArgumentTypeError(f"linear_operator takes a sparse matrix, found {type(A).__name__}")
     if len(A.shape) != 2:
         raise ArgumentError(f"linear_operator takes a matrix, found {len(A.shape)} dimensions")
-    tensor = A if isinstance(A, SparseTensor) else SparseTensor.from_any(A, "csr")
-    if tensor.dtype.kind not in "iub" and not is_float(tensor.dtype):
-        raise ArgumentTypeError(f"linear_operator takes real numbers, found {tensor.dtype}")
-    if tensor.dtype not in (np.float32, np.float64):
-        tensor = _in_float64(tensor)
+    matrix = _plain_matrix(A)
+    tensor = None
+    if matrix is None:
+        tensor = A if isinstance(A, SparseTensor) else SparseTensor.from_any(A, "csr")
+        if tensor.dtype in COMPLEX:
+            matrix = _plain_matrix(tensor.to_scipy("csr", copy=False))
+            tensor = None
+        elif tensor.dtype.kind not in "iub" and not is_float(tensor.dtype):
+            raise ArgumentTypeError(
+                f"A: expected numbers that float64 or complex128 holds, got {tensor.dtype}. Convert them with astype."
+            )
+        elif tensor.dtype not in REAL:
+            tensor = _in_float64(tensor)
     if expected_calls is not None and (
         isinstance(expected_calls, bool) or not isinstance(expected_calls, (int, np.integer))
     ):
@@ -86,7 +100,29 @@ def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.Line
         raise ArgumentError(
             f"expected_calls: expected a non-negative integer, got {expected_calls}. Pass 0 to keep the format."
         )
-    return _Operator(tensor, expected_calls)
+    return _Operator(matrix, tensor, expected_calls)
+
+
+def _plain_matrix(A: Any) -> Any:
+    """Return scipy's matrix in compressed rows or columns around the arrays of `A`; None where that needs conversions.
+
+    Converting to a `SparseTensor` takes as long as many products of a small matrix, so only long solves pay for it.
+    """
+    if not sp.issparse(A):
+        return None
+    kind = {"csr": sp.csr_array, "csc": sp.csc_array}.get(A.format)
+    if kind is None or A.dtype not in REAL + COMPLEX or not A.dtype.isnative:
+        return None
+    indptr, indices, minor = A.indptr, A.indices, A.shape[A.format == "csr"]
+    arrays = (indptr, indices, A.data)
+    if any(type(array) is not np.ndarray or array.ndim != 1 or not array.flags.c_contiguous for array in arrays):
+        return None
+    is_whole = indptr.size == A.shape[A.format == "csc"] + 1 and indptr[0] == 0 and indptr[-1] == indices.size
+    if not is_whole or indices.size != A.data.size or indptr.dtype != indices.dtype or indices.dtype.kind != "i":
+        return None
+    if indices.size and (indices.min() < 0 or indices.max() >= minor or (indptr[1:] < indptr[:-1]).any()):
+        return None
+    return compressed_of(kind, indptr, indices, A.data, A.shape)
 
 
 def _in_float64(tensor: SparseTensor) -> SparseTensor:
@@ -104,13 +140,22 @@ def _in_float64(tensor: SparseTensor) -> SparseTensor:
 
 
 class _Operator(linalg.LinearOperator):
-    def __init__(self, tensor: SparseTensor, expected_calls: int | None) -> None:
-        self.tensor, self.expected_calls = tensor, expected_calls
-        super().__init__(tensor.dtype, tensor.shape)
+    def __init__(self, matrix: Any, tensor: SparseTensor | None, expected_calls: int | None) -> None:
+        self.matrix, self.expected_calls = matrix, expected_calls
+        if tensor is not None:
+            self.tensor, self.matrix = tensor, tensor.compressed
+        passed = matrix if tensor is None else tensor
+        self.nnz = passed.nnz
+        super().__init__(passed.dtype, passed.shape)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the compiled products, which are created again when needed."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_products", "_bound")}
+
+    @cached_property
+    def tensor(self) -> SparseTensor:
+        """The matrix in its format."""
+        return SparseTensor.from_any(self.matrix, self.matrix.format)
 
     @cached_property
     def _products(self) -> dict[tuple[str, np.dtype[Any]], _Product]:
@@ -122,19 +167,22 @@ class _Operator(linalg.LinearOperator):
 
     def _product(self, text: str, x: Any) -> Any:
         x = np.ascontiguousarray(x)
-        if x.dtype.kind == "c":
+        if x.dtype.kind == "c" and self.dtype.kind != "c":
             return self._product(text, x.real) + 1j * self._product(text, x.imag)
-        if x.dtype != self.tensor.dtype:
+        if x.dtype != self.dtype:
             x = x.astype(self._common_dtype(x))
         key = text, x.dtype
-        if key not in self._products:
-            is_large = self.tensor.nnz >= MIN_ENTRIES if self.expected_calls is None else self.expected_calls > 0
-            is_alike = x.dtype == self.tensor.dtype
-            matrix = self.tensor.compressed if self.expected_calls != 0 and is_alike else None
+        product = self._products.get(key)
+        if product is None:
+            is_large = self.nnz >= MIN_ENTRIES if self.expected_calls is None else self.expected_calls > 0
+            is_alike = x.dtype == self.dtype
+            is_complex = self.dtype.kind == "c"
+            matrix = self.matrix if is_complex or (self.expected_calls != 0 and is_alike) else None
             first = self._own(text, x) if matrix is None else _by_scipy(matrix, text)
-            convert = self._others(text, with_own=matrix is not None) if is_alike and is_large else None
-            self._products[key] = _Product(first, convert, self.expected_calls, self.tensor.nnz)
-        return self._products[key](x)
+            is_converted = is_alike and is_large and not is_complex
+            convert = self._others(text, with_own=matrix is not None) if is_converted else None
+            product = self._products[key] = _Product(first, convert, self.expected_calls, self.nnz)
+        return product(x)
 
     def _own(self, text: str, x: Any) -> Callable[[Any], Any]:
         """Return the compiled product over the format of the matrix."""
@@ -142,16 +190,17 @@ class _Operator(linalg.LinearOperator):
 
     def _common_dtype(self, x: Any) -> np.dtype[Any]:
         """Return the dtype that a vector is multiplied in, by numpy's rules."""
-        if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
+        if x.dtype not in COMPLEX and (x.dtype.kind not in "biuf" or x.dtype.itemsize > 8):
             raise ArgumentTypeError(f"x: expected numbers that float64 holds, got {x.dtype}. Convert them with astype.")
-        return np.result_type(x.dtype, self.tensor.dtype)
+        return np.result_type(x.dtype, self.dtype)
 
     def _others(self, text: str, *, with_own: bool) -> Callable[[Any], list[Callable[[Any], Any]]]:
         """Return a function of an operand: the products over the own format, if wanted, and another one that pays."""
-        tensor, expected_calls = self.tensor, DEFAULT_CALLS if self.expected_calls is None else self.expected_calls
+        expected_calls = DEFAULT_CALLS if self.expected_calls is None else self.expected_calls
         is_transposed = text[3] == "i"
 
         def convert(x: Any) -> list[Callable[[Any], Any]]:
+            tensor = self.tensor
             own = [self._own(text, x)] if with_own else []
             matrix = tensor.to_scipy("csr", copy=False)
             matrix = matrix.T.tocsr() if is_transposed else matrix
@@ -184,8 +233,11 @@ class _Operator(linalg.LinearOperator):
 
 
 def _by_scipy(matrix: Any, text: str) -> Callable[[Any], Any]:
-    """Return scipy's product with a matrix or its transpose."""
-    return (matrix.T if text[3] == "i" else matrix).__matmul__
+    """Return scipy's product with a matrix, or with its adjoint, which is the transpose of a real one."""
+    if text[3] != "i":
+        return matrix.__matmul__
+    transpose = matrix.T
+    return transpose.__matmul__ if matrix.dtype.kind != "c" else lambda x: (transpose @ x.conj()).conj()
 
 
 class _Product:
