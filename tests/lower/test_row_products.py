@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 from fences import Fences
-from sparsetir import T, build, ops
+from sparsetir import CooTensor, T, build, decompose_format, formats, ops
 from sparsetir.codegen.target import emulating_target, native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.schedules import Choices
@@ -90,6 +90,23 @@ def test_results_of_bfloat16_are_rounded_once() -> None:
     result = kernel(indptr=pattern.indptr, indices=pattern.indices, S=weights, X=X, Y=Y)
     dots = (X[rows].astype("float32") * Y[pattern.indices].astype("float32")).sum(axis=1)
     np.testing.assert_array_equal(result, (weights.astype("float32") * dots).astype(BF16))
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("bfloat16", "float32"), ("int8", "int32")])
+def test_blocks_at_the_edges_read_no_rows_beyond_them(dtype: str, wide: str) -> None:
+    program = decompose_format(ops.sddmm(dtype, result=wide), {"S": formats.make("bsr", r=4, c=4)})
+    kernel = build(program, emulating_target())
+    assert "st_dot_rows" in kernel.script(stage=3)
+    rng, fences = np.random.default_rng(4), Fences()
+    pattern, rows = matrix(rng, 6, 7, 0.4)
+    X, Y = drawn(rng, (6, 37), dtype), drawn(rng, (7, 37), dtype)
+    weights = rng.integers(1, 5, pattern.nnz).astype(wide)
+    S = CooTensor(np.stack([rows, pattern.indices]), weights, pattern.shape)
+    result = kernel(S=S, X=fences.fenced(X), Y=fences.fenced(Y))
+    dense = np.zeros(pattern.shape)
+    dense[rows, pattern.indices] = weights
+    expected = dense * (X.astype(float) @ Y.astype(float).T)
+    np.testing.assert_array_equal(result.to_dense() if hasattr(result, "to_dense") else result, expected)
 
 
 def test_infinities_and_nan_stay_in_their_sums() -> None:

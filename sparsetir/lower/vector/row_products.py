@@ -23,20 +23,46 @@ the 16 parts of each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.intrin.llvm_ir import LANES, row_functions
+from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import factors, is_along, mentions, same, seq, substitute
 from sparsetir.ir.views import const
 from sparsetir.lower.loops import serial
-from sparsetir.lower.vector.dot_products import IMPORT, PAIRS, SIGN_BITS, WORD, bind, mask
+from sparsetir.lower.vector.dot_products import IMPORT, PAIRS, SIGN_BITS, WORD, bind, is_zero, mask
 
 Place = dict[Var, Any]
-Load = tuple[ir.TensorLoad, bool]  # A row, and whether its bytes are made unsigned.
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Elements of a row, zero where the guard does not hold; `is_unsigned`: signed bytes to which 128 is added."""
+
+    load: ir.TensorLoad
+    guard: ir.Expr | None = None
+    is_unsigned: bool = False
+
+    @property
+    def dtype(self) -> str:
+        return str(self.load.source.ty.dtype)
+
+    def mentions(self, variables: Sequence[Var]) -> bool:
+        """Return whether the row is another one for other values of any of these variables."""
+        return mentions(self.load, variables) or mentions(self.guard, variables)
+
+    def equals(self, row: Row) -> bool:
+        """Return whether both are the same elements."""
+        guards = [x for x in (self.guard, row.guard) if x is not None]
+        is_guarded_alike = len(guards) == 0 or (len(guards) == 2 and same(*guards))
+        return same(self.load, row.load) and is_guarded_alike and self.is_unsigned == row.is_unsigned
+
+
+Pair = tuple[Row, Row]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +71,12 @@ class RowProducts:
 
     Parameters
     ----------
-    pairs : tuple of (TensorLoad, TensorLoad)
+    pairs : tuple of (Row, Row)
     along : Var
         The loop's variable, along which all rows are contiguous.
     """
 
-    pairs: tuple[tuple[ir.TensorLoad, ir.TensorLoad], ...]
+    pairs: tuple[Pair, ...]
     along: Var
 
     @property
@@ -107,51 +133,53 @@ class RowProducts:
         if not self._is_shifted:
             return []
         make = lambda: tirx.decl_buffer([LANES], "int32", "shift", scope="local", layout=None)  # noqa: E731
-        is_shared = not any(mentions(self._sides(pair, moving)[1][0], moving) for pair in self.pairs)
+        is_shared = not any(self._sides(pair, moving)[1].mentions(moving) for pair in self.pairs)
         return [make()] * len(members) if is_shared else [make() for _ in members]
 
-    def _sides(self, pair: tuple[ir.TensorLoad, ir.TensorLoad], moving: Sequence[Var]) -> tuple[Load, Load]:
+    def _sides(self, pair: Pair, moving: Sequence[Var]) -> Pair:
         """Return the operands in the order of the instruction: of bytes, the unsigned one first."""
         first, second = pair
-        swaps = mentions(second, moving) and not mentions(first, moving) if self._is_shifted else False
+        swaps = self._is_shifted and second.mentions(moving) and not first.mentions(moving)
         if swaps or _dtypes(pair) == ("int8", "uint8"):
             first, second = second, first
-        return (first, self._is_shifted), (second, False)
+        return replace(first, is_unsigned=self._is_shifted), second
 
     def _step(
         self, acc: Var, shifts: Sequence[Var], members: Sequence[Place], moving: Sequence[Var], at: Any, left: Any
     ) -> tirx.Stmt:
         """Return the products of the elements from `at` on, of which `left` exist (None: all)."""
         out: list[tirx.Stmt] = []
-        shared: list[tuple[ir.TensorLoad, Var]] = []  # Rows of one element of the loop around are loaded once.
+        shared: list[tuple[Row, Var]] = []  # Rows of one element of the loop around are loaded once.
         for n, member in enumerate(members):
-            own: list[tuple[ir.TensorLoad, Var]] = []
+            own: list[tuple[Row, Var]] = []
             for pair in self.pairs:
                 values = []
-                for load, is_unsigned in self._sides(pair, moving):
-                    loads = own if mentions(load, moving) else shared
-                    values.append(self._loaded(out, loads, load, member, at, left, is_unsigned=is_unsigned))
+                for row in self._sides(pair, moving):
+                    rows = own if row.mentions(moving) else shared
+                    values.append(self._loaded(out, rows, row, {**member, self.along: at}, left))
                 out.append(tirx.BufferStore(acc, self._dot(_vector(acc, n), *values), [_lanes(n)]))
                 if shifts and (n == 0 or shifts[n] is not shifts[0]):
                     shift = self._dot(_vector(shifts[n], 0), tirx.Broadcast(const(SIGN_BITS), LANES), values[1])
                     out.append(tirx.BufferStore(shifts[n], shift, [_lanes(0)]))
         return seq(*out)
 
-    def _loaded(
-        self, out: list[tirx.Stmt], loads: list[Any], load: Any, member: Place, at: Any, left: Any, *, is_unsigned: bool
-    ) -> Var:
-        """Append the load of a vector of a row unless it is among `loads`, and return its variable."""
-        value = next((var for before, var in loads if same(before, load)), None)
-        if value is None:
-            where = substitute(tirx.address_of(load), {**member, self.along: at})
-            if left is None:
-                vector = tirx.call_extern(WORD, f"st_whole_{self.kind}", where)
-            else:
-                vector = tirx.call_extern(WORD, f"st_rows_{self.kind}", where, mask(0, self.terms, left, "int64"))
-            vector = tirx.bitwise_xor(vector, tirx.Broadcast(const(SIGN_BITS), LANES)) if is_unsigned else vector
-            value = bind(out, str(load.source.name), vector, WORD)
-            loads.append((load, value))
-        return value
+    def _loaded(self, out: list[tirx.Stmt], loaded: list[tuple[Row, Var]], row: Row, place: Place, left: Any) -> Var:
+        """Append the load of a vector of a row unless it is among those `loaded`, and return its variable."""
+        value = next((var for before, var in loaded if before.equals(row)), None)
+        if value is not None:
+            return value
+        where = substitute(tirx.address_of(row.load), place)
+        if left is None and row.guard is None:
+            vector = tirx.call_extern(WORD, f"st_whole_{self.kind}", where)
+        else:
+            bits = mask(0, self.terms, left, "int64")
+            if row.guard is not None:
+                bits = tirx.Select(substitute(row.guard, place), bits, const(0, "int64"))
+            vector = tirx.call_extern(WORD, f"st_rows_{self.kind}", where, bits)
+        if row.is_unsigned:
+            vector = tirx.bitwise_xor(vector, tirx.Broadcast(const(SIGN_BITS), LANES))
+        loaded.append((row, bind(out, str(row.load.source.name), vector, WORD)))
+        return loaded[-1][1]
 
     def _dot(self, acc: Any, first: Any, second: Any) -> Any:
         dtype = "float32" if self.kind == "bf16" else "int32"
@@ -163,12 +191,12 @@ def match(term: ir.Expr, along: Var, result: str) -> RowProducts | None:
 
     args: the term of a sum without factors that do not move, the loop's variable, the dtype of the result.
     """
-    pairs = []
+    pairs: list[Pair] = []
     for summand in _summands(term):
-        parts = [_element(factor, result) for factor in factors(summand)]
-        if len(parts) != 2 or not all(isinstance(x, ir.TensorLoad) and is_along(x, along) for x in parts):
+        rows = [row for factor in factors(summand) if (row := _row(factor, along, result)) is not None]
+        if len(rows) != 2 or len(factors(summand)) != 2:
             return None
-        pairs.append((parts[0], parts[1]))
+        pairs.append((rows[0], rows[1]))
     dtypes = {_dtypes(pair) for pair in pairs}
     if len(dtypes) != 1 or result not in PAIRS.get(dtypes.pop(), ()):
         return None
@@ -179,14 +207,23 @@ def _summands(term: ir.Expr) -> list[ir.Expr]:
     return [*_summands(term.a), *_summands(term.b)] if isinstance(term, tirx.Add) else [term]
 
 
-def _element(factor: ir.Expr, result: str) -> ir.Expr:
-    """Return a factor without its conversion to the dtype of the result; others would change the number."""
+def _row(factor: ir.Expr, along: Var, result: str) -> Row | None:
+    """Return the row that a factor is an element of, which may be converted to the dtype of the result, or guarded."""
     is_widened = isinstance(factor, tirx.Cast) and str(factor.ty.dtype) == result
-    return factor.value if is_widened else factor
+    element, guard = factor.value if is_widened else factor, None
+    if dialect.is_if_then_else(element):
+        guard, element, other = element.args
+        is_widened = not is_widened and isinstance(element, tirx.Cast) and str(element.ty.dtype) == result
+        element = element.value if is_widened else element
+        if not is_zero(other) or mentions(guard, [along]):
+            return None
+    if not isinstance(element, ir.TensorLoad) or not is_along(element, along):
+        return None
+    return Row(element, guard)
 
 
-def _dtypes(pair: tuple[ir.TensorLoad, ir.TensorLoad]) -> tuple[str, str]:
-    return str(pair[0].source.ty.dtype), str(pair[1].source.ty.dtype)
+def _dtypes(pair: Pair) -> tuple[str, str]:
+    return pair[0].dtype, pair[1].dtype
 
 
 def _lanes(n: int) -> Any:
@@ -197,4 +234,4 @@ def _vector(buffer: Var, n: int) -> Any:
     return tirx.BufferLoad(buffer, [_lanes(n)])
 
 
-__all__ = ["RowProducts", "match"]
+__all__ = ["Row", "RowProducts", "match"]
