@@ -90,7 +90,7 @@ class BlockPattern:
             masks = self.masks if name.startswith("forward") else None
             masks = masks.transpose(0, 2, 1).copy() if masks is not None and name == "forward_halves" else masks
             compiled = _kernel(name, self.size, dtype, str(self.indices.dtype), feat, out, is_kept, masks is not None)
-            if name == "columns":
+            if name.startswith("columns"):
                 indptr, indices, places = self.transposed
                 arrays = {"indptr": indptr, "indices": indices, "place_data": places}
             else:
@@ -232,7 +232,7 @@ def forward_halves(
         draft.array("MASK", ("M", "II", "JI"), "int8")
         draft.array("WHICH", ("IO", "JO"), idtype)
     if keep:
-        draft.array("P", ("IO", "JO", "H", "JI", "II"), wide, result=True)
+        draft.array("P", ("IO", "JO", "H", "II", "JI"), dtype, result=True)
     draft.array("Y", ("IO", "II", "H", "D"), dtype, result=True)
     with draft.steps(("IO", "H"), "rows"):
         draft.scratch("score", ("N", "II", "JI"), wide)
@@ -267,7 +267,8 @@ def forward_halves(
         share = f"T.max(total[ii], T.{wide}(1))"
         draft.iterate(("II", "D"), "SS", "share", [f'Y[io, ii, h, d] = T.Cast("{dtype}", mixed[ii, d] / {share})'])
         if keep:
-            draft.iterate(PAIRS, "SSS", "keep", [f"P[io, jo, h, ji, ii] = score[jo, ii, ji] / {share}"])
+            line = f'P[io, jo, h, ii, ji] = T.Cast("{dtype}", {at} / {share})'
+            draft.iterate(across, "SSS", "keep", [line])
 
 
 def rows(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool) -> None:
@@ -315,11 +316,82 @@ def columns(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int,
             draft.iterate(("JI", axis), "SS", f"leave_{name}", [f"{result}[jo, ji, h, {last}] = {at}"])
 
 
+def rows_halves(draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool) -> None:
+    """`rows` of bfloat16 numbers, laid out for units as in `forward_halves`; S is rounded to bfloat16."""
+    _axes(draft, idtype, by_rows=True)
+    _tile_axes(draft, size, feat, out, idtype)
+    wide, across, pairs = "float32", ("JO", "II", "JI"), ("IO", "JO", "H", "II", "JI")
+    draft.array("SCALE", ("ONE",), wide)
+    draft.array("P", pairs, dtype)
+    draft.array("G", ("IO", "H", "II", "D"), dtype)
+    draft.array("K", ("H", "N", "JI", "F"), dtype)
+    draft.array("V", ("H", "N", "D", "JI"), dtype)
+    draft.array("S", pairs, dtype, result=True)
+    draft.array("Y", ("IO", "II", "H", "F"), dtype, result=True)
+    with draft.steps(("IO", "H"), "rows"):
+        draft.scratch("part", ("N", "II", "JI"), wide)
+        draft.scratch("short", ("N", "II", "JI"), dtype)
+        draft.scratch("deltas", ("II", "JI"), wide)
+        draft.scratch("delta", ("II",), wide)
+        draft.scratch("mixed", ("II", "F"), wide)
+        at, p = "part[jo, ii, ji]", f'T.Cast("{wide}", P[io, jo, h, ii, ji])'
+        line = f'{at} = {at} + T.Cast("{wide}", G[io, h, ii, d]) * T.Cast("{wide}", V[h, jo, d, ji])'
+        draft.iterate(("JO", "II", "D", "JI"), "SSRS", "parts", [line], init=f"{at} = 0", is_stored=True)
+        line = f"deltas[ii, ji] = deltas[ii, ji] + {p} * {at}"
+        draft.iterate(across, "RSS", "block_deltas", [line], init="deltas[ii, ji] = 0")
+        draft.iterate(("II", "JI"), "SR", "delta", ["delta[ii] = delta[ii] + deltas[ii, ji]"], init="delta[ii] = 0")
+        line = f'short[jo, ii, ji] = T.Cast("{dtype}", {p} * ({at} - delta[ii]) * SCALE[0])'
+        draft.iterate(across, "SSS", "gradient", [line])
+        draft.iterate(across, "SSS", "keep", ["S[io, jo, h, ii, ji] = short[jo, ii, ji]"])
+        product = f'T.Cast("{wide}", short[jo, ii, ji]) * T.Cast("{wide}", K[h, jo, ji, f])'
+        line = f"mixed[ii, f] = mixed[ii, f] + {product}"
+        draft.iterate(("JO", "JI", "II", "F"), "RRSS", "mix", [line], init="mixed[ii, f] = 0")
+        draft.iterate(("II", "F"), "SS", "leave", [f'Y[io, ii, h, f] = T.Cast("{dtype}", mixed[ii, f])'])
+
+
+def columns_halves(
+    draft: ProgramWriter, size: int, dtype: str, idtype: str, feat: int, out: int, *_options: bool
+) -> None:
+    """`columns` of bfloat16 numbers: gradients have features before positions, ``Q^T S`` and ``G^T P``."""
+    _axes(draft, idtype, by_rows=False)
+    wide, sides = "float32", (("F", feat, "GK", "S", "Q"), ("D", out, "GV", "P", "G"))
+    draft.dense("II", size, idtype)
+    draft.dense("JI", size, idtype)
+    for axis, features, *_ in sides:
+        draft.dense(f"{axis}O", features // rows_of_unit(features), idtype)
+        draft.dense(f"{axis}I", rows_of_unit(features), idtype)
+    draft.array("PLACE", ("JO", "IO"), idtype)
+    for _, _, _, factor, _ in sides:
+        draft.array(factor, ("E", "H", "II", "JI"), dtype)
+    for axis, _, _, _, source in sides:
+        draft.array(source, ("H", "N", f"{axis}O", f"{axis}I", "II"), dtype)
+    for axis, _, result, _, _ in sides:
+        draft.array(result, ("JO", "H", f"{axis}O", f"{axis}I", "JI"), dtype, result=True)
+    for axis, _, result, factor, source in sides:
+        outer, inner = f"{axis}O", f"{axis}I"
+        mixed, places = f"mixed_{axis.lower()}", f"{outer}, {inner}".lower()
+        with draft.steps(("JO", "H", outer), f"columns_{axis.lower()}"):
+            draft.scratch(mixed, (inner, "JI"), wide)
+            at = f"{mixed}[{inner.lower()}, ji]"
+            left = f'T.Cast("{wide}", {source}[h, io, {places}, ii])'
+            line = f'{at} = {at} + {left} * T.Cast("{wide}", {factor}[PLACE[jo, io], h, ii, ji])'
+            draft.iterate(("IO", "II", inner, "JI"), "RRSS", f"mix_{axis.lower()}", [line], init=f"{at} = 0")
+            line = f'{result}[jo, h, {places}, ji] = T.Cast("{dtype}", {at})'
+            draft.iterate((inner, "JI"), "SS", f"leave_{axis.lower()}", [line])
+
+
+def rows_of_unit(features: int) -> int:
+    """Return the features that a kernel sums together: the largest divisor within the rows of a block."""
+    return max(n for n in range(1, min(features, max(COSTS)) + 1) if features % n == 0)
+
+
 _PROGRAMS: dict[str, Callable[..., None]] = {
     "forward": forward,
-    "forward_halves": forward_halves,
     "rows": rows,
     "columns": columns,
+    "forward_halves": forward_halves,
+    "rows_halves": rows_halves,
+    "columns_halves": columns_halves,
 }
 
 
@@ -389,6 +461,8 @@ def gradients(
     """Return the gradients of q, and `of_columns` of k and v; None as in `attend`."""
     if pattern.masks is not None and pattern.is_strict and not _are_finite(g):
         return None
+    if p.dtype is torch.bfloat16:
+        return _gradients_halves(pattern, p, q, k, v, g, scale, of_columns=of_columns)
     blocked = {name: _in_blocks(t, pattern) for name, t in zip("QKVG", (q, k, v, g), strict=True)}
     dtype, sizes = str(blocked["Q"].dtype), (q.shape[-1], v.shape[-1])
     probabilities = p.numpy()
@@ -400,6 +474,28 @@ def gradients(
         results = by_columns(P=probabilities, S=s, Q=blocked["Q"], G=blocked["G"])
         g_k, g_v = (_out_of_blocks(torch.from_numpy(result), pattern.shape[1], q) for result in results)
     return _out_of_blocks(torch.from_numpy(g_q), pattern.shape[0], q), g_k, g_v
+
+
+def _gradients_halves(
+    pattern: BlockPattern, p: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, *, of_columns: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return what `gradients` returns, by units that multiply bfloat16 numbers."""
+    queries, keys, values, given = (_by_nodes(t, pattern, torch.bfloat16) for t in (q, k, v, g))
+    sizes = (q.shape[-1], v.shape[-1])
+    by_rows = pattern.kernel("rows_halves", "bfloat16", *sizes)
+    orders = (("G", given, (0, 2, 1, 3)), ("K", keys, (2, 0, 1, 3)), ("V", values, (2, 0, 3, 1)))
+    blocked = {name: t.permute(order).contiguous() for name, t, order in orders}
+    s, g_q = by_rows(SCALE=np.full(1, scale, "float32"), P=p, **blocked)
+    if not of_columns:
+        return _out_of_blocks(g_q, pattern.shape[0], q), None, None
+    by_columns = pattern.kernel("columns_halves", "bfloat16", *sizes)
+    turned = {}
+    for name, t in (("Q", queries), ("G", given)):
+        by_features = t.permute(2, 0, 3, 1).contiguous()
+        turned[name] = by_features.unflatten(2, (-1, rows_of_unit(t.shape[-1])))
+    results = by_columns(P=p, S=s, **turned)
+    g_k, g_v = (_out_of_blocks(r.flatten(2, 3).permute(0, 3, 1, 2), pattern.shape[1], q) for r in results)
+    return _out_of_blocks(g_q, pattern.shape[0], q), g_k, g_v
 
 
 def _are_finite(*tensors: Tensor) -> bool:

@@ -139,15 +139,26 @@ def test_units_multiply_bfloat16_numbers(mask, features, emulated_units):
 
 @pytest.mark.scheduled
 def test_gradients_after_units(mask, emulated_units):
-    """Gradients of bfloat16 numbers are computed in float32 from the probabilities that units leave."""
-    graph, tensors = blocked(mask), operands(mask, dtype=torch.bfloat16, features=4)
-    y, exact = graph.attention(*tensors), dense(mask, *(t[:, None].double() for t in tensors), 0.5)[:, 0]
+    """Units sum the gradients of bfloat16 numbers in float32, from probabilities that are rounded to bfloat16."""
+    graph, tensors = blocked(mask), operands(mask, 2, dtype=torch.bfloat16, features=8)
+    y, exact = graph.attention(*tensors), dense(mask, *(t.double() for t in tensors), 8**-0.5)
     gradient = torch.randn_like(y)
     for one, other in zip(
         torch.autograd.grad(y, tensors, gradient), torch.autograd.grad(exact, tensors, gradient.double()), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=0.03, atol=0.03)
-    assert len(emulated_units) == 3
+    assert ["tdpbf16ps" in kernel.script(stage=3) for kernel in emulated_units] == [True] * 3
+
+
+@pytest.mark.scheduled
+def test_gradients_of_queries_alone_after_units(mask, emulated_units):
+    graph, (q, k, v) = blocked(mask), operands(mask, dtype=torch.bfloat16, features=4)
+    y = graph.attention(q, k.detach(), v.detach())
+    exact = dense(mask, *(t[:, None].double() for t in (q, k, v)), 0.5)[:, 0]
+    g = torch.randn_like(y)
+    expected = torch.autograd.grad(exact, q, g.double())[0]
+    torch.testing.assert_close(torch.autograd.grad(y, q, g)[0], expected.to(y.dtype), rtol=0.03, atol=0.03)
+    assert len(emulated_units) == 2
 
 
 @pytest.mark.optimised

@@ -173,6 +173,7 @@ IMPORT = "pragma_import_llvm"
 SIGN_BITS = -0x7F7F7F80  # 0x80808080: turns signed into unsigned bytes, which are 128 more
 # Registers for sums, of 32: with more, LLVM spills those of bfloat16, whose words it keeps in registers as well.
 MAX_SUM_REGISTERS = {"bf16": 16, "int8": 24}
+MAX_UNROLLED = 4  # Groups of rows of a block that are written out.
 
 
 class DotNest(ProductNest):
@@ -312,10 +313,21 @@ class _DotEmitter:
         most = self.vectors(len(places), widest)
         together = max(1, MAX_SUM_REGISTERS[self.kind] // most)
         groups = [places[n : n + together] for n in range(0, len(places), together)]
-        body = seq(*(self.columns(rows, most) for rows in groups))
+        if len(groups) > MAX_UNROLLED and len(self.nest.rows) == 1 and len(places) % together == 0:
+            body = self.looped(together, most)
+        else:
+            body = seq(*(self.columns(rows, most) for rows in groups))
         text = functions(self.kind, self.nest.result)
         text += reading(self.kind, self.nest.result) if self.adds else ""
         return tirx.AttrStmt(const(0), IMPORT, ir.StringImm(text), body)
+
+    def looped(self, together: int, most: int) -> tirx.Stmt:
+        """Return a loop over groups of rows: to write out those of large blocks takes LLVM seconds."""
+        (rows,) = self.nest.rows
+        dtype = str(rows.loop_var.ty.dtype)
+        group = Var(f"{rows.loop_var.name}_0", rows.loop_var.ty)
+        places = [{rows.loop_var: group * const(together, dtype) + const(n, dtype)} for n in range(together)]
+        return serial(group, const(int(rows.extent) // together, dtype), self.columns(places, most))
 
     def vectors(self, rows: int, widest: int) -> int:
         """Return the registers of a row of a full tile: a multiple of the parts that interleaved rows have."""

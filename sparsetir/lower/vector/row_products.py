@@ -40,7 +40,7 @@ Place = dict[Var, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class RowFactor:
     """Elements of a row, zero where the guard does not hold; `is_unsigned`: signed bytes to which 128 is added."""
 
     load: ir.TensorLoad
@@ -55,14 +55,14 @@ class Row:
         """Return whether the row is another one for other values of any of these variables."""
         return mentions(self.load, variables) or mentions(self.guard, variables)
 
-    def equals(self, row: Row) -> bool:
+    def equals(self, row: RowFactor) -> bool:
         """Return whether both are the same elements."""
         guards = [x for x in (self.guard, row.guard) if x is not None]
         is_guarded_alike = len(guards) == 0 or (len(guards) == 2 and same(*guards))
         return same(self.load, row.load) and is_guarded_alike and self.is_unsigned == row.is_unsigned
 
 
-Pair = tuple[Row, Row]
+Pair = tuple[RowFactor, RowFactor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class RowProducts:
 
     Parameters
     ----------
-    pairs : tuple of (Row, Row)
+    pairs : tuple of (RowFactor, RowFactor)
     along : Var
         The loop's variable, along which all rows are contiguous.
     """
@@ -149,9 +149,9 @@ class RowProducts:
     ) -> tirx.Stmt:
         """Return the products of the elements from `at` on, of which `left` exist (None: all)."""
         out: list[tirx.Stmt] = []
-        shared: list[tuple[Row, Var]] = []  # Rows of one element of the loop around are loaded once.
+        shared: list[tuple[RowFactor, Var]] = []  # Rows of one element of the loop around are loaded once.
         for n, member in enumerate(members):
-            own: list[tuple[Row, Var]] = []
+            own: list[tuple[RowFactor, Var]] = []
             for pair in self.pairs:
                 values = []
                 for row in self._sides(pair, moving):
@@ -163,7 +163,9 @@ class RowProducts:
                     out.append(tirx.BufferStore(shifts[n], shift, [_lanes(0)]))
         return seq(*out)
 
-    def _loaded(self, out: list[tirx.Stmt], loaded: list[tuple[Row, Var]], row: Row, place: Place, left: Any) -> Var:
+    def _loaded(
+        self, out: list[tirx.Stmt], loaded: list[tuple[RowFactor, Var]], row: RowFactor, place: Place, left: Any
+    ) -> Var:
         """Append the load of a vector of a row unless it is among those `loaded`, and return its variable."""
         value = next((var for before, var in loaded if before.equals(row)), None)
         if value is not None:
@@ -207,7 +209,7 @@ def _summands(term: ir.Expr) -> list[ir.Expr]:
     return [*_summands(term.a), *_summands(term.b)] if isinstance(term, tirx.Add) else [term]
 
 
-def _row(factor: ir.Expr, along: Var, result: str) -> Row | None:
+def _row(factor: ir.Expr, along: Var, result: str) -> RowFactor | None:
     """Return the row that a factor is an element of, which may be converted to the dtype of the result, or guarded."""
     is_widened = isinstance(factor, tirx.Cast) and str(factor.ty.dtype) == result
     element, guard = factor.value if is_widened else factor, None
@@ -219,7 +221,7 @@ def _row(factor: ir.Expr, along: Var, result: str) -> Row | None:
             return None
     if not isinstance(element, ir.TensorLoad) or not is_along(element, along):
         return None
-    return Row(element, guard)
+    return RowFactor(element, guard)
 
 
 def _dtypes(pair: Pair) -> tuple[str, str]:
@@ -234,4 +236,4 @@ def _vector(buffer: Var, n: int) -> Any:
     return tirx.BufferLoad(buffer, [_lanes(n)])
 
 
-__all__ = ["Row", "RowProducts", "match"]
+__all__ = ["RowFactor", "RowProducts", "match"]
