@@ -126,12 +126,11 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
         return None
     dtype, target = str(call.ty.dtype.dtype), options.target or native_target()
     of, of_right = (str(ty.dtype.dtype) for ty in (left, right))
-    if right.ndim != 2:
-        is_batch = right.ndim == 3 and left.ndim == 2 and known(shapes[0].values)
-        is_taken = of in EIGHT_BITS and of_right in EIGHT_BITS and dtype == "int32"
-        return _of_batch(call, of, of_right, target) if is_batch and is_taken else None
     is_half = of == of_right == HALF and dtype == "float32" and has_unit(target)
     is_integers = of in EIGHT_BITS and of_right in EIGHT_BITS and dtype == "int32"
+    if right.ndim != 2:
+        is_batch = right.ndim == 3 and left.ndim == 2 and known(shapes[0].values)
+        return _of_batch(call, of, of_right, target) if is_batch and (is_half or is_integers) else None
     if not is_half and not is_integers and (not of == of_right == dtype or dtype not in ("float32", "float64")):
         return None
     *batch, n = left.shape.values
@@ -161,17 +160,18 @@ def head_of(call: Any, options: BuildOptions, value_of: Callable[[Any], Any]) ->
 
 
 def _of_batch(call: ir.Call, of: str, of_right: str, target: Any) -> Head:
-    """Return the head of the products of a matrix of integers with each matrix of a batch."""
+    """Return the head of the products of a matrix for units with each matrix of a batch."""
+    dtype = str(call.ty.dtype.dtype)
     (rows, n), (batch, _, feat) = (arg.ty.shape.values for arg in call.args)
     height, _ = tiling(of, 0, target)
     whole = (batch, rows, feat)
-    result = EpilogueResult(whole, ("L", "I", "K"), "int32", whole)
+    result = EpilogueResult(whole, ("L", "I", "K"), dtype, whole)
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         sizes = {"m": rows, "n": n, "feat": feat, "batch": batch}
-        program = programs.matmul(sizes, of, height, epilogue, 0, "int32", of_right)
+        program = programs.matmul(sizes, of, height, epilogue, 0, dtype, of_right)
         operands = {"a_data": call.args[0], "b_data": call.args[1]}
-        return Lowered(program, operands, list(whole), list(whole), epilogue.dtype if epilogue else "int32")
+        return Lowered(program, operands, list(whole), list(whole), epilogue.dtype if epilogue else dtype)
 
     return Head(result, make)
 

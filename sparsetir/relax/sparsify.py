@@ -92,7 +92,7 @@ def half_rewrites(operator: str, weight: np.ndarray, x: Any, lowest: str, target
         Without units for bfloat16 it has no candidates.
     """
     is_linear = operator == "linear"
-    is_taken = (is_linear and x.ty.ndim > 1) or (operator == "spmm" and x.ty.ndim == 2)
+    is_taken = (is_linear and x.ty.ndim > 1) or (operator == "spmm" and x.ty.ndim in (2, 3, 4))
     if lowest == "float32" or not is_taken or weight.dtype != np.float32 or not dense.has_unit(target):
         return {}
     matrix = sp.csr_array(weight)
@@ -104,9 +104,11 @@ def half_rewrites(operator: str, weight: np.ndarray, x: Any, lowest: str, target
         products["sparse bfloat16"] = partial(_sparse, rounded, is_linear=is_linear, in_parts=False)
         if is_linear:
             products["sparse bfloat16 rows"] = partial(_sparse_rows, rounded)
-    csr = (constant(matrix.data), *places)
-    products[f"sparse {IN_PARTS}"] = partial(_sparse, csr, is_linear=is_linear, in_parts=True)
-    return {name: partial(_of_rows, multiply, weight.shape[0]) for name, multiply in products.items()}
+    if is_linear or x.ty.ndim == 2:
+        csr = (constant(matrix.data), *places)
+        products[f"sparse {IN_PARTS}"] = partial(_sparse, csr, is_linear=is_linear, in_parts=True)
+    around = _of_rows if is_linear else _of_images
+    return {name: partial(around, multiply, weight.shape[0]) for name, multiply in products.items()}
 
 
 def _of_rows(multiply: HalfRewrite, outputs: int, x: Any) -> Any:
@@ -116,6 +118,15 @@ def _of_rows(multiply: HalfRewrite, outputs: int, x: Any) -> Any:
         return multiply(x)
     flat = relax.BlockBuilder().normalize(reshape(x, [product(batch), n]))
     return reshape(multiply(flat), [*batch, outputs])
+
+
+def _of_images(multiply: HalfRewrite, outputs: int, x: Any) -> Any:
+    """Apply a product with matrices of columns to images, whose columns have two dimensions."""
+    if x.ty.ndim < 4:
+        return multiply(x)
+    images, channels, height, width = x.ty.shape.values
+    flat = relax.BlockBuilder().normalize(reshape(x, [images, channels, height * width]))
+    return reshape(multiply(flat), [images, outputs, height, width])
 
 
 def half_timers(

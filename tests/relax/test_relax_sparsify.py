@@ -334,6 +334,21 @@ def test_products_in_bfloat16_are_candidates(
     assert least < error < most
 
 
+@pytest.mark.parametrize("layout", ["W @ x", "W @ batch", "conv NCHW"])
+@pytest.mark.parametrize("way", ["dense bfloat16", "sparse bfloat16"])
+def test_batches_in_bfloat16(monkeypatch: pytest.MonkeyPatch, layout: str, way: str) -> None:
+    monkeypatch.setattr("sparsetir.relax.sparsify.SECONDS", 1e-4)
+    monkeypatch.setattr("sparsetir.relax.sparsify.fastest", lambda _times: way)
+    shape, make, by_numpy = LAYOUTS[layout]
+    sparsify = srelax.SparsifyWeights(dtype="bfloat16", target=emulating_target())
+    mod = sparsify(module(list(shape), make))
+    x = dense(*shape)
+    error = np.linalg.norm(run(mod, x, target=emulating_target()) - by_numpy(x)) / np.linalg.norm(by_numpy(x))
+    assert 1e-4 < error < 2e-2
+    (layer,) = sparsify.layers
+    assert set(layer.times) == EVERY - {"sparse bfloat16 rows"} - (set() if layout == "W @ x" else {"sparse bf16x3"})
+
+
 @pytest.mark.parametrize("most_dense", [0.02, 1.0])
 def test_weights_that_are_too_dense_have_dense_candidates(monkeypatch: pytest.MonkeyPatch, most_dense: float) -> None:
     monkeypatch.setattr("sparsetir.relax.sparsify.SECONDS", 1e-4)
