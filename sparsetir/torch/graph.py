@@ -804,7 +804,8 @@ def _fault(name: str, value: Any) -> str:
         return f"{name} is on the device {value.device}, and kernels run on the cpu: pass {name}.cpu()"
     if value.layout is not torch.strided:
         return f"{name} is a dense tensor on the cpu, found one of {value.layout} on {value.device}: convert it"
-    return f"{name} is a tensor of floats, found {value.dtype}: pass {name}.float()"
+    advice = f"call it for {name}.real and {name}.imag" if value.is_complex() else f"pass {name}.float()"
+    return f"{name} is a tensor of floats, found {value.dtype}: {advice}"
 
 
 def _described(value: Any) -> str:

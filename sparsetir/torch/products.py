@@ -46,8 +46,9 @@ from sparsetir.utils.caches import shared_cache
 from torch import Tensor
 
 MAX_STRUCTURES = 16
-COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
-SPARSE = (*COMPRESSED, torch.sparse_coo)
+BLOCKS = (torch.sparse_bsr, torch.sparse_bsc)
+BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+SPARSE = (torch.sparse_csr, torch.sparse_csc, *BLOCKS, torch.sparse_coo)
 _structures = shared_cache("structures of torch's sparse tensors", MAX_STRUCTURES)
 
 
@@ -98,26 +99,59 @@ class IndexStructure:
         return np.searchsorted(self.keys, IndexStructure(part.indptr, part.indices, self.shape).keys)
 
 
-def structure_of(tensor: Tensor, name: str) -> IndexStructure:
-    """Return the structure of a CSR or CSC tensor: the one of an earlier call if the index arrays are equal.
+@dataclass(frozen=True, eq=False)
+class BlockStructure:
+    """The blocks of a BSR or BSC tensor, and the entries of all blocks; of BSC those of the transpose.
+
+    Parameters
+    ----------
+    blocks : IndexStructure
+    size : (int, int)
+        Rows and columns of a block.
+    """
+
+    blocks: IndexStructure
+    size: tuple[int, int]
+
+    @cached_property
+    def entries(self) -> tuple[IndexStructure, Tensor]:
+        """The structure of the entries, and where the values of each are among those of the blocks."""
+        (rows, columns), blocks = self.size, self.blocks
+        shape = blocks.shape[0] * rows, blocks.shape[1] * columns
+        above = np.repeat(np.arange(blocks.shape[0]), np.diff(blocks.indptr))  # the row of blocks of each block
+        row_of = (above[:, None] * rows + np.arange(rows))[:, :, None].repeat(columns, 2).ravel()
+        column_of = (blocks.indices[:, None] * columns + np.arange(columns))[:, None].repeat(rows, 1).ravel()
+        order = np.argsort(row_of, kind="stable")
+        indptr = np.zeros(shape[0] + 1, blocks.indptr.dtype)
+        np.cumsum(np.bincount(row_of, minlength=shape[0]), out=indptr[1:])
+        indices = column_of[order].astype(blocks.indices.dtype, copy=False)
+        return IndexStructure(indptr, indices, shape), torch.from_numpy(order)
+
+
+def structure_of(tensor: Tensor, name: str) -> IndexStructure | BlockStructure:
+    """Return the structure of a compressed tensor: the one of an earlier call if the index arrays are equal.
 
     Raises
     ------
     StructureError
         Rows are unsorted or repeat a coordinate, or indices are out of range.
     """
-    is_rows = tensor.layout is torch.sparse_csr
-    pointers, indices = (
-        (tensor.crow_indices(), tensor.col_indices()) if is_rows else (tensor.ccol_indices(), tensor.row_indices())
-    )
-    shape = (tensor.shape[0], tensor.shape[1]) if is_rows else (tensor.shape[1], tensor.shape[0])
-    key = pointers.data_ptr(), indices.data_ptr(), pointers.dtype, shape, indices.numel()
+    pointers, indices = _indices(tensor)
+    shape, size = tuple(tensor.shape), tuple(tensor.values().shape[1:])
+    if tensor.layout in BY_COLUMNS:
+        shape, size = shape[::-1], size[::-1]
+    key = pointers.data_ptr(), indices.data_ptr(), pointers.dtype, shape, size, indices.numel()
     arrays = pointers.detach().numpy(), indices.detach().numpy()
     structure = _structures.get(key)
-    if structure is not None and all(map(np.array_equal, (structure.indptr, structure.indices), arrays)):
-        return structure
-    structure = IndexStructure(arrays[0].copy(), arrays[1].copy(), shape)
+    if structure is not None:
+        compared = structure.blocks if size else structure
+        if all(map(np.array_equal, (compared.indptr, compared.indices), arrays)):
+            return structure
+    outer = (shape[0] // size[0], shape[1] // size[1]) if size else shape
+    structure = IndexStructure(arrays[0].copy(), arrays[1].copy(), outer)
     _check(structure, name)
+    if size:
+        structure = BlockStructure(structure, size)
     _structures[key] = structure
     return structure
 
@@ -168,6 +202,8 @@ class Assembled(KernelFunction):
         like = ctx.like
         if g is None:
             return None, None
+        if g.layout is torch.strided and like.layout in BLOCKS:
+            return None, _blocks_at(g, like)
         if g.layout is torch.strided:
             coordinates = like.to_sparse_coo()._indices()
             return None, g[coordinates[0], coordinates[1]]
@@ -176,8 +212,18 @@ class Assembled(KernelFunction):
         raise LoweringError("the gradient of a sparse product has another pattern than it: use its .values()")
 
 
+def _blocks_at(dense: Tensor, like: Tensor) -> Tensor:
+    """Return the blocks of a dense matrix where a BSR or BSC tensor stores one."""
+    rows, columns = like.values().shape[1:]
+    pointers, indices = _indices(like)
+    outer = torch.repeat_interleave(torch.arange(pointers.numel() - 1), pointers.diff())
+    places = (indices, outer) if like.layout in BY_COLUMNS else (outer, indices)
+    tiles = dense.reshape(dense.shape[0] // rows, rows, dense.shape[1] // columns, columns).transpose(1, 2)
+    return tiles[places]
+
+
 def _indices(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    if tensor.layout is torch.sparse_csr:
+    if tensor.layout not in BY_COLUMNS:
         return tensor.crow_indices(), tensor.col_indices()
     return tensor.ccol_indices(), tensor.row_indices()
 
@@ -249,8 +295,8 @@ def matmul(A: Tensor, B: Tensor, *, precision: str | None = None) -> Tensor:
     Parameters
     ----------
     A : Tensor, shape (m, p)
-        With the layout CSR, CSC or COO, or dense. float32 or float64; products with a dense operand also float16 and
-        bfloat16.
+        With the layout CSR, CSC, BSR, BSC or COO, or dense. float32 or float64; products with a dense operand also
+        float16 and bfloat16.
     B : Tensor, shape (p, n)
         Likewise, of the same dtype. A dense one on the right may be a vector.
     precision : {"bf16x3"}, optional
@@ -305,14 +351,15 @@ def _check_operands(A: Any, B: Any) -> None:
         if operand.layout not in (*SPARSE, torch.strided) or not operand.is_cpu or operand.dtype not in NAMES:
             kind = f"{operand.layout} of {operand.dtype} on {operand.device}"
             raise ArgumentTypeError(
-                f"{name}: expected floats in CSR, CSC, COO or dense on the cpu, got {kind}. Convert it."
+                f"{name}: expected floats in CSR, CSC, BSR, BSC, COO or dense on the cpu, got {kind}. Convert it."
             )
         is_vector = name == "B" and operand.layout is torch.strided and operand.dim() == 1
         if operand.dim() != 2 and not is_vector:
             shape = list(operand.shape)
             raise ArgumentError(f"{name}: expected a matrix, got the shape {shape}. Reshape it, or loop over batches.")
-        if operand.is_leaf and operand.requires_grad and operand.layout is torch.sparse_csc:
-            fault = "a tensor in which torch accumulates gradients, got a leaf of layout CSC"
+        if operand.is_leaf and operand.requires_grad and operand.layout in (*BY_COLUMNS, torch.sparse_bsr):
+            layout = str(operand.layout).removeprefix("torch.sparse_").upper()
+            fault = f"a tensor in which torch accumulates gradients, got a leaf of layout {layout}"
             raise ArgumentTypeError(f"{name}: expected {fault}. Make it by {name}.to_sparse_csr().")
     if A.layout is torch.strided and B.layout is torch.strided:
         raise ArgumentTypeError("A, B: expected a sparse operand, got two dense ones. Use torch.matmul.")
@@ -325,16 +372,21 @@ def _check_operands(A: Any, B: Any) -> None:
 
 
 def _compressed(tensor: Tensor, name: str) -> tuple[IndexStructure, Tensor]:
-    """Return the structure and the values of a sparse tensor; of CSC those of the transpose."""
+    """Return the structure and the values of a sparse tensor; by columns those of the transpose."""
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce().to_sparse_csr()
-    return structure_of(tensor, name), ValuesFunction.apply(tensor)
+    structure, values = structure_of(tensor, name), ValuesFunction.apply(tensor)
+    if not isinstance(structure, BlockStructure):
+        return structure, values
+    entries, order = structure.entries
+    values = values.transpose(1, 2) if tensor.layout in BY_COLUMNS else values
+    return entries, values.reshape(-1)[order]
 
 
 def _rows_of(tensor: Tensor, name: str) -> tuple[IndexStructure, Tensor]:
     """Return the compressed rows of a sparse tensor and their values."""
     structure, values = _compressed(tensor, name)
-    if tensor.layout is not torch.sparse_csc:
+    if tensor.layout not in BY_COLUMNS:
         return structure, values
     turned, order, _ = structure.order
     return turned, values[order]
@@ -350,14 +402,14 @@ def _check_precision(A: Tensor, B: Tensor, precision: Any) -> None:
 def _sparse_times_dense(A: Tensor, B: Tensor, precision: str | None) -> Tensor:
     (structure, values), inner = _compressed(A, "A"), FEATURES if B.dim() == 2 else ()
     graph = structure.graph.in_precision(precision)
-    if A.layout is torch.sparse_csc:
+    if A.layout in BY_COLUMNS:
         return TransposedSpMM.apply(graph, inner, None, values, B.contiguous())
     return SpMM.apply(graph, inner, False, "", values, B.contiguous(), None)
 
 
 def _dense_times_sparse(A: Tensor, B: Tensor, precision: str | None) -> Tensor:
     structure, values = _compressed(B, "B")
-    function = LinearFunction if B.layout is torch.sparse_csc else TransposedLinear
+    function = LinearFunction if B.layout in BY_COLUMNS else TransposedLinear
     return function.apply(structure.graph.in_precision(precision), values, A.contiguous())
 
 

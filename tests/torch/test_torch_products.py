@@ -21,6 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
 LAYOUTS = {"csr": torch.sparse_csr, "csc": torch.sparse_csc, "coo": torch.sparse_coo, "dense": torch.strided}
 PAIRS = [pair for pair in product(LAYOUTS, repeat=2) if pair != ("dense", "dense")]
+BLOCKS = {"bsr": torch.sparse_bsr, "bsc": torch.sparse_bsc}
+PAIRS += [*product(BLOCKS, ["dense"]), *product(["dense"], BLOCKS), *product(BLOCKS, repeat=2)]
+PAIRS += [("bsr", "csr"), ("csc", "bsr"), ("bsc", "coo")]
 
 
 def sparse(*shape: int, seed: int = 0, density: float = 0.4) -> Any:
@@ -34,6 +37,9 @@ def sparse(*shape: int, seed: int = 0, density: float = 0.4) -> Any:
 
 
 def laid_out(matrix: Any, layout: str) -> Any:
+    if layout in BLOCKS:
+        size = tuple(next(n for n in (3, 2, 1) if extent % n == 0) for extent in matrix.shape)
+        return matrix.to_sparse(layout=BLOCKS[layout], blocksize=size)
     return matrix if layout == "dense" else matrix.to_sparse(layout=LAYOUTS[layout])
 
 
@@ -69,7 +75,7 @@ def test_products_and_their_gradients(left, right):
         assert torch.autograd.gradgradcheck(values, operands)
 
 
-SIDES = [(left, right) for left, right in PAIRS if "dense" in (left, right)]
+SIDES = [(left, right) for left, right in PAIRS if "dense" in (left, right) and not {left, right} & BLOCKS.keys()]
 
 
 @pytest.mark.parametrize(("left", "right"), SIDES)
@@ -175,6 +181,33 @@ def test_gradients_of_leaves_have_their_pattern(dtype, index, shapes):
         torch.testing.assert_close(matrix.grad.values(), plain.grad[plain != 0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (4, 6)])
+def test_gradients_of_blocks_have_all_their_entries(size, index):
+    """Values that require grad, put into a tensor of blocks by torch, and leaves that torch cannot give gradients."""
+    blocks = torch.zeros(4, 6, dtype=torch.float64)
+    blocks[: size[0], -size[1] :] = 1
+    A = blocks.to_sparse_bsr(size)
+    pointers, columns = A.crow_indices().to(index), A.col_indices().to(index)
+    values = torch.randn(A.values().shape, dtype=torch.float64, requires_grad=True)
+    X = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    y = sparsetir.torch.matmul(torch.sparse_bsr_tensor(pointers, columns, values, (4, 6)), X)
+    dense = torch.sparse_bsr_tensor(pointers, columns, values.detach(), (4, 6)).to_dense().requires_grad_()
+    expected = dense @ X
+    torch.testing.assert_close(y, expected)
+    g = torch.randn_like(y)
+    found, wanted = torch.autograd.grad(y, (values, X), g), torch.autograd.grad(expected, (dense, X), g)
+    torch.testing.assert_close(found[1], wanted[1])
+    torch.testing.assert_close(found[0].reshape(size), wanted[0][: size[0], -size[1] :])
+    for layout in ("bsr", "bsc", "csc"):
+        leaf = laid_out(torch.ones(4, 6), layout).requires_grad_()
+        with pytest.raises(ArgumentTypeError, match=f"A: expected .*, got a leaf of layout {layout.upper()}"):
+            sparsetir.torch.matmul(leaf, torch.ones(6, 2))
+    broken = torch.sparse_bsr_tensor(pointers, columns + 6, values.detach(), (4, 6), check_invariants=False)
+    with pytest.raises(StructureError, match="A: expected indices in"):
+        sparsetir.torch.matmul(broken, X)
+
+
 def test_values_and_index_arrays_that_change():
     A = sparse(6, 6).to_sparse_csr()
     x = torch.randn(6, 2, dtype=torch.float64)
@@ -219,7 +252,7 @@ POINTERS = torch.sparse_csr_tensor(
         (CSR, torch.eye(4), ArgumentError, "B: expected 3 rows, got the shape"),
         (CSR, torch.ones(3, 1, 1), ArgumentError, "B: expected a matrix, got the shape"),
         (torch.ones(3), CSR, ArgumentError, "A: expected a matrix, got the shape"),
-        (CSR.to(torch.int32), torch.eye(3), ArgumentTypeError, "A: expected floats in CSR, CSC, COO or dense"),
+        (CSR.to(torch.int32), torch.eye(3), ArgumentTypeError, "A: expected floats in CSR, CSC, BSR, BSC, COO or"),
         (CSR.half(), CSR.half(), ArgumentTypeError, "A: expected float32 or float64, got torch.float16"),
         (
             torch.eye(3).to_sparse_csc().requires_grad_(),
