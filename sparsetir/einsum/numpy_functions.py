@@ -167,10 +167,13 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.transpose: lambda tensor, axes=None: tensor.transpose() if axes is None else tensor.transpose(*axes),
     np.diagonal: lambda tensor: tensor.diagonal(),
     np.trace: lambda tensor: tensor.trace(),
-    np.reshape: lambda tensor, shape: tensor.reshape(shape),
+    np.reshape: lambda tensor, shape, order="C": tensor.reshape(shape, order=order),
     np.tensordot: lambda a, b, axes=2: tensordot(a, b, axes),
     np.vstack: lambda operands: vstack(operands),
     np.hstack: lambda operands: hstack(operands),
+    np.concatenate: lambda operands, axis=0: _concatenated(operands, axis),
+    np.real: lambda tensor: tensor.real,
+    np.imag: lambda tensor: tensor.imag,
     np.einsum: lambda text, *operands: einsum(text, *operands),
     np.shape: lambda tensor: tensor.shape,
     np.ndim: lambda tensor: tensor.ndim,
@@ -546,6 +549,16 @@ def hstack(operands: Sequence[Any]) -> Any:
     return _joined("hstack", operands, 1)
 
 
+def _concatenated(operands: Sequence[Any], axis: Any) -> Any:
+    """``numpy.concatenate`` along one dimension."""
+    if not is_integer(axis):
+        raise ArgumentTypeError(f"axis: expected an integer, got {shown(axis)}. Pass 0 or 1.")
+    dims = np.ndim(operands[0]) if isinstance(operands, (list, tuple)) and operands else 1
+    if not -dims <= axis < dims:
+        raise ArgumentError(f"axis: expected one of {dims} dimensions, got {axis}. The first one is 0.")
+    return _joined("concatenate", operands, int(axis) % dims)
+
+
 def _joined(function: str, operands: Sequence[Any], axis: int) -> Any:
     if not isinstance(operands, (list, tuple)):
         kind = type(operands).__name__
@@ -584,8 +597,10 @@ def _joined_shape(function: str, shapes: list[tuple[int, ...]], axis: int) -> tu
     return (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :])
 
 
-def reshape(tensor: SparseTensor, shape: tuple[Any, ...]) -> SparseTensor:
-    """Return the tensor with another shape, its elements in row-major order."""
+def reshape(tensor: SparseTensor, shape: tuple[Any, ...], order: Any = "C") -> SparseTensor:
+    """Return the tensor with another shape, its elements in row-major order, or with ``order="F"`` in column-major."""
+    if not isinstance(order, str) or order not in ("C", "F"):
+        raise ArgumentError(f'order: expected "C" or "F", got {shown(order)}. Leave it out for row-major order.')
     extents = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else list(shape)
     if not extents or not all(is_integer(n) and n >= -1 for n in extents) or extents.count(-1) > 1:
         fault = f"shape: expected extents, of which one may be -1, got {tuple(extents)}"
@@ -596,6 +611,8 @@ def reshape(tensor: SparseTensor, shape: tuple[Any, ...]) -> SparseTensor:
     if -1 in extents or math.prod(int(n) for n in extents) != size:
         raise ArgumentError(f"shape: expected {size} elements, got {tuple(extents)}. The tensor is {tensor.shape}.")
     whole = tuple(int(n) for n in extents)
+    if order == "F":
+        return reshape(tensor.transpose(), (whole[::-1],)).transpose()
     keys = entry_keys(tensor).astype(np.int64)
     coords = np.unravel_index(keys, whole) if len(keys) else [keys] * len(whole)
     if max(whole) > np.iinfo(np.int32).max or tensor.idtype == "int64":

@@ -232,6 +232,16 @@ class Operators:
         """Return the complex conjugate of each element."""
         return functions().mapped(np.conjugate, self)
 
+    @property
+    def real(self) -> Any:
+        """The real part of each element."""
+        return functions().mapped(np.real, self)
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary part of each element."""
+        return functions().mapped(np.imag, self)
+
     def matvec(self, x: Any) -> Any:
         """Compute ``S @ x``. With `rmatvec` it makes a matrix an operator of scipy's iterative solvers.
 
@@ -267,8 +277,10 @@ class Operators:
         """Return the sum of the diagonal of a matrix."""
         return self.diagonal().sum()
 
-    def reshape(self, *shape: Any) -> Any:
+    def reshape(self, *shape: Any, order: str = "C") -> Any:
         """Return the tensor with another shape, its elements in row-major order; one extent may be -1.
+
+        With ``order="F"`` elements are taken, and placed, in column-major order.
 
         Examples
         --------
@@ -276,7 +288,7 @@ class Operators:
         >>> sparsetir.SparseTensor.from_dense(np.eye(4)).reshape(2, -1).to_dense().tolist()
         [[1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]]
         """
-        return numpy_functions().reshape(self, shape)
+        return numpy_functions().reshape(self, shape, order)
 
     def sum(self, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> Any:
         """Return the sum over some dimensions, or all, as a dense array or a number.

@@ -164,3 +164,43 @@ def test_matmul_takes_vectors_of_scipy() -> None:
     for left, right in ((A, row), (row, A), (row, row)):
         expected = left.toarray() @ right.toarray()
         np.testing.assert_array_equal(sparsetir.matmul(left, right), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "bool", "complex64"])
+@pytest.mark.parametrize("shape", [(2, 3), (3,), (2, 3, 4), (0, 3), (1, 1)])
+def test_parts_orders_and_joined_tensors_are_those_of_numpy(dtype: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    D = np.where(rng.random(shape) < 0.6, rng.standard_normal(shape) * (3 + 1j), 0)
+    D = D.astype(dtype) if dtype == "complex64" else D.real.astype(dtype)
+    S = SparseTensor.from_dense(D)
+    calls = [
+        lambda M: np.real(M),
+        lambda M: np.imag(M),
+        lambda M: M.real,
+        lambda M: M.imag,
+        lambda M: np.concatenate([M, M]),
+        lambda M: np.concatenate((M, M, M), axis=-1),
+        *(lambda M, axis=axis: np.concatenate([M, M], axis) for axis in range(len(shape))),
+        *(lambda M, order=order: np.reshape(M, shape[::-1], order=order) for order in "CF"),
+        lambda M: M.reshape(shape[1:] + shape[:1], order="F"),
+        *([lambda M: M.reshape(-1, order="F")] if D.size else []),
+    ]
+    for call in calls:
+        result, expected = call(S), call(D)
+        assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(result.to_dense(), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda S: np.concatenate([S, S], 2), ArgumentError, "axis: expected one of 2 dimensions, got 2"),
+        (lambda S: np.concatenate([S, S], axis=None), ArgumentTypeError, "axis: expected an integer, got None"),
+        (lambda S: np.concatenate([S, S.to_dense()]), ArgumentTypeError, "operand 1: expected a sparse tensor"),
+        (lambda S: np.concatenate([S, S[:1]], axis=1), ArgumentError, "operand 1: expected the extents of operand 0"),
+        (lambda S: S.reshape(4, order="A"), ArgumentError, 'order: expected "C" or "F", got '),
+    ],
+)
+def test_joining_and_reordering_that_is_refused(call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(SparseTensor.from_dense(np.eye(2)))
