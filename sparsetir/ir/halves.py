@@ -20,7 +20,8 @@ after::
         C[i, k] = C[i, k] + T.Cast("float32", A_low[i, j]) * T.Cast("float32", B_high[j, k])
     ...  # the sums of A_high * B_low and A_high * B_high
 
-Where the innermost axis is reduced, as those of dot products are, one iteration adds all three::
+Where the innermost axis is reduced, as those of dot products are, or is not the last one of the result, as that of a
+linear layer with rows of inputs, one iteration adds all three::
 
     with T.sp_iter([I, J, K], "SSR", "sddmm") as [i, j, k]:
         O[i, j] = O[i, j] + S[i, j] * (T.Cast("float32", X_low[i, k]) * T.Cast("float32", Y_high[j, k]) + ...)
@@ -73,8 +74,8 @@ class _HalvedProduct:
     @property
     def groups(self) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
         """The names of the iterations that add parts of the product, and these parts."""
-        name = self.iteration.name
-        if self.iteration.kinds.endswith("R"):
+        name, innermost = self.iteration.name, self.iteration.vars[-1]
+        if self.iteration.kinds.endswith("R") or not self.store.indices[-1].same_as(innermost):
             return ((name, TERMS),)
         return tuple((f"{name}_{'_'.join(parts)}", (parts,)) for parts in TERMS)
 

@@ -27,7 +27,7 @@ behind the last one, and terms behind the last entry, are masked: what lies ther
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes  # noqa: F401  makes numpy know bfloat16
@@ -52,7 +52,8 @@ WORD = f"int32x{LANES}"
 class ProductNest:
     """A nest of loops that adds a product to a result: loops outside in, the store, its factors and its guards.
 
-    Only `b`, which counts as zero where `b_guard` does not hold, moves along the innermost loop.
+    Only `b`, which counts as zero where `b_guard` does not hold, moves along the innermost loop. `others` are the nests
+    of further products that the same store adds.
     """
 
     loops: list[tirx.For]
@@ -61,6 +62,7 @@ class ProductNest:
     b: ir.TensorLoad
     guards: list[ir.Expr]
     b_guard: ir.Expr | None
+    others: tuple[Any, ...] = ()
 
 
 def uncast(expr: Any) -> Any:
@@ -76,8 +78,11 @@ def is_zero(expr: Any) -> bool:
     return isinstance(value, (tirx.IntImm, tirx.FloatImm)) and float(value.value) == 0
 
 
-def parse(loop: tirx.For) -> ProductNest | None:
-    """Return the nest of a loop whose only statement adds a product; None if it is another one."""
+def parse(loop: tirx.For, *, takes_sums: bool = False) -> ProductNest | None:
+    """Return the nest of a loop whose only statement adds a product; None if it is another one.
+
+    `takes_sums`: also a sum of products, as that of halves.
+    """
     loops, guards, body = [], [], loop
     while isinstance(body, (tirx.For, tirx.IfThenElse)):
         if isinstance(body, tirx.For):
@@ -90,12 +95,19 @@ def parse(loop: tirx.For) -> ProductNest | None:
             return None
     if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add) or len(loops) < 2:
         return None
-    own, term = body.value.a, uncast(body.value.b)
+    own, terms = body.value.a, [uncast(body.value.b)]
+    while takes_sums and isinstance(terms[0], tirx.Add):
+        terms = [uncast(terms[0].a), uncast(terms[0].b), *terms[1:]]
     is_own = isinstance(own, ir.TensorLoad) and own.source.same_as(body.buffer)
     is_own = is_own and all_same(own.indices, body.indices)
-    if "int" in str(term.ty.dtype) and str(term.ty.dtype) != str(body.value.ty.dtype):
+    if any("int" in str(term.ty.dtype) and str(term.ty.dtype) != str(body.value.ty.dtype) for term in terms):
         return None  # A product of narrower integers may wrap around.
-    return _factors(loops, guards, body, term) if is_own and isinstance(term, tirx.Mul) else None
+    if not is_own or not all(isinstance(term, tirx.Mul) for term in terms):
+        return None
+    first, *others = (_factors(loops, guards, body, term) for term in terms)
+    if first is None or any(other is None for other in others):
+        return None
+    return replace(first, others=tuple(others))
 
 
 def _factors(loops: list[tirx.For], guards: list[Any], store: tirx.BufferStore, term: tirx.Mul) -> ProductNest | None:
@@ -210,11 +222,14 @@ class DotNest(ProductNest):
 
 def match(loop: tirx.For) -> DotNest | None:
     """Match a nest whose innermost loop runs along rows of the result and of one factor."""
-    product = parse(loop)
+    product = parse(loop, takes_sums=True)
     if product is None:
         return None
-    nest = _bounded(DotNest(**vars(product)))
-    return nest if _fits(nest, nest.columns.loop_var) else None
+    first, *others = (_bounded(DotNest(**{**vars(p), "others": ()})) for p in (product, *product.others))
+    dtypes = {(str(nest.a.source.ty.dtype), str(nest.b.source.ty.dtype)) for nest in (first, *others)}
+    if len(dtypes) > 1 or not all(_fits(nest, nest.columns.loop_var) for nest in (first, *others)):
+        return None
+    return replace(first, others=tuple(others))
 
 
 def _bounded(nest: DotNest) -> DotNest:
@@ -229,7 +244,7 @@ def _bounded(nest: DotNest) -> DotNest:
             extent = tirx.max(tirx.min(extent, left), const(0, dtype))
             guards = [x for x in guards if x is not guard]
     loops = [*nest.loops[:-1], with_(columns, extent=extent)]
-    return DotNest(loops, nest.store, nest.a, nest.b, guards, nest.b_guard)
+    return replace(nest, loops=loops, guards=guards)
 
 
 def _is_along(access: Any, column: Var) -> bool:
@@ -390,15 +405,22 @@ class _DotEmitter:
 
     def step(self, rows: Any, sums: Any, shifts: Any, begin: Any, left: Any, at: Any, terms: Any) -> tirx.Stmt:
         """Return the products of one group of terms from `at` on; `terms` of them exist (None: all)."""
+        nests = (self.nest, *self.nest.others)
+        return seq(*(self.product(nest, rows, sums, shifts, begin, left, at, terms) for nest in nests))
+
+    def product(
+        self, nest: DotNest, rows: Any, sums: Any, shifts: Any, begin: Any, left: Any, at: Any, terms: Any
+    ) -> tirx.Stmt:
+        """Return the products of the factors of one nest."""
         out: list[tirx.Stmt] = []
-        words = [bind(out, f"word_{r}", self.word(row, at, terms), "int32") for r, row in enumerate(rows)]
+        words = [bind(out, f"word_{r}", self.word(nest, row, at, terms), "int32") for r, row in enumerate(rows)]
         columns = [self.place(at, t, terms, str(self.inner.loop_var.ty.dtype)) for t in range(self.group)]
         if len(sums[0]) == 1:
-            value = bind(out, "x", self.few(columns, begin, left), WORD)
+            value = bind(out, "x", self.few(nest, columns, begin, left), WORD)
             out += [self.dot(sums[r][0], words[r], value) for r in range(len(rows))]
         for part in range(len(sums[0]) // self.group):
             loaded = [
-                bind(out, f"row_{t}", self.row(part, place, exists, begin, left), WORD)
+                bind(out, f"row_{t}", self.row(nest, part, place, exists, begin, left), WORD)
                 for t, (place, exists) in enumerate(columns)
             ]
             for v, value in enumerate(interleaved(out, self.kind, loaded)):
@@ -408,26 +430,26 @@ class _DotEmitter:
             out.append(self.dot(shift, word, tirx.Broadcast(const(SIGN_BITS), LANES)))
         return seq(*out)
 
-    def word(self, row: dict[Var, Any], at: Any, terms: Any) -> Any:
+    def word(self, nest: DotNest, row: dict[Var, Any], at: Any, terms: Any) -> Any:
         """Return the entries of one group of terms, side by side in 32 bits."""
-        load = substitute(tirx.address_of(self.nest.a), {**row, self.inner.loop_var: at})
+        load = substitute(tirx.address_of(nest.a), {**row, self.inner.loop_var: at})
         if terms is None:
             return self.call("int32", "full", load)
         return self.call("int32", "word", load, (const(1) << cast(terms, "int32")) - const(1))
 
-    def row(self, part: int, place: Any, exists: Any, begin: Any, left: Any) -> Any:
+    def row(self, nest: DotNest, part: int, place: Any, exists: Any, begin: Any, left: Any) -> Any:
         """Return a vector of the dense operand's row at `place`, zero where the term or the column does not exist."""
         per_load = LANES * self.group
         moved = {self.inner.loop_var: place, self.column: begin + const(part * per_load, self.dtype)}
-        bits = self.existing(mask(part * per_load, per_load, left, "int64"), moved, exists)
-        values = self.call(WORD, "rows", substitute(tirx.address_of(self.nest.b), moved), bits)
+        bits = self.existing(nest, mask(part * per_load, per_load, left, "int64"), moved, exists)
+        values = self.call(WORD, "rows", substitute(tirx.address_of(nest.b), moved), bits)
         return self.unsigned(values)
 
-    def existing(self, bits: Any, moved: dict[Var, Any], exists: Any) -> Any:
+    def existing(self, nest: DotNest, bits: Any, moved: dict[Var, Any], exists: Any) -> Any:
         """Return the bits of columns, none where the term does not exist."""
         conditions = [exists] if exists is not None else []
-        if self.nest.b_guard is not None:
-            conditions.append(substitute(self.nest.b_guard, moved))
+        if nest.b_guard is not None:
+            conditions.append(substitute(nest.b_guard, moved))
         for condition in conditions:
             bits = tirx.Select(condition, bits, const(0, str(bits.ty.dtype)))
         return bits
@@ -435,13 +457,13 @@ class _DotEmitter:
     def unsigned(self, values: Any) -> Any:
         return tirx.bitwise_xor(values, tirx.Broadcast(const(SIGN_BITS), LANES)) if self.shifted else values
 
-    def few(self, columns: list[tuple[Any, Any]], begin: Any, left: Any) -> Any:
+    def few(self, nest: DotNest, columns: list[tuple[Any, Any]], begin: Any, left: Any) -> Any:
         """Return one register with up to 16 columns of the rows of a group, interleaved."""
         addresses, masks = [], []
         for place, exists in columns:
             moved = {self.inner.loop_var: place, self.column: begin}
-            addresses.append(substitute(tirx.address_of(self.nest.b), moved))
-            masks.append(self.existing(mask(0, LANES, left, "int32"), moved, exists))
+            addresses.append(substitute(tirx.address_of(nest.b), moved))
+            masks.append(self.existing(nest, mask(0, LANES, left, "int32"), moved, exists))
         return self.unsigned(self.call(WORD, "few", *addresses, *masks))
 
     def place(self, at: Any, t: int, terms: Any, dtype: str) -> tuple[Any, Any]:
