@@ -169,9 +169,7 @@ class GraphOrientations:
 
 @dataclass(frozen=True, eq=False)
 class PreciseRows:
-    """Rows for products in a precision of float32, arranged so that units multiply them.
-
-    Dense operands have rows for columns of the matrix.
+    """Rows for products in a precision of float32.
 
     Parameters
     ----------
@@ -184,12 +182,6 @@ class PreciseRows:
 
     def run(self, name: str, dtype: str, inner: Sizes, *options: Any, **tensors: Tensor | None) -> Any:
         """Call a program as `GraphRows.run` does."""
-        if name == "linear":
-            x = tensors["X"]
-            assert x is not None
-            columns = {**tensors, "X": x.t().contiguous()}
-            y = self.run("spmm", dtype, inner, "sum", True, "", **columns)
-            return y.t().clone(memory_format=torch.contiguous_format)  # callers may change it in place, a view not
         return self.plain.run(name, self.precision, inner, *options, **tensors)
 
     @cached_property

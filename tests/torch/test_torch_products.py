@@ -119,10 +119,15 @@ def _heads(x: Any) -> Any:
     return graph.spmm(torch.stack([x, x], dim=1), weight, "mean", precision="bf16x3")
 
 
+def _linear(x: Any) -> Any:
+    graph = sparsetir.torch.Graph(sparse(24, 40).float())
+    return graph.linear(graph.weight, x.t(), precision="bf16x3")
+
+
 @pytest.mark.optimised
 @pytest.mark.parametrize(
     ("multiply", "mcpu"),
-    [(_matmul, "znver4"), (_matmul, "sapphirerapids"), (_heads, "znver4")],
+    [(_matmul, "znver4"), (_matmul, "sapphirerapids"), (_heads, "znver4"), (_linear, "znver4")],
 )
 def test_units_multiply_bfloat16_numbers(multiply, mcpu, monkeypatch):
     """All kernels of a product and of the gradient in the dense operand have the instruction."""
