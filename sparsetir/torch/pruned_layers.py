@@ -434,7 +434,7 @@ def ways(weight: torch.dtype, lowest: torch.dtype | str | None) -> list[str]:
     dense = [f"dense {name}" for name in names if name == dtype_name(weight) or name in ("bfloat16", "int8")]
     sparse = [f"columns {name}" for name in names] + [f"rows {name}" for name in names if name != "int8"]
     if weight is torch.float32 and least <= PRECISION[IN_PARTS] and has_bfloat16_unit():
-        sparse.append(f"columns {IN_PARTS}")
+        sparse += [f"columns {IN_PARTS}", f"rows {IN_PARTS}"]
     return [*dense, *sparse]
 
 
