@@ -135,6 +135,10 @@ class _NoContext:
         """Nothing."""
 
 
+# torch's own `apply` without what `Function` adds in Python; `torch.compile` fails at ``super(Function, cls).apply``.
+_apply = torch._C._FunctionBase.__dict__["apply"]
+
+
 class KernelFunction(Function):
     """A function whose gradients go backward only."""
 
@@ -147,7 +151,7 @@ class KernelFunction(Function):
         if not torch.is_grad_enabled() or not any(a.requires_grad for a in args if isinstance(a, Tensor)):
             if _forward_level._current_level < 0:
                 return cls.forward(_NoContext(), *args)
-        return super(Function, cls).apply(*args)
+        return _apply.__get__(None, cls)(*args)
 
     @staticmethod
     def jvp(ctx: Any, *_tangents: Any) -> Any:

@@ -715,10 +715,7 @@ class Graph(functions.GraphOrientations):
 
     def _check(self, **tensors: Tensor | None) -> None:
         self.rows.check()
-        if torch._C._are_functorch_transforms_active():
-            raise LoweringError(_TRANSFORMED)
-        if torch._C._get_tracing_state() is not None:
-            raise LoweringError("torch.jit.trace would keep results of kernels as constants: use torch.export instead")
+        check_transforms()
         for name, tensor in tensors.items():
             if (tensor is not None or name not in OPTIONAL) and not (
                 isinstance(tensor, Tensor)
@@ -736,9 +733,17 @@ class Graph(functions.GraphOrientations):
             )
 
 
+def check_transforms() -> None:
+    """Refuse transforms of functions, which kernels do not go through."""
+    if torch._C._are_functorch_transforms_active():
+        raise LoweringError(_TRANSFORMED)
+    if torch._C._get_tracing_state() is not None:
+        raise LoweringError("torch.jit.trace would keep results of kernels as constants: use torch.export instead")
+
+
 OPTIONAL = ("weight", "bias", "edges")
 _TRANSFORMED = (
-    "transforms of torch.func (vmap, grad, jvp and others) do not go through the kernels of graphs: "
+    "transforms of torch.func (vmap, grad, jvp and others) do not go through the kernels of this package: "
     "differentiate with torch.autograd, and call the operator once for each example"
 )
 

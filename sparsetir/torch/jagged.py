@@ -12,6 +12,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.torch import block_attention
 from sparsetir.torch.block_attention import COSTS, BlockPattern
 from sparsetir.torch.functions import NAMES, KernelFunction, once
+from sparsetir.torch.graph import check_transforms
 from sparsetir.utils.arguments import is_real, shown
 from sparsetir.utils.caches import remember
 from torch import Tensor
@@ -54,6 +55,7 @@ def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = N
     >>> [part.shape[0] for part in sparsetir.torch.jagged_attention(x, x, x, is_causal=True).unbind()]
     [2, 3]
     """
+    check_transforms()
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_operand(name, tensor)
     is_by_heads = q.dim() == 4 and q._ragged_idx == 2

@@ -39,7 +39,7 @@ from sparsetir.torch.functions import (
     TransposedSpMM,
     differentiable,
 )
-from sparsetir.torch.graph import FEATURES, Graph
+from sparsetir.torch.graph import FEATURES, Graph, check_transforms
 from sparsetir.torch.structure import GraphRows
 from sparsetir.utils.arguments import shown
 from sparsetir.utils.caches import shared_cache
@@ -326,6 +326,7 @@ def matmul(A: Tensor, B: Tensor, *, precision: str | None = None) -> Tensor:
     >>> A.grad.values().tolist()
     [1.0, 1.0, 1.0]
     """
+    check_transforms()
     _check_operands(A, B)
     if precision is not None:
         _check_precision(A, B, precision)
@@ -562,12 +563,16 @@ _grouped_mm_of_torch = getattr(torch.nn.functional, "grouped_mm", None)  # which
 
 
 def _rows_by_torch(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():  # torch traces its own function for bfloat16 alone
+        return _rows_by_loop(x, w, groups)
     if _grouped_mm_of_torch is None:
         raise NotImplementedError
     return _grouped_mm_of_torch(x, w, offs=groups.offsets)
 
 
 def _weights_by_torch(x: Tensor, w: Tensor, groups: GroupEnds) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():
+        return _weights_by_loop(x, w, groups)
     if _grouped_mm_of_torch is None:
         raise NotImplementedError
     return _grouped_mm_of_torch(x.t(), w, offs=groups.offsets)
@@ -743,6 +748,8 @@ def _repeated(x: Tensor, w: Tensor, offs: Tensor) -> Tensor | None:
     """
     if x.layout is not torch.strided or w.layout is not torch.strided or x.dim() != 2 or w.dim() != 3:
         return None
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_dynamo_compiling():
+        return None
     if forward_ad._current_level >= 0 or offs.dim() != 1 or offs.dtype not in OFFSETS or not (x.is_cpu and w.is_cpu):
         return None
     ends, shape = offs.tolist(), x.shape
@@ -812,6 +819,7 @@ def _ragged(left: Tensor, right: Tensor, dims: tuple[int, int], groups: GroupEnd
 
 
 def _check_grouped(left: Tensor, right: Tensor) -> None:
+    check_transforms()
     for name, tensor in (("self", left), ("mat2", right)):
         if not isinstance(tensor, Tensor) or tensor.dtype not in NAMES or tensor.device.type != "cpu":
             found = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__

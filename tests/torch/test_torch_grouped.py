@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 import sparsetir.torch  # noqa: E402
-from sparsetir.errors import ArgumentError, ArgumentTypeError  # noqa: E402
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError  # noqa: E402
 from sparsetir.torch import products  # noqa: E402
 
 ENDS = {"ragged": [0, 1, 9, 9, 30, 37], "one": [12], "ones": [1, 2, 3, 4], "empty": [0, 0, 0]}
@@ -240,3 +240,43 @@ def test_a_repeated_call_runs_few_functions() -> None:
         sys.setprofile(None)
         products._fastest.clear()
     assert len(frames) <= 8, frames
+
+
+def test_transforms_of_functions_are_refused() -> None:
+    x, w, offs = torch.ones(6, 4), torch.ones(3, 4, 2), torch.tensor([1, 2, 6])
+    A = torch.eye(4).to_sparse_csr()
+    nested = torch.nested.nested_tensor_from_jagged(torch.ones(5, 4), torch.tensor([0, 2, 5]))
+    operations = {
+        "grouped_mm": (lambda x: grouped_mm(x, w, offs=offs), x),
+        "matmul": (lambda x: sparsetir.torch.matmul(A, x), torch.ones(4, 2)),
+        "jagged_attention": (lambda x: sparsetir.torch.jagged_attention(nested, nested, nested).values() * x, x),
+    }
+    grouped_mm(x, w, offs=offs)
+    for operation, operand in operations.values():
+        for transformed in (
+            lambda f, x: torch.func.vmap(f)(x[None]),
+            lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+            lambda f, x: torch.func.jvp(f, (x,), (x,)),
+        ):
+            with pytest.raises(LoweringError, match=r"transforms of torch.func .* do not go through"):
+                transformed(operation, operand)
+
+
+@pytest.mark.slow
+def test_compiled_programs_call_it() -> None:
+    """torch's own function, which may be the fastest way, cannot be traced in float32."""
+    torch.manual_seed(0)
+    x, w, offs = (
+        torch.randn(6, 4, requires_grad=True),
+        torch.randn(3, 4, 8, requires_grad=True),
+        torch.tensor([1, 2, 6]),
+    )
+    run = lambda x, w: grouped_mm(x, w, offs=offs).relu().square().sum()  # noqa: E731
+    expected = torch.autograd.grad(run(x, w), (x, w))
+    for key in products._fastest:
+        products._fastest[key] = products._weights_by_torch if "weights" in key else products._rows_by_torch
+    try:
+        gradients = torch.autograd.grad(torch.compile(run, backend="eager")(x, w), (x, w))
+    finally:
+        products._fastest.clear()
+    torch.testing.assert_close(gradients, expected)
