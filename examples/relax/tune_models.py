@@ -73,7 +73,7 @@ def measured(name: str, tasks: Sequence[sparsetir.TuneTask], seconds: float, rou
     for n, task in enumerate(tasks):
         calls = {policy: call_of(found[n], task) for policy, found in kernels.items()}
         for policy, times in interleave(calls, rounds=rounds, rest=common.REST).items():
-            totals[policy] += task.calls * times.median
+            totals[policy] += task.expected_calls * times.median
     return Line(name, len(tasks), totals)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,23 +11,24 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from tvm import ir, relax, tirx
+from tvm import ir
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, SparseTIRError
-from sparsetir.relax import calls
-from sparsetir.relax.epilogues import same_size
-from sparsetir.relax.operators import reshape
-from sparsetir.relax.torch_import import graphs as torch_edges
-from sparsetir.relax.torch_import import quantized
+from sparsetir.relax.torch_import.converters import converters
 from sparsetir.relax.torch_import.graphs import with_sparse_products
-from sparsetir.relax.torch_import.operators import NAMESPACE, TORCH_OPERATORS
-from sparsetir.relax.training.layers import standardised
 
-Converter = Callable[[Any, Any], Any]
 COUNTER = "num_batches_tracked"
-HALVES = ("float16", "bfloat16")
-SCATTERED = {"sum": "add", "mean": "mean", "amax": "max", "amin": "min", "prod": "mul"}
+# Operators that torch writes with simpler ones, besides those that an export decomposes anyway.
+DECOMPOSED = (
+    "adaptive_max_pool2d.default",
+    "grid_sampler_2d.default",
+    "dist.default",
+    "addmv.default",
+    "addbmm.default",
+    *(f"upsample_nearest{n}d.{overload}" for n in (1, 2, 3) for overload in ("default", "vec")),
+    *(f"upsample_{kind}.vec" for kind in ("linear1d", "trilinear3d")),
+    "_upsample_bilinear2d_aa.default",
+)
 
 
 def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
@@ -45,14 +45,14 @@ def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
     """
     from tvm.relax.frontend.torch import from_exported_program
 
-    program = exported.run_decompositions()
+    program = exported.run_decompositions(_decompositions())
     _refuse_changes(program, keeps_params)
     _drop_constants(program)
     with_sparse_products(program)
     try:
         return from_exported_program(
             program,
-            custom_convert_map=_converters(),
+            custom_convert_map=converters(),
             run_ep_decomposition=False,
             keep_params_as_input=keeps_params,
         )
@@ -60,6 +60,14 @@ def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
         fault = f"TVM's importer for torch does not take the model: {error}"
         advice = 'replace these operators, or leave them to torch: torch.compile(model, backend="sparsetir")'
         raise LoweringError(f"{fault}; {advice}") from None
+
+
+def _decompositions() -> dict[Any, Any]:
+    """Return torch's own ways to write operators with simpler ones."""
+    torch, decomp = importlib.import_module("torch"), importlib.import_module("torch._decomp")
+    named = [name.split(".") for name in DECOMPOSED]
+    also = decomp.get_decompositions([getattr(getattr(torch.ops.aten, name), overload) for name, overload in named])
+    return {**torch.export.default_decompositions(), **also}
 
 
 def _refuse_changes(program: Any, keeps_averages: bool) -> None:
@@ -99,171 +107,6 @@ def _drop_constants(program: Any) -> None:
     are_tensors = [not is_constant(spec) for spec in signature.output_specs]
     output.args = (tuple(value for value, keep in zip(output.args[0], are_tensors, strict=True) if keep),)
     signature.output_specs[:] = [spec for spec, keep in zip(signature.output_specs, are_tensors, strict=True) if keep]
-
-
-# ------------------------------------------------------------------ operators
-
-
-def _converters() -> dict[str, Converter]:
-    """Return the converters of operators, by the names that the importer looks up."""
-    own_operators = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
-    products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
-    scatters = dict.fromkeys(("scatter_add.default", "scatter_reduce.two"), _scatter)
-    edges = {**torch_edges.converters(), **quantized.converters()}
-    norms = {
-        "_native_batch_norm_legit_functional.default": _batch_norm,
-        "_native_batch_norm_legit.no_stats": _batch_norm_alone,
-    }
-    remaining = {"addmm.default": _addmm, "native_dropout.default": _dropout, "index_put.default": _index_put}
-    return {**own_operators, **products, **scatters, **edges, **norms, **remaining}
-
-
-def _batch_norm(node: Any, importer: Any) -> Any:
-    """Convert batch normalization with running averages: five results, the last two the updated averages."""
-    x, gamma, beta, mean, variance, is_training, momentum, epsilon = importer.retrieve_args(node)
-    gamma, beta = (_filled(x, n) if parameter is None else parameter for n, parameter in ((1, gamma), (0, beta)))
-    options = {"epsilon": float(epsilon), "momentum": float(momentum), "training": bool(is_training)}
-    emit = importer.block_builder.emit
-    results = emit(relax.op.nn.batch_norm(x, gamma, beta, mean, variance, 1, **options))
-    y, mean, variance = (emit(relax.TupleGetItem(results, n)) for n in range(3))
-    return relax.Tuple([y, mean, variance, mean, variance])
-
-
-def _batch_norm_alone(node: Any, importer: Any) -> Any:
-    """Convert batch normalization without running averages: three results, of which the first is used."""
-    x, gamma, beta, _is_training, _momentum, epsilon = importer.retrieve_args(node)
-    emit, channels = importer.block_builder.emit, int(x.ty.shape.values[1])
-    axes = [n for n in range(x.ty.ndim) if n != 1]
-    y, mean, variance = standardised(emit, x, axes, float(epsilon))
-    for combine, parameter in ((relax.op.multiply, gamma), (relax.op.add, beta)):
-        if parameter is not None:
-            y = emit(combine(y, emit(reshape(parameter, [1, channels, *[1] * (x.ty.ndim - 2)]))))
-    return relax.Tuple([y, mean, variance])
-
-
-def _filled(x: Any, value: float) -> Any:
-    """Return a constant with the same value for each channel."""
-    return relax.const(np.full(int(x.ty.shape.values[1]), value, str(x.ty.dtype.dtype)))
-
-
-def _dropout(node: Any, importer: Any) -> Any:
-    """Convert dropout: two results, of which the second is the mask."""
-    x, rate, is_training = importer.retrieve_args(node)
-    emit = importer.block_builder.emit
-    return emit(relax.op.nn.dropout(x, float(rate)) if is_training else relax.Tuple([x, relax.op.ones_like(x)]))
-
-
-def _own(name: str) -> Converter:
-    def convert(node: Any, importer: Any) -> Any:
-        if node.target.namespace != NAMESPACE:  # An operator of torch's own namespace may have the same name.
-            return importer.create_convert_map()[f"{name}.default"](node)
-        args = importer.retrieve_args(node)
-        keywords = {key: importer.env.get(value, value) for key, value in node.kwargs.items()}
-        return importer.block_builder.emit(getattr(calls, name)(*args, **keywords))
-
-    return convert
-
-
-def _matmul(importer: Any, left: Any, right: Any) -> Any:
-    """Multiply in the dtype of the factors, where the importer assumes float32; halves are summed in float32."""
-    emit, dtype = importer.block_builder.emit, str(left.ty.dtype.dtype)
-    if dtype not in HALVES:
-        return emit(relax.op.matmul(left, right))
-    return emit(relax.op.astype(emit(relax.op.matmul(left, right, "float32")), dtype))
-
-
-def _product(node: Any, importer: Any) -> Any:
-    return _matmul(importer, *importer.retrieve_args(node))
-
-
-def _addmm(node: Any, importer: Any) -> Any:
-    """Convert ``beta * x + alpha * left @ right``."""
-    x, left, right = importer.retrieve_args(node)
-    total = _scaled(importer, _matmul(importer, left, right), node.kwargs.get("alpha", 1))
-    beta = node.kwargs.get("beta", 1)
-    return total if beta == 0 else importer.block_builder.emit(relax.op.add(total, _scaled(importer, x, beta)))
-
-
-def _scatter(node: Any, importer: Any) -> Any:
-    """Convert a scatter whose index is known only at run time."""
-    base, dim, index, src, *options = importer.retrieve_args(node)
-    if _is_empty(index):
-        return base
-    emit, reduce = importer.block_builder.emit, SCATTERED[options[0] if options else "sum"]
-    src = _leading(emit, src, index.ty.shape.values)
-
-    def scattered(into: Any, values: Any, reduction: str) -> Any:
-        return emit(relax.op.scatter_elements(into, index, values, axis=dim, reduction=reduction))
-
-    if reduce == "add" or (reduce != "mean" and node.kwargs.get("include_self", True)):
-        return scattered(base, src, reduce)
-    if node.kwargs.get("include_self", True):
-        raise LoweringError("scatter_reduce with reduce='mean' is compiled with include_self=False only")
-    dtype = str(base.ty.dtype.dtype)
-    one, zero = (relax.const(n, dtype) for n in (1, 0))
-    filled = lambda like, value: emit(relax.op.broadcast_to(relax.const(value, dtype), like.ty.shape))  # noqa: E731
-    count = scattered(filled(base, 0), filled(src, 1), "add")
-    is_empty = emit(relax.op.equal(count, zero))
-    if reduce == "mean":
-        reduced = emit(relax.op.divide(scattered(filled(base, 0), src, "add"), emit(relax.op.maximum(count, one))))
-    else:
-        least = {"max": -math.inf, "min": math.inf}.get(reduce, 1)
-        reduced = scattered(filled(base, least), src, reduce)
-    return emit(relax.op.where(is_empty, base, reduced))
-
-
-def _leading(emit: Callable[[Any], Any], src: Any, sizes: Sequence[Any]) -> Any:
-    """Slice the leading elements of each dimension, which are all that torch scatters by an index of these sizes."""
-    axes = [n for n, size in enumerate(src.ty.shape.values) if not same_size(size, sizes[n])]
-    ends = [sizes[n] for n in axes]
-    return emit(relax.op.strided_slice(src, axes, [0] * len(axes), ends)) if axes else src
-
-
-def _is_empty(index: Any) -> bool:
-    """Return whether an index has no elements."""
-    return any(isinstance(n, tirx.IntImm) and n.value == 0 for n in index.ty.shape.values)
-
-
-def _put_where(node: Any, importer: Any) -> Any:
-    """Convert an index_put by a mask: put one number, or add it, where the mask is true."""
-    base, (mask,), number = importer.retrieve_args(node)[:3]
-    emit, shape = importer.block_builder.emit, base.ty.shape
-    mask = emit(reshape(mask, [*mask.ty.shape.values, *[1] * (base.ty.ndim - mask.ty.ndim)]))
-    mask, number = emit(relax.op.broadcast_to(mask, shape)), emit(reshape(number, [1] * base.ty.ndim))
-    number = emit(relax.op.broadcast_to(number, shape))
-    if len(node.args) > 3 and node.args[3]:
-        number = emit(relax.op.add(base, number))
-    return emit(relax.op.where(mask, number, base))
-
-
-def _index_put(node: Any, importer: Any) -> Any:
-    """Convert an index_put of rows by one index, for which the importer expects an index for each dimension."""
-    places = node.args[1]
-    is_mask = len(places) == 1 and str(places[0].meta["val"].dtype) == "torch.bool"
-    if is_mask and node.args[2].meta["val"].dim() == 0:
-        return _put_where(node, importer)
-    if is_mask:
-        fault = "values of their own are put where a mask is true, whose number is not known when the model is compiled"
-        raise LoweringError(f"{fault}: write torch.where(mask, values for all places, x)")
-    if len(places) != 1 or not str(places[0].meta["val"].dtype).startswith("torch.int"):
-        return importer.create_convert_map()["index_put.default"](node)
-    base, (index,), values = importer.retrieve_args(node)[:3]
-    if _is_empty(index):
-        return base
-    emit, inner, rank = importer.block_builder.emit, list(base.ty.shape.values)[1:], base.ty.ndim
-    places = list(index.ty.shape.values)
-    flat = [math.prod(places)]
-    values = emit(relax.op.broadcast_to(values, [*places, *inner]))
-    index = emit(reshape(index, [*flat, *[1] * (rank - 1)]))
-    index = emit(relax.op.broadcast_to(index, [*flat, *inner]))
-    reduction = "add" if len(node.args) > 3 and node.args[3] else "update"
-    return emit(relax.op.scatter_elements(base, index, emit(reshape(values, [*flat, *inner])), 0, reduction))
-
-
-def _scaled(importer: Any, value: Any, factor: Any) -> Any:
-    if factor == 1:
-        return value
-    return importer.block_builder.emit(relax.op.multiply(value, relax.const(factor, str(value.ty.dtype.dtype))))
 
 
 # ------------------------------------------------------------------------------------- fixed arguments

@@ -149,11 +149,47 @@ def from_torch(
     ArgumentError, ArgumentTypeError
         The class of the model is not supported, it modifies its own buffers, or the example arguments are sparse.
     LoweringError
-        An operation of the model is not supported, such as other operations of a `Graph`.
+        An operation of the model is not supported, such as other operations of a `Graph`; or results for the examples
+        are not those of torch.
     """
     exported = _exported(model, example_args, example_kwargs, dynamic_shapes, static)
     nesting = Nesting.of(exported)
-    return compile_model(imported(exported), target, sparsify=sparsify, database=database, nesting=nesting)
+    compiled = compile_model(imported(exported), target, sparsify=sparsify, database=database, nesting=nesting)
+    if target is None:
+        _check_results(compiled, exported, EXACT if sparsify is None else ROUNDED)
+    return compiled
+
+
+EXACT, ROUNDED = 0.05, 0.5  # of the largest element of a result, that it may be off: by rounding, and by 8 bits
+TINY = 1e-6  # that any result may be off
+
+
+def _check_results(compiled: CompiledModel, exported: Any, tolerance: float) -> None:
+    """Raise where results for the examples are not torch's: an operator was imported as another one."""
+    torch = importlib.import_module("torch")
+    random = torch.Tag.nondeterministic_seeded
+    if exported.example_inputs is None or any(random in getattr(n.target, "tags", ()) for n in exported.graph.nodes):
+        return
+    arguments, keywords = copy.deepcopy(exported.example_inputs)
+    try:
+        with torch.no_grad():
+            expected = exported.module()(*arguments, **keywords)
+    except Exception:  # of examples that only stand for others, such as empty ones
+        return
+    flat = torch.utils._pytree.tree_leaves
+    for number, (own, theirs) in enumerate(zip(flat(compiled(*arguments, **keywords)), flat(expected), strict=True)):
+        if not isinstance(theirs, torch.Tensor) or not theirs.is_floating_point() or not theirs.numel():
+            continue
+        is_finite = theirs.isfinite()
+        right, found = theirs[is_finite].double(), own[is_finite].double()
+        largest = float(right.abs().max()) if right.numel() else 0.0
+        off = float((right - found).abs().max()) if right.numel() else 0.0
+        if not off <= tolerance * largest + TINY:
+            fault = (
+                f"result {number} of the examples is off by {off:.3g} where torch's largest element is {largest:.3g}"
+            )
+            how = "Report it, with the model, as an error of this package"
+            raise LoweringError(f"model: {fault}: an operator was imported as another one. {how}.")
 
 
 def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: Collection[str]) -> Any:

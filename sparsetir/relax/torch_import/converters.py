@@ -1,0 +1,639 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converters of torch's operators that TVM's importer lacks, or converts to something else than torch computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, tirx
+
+from sparsetir.errors import LoweringError
+from sparsetir.relax import calls
+from sparsetir.relax.epilogues import same_size
+from sparsetir.relax.operators import reshape
+from sparsetir.relax.torch_import import graphs, quantized
+from sparsetir.relax.torch_import.operators import NAMESPACE, TORCH_OPERATORS
+from sparsetir.relax.training.layers import standardised
+
+Converter = Callable[[Any, Any], Any]
+HALVES = ("float16", "bfloat16")
+EMBEDDING_BAG: list[Any] = [False, 0, False, None, False, -1]  # defaults of the arguments from the fourth on
+SCATTERED = {"sum": "add", "mean": "mean", "amax": "max", "amin": "min", "prod": "mul"}
+
+
+def converters() -> dict[str, Converter]:
+    """Return the converters of operators, by the names that the importer looks up."""
+    own_operators = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
+    products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
+    scatters = dict.fromkeys(("scatter_add.default", "scatter_reduce.two"), _scatter)
+    edges = {**graphs.converters(), **quantized.converters()}
+    norms = {
+        "_native_batch_norm_legit_functional.default": _batch_norm,
+        "_native_batch_norm_legit.no_stats": _batch_norm_alone,
+    }
+    remaining = {"addmm.default": _addmm, "native_dropout.default": _dropout, "_embedding_bag.default": _embedding_bag}
+    remaining |= {"_embedding_bag_forward_only.default": _embedding_bag}
+    remaining |= {"_trilinear.default": _trilinear, "_cdist_forward.default": _cdist}
+    return {**own_operators, **products, **scatters, **edges, **norms, **_of_places(), **_of_numbers(), **remaining}
+
+
+# ------------------------------------------------------------------ places: negative ones count from the end
+
+
+def _of_places() -> dict[str, Converter]:
+    return {
+        "select.int": _select,
+        "index.Tensor": _index,
+        "index_put.default": _index_put,
+        "embedding.default": _embedding,
+        "unfold.default": _unfold,
+        "searchsorted.Tensor": _searchsorted,
+        "bucketize.Tensor": lambda node, importer: _searchsorted(node, importer, is_sorted_first=False),
+    }
+
+
+def _size(x: Any, dim: int) -> Any:
+    """Return the length of a dimension: a number, or an expression of those that may change."""
+    size = x.ty.shape.values[dim]
+    return int(size) if isinstance(size, tirx.IntImm) else size
+
+
+def _select(node: Any, importer: Any) -> Any:
+    x, dim, place = importer.retrieve_args(node)
+    emit, dim = importer.block_builder.emit, dim % x.ty.ndim
+    begin = place if place >= 0 else _size(x, dim) + place
+    return emit(relax.op.squeeze(emit(relax.op.strided_slice(x, [dim], [begin], [begin + 1])), [dim]))
+
+
+def _from_start(importer: Any, index: Any, size: Any) -> Any:
+    """Return an index without negative numbers, which count from the end."""
+    if isinstance(index, ir.GenericConst):
+        places = index.value.numpy()
+        if isinstance(size, int):
+            return relax.const(np.where(places < 0, places + size, places))
+        if (places >= 0).all():
+            return index
+    emit, dtype = importer.block_builder.emit, str(index.ty.dtype.dtype)
+    length = relax.const(size, dtype) if isinstance(size, int) else _as_tensor(emit, size, dtype)
+    is_negative = emit(relax.op.less(index, relax.const(0, dtype)))
+    return emit(relax.op.where(is_negative, emit(relax.op.add(index, length)), index))
+
+
+def _as_tensor(emit: Callable[[Any], Any], size: Any, dtype: str) -> Any:
+    """Return a size that may change as a tensor without dimensions."""
+    shape = emit(relax.op.shape_to_tensor(relax.ShapeExpr([size])))
+    return emit(relax.op.astype(emit(relax.op.squeeze(shape, [0])), dtype))
+
+
+def _taken(emit: Callable[[Any], Any], x: Any, index: Any, axis: int) -> Any:
+    """Take slices; a place that is out of range, where torch raises, gives NaN of floats, else the last slice."""
+    mode = "nan" if str(x.ty.dtype.dtype).startswith(("float", "bfloat")) else "clip"
+    return emit(relax.op.take(x, index, axis, mode))
+
+
+def _embedding(node: Any, importer: Any) -> Any:
+    weight, index = importer.retrieve_args(node)[:2]
+    return _taken(importer.block_builder.emit, weight, index, 0)
+
+
+def _is_number(index: Any) -> bool:
+    return str(index.ty.dtype.dtype).startswith(("int", "uint"))
+
+
+def _index(node: Any, importer: Any) -> Any:
+    """Convert subscripts by tensors of places, which are broadcast against each other; None is all of a dimension."""
+    x, places = importer.retrieve_args(node)
+    dims = [n for n, index in enumerate(places) if index is not None]
+    if not all(_is_number(places[n]) for n in dims):
+        return importer.create_convert_map()["index.Tensor"](node)
+    emit = importer.block_builder.emit
+    found = {n: _from_start(importer, places[n], _size(x, n)) for n in dims}
+    if len(dims) == 1:
+        return _taken(emit, x, found[dims[0]], dims[0])
+    others = [n for n in range(x.ty.ndim) if n not in dims]
+    flat, shape = _flat_places(importer, x, found)
+    ahead = emit(relax.op.permute_dims(x, [*dims, *others])) if dims != list(range(len(dims))) else x
+    rows = emit(reshape(ahead, [math.prod(_size(x, n) for n in dims), *(_size(x, n) for n in others)]))
+    result = _taken(emit, rows, flat, 0)
+    first, count = dims[0], len(shape)
+    if dims != list(range(first, first + len(dims))) or not first:
+        return result
+    # Subscripts side by side leave their dimensions where they were.
+    order = [*range(count, count + first), *range(count), *range(count + first, result.ty.ndim)]
+    return emit(relax.op.permute_dims(result, order))
+
+
+def _flat_places(importer: Any, x: Any, places: dict[int, Any]) -> tuple[Any, list[Any]]:
+    """Return one place among all of the dimensions' combinations for places in each of them, and the shape."""
+    emit, flat = importer.block_builder.emit, None
+    for dim, index in places.items():
+        index = emit(relax.op.astype(index, "int64"))
+        length = _size(x, dim)
+        scale = relax.const(length, "int64") if isinstance(length, int) else _as_tensor(emit, length, "int64")
+        flat = index if flat is None else emit(relax.op.add(emit(relax.op.multiply(flat, scale)), index))
+    assert flat is not None
+    return flat, list(flat.ty.shape.values)
+
+
+def _unfold(node: Any, importer: Any) -> Any:
+    """Convert overlapping windows along a dimension, whose elements become the last dimension."""
+    x, dim, size, step = importer.retrieve_args(node)
+    emit, dim = importer.block_builder.emit, dim % x.ty.ndim
+    length = _size(x, dim)
+    if not isinstance(length, int):
+        raise LoweringError("unfold: expected a dimension of known length, got one that may change")
+    count = (length - size) // step + 1
+    places = (np.arange(count)[:, None] * step + np.arange(size)).astype("int64")
+    windows = emit(relax.op.take(x, relax.const(places), dim, "clip"))
+    return emit(relax.op.permute_dims(windows, [n for n in range(windows.ty.ndim) if n != dim + 1] + [dim + 1]))
+
+
+def _searchsorted(node: Any, importer: Any, *, is_sorted_first: bool = True) -> Any:
+    """Convert a search: the number of boundaries that are less than a value, or not more."""
+    first, second = importer.retrieve_args(node)[:2]
+    boundaries, values = (first, second) if is_sorted_first else (second, first)
+    options = {"right": False, "out_int32": False, "side": None, "sorter": None, **node.kwargs}
+    if boundaries.ty.ndim != 1 or options["sorter"] is not None:
+        raise LoweringError(f"{node.target}: expected sorted boundaries of one dimension. Sort them before.")
+    emit, kind = importer.block_builder.emit, "int32" if options["out_int32"] else "int64"
+    shape = list(values.ty.shape.values)
+    values = emit(reshape(values, [*shape, 1]))
+    below = relax.op.less_equal if options["right"] or options["side"] == "right" else relax.op.less
+    return emit(relax.op.sum(emit(relax.op.astype(emit(below(boundaries, values)), kind)), -1))
+
+
+def _embedding_bag(node: Any, importer: Any) -> Any:
+    """Convert sums and means of bags of rows; the first of four results, the others are for gradients."""
+    given: list[Any] = list(importer.retrieve_args(node))
+    weight, index, offsets, _, mode, _, weights, has_last, padding = given + EMBEDDING_BAG[len(given) - 3 :]
+    if mode == 2 or padding not in (-1, None):
+        raise LoweringError("embedding_bag is compiled for sums and means without padding_idx")
+    emit, dtype = importer.block_builder.emit, str(weight.ty.dtype.dtype)
+    bags = _size(offsets, 0) - (1 if has_last else 0)
+    offsets, index = (emit(relax.op.astype(tensor, "int64")) for tensor in (offsets, index))
+    count, width = _size(index, 0), _size(weight, 1)
+    if has_last:
+        offsets = emit(relax.op.strided_slice(offsets, [0], [0], [bags]))
+    place = emit(reshape(emit(relax.op.arange(0, count, 1, "int64")), [count, 1]))
+    begun = emit(relax.op.sum(emit(relax.op.astype(emit(relax.op.less_equal(offsets, place)), "int64")), -1))
+    bag = emit(reshape(emit(relax.op.subtract(begun, relax.const(1, "int64"))), [count, 1]))
+    rows = _taken(emit, weight, _from_start(importer, index, _size(weight, 0)), 0)
+    if weights is not None:
+        rows = emit(relax.op.multiply(rows, emit(reshape(weights, [count, 1]))))
+
+    def summed(values: Any, columns: Any) -> Any:
+        zeros = emit(relax.op.zeros(relax.ShapeExpr([bags, columns]), dtype))
+        to = emit(relax.op.broadcast_to(bag, [count, columns]))
+        return emit(relax.op.scatter_elements(zeros, to, values, axis=0, reduction="add"))
+
+    total = summed(rows, width)
+    if mode == 1:
+        entries = summed(emit(relax.op.ones(relax.ShapeExpr([count, 1]), dtype)), 1)
+        total = emit(relax.op.divide(total, emit(relax.op.maximum(entries, relax.const(1, dtype)))))
+    return relax.Tuple([total, bag, bag, bag])
+
+
+# ------------------------------------------------------------------ numbers: dtypes, NaN, and factors
+
+
+def _of_numbers() -> dict[str, Converter]:
+    sums = {"add.Tensor": relax.op.add, "sub.Tensor": relax.op.subtract}
+    extremes = {"amax.default": relax.op.max, "amin.default": relax.op.min}
+    ends = {"max.dim": (relax.op.max, relax.op.argmax), "min.dim": (relax.op.min, relax.op.argmin)}
+    shifts = {"left": relax.op.left_shift, "right": relax.op.right_shift}
+    shifted = {
+        f"{name}.{kind}": _shift(shifts[side])
+        for kind in ("Scalar", "Tensor", "Tensor_Scalar")
+        for side, names in (
+            ("left", ("__lshift__", "bitwise_left_shift")),
+            ("right", ("__rshift__", "bitwise_right_shift")),
+        )
+        for name in names
+    }
+    clamps = ("clamp.default", "clamp_min.default", "clamp_max.default")
+    return {
+        **{name: _sum_of(combine) for name, combine in sums.items()},
+        **{name: _extreme(reduce) for name, reduce in extremes.items()},
+        **{name: _extreme_and_place(*both) for name, both in ends.items()},
+        **{name: _compared(name) for name in ("eq.Scalar", "ne.Scalar")},
+        **{name: _kept_nan(name) for name in clamps},
+        **{f"div.{kind}": _quotient(f"div.{kind}") for kind in ("Tensor", "Scalar")},
+        **{f"mul.{kind}": _promoted(f"mul.{kind}", relax.op.multiply) for kind in ("Tensor", "Scalar")},
+        "add.Scalar": _sum_of(relax.op.add),
+        "sub.Scalar": _sum_of(relax.op.subtract),
+        "cumsum.default": _cumulative,
+        "any.default": _any,
+        "max_pool2d_with_indices.default": _max_pool,
+        "exp2.default": _exp2,
+        **shifted,
+        "floor_divide.default": _floor_divided,
+        "div.Tensor_mode": _divided,
+        "elu.default": _elu,
+        "prod.dim_int": _product_along,
+    }
+
+
+def _dtype(x: Any) -> str:
+    return str(x.ty.dtype.dtype)
+
+
+def _result_dtype(node: Any) -> str:
+    return str(node.meta["val"].dtype).removeprefix("torch.")
+
+
+def _operands(node: Any, importer: Any) -> list[Any]:
+    """Return the two operands of an elementwise operator as tensors of the result's dtype."""
+    emit, dtype = importer.block_builder.emit, _result_dtype(node)
+    operands = importer.retrieve_args(node)[:2]
+
+    def as_operand(value: Any) -> Any:
+        if not isinstance(value, relax.Expr):
+            return relax.const(value, dtype)
+        return value if _dtype(value) == dtype else emit(relax.op.astype(value, dtype))
+
+    return [as_operand(value) for value in operands]
+
+
+def _promoted(name: str, combine: Callable[[Any, Any], Any]) -> Converter:
+    """Return a converter whose operands get the dtype of the result, where they differ from it."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        dtype = _result_dtype(node)
+        if all(not isinstance(v, relax.Expr) or _dtype(v) == dtype for v in importer.retrieve_args(node)[:2]):
+            return importer.create_convert_map()[name](node)
+        return importer.block_builder.emit(combine(*_operands(node, importer)))
+
+    return convert
+
+
+def _cumulative(node: Any, importer: Any) -> Any:
+    x, dim = importer.retrieve_args(node)[:2]
+    return importer.block_builder.emit(relax.op.cumsum(x, dim % max(x.ty.ndim, 1), _result_dtype(node)))
+
+
+def _any(node: Any, importer: Any) -> Any:
+    """Convert whether any element is not zero."""
+    emit, (x, *_) = importer.block_builder.emit, importer.retrieve_args(node)
+    is_set = x if _dtype(x) == "bool" else emit(relax.op.not_equal(x, relax.const(0, _dtype(x))))
+    return emit(relax.op.astype(emit(relax.op.max(emit(relax.op.astype(is_set, "int8")))), "bool"))
+
+
+def _exp2(node: Any, importer: Any) -> Any:
+    (x,) = importer.retrieve_args(node)
+    return importer.block_builder.emit(relax.op.power(relax.const(2, _dtype(x)), x))
+
+
+def _max_pool(node: Any, importer: Any) -> Any:
+    """Convert the values of a pooling; their places, which TVM does not compute, are refused."""
+    if any(user.args[1] == 1 and user.users for user in node.users if len(user.args) > 1):
+        raise LoweringError("max_pool2d: expected that only its values are used, got return_indices=True")
+    return importer.create_convert_map()["max_pool2d_with_indices.default"](node)
+
+
+def _sum_of(combine: Callable[[Any, Any], Any]) -> Converter:
+    """Return a converter of ``x + alpha * y`` or its difference."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        left, right = importer.retrieve_args(node)[:2]
+        is_plain = isinstance(left, relax.Expr) and isinstance(right, relax.Expr)
+        is_plain = is_plain and len(node.args) == 2 and node.kwargs.get("alpha", 1) == 1 and _dtype(left) != "bool"
+        if not is_plain or not (_dtype(left) == _dtype(right) == _result_dtype(node)):
+            left, right = _operands(node, importer)
+            alpha = node.kwargs.get("alpha", importer.retrieve_args(node)[2] if len(node.args) > 2 else 1)
+            right = _scaled(importer, right, alpha)
+            if _dtype(left) == "bool":
+                return importer.block_builder.emit(relax.op.logical_or(left, right))
+        return importer.block_builder.emit(combine(left, right))
+
+    return convert
+
+
+def _quotient(name: str) -> Converter:
+    """Return a converter of a quotient, which is a float, also of integers."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        if any(isinstance(v, relax.Expr) and not _is_float(v) for v in importer.retrieve_args(node)[:2]):
+            return importer.block_builder.emit(relax.op.divide(*_operands(node, importer)))
+        return importer.create_convert_map()[name](node)
+
+    return convert
+
+
+def _is_float(x: Any) -> bool:
+    return _dtype(x).startswith(("float", "bfloat"))
+
+
+def _floor_divided(node: Any, importer: Any) -> Any:
+    return importer.block_builder.emit(relax.op.floor_divide(*_operands(node, importer)))
+
+
+def _divided(node: Any, importer: Any) -> Any:
+    """Convert a quotient that is rounded down or towards zero."""
+    emit, (left, right) = importer.block_builder.emit, _operands(node, importer)
+    if node.kwargs.get("rounding_mode") == "floor":
+        return emit(relax.op.floor_divide(left, right))
+    if node.kwargs.get("rounding_mode") is None or _is_float(left):
+        quotient = emit(relax.op.divide(left, right))
+        return quotient if node.kwargs.get("rounding_mode") is None else emit(relax.op.trunc(quotient))
+    rest = emit(relax.op.mod(left, right))  # with the sign of the dividend
+    return emit(relax.op.floor_divide(emit(relax.op.subtract(left, rest)), right))
+
+
+def _kept_nan(name: str) -> Converter:
+    """Return a converter of limits that leave NaN as it is."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        emit, x = importer.block_builder.emit, importer.retrieve_args(node)[0]
+        limited = importer.create_convert_map()[name](node)
+        if not _is_float(x) or not _is_float(limited):
+            return limited
+        return emit(relax.op.where(emit(relax.op.isnan(x)), x, limited))
+
+    return convert
+
+
+def _elu(node: Any, importer: Any) -> Any:
+    """Convert ``scale * x`` where x is positive, else ``scale * alpha * (exp(input_scale * x) - 1)``."""
+    x, *factors = importer.retrieve_args(node)
+    given = {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0, **node.kwargs}
+    given |= dict(zip(("alpha", "scale", "input_scale"), factors, strict=False))
+    emit = importer.block_builder.emit
+    zero = relax.const(0, _dtype(x))
+    below = emit(relax.op.minimum(_scaled(importer, x, given["input_scale"]), zero))
+    one = relax.const(1, _dtype(x))
+    grown = _scaled(importer, emit(relax.op.subtract(emit(relax.op.exp(below)), one)), given["alpha"])
+    result = emit(relax.op.where(emit(relax.op.greater(x, zero)), x, grown))
+    result = _scaled(importer, result, given["scale"])
+    return emit(relax.op.where(emit(relax.op.isnan(x)), x, result))
+
+
+def _axes(x: Any, dims: Any) -> list[int]:
+    dims = [dims] if isinstance(dims, int) else list(dims or ())
+    return sorted({dim % max(x.ty.ndim, 1) for dim in dims}) or list(range(x.ty.ndim))
+
+
+def _extreme(reduce: Callable[..., Any]) -> Converter:
+    """Return a converter of maxima or minima along dimensions, which are NaN where an element is."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        x, dims, keepdim = [*importer.retrieve_args(node), (), False][:3]
+        return _with_nan(
+            importer, x, reduce, _axes(x, node.kwargs.get("dim", dims)), node.kwargs.get("keepdim", keepdim)
+        )
+
+    return convert
+
+
+def _with_nan(importer: Any, x: Any, reduce: Callable[..., Any], axes: list[int], keepdim: bool) -> Any:
+    emit = importer.block_builder.emit
+    result = emit(reduce(x, axes, bool(keepdim)))
+    if not _is_float(x):
+        return result
+    is_nan = emit(relax.op.astype(emit(relax.op.isnan(x)), "int8"))
+    has_nan = emit(relax.op.astype(emit(relax.op.max(is_nan, axes, bool(keepdim))), "bool"))
+    return emit(relax.op.where(has_nan, relax.const(math.nan, _dtype(x)), result))
+
+
+def _extreme_and_place(reduce: Callable[..., Any], find: Callable[..., Any]) -> Converter:
+    """Return a converter of a maximum or minimum along a dimension, and of its place."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        x, dim, keepdim = [*importer.retrieve_args(node), False][:3]
+        dim, keepdim = dim % max(x.ty.ndim, 1), bool(node.kwargs.get("keepdim", keepdim))
+        value = _with_nan(importer, x, reduce, [dim], keepdim)
+        return relax.Tuple([value, importer.block_builder.emit(find(x, dim, keepdim))])
+
+    return convert
+
+
+def _product_along(node: Any, importer: Any) -> Any:
+    x, dim, keepdim = [*importer.retrieve_args(node), False][:3]
+    emit, dtype = importer.block_builder.emit, _result_dtype(node)
+    x = x if _dtype(x) == dtype else emit(relax.op.astype(x, dtype))
+    return emit(relax.op.prod(x, [dim % max(x.ty.ndim, 1)], bool(keepdim)))
+
+
+def _compared(name: str) -> Converter:
+    """Return a converter of comparisons with a number, also of booleans, for which LLVM has no such instruction."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        x, number = importer.retrieve_args(node)
+        if _dtype(x) != "bool":
+            return importer.create_convert_map()[name](node)
+        emit = importer.block_builder.emit
+        compare = relax.op.equal if name.startswith("eq") else relax.op.not_equal
+        return emit(compare(emit(relax.op.astype(x, "float32")), relax.const(float(number), "float32")))
+
+    return convert
+
+
+def _shift(shift: Callable[[Any, Any], Any]) -> Converter:
+    return lambda node, importer: importer.block_builder.emit(shift(*_operands(node, importer)))
+
+
+def _trilinear(node: Any, importer: Any) -> Any:
+    """Convert the product of three tensors with summed dimensions, of which torch makes bilinear layers."""
+    *factors, first, second, third, summed = importer.retrieve_args(node)[:7]
+    emit, product = importer.block_builder.emit, None
+    for factor, expanded in zip(factors, (first, second, third), strict=True):
+        for dim in sorted(expanded):
+            factor = emit(relax.op.expand_dims(factor, dim))
+        product = factor if product is None else emit(relax.op.multiply(product, factor))
+    return emit(relax.op.sum(product, list(summed)))
+
+
+def _cdist(node: Any, importer: Any) -> Any:
+    """Convert distances between the rows of two matrices, also of batches."""
+    left, right, power = importer.retrieve_args(node)[:3]
+    emit = importer.block_builder.emit
+    left, right = emit(relax.op.expand_dims(left, -2)), emit(relax.op.expand_dims(right, -3))
+    apart = emit(relax.op.abs(emit(relax.op.subtract(left, right))))
+    if power == 2:
+        return emit(relax.op.sqrt(emit(relax.op.sum(emit(relax.op.multiply(apart, apart)), -1))))
+    if power == 1:
+        return emit(relax.op.sum(apart, -1))
+    if power == math.inf:
+        return emit(relax.op.max(apart, -1))
+    if power == 0:
+        other = emit(relax.op.not_equal(left, right))
+        return emit(relax.op.sum(emit(relax.op.astype(other, _dtype(apart))), -1))
+    total = emit(relax.op.sum(emit(relax.op.power(apart, relax.const(power, _dtype(apart)))), -1))
+    return emit(relax.op.power(total, relax.const(1 / power, _dtype(apart))))
+
+
+# ------------------------------------------------------------------ normalization, products and scatters
+
+
+def _batch_norm(node: Any, importer: Any) -> Any:
+    """Convert batch normalization with running averages: five results, the last two the updated averages."""
+    x, gamma, beta, mean, variance, is_training, momentum, epsilon = importer.retrieve_args(node)
+    gamma, beta = (_filled(x, n) if parameter is None else parameter for n, parameter in ((1, gamma), (0, beta)))
+    options = {"epsilon": float(epsilon), "momentum": float(momentum), "training": bool(is_training)}
+    emit = importer.block_builder.emit
+    results = emit(relax.op.nn.batch_norm(x, gamma, beta, mean, variance, 1, **options))
+    y, mean, variance = (emit(relax.TupleGetItem(results, n)) for n in range(3))
+    return relax.Tuple([y, mean, variance, mean, variance])
+
+
+def _batch_norm_alone(node: Any, importer: Any) -> Any:
+    """Convert batch normalization without running averages: three results, of which the first is used."""
+    x, gamma, beta, _is_training, _momentum, epsilon = importer.retrieve_args(node)
+    emit, channels = importer.block_builder.emit, int(x.ty.shape.values[1])
+    axes = [n for n in range(x.ty.ndim) if n != 1]
+    y, mean, variance = standardised(emit, x, axes, float(epsilon))
+    for combine, parameter in ((relax.op.multiply, gamma), (relax.op.add, beta)):
+        if parameter is not None:
+            y = emit(combine(y, emit(reshape(parameter, [1, channels, *[1] * (x.ty.ndim - 2)]))))
+    return relax.Tuple([y, mean, variance])
+
+
+def _filled(x: Any, value: float) -> Any:
+    """Return a constant with the same value for each channel."""
+    return relax.const(np.full(int(x.ty.shape.values[1]), value, str(x.ty.dtype.dtype)))
+
+
+def _dropout(node: Any, importer: Any) -> Any:
+    """Convert dropout: two results, of which the second is the mask."""
+    x, rate, is_training = importer.retrieve_args(node)
+    emit = importer.block_builder.emit
+    return emit(relax.op.nn.dropout(x, float(rate)) if is_training else relax.Tuple([x, relax.op.ones_like(x)]))
+
+
+def _own(name: str) -> Converter:
+    def convert(node: Any, importer: Any) -> Any:
+        if node.target.namespace != NAMESPACE:  # An operator of torch's own namespace may have the same name.
+            return importer.create_convert_map()[f"{name}.default"](node)
+        args = importer.retrieve_args(node)
+        keywords = {key: importer.env.get(value, value) for key, value in node.kwargs.items()}
+        return importer.block_builder.emit(getattr(calls, name)(*args, **keywords))
+
+    return convert
+
+
+def _matmul(importer: Any, left: Any, right: Any) -> Any:
+    """Multiply in the dtype of the factors, where the importer assumes float32; halves are summed in float32."""
+    emit, dtype = importer.block_builder.emit, str(left.ty.dtype.dtype)
+    if dtype not in HALVES:
+        return emit(relax.op.matmul(left, right))
+    return emit(relax.op.astype(emit(relax.op.matmul(left, right, "float32")), dtype))
+
+
+def _product(node: Any, importer: Any) -> Any:
+    return _matmul(importer, *importer.retrieve_args(node))
+
+
+def _addmm(node: Any, importer: Any) -> Any:
+    """Convert ``beta * x + alpha * left @ right``."""
+    x, left, right = importer.retrieve_args(node)
+    total = _scaled(importer, _matmul(importer, left, right), node.kwargs.get("alpha", 1))
+    beta = node.kwargs.get("beta", 1)
+    return total if beta == 0 else importer.block_builder.emit(relax.op.add(total, _scaled(importer, x, beta)))
+
+
+def _scatter(node: Any, importer: Any) -> Any:
+    """Convert a scatter whose index is known only at run time."""
+    base, dim, index, src, *options = importer.retrieve_args(node)
+    if _is_empty(index):
+        return base
+    emit, reduce = importer.block_builder.emit, SCATTERED[options[0] if options else "sum"]
+    src = _leading(emit, src, index.ty.shape.values)
+
+    def scattered(into: Any, values: Any, reduction: str) -> Any:
+        return emit(relax.op.scatter_elements(into, index, values, axis=dim, reduction=reduction))
+
+    if reduce == "add" or (reduce != "mean" and node.kwargs.get("include_self", True)):
+        return scattered(base, src, reduce)
+    if node.kwargs.get("include_self", True):
+        raise LoweringError("scatter_reduce with reduce='mean' is compiled with include_self=False only")
+    dtype = str(base.ty.dtype.dtype)
+    one, zero = (relax.const(n, dtype) for n in (1, 0))
+    filled = lambda like, value: emit(relax.op.broadcast_to(relax.const(value, dtype), like.ty.shape))  # noqa: E731
+    count = scattered(filled(base, 0), filled(src, 1), "add")
+    is_empty = emit(relax.op.equal(count, zero))
+    if reduce == "mean":
+        reduced = emit(relax.op.divide(scattered(filled(base, 0), src, "add"), emit(relax.op.maximum(count, one))))
+    else:
+        least = {"max": -math.inf, "min": math.inf}.get(reduce, 1)
+        reduced = scattered(filled(base, least), src, reduce)
+    return emit(relax.op.where(is_empty, base, reduced))
+
+
+def _leading(emit: Callable[[Any], Any], src: Any, sizes: Sequence[Any]) -> Any:
+    """Slice the leading elements of each dimension, which are all that torch scatters by an index of these sizes."""
+    axes = [n for n, size in enumerate(src.ty.shape.values) if not same_size(size, sizes[n])]
+    ends = [sizes[n] for n in axes]
+    return emit(relax.op.strided_slice(src, axes, [0] * len(axes), ends)) if axes else src
+
+
+def _is_empty(index: Any) -> bool:
+    """Return whether an index has no elements."""
+    return any(isinstance(n, tirx.IntImm) and n.value == 0 for n in index.ty.shape.values)
+
+
+def _put_where(node: Any, importer: Any) -> Any:
+    """Convert an index_put by a mask: put one number, or add it, where the mask is true."""
+    base, (mask,), number = importer.retrieve_args(node)[:3]
+    emit, shape = importer.block_builder.emit, base.ty.shape
+    mask = emit(reshape(mask, [*mask.ty.shape.values, *[1] * (base.ty.ndim - mask.ty.ndim)]))
+    mask, number = emit(relax.op.broadcast_to(mask, shape)), emit(reshape(number, [1] * base.ty.ndim))
+    number = emit(relax.op.broadcast_to(number, shape))
+    if len(node.args) > 3 and node.args[3]:
+        number = emit(relax.op.add(base, number))
+    return emit(relax.op.where(mask, number, base))
+
+
+def _index_put(node: Any, importer: Any) -> Any:
+    """Convert an index_put by a mask, or by an index for some dimensions."""
+    places = node.args[1]
+    is_mask = len(places) == 1 and str(places[0].meta["val"].dtype) == "torch.bool"
+    if is_mask and node.args[2].meta["val"].dim() == 0:
+        return _put_where(node, importer)
+    if is_mask:
+        fault = "values of their own are put where a mask is true, whose number is not known when the model is compiled"
+        raise LoweringError(f"{fault}: write torch.where(mask, values for all places, x)")
+    base, index, values = importer.retrieve_args(node)[:3]
+    if not all(_is_number(place) for place in index if place is not None):
+        return importer.create_convert_map()["index_put.default"](node)
+    return _put(importer, base, index, values, "add" if len(node.args) > 3 and node.args[3] else "update")
+
+
+def _put(importer: Any, base: Any, places: Sequence[Any], values: Any, reduction: str) -> Any:
+    """Put values at places, or add them: rows of a matrix that has a row for all combinations of places."""
+    dims = [n for n, index in enumerate(places) if index is not None]
+    if any(_is_empty(places[n]) for n in dims):
+        return base
+    emit, rank = importer.block_builder.emit, base.ty.ndim
+    others = [n for n in range(rank) if n not in dims]
+    found = {n: _from_start(importer, places[n], _size(base, n)) for n in dims}
+    flat, shape = _flat_places(importer, base, found)
+    inner = [_size(base, n) for n in others]
+    first, order = dims[0], [*dims, *others]
+    is_together = dims == list(range(first, first + len(dims)))
+    # Values have the shape of what the same subscript would read: with the dimensions of places at the first, or ahead.
+    wanted = [*inner[:first], *shape, *inner[first:]] if is_together else [*shape, *inner]
+    values = emit(relax.op.broadcast_to(values, wanted))
+    if is_together and first:
+        count = len(shape)
+        axes = [*range(first, first + count), *range(first), *range(first + count, len(wanted))]
+        values = emit(relax.op.permute_dims(values, axes))
+    rows, total = math.prod(_size(base, n) for n in dims), math.prod(shape)
+    ahead = base if order == list(range(rank)) else emit(relax.op.permute_dims(base, order))
+    matrix = emit(reshape(ahead, [rows, *inner]))
+    to = emit(reshape(flat, [total, *[1] * len(inner)]))
+    to = emit(relax.op.broadcast_to(to, [total, *inner]))
+    values = emit(reshape(values, [total, *inner]))
+    result = emit(relax.op.scatter_elements(matrix, to, values, 0, reduction))
+    result = emit(reshape(result, [_size(base, n) for n in order]))
+    return result if order == list(range(rank)) else emit(relax.op.permute_dims(result, list(np.argsort(order))))
+
+
+def _scaled(importer: Any, value: Any, factor: Any) -> Any:
+    if factor == 1:
+        return value
+    return importer.block_builder.emit(relax.op.multiply(value, relax.const(factor, str(value.ty.dtype.dtype))))
+
+
+__all__ = ["converters"]

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators of imported torch models beside torch: those that TVM's importer lacks, or converts to other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparsetir import relax
+from sparsetir.errors import LoweringError
+from sparsetir.relax.torch_import import importer
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+NAN = float("nan")
+
+
+def drawn(*shape: int, seed: int = 0) -> Any:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype("float32"))
+
+
+X = drawn(4, 6, 8)
+PLACES, OTHERS = torch.tensor([0, -1, 2]), torch.tensor([1, -1, -3])
+WITH_NAN = torch.tensor([[1.0, NAN, -2.0], [0.5, 2.0, -0.5]])
+WHOLE = torch.tensor([[-7, -3, 0], [2, 5, 9]])
+BAGS = torch.tensor([[0, 3, 3], [8, 1, 2]])
+IMAGE = drawn(1, 2, 6, 6, seed=1)
+
+
+def put_columns(x: Any, places: Any) -> Any:
+    y = x.clone()
+    y[:, places] = 0.0
+    y[:, -1, 1:3] = x[:, 0, :2]
+    return y
+
+
+def put_pairs(x: Any, first: Any, second: Any) -> Any:
+    y = x.clone()
+    y[:, first, second] = torch.arange(3.0)
+    y[first, :, second] += 1
+    return y
+
+
+# By theme: what is computed of which arguments, whose results torch and the compiled model agree on.
+GROUPS: dict[str, tuple[list[Callable[..., Any]], tuple[Any, ...]]] = {
+    "negative places": (
+        [
+            lambda x, i, j: x[:, -1],
+            lambda x, i, j: x[-2],
+            lambda x, i, j: x[..., -3],
+            lambda x, i, j: x[i],
+            lambda x, i, j: x[:, i],
+            lambda x, i, j: x[:, torch.tensor([-1, 1]), torch.tensor([0, -2])],
+        ],
+        (X, PLACES, OTHERS),
+    ),
+    "several places": (
+        [
+            lambda x, i, j: x[i, j],
+            lambda x, i, j: x[:, i, j],
+            lambda x, i, j: x[i, :, j],
+            lambda x, i, j: x[i[:, None], j],
+            lambda x, i, j: x[:, i.view(3, 1).expand(3, 2)],
+        ],
+        (X, PLACES, OTHERS),
+    ),
+    "values that are put": (
+        [
+            lambda x, i, j: put_columns(x, i),
+            put_pairs,
+            lambda x, i, j: x.index_put((i,), torch.ones(3, 6, 8), accumulate=True),
+            lambda x, i, j: x.index_put((i, j), torch.zeros(())),
+            lambda x, i, j: x.index_add(1, i % 6, x[:, :3], alpha=2),
+        ],
+        (X, PLACES, OTHERS),
+    ),
+    "factors": (
+        [
+            lambda x: torch.add(x, x.flip(1), alpha=2),
+            lambda x: torch.sub(x, x.flip(0), alpha=0.5),
+            lambda x: torch.sub(x, 2, alpha=3),
+            lambda x: torch.rsub(x, 2, alpha=3),
+            F.selu,
+            lambda x: F.elu(x, 1.7),
+            lambda x: F.celu(x, 2.0),
+        ],
+        (X,),
+    ),
+    "integers": (
+        [
+            lambda n: n / 3,
+            lambda n: n // 3,
+            lambda n: n % -3,
+            lambda n: n * 2.5,
+            lambda n: n + 1.5,
+            lambda n: torch.div(n, -3, rounding_mode="trunc"),
+            lambda n: torch.div(n, -3, rounding_mode="floor"),
+            lambda n: n << 2,
+            lambda n: n >> 1,
+            lambda n: n.prod(-1),
+            lambda n: n.clamp(-2, 5),
+        ],
+        (WHOLE,),
+    ),
+    "booleans": (
+        [
+            lambda x: (x > 0) + (x < 1),
+            lambda x: (x > 0).cumsum(-1),
+            lambda x: (x > 0).count_nonzero(),
+            lambda x: (x > 0).sum(-1),
+            lambda x: (x > 2).any(),
+            lambda x: (x > 0) * x,
+        ],
+        (X,),
+    ),
+    "NaN": (
+        [
+            lambda x: x.clamp(0, 1),
+            lambda x: x.clamp(min=0.1),
+            lambda x: x.amax(-1),
+            lambda x: x.amin(),
+            lambda x: x.max(-1)[0],
+            F.elu,
+            torch.relu,
+            torch.nansum,
+        ],
+        (WITH_NAN,),
+    ),
+    "extremes": (
+        [
+            lambda x: x.min(1)[1],
+            lambda x: x.max(-1, keepdim=True)[0],
+            lambda x: x.amax((0, 2)),
+            lambda x: x.logsumexp(-1),
+            lambda x: x.logsumexp((0, 1), keepdim=True),
+            lambda x: x.prod(-1),
+            lambda x: F.adaptive_max_pool2d(x, 1),
+        ],
+        (X,),
+    ),
+    "searches": (
+        [
+            lambda x: torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0]), x),
+            lambda x: torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0]), x, side="right", out_int32=True),
+            lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])),
+            lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0]), right=True),
+        ],
+        (torch.tensor([[0.0, -1.0, 2.0], [-3.0, 0.5, 1.0]]),),
+    ),
+    "bags": (
+        [
+            lambda w, i: F.embedding_bag(i, w),
+            lambda w, i: F.embedding_bag(i, w, mode="sum", per_sample_weights=w[:2, :3]),
+            lambda w, i: F.embedding_bag(i.view(-1), w, torch.tensor([0, 2, 2, 5])),
+            lambda w, i: F.embedding_bag(i.view(-1), w, torch.tensor([0, 2, 6]), include_last_offset=True, mode="sum"),
+            lambda w, i: F.embedding(i, w),
+        ],
+        (drawn(9, 4, seed=2), BAGS),
+    ),
+    "distances": (
+        [
+            lambda x, y: torch.cdist(x, y),
+            lambda x, y: torch.cdist(x, y, p=1),
+            lambda x, y: torch.cdist(x, y, p=3),
+            lambda x, y: torch.cdist(x, y, p=float("inf")),
+            lambda x, y: torch.dist(x[:3], y[:3]),
+            lambda x, y: F.bilinear(x[:3], y[:3], torch.ones(2, 5, 5)),
+        ],
+        (drawn(4, 5), drawn(3, 5, seed=3)),
+    ),
+    "images": (
+        [
+            lambda x: x.unfold(2, 3, 2),
+            lambda x: F.unfold(x, 3, padding=1),
+            lambda x: F.interpolate(x, size=(5, 7)),
+            lambda x: F.grid_sample(x, x[:, :, :3, :4].permute(0, 2, 3, 1).tanh(), align_corners=False),
+            lambda x: F.pad(x, (2, 1, 1, 2), mode="reflect"),
+        ],
+        (IMAGE,),
+    ),
+}
+
+
+class Several(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, functions: list[Callable[..., Any]]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, *arguments: Any) -> Any:
+        return tuple(function(*arguments) for function in self.functions)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_operators_of_models_compute_what_torch_computes(group: str) -> None:
+    functions, arguments = GROUPS[group]
+    model = Several(functions).eval()
+    found = relax.from_torch(model, arguments)(*arguments)
+    for number, (own, expected) in enumerate(zip(found, model(*arguments), strict=True)):
+        where = f"{group} {number}"
+        assert own.dtype == expected.dtype, where
+        torch.testing.assert_close(
+            own, expected, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, w=where: f"{w}: {m}"
+        )
+
+
+def test_places_may_be_negative_where_sizes_change() -> None:
+    model = Several([lambda x, i: x[:, -1], lambda x, i: x[i], lambda x, i: x[-2]]).eval()
+    rows = torch.export.Dim("rows", min=3)
+    compiled = relax.from_torch(model, (X, PLACES), dynamic_shapes=(({0: rows}, None),))
+    for count in (4, 9):
+        x = drawn(count, 6, 8, seed=count)
+        for own, expected in zip(compiled(x, PLACES), model(x, PLACES), strict=True):
+            torch.testing.assert_close(own, expected)
+
+
+def test_recurrent_layers_whose_last_state_is_taken() -> None:
+    layer = torch.nn.LSTM(8, 5, batch_first=True)
+    model = Several([lambda x: layer(x)[0][:, -1]]).eval()
+    with torch.no_grad():
+        (expected,) = model(X[:, :3])
+    (own,) = relax.from_torch(model, (X[:, :3],))(X[:, :3])
+    torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_places_out_of_range_are_not_read() -> None:
+    """Where torch raises, a compiled model gives NaN: no memory outside of the weight is read."""
+    model = Several([lambda w, i: F.embedding(i, w)]).eval()
+    weight = drawn(3, 4)
+    compiled = relax.from_torch(model, (weight, torch.tensor([0, 2])))
+    (rows,) = compiled(weight, torch.tensor([1, 1 << 40]))
+    assert torch.equal(rows[0], weight[1])
+    assert rows[1].isnan().all()
+
+
+def test_a_model_that_is_imported_as_another_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm import relax as tvm_relax
+
+    own = importer.converters
+    wrong = lambda node, of: of.block_builder.emit(tvm_relax.op.cos(of.retrieve_args(node)[0]))  # noqa: E731
+    monkeypatch.setattr(importer, "converters", lambda: {**own(), "sin.default": wrong})
+    model = Several([torch.sin]).eval()
+    with pytest.raises(LoweringError, match=r"result 0 of the examples is off by .* imported as another one"):
+        relax.from_torch(model, (X,))
+
+
+@pytest.mark.parametrize("why", ["mask", "places of maxima", "largest of bags"])
+def test_what_cannot_be_compiled_is_named(why: str) -> None:
+    function, arguments, text = {
+        "mask": (lambda x: x[x > 0], (X,), "selects by a mask"),
+        "places of maxima": (
+            lambda x: F.max_pool2d(x, 2, return_indices=True)[1],
+            (IMAGE,),
+            "only its values are used",
+        ),
+        "largest of bags": (lambda w: F.embedding_bag(BAGS, w, mode="max"), (drawn(9, 4),), "for sums and means"),
+    }[why]
+    with pytest.raises(LoweringError, match=text):
+        relax.from_torch(Several([function]).eval(), arguments)
