@@ -176,7 +176,7 @@ def _check_results(compiled: CompiledModel, exported: Any, tolerance: float) -> 
             expected = exported.module()(*arguments, **keywords)
     except Exception:  # of examples that only stand for others, such as empty ones
         return
-    flat = torch.utils._pytree.tree_leaves
+    flat = importlib.import_module("torch.utils._pytree").tree_leaves
     for number, (own, theirs) in enumerate(zip(flat(compiled(*arguments, **keywords)), flat(expected), strict=True)):
         if not isinstance(theirs, torch.Tensor) or not theirs.is_floating_point() or not theirs.numel():
             continue
