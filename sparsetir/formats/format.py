@@ -432,6 +432,23 @@ REGISTRY: dict[str, Callable[..., Format]] = {}
 def register(name: str) -> Callable[[Maker], Maker]:
     """Make a format, or a function that makes one, known to `make` under a name.
 
+    Parameters
+    ----------
+    name : str
+        An identifier. An own format of that name is replaced, one of this package is not.
+
+    Returns
+    -------
+    callable
+        A decorator of a subclass of `Format`, or of a function that returns a format.
+
+    Raises
+    ------
+    ArgumentTypeError
+        `name` is no string, or what is decorated cannot be called.
+    ArgumentError
+        The name is no identifier, or belongs to a format of this package.
+
     Examples
     --------
     >>> from sparsetir.formats.format import REGISTRY, Format, make, register
@@ -442,13 +459,30 @@ def register(name: str) -> Callable[[Maker], Maker]:
     nothing()
     >>> del REGISTRY["nothing"]
     """
+    if not isinstance(name, str):
+        fault = f"name: expected the name of a format, got {type(name).__name__}"
+        raise ArgumentTypeError(f'{fault}. Decorate the class with @formats.register("name").')
+    if not name.isidentifier():
+        raise ArgumentError(f"name: expected an identifier, got {shown(name)}. Use letters, digits and underscores.")
 
     def keep(maker: Maker) -> Maker:
+        if not callable(maker):
+            fault = f"format {name}: expected a class or a function, got {type(maker).__name__}"
+            raise ArgumentTypeError(f"{fault}. Register a function that returns the format.")
+        if _is_of_package(REGISTRY.get(name)) and not _is_of_package(maker):
+            raise ArgumentError(
+                f"name: expected a new name, got {shown(name)}, a format of this package. Choose another."
+            )
         checked = checks_keywords(maker, name)
         REGISTRY[name] = checked
         return checked
 
     return keep
+
+
+def _is_of_package(maker: Any) -> bool:
+    """Return whether a class or function is defined in this package."""
+    return str(getattr(maker, "__module__", "")).startswith("sparsetir.")
 
 
 def make(name: str, **parameters: Any) -> Format:
@@ -466,7 +500,7 @@ def make(name: str, **parameters: Any) -> Format:
     ArgumentError
         When no format has that name.
     ArgumentTypeError
-        When the format takes no such parameters.
+        When the format takes no such parameters, or its function returns something else.
 
     Examples
     --------
@@ -480,11 +514,15 @@ def make(name: str, **parameters: Any) -> Format:
     if name not in REGISTRY:
         raise ArgumentError(f"no format is called {shown(name)}; there are {', '.join(sorted(REGISTRY))}")
     try:
-        return REGISTRY[name](**parameters)
+        made = REGISTRY[name](**parameters)
     except TypeError as error:
         if isinstance(error, ArgumentTypeError):
             raise
         raise ArgumentTypeError(f"format {name} takes other parameters: {error}") from error
+    if not isinstance(made, Format):
+        fault = f"format {name}: expected its function to return a format, got {type(made).__name__}"
+        raise ArgumentTypeError(f"{fault}. Return one of sparsetir.formats.")
+    return made
 
 
 def row_chunks(indptr: Array, step: int = 1) -> Iterator[tuple[int, int]]:

@@ -915,3 +915,39 @@ def test_chunks_of_listed_rows_have_equal_work() -> None:
     text = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.reordered()})).script(3)
     search = text[text.index("while first[0]") :].splitlines()[1]
     assert "indptr_reordered_1[" in search
+
+
+@pytest.mark.parametrize(
+    ("register", "error", "message"),
+    [
+        (lambda: formats.register("csr")(lambda: formats.make("coo")), ArgumentError, "name: expected a new name"),
+        (lambda: formats.register(3), ArgumentTypeError, "name: expected the name of a format, got int"),
+        (
+            lambda: formats.register(lambda: None),
+            ArgumentTypeError,
+            "name: expected the name of a format, got function",
+        ),
+        (lambda: formats.register("a b"), ArgumentError, "name: expected an identifier, got 'a b'"),
+        (
+            lambda: formats.register("five")(5),
+            ArgumentTypeError,
+            "format five: expected a class or a function, got int",
+        ),
+    ],
+)
+def test_formats_that_are_not_registered(register: Any, error: Any, message: str) -> None:
+    before = dict(formats.REGISTRY)
+    with pytest.raises(error, match=message):
+        register()
+    assert formats.REGISTRY == before
+
+
+def test_a_registered_function_is_replaced_and_returns_a_format() -> None:
+    try:
+        formats.register("of_this_test")(lambda: None)
+        with pytest.raises(ArgumentTypeError, match="format of_this_test: expected its function to return a format"):
+            formats.make("of_this_test")
+        formats.register("of_this_test")(lambda: formats.make("coo"))
+        assert formats.make("of_this_test") == formats.make("coo")
+    finally:
+        formats.REGISTRY.pop("of_this_test", None)
