@@ -278,7 +278,8 @@ def worth_trying(
     """Return the members of a pool that may save more than trying them takes, the likeliest first.
 
     The second one that is tried is of another format than the first, because a model that is wrong about a format is
-    wrong about all its schedules.
+    wrong about all its schedules. Each must save what it and those before it take, because all are tried before any is
+    kept.
 
     Parameters
     ----------
@@ -298,7 +299,7 @@ def worth_trying(
         That are tried.
     """
     expected = {n: float(gain) for n, gain in enumerate(gains)}
-    best = expected.pop(0)
+    best, spent = expected.pop(0), 0.0
     found: list[Conversion] = []
     if ruled is not None:
         same = [n for n, (format, change) in enumerate(pool) if format == ruled.format and change == ruled.choices]
@@ -310,8 +311,8 @@ def worth_trying(
         if likeliest is None:
             break
         gain, (format, change) = expected.pop(likeliest), pool[likeliest]
-        cost = COMPOSING + (0.0 if format is None else converting)
-        needed = cost / (seconds * expected_saving(gain / best, spread))
+        spent += COMPOSING + (0.0 if format is None else converting)
+        needed = spent / (seconds * expected_saving(gain / best, spread))
         if needed > calls:
             break
         conversion = Conversion(format, needed, change)
