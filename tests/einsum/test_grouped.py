@@ -73,6 +73,8 @@ def test_no_rows_groups_or_columns() -> None:
         ([0, 3, 2], "offsets: expected ascending positions from 0"),
         ([1, 2, 4], "offsets: expected 0 as the first position"),
         ([0, 2, 5], "offsets: expected positions up to 4"),
+        (np.array([0, 2, 2**63 + 4], np.uint64), "offsets: expected positions up to 4"),
+        (np.array([0, 2**63 + 4, 4], np.uint64), "offsets: expected ascending positions"),
         ([0, 2, 3], "offsets: expected 4, the number of rows, as the last position"),
         ([0, 4], r"x, W: expected \(rows, depth\) and \(1, depth, feat\)"),
     ],
