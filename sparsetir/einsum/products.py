@@ -218,7 +218,9 @@ def grouped_matmul(x: Any, offsets: Any, W: Any) -> Any:
     if x.ndim != 2 or W.ndim != 3 or W.shape[:2] != (starts.size - 1, x.shape[-1]):
         fault = f"x, W: expected (rows, depth) and ({starts.size - 1}, depth, feat), got {x.shape} and {W.shape}"
         raise ArgumentError(f"{fault}. Give one matrix for each group.")
-    starts = np.minimum(starts, np.iinfo(np.int64).max).astype(np.int64)  # a cast would make large ones negative
+    if starts.dtype == np.uint64:  # a cast would make large ones negative
+        starts = np.minimum(starts, np.uint64(np.iinfo(np.int64).max))
+    starts = starts.astype(np.int64)
     check_offsets(starts, x.shape[0])
     if starts[-1] != x.shape[0]:
         fault = f"offsets: expected {x.shape[0]}, the number of rows, as the last position, got {int(starts[-1])}"
