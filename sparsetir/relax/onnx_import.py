@@ -108,7 +108,7 @@ def _loaded(model: Any) -> Any:
 def _imported(model: Any, shapes: Mapping[str, Sequence[int]] | None) -> ir.IRModule:
     from tvm.relax.frontend.onnx import from_onnx as import_onnx
 
-    from sparsetir.relax.onnx_quantized import more_converters
+    from sparsetir.relax.onnx_operators import more_converters
 
     try:
         with more_converters():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX models whose weights are sparse initializers."""
+"""ONNX models: sparse initializers as sparse weights, and operators beside the reference evaluator."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError
 
 onnx = pytest.importorskip("onnx")
 helper, numpy_helper = onnx.helper, onnx.numpy_helper
+ReferenceEvaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator
 
 
 def pruned(*shape: int, density: float = 0.2, seed: int = 0) -> np.ndarray:
@@ -108,3 +109,28 @@ def test_bad_models(tmp_path: Path) -> None:
         srelax.from_onnx(tmp_path / "none.onnx")
     with pytest.raises(ArgumentError, match="model: expected an ONNX model"):
         srelax.from_onnx(b"no model")
+
+
+SIGNAL = np.random.default_rng(3).standard_normal((2, 6, 4, 4)).astype("float32")
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "x"),
+    [
+        ("Celu", {"alpha": 1.7}, SIGNAL),
+        ("Clip", {"limits": (0.0, 1.0)}, np.array([np.nan, 2, -1, 0.5], "float32")),
+        ("Clip", {"limits": (0.0,)}, np.array([np.nan, 2, -1, 0.5], "float32")),
+    ],
+)
+def test_operators_are_those_of_the_reference(op: str, attributes: dict[str, Any], x: np.ndarray) -> None:
+    attributes = dict(attributes)
+    limits = attributes.pop("limits", ())
+    names = [f"limit{n}" for n in range(len(limits))]
+    stored = [onnx.numpy_helper.from_array(np.float32(v), n) for n, v in zip(names, limits, strict=True)]
+    given = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, x.shape)
+    node = onnx.helper.make_node(op, ["x", *names], ["y"], **attributes)
+    graph = onnx.helper.make_graph([node], "one", [given], [result], stored)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(np.asarray(srelax.from_onnx(model)(x)), expected, rtol=1e-5, atol=1e-6)

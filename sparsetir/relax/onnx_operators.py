@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX's quantized operators that TVM's importer lacks: ``QLinearMatMul``, ``QLinearConv`` and ``ConvInteger``.
+"""ONNX's operators that TVM's importer lacks, such as ``QLinearMatMul``, or converts to others, such as ``Clip``.
 
-Results are those of ONNX's reference evaluator: sums in int32, the product with the quotient of the scales in float64,
-and rounding of halves to the even neighbour after the zero point is added.
+Results of the quantized ones are those of ONNX's reference evaluator: sums in int32, the product with the quotient of
+the scales in float64, and rounding of halves to the even neighbour after the zero point is added.
 """
 
 from __future__ import annotations
@@ -126,7 +126,39 @@ def _with_padding(attr: Any, sizes: list[Any], window: list[int]) -> Any:
     return {**{name: value for name, value in attr.items() if name != "auto_pad"}, "pads": pads}
 
 
-CONVERTERS = {"QLinearMatMul": QLinearMatMul, "QLinearConv": QLinearConv, "ConvInteger": ConvInteger}
+class Clip(onnx_frontend.Clip):  # type: ignore[misc]
+    """Limits that leave NaN as it is."""
+
+    @classmethod
+    def _kept(cls, bb: Any, x: Any, limited: Any) -> Any:
+        if not str(x.ty.dtype.dtype).startswith(("float", "bfloat")):
+            return limited
+        return relax.op.where(bb.normalize(relax.op.isnan(x)), x, bb.normalize(limited))
+
+    @classmethod
+    def _impl_v1(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        return cls._kept(bb, inputs[0], super()._impl_v1(bb, inputs, attr, params))
+
+    @classmethod
+    def _impl_v13(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        return cls._kept(bb, inputs[0], super()._impl_v13(bb, inputs, attr, params))
+
+
+class Celu(onnx_frontend.OnnxOpConverter):  # type: ignore[misc]
+    """``max(0, x) + min(0, alpha * (exp(x / alpha) - 1))``."""
+
+    @classmethod
+    def _impl_v12(cls, bb: Any, inputs: Any, attr: Any, _params: Any) -> Any:
+        x, alpha = inputs[0], float(attr.get("alpha", 1.0))
+        number = lambda value: relax.const(value, str(x.ty.dtype.dtype))  # noqa: E731
+        below = bb.normalize(relax.op.minimum(bb.normalize(relax.op.divide(x, number(alpha))), number(0)))
+        grown = bb.normalize(relax.op.subtract(bb.normalize(relax.op.exp(below)), number(1)))
+        grown = bb.normalize(relax.op.multiply(grown, number(alpha)))
+        return relax.op.where(bb.normalize(relax.op.greater(x, number(0))), x, grown)
+
+
+LACKING = {"QLinearMatMul": QLinearMatMul, "QLinearConv": QLinearConv, "ConvInteger": ConvInteger, "Celu": Celu}
+CORRECTED = {"Clip": Clip}
 
 
 @contextmanager
@@ -134,7 +166,7 @@ def more_converters() -> Iterator[None]:
     """Let TVM's importer know the operators of this module."""
     with _lock:
         original = onnx_frontend._get_convert_map
-        onnx_frontend._get_convert_map = lambda: {**CONVERTERS, **original()}
+        onnx_frontend._get_convert_map = lambda: {**LACKING, **original(), **CORRECTED}
         try:
             yield
         finally:
