@@ -126,7 +126,7 @@ def _with_padding(attr: Any, sizes: list[Any], window: list[int]) -> Any:
     return {**{name: value for name, value in attr.items() if name != "auto_pad"}, "pads": pads}
 
 
-class Clip(onnx_frontend.Clip):  # type: ignore[misc]
+class Clip(onnx_frontend.Clip):
     """Limits that leave NaN as it is."""
 
     @classmethod
@@ -144,7 +144,7 @@ class Clip(onnx_frontend.Clip):  # type: ignore[misc]
         return cls._kept(bb, inputs[0], super()._impl_v13(bb, inputs, attr, params))
 
 
-class Celu(onnx_frontend.OnnxOpConverter):  # type: ignore[misc]
+class Celu(onnx_frontend.OnnxOpConverter):
     """``max(0, x) + min(0, alpha * (exp(x / alpha) - 1))``."""
 
     @classmethod
