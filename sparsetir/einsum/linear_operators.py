@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -27,9 +27,11 @@ from sparsetir.runtime.adaptive import MIN_ENTRIES, TRIAL_CALLS, TRIAL_SECONDS, 
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.utils.arguments import is_float, renamed_parameters, shown
 
+Convert: TypeAlias = "Callable[[Any, int], tuple[list[Callable[[Any], Any]], bool]]"
+
 REAL = np.dtype("float32"), np.dtype("float64")
 COMPLEX = np.dtype("complex64"), np.dtype("complex128")
-DEFAULT_CALLS = 1000  # products that a solver is expected to make
+LOOKS, AGAIN = 4, 4  # times that a format is looked for, each after so many times the products before
 
 
 @renamed_parameters(calls="expected_calls")
@@ -49,8 +51,9 @@ def linear_operator(A: Any, *, expected_calls: int | None = None) -> linalg.Line
         floats become float64.
     expected_calls : int, optional
         About how many products of each kind will be made. Where so many take much longer than looking for a format, the
-        first one waits until that is found and compiled; otherwise, and by default, a thousand are expected once eight
-        have been made and have taken 0.2 seconds. 0 keeps the format of `A`.
+        first one waits until that is found and compiled. By default as many are expected as have been made, once these
+        are eight and have taken 0.2 seconds, and again after four times as many until a format pays. 0 keeps the format
+        of `A`.
 
     Returns
     -------
@@ -194,14 +197,15 @@ class _Operator(linalg.LinearOperator):
             raise ArgumentTypeError(f"x: expected numbers that float64 holds, got {x.dtype}. Convert them with astype.")
         return np.result_type(x.dtype, self.dtype)
 
-    def _others(self, text: str, *, with_own: bool) -> Callable[[Any], list[Callable[[Any], Any]]]:
-        """Return a function of an operand: the products over the own format, if wanted, and another one that pays."""
-        expected_calls = DEFAULT_CALLS if self.expected_calls is None else self.expected_calls
-        is_transposed = text[3] == "i"
+    def _others(self, text: str, *, with_own: bool) -> Convert:
+        """Return a function that converts: to products over the own format, if wanted, and to what pays."""
+        is_transposed, has_own = text[3] == "i", not with_own
 
-        def convert(x: Any) -> list[Callable[[Any], Any]]:
+        def convert(x: Any, expected_calls: int) -> tuple[list[Callable[[Any], Any]], bool]:
+            nonlocal has_own
             tensor = self.tensor
-            own = [self._own(text, x)] if with_own else []
+            own = [] if has_own else [self._own(text, x)]
+            has_own = True
             matrix = tensor.to_scipy("csr", copy=False)
             matrix = matrix.T.tocsr() if is_transposed else matrix
             program, name = (ops.spmv, "x") if x.ndim == 1 else (ops.spmm, "B")
@@ -210,12 +214,11 @@ class _Operator(linalg.LinearOperator):
             if bound.adaptive is not None and expected_calls:
                 bound.adaptive.ask({name: x})
             others = bound.over_others
-            if not others and is_transposed:
-                others = (make_kernel(func).bind(A=matrix),)
-            if not others:
-                return own
-            self._bound[text] = bound  # which the others call where values are not finite
-            return [*own, *(lambda x, other=other: other(**{name: x}) for other in others)]
+            if not others and is_transposed and own:
+                own.append(_by_kernel(make_kernel(func).bind(A=matrix), name))
+            if others:
+                self._bound[text] = bound  # which the others call where values are not finite
+            return [*own, *(_by_kernel(other, name) for other in others)], bool(others)
 
         return convert
 
@@ -230,6 +233,11 @@ class _Operator(linalg.LinearOperator):
 
     def _rmatmat(self, X: Any) -> Any:
         return self._product("ij,ik->jk", X)
+
+
+def _by_kernel(bound: Any, name: str) -> Callable[[Any], Any]:
+    """Return the product of a bound kernel with its operand."""
+    return lambda x: bound(**{name: x})
 
 
 def _by_scipy(matrix: Any, text: str) -> Callable[[Any], Any]:
@@ -247,7 +255,8 @@ class _Product:
     ----------
     first : callable
     convert : callable or None
-        Takes an operand; returns the other candidates.
+        Takes an operand and how many products are expected; returns other candidates, and whether one is over a format
+        that pays.
     expected_calls : int or None
         Number of products that the caller expects; None converts in a thread after some, and so do few.
     nnz : int
@@ -257,14 +266,15 @@ class _Product:
     def __init__(
         self,
         first: Callable[[Any], Any],
-        convert: Callable[[Any], list[Any]] | None,
+        convert: Convert | None,
         expected_calls: int | None,
         nnz: int,
     ) -> None:
         self.best, self.convert = first, convert
-        self.left = TRIAL_CALLS
         self.expected_calls, self.nnz = expected_calls, nnz
-        self.seconds = 0.0
+        self.calls, self.seconds = 0, 0.0
+        self.next_calls, self.next_seconds = TRIAL_CALLS, TRIAL_SECONDS  # at which formats are looked for
+        self.looks = LOOKS
         self.converter: threading.Thread | None = None
         self.trial: Trial | None = None
 
@@ -280,29 +290,34 @@ class _Product:
         y = self.best(x)
         seconds = time.perf_counter() - start
         self.seconds += seconds
-        self.left -= 1
+        self.calls += 1
         if self.expected_calls is not None:
             calls, self.expected_calls = self.expected_calls, None
             if heuristics.is_worth_looking(self.nnz, calls, seconds):
-                self._begin(x, waits=True)
-        elif self.left < 0 and self.seconds >= TRIAL_SECONDS:
-            self._begin(x)
+                self._begin(x, calls, waits=True)
+        elif self.calls > self.next_calls and self.seconds >= self.next_seconds:
+            self._begin(x, self.calls)
         return y
 
-    def _begin(self, x: Any, *, waits: bool = False) -> None:
-        """Convert the matrix for later products, in the background unless the caller waits."""
+    def _begin(self, x: Any, calls: int, *, waits: bool = False) -> None:
+        """Convert the matrix for so many later products, in the background unless the caller waits."""
         # `convert` is cleared first, so that a second thread does not convert the matrix as well.
         convert, self.convert = self.convert, None
         if convert is None:
             return
         if waits:
-            self._add(convert(x))
+            self._add(convert(x, calls)[0])
             return
-        self.converter = in_background(self._convert, convert, x.copy())
+        self.next_calls, self.next_seconds = AGAIN * self.calls, AGAIN * self.seconds
+        self.looks -= 1
+        self.converter = in_background(self._convert, convert, x.copy(), calls)
 
-    def _convert(self, convert: Callable[[Any], list[Any]], x: Any) -> None:
+    def _convert(self, convert: Convert, x: Any, calls: int) -> None:
         with contextlib.suppress(SparseTIRError, MemoryError):  # the first way stays
-            self._add(convert(x))
+            others, pays = convert(x, calls)
+            self._add(others)
+            if not pays and self.looks:
+                self.convert = convert
 
     def _add(self, others: list[Any]) -> None:
         if others:
