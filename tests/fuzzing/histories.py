@@ -192,7 +192,7 @@ class History:
             return "nothing"
         given = self._arguments(plain=0.7)
         names = [n for n in given if self.random.random() < 0.5]
-        fixed = {n: given[n] for n in names}
+        fixed = self._apart({n: given[n] for n in names})
         memo: Memo = {}
         twins = {n: _twin(v, memo) for n, v in fixed.items()}
         one = _outcome(lambda: self.kernel.bind(**_objects(fixed)))
@@ -219,6 +219,13 @@ class History:
         fixed = {id(a) for i in self.fixed for a in _roots(i)}
         results = [n for n in given if n in self.subject.optional and isinstance(given[n], Item)]
         taken = {n for n in results if fixed & {id(a) for a in _roots(given[n])}}
+        return {n: v for n, v in given.items() if n not in taken}
+
+    def _apart(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Leave out results in the memory of arguments that are bound with them."""
+        roots = {n: {id(a) for a in _roots(v)} for n, v in given.items() if isinstance(v, Item)}
+        results = [n for n in roots if n in self.subject.optional]
+        taken = {n for n in results if any(roots[n] & roots[other] for other in roots if other != n)}
         return {n: v for n, v in given.items() if n not in taken}
 
     def change(self) -> str:

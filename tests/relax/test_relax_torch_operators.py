@@ -247,6 +247,27 @@ def test_a_model_that_is_imported_as_another_one_is_refused(monkeypatch: pytest.
         relax.from_torch(model, (X,))
 
 
+def test_results_that_ties_decide_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal scores choose either row: with operators that jump, other results lead to a warning only."""
+    from tvm import relax as tvm_relax
+
+    own = importer.converters
+    wrong = lambda node, of: of.block_builder.emit(tvm_relax.op.cos(of.retrieve_args(node)[0]))  # noqa: E731
+    monkeypatch.setattr(importer, "converters", lambda: {**own(), "sin.default": wrong})
+    model = Several([lambda x: torch.sin(x).topk(2)[0]]).eval()
+    with pytest.warns(UserWarning, match="a rounding may have decided otherwise"):
+        relax.from_torch(model, (X,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_of_halves_is_no_fault(dtype: Any) -> None:
+    layers = [torch.nn.Linear(8, 8), torch.nn.GELU()] * 6
+    model = torch.nn.Sequential(*layers).eval().to(dtype)
+    compiled = relax.from_torch(model, (X[0].to(dtype),))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X[0].to(dtype)), model(X[0].to(dtype)), rtol=0.1, atol=0.02)
+
+
 @pytest.mark.parametrize("why", ["mask", "places of maxima", "largest of bags"])
 def test_what_cannot_be_compiled_is_named(why: str) -> None:
     function, arguments, text = {

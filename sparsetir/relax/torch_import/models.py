@@ -13,6 +13,7 @@ import copy
 import importlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -160,12 +161,33 @@ def from_torch(
     return compiled
 
 
-EXACT, ROUNDED = 0.05, 0.5  # of the largest element of a result, that it may be off: by rounding, and by 8 bits
+# Of the largest element of a result, that it may be off: by rounding in float32, in halves, and by 8 bits.
+EXACT, HALVED, ROUNDED = 0.05, 0.3, 0.5
 TINY = 1e-6  # that any result may be off
+# Operators that jump, so that a rounding, or which of two equal elements comes first, may decide about a result.
+JUMPS = {"topk", "sort", "argsort", "argmax", "argmin", "median", "round", "floor", "ceil", "trunc", "sign"}
+JUMPS |= {
+    "floor_divide",
+    "remainder",
+    "fmod",
+    "searchsorted",
+    "bucketize",
+    "max",
+    "min",
+    "eq",
+    "ne",
+    "gt",
+    "ge",
+    "lt",
+    "le",
+}
 
 
 def _check_results(compiled: CompiledModel, exported: Any, tolerance: float) -> None:
-    """Raise where results for the examples are not torch's: an operator was imported as another one."""
+    """Raise where results for the examples are not torch's: an operator was imported as another one.
+
+    Where the model has operators that jump, other results need no fault, and only lead to a warning.
+    """
     torch = importlib.import_module("torch")
     random = torch.Tag.nondeterministic_seeded
     if exported.example_inputs is None or any(random in getattr(n.target, "tags", ()) for n in exported.graph.nodes):
@@ -184,12 +206,29 @@ def _check_results(compiled: CompiledModel, exported: Any, tolerance: float) -> 
         right, found = theirs[is_finite].double(), own[is_finite].double()
         largest = float(right.abs().max()) if right.numel() else 0.0
         off = float((right - found).abs().max()) if right.numel() else 0.0
-        if not off <= tolerance * largest + TINY:
-            fault = (
-                f"result {number} of the examples is off by {off:.3g} where torch's largest element is {largest:.3g}"
-            )
-            how = "Report it, with the model, as an error of this package"
-            raise LoweringError(f"model: {fault}: an operator was imported as another one. {how}.")
+        allowed = max(tolerance, HALVED if _has_halves(torch, exported) else 0.0)
+        if off <= allowed * largest + TINY:
+            continue
+        fault = f"model: result {number} of the examples is off by {off:.3g}, where torch's largest is {largest:.3g}"
+        if any(_jumps(node) for node in exported.graph.nodes):
+            why = "a rounding may have decided otherwise, or an operator was imported as another one"
+            warnings.warn(f"{fault}: {why}. Compare results for examples without ties.", stacklevel=3)
+            return
+        how = "Report it, with the model, as an error of this package"
+        raise LoweringError(f"{fault}: an operator was imported as another one. {how}.")
+
+
+def _has_halves(torch: Any, exported: Any) -> bool:
+    """Return whether a model computes with 16-bit floats."""
+    values = (node.meta.get("val") for node in exported.graph.nodes)
+    return any(isinstance(v, torch.Tensor) and v.dtype in (torch.float16, torch.bfloat16) for v in values)
+
+
+def _jumps(node: Any) -> bool:
+    """Return whether a node of a graph is an operator that jumps, of floats."""
+    name = str(node.target).removeprefix("aten.").partition(".")[0]
+    inputs = (value.meta.get("val") for value in node.all_input_nodes)
+    return name in JUMPS and any(hasattr(v, "is_floating_point") and v.is_floating_point() for v in inputs)
 
 
 def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: Collection[str]) -> Any:
