@@ -247,6 +247,14 @@ def test_a_model_that_is_imported_as_another_one_is_refused(monkeypatch: pytest.
         relax.from_torch(model, (X,))
 
 
+def test_examples_may_require_gradients() -> None:
+    """Leaves, and results of other layers, which torch does not copy."""
+    layer = torch.nn.Linear(8, 3).eval()
+    for x in (X[0].clone().requires_grad_(), torch.nn.Linear(8, 8)(X[0])):
+        compiled = relax.from_torch(layer, (x,))
+        torch.testing.assert_close(compiled(x.detach()), layer(x).detach())
+
+
 def test_results_that_ties_decide_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal scores choose either row: with operators that jump, other results lead to a warning only."""
     from tvm import relax as tvm_relax

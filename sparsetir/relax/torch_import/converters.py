@@ -76,7 +76,7 @@ def _from_start(importer: Any, index: Any, size: Any) -> Any:
             return relax.const(np.where(places < 0, places + size, places))
         if (places >= 0).all():
             return index
-    emit, dtype = importer.block_builder.emit, str(index.ty.dtype.dtype)
+    emit, dtype = importer.block_builder.emit, _dtype(index)
     length = relax.const(size, dtype) if isinstance(size, int) else _as_tensor(emit, size, dtype)
     is_negative = emit(relax.op.less(index, relax.const(0, dtype)))
     return emit(relax.op.where(is_negative, emit(relax.op.add(index, length)), index))
@@ -90,8 +90,7 @@ def _as_tensor(emit: Callable[[Any], Any], size: Any, dtype: str) -> Any:
 
 def _taken(emit: Callable[[Any], Any], x: Any, index: Any, axis: int) -> Any:
     """Take slices; a place that is out of range, where torch raises, gives NaN of floats, else the last slice."""
-    mode = "nan" if str(x.ty.dtype.dtype).startswith(("float", "bfloat")) else "clip"
-    return emit(relax.op.take(x, index, axis, mode))
+    return emit(relax.op.take(x, index, axis, "nan" if _is_float(x) else "clip"))
 
 
 def _embedding(node: Any, importer: Any) -> Any:
@@ -100,7 +99,7 @@ def _embedding(node: Any, importer: Any) -> Any:
 
 
 def _is_number(index: Any) -> bool:
-    return str(index.ty.dtype.dtype).startswith(("int", "uint"))
+    return _dtype(index).startswith(("int", "uint"))
 
 
 def _index(node: Any, importer: Any) -> Any:
@@ -171,7 +170,7 @@ def _embedding_bag(node: Any, importer: Any) -> Any:
     weight, index, offsets, _, mode, _, weights, has_last, padding = given + EMBEDDING_BAG[len(given) - 3 :]
     if mode == 2 or padding not in (-1, None):
         raise LoweringError("embedding_bag is compiled for sums and means without padding_idx")
-    emit, dtype = importer.block_builder.emit, str(weight.ty.dtype.dtype)
+    emit, dtype = importer.block_builder.emit, _dtype(weight)
     bags = _size(offsets, 0) - (1 if has_last else 0)
     offsets, index = (emit(relax.op.astype(tensor, "int64")) for tensor in (offsets, index))
     count, width = _size(index, 0), _size(weight, 1)
@@ -515,7 +514,7 @@ def _own(name: str) -> Converter:
 
 def _matmul(importer: Any, left: Any, right: Any) -> Any:
     """Multiply in the dtype of the factors, where the importer assumes float32; halves are summed in float32."""
-    emit, dtype = importer.block_builder.emit, str(left.ty.dtype.dtype)
+    emit, dtype = importer.block_builder.emit, _dtype(left)
     if dtype not in HALVES:
         return emit(relax.op.matmul(left, right))
     return emit(relax.op.astype(emit(relax.op.matmul(left, right, "float32")), dtype))
@@ -548,7 +547,7 @@ def _scatter(node: Any, importer: Any) -> Any:
         return scattered(base, src, reduce)
     if node.kwargs.get("include_self", True):
         raise LoweringError("scatter_reduce with reduce='mean' is compiled with include_self=False only")
-    dtype = str(base.ty.dtype.dtype)
+    dtype = _dtype(base)
     one, zero = (relax.const(n, dtype) for n in (1, 0))
     filled = lambda like, value: emit(relax.op.broadcast_to(relax.const(value, dtype), like.ty.shape))  # noqa: E731
     count = scattered(filled(base, 0), filled(src, 1), "add")
@@ -633,7 +632,7 @@ def _put(importer: Any, base: Any, places: Sequence[Any], values: Any, reduction
 def _scaled(importer: Any, value: Any, factor: Any) -> Any:
     if factor == 1:
         return value
-    return importer.block_builder.emit(relax.op.multiply(value, relax.const(factor, str(value.ty.dtype.dtype))))
+    return importer.block_builder.emit(relax.op.multiply(value, relax.const(factor, _dtype(value))))
 
 
 __all__ = ["converters"]

@@ -192,21 +192,23 @@ def _check_results(compiled: CompiledModel, exported: Any, tolerance: float) -> 
     random = torch.Tag.nondeterministic_seeded
     if exported.example_inputs is None or any(random in getattr(n.target, "tags", ()) for n in exported.graph.nodes):
         return
-    arguments, keywords = copy.deepcopy(exported.example_inputs)
+    tree = importlib.import_module("torch.utils._pytree")
+    own_copy = lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf  # noqa: E731
+    arguments, keywords = tree.tree_map(own_copy, exported.example_inputs)
     try:
         with torch.no_grad():
             expected = exported.module()(*arguments, **keywords)
     except Exception:  # of examples that only stand for others, such as empty ones
         return
-    flat = importlib.import_module("torch.utils._pytree").tree_leaves
-    for number, (own, theirs) in enumerate(zip(flat(compiled(*arguments, **keywords)), flat(expected), strict=True)):
+    allowed = max(tolerance, HALVED if _has_halves(torch, exported) else 0.0)
+    pairs = zip(tree.tree_leaves(compiled(*arguments, **keywords)), tree.tree_leaves(expected), strict=True)
+    for number, (own, theirs) in enumerate(pairs):
         if not isinstance(theirs, torch.Tensor) or not theirs.is_floating_point() or not theirs.numel():
             continue
         is_finite = theirs.isfinite()
         right, found = theirs[is_finite].double(), own[is_finite].double()
         largest = float(right.abs().max()) if right.numel() else 0.0
         off = float((right - found).abs().max()) if right.numel() else 0.0
-        allowed = max(tolerance, HALVED if _has_halves(torch, exported) else 0.0)
         if off <= allowed * largest + TINY:
             continue
         fault = f"model: result {number} of the examples is off by {off:.3g}, where torch's largest is {largest:.3g}"
