@@ -30,7 +30,7 @@ from sparsetir.schedules.matrix_unit import use_dot_product, use_packed_product,
 from sparsetir.schedules.nested_sum import fixed_sum, take_factors
 from sparsetir.schedules.panel import tile_panels
 from sparsetir.schedules.ragged_sum import tile_sum
-from sparsetir.schedules.registers import Registers
+from sparsetir.schedules.registers import Registers, has_unit
 from sparsetir.schedules.row import independent_blocks, share_block, share_rows, split_rows, tile_row
 
 STRICT = "SPARSETIR_STRICT"
@@ -229,6 +229,7 @@ __all__ = [
     "SKETCHES",
     "Choices",
     "Registers",
+    "has_unit",
     "is_strict",
     "leaves",
     "legal_schedule",

@@ -107,4 +107,9 @@ def _registers(target: Any) -> Registers:
     return Registers(16, 128, units)
 
 
-__all__ = ["OwnSums", "Registers"]
+def has_unit(target: Any, kind: str = "bf16") -> bool:
+    """Return whether a target multiplies bfloat16 numbers, or integers of 8 bits ("int8"), by dot products or tiles."""
+    return bool({kind, f"tile_{kind}"} & Registers.of(target).units)
+
+
+__all__ = ["OwnSums", "Registers", "has_unit"]

@@ -40,7 +40,7 @@ from sparsetir.relax import programs
 from sparsetir.relax.epilogues import ERF_TERMS, EpilogueResult, Head, Lowered, known, product
 from sparsetir.relax.operators import EIGHT_BITS, constant, reshape
 from sparsetir.relax.structures import BuildOptions
-from sparsetir.schedules import Registers
+from sparsetir.schedules import Registers, has_unit
 
 MATMUL, TRANSPOSE, DEQUANTIZE = "relax.matmul", "relax.permute_dims", "relax.dequantize"
 LEAST_PANELS = 4  # Minimum of panels for packing a weight: with fewer, threads are idle.
@@ -192,11 +192,6 @@ def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, 
 def tile_height(target: Any) -> int:
     """Return the rows of a register tile; at two vectors per row, registers are left for the operands."""
     return 8 if Registers.of(target).count >= 32 else 4
-
-
-def has_unit(target: Any, kind: str = "bf16") -> bool:
-    """Return whether a target multiplies bfloat16 numbers, or integers of 8 bits ("int8")."""
-    return bool({kind, f"tile_{kind}"} & Registers.of(target).units)
 
 
 def tiling(dtype: str, columns: int, target: Any) -> tuple[int, int]:
@@ -408,7 +403,6 @@ __all__ = [
     "HALF",
     "ScheduleDense",
     "erf",
-    "has_unit",
     "head_of",
     "in_arithmetic",
     "is_ours",

@@ -39,6 +39,7 @@ from sparsetir.relax.epilogues import is_elementwise, known, product
 from sparsetir.relax.model import build
 from sparsetir.relax.operators import EIGHT_BITS, constant, reshape
 from sparsetir.relax.operators import call as sparse_call
+from sparsetir.schedules import has_unit
 from sparsetir.workloads.timing import Timer, timer_of
 
 INT8, UINT8 = EIGHT_BITS
@@ -224,7 +225,7 @@ class IntegerProduct:
 
     def takes_dense(self, target: Any) -> bool:
         """Return whether a target has units for the dense product of integers."""
-        return dense.has_unit(target, INT8)
+        return has_unit(target, INT8)
 
     def parts(self, way: str) -> tuple[np.ndarray, ...]:
         """Return the weight as a way stores it: the matrix itself, or values, row pointers and columns."""

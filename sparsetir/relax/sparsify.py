@@ -42,6 +42,7 @@ from sparsetir.relax.model import build, compile_model
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant, reshape
 from sparsetir.relax.structures import task_of, tunable
+from sparsetir.schedules import has_unit
 from sparsetir.tuning import tune_many
 from sparsetir.utils.arguments import as_flag, as_path, as_seconds, is_real, shown
 from sparsetir.workloads.timing import LEAST_SIZE, MOST_DENSE, Timer, choose, fastest, timer_of
@@ -93,7 +94,7 @@ def half_rewrites(operator: str, weight: np.ndarray, x: Any, lowest: str, target
     """
     is_linear = operator == "linear"
     is_taken = (is_linear and x.ty.ndim > 1) or (operator == "spmm" and x.ty.ndim in (2, 3, 4))
-    if lowest == "float32" or not is_taken or weight.dtype != np.float32 or not dense.has_unit(target):
+    if lowest == "float32" or not is_taken or weight.dtype != np.float32 or not has_unit(target):
         return {}
     matrix = sp.csr_array(weight)
     places = (constant(matrix.indptr.astype("int32")), constant(matrix.indices.astype("int32")))

@@ -18,12 +18,13 @@ from tvm import tirx
 
 import torch
 from sparsetir.build import build
+from sparsetir.codegen.target import native_target
 from sparsetir.errors import OffsetError
 from sparsetir.lower.annotations import FREE_SUMS
 from sparsetir.runtime.bound import BoundKernel
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.schedules import has_unit
 from sparsetir.script.writer import ProgramWriter
-from sparsetir.torch.units import has_bfloat16_unit
 from sparsetir.utils.caches import Cache, remember
 from torch import Tensor
 
@@ -431,7 +432,7 @@ def mix(
     pattern: BlockPattern, q: Tensor, k: Tensor, v: Tensor, scale: float, *, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `attend` returns, whatever the values are; no size is zero."""
-    if q.dtype is torch.bfloat16 and has_bfloat16_unit():
+    if q.dtype is torch.bfloat16 and has_unit(native_target()):
         return _mix_halves(pattern, q, k, v, scale, keep=keep)
     blocked = {name: _in_blocks(t, pattern) for name, t in zip("KV", (k, v), strict=True)}
     blocked["Q"] = _by_nodes(q, pattern).numpy()

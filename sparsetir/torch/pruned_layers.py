@@ -24,9 +24,10 @@ from torch.nn import functional
 import torch
 from sparsetir import ops
 from sparsetir.build import build
+from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.schedules import has_unit
 from sparsetir.torch.linear import SparseLinear
-from sparsetir.torch.units import has_bfloat16_unit
 from torch import Tensor, nn
 
 CONVOLUTION_OPTIONS = (
@@ -433,7 +434,7 @@ def ways(weight: torch.dtype, lowest: torch.dtype | str | None) -> list[str]:
     names = [dtype_name(d) for d in dtypes]
     dense = [f"dense {name}" for name in names if name == dtype_name(weight) or name in ("bfloat16", "int8")]
     sparse = [f"columns {name}" for name in names] + [f"rows {name}" for name in names if name != "int8"]
-    if weight is torch.float32 and least <= PRECISION[IN_PARTS] and has_bfloat16_unit():
+    if weight is torch.float32 and least <= PRECISION[IN_PARTS] and has_unit(native_target()):
         sparse += [f"columns {IN_PARTS}", f"rows {IN_PARTS}"]
     return [*dense, *sparse]
 

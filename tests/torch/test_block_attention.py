@@ -114,7 +114,7 @@ def emulated_units(monkeypatch):
         built.append(build_program(program, emulating_target()))
         return built[-1]
 
-    monkeypatch.setattr(block_attention, "has_bfloat16_unit", lambda: True)
+    monkeypatch.setattr(block_attention, "has_unit", lambda _target: True)
     monkeypatch.setattr(block_attention, "build", build)
     CACHES["kernels of block attention"].clear()
     yield built

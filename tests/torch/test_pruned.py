@@ -354,9 +354,9 @@ def test_three_products_are_ways_where_the_processor_has_units(monkeypatch: pyte
     from sparsetir.torch import pruned_layers
 
     in_parts = {"columns bf16x3", "rows bf16x3"}
-    monkeypatch.setattr(pruned_layers, "has_bfloat16_unit", lambda: False)
+    monkeypatch.setattr(pruned_layers, "has_unit", lambda _target: False)
     assert not in_parts & set(ways(torch.float32, torch.int8))
-    monkeypatch.setattr(pruned_layers, "has_bfloat16_unit", lambda: True)
+    monkeypatch.setattr(pruned_layers, "has_unit", lambda _target: True)
     assert in_parts <= set(ways(torch.float32, "bf16x3"))
     assert not {*in_parts, "dense bfloat16"} & set(ways(torch.float32, torch.float32))
     assert not in_parts & set(ways(torch.float64, torch.int8))
