@@ -282,7 +282,7 @@ def test_products_of_operators() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dia", "bsr", "tensor"])
 def test_products_of_operators_are_those_of_scipy(form: str, dtype: str) -> None:
-    """Of vectors and matrices, with the matrix, its transpose and its adjoint, of every dtype: also the dtype."""
+    """Multiply vectors and matrices of every dtype by the matrix, its transpose and its adjoint; compare dtypes too."""
     rng = np.random.default_rng(0)
     A = sp.random_array((7, 5), density=0.4, rng=rng, dtype=dtype).tocsr()
     A.data[...] = rng.standard_normal(A.nnz) + (1j * rng.standard_normal(A.nnz) if A.dtype.kind == "c" else 0)

@@ -331,7 +331,7 @@ def test_plans_keep_no_arrays_of_a_call() -> None:
     held = [weakref.ref(bound(B=B).base) for B in operands] + [weakref.ref(B) for B in operands]
     assert len(bound.plans) == 1
     del operands
-    assert held[1]() is held[2]() is not None  # nobody had the former result when the latter was made in its memory
+    assert held[1]() is held[2]() is not None  # the third result was made in the memory of the second
     bound.spare.lent.clear()
     gc.collect()
     assert [ref() is None for ref in held] == [True] * 6

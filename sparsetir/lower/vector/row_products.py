@@ -94,7 +94,7 @@ class RowProducts:
 
     @property
     def _is_shifted(self) -> bool:
-        """Whether both operands are signed: instructions take an unsigned one, which is 128 more."""
+        """True if both operands are signed: instructions take an unsigned one, which is 128 more."""
         return self._dtypes == ("int8", "int8")
 
     def sums(
