@@ -331,7 +331,7 @@ def test_untuned_kernels_split_a_giant_row(monkeypatch: pytest.MonkeyPatch) -> N
     bound, want = kernel.bind(A=A), A @ x
     for _ in range(4):
         np.testing.assert_array_equal(bound(x=x), want)
-    assert asked == [{"carry": 1, "lanes": 4}]
+    assert [changes["carry"] for changes in asked] == [1]  # other choices are those of the machine
 
 
 def test_rows_without_an_element_of_the_result_are_left_alone() -> None:
