@@ -174,7 +174,7 @@ def _bound_over(
     return GuardedBound(bound, lambda: BoundKernel(Kernel(kernel.func, kernel.compiled), dict(fixed)), watch)
 
 
-def format_for(
+def conversion_for(
     kernel: Kernel,
     name: str,
     arguments: Mapping[str, Any],
@@ -182,8 +182,8 @@ def format_for(
     calls: float,
     seconds: float | None = None,
     judge: Judge | None = None,
-) -> Format | None:
-    """Return the format to which a matrix is converted for calls to come; None is the program's own.
+) -> Conversion | None:
+    """Return the format to which a matrix is converted for calls to come, and its schedule; None: the program's own.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def format_for(
         See `bound_over_others`.
     """
     conversions = _conversions_for(kernel, name, arguments, calls=calls, seconds=seconds, judge=judge)
-    return conversions[0].format if conversions else None
+    return conversions[0] if conversions else None
 
 
 def _conversions_for(
@@ -212,7 +212,7 @@ def _conversions_for(
     seconds: float | None,
     judge: Judge | None,
 ) -> list[Conversion]:
-    """Return what may pay for a matrix within so many calls, the likeliest first; see `format_for`."""
+    """Return what may pay for a matrix within so many calls, the likeliest first; see `conversion_for`."""
     matrix = arguments[name]
     if name not in kernel.signature.buffers:
         return []
@@ -231,4 +231,4 @@ def _pays(conversion: Conversion, calls: float) -> bool:
     return conversion.calls <= calls
 
 
-__all__ = ["Judge", "bound_over_others", "format_for", "make_kernel"]
+__all__ = ["Judge", "bound_over_others", "conversion_for", "make_kernel"]

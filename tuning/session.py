@@ -16,9 +16,9 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, ExecutorLostError, SparseTIRError, TuningError
 from sparsetir.formats.format import Format
-from sparsetir.formats.heuristics import dense_rows, ranked_candidates
+from sparsetir.formats.heuristics import Conversion, dense_rows, ranked_candidates
 from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.kernel_factory import Judge, format_for
+from sparsetir.kernel_factory import Judge, conversion_for
 from sparsetir.lower import single
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.validation import NonFiniteGuard
@@ -153,24 +153,28 @@ class Session:
         if self.template is not None:  # it is written for the loops of the program as it is
             return []
         promising_formats = ranked_candidates(self.described, feat=dense_rows(dense_shapes(self.evaluator.inputs)))
-        ruled = dict.fromkeys([self._format_for(ANNOUNCED), self.ruled])
+        ruled = dict.fromkeys([self._ruled_for(ANNOUNCED), self.ruled])
         likely = [f for f in ruled if f is not None and f not in promising_formats]
         return [*likely, *promising_formats]
 
     @cached_property
     def ruled(self) -> Format | None:
         """The format that the rules choose for any number of calls, if any."""
-        return self._format_for(math.inf)
+        return self._ruled_for(math.inf)
 
     @cached_property
-    def preferred(self) -> Format | None:
-        """The format that ``sparsetir.build(program, expected_calls=ANNOUNCED)`` converts the argument to, if any."""
-        return self._format_for(ANNOUNCED, partial(chosen, described=self.described))
+    def preferred(self) -> Conversion | None:
+        """The format and choices that ``sparsetir.build(program, expected_calls=ANNOUNCED)`` tries first, if any."""
+        return self._conversion_for(ANNOUNCED, partial(chosen, described=self.described))
 
-    def _format_for(self, calls: float, judge: Judge | None = None) -> Format | None:
+    def _conversion_for(self, calls: float, judge: Judge | None = None) -> Conversion | None:
         if self.evaluator.name is None or self.template is not None:
             return None
-        return format_for(self.kernel, self.evaluator.name, self.evaluator.inputs, calls=calls, judge=judge)
+        return conversion_for(self.kernel, self.evaluator.name, self.evaluator.inputs, calls=calls, judge=judge)
+
+    def _ruled_for(self, calls: float) -> Format | None:
+        conversion = self._conversion_for(calls)
+        return None if conversion is None else conversion.format
 
     @cached_property
     def announced(self) -> Candidate | None:
@@ -178,16 +182,22 @@ class Session:
 
         None, too, where the caller's formats or configurations are without it.
         """
-        return self._usual_over(self.preferred)
+        if self.preferred is None:
+            return None
+        usual, changes = self._usual_over(self.preferred.format), self.preferred.choices
+        if usual is None or not changes or not isinstance(usual.choices, Choices):
+            return usual
+        candidate = Candidate(usual.choices.changed(**changes), usual.format)
+        return candidate if candidate in self.space else usual
 
     @cached_property
     def first(self) -> list[Candidate]:
         """What every search measures first: what is `announced`, and what the rules choose if that is another."""
-        candidates = [self.announced, self._usual_over(self.ruled)]
+        candidates = [self.announced, None if self.ruled is None else self._usual_over(self.ruled)]
         return [candidate for candidate in dict.fromkeys(candidates) if candidate is not None]
 
     def _usual_over(self, format: Format | None) -> Candidate | None:
-        candidate = None if format is None else self.space.usual(format)
+        candidate = self.space.usual(format)
         return candidate if candidate is not None and candidate in self.space else None
 
     def _ready(self, format: Format | None) -> Sequence[Choices]:

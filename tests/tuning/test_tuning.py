@@ -530,7 +530,8 @@ def test_a_search_begins_with_what_the_rules_choose_for_many_calls() -> None:
     A = sp.csr_array(np.kron(np.eye(12), np.ones((4, 4))), dtype="float32")
     inputs = {"A": A, "B": np.ones((48, 32), "float32")}
     with closing(sessions.Session(ops.spmm(), inputs, None)) as session:
-        assert session.ruled == session.preferred == formats.bsr(4, 4)
+        assert session.preferred is not None
+        assert session.ruled == session.preferred.format == formats.bsr(4, 4)
         assert [c.format for c in session.first] == [formats.bsr(4, 4)]
     with closing(sessions.Session(ops.spmm(), inputs, None, [])) as session:
         assert session.first == []
@@ -546,12 +547,13 @@ def test_a_search_begins_with_what_the_model_chooses_for_many_calls(monkeypatch:
 
     def overruled(_kernel: Any, _matrix: Any, _arguments: Any, found: Any, **_how: Any) -> list[Conversion]:
         assert found is None or found.format == formats.bsr(4, 4)
-        return [Conversion(other, 1.0)]
+        return [Conversion(other, 1.0, {"unroll": 1})]
 
     monkeypatch.setattr(sessions, "chosen", overruled)
     with closing(sessions.Session(ops.spmm(), inputs, None, [formats.bsr(4, 4), other])) as session:
         assert [c.format for c in session.first] == [other, formats.bsr(4, 4)]
         assert session.announced == session.first[0]
+        assert session.first[0].choices == session.space.usual(other).choices.changed(unroll=1)
     with closing(sessions.Session(ops.spmm(), inputs, None, [])) as session:
         assert session.announced is None
 
