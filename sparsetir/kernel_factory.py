@@ -13,7 +13,6 @@ from sparsetir.codegen.cache import compile_cached
 from sparsetir.codegen.pipeline import check_schedule
 from sparsetir.codegen.target import make_target
 from sparsetir.errors import ArgumentTypeError, SparseTIRError, VerifyError
-from sparsetir.formats.format import Format
 from sparsetir.formats.heuristics import Conversion, choose_format
 from sparsetir.interop import is_sparse
 from sparsetir.ir.rules import stores
