@@ -19,6 +19,7 @@ from numpy import ndarray  # looked up in each call
 
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, StructureError
+from sparsetir.interop.sources import torch_to_numpy
 from sparsetir.ir import sizes
 from sparsetir.ir.views import Axis
 from sparsetir.lower.rows.check_rows import MESSAGE, order_of
@@ -28,6 +29,7 @@ from sparsetir.runtime.signature import (
     Signature,
     SizeOf,
     argument_list,
+    as_bfloat16,
     checks_are_on,
     numpy_dtype,
 )
@@ -144,7 +146,9 @@ def _from_torch(tensor: Any) -> Any:
         if tensor.requires_grad:
             return None
         layout = str(tensor.layout)
-        return tensor.numpy() if layout == "torch.strided" else _compressed_torch(tensor, layout)
+        if layout != "torch.strided":
+            return _compressed_torch(tensor, layout)
+        return torch_to_numpy(tensor, "") if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
     except (TypeError, RuntimeError):
         return None
 
@@ -326,6 +330,9 @@ class Results:
                 outputs.append((at, np.empty(shape, dtype)))
             elif fill is not None:
                 outputs.append((at, fill(ready)))
+            elif dtype.kind == "V":  # bfloat16
+                outputs.append((at, make(shape, dtype)))
+                ready[at] = as_bfloat16(outputs[-1][1])
             else:
                 ready[at] = make(shape, dtype)
         return outputs
@@ -464,8 +471,6 @@ class CallPlan:
         self.fixed_dims = tuple(n for array in self.held.values() for n in array.shape)
         self.axes = self._raw_axes()
         self.made = [n for n in signature.outputs if n not in args.given]
-        if any(signature.by_name[n].dtype == "bfloat16" for n in self.made):
-            raise PlanMismatch
         if any(not p.is_array and p.dtype == "uint64" for p in signature.params):
             raise PlanMismatch  # its larger half is passed otherwise
         self._solve(sources)
@@ -499,7 +504,7 @@ class CallPlan:
             return entry.expected(signature)
         param = signature.by_name[storage]
         dtype, shape = value.dtype, list(param.shape or ())
-        if param.dtype == "bfloat16" or dtype != numpy_dtype(param.dtype) or not dtype.isnative:
+        if dtype != numpy_dtype(param.dtype) or not dtype.isnative:
             raise PlanMismatch
         if len(shape) != value.ndim:
             raise PlanMismatch
@@ -630,9 +635,10 @@ class CallPlan:
         empty = self._empty([(at, dims[part]) for at, part in self.parts] + [(at, shape) for at, shape, *_ in result])
         template = self._filled_in(sizes)
         dense, axes, finish, arrays = self.dense, self.axes, self.finish, self._arrays
+        halves = [at for _, at in dense if caller.signature.params[at].dtype == "bfloat16"]
         if self.is_simple and caller.spare is not None and not empty:
             ((out, shape, dtype, _),) = result
-            return _run_spare(template, dense, out, caller.spare.filler(shape, dtype, out), current, arrays)
+            return _run_spare(template, dense, halves, out, caller.spare.filler(shape, dtype, out), current, arrays)
         results, separation = Results(result, caller.spare), AliasCheck(self.others, self.written, self.filled)
         # A function that finds a fault has written results.
         one = self.sparse[0] if len(self.sparse) == 1 and self.sparse[0].is_in_order_of_program else None
@@ -655,8 +661,8 @@ class CallPlan:
                 function = current.next(partial(arrays, ready, found))
             elif may_check and one is not None and one.validated >= MOST_VALIDATED and current.checking:
                 current.check(partial(arrays, ready, found))
-            for at, tensor in empty:
-                ready[at] = tensor
+            if halves or empty:
+                _as_passed(ready, halves, empty)
             function(*ready)
             for at, array in found:
                 ready[at] = array
@@ -694,9 +700,18 @@ def _call_checked(function: Callable[..., Any], *ready: Any) -> None:
         raise PlanMismatch from None
 
 
+def _as_passed(ready: list[Any], halves: list[int], empty: list[tuple[int, Any]]) -> None:
+    """Replace arrays of bfloat16, and those without elements, by what the compiled function takes."""
+    for at in halves:
+        ready[at] = as_bfloat16(ready[at])
+    for at, tensor in empty:
+        ready[at] = tensor
+
+
 def _run_spare(
     template: list[Any],
     dense: list[tuple[str, int]],
+    halves: list[int],
     out: int,
     fill: Callable[[list[Any]], np.ndarray],
     current: Function,
@@ -708,14 +723,14 @@ def _run_spare(
         ready = template.copy()
         for name, at in dense:
             ready[at] = values[name]
-        array = fill(ready)
+        array, function = fill(ready), current.function
         if current.waiting:
-            current.next(partial(arrays, ready, [(out, array)]))(*ready)
-        else:
-            current.function(*ready)
+            function = current.next(partial(arrays, ready, [(out, array)]))
+        _as_passed(ready, halves, [])
+        function(*ready)
         return array
 
-    if len(dense) != 1:
+    if len(dense) != 1 or halves:
         return run
     ((only, place),) = dense
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from sparsetir import interop
@@ -272,8 +271,7 @@ def as_passed(array: np.ndarray, dtype: str) -> Any:
 
 def as_bfloat16(array: np.ndarray) -> Any:
     """Return a TVM tensor over a bfloat16 array, which numpy itself cannot hand out."""
-    bits = tvm_ffi.from_dlpack(interop.writable_alias(array.view(np.uint16)))
-    return bits._create_view(array.shape, "bfloat16")
+    return alignment.as_tensor(interop.writable_alias(array))
 
 
 def check_overlap(signature: Signature, args: Arguments) -> None:

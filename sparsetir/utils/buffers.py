@@ -162,7 +162,14 @@ class OutputPool:
 def _made(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Callable[[], np.ndarray], Any]:
     """Allocate memory; return what makes a view of it, and what a compiled function takes."""
     memory = _memory(shape, dtype)
-    return memory.__array__, tvm_ffi.from_dlpack(memory)
+    return memory.__array__, as_tensor(memory)
+
+
+def as_tensor(array: np.ndarray) -> Any:
+    """Return a TVM tensor over an array; over one of bfloat16, which numpy does not export, through its bits."""
+    if array.dtype.kind != "V":
+        return tvm_ffi.from_dlpack(array)
+    return tvm_ffi.from_dlpack(array.view(np.uint16))._create_view(array.shape, "bfloat16")
 
 
 class BufferPool:
@@ -258,4 +265,4 @@ class Copies:
         return copy
 
 
-__all__ = ["BufferPool", "Copies", "OutputPool", "aligned", "empty", "zeros"]
+__all__ = ["BufferPool", "Copies", "OutputPool", "aligned", "as_tensor", "empty", "zeros"]

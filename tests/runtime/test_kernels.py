@@ -17,10 +17,11 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+import torch
 from corpus import BY_NAME, CASES, LARGE_KIND, SMALL_KINDS, Case
 from corpus.running import check, copied, draw, run
 from each import FULL, on, share
-from sparsetir import formats
+from sparsetir import SparseTensor, formats
 from sparsetir.ir.interpreter import interpret
 
 pytestmark = pytest.mark.optimised
@@ -99,6 +100,28 @@ def test_half_precision_rounds_once(dtype: str, kind: str) -> None:
     (exact,) = case.expected(args)
     limits = ml_dtypes.finfo(dtype)
     np.testing.assert_allclose(found.astype(np.float64), exact, rtol=float(limits.eps) * 0.51, atol=1e-6)
+
+
+def test_repeated_calls_in_bfloat16_are_planned() -> None:
+    A = sp.random_array((9, 7), density=0.4, format="csr", dtype="float32", rng=np.random.default_rng(1))
+    A.data = np.rint(A.data * 8)
+    bound = sparsetir.build(sparsetir.ops.spmm("bfloat16")).bind(A=SparseTensor.from_scipy(A).astype("bfloat16"))
+    kept = []
+    for n in (5, 5, 0, 5, 1, 0, 5):
+        B = np.full((7, n), 1 + n, "bfloat16")
+        expected = (A @ B.astype("float32")).astype("bfloat16")
+        out = np.zeros((9, n), "bfloat16")
+        half = torch.from_numpy(B.view("int16")).view(torch.bfloat16)
+        results = [bound(B=B), bound(B=B, C=out), bound(B=half).view(torch.int16).numpy().view("bfloat16")]
+        for found in results:
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found, expected)
+        assert results[1] is out
+        kept.append((results[0], expected))
+    for found, expected in kept:
+        np.testing.assert_array_equal(found, expected)
+    assert len(bound.plans) == 3
+    assert None not in bound.plans.values()
 
 
 def test_names_are_unique() -> None:
