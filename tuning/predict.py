@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparsetir.formats.format import Format
-from sparsetir.formats.heuristics import COMPOSING, Conversion, dense_rows, ranked_candidates
+from sparsetir.formats.heuristics import COMPOSING, Conversion, dense_rows, ranked_candidates, tile_formats
 from sparsetir.formats.pattern import Pattern, pattern
 from sparsetir.interop import open_source
 from sparsetir.interop.sources import CompressedSource, Source
@@ -193,6 +193,7 @@ CONVERSION = 60e-9  # seconds to convert an entry, usually
 MOST = 6  # formats that are looked at
 MOST_TRIED = 4  # formats and schedules that a matrix is tried in, besides its own
 SPREAD = 0.2  # standard deviation of the logarithm of gains, of a model without bounds
+TILED_COLUMNS = 16  # of a dense operand from which on tiles are tried
 LANES = (0, 4, 8)
 STEPS: tuple[dict[str, int], ...] = (
     {"prefetch": 8},
@@ -251,13 +252,18 @@ def chosen(
     shapes = [np.shape(value) for value in arguments.values() if value is not matrix]
     has_room = fits(2 * MOST_TRIED * source.values.nbytes)
     likely = ranked_candidates(described, feat=dense_rows(shapes))[:MOST] if has_room else []
-    formats: list[Format | None] = [None, *likely]
+    on_tiles = tile_formats(source) if has_room and _suits_tiles(kernel, source, work) else {}
+    formats: list[Format | None] = [None, *(f for f in likely if f not in on_tiles)]  # The model knows no tiles.
     if ruled is not None and ruled.format not in formats:
         formats.append(ruled.format)
     pool = [(format, change) for format in formats for change in _schedules(base, encoding.operands.feat, format)]
     gains = _gains(encoding, [Candidate(base.changed(**change), format) for format, change in pool])
-    if gains is None:
+    if gains is None and not on_tiles:
         return by_rules
+    if gains is None:
+        pool, gains = pool[:1], np.ones(1)
+    pool += [(format, {}) for format in on_tiles]
+    gains = np.append(gains, list(on_tiles.values()))
     converting = CONVERSION * source.values.size
     return worth_trying(
         pool, gains, ruled, calls=calls, seconds=seconds, converting=converting, spread=spread_of(pretrained())
@@ -349,6 +355,16 @@ def spread_of(model: CostModel | None) -> float:
         return SPREAD
     low, _, high = bounds.margins[""]  # quantiles of 5 and 95 in a hundred
     return (high - low) / (2 * 1.645)
+
+
+def _suits_tiles(kernel: Kernel, source: Source, work: Work) -> bool:
+    """Return whether a program sums products of entries and gathered rows that the target multiplies by tiles."""
+    rows = work.gathered
+    if not isinstance(source, CompressedSource) or rows is None or rows.run < TILED_COLUMNS:
+        return False
+    dtypes = {b.dtype for b in kernel.signature.buffers.values() if not b.is_dense}
+    kind = "bf16" if dtypes == {"bfloat16"} else "int8" if dtypes <= {"int8", "uint8"} else ""
+    return f"tile_{kind}" in Registers.of(kernel.target).units and rows.itemsize == source.values.itemsize
 
 
 def _schedules(base: Choices, feat: int, format: Format | None) -> list[dict[str, int]]:

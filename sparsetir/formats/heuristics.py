@@ -31,6 +31,9 @@ from sparsetir.utils.machine import last_cache, private_cache
 SUMMED = {(3, 3): 1.5, (4, 4): 2.6, (8, 1): 2.7, (16, 1): 3.2, (8, 8): 3.2}
 SUMMED_IN_SLICES = 1.4  # the same for full slices, where rows are short
 SUMMED_ON_DIAGONALS = 3.5  # the same for full diagonals of slices
+# Times of an interleaved row, and of its product with a column of a tile, relative to the dot product of an entry
+# (Sapphire Rapids and later).
+INTERLEAVED, MULTIPLIED, TILE_ROWS = 3.0, 0.3, 16
 REST = 1.3  # relative time of an entry on no diagonal: its row is traversed twice
 
 
@@ -51,6 +54,19 @@ def group_gain(entries: Entries, rows: int) -> float:
     """Return the expected speedup of rows in groups of `rows`; rows outside of groups count as unchanged."""
     share, fill = grouped_share(entries, rows, RowGroups.padding)
     return 1 / (1 - share + share / block_gain(rows, fill)) if share else 1.0
+
+
+def tile_gain(rows: int, fill: float) -> float:
+    """Return the expected speedup of products of `rows` rows together on tiles (AMX) over rows on dot products.
+
+    A gathered row of the dense operand is interleaved once for all rows of a block, and multiplied once for each tile.
+
+    Examples
+    --------
+    >>> round(tile_gain(16, 1.0), 2), round(tile_gain(32, 0.1), 2)
+    (4.85, 0.89)
+    """
+    return fill * rows / (INTERLEAVED + MULTIPLIED * rows / TILE_ROWS)
 
 
 def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: int) -> float:
@@ -500,6 +516,21 @@ def _in_slices(
         yield gain, Conversion(SELL(rows, window), needed)
 
 
+def tile_formats(matrix: CompressedSource) -> dict[Format, float]:
+    """Return formats in whose blocks tiles (AMX) multiply, and the expected speedup over rows, the largest first.
+
+    Parameters
+    ----------
+    matrix : CompressedSource
+        Compressed by rows.
+    """
+    gains: dict[Format, float] = {}
+    for rows in (TILE_ROWS, 2 * TILE_ROWS):
+        for width in (1, 2 * TILE_ROWS):
+            gains[BSR(rows, width)] = tile_gain(rows, block_fill(matrix.indptr, matrix.indices, rows, width))
+    return dict(sorted(gains.items(), key=lambda option: -option[1]))
+
+
 def most_dense(weight: Any) -> float:
     """Return the density up to which a product with a weight, a csr array, is assumed to be faster than a dense one."""
     is_blocked = block_fill(weight.indptr, weight.indices, 4, 4) >= BLOCK_FILL
@@ -528,4 +559,6 @@ __all__ = [
     "most_dense",
     "ranked_candidates",
     "sum_gain",
+    "tile_formats",
+    "tile_gain",
 ]

@@ -278,8 +278,8 @@ class Adaptive:
         elif trial.best is not None:
             is_first = all(isinstance(choice, Trial) for choice in self.trials.values())
             self.history.append(f"{_described(key)}: {trial}; kept {trial.winner}")
-            if trial.winner != "as passed":
-                self._keep(key, next((other for other in self.others if _name(other) == trial.winner), self.other))
+            if isinstance(trial.best, partial):
+                self._keep(key, trial.best.args[0])
                 return
             self.trials[key] = False
             if is_first:
@@ -511,7 +511,7 @@ def _agree(first: Any, second: Any) -> bool:
 
 def _name(bound: Any) -> str:
     """Return the format that a bound kernel is over, or the schedule that is another one."""
-    kernel = getattr(bound, "kernel", None)
+    kernel = getattr(bound, "kernel", None) or bound.bound.kernel  # of a GuardedBound
     formats = getattr(kernel, "formats", {})
     chosen = getattr(kernel, "preferred", None) or getattr(getattr(kernel, "kernel", None), "preferred", {})
     parts = [*map(repr, formats.values()), *(f"{name}={value}" for name, value in chosen.items())]

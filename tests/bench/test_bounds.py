@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import SparseTensor, formats, ops
+from sparsetir.codegen.target import emulating_target
 from sparsetir.errors import ArgumentError
 from sparsetir.formats import heuristics
 from sparsetir.formats.heuristics import Conversion
@@ -474,3 +475,22 @@ def test_stopped_searches_are_replayed() -> None:
     text = stops([case], (0.0, 1.1), 2, lambda _case: None)
     assert text[1][1] == "100%"
     assert len(text) == 3
+
+
+@pytest.mark.parametrize(("dtype", "operand"), [("bfloat16", "bfloat16"), ("int8", "uint8"), ("float32", "float32")])
+def test_blocks_for_tiles_are_tried_where_the_target_has_tiles(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, operand: str
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(predict, "tile_formats", lambda matrix: asked.append(matrix) or heuristics.tile_formats(matrix))
+    mask = np.kron(np.random.default_rng(0).random((16, 96)) < 0.2, np.ones((16, 1)))
+    A = SparseTensor.from_scipy(sp.csr_array(mask, dtype="float32")).astype(dtype)
+    program = ops.quantized_spmm(dtype, operand) if dtype == "int8" else ops.spmm(dtype)
+    inputs = {"A": A, "B": np.ones((96, 64), operand), "scale": np.ones(256, "float32")}
+    if dtype != "int8":
+        del inputs["scale"]
+    for target, has_tiles in ((emulating_target(), True), ({"kind": "llvm", "mcpu": "x86-64-v3"}, False)):
+        asked.clear()
+        found = predict.chosen(sparsetir.build(program, target), A, inputs, None, calls=1e9)
+        assert bool(asked) == (has_tiles and dtype != "float32")
+        assert not asked or formats.bsr(16, 1) in [conversion.format for conversion in found]

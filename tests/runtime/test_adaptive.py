@@ -131,6 +131,27 @@ def test_what_cannot_change_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("fastest", [0, 1])
+def test_the_fastest_of_several_padded_formats_is_kept(monkeypatch: pytest.MonkeyPatch, fastest: int) -> None:
+    """Their kernels are guarded against values that are not finite."""
+    padded = [formats.bsr(8, 8), formats.bsr(16, 1)]
+    found = [heuristics.Conversion(format, 0.0) for format in padded]
+    A, arguments = blocks(), operand("spmm")
+    bound = sparsetir.build(ops.spmm(), expected_calls=10**9).bind(A=A)
+    monkeypatch.setattr("sparsetir.kernel_factory._conversions_for", lambda *_, **__: found)
+    bound.adaptive.ask(arguments)
+    bound(**arguments)
+    (trial,) = bound.adaptive.trials.values()
+    for name, _, seconds in trial.candidates:
+        seconds[:] = [1e-3 if name == repr(padded[fastest]) else 1.0] * 5
+        assert name in ("as passed", *map(repr, padded))
+    np.testing.assert_allclose(bound(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
+    assert repr(padded[fastest]) in bound.adaptive.description
+    arguments["B"][3, 4] = np.inf
+    np.testing.assert_allclose(bound(**arguments), A @ arguments["B"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("eager")
 def test_each_shape_has_a_trial_of_its_own() -> None:
     A = blocks()
     bound = sparsetir.build(ops.spmm()).bind(A=A)
