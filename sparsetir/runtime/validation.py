@@ -265,12 +265,13 @@ def has_nan(value: Any) -> bool:
     """
     if isinstance(value, tuple):
         return any(has_nan(part) for part in value)
-    if not isinstance(value, np.ndarray):  # a torch tensor
-        return bool(value.isnan().any())
-    if value.dtype.kind != "f":
-        value = value.astype(np.float32)
+    array = array_of_numbers(value, "a result")
+    if array.dtype.kind in "biu" or not array.size:
+        return False
+    if array.dtype.itemsize == HALF:
+        return _most_beyond_infinity(array) > 0
     # The minimum of numbers of which one is NaN is NaN: a single pass and no array of booleans.
-    return value.size > 0 and bool(np.isnan(np.minimum.reduce(value, axis=None)))
+    return bool(np.isnan(np.minimum.reduce(array, axis=None)))
 
 
 def is_finite(value: Any) -> bool:
@@ -278,8 +279,19 @@ def is_finite(value: Any) -> bool:
     array = array_of_numbers(value, "an operand")
     if array.dtype.kind in "biu" or not array.size:
         return True
-    array = array if array.dtype.kind == "f" else array.astype(np.float32)
+    if array.dtype.itemsize == HALF:
+        return _most_beyond_infinity(array) < 0
     return bool(np.isfinite(np.minimum.reduce(array, axis=None)) and np.isfinite(np.maximum.reduce(array, axis=None)))
+
+
+HALF, SIGN = 2, 0x8000  # bytes, and the sign bit
+
+
+def _most_beyond_infinity(array: np.ndarray) -> int:
+    """Return how far the bits of halves are beyond those of infinities at most: 0 for these, more for NaN."""
+    infinity = int(np.asarray(np.inf, array.dtype).view(np.uint16))
+    positive, negative = (int(array.view(dtype).max()) for dtype in (np.int16, np.uint16))
+    return max(positive - infinity, negative - (SIGN | infinity))
 
 
 def sums_products(program: Program) -> bool:

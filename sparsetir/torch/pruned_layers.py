@@ -28,6 +28,7 @@ from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.schedules import has_unit
 from sparsetir.torch.linear import SparseLinear
+from sparsetir.torch.transposition import quantized, transposed
 from torch import Tensor, nn
 
 CONVOLUTION_OPTIONS = (
@@ -401,7 +402,7 @@ PRECISION: dict[Any, float] = {
 SPARSE = ("rows", "columns", "ranges")
 RANGE = 64  # Columns of a range, and rows of inputs that are multiplied at once.
 MOST_PADDING = 1.1  # Slots of ranges for an entry.
-INT8_MAX, UINT8_MAX = 127, 255
+INT8_MAX = 127
 MIDDLE = 128  # The zero point of inputs of both signs.
 
 
@@ -571,7 +572,7 @@ class LayerProduct:
         outputs = self.weight.shape[0]
         if self.is_empty or not x.numel():
             return x.new_zeros(len(x), outputs)
-        operand = self._operand(x)
+        operand = self._operand(x, transposes=self.kind == "columns")
         if self.kind == "dense":
             y = self._dense(operand)
         elif self.kind == "ranges":
@@ -579,7 +580,7 @@ class LayerProduct:
             for part, result in zip(operand.split(RANGE), y.split(RANGE), strict=True):
                 result.copy_(self._bound(B=part.t().contiguous().view(-1, RANGE, len(part))).t())
         elif self.kind == "columns":
-            y = self._bound(B=operand.t().contiguous()).t().contiguous()
+            y = transposed(self._bound(B=operand), x.dtype)
         else:
             y = self._bound(X=operand.contiguous())
         return y.to(x.dtype)
@@ -603,12 +604,11 @@ class LayerProduct:
             y = self._bound(B=flat.contiguous()).to(x.dtype)
         return y[None] if images == 1 else y.view(outputs, images, length).transpose(0, 1).contiguous()
 
-    def _operand(self, x: Tensor) -> Tensor:
+    def _operand(self, x: Tensor, *, transposes: bool = False) -> Tensor:
         x = x.detach()
-        if not self.is_quantized:
-            return x.to(self.dtype)
-        quantized = (x.float() / self.weight.input_scale).round_().add_(self.weight.input_zero).clamp_(0, UINT8_MAX)
-        return quantized.to(torch.uint8)
+        if self.is_quantized:
+            return quantized(x, self.weight.input_scale, self.weight.input_zero, transposes=transposes)
+        return transposed(x, self.dtype) if transposes else x.to(self.dtype)
 
     def _dense(self, x: Tensor) -> Tensor:
         weight = self.weight

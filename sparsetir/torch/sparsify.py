@@ -28,7 +28,6 @@ from sparsetir.torch.pruned_layers import (
     MIDDLE,
     PRECISION,
     SPARSE,
-    UINT8_MAX,
     PrunedAttention,
     PrunedConv,
     PrunedLinear,
@@ -39,6 +38,7 @@ from sparsetir.torch.pruned_layers import (
     suits_ranges,
     ways,
 )
+from sparsetir.torch.transposition import UINT8_MAX
 from sparsetir.utils.arguments import as_seconds, shown
 from sparsetir.workloads.timing import LEAST_SIZE, MOST_DENSE, FastestCandidate, choose, timer_of
 from torch import Tensor, nn

@@ -148,6 +148,21 @@ def test_looking_for_nan(dtype: str) -> None:
     assert not validation.has_nan(array)
     assert not validation.is_finite(array)
     assert validation.is_finite(array[0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "special", [(), (np.inf,), (-np.inf,), (np.nan,), (-np.nan,), (np.nan, np.inf), (-0.0, np.inf)]
+)
+def test_infinities_and_nan_are_found_in_every_dtype(dtype: str, special: tuple[float, ...]) -> None:
+    for other in (1.0, -1.0, 0.0, -6e4):
+        array = np.full((5, 9), other, np.float64)
+        array.flat[3 : 3 + len(special)] = special
+        expected = bool(np.isnan(array).any()), bool(np.isfinite(array).all())
+        array = array.astype(dtype)
+        for found in (array, array.T, np.repeat(array, 2, axis=1)[:, ::2]):
+            assert (validation.has_nan(found), validation.is_finite(found)) == expected
+    assert not validation.has_nan(np.zeros((0, 3), dtype))
     array[2, 4] = np.nan
     assert validation.has_nan(array)
     assert validation.has_nan((np.zeros(0, dtype), array.T))
