@@ -150,7 +150,8 @@ LONG = 32  # mean entries of a row from which on twice the lanes pay where lengt
 LEARNT = 2000  # rows whose lengths the processor learns when a kernel is called again and again
 GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM gathers numbers one by one
 
-COPIED_LINES = 2  # of a gathered row: longer ones gain little from beginning at one
+# Lines of a gathered row: longer ones gain little from beginning at one, unless each vector is a line.
+COPIED_LINES, COPIED_VECTORS = 2, 8
 COPIED_READS = 4  # of a row for each copy of it: a copy reads and writes the lines of which each read saves one
 COPIED_FROM = 1 << 20  # gathered bytes, which take longer than to look at the address
 COPIED_BYTES = 1 << 28
@@ -426,7 +427,7 @@ def narrow_tile(usage: Usage, arrays: Arrays) -> dict[str, int]:
     return {"tile": least_power(max(along))} if along else {}
 
 
-def unaligned_operand(usage: Usage, arrays: Arrays) -> str | None:
+def unaligned_operand(usage: Usage, arrays: Arrays, registers: Registers) -> str | None:
     """Return the operand of which a copy that begins at a cache line is worth a trial; None where none is.
 
     Its gathered rows are so short that each would lie in one line more, and it is read so much more often than copied
@@ -435,11 +436,12 @@ def unaligned_operand(usage: Usage, arrays: Arrays) -> str | None:
     operands = {gather.operand for gather in usage.gathers}
     if len(operands) != 1:
         return None
+    most = COPIED_VECTORS if registers.bits >= 8 * LINE else COPIED_LINES
     for indices, operand, rows in known(usage.gathers, arrays):
         row = operand.nbytes // rows
         if (
             row % (LINE // 2) == 0
-            and LINE // 2 <= row <= COPIED_LINES * LINE
+            and LINE // 2 <= row <= most * LINE
             and indices.size >= COPIED_READS * rows
             and COPIED_FROM <= indices.size * row
             and operand.nbytes <= COPIED_BYTES

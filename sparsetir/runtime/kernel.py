@@ -182,7 +182,7 @@ class Kernel(Saved):
         if self.compiled.schedule is not None:
             return None, 0
         changes, narrow = self.suitable(args), defaults.narrow_sizes(self.usage, args.arrays)
-        operand = defaults.unaligned_operand(self.usage, args.arrays)
+        operand = defaults.unaligned_operand(self.usage, args.arrays, Registers.of(self.target))
         if not changes and not narrow and operand is None:
             return None, 0
         is_hot = self.is_small(args) or (narrow and not changes and not is_bound)

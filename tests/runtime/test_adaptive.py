@@ -23,7 +23,7 @@ from sparsetir.ir import effects
 from sparsetir.ir.views import decode
 from sparsetir.runtime import adaptive
 from sparsetir.runtime.adaptive import AlignedOperand
-from sparsetir.schedules import defaults
+from sparsetir.schedules import Registers, defaults
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.utils.memory import MemoryLimitError
 
@@ -436,10 +436,11 @@ def test_two_threads_copy_an_unaligned_operand_apart() -> None:
 def test_which_operands_are_worth_a_copy() -> None:
     usage = effects.Usage.of(decode(sparsetir.ops.spmm()))
     indices = np.zeros(1 << 16, np.int32)
-    worth = lambda rows, feat, entries=indices: defaults.unaligned_operand(  # noqa: E731
-        usage, {"indices": entries, "b": np.zeros((rows, feat), np.float32)}
+    worth = lambda rows, feat, entries=indices, bits=256: defaults.unaligned_operand(  # noqa: E731
+        usage, {"indices": entries, "b": np.zeros((rows, feat), np.float32)}, Registers(32, bits)
     )
     assert [feat for feat in (1, 7, 8, 16, 17, 32, 33, 64) if worth(100, feat)] == [8, 16, 32]
+    assert [feat for feat in (33, 64, 128, 256) if worth(100, feat, bits=512)] == [64, 128]
     assert worth(1 << 14, 16)
     assert not worth(1 << 15, 16)
     assert not worth(10, 16, indices[:100])
