@@ -92,6 +92,16 @@ def test_grids_are_summed_on_diagonals(name: str) -> None:
     assert few.format == formats.sell(16, 1024)
 
 
+@pytest.mark.parametrize("rows", [8, 16])
+def test_diagonals_of_slices_are_summed_in_vectors(rows: int) -> None:
+    """LLVM gathers what lies side by side from registers of 512 bits, where the loops leave it the choice."""
+    program = sparsetir.decompose_format(sparsetir.ops.spmv(), {"A": formats.hdia(rows)})
+    script = sparsetir.build(program).script(stage=3)
+    whole, partly = script.partition("for s_main_slice_diagonals")[2].partition("else:")[::2]
+    assert whole.count(f"in T.vectorized({rows})") == 2
+    assert "T.vectorized" not in partly.partition("for s_rest")[0]
+
+
 def test_an_arrow_stays_in_rows() -> None:
     """Its diagonal could be apart, but the slices of the rest hold little beside its long row."""
     n = 200_000

@@ -80,6 +80,15 @@ class Scope:
         below = analyzer.can_prove(subscript < length) or _is_in_last_block(analyzer, subscript, length)
         return bool(analyzer.can_prove(subscript >= 0)), bool(below)
 
+    def is_positive(self, coord: ir.Expr, slot: Var) -> bool:
+        """Return whether a coordinate, computed from a slot and those of axes around it, is never negative."""
+        analyzer = sym.Analyzer()
+        slots = [slot, *(cursor.slot for cursor in self.by_axis.values() if isinstance(cursor.slot, Var))]
+        for var in dict.fromkeys(slots):
+            dtype = str(var.ty.dtype)
+            analyzer.bind(var, ir.Range(const(0, dtype), tirx.max_value(dtype)))
+        return bool(analyzer.can_prove(coord >= const(0, str(coord.ty.dtype))))
+
 
 def _is_in_last_block(analyzer: Any, subscript: ir.Expr, length: ir.Expr) -> bool:
     """Prove ``block * 4 + within < blocks * 4`` by ``block < blocks``; the analyzer does not divide both sides."""
