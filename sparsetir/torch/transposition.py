@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transposed copies of matrices in another dtype: rows of inputs to columns, columns of results to rows.
+"""Transposed copies of matrices in another dtype, and quantized ones: inputs and results of pruned layers.
 
 before::
 
@@ -71,8 +71,8 @@ def quantized(x: Tensor, scale: float, zero: int, *, transposes: bool = False) -
     transposes : bool
         x has two dimensions, then.
     """
-    if transposes and x.dtype is torch.float32:
-        y = _transposed(x, torch.uint8, (scale, zero))
+    if x.dtype is torch.float32:
+        y = _transposed(x, torch.uint8, (scale, zero)) if transposes else _in_bytes(x, scale, zero)
         if y is not None:
             return y
     numbers = (x.float() / scale).round_().add_(zero).clamp_(0, UINT8_MAX).to(torch.uint8)
@@ -92,6 +92,16 @@ def _transposed(x: Tensor, dtype: torch.dtype, scale: tuple[float, int] | None) 
     return y
 
 
+def _in_bytes(x: Tensor, scale: float, zero: int) -> Tensor | None:
+    """Return quantized numbers in their places by a compiled function; None where torch's own do."""
+    if not x.is_contiguous() or x.numel() < LEAST_ELEMENTS:
+        return None
+    y = torch.empty(x.shape, dtype=torch.uint8)
+    chunks = min(get_num_threads(), x.numel() // LEAST_SHARE)
+    _quantizer(chunks > 1)(x.numel(), max(chunks, 1), scale, float(zero), _bits(x.detach()), _bits(y))
+    return y
+
+
 def _bits(x: Tensor) -> Tensor:
     return x.view(-1).view(BITS.get(x.dtype, x.dtype))
 
@@ -102,6 +112,28 @@ def _function(given: torch.dtype, wanted: torch.dtype, in_chunks: bool) -> Any:
     name = "_".join(str(dtype).removeprefix("torch.") for dtype in (given, wanted))
     func = func.with_attr({"global_symbol": f"transposed_{name}_{int(in_chunks)}", "tirx.noalias": True})
     return compile_cached(func, native_target(), None, CompiledLoops).function
+
+
+@cache
+def _quantizer(in_chunks: bool) -> Any:
+    func = _in_place_program(parallel if in_chunks else serial)
+    func = func.with_attr({"global_symbol": f"quantized_{int(in_chunks)}", "tirx.noalias": True})
+    return compile_cached(func, native_target(), None, CompiledLoops).function
+
+
+def _in_place_program(chunked: Callable[..., tirx.Stmt]) -> tirx.PrimFunc:
+    count, chunks, chunk, at, rest = (long_var(name) for name in ("count", "chunks", "chunk", "at", "rest"))
+    step, zero = (Var(name, ir.PrimType("float32")) for name in ("step", "zero"))
+    x, y = array_param("x", "float32", count), array_param("y", "uint8", count)
+    convert, whole = _conversion(torch.float32, torch.uint8, step, zero), tirx.floordiv(count, long(SIZE))
+    first, last = (tirx.floordiv(whole * c, chunks) for c in (chunk, chunk + long(1)))
+
+    def at_place(place: ir.Expr) -> tirx.Stmt:
+        return tirx.BufferStore(y, convert(tirx.BufferLoad(x, [place])), [place])
+
+    vectors = serial(at, last - first, at_place(_run((first + at) * long(SIZE))))
+    behind = serial(rest, count - whole * long(SIZE), at_place(whole * long(SIZE) + rest))
+    return tirx.PrimFunc([count, chunks, step, zero, x, y], seq(chunked(chunk, chunks, vectors), behind))
 
 
 def _program(given: torch.dtype, wanted: torch.dtype, chunked: Callable[..., tirx.Stmt]) -> tirx.PrimFunc:
