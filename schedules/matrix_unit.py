@@ -14,7 +14,8 @@ after::
 
 The pass `sparsetir.lower.vector.dot_products` interleaves the rows of ``b`` in registers. Wins where the machine has
 AVX512-BF16 or AVX512-VNNI and the entries of a sum lie side by side: rows of CSR, and of blocks with an even number of
-columns (for 8 bits a multiple of four).
+columns (for 8 bits a multiple of four). Where ``vdpbf16ps`` is slow, ``"sparsetir.unit_widens": 1`` widens the even and
+the odd columns of a row to float32 in registers instead.
 
 Sums along rows, before::
 
@@ -54,25 +55,27 @@ from tvm import ir, s_tir, tirx
 from sparsetir.intrin.llvm_ir import LANES
 from sparsetir.ir.rewriting import factors, mentions, product
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.annotations import ALONG, DOT, PANEL, PREFETCH, TILE, UNIT, VECTOR
+from sparsetir.lower.annotations import ALONG, DOT, PANEL, PREFETCH, TILE, UNIT, VECTOR, WIDEN
 from sparsetir.lower.loops import Update
 from sparsetir.lower.vector import dot_products, row_products, tile_products
-from sparsetir.lower.vector.dot_products import order_of
+from sparsetir.lower.vector.dot_products import as_nest, order_of
 from sparsetir.schedules.choice import Choice
 from sparsetir.schedules.panel import tile_panels
-from sparsetir.schedules.registers import Registers
+from sparsetir.schedules.registers import WIDENING, Registers
 from sparsetir.schedules.row import REDUCE
 
 if TYPE_CHECKING:
     from sparsetir.schedules.choices import Choices
 
+WIDE_UNITS = 2  # of the choice `units`
 DECLARED = (
     Choice(
         "units",
-        "1 uses dot-product instructions where the target has them and they apply, 0 vector arithmetic.",
+        "1 uses dot-product instructions where the target has them and they apply, or what is faster there, 2 widens"
+        " bfloat16 to float32 in registers, 0 uses vector arithmetic.",
         1,
-        "0 or 1",
-        lambda units: units in (0, 1),
+        "0, 1 or 2",
+        lambda units: units in (0, 1, 2),
         (0, 1),
     ),
     Choice(
@@ -97,7 +100,14 @@ def use_dot_product(
     """
     if not choices.units or not reorders:
         return False
-    return _annotate(sch, block, choices, registers, dot_products.match_body, UNIT, choices.tile)
+    annotations = {UNIT: choices.tile, **_widening(choices, registers, dot_products.match(as_nest(sch.get(block))))}
+    return _annotate(sch, block, choices, registers, dot_products.match_body, annotations)
+
+
+def _widening(choices: Choices, registers: Registers, nest: dot_products.DotNest | None) -> dict[str, int]:
+    """Return the annotation of sums of bfloat16 for which multiply-adds are faster than dot products."""
+    widens = choices.units == WIDE_UNITS or WIDENING in registers.units
+    return {WIDEN: 1} if widens and nest is not None and nest.kind == "bf16" else {}
 
 
 def use_packed_product(
@@ -122,6 +132,8 @@ def use_packed_product(
         if VECTOR in sch.get(panels).annotations:
             sch.unannotate(panels, VECTOR)  # Columns that do not fill a tile are masked.
         sch.annotate(entries, UNIT, int(sch.get(lanes).extent))
+        for name, value in _widening(choices, registers, dot_products.match(as_nest(packed))).items():
+            sch.annotate(entries, name, value)
     return True
 
 
@@ -193,7 +205,7 @@ def use_tiles(
     """
     if not choices.tiles or not reorders:
         return False
-    return _annotate(sch, block, choices, registers, tile_products.match_body, TILE, choices.tiles)
+    return _annotate(sch, block, choices, registers, tile_products.match_body, {TILE: choices.tiles})
 
 
 def _annotate(
@@ -202,8 +214,7 @@ def _annotate(
     choices: Choices,
     registers: Registers,
     matches: Callable[[Any, frozenset[str]], bool],
-    annotation: str,
-    value: int,
+    annotations: dict[str, int],
 ) -> bool:
     """Annotate the outermost reduction loop of a block that matches, its loops in the order of the pass."""
     if choices.carry:  # parts of a row are added up in another array, of another dtype
@@ -215,7 +226,8 @@ def _annotate(
     loops, (_, order) = sch.get_loops(block)[-len(kinds) :], order_of(node)
     if order != sorted(order):
         sch.reorder(*(loops[n] for n in order))
-    sch.annotate(loops[order[0]], annotation, value)
+    for name, value in annotations.items():
+        sch.annotate(loops[order[0]], name, value)
     return True
 
 

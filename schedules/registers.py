@@ -18,6 +18,8 @@ UNITS = {
     "tile_bf16": ("amx-tile", "amx-bf16", "avx512bw", "avx512vl"),
     "tile_int8": ("amx-tile", "amx-int8", "avx512bw", "avx512vl"),
 }
+# Intel's processors take four times as long for vdpbf16ps as for a multiply-add of float32, which is half its products.
+WIDENING, WIDENING_FEATURES = "widening_bf16", ("amx-bf16", "avx512bf16", "avx512bw", "avx512vl")
 REASSOCIATE = "fast-math-reassoc"  # the attribute of targets for programs whose sums may be taken in another order
 NO_GATHER = "prefer-no-gather"  # the feature of those whose vector gathers are slow
 
@@ -32,7 +34,7 @@ class Registers:
     bits : int
     units : frozenset of str
         Kinds of dot products over 16 sums at once, ``"bf16"`` and ``"int8"``, and of tiles, ``"tile_bf16"`` and
-        ``"tile_int8"``.
+        ``"tile_int8"``; ``"widening_bf16"`` where multiply-adds of float32 are faster than the dot products.
 
     Examples
     --------
@@ -97,6 +99,8 @@ def _registers(target: Any) -> Registers:
     has = lambda feature: codegen.target_has_features(feature, target)  # noqa: E731
     emulated = is_emulated(target)
     units = frozenset(kind for kind, features in UNITS.items() if emulated or all(map(has, features)))
+    if not emulated and all(map(has, WIDENING_FEATURES)):
+        units |= {WIDENING}
     for feature, registers in (
         ("avx512f", Registers(32, 512, units)),
         ("avx", Registers(16, 256, units)),

@@ -247,13 +247,24 @@ def _transposition(kind: str, attributes: str) -> str:
 
 
 def _rows(kind: str) -> str:
-    """Return the function that loads a register of a row, zero where its mask has no bit."""
+    """Return the functions that load a register of a row: all of it, zeros without a condition, or under a mask."""
     attributes = f'alwaysinline nounwind "target-features"="{FEATURES[kind]}"'
     bits = 16 if kind == "bf16" else 8
     count, scalar = 512 // bits, f"i{bits}"
     rows = f"<{count} x {scalar}>"
     narrowed_mask = "trunc i64 %mask to i32" if count == 32 else "or i64 %mask, 0"
     return f"""
+define linkonce_odr {WORD} @st_whole_{kind}(ptr %at) {attributes} {{
+  %x = load {WORD}, ptr %at, align 1
+  ret {WORD} %x
+}}
+@st_zeros_{kind} = linkonce_odr hidden constant {WORD} zeroinitializer, align 64
+define linkonce_odr {WORD} @st_either_{kind}(ptr %at, i32 %holds) {attributes} {{
+  %is = icmp ne i32 %holds, 0
+  %from = select i1 %is, ptr %at, ptr @st_zeros_{kind}
+  %x = load {WORD}, ptr %from, align 1
+  ret {WORD} %x
+}}
 define linkonce_odr {WORD} @st_rows_{kind}(ptr %at, i64 %mask) {attributes} {{
   %narrow = {narrowed_mask}
   %bits = bitcast i{count} %narrow to <{count} x i1>
@@ -270,10 +281,6 @@ def row_functions(kind: str) -> str:
     acc = "<16 x float>" if kind == "bf16" else WORD
     callee, operand = DOTS[kind]
     return f"""{_rows(kind)}
-define linkonce_odr {WORD} @st_whole_{kind}(ptr %at) {attributes} {{
-  %x = load {WORD}, ptr %at, align 1
-  ret {WORD} %x
-}}
 define linkonce_odr {acc} @st_dot_rows_{kind}({acc} %acc, {WORD} %a, {WORD} %b) {attributes} {{
   %x = bitcast {WORD} %a to {operand}
   %y = bitcast {WORD} %b to {operand}
@@ -351,6 +358,57 @@ declare void @llvm.masked.store.v16{code}.p0({stored}, ptr, i32 immarg, <16 x i1
     return "\n".join(out)
 
 
+def widening_functions() -> str:
+    """Return the functions that add products of bfloat16 numbers as those of float32.
+
+    A word of a row holds two columns: a bfloat16 number is the upper half of a float32 number.
+    """
+    head = "define linkonce_odr"
+    attributes = f'alwaysinline nounwind "target-features"="{FEATURES["bf16"]}"'
+    floats = "<16 x float>"
+    orders = [[16 * (n % 2) + 8 * k + n // 2 for n in range(LANES)] for k in range(2)]
+    ordered = [
+        f"""
+{head} {floats} @st_alternate_{k}_bf16({floats} %x0, {floats} %x1) {attributes} {{
+  %r = shufflevector {floats} %x0, {floats} %x1, <16 x i32> {_numbers(order)}
+  ret {floats} %r
+}}"""
+        for k, order in enumerate(orders)
+    ]
+    return f"""
+{head} i32 @st_wide_bf16(ptr %at) {attributes} {{
+  %x = load i16, ptr %at, align 1
+  %w = zext i16 %x to i32
+  %y = shl i32 %w, 16
+  ret i32 %y
+}}
+{head} {WORD} @st_even_bf16({WORD} %x) {attributes} {{
+  %y = shl {WORD} %x, {_numbers([16] * LANES)}
+  ret {WORD} %y
+}}
+{head} {WORD} @st_odd_bf16({WORD} %x) {attributes} {{
+  %y = and {WORD} %x, {_numbers([-65536] * LANES)}
+  ret {WORD} %y
+}}
+{head} {WORD} @st_widened_bf16(ptr %at, i32 %mask) {attributes} {{
+  %narrow = trunc i32 %mask to i16
+  %bits = bitcast i16 %narrow to <16 x i1>
+  %x = call <16 x i16> @llvm.masked.load.v16i16.p0(ptr %at, i32 1, <16 x i1> %bits, <16 x i16> zeroinitializer)
+  %w = zext <16 x i16> %x to {WORD}
+  %y = shl {WORD} %w, {_numbers([16] * LANES)}
+  ret {WORD} %y
+}}
+{head} {floats} @st_fma_bf16({floats} %acc, i32 %word, {WORD} %b) {attributes} {{
+  %one = insertelement {WORD} poison, i32 %word, i64 0
+  %all = shufflevector {WORD} %one, {WORD} poison, <16 x i32> zeroinitializer
+  %x = bitcast {WORD} %all to {floats}
+  %y = bitcast {WORD} %b to {floats}
+  %r = call {floats} @llvm.fmuladd.v16f32({floats} %x, {floats} %y, {floats} %acc)
+  ret {floats} %r
+}}
+declare {floats} @llvm.fmuladd.v16f32({floats}, {floats}, {floats})""" + "".join(ordered)
+
+
 def _few(kind: str, attributes: str) -> str:
     """Return the function that loads 16 columns of the rows of a group, and interleaves them in the columns' order."""
     bits = 16 if kind == "bf16" else 8
@@ -418,4 +476,5 @@ __all__ = [
     "reading",
     "row_functions",
     "tile_functions",
+    "widening_functions",
 ]

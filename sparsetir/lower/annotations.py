@@ -46,6 +46,7 @@ UNROLL = "sparsetir.unroll"
 VECTOR = "sparsetir.vector"
 PREFETCH = "sparsetir.prefetch"
 UNIT = "sparsetir.unit"
+WIDEN = "sparsetir.unit_widens"
 TILE = "sparsetir.tile"
 DOT = "sparsetir.dot"
 ALONG = "sparsetir.unit_along"
@@ -179,6 +180,14 @@ TABLE = (
         "dot_product",
         "dot_products",
         "refused where the sum does not begin with zero, or rows of blocks have no whole number of groups",
+    ),
+    Mark(
+        WIDEN,
+        "loop",
+        "add those products of bfloat16 numbers by multiply-adds of float32",
+        "dot_product",
+        "dot_products",
+        "no effect without sparsetir.unit, or on 8 bits",
     ),
     Mark(
         TILE,

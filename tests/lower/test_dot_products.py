@@ -15,6 +15,7 @@ from sparsetir.codegen.target import emulating_target, native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.ir.halves import by_three_products
 from sparsetir.schedules import Choices, Registers
+from sparsetir.schedules.registers import WIDENING
 from sparsetir.script.printer import parse
 from unit_products import BF16, drawn, program
 
@@ -28,19 +29,21 @@ SHAPES = ((40, 50, 130, 0.1), (33, 27, 65, 0.3), (1, 1, 1, 1.0), (8, 9, 16, 0.0)
 
 
 def units() -> Any:
-    """The target of this machine, with emulated units if it lacks any."""
-    native = native_target()
-    return native if {"bf16", "int8"} <= Registers.of(native).units else emulating_target()
+    """The target of this machine, with emulated units if it lacks any or widens bfloat16 numbers instead."""
+    native, registers = native_target(), Registers.of(native_target())
+    return native if {"bf16", "int8"} <= registers.units and WIDENING not in registers.units else emulating_target()
 
 
-@pytest.mark.parametrize("dtypes", PAIRS, ids="-".join)
+@pytest.mark.parametrize(
+    ("dtypes", "how", "function"), [*((pair, 1, "st_dot") for pair in PAIRS), (PAIRS[0], 2, "st_fma")], ids=str
+)
 @pytest.mark.parametrize("rows", [0, 9, 48], ids=["csr", "blocks", "blocks in a loop"])
-def test_sums_are_those_of_numpy(dtypes: tuple[str, str, str], rows: int) -> None:
+def test_sums_are_those_of_numpy(dtypes: tuple[str, str, str], how: int, function: str, rows: int) -> None:
     func = program(*dtypes)
     if rows:
         func = decompose_format(func, {"A": formats.make("bsr", r=rows, c=4)})
-    kernel = build(func, units(), schedule=Choices(tiles=0))
-    assert "st_dot" in kernel.script(stage=3)
+    kernel = build(func, units(), schedule=Choices(tiles=0, units=how))
+    assert function in kernel.script(stage=3)
     rng = np.random.default_rng(0)
     for m, n, feat, density in SHAPES:
         places = sp.random_array((m, n), density=density, format="coo", rng=rng)
@@ -50,12 +53,13 @@ def test_sums_are_those_of_numpy(dtypes: tuple[str, str, str], rows: int) -> Non
         np.testing.assert_array_equal(np.asarray(result, np.float64), A @ B.astype(np.float64))
 
 
-def test_a_lonely_last_entry_keeps_infinities_and_nan_where_they_are() -> None:
+@pytest.mark.parametrize("how", [1, 2])
+def test_a_lonely_last_entry_keeps_infinities_and_nan_where_they_are(how: int) -> None:
     coords = np.array([[0, 0, 0, 1], [0, 1, 2, 2]])
     A = CooTensor(coords, np.ones(4, BF16), (2, 3))
     B = np.zeros((3, 40), BF16)
     B[2, 0], B[2, 1], B[0, 2], B[1, 3] = np.inf, np.nan, -np.inf, np.nan
-    out = np.asarray(build(ops.spmm("bfloat16"), units())(A=A, B=B), np.float32)
+    out = np.asarray(build(ops.spmm("bfloat16"), units(), schedule=Choices(units=how))(A=A, B=B), np.float32)
     expected = np.zeros((2, 40), np.float32)
     expected[:, 0], expected[:, 1], expected[0, 2], expected[0, 3] = np.inf, np.nan, -np.inf, np.nan
     np.testing.assert_array_equal(out, expected)
@@ -80,6 +84,15 @@ def test_the_knob_leaves_vector_arithmetic() -> None:
     machine = {**native_target().export(), "mcpu": "znver4"}
     assert "vdpbf16ps" in build(ops.spmm("bfloat16"), machine).source("asm")
     assert "vdpbf16ps" not in build(ops.spmm("bfloat16"), machine, schedule=Choices(units=0)).source("asm")
+
+
+@pytest.mark.optimised
+def test_processors_with_slow_dot_products_widen_bfloat16() -> None:
+    machine = {**native_target().export(), "mcpu": "sapphirerapids"}
+    for func in (ops.spmm("bfloat16"), ops.linear("bfloat16")):
+        code = build(func, machine).source("asm")
+        assert "vfmadd" in code
+        assert "vdpbf16ps" not in code
 
 
 @pytest.mark.parametrize("kind", ["bf16", "int8"])
@@ -107,7 +120,7 @@ def test_with_other_choices(types: Any, seed: int) -> None:
     a_type, b_type, c_type = types
     rng = np.random.default_rng([seed, len(c_type)])
     m, n, feat = rng.integers(1, (9, 2000, 150))
-    choices = Choices(units=1, **{name: int(rng.choice(values)) for name, values in KNOBS.items()})
+    choices = Choices(units=1 + seed % 2, **{name: int(rng.choice(values)) for name, values in KNOBS.items()})
     A = sp.random_array((m, n), density=rng.choice([0.01, 0.3, 1.0]), format="csr", rng=rng).astype(np.float32)
     A.data = drawn(rng, A.nnz, a_type).astype(np.float32)
     B = drawn(rng, (n, feat), b_type)

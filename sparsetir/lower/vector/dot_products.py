@@ -23,6 +23,13 @@ after::
 An instruction multiplies two bfloat16 or four 8-bit terms of a sum at once, which must lie side by side: entries of a
 row do, and so do the columns of a block's row. The rows of the dense operand are interleaved in registers. Columns
 behind the last one, and terms behind the last entry, are masked: what lies there is not read, and counts as zero.
+
+With ``"sparsetir.unit_widens": 1`` as well, products of bfloat16 are added one term at a time as those of float32::
+
+    for p in range(indptr[i + 1] - indptr[i]):
+        x = 32 columns of the row of entry p
+        acc_0 = fma(acc_0, a[indptr[i] + p], x << 16)
+        acc_1 = fma(acc_1, a[indptr[i] + p], x & 0xFFFF0000)
 """
 
 from __future__ import annotations
@@ -36,13 +43,13 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.intrin.llvm_ir import LANES, functions, reading
+from sparsetir.intrin.llvm_ir import LANES, functions, reading, widening_functions
 from sparsetir.ir import dialect
 from sparsetir.ir.rewriting import all_same, collect, mentions, moves_by_one, seq, substitute
 from sparsetir.ir.views import REDUCE, cast, const
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.analysis import accesses
-from sparsetir.lower.annotations import UNIT, refused
+from sparsetir.lower.annotations import UNIT, WIDEN, refused
 from sparsetir.lower.loops import serial, with_, with_body
 
 WORD = f"int32x{LANES}"
@@ -70,6 +77,11 @@ def uncast(expr: Any) -> Any:
     while isinstance(expr, tirx.Cast) and np.can_cast(str(expr.value.ty.dtype), str(expr.ty.dtype)):
         expr = expr.value
     return expr
+
+
+def is_one(expr: Any) -> bool:
+    """Return whether an expression is the constant one."""
+    return isinstance(expr, tirx.IntImm) and int(expr) == 1
 
 
 def is_zero(expr: Any) -> bool:
@@ -308,6 +320,7 @@ class _DotEmitter:
     def __init__(self, nest: DotNest, *, adds: bool) -> None:
         self.adds = adds
         self.nest, self.kind, self.group = nest, nest.kind, nest.group
+        self.terms, self.order = self.group, "order"  # terms of one instruction, and what puts sums in order
         self.inner = nest.reduced[-1]
         self.is_ragged = not isinstance(self.inner.extent, tirx.IntImm)
         self.acc = f"float32x{LANES}" if self.kind == "bf16" else WORD
@@ -332,9 +345,12 @@ class _DotEmitter:
             body = self.looped(together, most)
         else:
             body = seq(*(self.columns(rows, most) for rows in groups))
-        text = functions(self.kind, self.nest.result)
+        text = functions(self.kind, self.nest.result) + self.more_functions()
         text += reading(self.kind, self.nest.result) if self.adds else ""
         return tirx.AttrStmt(const(0), IMPORT, ir.StringImm(text), body)
+
+    def more_functions(self) -> str:
+        return ""
 
     def looped(self, together: int, most: int) -> tirx.Stmt:
         """Return a loop over groups of rows: to write out those of large blocks takes LLVM seconds."""
@@ -388,14 +404,14 @@ class _DotEmitter:
 
     def steps(self, rows: Any, sums: Any, shifts: Any, begin: Any, left: Any) -> tirx.Stmt:
         step = Var("step", self.inner.loop_var.ty)
-        dtype, group = str(step.ty.dtype), self.group
+        dtype, group = str(step.ty.dtype), self.terms
         extent = self.inner.extent
         at = step * const(group, dtype)
         whole = serial(
             step, tirx.floordiv(extent, const(group, dtype)), self.step(rows, sums, shifts, begin, left, at, None)
         )
         body: tirx.Stmt = whole
-        if self.is_ragged:
+        if self.is_ragged and group > 1:
             last = tirx.floordiv(extent, const(group, dtype)) * const(group, dtype)
             rest = self.step(rows, sums, shifts, begin, left, last, extent - last)
             body = seq(whole, tirx.IfThenElse(last < extent, rest, None))
@@ -414,7 +430,7 @@ class _DotEmitter:
         """Return the products of the factors of one nest."""
         out: list[tirx.Stmt] = []
         words = [bind(out, f"word_{r}", self.word(nest, row, at, terms), "int32") for r, row in enumerate(rows)]
-        columns = [self.place(at, t, terms, str(self.inner.loop_var.ty.dtype)) for t in range(self.group)]
+        columns = [self.place(at, t, terms, str(self.inner.loop_var.ty.dtype)) for t in range(self.terms)]
         if len(sums[0]) == 1:
             value = bind(out, "x", self.few(nest, columns, begin, left), WORD)
             out += [self.dot(sums[r][0], words[r], value) for r in range(len(rows))]
@@ -423,12 +439,16 @@ class _DotEmitter:
                 bind(out, f"row_{t}", self.row(nest, part, place, exists, begin, left), WORD)
                 for t, (place, exists) in enumerate(columns)
             ]
-            for v, value in enumerate(interleaved(out, self.kind, loaded)):
+            for v, value in enumerate(self.spread(out, loaded)):
                 for r in range(len(rows)):
                     out.append(self.dot(sums[r][part * self.group + v], words[r], value))
         for shift, word in zip(shifts, words, strict=False):
             out.append(self.dot(shift, word, tirx.Broadcast(const(SIGN_BITS), LANES)))
         return seq(*out)
+
+    def spread(self, out: list[tirx.Stmt], loaded: list[Var]) -> list[Var]:
+        """Append what makes the operands of instructions of the loaded rows, and return them."""
+        return interleaved(out, self.kind, loaded)
 
     def word(self, nest: DotNest, row: dict[Var, Any], at: Any, terms: Any) -> Any:
         """Return the entries of one group of terms, side by side in 32 bits."""
@@ -441,8 +461,13 @@ class _DotEmitter:
         """Return a vector of the dense operand's row at `place`, zero where the term or the column does not exist."""
         per_load = LANES * self.group
         moved = {self.inner.loop_var: place, self.column: begin + const(part * per_load, self.dtype)}
-        bits = self.existing(nest, mask(part * per_load, per_load, left, "int64"), moved, exists)
-        values = self.call(WORD, "rows", substitute(tirx.address_of(nest.b), moved), bits)
+        where = substitute(tirx.address_of(nest.b), moved)
+        if left is None:  # Masked loads are slower than to choose the address.
+            holds = self.existing(nest, const(1), moved, exists)
+            values = self.call(WORD, "whole", where) if is_one(holds) else self.call(WORD, "either", where, holds)
+        else:
+            bits = self.existing(nest, mask(part * per_load, per_load, left, "int64"), moved, exists)
+            values = self.call(WORD, "rows", where, bits)
         return self.unsigned(values)
 
     def existing(self, nest: DotNest, bits: Any, moved: dict[Var, Any], exists: Any) -> Any:
@@ -485,7 +510,7 @@ class _DotEmitter:
             values = totals[part * self.group : (part + 1) * self.group]
             for v in range(len(values)):
                 first = (part * self.group + v) * LANES
-                ordered = values[v] if len(sums) == 1 else self.call(self.acc, f"order_{v}", *values)
+                ordered = values[v] if len(sums) == 1 else self.call(self.acc, f"{self.order}_{v}", *values)
                 at = substitute(
                     tirx.BufferLoad(self.nest.store.buffer, self.nest.store.indices),
                     {**row, self.column: begin + const(first, self.dtype)},
@@ -505,6 +530,31 @@ class _DotEmitter:
         return body
 
 
+class _WideningEmitter(_DotEmitter):
+    """Emitter of multiply-adds of float32: even and odd columns of a row of bfloat16 are widened in registers."""
+
+    def __init__(self, nest: DotNest, *, adds: bool) -> None:
+        super().__init__(nest, adds=adds)
+        self.terms, self.order = 1, "alternate"
+
+    def more_functions(self) -> str:
+        return widening_functions()
+
+    def spread(self, out: list[tirx.Stmt], loaded: list[Var]) -> list[Var]:
+        return [bind(out, "x", self.call(WORD, half, loaded[0]), WORD) for half in ("even", "odd")]
+
+    def word(self, nest: DotNest, row: dict[Var, Any], at: Any, terms: Any) -> Any:
+        return self.call("int32", "wide", substitute(tirx.address_of(nest.a), {**row, self.inner.loop_var: at}))
+
+    def few(self, nest: DotNest, columns: list[tuple[Any, Any]], begin: Any, left: Any) -> Any:
+        moved = {self.inner.loop_var: columns[0][0], self.column: begin}
+        bits = self.existing(nest, mask(0, LANES, left, "int32"), moved, None)
+        return self.call(WORD, "widened", substitute(tirx.address_of(nest.b), moved), bits)
+
+    def dot(self, acc: Any, word: Any, value: Any) -> tirx.Stmt:
+        return put(acc, self.call(self.acc, "fma", get(acc), word, value))
+
+
 def get(buffer: Any) -> Any:
     """Return the whole local register."""
     return tirx.BufferLoad(buffer, [tirx.Ramp(const(0), const(1), LANES)])
@@ -513,6 +563,11 @@ def get(buffer: Any) -> Any:
 def put(buffer: Any, value: Any) -> tirx.Stmt:
     """Set the whole local register."""
     return tirx.BufferStore(buffer, value, [tirx.Ramp(const(0), const(1), LANES)])
+
+
+def _emitter(loop: tirx.For, nest: DotNest, *, adds: bool) -> _DotEmitter:
+    is_widening = WIDEN in loop.annotations and nest.kind == "bf16"
+    return (_WideningEmitter if is_widening else _DotEmitter)(nest, adds=adds)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.UseDotProducts")
@@ -526,7 +581,7 @@ def UseDotProducts(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
         for stmt in node.seq:
             nest = match(stmt) if isinstance(stmt, tirx.For) and UNIT in stmt.annotations else None
             if nest is not None and out and is_initial(out[-1], nest):
-                out[-1] = _DotEmitter(nest, adds=False).emit(int(stmt.annotations[UNIT]))
+                out[-1] = _emitter(stmt, nest, adds=False).emit(int(stmt.annotations[UNIT]))
             else:
                 out.append(mutator.mutate(stmt))
         return seq(*out)
@@ -534,7 +589,7 @@ def UseDotProducts(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         nest = match(node) if UNIT in node.annotations else None
         if nest is not None and nest.result != "bfloat16":
-            return _DotEmitter(nest, adds=True).emit(int(node.annotations[UNIT]))
+            return _emitter(node, nest, adds=True).emit(int(node.annotations[UNIT]))
         changed = mutator.default_mutate(node)
         return refused(changed, UNIT, "it is no sum of products of entries and rows, or rounded again and again")
 
