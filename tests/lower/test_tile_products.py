@@ -14,12 +14,13 @@ import scipy.sparse as sp
 from fences import Fences
 from sparsetir import CooTensor, build, decompose_format, formats
 from sparsetir.codegen.target import emulating_target, native_target
+from sparsetir.lower.vector import tile_products
 from sparsetir.schedules import Choices
 from sparsetir.utils.threads import get_num_threads, set_num_threads
 from unit_products import BF16, drawn, program
 
 LAYOUTS = [
-    *(("bsr", *shape) for shape in ((8, 4), (16, 64), (24, 2), (32, 32), (64, 3))),
+    *(("bsr", *shape) for shape in ((8, 4), (16, 1), (16, 64), (24, 2), (32, 32), (64, 3))),
     *(("sr_bcrs", *shape) for shape in ((16, 32), (8, 5), (32, 3))),
 ]
 TYPES = (
@@ -92,6 +93,17 @@ def test_padding_multiplies_no_row() -> None:
     expected = np.zeros((17, 20))
     expected[3] = np.arange(20)
     np.testing.assert_array_equal(kernel(TYPES[0], "sr_bcrs", 16, 32)(A=A, B=Fences().fenced(B)), expected)
+
+
+@pytest.mark.parametrize("shape", [("bsr", 16, 1), ("sr_bcrs", 16, 32), ("bsr", 32, 32)])
+def test_entries_of_long_rows_are_laid_out_in_parts(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile_products, "STEPS", 2)
+    built = build(decompose_format(program(*TYPES[0]), {"A": layout(*shape)}), emulating_target())
+    rng = np.random.default_rng(0)
+    A = sp.random_array((40, 200), density=0.4, rng=rng, format="coo")
+    A = sp.coo_array((drawn(rng, A.nnz, "bfloat16").astype(float), A.coords), shape=A.shape)
+    for feat in (20, 64, 100, 128):
+        check(built, rng, TYPES[0], A, feat)
 
 
 def test_threads_have_tiles_of_their_own() -> None:

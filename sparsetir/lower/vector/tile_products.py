@@ -12,20 +12,25 @@ after::
     terms = (indptr[i + 1] - indptr[i]) * 4
     for k_0 in range((feat + 63) // 64):
         tiles 0, 1, 2, 3 = 0
-        for q_0 in range((terms + 511) // 512):
-            left = the entries of terms 512 * q_0, ... of 16 rows, for each row side by side (once if it is all of them)
-            for q_1 in range((terms - 512 * q_0 + 31) // 32):
-                right = 64 columns of 32 rows of b, two rows interleaved
-                tile 4 = left[q_1]
-                for v in range(4):
-                    tile 5 = right[v]
-                    tile v += tile 4 * tile 5
+        for q_0 in range((terms + 4095) // 4096):
+            steps = the number of tiles of terms 4096 * q_0, ...
+            left = the entries of these terms of 16 rows, for each row side by side (once if it is all of them)
+            for q_1 in range(steps + 1):
+                if q_1 < steps:
+                    right[q_1 % 2] = 64 columns of 32 rows of b, two rows interleaved
+                if q_1 > 0:
+                    tile 6 = left[q_1 - 1]
+                    for v in range(4):
+                        tile 4 = right[(q_1 - 1) % 2, v]
+                        tile v += tile 6 * tile 4
         c[i * 16 : i * 16 + 16, k_0 * 64 : k_0 * 64 + 64] = tiles 0, 1, 2, 3
 
 A term is a column of the blocks that has a place in the sum: its entries lie in `rows` of a tile, and its row of the
 dense operand is gathered. A tile holds 32 terms of bfloat16 or 64 of 8 bits, of which two or four lie side by side.
 Terms behind the last one, those that a guard leaves out, and columns behind the last one are zero in both operands:
 what lies there is not read. Rows that a guard leaves out are computed where blocks store them, and not written.
+Masked loads are slower: they are for tiles that lack terms or columns. Tiles are multiplied one step after the rows are
+interleaved, because a tile cannot be loaded from stores that are not complete.
 
 Entries are read where they lie if a block's row is a whole number of tiles, and laid out otherwise: in vectors if the
 entries of a column lie side by side, and else in runs of those that do.
@@ -78,7 +83,7 @@ from sparsetir.lower.vector.dot_products import WORD, ProductNest, as_nest, bind
 
 IMPORT = "pragma_import_llvm"
 WORDS = tiles.ROWS * LANES  # 32-bit words of a tile
-STEPS = 16  # tiles of terms whose entries are laid out at once
+STEPS = 128  # tiles of terms whose entries are laid out at once
 MAX_ROW_TILES = 2  # that share the gathered rows, where two tiles of columns are enough
 LEAST_ROWS, MOST_ROWS = 8, 64
 LEFT, RIGHT = (6, 7), (4, 5)  # registers of the operands; sums are in those before
@@ -234,13 +239,14 @@ class _TileEmitter:
             self.down, self.across = MAX_ROW_TILES, self.group
         self.terms = cast(self.inner.extent, self.dtype) * self.number(nest.inner_terms)
         self.run = self._run()
-        self.left, self.right, self.sums, self.words = (
+        self.left, self.right, self.sums, self.words, self.full = (
             tirx.decl_buffer([count], dtype, f"tile_{name}", scope="local", layout=None)
             for name, count, dtype in (
                 ("left", self.down * STEPS * WORDS * self.group, f"int{32 // self.group}"),
-                ("right", self.across * WORDS, "int32"),
+                ("right", 2 * self.across * WORDS, "int32"),
                 ("sums", self.across * WORDS, self.acc.partition("x")[0]),
                 ("words", WORDS, "int32"),
+                ("full", STEPS, "int32"),
             )
         )
 
@@ -296,7 +302,10 @@ class _TileEmitter:
     @property
     def lies_in_columns(self) -> bool:
         """True if the entries of a column lie side by side."""
-        return self._has_every_row(-1) and self._terms_exist()
+        shape, dimension = self.nest.a.source.ty.shape, -1
+        while -dimension < len(shape) and isinstance(shape[dimension], tirx.IntImm) and int(shape[dimension]) == 1:
+            dimension -= 1
+        return self._has_every_row(dimension) and self._terms_exist()
 
     # ------------------------------------------------------------------ places
 
@@ -330,11 +339,15 @@ class _TileEmitter:
         row, word = (self.number(x) if isinstance(x, int) else x for x in (row, word))
         return self.element(self.left, where + row * self.number(self.depth) + word)
 
+    def right_at(self, step: Any) -> ir.Expr:
+        """Return the place of the interleaved rows of a step: those of two successive ones lie apart."""
+        return tirx.bitwise_and(step, self.number(1)) * self.number(self.across * WORDS)
+
     # ------------------------------------------------------------------ statements
 
     def emit(self) -> tirx.Stmt:
         """Return the sums of all rows, some tiles of them at a time."""
-        buffers = (self.left, self.right, self.sums, self.words)
+        buffers = (self.left, self.right, self.sums, self.words, self.full)
         # TVM makes arrays as short as the elements that are seen to be used.
         ends = [tirx.BufferStore(x, tirx.const(0, str(x.ty.dtype)), [x.ty.shape[0] - 1]) for x in buffers]
         row_tiles = range(0, -(-self.nest.row_count // tiles.ROWS), self.down)
@@ -357,43 +370,40 @@ class _TileEmitter:
         inside: list[tirx.Stmt] = []
         here = bind(inside, "here", tirx.min(head - q_0 * many, many))
         first = bind(inside, "first", q_0 * many)
+        preparation = [self.checked(first, here)] if self.conditions({}) else []
         if not self.lies_in_tiles:
+            preparation.append(self.laid_out(first_row, first, here))
+        if preparation:
             is_new = tirx.Or(k_0.equal(const(0, self.column_dtype)), parts > self.number(1))
-            inside.append(tirx.IfThenElse(is_new, self.laid_out(first_row, first, here), None))
+            inside.append(tirx.IfThenElse(is_new, seq(*preparation), None))
         inside.append(self.chosen(first_row, first, here, begin, left))
         out += [serial(q_0, parts, seq(*inside)), self.finish(first_row, begin, left)]
         return serial(k_0, tirx.floordiv(width + panel - const(1, self.column_dtype), panel), seq(*out))
 
     def chosen(self, first_row: int, first: Var, here: Var, begin: Var, left: Var) -> tirx.Stmt:
-        """Return the products of a full panel, and those of a panel that has fewer columns."""
-        rest = self.products(first_row, first, here, begin, left, self.across)
-        if self.across > self.group:
-            few = left <= const(self.group * LANES, self.column_dtype)
-            rest = tirx.IfThenElse(few, self.products(first_row, first, here, begin, left, self.group), rest)
-        whole = left >= const(self.across * LANES, self.column_dtype)
-        return tirx.IfThenElse(whole, self.products(first_row, first, here, begin, None, self.across), rest)
+        """Return the products of a panel, and those of a panel that has few columns."""
+        body = self.products(first_row, first, here, begin, left, self.across)
+        if self.across == self.group:
+            return body
+        few = left <= const(self.group * LANES, self.column_dtype)
+        return tirx.IfThenElse(few, self.products(first_row, first, here, begin, left, self.group), body)
 
     def products(self, first_row: int, first: Var, here: Var, begin: Var, left: Any, across: int) -> tirx.Stmt:
         """Return the products of `here` terms from `first` on, with `across` tiles of columns."""
         step, depth = Var("step", self.inner.loop_var.ty), self.number(self.depth)
-        whole = tirx.floordiv(here, depth)
-        full = serial(step, whole, self.step(first_row, first, step, None, begin, left, across))
-        if self.nest.inner_terms % self.depth == 0:
-            return full
-        last = self.step(first_row, first, whole, here - whole * depth, begin, left, across)
-        return seq(full, tirx.IfThenElse(whole * depth < here, last, None))
+        steps = tirx.floordiv(here + depth - self.number(1), depth)
+        before = step - self.number(1)
+        gather = tirx.IfThenElse(step < steps, self.gathered(first, step, here, begin, left, across), None)
+        multiply = tirx.IfThenElse(step > self.number(0), self.multiplied(first_row, first, before, across), None)
+        return serial(step, steps + self.number(1), seq(gather, multiply))
 
-    def step(self, first_row: int, first: Var, step: Any, exist: Any, begin: Var, left: Any, across: int) -> tirx.Stmt:
-        """Return the products of one tile of terms, of which `exist` are there (None: all)."""
-        pair = Var("pair", self.inner.loop_var.ty)
-        out: list[tirx.Stmt] = [
-            serial(pair, self.number(LANES), self.gathered(first, step, pair, exist, begin, left, across))
-        ]
-        for down in range(self.down):
-            out.append(self.load_left(first_row, down, first, step))
+    def multiplied(self, first_row: int, first: Var, step: Any, across: int) -> tirx.Stmt:
+        """Return the products of one tile of terms."""
+        out = [self.load_left(first_row, down, first, step) for down in range(self.down)]
         for v in range(across):
             right = RIGHT[v % len(RIGHT)]
-            out.append(tiles.load(right, self.element(self.right, const(v * WORDS)), const(tiles.ROW_BYTES)))
+            where = self.element(self.right, self.right_at(step) + self.number(v * WORDS))
+            out.append(tiles.load(right, where, const(tiles.ROW_BYTES)))
             for down in range(self.down):
                 out.append(tiles.multiply(self.nest.instruction, down * self.across + v, LEFT[down], right))
         return seq(*out)
@@ -405,16 +415,49 @@ class _TileEmitter:
         stride = int(self.nest.a.source.ty.shape[-1]) * BYTES[self.nest.dtype]
         return tiles.load(LEFT[down], self.at(self.nest.a, values), const(stride))
 
-    def gathered(self, first: Var, step: Any, pair: Var, exist: Any, begin: Var, left: Any, across: int) -> tirx.Stmt:
-        """Return the statements that interleave the rows of one group of terms."""
+    def has_all(self, step: Any, here: Any) -> Any:
+        """Return whether all terms of a tile exist and have rows."""
+        if self.conditions({}):
+            return tirx.BufferLoad(self.full, [step]).equal(const(1))
+        return (step + self.number(1)) * self.number(self.depth) <= here
+
+    def gathered(self, first: Var, step: Any, here: Any, begin: Var, left: Any, across: int) -> tirx.Stmt:
+        """Return the statements that interleave the rows of a tile of the `here` terms from `first` on."""
+        exist = here - step * self.number(self.depth) if self.nest.inner_terms % self.depth else None
+        is_full = tirx.And(left >= const(across * LANES, self.column_dtype), self.has_all(step, here))
+        masked = self.interleaved(first, step, exist, begin, left, across)
+        if across < self.across:  # Code for few columns is not worth the time that its compilation takes.
+            return masked
+        return tirx.IfThenElse(is_full, self.interleaved(first, step, None, begin, None, across), masked)
+
+    def checked(self, first: Var, here: Var) -> tirx.Stmt:
+        """Return the statements that determine for each tile of terms whether all of them have rows."""
+        step, term = Var("step", self.inner.loop_var.ty), Var("term", self.inner.loop_var.ty)
+        depth = self.number(self.depth)
+        have = tirx.BufferLoad(self.full, [step])
+        for condition in self.conditions(self.term(first + step * depth + term)):
+            have = tirx.Select(condition, have, const(0))
+        inside = (step + self.number(1)) * depth <= here
+        count = serial(term, depth, tirx.BufferStore(self.full, have, [step]))
+        begin = tirx.BufferStore(self.full, tirx.Cast("int32", inside), [step])
+        steps = tirx.floordiv(here + depth - self.number(1), depth)
+        return serial(step, steps, seq(begin, tirx.IfThenElse(inside, count, None)))
+
+    def conditions(self, values: dict[Var, Any]) -> list[Any]:
+        """Return the conditions under which a term has a row."""
+        return [substitute(g, values) for g in (*self.nest.term_guards, *self.nest.b_guards)]
+
+    def interleaved(self, first: Var, step: Any, exist: Any, begin: Var, left: Any, across: int) -> tirx.Stmt:
+        """Return the loop over groups of terms, of which `exist` are there; all have rows if `left` is None."""
+        pair = Var("pair", self.inner.loop_var.ty)
         out: list[tirx.Stmt] = []
         rows = []
         for t in range(self.group):
             within = pair * self.number(self.group) + self.number(t)
             q = bind(out, f"q_{t}", self.inside(first + step * self.number(self.depth) + within, exist))
             values = self.term(q)
-            conditions = [substitute(g, values) for g in (*self.nest.term_guards, *self.nest.b_guards)]
-            rows.append((values, [*conditions, *([within < exist] if exist is not None else [])]))
+            conditions = [] if left is None else self.conditions(values)
+            rows.append((values, [*conditions, *([] if exist is None else [within < exist])]))
         for part in range(across // self.group):
             per_load = LANES * self.group
             loaded = []
@@ -426,9 +469,9 @@ class _TileEmitter:
                 where = self.at(self.nest.b, {**values, self.column: column})
                 loaded.append(bind(out, f"row_{t}", self.call(WORD, "rows", where, bits), WORD))
             for v, value in enumerate(interleaved(out, self.kind, loaded)):
-                index = self.number((part * self.group + v) * WORDS) + pair * self.number(LANES)
+                index = self.right_at(step) + self.number((part * self.group + v) * WORDS) + pair * self.number(LANES)
                 out.append(tirx.BufferStore(self.right, value, [tirx.Ramp(index, self.number(1), LANES)]))
-        return seq(*out)
+        return serial(pair, self.number(LANES), seq(*out))
 
     def inside(self, q: ir.Expr, exist: Any) -> ir.Expr:
         """Return a term that exists, so that what it is found by is read inside its arrays."""
@@ -448,23 +491,31 @@ class _TileEmitter:
 
     def transposed(self, row: int, rows: int, down: int, first: Var, step: Var, here: Var) -> tirx.Stmt:
         """Return a tile of entries whose columns are loaded as vectors."""
+        gather = tirx.IfThenElse(
+            self.has_all(step, here),
+            self.columns(row, rows, first, step, None),
+            self.columns(row, rows, first, step, here),
+        )
+        return seq(gather, self.put("transpose", self.element(self.words, const(0)), self.left_at(down, step)))
+
+    def columns(self, row: int, rows: int, first: Var, step: Var, here: Any) -> tirx.Stmt:
+        """Return the loop that stores the columns of a tile, those of a group in one vector (None: all exist)."""
         pair = Var("pair", self.inner.loop_var.ty)
         out: list[tirx.Stmt] = []
         word: Any = None
         for t in range(self.group):
             own = step * self.number(self.depth) + pair * self.number(self.group) + self.number(t)
-            q = bind(out, f"q_{t}", tirx.min(first + own, self.terms - self.number(1)))
+            q = bind(out, f"q_{t}", self.inside(first + own, here))
             values = {**self.term(q), **self.row(const(row))}
             bits: Any = const((1 << rows) - 1)
-            for condition in (own < here, *(substitute(g, values) for g in self.nest.term_guards)):
+            conditions = [] if here is None else [own < here, *(substitute(g, values) for g in self.nest.term_guards)]
+            for condition in conditions:
                 bits = tirx.Select(condition, bits, const(0))
             column = bind(out, "column", self.call(WORD, "column", self.at(self.nest.a, values), bits), WORD)
             shifted = column << tirx.Broadcast(const(t * 32 // self.group), LANES) if t else column
             word = shifted if word is None else tirx.bitwise_or(word, shifted)
         index = tirx.Ramp(pair * self.number(LANES), self.number(1), LANES)
-        out.append(tirx.BufferStore(self.words, word, [index]))
-        gather = serial(pair, self.number(LANES), seq(*out))
-        return seq(gather, self.put("transpose", self.element(self.words, const(0)), self.left_at(down, step)))
+        return serial(pair, self.number(LANES), seq(*out, tirx.BufferStore(self.words, word, [index])))
 
     def copied(self, row: int, rows: int, down: int, first: Var, step: Var, here: Var) -> tirx.Stmt:
         """Return a tile of entries copied in runs."""
@@ -498,7 +549,8 @@ class _TileEmitter:
                 out.append(tiles.store(down * self.across + v, where, const(tiles.ROW_BYTES)))
             r = Var("r", self.inner.loop_var.ty)
             values = self.row(r + self.number(row))
-            body = self.written(r, values, begin, left)
+            whole = left >= const(self.across * LANES, self.column_dtype)
+            body = tirx.IfThenElse(whole, *(self.written(r, values, begin, x) for x in (None, left)))
             for guard in reversed(self.nest.row_guards):
                 body = tirx.IfThenElse(substitute(guard, values), body, None)
             out.append(serial(r, self.number(rows), body))
