@@ -390,14 +390,6 @@ def widening_functions() -> str:
   %y = and {WORD} %x, {_numbers([-65536] * LANES)}
   ret {WORD} %y
 }}
-{head} {WORD} @st_widened_bf16(ptr %at, i32 %mask) {attributes} {{
-  %narrow = trunc i32 %mask to i16
-  %bits = bitcast i16 %narrow to <16 x i1>
-  %x = call <16 x i16> @llvm.masked.load.v16i16.p0(ptr %at, i32 1, <16 x i1> %bits, <16 x i16> zeroinitializer)
-  %w = zext <16 x i16> %x to {WORD}
-  %y = shl {WORD} %w, {_numbers([16] * LANES)}
-  ret {WORD} %y
-}}
 {head} {floats} @st_fma_bf16({floats} %acc, i32 %word, {WORD} %b) {attributes} {{
   %one = insertelement {WORD} poison, i32 %word, i64 0
   %all = shufflevector {WORD} %one, {WORD} poison, <16 x i32> zeroinitializer

@@ -546,10 +546,11 @@ class _WideningEmitter(_DotEmitter):
     def word(self, nest: DotNest, row: dict[Var, Any], at: Any, terms: Any) -> Any:
         return self.call("int32", "wide", substitute(tirx.address_of(nest.a), {**row, self.inner.loop_var: at}))
 
-    def few(self, nest: DotNest, columns: list[tuple[Any, Any]], begin: Any, left: Any) -> Any:
-        moved = {self.inner.loop_var: columns[0][0], self.column: begin}
-        bits = self.existing(nest, mask(0, LANES, left, "int32"), moved, None)
-        return self.call(WORD, "widened", substitute(tirx.address_of(nest.b), moved), bits)
+    def tile(self, rows: list[dict[Var, Any]], vectors: int, begin: Any, left: Any) -> tirx.Stmt:
+        if vectors > 1:
+            return super().tile(rows, vectors, begin, left)
+        # The latency of a sum in one register counts, and a dot product adds two terms.
+        return _DotEmitter(self.nest, adds=self.adds).tile(rows, vectors, begin, left)
 
     def dot(self, acc: Any, word: Any, value: Any) -> tirx.Stmt:
         return put(acc, self.call(self.acc, "fma", get(acc), word, value))
