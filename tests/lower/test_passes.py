@@ -486,6 +486,27 @@ def test_large_tiles_are_taken_apart() -> None:
     np.testing.assert_allclose(out.numpy().reshape(8, 32), x.reshape(8, 100) @ y.reshape(100, 32), rtol=1e-4, atol=1e-4)
 
 
+def test_a_large_array_behind_one_that_is_taken_apart_stays() -> None:
+    text = """
+@T.prim_func(s_tir=True)
+def main(z: T.Buffer((256,), "float32")):
+    acc = T.alloc_local((256,), "float32")
+    old = T.alloc_local((300,), "float32")
+    for i in range(256):
+        old[i] = z[255 - i]
+    for i in T.unroll(8):
+        for k in T.vectorized(32):
+            acc[i * 32 + k] = T.float32(1)
+    for i in T.unroll(8):
+        for k in T.vectorized(32):
+            z[i * 32 + k] = acc[i * 32 + k] + old[i * 32 + k]
+"""
+    func = applied(sparsetir.parse(text), ReplaceAggregates, PromoteToStack)
+    z = np.arange(256, dtype="float32")
+    compiled(func)(out := tvm.runtime.tensor(z))
+    np.testing.assert_array_equal(out.numpy(), z[::-1] + 1)
+
+
 def test_tiles_whose_vectors_are_in_several_parts_stay_whole() -> None:
     func = _tile("k * 8 + i")
     assert tvm_ffi.structural_equal(applied(func, ReplaceAggregates), func)
