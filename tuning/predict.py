@@ -340,7 +340,7 @@ def expected_saving(gain: float, spread: float) -> float:
     Examples
     --------
     >>> [round(expected_saving(gain, 0.2), 3) for gain in (0.5, 0.8, 1.0, 1.25, 2.0)]
-    [0.0, 0.014, 0.077, 0.209, 0.5]
+    [0.0, 0.013, 0.077, 0.211, 0.5]
     """
     mean = math.log(gain)
     z = mean / spread
