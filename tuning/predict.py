@@ -252,7 +252,7 @@ def chosen(
     shapes = [np.shape(value) for value in arguments.values() if value is not matrix]
     has_room = fits(2 * MOST_TRIED * source.values.nbytes)
     likely = ranked_candidates(described, feat=dense_rows(shapes))[:MOST] if has_room else []
-    on_tiles = tile_formats(source) if has_room and _suits_tiles(kernel, source, work) else {}
+    on_tiles = _on_tiles(kernel, source, work) if has_room else {}
     formats: list[Format | None] = [None, *(f for f in likely if f not in on_tiles)]  # The model knows no tiles.
     if ruled is not None and ruled.format not in formats:
         formats.append(ruled.format)
@@ -357,14 +357,15 @@ def spread_of(model: CostModel | None) -> float:
     return (high - low) / (2 * 1.645)
 
 
-def _suits_tiles(kernel: Kernel, source: Source, work: Work) -> bool:
-    """Return whether a program sums products of entries and gathered rows that the target multiplies by tiles."""
+def _on_tiles(kernel: Kernel, source: Source, work: Work) -> dict[Format, float]:
+    """Return formats whose products of entries and gathered rows the target adds up by tiles, and their gains."""
     rows = work.gathered
     if not isinstance(source, CompressedSource) or rows is None or rows.run < TILED_COLUMNS:
-        return False
+        return {}
     dtypes = {b.dtype for b in kernel.signature.buffers.values() if not b.is_dense}
     kind = "bf16" if dtypes == {"bfloat16"} else "int8" if dtypes <= {"int8", "uint8"} else ""
-    return f"tile_{kind}" in Registers.of(kernel.target).units and rows.itemsize == source.values.itemsize
+    has_tiles = f"tile_{kind}" in Registers.of(kernel.target).units and rows.itemsize == source.values.itemsize
+    return tile_formats(source) if has_tiles else {}
 
 
 def _schedules(base: Choices, feat: int, format: Format | None) -> list[dict[str, int]]:

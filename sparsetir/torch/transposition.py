@@ -195,7 +195,7 @@ def _conversion(given: torch.dtype, wanted: torch.dtype, step: Var, zero: Var) -
         return "x".join([dtype, *lanes])
 
     def number(x: ir.Expr, value: Any, dtype: str) -> ir.Expr:
-        value = const(value, dtype) if isinstance(value, (int, float)) else value
+        value = tirx.const(value, dtype) if isinstance(value, (int, float)) else value
         return tirx.Broadcast(value, SIZE) if "x" in str(x.ty.dtype) else value
 
     def rounded(x: ir.Expr) -> ir.Expr:
