@@ -22,6 +22,7 @@ from sparsetir.interop.sources import CompressedSource, open_source
 from sparsetir.ir.effects import ragged_sums
 from sparsetir.ir.views import Program
 from sparsetir.utils.machine import last_cache, private_cache
+from sparsetir.utils.memory import fits
 
 # How many times faster products should be over a format than over rows, from how full it is.
 
@@ -527,7 +528,9 @@ def tile_formats(matrix: CompressedSource) -> dict[Format, float]:
     gains: dict[Format, float] = {}
     for rows in (TILE_ROWS, 2 * TILE_ROWS):
         for width in (1, 2 * TILE_ROWS):
-            gains[BSR(rows, width)] = tile_gain(rows, block_fill(matrix.indptr, matrix.indices, rows, width))
+            fill = block_fill(matrix.indptr, matrix.indices, rows, width)
+            if fill and fits(int(matrix.values.nbytes / fill)):
+                gains[BSR(rows, width)] = tile_gain(rows, fill)
     return dict(sorted(gains.items(), key=lambda option: -option[1]))
 
 

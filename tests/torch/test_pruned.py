@@ -367,8 +367,9 @@ def test_three_products_are_ways_where_the_processor_has_units(monkeypatch: pyte
     assert changed.way == "columns bf16x3"
     error = torch.linalg.vector_norm(changed(x) - expected) / torch.linalg.vector_norm(expected)
     assert 1e-7 < float(error) < 1e-5
-    # Calls may be in different formats, while these are timed.
-    torch.testing.assert_close(pickle.loads(pickle.dumps(changed))(x), changed(x), rtol=1e-4, atol=1e-5)
+    for _ in range(300):  # until no formats are timed, between which sums differ
+        changed(x)
+    assert torch.equal(pickle.loads(pickle.dumps(changed))(x), changed(x))
 
 
 def two_of_four(layer: Any, seed: int = 0) -> Any:

@@ -80,7 +80,7 @@ class Scope:
         below = analyzer.can_prove(subscript < length) or _is_in_last_block(analyzer, subscript, length)
         return bool(analyzer.can_prove(subscript >= 0)), bool(below)
 
-    def is_positive(self, coord: ir.Expr, slot: Var) -> bool:
+    def is_never_negative(self, coord: ir.Expr, slot: Var) -> bool:
         """Return whether a coordinate, computed from a slot and those of axes around it, is never negative."""
         analyzer = sym.Analyzer()
         slots = [slot, *(cursor.slot for cursor in self.by_axis.values() if isinstance(cursor.slot, Var))]

@@ -177,7 +177,7 @@ def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[AxisCursor], C
     extent = guarded(parent_conditions, axis.extent(at, above), const(0, axis.idtype))
     pos = axis.position(at, slot, above)
     coord = axis.coordinate(pos, slot, above)
-    absent = in_range(coord, axis.length, (scope.is_positive(coord, slot), False)) if axis.may_be_absent else []
+    absent = in_range(coord, axis.length, (scope.is_never_negative(coord, slot), False)) if axis.may_be_absent else []
     return extent, slot, [AxisCursor(axis, coord, pos, parent_pos, tuple(above), slot)], absent
 
 

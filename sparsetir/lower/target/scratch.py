@@ -479,10 +479,10 @@ def ReplaceAggregates(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         out: list[tirx.Stmt] = [mutator.mutate(s) for s in node.seq]
         for stmt in [s for s in out if _is_large(s)]:
-            at = next(
-                (n for n, s in enumerate(out) if s.same_as(stmt)), len(out)
-            )  # Behind a replaced one it is copied.
-            replaced = split(stmt.buffer, out[at + 1 :]) if at < len(out) else None
+            at = next((n for n, s in enumerate(out) if s.same_as(stmt)), None)
+            if at is None:  # It lies behind one that was replaced, and was copied with what follows that one.
+                continue
+            replaced = split(stmt.buffer, out[at + 1 :])
             out = out if replaced is None else [*out[:at], *replaced]
         return seq(*out)
 
