@@ -34,7 +34,7 @@ read once for each panel, and results are written in pieces. Arithmetic is the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 from tvm import tirx
@@ -150,8 +150,11 @@ LONG = 32  # mean entries of a row from which on twice the lanes pay where lengt
 LEARNT = 2000  # rows whose lengths the processor learns when a kernel is called again and again
 GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM gathers numbers one by one
 
-# Lines of a gathered row: longer ones gain little from beginning at one, unless each vector is a line.
-COPIED_LINES, COPIED_VECTORS = 2, 8
+# Cache lines that the vectors of a gathered row read, as a multiple of those of an aligned row, from which on a copy
+# may pay. The first is for vectors that are a line, of which each that lies in two takes twice as long.
+COPIED_VECTORS, COPIED_LINES = 1.12, 1.5
+COPIED_ROW = 1 << 10  # bytes of the longest row that is copied
+BEGINS = 16  # bytes after a cache line at which most of numpy's arrays begin
 COPIED_READS = 4  # of a row for each copy of it: a copy reads and writes the lines of which each read saves one
 COPIED_FROM = 1 << 20  # gathered bytes, which take longer than to look at the address
 COPIED_BYTES = 1 << 28
@@ -427,27 +430,73 @@ def narrow_tile(usage: Usage, arrays: Arrays) -> dict[str, int]:
     return {"tile": least_power(max(along))} if along else {}
 
 
-def unaligned_operand(usage: Usage, arrays: Arrays, registers: Registers) -> str | None:
-    """Return the operand of which a copy that begins at a cache line is worth a trial; None where none is.
+def unaligned_operand(usage: Usage, arrays: Arrays, registers: Registers, written: Collection[str] = ()) -> str | None:
+    """Return the operand of which a copy whose rows begin at cache lines is worth a trial; None where none is.
 
-    Its gathered rows are so short that each would lie in one line more, and it is read so much more often than copied
-    that the copy may pay.
+    Its gathered rows are read from more lines than they need, and it is read so much more often than copied that the
+    copy may pay.
+
+    Parameters
+    ----------
+    usage : Usage
+    arrays : mapping of str to ndarray
+    registers : Registers
+    written : collection of str, optional
+        Arrays that the program writes, which are not copied.
     """
     operands = {gather.operand for gather in usage.gathers}
-    if len(operands) != 1:
+    if len(operands) != 1 or not operands.isdisjoint(written):
         return None
-    most = COPIED_VECTORS if registers.bits >= 8 * LINE else COPIED_LINES
-    for indices, operand, rows in known(usage.gathers, arrays):
-        row = operand.nbytes // rows
+    for gather, (indices, operand, rows) in zip(usage.gathers, known(usage.gathers, arrays), strict=False):
         if (
-            row % (LINE // 2) == 0
-            and LINE // 2 <= row <= most * LINE
+            gather.dimension == 0
+            and padded_length(operand, registers)
             and indices.size >= COPIED_READS * rows
-            and COPIED_FROM <= indices.size * row
+            and COPIED_FROM <= indices.size * (operand.nbytes // rows)
             and operand.nbytes <= COPIED_BYTES
         ):
-            return usage.gathers[0].operand
+            return gather.operand
     return None
+
+
+def padded_length(operand: np.ndarray, registers: Registers) -> int:
+    """Return the elements from one row to the next of a copy whose rows begin at cache lines.
+
+    It is that of the operand where rows are whole lines or parts of one, and 0 where a copy is not worth a trial. Only
+    matrices have gaps between their rows.
+    """
+    row, item = operand[:1].nbytes, operand.itemsize
+    padded = -(-row // LINE) * LINE if row > LINE else least_power(row)
+    is_line = registers.bits >= 8 * LINE
+    least = (COPIED_VECTORS if is_line else COPIED_LINES) * max(1, padded // LINE)
+    if row > COPIED_ROW or lines_read(row, by_vectors=is_line) < least:
+        return 0
+    if row == padded:
+        return operand.shape[-1]
+    return padded // item if operand.ndim == 2 and padded % item == 0 else 0
+
+
+def lines_read(row: int, *, by_vectors: bool = False) -> float:
+    """Return from how many cache lines a row of some bytes is read, in the mean over rows without gaps.
+
+    Parameters
+    ----------
+    row : int
+    by_vectors : bool, optional
+        Count a line for each vector as long as a line that reads from it.
+
+    Examples
+    --------
+    >>> lines_read(64), lines_read(96), lines_read(128), lines_read(128, by_vectors=True)
+    (2.0, 2.5, 3.0, 4.0)
+    """
+    begins = [(BEGINS + n * row) % LINE for n in range(LINE)]
+    lines = sum(-(-(begin + row) // LINE) for begin in begins) / LINE
+    if not by_vectors:
+        return lines
+    # Each vector but the first begins in the line where the one before it ended, unless that ended with the line.
+    inner = -(-row // LINE) - 1
+    return lines + inner * sum(begin > 0 for begin in begins) / LINE
 
 
 def least_power(length: int) -> int:

@@ -30,6 +30,7 @@ from sparsetir.ir import dialect
 from sparsetir.ir.sizes import with_constants
 from sparsetir.ir.views import decode
 from sparsetir.ir.visitor import structural_walk
+from sparsetir.lower.annotations import PADDED
 from sparsetir.lower.rows.check_rows import with_checked_rows
 from sparsetir.schedules import Registers, defaults
 from sparsetir.utils.arguments import shown
@@ -420,14 +421,38 @@ def variant_with_checks(
         return None
 
 
+def variant_with_padded_rows(
+    compiled: Compiled, padded: Mapping[str, int], sizes: Mapping[str, int] | None = None, **changes: int
+) -> Callable[..., Any] | None:
+    """Return a function of the same program for arrays with gaps between their rows, or None where there is none.
+
+    Parameters
+    ----------
+    compiled : Compiled
+    padded : mapping of str to int
+        By the name of an array, the length of its rows in memory, in elements.
+    sizes, **changes
+        As for `variant`.
+    """
+    if compiled.schedule is not None:
+        return None
+    try:
+        return _compiled_variant(compiled, sizes, changes, padded=padded).function
+    except SparseTIRError:
+        return None
+
+
 def _compiled_variant(
     compiled: Compiled,
     sizes: Mapping[str, int] | None,
     changes: Mapping[str, int],
     make: type[Compiled] = Compiled,
+    padded: Mapping[str, int] | None = None,
 ) -> Compiled:
     choices = defaults.usual(compiled.func, Registers.of(compiled.target)).changed(**changes)
     func = with_constants(compiled.func, sizes) if sizes else compiled.func
+    if padded:
+        func = func.with_attr(PADDED, [f"{name}:{length}" for name, length in padded.items()])
     return compile_cached(func, compiled.target, choices, make)
 
 
@@ -444,6 +469,7 @@ __all__ = [
     "separate",
     "variant",
     "variant_with_checks",
+    "variant_with_padded_rows",
     "versions",
     "waiting",
     "write",

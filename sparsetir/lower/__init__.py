@@ -27,6 +27,7 @@ from sparsetir.lower.iterations.normalize import (
     CompareNaN,
     FoldCasts,
     NameScratch,
+    PadRows,
     ReduceAlignment,
     ReplaceBools,
 )
@@ -95,6 +96,7 @@ TO_LOOPS = [
     s_tir.transform.ConvertBlocksToOpaque(),
     CompactScratch(),  # scratch as large as its use
     s_tir.transform.LowerMatchBuffer(),
+    PadRows,  # rows of annotated parameters: as long as they are in memory
     ReduceAlignment,  # natural alignment: callers pass arrays of any
     s_tir.transform.LowerOpaqueBlock(),
 ]

@@ -69,6 +69,7 @@ FINITE = "sparsetir.finite"
 CHOICES = "sparsetir.choices"
 DROPPED = "sparsetir.dropped"
 EMULATED = "sparsetir.emulated"
+PADDED = "sparsetir.padded_rows"
 
 
 @dataclass(frozen=True)
@@ -397,6 +398,14 @@ TABLE = (
         "tile_state",
         "without it they are emitted",
     ),
+    Mark(
+        PADDED,
+        "function",
+        "the rows of these arrays are as long in memory, in elements, as name:length says",
+        "cache",
+        "normalize loop_transforms",
+        "without it rows follow one another without gaps",
+    ),
 )
 ERRORS = frozenset(mark.name for mark in TABLE if mark.is_error)
 
@@ -457,6 +466,11 @@ def from_dialect(func: tirx.PrimFunc) -> bool:
 def names_in(func: tirx.PrimFunc, mark: str) -> set[str]:
     """Return the names that an attribute of a function lists; empty if it is missing."""
     return set() if func.attrs is None else {str(name) for name in func.attrs.get(mark, [])}
+
+
+def padded_rows(func: tirx.PrimFunc) -> dict[str, int]:
+    """Return the arrays of a function with gaps between their rows, and the elements from one row to the next."""
+    return {name: int(length) for name, length in (entry.split(":") for entry in names_in(func, PADDED))}
 
 
 # ------------------------------------------------------------------------------------ run-time choices

@@ -94,40 +94,59 @@ class Trial:
 
 
 class AlignedOperand:
-    """Call a function with a copy of an operand that begins at a cache line, where calls with a copy are faster.
+    """Call a function with a copy of an operand whose rows begin at cache lines, where calls with a copy are faster.
 
-    numpy's arrays begin at any multiple of 16 bytes, so that a gathered row of one line lies in two.
+    numpy's arrays begin at any multiple of 16 bytes, so that a gathered row of one line lies in two. Rows whose length
+    is no multiple of a line have gaps between them in the copy.
 
     Parameters
     ----------
     function : callable
     place : int
         Of the operand among the arguments.
+    on_copies : callable
+        What takes the copy of an operand, or None where none is worth a trial, and the elements from one row of the
+        copy to the next.
     """
 
-    def __init__(self, function: Call, place: int) -> None:
-        self.function, self.place = function, place
-        self.trial = Trial([("as passed", function), ("copied", self._with_copy)])
+    def __init__(self, function: Call, place: int, on_copies: Callable[[np.ndarray], tuple[Call | None, int]]) -> None:
+        self.function, self.place, self.on_copies = function, place, on_copies
+        self.trials: dict[int, tuple[Trial | None, bool]] = {}  # by columns; whether copies have gaps
         self.spare: list[np.ndarray] = []
 
     def __call__(self, *ready: Any) -> Any:
         operand = ready[self.place]
-        if not isinstance(operand, np.ndarray) or operand.ctypes.data % LINE == 0:
+        if not isinstance(operand, np.ndarray):
             return self.function(*ready)
-        return (self.trial.best or self.trial)(*ready)
+        trial, has_gaps = self.trials.get(operand.shape[-1]) or self._trial(operand)
+        if trial is None or (not has_gaps and operand.ctypes.data % LINE == 0):
+            return self.function(*ready)
+        return (trial.best or trial)(*ready)
 
-    def _with_copy(self, *ready: Any) -> Any:
+    def _trial(self, operand: np.ndarray) -> tuple[Trial | None, bool]:
+        """Return what decides for operands with so many columns."""
+        called, length = self.on_copies(operand)
+        columns, trial = operand.shape[-1], None
+        if called is not None:
+            on_copy: Call = partial(self._with_copy, called, length)
+            trial = Trial([("as passed", self.function), ("copied", on_copy)])
+        if len(self.trials) < MOST_SHAPES:
+            self.trials[columns] = trial, length != columns
+        return trial, length != columns
+
+    def _with_copy(self, called: Call, length: int, *ready: Any) -> Any:
         operand, passed = ready[self.place], list(ready)
+        shape = *operand.shape[:-1], length
         try:
             copy = self.spare.pop()  # by one thread only
         except IndexError:
             copy = None
-        if copy is None or copy.shape != operand.shape or copy.dtype != operand.dtype:
-            copy = buffers.empty(operand.shape, operand.dtype)
-        np.copyto(copy, operand)
+        if copy is None or copy.shape != shape or copy.dtype != operand.dtype:
+            copy = buffers.zeros(shape, operand.dtype)  # subnormal numbers in gaps would be slow
+        np.copyto(copy[..., : operand.shape[-1]], operand)
         passed[self.place] = copy
         try:
-            return self.function(*passed)
+            return called(*passed)
         finally:
             self.spare[:] = [copy]
 

@@ -8,11 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import tvm
 from tvm import s_tir, tirx
 
 from sparsetir import interop
-from sparsetir.codegen.cache import Compiled, compile_cached, variant, variant_with_checks, write_one
+from sparsetir.codegen.cache import (
+    Compiled,
+    compile_cached,
+    variant,
+    variant_with_checks,
+    variant_with_padded_rows,
+    write_one,
+)
 from sparsetir.codegen.pipeline import PassTrace, trace_passes
 from sparsetir.errors import VerifyError
 from sparsetir.ir.effects import Usage
@@ -182,8 +190,9 @@ class Kernel(Saved):
         if self.compiled.schedule is not None:
             return None, 0
         changes, narrow = self.suitable(args), defaults.narrow_sizes(self.usage, args.arrays)
-        operand = defaults.unaligned_operand(self.usage, args.arrays, Registers.of(self.target))
-        if not changes and not narrow and operand is None:
+        registers, written = Registers.of(self.target), self.signature.effects.written
+        copied = defaults.unaligned_operand(self.usage, args.arrays, registers, written)
+        if not changes and not narrow and copied is None:
             return None, 0
         is_hot = self.is_small(args) or (narrow and not changes and not is_bound)
         changes = {**defaults.narrow_tile(self.usage, args.arrays), **changes}
@@ -192,9 +201,17 @@ class Kernel(Saved):
         def fit() -> Callable[..., Any]:
             is_other = bool(changes or narrow)
             function = variant(self.compiled, narrow or None, **changes) if is_other else self.function
-            if operand is None:
+            if copied is None:
                 return function
-            return AlignedOperand(function, [p.name for p in self.signature.params].index(operand))
+            place = [p.name for p in self.signature.params].index(copied)
+
+            def on_copies(operand: np.ndarray) -> tuple[Callable[..., Any] | None, int]:
+                length = defaults.padded_length(operand, registers)
+                if length in (0, operand.shape[-1]):
+                    return function if length else None, length
+                return variant_with_padded_rows(self.compiled, {copied: length}, narrow or None, **changes), length
+
+            return AlignedOperand(function, place, on_copies)
 
         return fit, after
 

@@ -11,12 +11,15 @@ import time
 import weakref
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from tvm.script import sparsetir as T
 
 import sparsetir
 from sparsetir import formats, ops
+from sparsetir.codegen.cache import variant, variant_with_padded_rows
 from sparsetir.errors import ArgumentError
 from sparsetir.formats import heuristics
 from sparsetir.ir import effects
@@ -25,6 +28,7 @@ from sparsetir.runtime import adaptive
 from sparsetir.runtime.adaptive import AlignedOperand
 from sparsetir.schedules import Registers, defaults
 from sparsetir.transform.decompose import decompose_format
+from sparsetir.utils.buffers import as_tensor
 from sparsetir.utils.memory import MemoryLimitError
 
 ROWS = 240
@@ -402,9 +406,9 @@ def test_an_unaligned_operand_is_copied_only_where_calls_are_faster(slow: str) -
         if (seen[-1] == 0) == (slow == "copied"):
             time.sleep(2e-3)
 
-    called = AlignedOperand(function, 1)
+    called = AlignedOperand(function, 1, lambda operand: (function, operand.shape[-1]))
     unaligned = _at(16, np.ones(64))
-    while called.trial.best is None:
+    while called.trials.get(64, (None,))[0] is None or called.trials[64][0].best is None:
         called(0, unaligned)
     assert {*seen} == {0, 16}
     seen.clear()
@@ -415,33 +419,102 @@ def test_an_unaligned_operand_is_copied_only_where_calls_are_faster(slow: str) -
 
 def test_two_threads_copy_an_unaligned_operand_apart() -> None:
     def function(operand: np.ndarray) -> None:
-        first = operand[0]
+        first = operand[0, 0]
         time.sleep(1e-4)
-        results.append(bool((operand == first).all()))
+        results.append(bool((operand[:, :30] == first).all()))
 
     results: list[bool] = []
-    called = AlignedOperand(function, 0)
-    called.trial.best = called._with_copy
+    called = AlignedOperand(function, 0, lambda _: (function, 32))
+    called(_at(16, np.zeros((512, 30))))
+    called.trials[30][0].best = called.trials[30][0].candidates[1][1]
     threads = [
-        threading.Thread(target=lambda n=n: [called(_at(16, np.full(512, float(n)))) for _ in range(40)])
+        threading.Thread(target=lambda n=n: [called(_at(16, np.full((512, 30), float(n)))) for _ in range(40)])
         for n in (1, 2)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(results) == 80
+    assert len(results) == 81
     assert all(results)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
+@pytest.mark.parametrize(("op", "gathered"), [(ops.spmm, "b"), (ops.sddmm, "y")])
+def test_gaps_between_rows_do_not_change_results(op: Any, gathered: str, dtype: str) -> None:
+    rng, rows = np.random.default_rng(3), 40
+    item = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    draw = lambda *shape: rng.integers(-3, 4, shape).astype(item)  # noqa: E731
+    pattern = sp.random_array((rows, rows), density=0.2, format="csr", rng=rng)
+    kernel = sparsetir.build(op(dtype=dtype))
+    (result,) = kernel.signature.outputs
+    for columns in (1, 5, 17, 30, 63, 90):
+        dense = draw(rows, columns)
+        padded = np.full((rows, -(-dense[:1].nbytes // 64) * 64 // item.itemsize), 7).astype(item)
+        if item.kind not in "iu":
+            padded[...] = np.nan
+        padded[:, :columns] = dense
+        given = {n: draw(pattern.nnz) for n in "as"} | {n: draw(rows, columns) for n in "bxy"}
+        given |= {"indptr": pattern.indptr, "indices": pattern.indices, "m": rows, "n": rows, "nnz": pattern.nnz}
+        given["feat"] = columns
+        sizes = {"feat": columns} if columns <= 64 else None
+        tile = {"tile": defaults.least_power(columns)} if sizes and columns > 1 else {}
+        on_padded = variant_with_padded_rows(kernel.compiled, {gathered: padded.shape[1]}, sizes, **tile)
+        assert on_padded is not None
+        results = []
+        for function, operand in ((variant(kernel.compiled, sizes, **tile), dense), (on_padded, padded)):
+            given[result] = np.zeros((rows, columns) if op is ops.spmm else pattern.nnz, item)
+            given[gathered] = operand
+            ready = [given[p.name] for p in kernel.signature.params]
+            function(*(as_tensor(value) if isinstance(value, np.ndarray) else value for value in ready))
+            results.append(given[result].astype(complex))
+        np.testing.assert_array_equal(*results)
+
+
+@T.prim_func
+def _scattered(
+    a: T.handle,
+    b: T.handle,
+    c: T.handle,
+    indptr: T.handle,
+    indices: T.handle,
+    m: T.int32,
+    n: T.int32,
+    nnz: T.int32,
+    feat: T.int32,
+) -> None:
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
+    J_all = T.dense_fixed(n)
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (I, K), "float32")
+    C = T.match_sparse_buffer(c, (J_all, K), "float32")
+    with T.sp_iter([I, J, K], "RRS", "scattered") as [i, j, k]:
+        C[j, k] = C[j, k] + A[i, j] * B[i, k]
+
+
+def test_a_gathered_result_is_not_copied() -> None:
+    A, B = _gathering()
+    kernel = sparsetir.build(_scattered)
+    for offset in [16] * 16:
+        C = _at(offset, np.zeros_like(B))
+        kernel(A=A, B=B, C=C)
+        np.testing.assert_allclose(C, A.T @ B, rtol=1e-3, atol=1e-3)
 
 
 def test_which_operands_are_worth_a_copy() -> None:
     usage = effects.Usage.of(decode(sparsetir.ops.spmm()))
     indices = np.zeros(1 << 16, np.int32)
-    worth = lambda rows, feat, entries=indices, bits=256: defaults.unaligned_operand(  # noqa: E731
-        usage, {"indices": entries, "b": np.zeros((rows, feat), np.float32)}, Registers(32, bits)
+    worth = lambda rows, feat, entries=indices, bits=256, written=(): defaults.unaligned_operand(  # noqa: E731
+        usage, {"indices": entries, "b": np.zeros((rows, feat), np.float32)}, Registers(32, bits), written
     )
-    assert [feat for feat in (1, 7, 8, 16, 17, 32, 33, 64) if worth(100, feat)] == [8, 16, 32]
-    assert [feat for feat in (33, 64, 128, 256) if worth(100, feat, bits=512)] == [64, 128]
+    assert [feat for feat in (1, 4, 8, 16, 17, 30, 32, 33, 64) if worth(100, feat)] == [8, 16, 32]
+    assert [feat for feat in (1, 4, 17, 30, 64, 128, 300) if worth(100, feat, bits=512)] == [17, 30, 64, 128]
     assert worth(1 << 14, 16)
+    assert not worth(1 << 14, 16, written=("b",))
     assert not worth(1 << 15, 16)
     assert not worth(10, 16, indices[:100])
+    lengths = [defaults.padded_length(np.zeros((9, feat), np.float32), Registers(32, 512)) for feat in (1, 5, 30, 64)]
+    assert lengths == [0, 8, 32, 64]
+    assert defaults.padded_length(np.zeros((9, 2, 15), np.float32), Registers(32, 512)) == 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - numpy knows bfloat16 by name then
@@ -15,7 +16,7 @@ from tvm.ir import Var
 from sparsetir.ir.rewriting import collect, same
 from sparsetir.ir.views import Axis, cast, const, decode, substitute_args
 from sparsetir.ir.visitor import structural_mutate
-from sparsetir.lower.annotations import ASCENDING, DISTINCT, FIBERS, INDPTR, STRUCTURE, from_dialect
+from sparsetir.lower.annotations import ASCENDING, DISTINCT, FIBERS, INDPTR, STRUCTURE, from_dialect, padded_rows
 from sparsetir.lower.loops import with_body
 from sparsetir.utils.arguments import itemsize
 
@@ -39,10 +40,11 @@ NOALIAS = "tirx.noalias"
 STAGE_2_ALIGNMENT = 64  # bytes, TVM's default, which its printer omits
 
 
-def _realigned(buffer: Var, alignment: int) -> Var:
+def _realigned(buffer: Var, alignment: int, columns: int | None = None) -> Var:
     ty = buffer.ty
+    shape = ty.shape if columns is None else [*list(ty.shape)[:-1], tirx.IntImm("int32", columns)]
     return tirx.decl_buffer(
-        ty.shape, str(ty.dtype), name=str(buffer.name), strides=ty.strides, data_alignment=alignment, layout=None
+        shape, str(ty.dtype), name=str(buffer.name), strides=ty.strides, data_alignment=alignment, layout=None
     )
 
 
@@ -75,6 +77,11 @@ def realign(func: tirx.PrimFunc, alignment: int | None = None) -> tirx.PrimFunc:
         requested = alignment or itemsize(str(param.ty.dtype))
         if int(param.ty.data_alignment) != requested:
             fresh[param] = _realigned(param, requested)
+    return _with_params(func, fresh)
+
+
+def _with_params(func: tirx.PrimFunc, fresh: Mapping[Var, Var]) -> tirx.PrimFunc:
+    """Return a function with other buffers for some of its parameters."""
     if not fresh:
         return func
 
@@ -111,6 +118,28 @@ def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
 def ReduceAlignment(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Reduce the alignment of a scheduled function's parameters to that of their elements."""
     return realign(func) if from_dialect(func) else func
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PadRows")
+def PadRows(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Declare the rows of annotated parameters as long as the annotation says: rows that begin at a cache line.
+
+    before::
+
+        def spmm(..., b: T.Buffer((n, 30), "float32"), ...):
+            T.func_attr({"sparsetir.padded_rows": ["b:32"]})
+
+    after::
+
+        def spmm(..., b: T.Buffer((n, 32), "float32"), ...): ...
+    """
+    padded = padded_rows(func)
+    fresh = {
+        param: _realigned(param, int(param.ty.data_alignment), padded[str(param.name)])
+        for param in func.params
+        if tirx.is_buffer_var(param) and str(param.name) in padded
+    }
+    return _with_params(func, fresh)
 
 
 # Prevent TVM simplifications of floats that are wrong for infinities and NaN.

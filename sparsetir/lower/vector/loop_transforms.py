@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from sparsetir.ir.rewriting import (
 from sparsetir.ir.views import const
 from sparsetir.ir.visitor import structural_mutate, structural_walk
 from sparsetir.lower.analysis.independence import ArrayFacts
-from sparsetir.lower.annotations import UNROLL, VECTOR
+from sparsetir.lower.annotations import UNROLL, VECTOR, padded_rows
 from sparsetir.lower.loops import (
     SERIAL,
     UNROLLED,
@@ -491,16 +491,25 @@ class _Tile:
         """Return the body of a full tile, without checks."""
         return renewed(self._unchecked(body))
 
-    def split(self, body: tirx.Stmt, pieces: Sequence[ColumnPiece]) -> tirx.Stmt | None:
+    def split(
+        self,
+        body: tirx.Stmt,
+        pieces: Sequence[ColumnPiece],
+        longer: Sequence[ColumnPiece] = (),
+        padded: Collection[Var] = (),
+    ) -> tirx.Stmt | None:
         """Return the body with a loop for each piece in the place of each vector loop, without checks.
 
-        None if the outer variable is used other than multiplied by the tile.
+        None if the outer variable is used other than multiplied by the tile. Loops that access local arrays and
+        `padded` ones alone take the `longer` pieces instead, which go beyond the last column.
         """
+        own = {a.buffer for a in collect(body, tirx.AllocBuffer)}
 
         def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
             if node.kind != VECTORIZED:
                 return mutator.default_mutate(node)
-            return seq(*(self._lanes(node, piece) for piece in pieces))
+            is_longer = bool(longer) and _is_padded(node, own, padded)
+            return seq(*(self._lanes(node, piece) for piece in (longer if is_longer else pieces)))
 
         out = structural_mutate(self._unchecked(body), [(tirx.For, on_for)])
         return None if mentions(out, [self.outer]) else renewed(out)
@@ -528,6 +537,18 @@ class _Tile:
         extent = const(piece.width, dtype) if isinstance(piece.width, int) else piece.width
         kind = VECTORIZED if is_vector and piece.width != 1 else SERIAL
         return with_(node, var=lane, extent=extent, kind=kind, body=body, notes={})
+
+
+def _is_padded(lane: tirx.For, own: set[Var], padded: Collection[Var]) -> bool:
+    """Return whether a vector loop stores to local arrays only, and loads lanes from these and padded ones only."""
+    if any(s.buffer not in own for s in collect(lane.body, tirx.BufferStore)):
+        return False
+    loads = (x for x in collect(lane.body, ir.TensorLoad) if mentions(list(x.indices), [lane.loop_var]))
+    return all(
+        x.source in own
+        or (x.source in padded and len(x.indices) == 2 and not mentions([x.indices[0]], [lane.loop_var]))
+        for x in loads
+    )
 
 
 # ---------------------------------------------------------------- whether columns may be computed twice
@@ -671,6 +692,31 @@ class _Remainder:
             return self._whole(limit - rest, rest, width)
         return self._pieces(-(-rest // width), width, self.number(limit - rest))
 
+    def longer(self, length: int) -> list[ColumnPiece]:
+        """Return whole vectors that cover a constant remainder where rows have so many elements; none without room.
+
+        They go beyond the last column, and begin where vectors of an aligned row do.
+        """
+        limit = int(self.limit)
+        rest, width = limit % self.tile, self.vector
+        while width > 1 and limit - rest + -(-rest // width) * width > length:
+            width //= 2
+        count = -(-rest // width)
+        if rest % width == 0:
+            return []
+        pieces, at = [], 0
+        while at < count:
+            together = 1 << (count - at).bit_length() - 1
+            pieces.append(ColumnPiece(self.number(limit - rest + at * width), together * width, at * width))
+            at += together
+        return pieces
+
+    def padded(self, length: int, emit: Callable[..., tirx.Stmt]) -> tirx.Stmt | None:
+        """Emit one pass with whole vectors where rows of `length` elements are read; each column is stored once."""
+        longer = self.longer(length)
+        rest = int(self.limit) % self.tile
+        return emit(self._whole(int(self.limit) - rest, rest), longer) if longer else None
+
     def _whole(self, begin: int, rest: int, least: int = 1) -> list[ColumnPiece]:
         """Return vectors that cover a constant remainder exactly, the widest first."""
         pieces, at = [], 0
@@ -699,8 +745,16 @@ class _IndexedByTile(Exception):
     """The number of the tile is used other than for its first column."""
 
 
-def peel(loop: tirx.For, facts: ArrayFacts) -> tirx.Stmt:
-    """Split `loop` into full tiles and one pass over the remainder; return other loops unchanged."""
+def peel(loop: tirx.For, facts: ArrayFacts, padded: Mapping[Var, int] | None = None) -> tirx.Stmt:
+    """Split `loop` into full tiles and one pass over the remainder; return other loops unchanged.
+
+    Parameters
+    ----------
+    loop : For
+    facts : ArrayFacts
+    padded : mapping of Var to int, optional
+        Arrays with gaps between their rows, and the elements from one row to the next.
+    """
     vector = int(loop.annotations.get(VECTOR, DEFAULT_VECTOR))
     loop = with_(loop, notes=without(loop, VECTOR))
     matched = match(loop)
@@ -714,8 +768,10 @@ def peel(loop: tirx.For, facts: ArrayFacts) -> tirx.Stmt:
         is_overlapping = may_overlap(promoted, loop.loop_var)
         body = promoted if is_overlapping else body
 
-    def emit(pieces: list[ColumnPiece]) -> tirx.Stmt:
-        stmt = rewrite.split(body, pieces)
+    padded = padded or {}
+
+    def emit(pieces: list[ColumnPiece], longer: Sequence[ColumnPiece] = ()) -> tirx.Stmt:
+        stmt = rewrite.split(body, pieces, longer, padded)
         if stmt is None:
             raise _IndexedByTile
         return stmt
@@ -723,7 +779,11 @@ def peel(loop: tirx.For, facts: ArrayFacts) -> tirx.Stmt:
     remainder = _Remainder(tile, vector, limit, emit)
     remainder.is_apart = reads_results(body)
     try:
-        rest = remainder.overlapping() if is_overlapping else remainder.exact()
+        rest = None
+        if padded and is_overlapping and isinstance(limit, tirx.IntImm) and int(limit) % tile:
+            rest = remainder.padded(min(padded.values()), emit)
+        if rest is None:
+            rest = remainder.overlapping() if is_overlapping else remainder.exact()
     except _IndexedByTile:
         return loop
     full = tirx.floordiv(limit, const(tile, str(limit.ty.dtype)))
@@ -738,8 +798,9 @@ def peel(loop: tirx.For, facts: ArrayFacts) -> tirx.Stmt:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PeelRemainders")
 def PeelRemainders(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Peel every bounds-checked tile loop of a function."""
-    facts = facts_of(func)
-    return each_loop(func, inner=lambda loop: peel(loop, facts))
+    facts, lengths = facts_of(func), padded_rows(func)
+    padded = {p: lengths[str(p.name)] for p in func.params if str(p.name) in lengths}
+    return each_loop(func, inner=lambda loop: peel(loop, facts, padded))
 
 
 __all__ = ["InterchangeLoops", "PeelRemainders", "lift", "match", "may_overlap", "vector_loops"]
