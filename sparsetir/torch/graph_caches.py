@@ -7,7 +7,6 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -203,10 +202,12 @@ class GraphCache:
     def _keep_uses(self, key: Hashable, count: list[int]) -> list[int]:
         """Keep a count as the most recent one."""
         self.uses[key] = count
-        with suppress(KeyError):  # another thread may have dropped it
+        try:
             self.uses.move_to_end(key)
             while len(self.uses) > MAX_COUNTED:
                 self.uses.popitem(last=False)
+        except KeyError:  # another thread has dropped it
+            pass
         return count
 
     def of(self, targets: Tensor, sources: Tensor | None, rows: int, columns: int) -> Graph:

@@ -229,6 +229,8 @@ def _selecting(original: Callable[..., Any], graphs: GraphCache) -> Callable[...
 
     @wraps(original)
     def select(self: Any, src: Any, index: Tensor) -> Any:
+        if graphs.local.is_plain:
+            return original(self, src, index)
         is_usual = type(src) in PLAIN and src.dtype in NAMES and src.is_cpu and src.dim() > 0
         if torch.compiler.is_compiling() or not is_usual or self.node_dim not in (0, -src.dim()) or index.dim() != 1:
             return original(self, src, index)
@@ -248,6 +250,8 @@ def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def scatter(src: Any, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Any:
+        if type(src) is Tensor:
+            return original(src, index, dim, dim_size, reduce)
         source, size = recipe(src), None if dim_size is None else int(dim_size)
         rows = getattr(source, "rows", source)
         if source is None or not isinstance(rows, GatheredRows) or size is None or reduce not in REDUCTIONS:
