@@ -74,8 +74,15 @@ class Library:
         self.free = getattr(library, f"{name}_free", None)
         if self.free is not None:
             self.free.argtypes, self.free.restype = [ctypes.c_void_p], None
-        getattr(library, f"{name}_set_num_threads")(threads or 0)
+        self.set_num_threads, self.threads = getattr(library, f"{name}_set_num_threads"), -1
+        self.use_threads(threads or 0)
         self.names = [parameter for _, _, parameter in self.parameters]
+
+    def use_threads(self, threads: int) -> None:
+        """Run later calls on so many threads, 0 for all."""
+        if threads != self.threads:
+            self.set_num_threads(threads)
+            self.threads = threads
 
     def __call__(self, **arguments: Any) -> bool:
         """Call the function on addresses and numbers; return whether it succeeded."""

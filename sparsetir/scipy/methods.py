@@ -59,22 +59,26 @@ def remove() -> None:
 def _replacement(run: Callable[..., Any], original: Method, selection: TimedSelection, kind: int) -> Method:
     """Return a method that offers large operands to `run`, and leaves the others to scipy at little cost."""
     least, least_of_vectors = selection.min_entries, VECTOR_FACTOR * selection.min_entries
-    settled = selection.settled
+    untimed, first = selection.untimed, selection.first_untimed
     ndarray = np.ndarray
 
     @wraps(original)
-    def method(self: Any, other: Any, *args: Any, **options: Any) -> Any:
+    def method(self: Any, other: Any) -> Any:
         values = self.data
         count = values.size
-        if count < least or args or options:
-            return original(self, other, *args, **options)
+        if count < least:
+            return original(self, other)
         values_b = other if type(other) is ndarray else getattr(other, "data", None)
         if type(values_b) is not ndarray or (values_b is other and count < least_of_vectors and other.ndim == 1):
             return original(self, other)
         # Whatever the time depends on, within a factor of two.
         bits = (count.bit_length(), self.indptr.size.bit_length(), values_b.size.bit_length())
         size = (*bits, values_b.ndim, values.dtype.num, kind)
-        return original(self, other) if size in settled else run(selection, original, self, other, size)
+        left = untimed.setdefault(size, first)
+        if not left:
+            return run(selection, original, self, other, size)
+        untimed[size] = left - 1
+        return original(self, other)
 
     return method
 

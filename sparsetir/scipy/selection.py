@@ -20,11 +20,18 @@ from sparsetir.errors import ArgumentError
 from sparsetir.scipy.libraries import Libraries, folder
 from sparsetir.utils.arguments import as_flag, shown
 from sparsetir.utils.files import caching
+from sparsetir.utils.machine import CORES
 
 TRIALS = 3  # timed calls of scipy, and of the kernel, before a size class is decided
-GIVE_UP_RATIO = 1.5  # a kernel so much slower than scipy in two calls is not tried again
+SHORT_CALL = 2e-4  # seconds, up to which a kernel has more trials: its threads and caches need some calls to warm up
+SHORT_TRIALS = 12
+GIVE_UP_RATIO = 1.5  # a kernel so much slower than scipy in most of its trials is not tried again
+ONE_THREAD_CALL = 2e-3  # seconds, up to which waking threads may take longer than a kernel
+SKIPPED_SECONDS = 1e-3  # for which calls go to scipy untimed where nothing is about to change
+MOST_SKIPPED = 15  # calls
 MIN_GAIN = 1.03  # a kernel must be so much faster to be taken
 MIN_RECORDED_GAIN = 1.15  # the same by the times of an earlier program
+RETRY_SECONDS, RETRY_CALLS = 0.5, 256  # of scipy after which a kernel is tried again; twice as many each time
 RECHECK_CALLS = 256  # a taken kernel is compared with scipy again after so many calls
 REGRET_SHARE = 0.03  # of the seconds of scipy's operations: what loading and trials may cost
 FIRST_TRIAL_RATIO = 3.0  # assumed time of a kernel's first call, over scipy's
@@ -65,12 +72,16 @@ class SizeClass:
     scipy_seconds: list[float] = field(default_factory=list)
     kernel_seconds: list[float] = field(default_factory=list)
     calls: int = 0
+    skipped: int = 0  # calls of scipy that are not timed, after the last one that was
+    pauses: int = 0  # of a kernel that lost
+    is_paused: bool = False
+    has_one_thread: bool = False  # of the kernel
     choice: str = ""  # "scipy", "kernel", or empty while calls are timed
 
     @property
     def wants_scipy(self) -> bool:
-        """Whether the next timed call is scipy's."""
-        return len(self.scipy_seconds) <= len(self.kernel_seconds)
+        """Whether the next timed call is scipy's; those of the kernel follow one another, as they would later."""
+        return len(self.scipy_seconds) < TRIALS
 
     @property
     def trial_cost(self) -> float:
@@ -79,21 +90,31 @@ class SizeClass:
         expected = min(self.kernel_seconds) if self.kernel_seconds else FIRST_TRIAL_RATIO * best
         return expected - best
 
-    def add(self, side: str, seconds: float) -> None:
-        """Record a timed call, and decide once there are enough."""
+    def add(self, side: str, seconds: float, *, threads: int = 1) -> None:
+        """Record a timed call, and decide once there are enough.
+
+        A kernel that loses its short calls with several threads is tried with one.
+        """
         times = self.scipy_seconds if side == "scipy" else self.kernel_seconds
         times.append(seconds)
-        del times[:-TRIALS]
+        del times[:-SHORT_TRIALS]
         by_scipy, by_kernel = self.scipy_seconds, self.kernel_seconds  # another thread may reopen the class
         if not by_kernel or not by_scipy:
             return
-        scipy_best, kernel_best = min(by_scipy), min(by_kernel)
-        if len(by_kernel) > 1 and kernel_best > GIVE_UP_RATIO * scipy_best:
+        best = min(by_scipy)
+        trials = SHORT_TRIALS if best < SHORT_CALL else TRIALS
+        # A kernel in the cold says little, and neither does the best of many calls.
+        late = sorted(by_kernel[len(by_kernel) // 2 :])
+        reached = min(by_kernel) if trials == TRIALS else late[len(late) // 2]
+        if len(by_kernel) > max(1, trials // 2) and min(by_kernel) > GIVE_UP_RATIO * best:
             self.choice = "scipy"
-        elif min(len(by_scipy), len(by_kernel)) >= TRIALS:
-            self.choice = "kernel" if scipy_best > MIN_GAIN * kernel_best else "scipy"
+        elif len(by_scipy) >= TRIALS and len(by_kernel) >= trials:
+            self.choice = "kernel" if best > MIN_GAIN * reached else "scipy"
+            self.kernel_seconds = [reached]
+        if self.choice == "scipy" and threads > 1 and not self.has_one_thread and best < ONE_THREAD_CALL:
+            self.choice, self.has_one_thread, self.kernel_seconds = "", True, []
 
-    def adopt(self, scipy_seconds: float, kernel_seconds: float) -> None:
+    def adopt(self, scipy_seconds: float, kernel_seconds: float, threads: int) -> None:
         """Decide by the best times of an earlier program, unless they are too close."""
         if scipy_seconds > MIN_RECORDED_GAIN * kernel_seconds:
             self.choice = "kernel"
@@ -101,10 +122,27 @@ class SizeClass:
             self.choice = "scipy"
         if self.choice:
             self.scipy_seconds, self.kernel_seconds = [scipy_seconds], [kernel_seconds]
+            self.has_one_thread = threads == 1
 
     def reopen(self) -> None:
         """Compare again, with operands of now."""
         self.scipy_seconds, self.kernel_seconds, self.choice = [], [], ""
+        self.has_one_thread = self.is_paused = False
+
+    def pause(self) -> int:
+        """Return for how many calls a kernel that lost is not tried again."""
+        best = min(self.scipy_seconds, default=RETRY_SECONDS)
+        self.skipped = max(RETRY_CALLS, int(RETRY_SECONDS / max(best, 1e-9))) << min(self.pauses, 30)
+        self.pauses += 1
+        self.is_paused = True
+        return self.skipped
+
+    @property
+    def outcome(self) -> tuple[float, float, int] | None:
+        """Best seconds of scipy and of the kernel, and the threads of that if it is one; None while calls are timed."""
+        if not self.choice or not self.scipy_seconds or not self.kernel_seconds:
+            return None
+        return min(self.scipy_seconds), min(self.kernel_seconds), int(self.has_one_thread)
 
 
 class TimedSelection:
@@ -128,8 +166,10 @@ class TimedSelection:
         self.account = Account(is_unlimited=wait)
         self.libraries = Libraries(threads=threads, wait=wait)
         self.classes: dict[tuple[Any, ...], SizeClass] = {}
-        self.settled: set[tuple[Any, ...]] = set()  # sizes that scipy computes
-        self.recorded: dict[str, tuple[float, float]] | None = None  # best times of earlier programs
+        self.untimed: dict[tuple[Any, ...], int] = {}  # calls that go to scipy, by size
+        self.first_untimed = 0 if wait else 1  # of a size: programs of few calls are left alone
+        self.recorded: dict[str, tuple[float, float, int]] | None = None  # outcomes of earlier programs
+        self.outcomes: dict[str, tuple[float, float, int]] = {}  # of this one
         self.lock = threading.Lock()
         if not wait:
             atexit.register(self.save)
@@ -150,14 +190,19 @@ class TimedSelection:
         times = self.classes.get((key, size))
         if times is None:
             times = self._new_class(key, size)
-        times.calls += 1
+        skipped, times.skipped = times.skipped, 0
+        times.calls += 1 + skipped
         if times.choice == "scipy":
-            self.settled.add(size)
-            return by_scipy()
+            if not times.is_paused:
+                self.untimed[size] = times.pause()
+                return by_scipy()
+            self._note(key, size, times)
+            times.reopen()
         kernel = self.libraries.get(key)
         if kernel is None or (not times.choice and (times.wants_scipy or not self.account.covers(times.trial_cost))):
-            return self._run_scipy(key, times, by_scipy, kernel is not None)
+            return self._run_scipy(key, size, skipped, by_scipy, kernel is not None)
         start = perf_counter()
+        kernel.use_threads(1 if times.has_one_thread else self.threads or 0)
         result = by_kernel(kernel)
         if result is None:
             times.choice = "scipy"
@@ -166,21 +211,29 @@ class TimedSelection:
         if times.scipy_seconds:
             self.account.pay(seconds - min(times.scipy_seconds))
         if not times.choice:
-            times.add("kernel", seconds)
+            times.add("kernel", seconds, threads=self.threads or CORES)
         elif times.calls % RECHECK_CALLS == 0:
+            self._note(key, size, times)
             times.reopen()
         return result
 
-    def _run_scipy(self, key: Key, times: SizeClass, by_scipy: Callable[[], Any], has_kernel: bool) -> Any:
-        start = perf_counter()
+    def _run_scipy(
+        self, key: Key, size: tuple[int, ...], skipped: int, by_scipy: Callable[[], Any], has_kernel: bool
+    ) -> Any:
+        times, start = self.classes[key, size], perf_counter()
         result = by_scipy()
         seconds = perf_counter() - start
-        self.account.earn(seconds)
-        if has_kernel:
+        together = (1 + skipped) * seconds
+        self.account.earn(together)
+        if has_kernel and times.wants_scipy:
             times.add("scipy", seconds)
-        else:
+            return result
+        # Nothing changes until the account covers a cost, for which most calls need not be timed.
+        times.skipped = min(2 * skipped + 1, MOST_SKIPPED, int(SKIPPED_SECONDS / max(seconds, 1e-9)))
+        self.untimed[size] = times.skipped
+        if not has_kernel:
             times.scipy_seconds = [*times.scipy_seconds[1 - TRIALS :], seconds]
-            self.libraries.want(key, seconds, self.account)
+            self.libraries.want(key, together, self.account)
             if key in self.libraries.loaded:
                 self._adopt_recorded()
         return result
@@ -208,18 +261,21 @@ class TimedSelection:
                 if recorded and not times.choice and not times.kernel_seconds:
                     times.adopt(*recorded)
 
+    def _note(self, key: Key, size: tuple[int, ...], times: SizeClass) -> None:
+        """Record how a comparison ended."""
+        outcome = times.outcome
+        if outcome is not None:
+            self.outcomes[self._name(key, size)] = outcome
+
     def save(self) -> None:
         """Keep the decided classes for later programs."""
-        decided = {
-            self._name(key, size): (min(times.scipy_seconds), min(times.kernel_seconds))
-            for (key, size), times in list(self.classes.items())
-            if times.choice and times.scipy_seconds and times.kernel_seconds
-        }
-        if all((self.recorded or {}).get(name) == times for name, times in decided.items()):
+        for (key, size), times in list(self.classes.items()):
+            self._note(key, size, times)
+        if all((self.recorded or {}).get(name) == outcome for name, outcome in self.outcomes.items()):
             return
         path = folder() / OUTCOMES
         with caching(path) as partial:
-            partial.write_text(json.dumps({**read_outcomes(path), **decided}))
+            partial.write_text(json.dumps({**read_outcomes(path), **self.outcomes}))
 
     def report(self) -> str:
         """Return the table of `accelerate.report`."""
@@ -232,11 +288,11 @@ class TimedSelection:
         return "\n".join(lines)
 
 
-def read_outcomes(path: Path) -> dict[str, tuple[float, float]]:
-    """Return the best seconds of scipy and of the kernel by class; nothing of a damaged file."""
+def read_outcomes(path: Path) -> dict[str, tuple[float, float, int]]:
+    """Return the outcome of each size class; nothing of a damaged file."""
     try:
         read = json.loads(path.read_text())
-        return {str(name): (float(times[0]), float(times[1])) for name, times in read.items()}
+        return {str(name): (float(best[0]), float(best[1]), int(best[2])) for name, best in read.items()}
     except (OSError, ValueError, AttributeError, TypeError, LookupError):
         return {}
 
