@@ -33,7 +33,7 @@ MIN_GAIN = 1.03  # a kernel must be so much faster to be taken
 MIN_RECORDED_GAIN = 1.15  # the same by the times of an earlier program
 RETRY_SECONDS, RETRY_CALLS = 0.5, 256  # of scipy after which a kernel is tried again; twice as many each time
 RECHECK_CALLS = 256  # a taken kernel is compared with scipy again after so many calls
-REGRET_SHARE = 0.03  # of the seconds of scipy's operations: what loading and trials may cost
+REGRET_SHARE = 0.02  # of the seconds of scipy's operations: what loading and trials may cost
 FIRST_TRIAL_RATIO = 3.0  # assumed time of a kernel's first call, over scipy's
 OUTCOMES = "outcomes.json"
 
@@ -229,7 +229,7 @@ class TimedSelection:
             times.add("scipy", seconds)
             return result
         # Nothing changes until the account covers a cost, for which most calls need not be timed.
-        times.skipped = min(2 * skipped + 1, MOST_SKIPPED, int(SKIPPED_SECONDS / max(seconds, 1e-9)))
+        times.skipped = min(MOST_SKIPPED, int(SKIPPED_SECONDS / max(seconds, 1e-9)))
         self.untimed[size] = times.skipped
         if not has_kernel:
             times.scipy_seconds = [*times.scipy_seconds[1 - TRIALS :], seconds]
