@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from tvm import ir, s_tir, tirx
 
-from sparsetir.codegen.cache import compile_cached
+from sparsetir.codegen.cache import Compiled, CompiledWithResultCheck, compile_cached
 from sparsetir.codegen.pipeline import check_schedule
 from sparsetir.codegen.target import make_target
 from sparsetir.errors import ArgumentTypeError, SparseTIRError, VerifyError
@@ -94,12 +94,13 @@ def _check_stores(program: tirx.PrimFunc) -> None:
         raise VerifyError(f"program {name} stores nothing: {how}")
 
 
-def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
+def _composed(decomposition: Any, target: Any, schedule: Any, make: type[Compiled] = Compiled) -> Any:
     from sparsetir.runtime.composed import ComposedKernel
 
     verify(decomposition.func)
     # Not `build`: what is unusual about loops over pieces is not the user's doing.
-    return ComposedKernel(decomposition, lambda func, covered: _kernel(single(func), target, schedule, covered=covered))
+    compile_one = lambda func, covered: _kernel(single(func), target, schedule, make, covered=covered)  # noqa: E731
+    return ComposedKernel(decomposition, compile_one)
 
 
 def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> SparseOutputKernel:
@@ -112,10 +113,12 @@ def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> SparseOutp
     return assembled_kernel(program, target, AccumulatorOptions(accumulators=schedule))
 
 
-def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:
+def _kernel(
+    program: tirx.PrimFunc, target: Any, schedule: Any, make: type[Compiled] = Compiled, **facts: Any
+) -> Kernel:
     """Return the kernel of a program that was checked."""
     check_schedule(schedule)
-    return Kernel(program, compile_cached(program, make_target(target, program), schedule), **facts)
+    return Kernel(program, compile_cached(program, make_target(target, program), schedule, make), **facts)
 
 
 # Kernels over other formats than their own, where `sparsetir.formats.heuristics` or the cost model finds some that pay.
@@ -158,14 +161,16 @@ def _bound_over(
         return BoundKernel(Kernel(kernel.func, kernel.compiled, preferred=conversion.choices), dict(fixed))
     try:
         parts = decompose_format(kernel.func, {name: conversion.format})
-        other: Any = make_kernel(parts, kernel.target)
+        watch = None if kernel.assume_finite else NonFiniteGuard.over(parts, kernel.signature)
+        is_checked = watch is not None and watch.in_kernel
+        other: Any = _composed(parts, kernel.target, None, CompiledWithResultCheck if is_checked else Compiled)
         other.kernel.preferred = conversion.choices
         bound = other.bind(**fixed) if other.has_plain_results else None
     except SparseTIRError:
         return None
     # Without zeros between the entries none is multiplied.
-    is_safe = kernel.assume_finite or other.convert(name, fixed[name]).padding == 0
-    watch = None if is_safe else NonFiniteGuard.over(parts, kernel.signature)
+    if watch is not None and not is_checked and other.convert(name, fixed[name]).padding == 0:
+        watch = None
     if bound is None or watch is None:
         return bound
     if plain is not None:

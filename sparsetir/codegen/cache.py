@@ -27,10 +27,12 @@ from tvm import ir, s_tir, tirx
 from sparsetir.codegen.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
 from sparsetir.errors import ScheduleError, SparseTIRError, VerifyError, WriteError
 from sparsetir.ir import dialect
+from sparsetir.ir.effects import analyse
 from sparsetir.ir.sizes import with_constants
 from sparsetir.ir.views import decode
 from sparsetir.ir.visitor import structural_walk
 from sparsetir.lower.annotations import PADDED
+from sparsetir.lower.checks.results import with_checked_results
 from sparsetir.lower.rows.check_rows import with_checked_rows
 from sparsetir.schedules import Registers, defaults
 from sparsetir.utils.arguments import shown
@@ -226,6 +228,25 @@ class CompiledWithChecks(Compiled):
         checked = with_checked_rows(decode(self.func), stages[3][self.name])
         if checked is None:
             raise ScheduleError(f"{self.name} does not read the rows of one matrix just once")
+        return {**stages, 3: ir.IRModule({self.name: checked}, attrs=stages[3].attrs)}
+
+
+class CompiledWithResultCheck(Compiled):
+    """Machine code that raises a ValueError after results with NaN; see `sparsetir.lower.checks.results`.
+
+    Raises
+    ------
+    ScheduleError
+        The results are not of one dimension and of float32 or float64.
+    """
+
+    suffix = "-results"
+
+    def _lowered(self) -> dict[int, ir.IRModule]:
+        stages = super()._lowered()
+        checked = with_checked_results(stages[3][self.name], analyse(decode(self.func)).written)
+        if checked is None:
+            raise ScheduleError(f"{self.name} has results of several dimensions, or of other dtypes")
         return {**stages, 3: ir.IRModule({self.name: checked}, attrs=stages[3].attrs)}
 
 
@@ -446,14 +467,14 @@ def _compiled_variant(
     compiled: Compiled,
     sizes: Mapping[str, int] | None,
     changes: Mapping[str, int],
-    make: type[Compiled] = Compiled,
+    make: type[Compiled] | None = None,
     padded: Mapping[str, int] | None = None,
 ) -> Compiled:
     choices = defaults.usual(compiled.func, Registers.of(compiled.target)).changed(**changes)
     func = with_constants(compiled.func, sizes) if sizes else compiled.func
     if padded:
         func = func.with_attr(PADDED, [f"{name}:{length}" for name, length in padded.items()])
-    return compile_cached(func, compiled.target, choices, make)
+    return compile_cached(func, compiled.target, choices, make or type(compiled))
 
 
 __all__ = [
@@ -461,6 +482,7 @@ __all__ = [
     "Compiled",
     "CompiledLoops",
     "CompiledWithChecks",
+    "CompiledWithResultCheck",
     "cache_folder",
     "compile_cached",
     "content_key",

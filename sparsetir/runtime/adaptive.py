@@ -40,6 +40,7 @@ MIN_ENTRIES = 1 << 14  # of a matrix; calls with smaller ones cost less than cod
 TRIAL_CALLS = 8  # before a format is looked for without being told how many calls there will be
 TRIAL_SECONDS = 0.2  # that they must have taken: about what compiling and converting takes, so that short uses go on
 SAMPLES, MOST_SAMPLES = 3, 32  # timed calls of each candidate
+BURST = 4  # calls of a candidate that follow one another, of which the first finds its matrix in no cache
 SAMPLED_SECONDS = 1e-3  # that the samples of one candidate should take, where its calls are short
 SHORT_CALL = 20e-6  # seconds: shorter ones are dominated by the call itself, so that an announced format is kept
 MOST_SHAPES = 64  # of arguments for which the faster kernel is remembered
@@ -73,8 +74,8 @@ class Trial:
         self.winner = ""
 
     def __call__(self, *operands: Any, **arguments: Any) -> Any:
-        """Make a call by the candidate with the fewest samples."""
-        _, call, seconds = min(self.candidates, key=lambda candidate: len(candidate[2]))
+        """Make a call by the candidate with the fewest bursts of samples."""
+        _, call, seconds = min(self.candidates, key=lambda candidate: len(candidate[2]) // BURST)
         start = time.perf_counter()
         result = call(*operands, **arguments)
         seconds.append(time.perf_counter() - start)
@@ -530,7 +531,7 @@ def _agree(first: Any, second: Any) -> bool:
 
 def _name(bound: Any) -> str:
     """Return the format that a bound kernel is over, or the schedule that is another one."""
-    kernel = getattr(bound, "kernel", None) or bound.bound.kernel  # of a GuardedBound
+    kernel = bound.kernel
     formats = getattr(kernel, "formats", {})
     chosen = getattr(kernel, "preferred", None) or getattr(getattr(kernel, "kernel", None), "preferred", {})
     parts = [*map(repr, formats.values()), *(f"{name}={value}" for name, value in chosen.items())]

@@ -218,6 +218,8 @@ class Kernel(Saved):
     def checked(self, args: Arguments) -> Callable[..., Any] | None:
         """Return a function for such arguments that validates the index arrays as it reads them, or None."""
         changes = self.suitable(args)
+        if type(self.compiled) is not Compiled:
+            return None
         if not defaults.suits_checks(self.usage.pointers, args.arrays, lanes=changes.pop("lanes", 0)):
             return None
         if get_num_threads() == 1:

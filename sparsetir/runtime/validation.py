@@ -27,6 +27,7 @@ from sparsetir.codegen.target import native_target
 from sparsetir.interop.sources import array_of_numbers
 from sparsetir.ir.rewriting import LONG, alloc, array_param, cell, collect, get, long, long_var, put, seq
 from sparsetir.ir.views import Program, cast, const
+from sparsetir.lower.checks.results import MESSAGE, WIDTHS
 from sparsetir.lower.loops import parallel, serial
 from sparsetir.utils.threads import get_num_threads
 
@@ -335,6 +336,9 @@ class NonFiniteGuard:
         effects, program = signature.effects, signature.program
         # What is updated cannot be computed again: it is overwritten.
         self.in_results = sums_products(program) and not effects.updated
+        # Vectors are looked at by the kernel: for an interpreter after each call, they are spread over several caches.
+        results = [signature.by_name[name] for name in effects.written]
+        self.in_kernel = self.in_results and all(p.dtype in WIDTHS and len(p.shape or ()) == 1 for p in results)
         names = [n for n, b in signature.buffers.items() if b.is_dense and str(b.dtype).startswith(FLOATS)]
         read = [n for n in names if signature.storage_name(n) not in effects.outputs]
         self.operands = {n for name in read for n in (name, signature.storage_name(name))}
@@ -346,6 +350,8 @@ class NonFiniteGuard:
 
     def call(self, fast: Call, plain: Call, arguments: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
         """Return the results of `fast`, or of `plain` where those may be spoilt; `fixed` are bound operands."""
+        if self.in_kernel:
+            return _or_plain(fast, plain, arguments)
         if not self.in_results:
             is_safe = all(is_finite(value) for value in self.watched(arguments, fixed))
             return fast(**arguments) if is_safe else plain(**arguments)
@@ -371,6 +377,16 @@ class NonFiniteGuard:
         return has_nan(result)
 
 
+def _or_plain(fast: Call, plain: Call, arguments: Mapping[str, Any]) -> Any:
+    """Return the results of a kernel that looks for NaN itself, or of `plain` where it finds some."""
+    try:
+        return fast(**arguments)
+    except (ValueError, RuntimeError) as error:
+        if MESSAGE not in str(error):
+            raise
+        return plain(**arguments)
+
+
 class GuardedBound:
     """A bound kernel over another format, and the plain one for arguments that are not finite.
 
@@ -390,6 +406,11 @@ class GuardedBound:
 
     def __repr__(self) -> str:
         return repr(self.bound)
+
+    @property
+    def kernel(self) -> Any:
+        """What is called where results are finite."""
+        return self.bound.kernel
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -418,6 +439,8 @@ class GuardedBound:
 
     def _watched(self, plan: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
         plain, has_spoilt, fixed = self.plain, self.watch.has_spoilt, self.bound.fixed
+        if self.watch.in_kernel:
+            return lambda arguments: _or_plain(lambda **_: plan(arguments), plain, arguments)
 
         def run(arguments: dict[str, Any]) -> Any:
             result = plan(arguments)

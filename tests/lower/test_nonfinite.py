@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
-from sparsetir import formats
+from sparsetir import formats, kernel_factory
+from sparsetir.formats import heuristics
 from sparsetir.formats.format import Format
 from sparsetir.ir.views import decode
 from sparsetir.runtime import adaptive, validation
@@ -120,16 +121,44 @@ def test_the_smaller_ones_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
     has_nan = validation.has_nan
     monkeypatch.setattr(validation, "has_nan", lambda found: looked.append(found.size) or has_nan(found))
     A = blocks(np.random.default_rng(0))
-    for matrix, count in ((A[:, :40], 0), (A, 4), (A[:40], 4)):
+    for matrix, count in ((A[:, :40], 0), (A, 5), (A[:40], 5)):
         bound = sparsetir.build(sparsetir.ops.spmm(), expected_calls=MANY).bind(A=matrix)
         B = np.ones((matrix.shape[1], 16), "float32")
-        for _ in range(6):  # the first and another one over the rows
+        for _ in range(6):  # one of them over the rows
             np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)
         assert isinstance(bound.over_another, validation.GuardedBound)
         assert len(looked) == count
         B[1, 2] = np.inf
         np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)
         looked.clear()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rows", [16, 64, 1000, 20_001])
+def test_kernels_look_at_vectors_themselves(rows: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "SHORT_CALL", 10.0)  # seconds: the other format is kept without a trial
+    monkeypatch.setattr(validation, "has_nan", None)
+    diagonals = [np.ones(rows - abs(d)) for d in (-2, 0, 1)]
+    A = sp.csr_array(sp.diags_array(diagonals, offsets=(-2, 0, 1), dtype=dtype))
+    A.data[::7] = 0
+    A.eliminate_zeros()
+    program = sparsetir.ops.spmv(dtype)
+    conversion = heuristics.Conversion(formats.hdia(4), calls=1)
+    bound = kernel_factory._bound_over(sparsetir.build(program), {"A": A}, "A", conversion, None)
+    assert isinstance(bound, validation.GuardedBound)
+    x = np.ones(rows, dtype)
+    np.testing.assert_array_equal(bound(x=x), A @ x)
+    assert bound._made is None
+    for place in (0, rows // 2, rows - 1):
+        for value in (np.nan, -np.nan, np.inf, -np.inf):
+            y, x[place] = np.empty_like(x), value
+            expected = sparsetir.build(program)(A=A, x=x)
+            np.testing.assert_array_equal(bound(x=x), expected)
+            assert bound(x=x, y=y) is y
+            np.testing.assert_array_equal(y, expected)
+        x[place] = 1
+        np.testing.assert_array_equal(bound(x=x), A @ x)
+    assert bound._made is not None
 
 
 def test_what_shows_in_results() -> None:

@@ -18,6 +18,7 @@ import tvm_ffi
 
 from sparsetir import formats, ops
 from sparsetir.build import build
+from sparsetir.runtime.validation import GuardedBound
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Record, measure
 from sparsetir.tuning.loop import BEHIND, Outcome, at_most, judged, select_final
@@ -45,6 +46,7 @@ def test_what_is_announced_is_what_is_built_for_many_calls(monkeypatch: pytest.M
     with closing(Session(program, inputs, None)) as session:
         assert over is not None
         assert session.announced is not None
+        over = over.bound if isinstance(over, GuardedBound) else over
         kernel = over.kernel
         assert repr(kernel.formats["A"]) == repr(session.announced.format)
         args = kernel.kernel.prepare({n: v for n, v in inputs.items() if n != "A"}, over.bound._merged())
