@@ -26,7 +26,7 @@ from sparsetir.utils.memory import MemoryLimitError, check_memory, readable
 def aligned(array: np.ndarray) -> np.ndarray:
     """Return an array itself if it begins at a cache line and is contiguous, else a copy that is.
 
-    Calls do it themselves where it proves to be faster, for rows of up to two lines that are gathered often.
+    Calls do it themselves where it proves to be faster, for short rows that are gathered often.
 
     Parameters
     ----------
