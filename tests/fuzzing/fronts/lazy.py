@@ -196,6 +196,9 @@ class Evaluation:
         self.has_infinite |= bool(np.isinf(sizes).any())
         if self.noise and e[0] not in ("leaf", "number", "T", "relu", "abs", "negative"):
             values = values * (1 + self.noise * self.rng.standard_normal(np.shape(values)))
+        if self.noise and e[0] == "relu":  # IEEE 754 leaves open which zero the maximum of 0 and -0 is
+            signs = np.where(self.rng.random(np.shape(values)) < 0.5, -0.0, 0.0)
+            values = np.where(values == 0, signs, values)
         if self.noise and e[0] == "gelu":  # 1 + erf(x / sqrt(2)) cancels below zero
             values = values + self.noise * np.abs(self.of(e[1])[0]) * self.rng.standard_normal(np.shape(values))
         return values, mask
