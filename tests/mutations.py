@@ -185,11 +185,11 @@ FAULTS = (
     ),
     Fault(PLANNING, "return alone or (absorbed and constant)", "return alone or absorbed", OF_EINSUM),
     Fault(PLANNING, "kind.layout is None or len(set(term)) < len(term)", "kind.layout is None", OF_EINSUM),
-    Fault(BLOCKS, "idtype = np.int32 if extent < 1 << 31 else np.int64", "idtype = np.int32", OF_BLOCKS),
+    Fault(BLOCKS, "np.int32 if store.lines[1] < 1 << 31 else np.int64", "np.int32", OF_BLOCKS),
     Fault(
         BLOCKS,
-        "worst = int(indices.min()) if indices.min() < 0 else int(indices.max())",
-        "worst = int(indices.max())",
+        "worst = int(stored.min()) if stored.min() < 0 else int(stored.max())",
+        "worst = int(stored.max())",
         OF_BLOCKS,
     ),
 )

@@ -118,7 +118,7 @@ def plain(result: Any) -> Any:
         result = result.float() if str(result.dtype) == "torch.bfloat16" else result
         return result.numpy()
     if hasattr(result, "toarray"):
-        return (result.astype("float32") if str(result.dtype) == "float16" else result).toarray()
+        return (result.astype("float32") if str(result.dtype) in ("float16", "bfloat16") else result).toarray()
     if hasattr(result, "to_dense"):
         return result.to_dense()
     if hasattr(result, "coords") and hasattr(result, "values"):

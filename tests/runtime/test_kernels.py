@@ -177,6 +177,85 @@ def test_a_bound_kernel_writes_to_memory_that_nobody_has() -> None:
     assert bound(B=other).ctypes.data == where
 
 
+# ---------------------------------------------------------------------------------------------- later calls
+
+
+LISTED = """@T.prim_func
+def listed(a: T.handle, y: T.handle, indices: T.handle, n: T.int32, count: T.int32):
+    O = T.dense_fixed(1)
+    L = T.sparse_fixed(O, (n, count), indices, "int32")
+    N = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (O, L), "float32")
+    Y = T.match_sparse_buffer(y, (N,), "float32")
+    with T.sp_iter([O, L], "SS", "listed") as [o, l]:
+        Y[l] = A[o, l]
+"""
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+@pytest.mark.parametrize("n", [5, 3000])
+def test_elements_that_are_not_written_are_zero_in_every_call(n: int, is_bound: bool) -> None:
+    places = np.array([1, 3], np.int32)
+    fixed = {"indices": places, "n": n}
+    kernel = sparsetir.build(sparsetir.parse(LISTED))
+    call = kernel.bind(**fixed) if is_bound else lambda **given: kernel(**fixed, **given)
+    for number in range(1, 6):
+        spoilt = [np.full(n, np.nan, np.float32) for _ in range(8)]  # whose memory the result may get
+        del spoilt
+        found = call(a=np.full(2, number, np.float32))
+        expected = np.zeros(n, np.float32)
+        expected[[1, 3]] = number
+        np.testing.assert_array_equal(found, expected)
+        found[:] = np.nan
+        del found
+
+
+def outcome(call: Any) -> Any:
+    """The result, or the class of the error."""
+    try:
+        return np.asarray(call()).tolist()
+    except sparsetir.SparseTIRError as error:
+        return type(error)
+
+
+ODD_VECTORS = {
+    "another dtype": lambda x: x.astype(np.float64),
+    "integers": lambda x: x.astype(np.int32),
+    "every second element": lambda x: np.repeat(x, 2)[::2],
+    "backwards": lambda x: x[::-1].copy()[::-1],
+    "not to be written": lambda x: np.frombuffer(x.tobytes(), x.dtype),
+    "at no multiple of its size": lambda x: np.frombuffer(b"1" + x.tobytes(), np.uint8)[1:].view(x.dtype),
+    "another shape": lambda x: x[:-1],
+}
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+@pytest.mark.parametrize("odd", ODD_VECTORS.values(), ids=ODD_VECTORS)
+def test_a_vector_of_another_kind_is_treated_as_in_a_first_call(odd: Any, is_bound: bool) -> None:
+    A = sp.random_array((30, 30), density=0.2, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    x = np.arange(30, dtype=np.float32)
+    program = sparsetir.ops.spmv()
+    kernel = sparsetir.build(program)
+    call = kernel.bind(A=A) if is_bound else lambda **given: kernel(A=A, **given)
+    expected = outcome(lambda: sparsetir.build(program)(A=A, x=odd(x)))
+    for _ in range(3):
+        np.testing.assert_allclose(call(x=x), A @ x, rtol=1e-5)
+        assert outcome(lambda: call(x=odd(x))) == expected
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_result_in_the_memory_of_an_operand_is_treated_as_in_a_first_call(is_bound: bool) -> None:
+    A = sp.random_array((30, 30), density=0.2, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    memory, apart = np.ones(60, np.float32), np.empty(30, np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmv())
+    call = kernel.bind(A=A) if is_bound else lambda **given: kernel(A=A, **given)
+    expected = outcome(lambda: sparsetir.build(sparsetir.ops.spmv())(A=A, x=memory[:30], y=memory[20:50]))
+    for _ in range(3):
+        memory[:] = 1
+        np.testing.assert_allclose(call(x=memory[:30], y=apart), A @ memory[:30], rtol=1e-5)
+        assert outcome(lambda: call(x=memory[:30], y=memory[20:50])) == expected
+
+
 # ---------------------------------------------------------------------------------------------- sizes of axes
 
 
