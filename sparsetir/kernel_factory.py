@@ -162,6 +162,8 @@ def _bound_over(
     try:
         parts = decompose_format(kernel.func, {name: conversion.format})
         watch = None if kernel.assume_finite else NonFiniteGuard.over(parts, kernel.signature)
+        if watch is not None:
+            watch.in_kernel = watch.suits_kernel
         is_checked = watch is not None and watch.in_kernel
         other: Any = _composed(parts, kernel.target, None, CompiledWithResultCheck if is_checked else Compiled)
         other.kernel.preferred = conversion.choices

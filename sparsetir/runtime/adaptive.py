@@ -106,13 +106,14 @@ class AlignedOperand:
     place : int
         Of the operand among the arguments.
     on_copies : callable
-        What takes the copy of an operand, or None where none is worth a trial, and the elements from one row of the
-        copy to the next.
+        Takes an operand; returns the function to call with a copy, or None where none is worth a trial, and the
+        elements from one row of the copy to the next.
     """
 
     def __init__(self, function: Call, place: int, on_copies: Callable[[np.ndarray], tuple[Call | None, int]]) -> None:
         self.function, self.place, self.on_copies = function, place, on_copies
-        self.trials: dict[int, tuple[Trial | None, bool]] = {}  # by columns; whether copies have gaps
+        # For each number of columns: the trial, and whether copies have gaps between their rows.
+        self.trials: dict[int, tuple[Trial | None, bool]] = {}
         self.spare: list[np.ndarray] = []
 
     def __call__(self, *ready: Any) -> Any:
@@ -122,29 +123,36 @@ class AlignedOperand:
         trial, has_gaps = self.trials.get(operand.shape[-1]) or self._trial(operand)
         if trial is None or (not has_gaps and operand.ctypes.data % LINE == 0):
             return self.function(*ready)
-        return (trial.best or trial)(*ready)
+        if trial.best is not None:
+            return trial.best(*ready)
+        result = trial(*ready)
+        if trial.winner == "as passed":
+            self.spare.clear()
+        return result
 
     def _trial(self, operand: np.ndarray) -> tuple[Trial | None, bool]:
         """Return what decides for operands with so many columns."""
+        if len(self.trials) >= MOST_SHAPES:
+            return None, False
         called, length = self.on_copies(operand)
         columns, trial = operand.shape[-1], None
         if called is not None:
             on_copy: Call = partial(self._with_copy, called, length)
             trial = Trial([("as passed", self.function), ("copied", on_copy)])
-        if len(self.trials) < MOST_SHAPES:
-            self.trials[columns] = trial, length != columns
-        return trial, length != columns
+        self.trials[columns] = trial, length != columns
+        return self.trials[columns]
 
     def _with_copy(self, called: Call, length: int, *ready: Any) -> Any:
         operand, passed = ready[self.place], list(ready)
-        shape = *operand.shape[:-1], length
+        shape, columns = (*operand.shape[:-1], length), operand.shape[-1]
         try:
             copy = self.spare.pop()  # by one thread only
         except IndexError:
             copy = None
         if copy is None or copy.shape != shape or copy.dtype != operand.dtype:
-            copy = buffers.zeros(shape, operand.dtype)  # subnormal numbers in gaps would be slow
-        np.copyto(copy[..., : operand.shape[-1]], operand)
+            copy = buffers.empty(shape, operand.dtype)
+        copy[..., :columns] = operand
+        copy[..., columns:] = 0  # subnormal numbers in gaps would be slow
         passed[self.place] = copy
         try:
             return called(*passed)

@@ -26,6 +26,7 @@ from sparsetir.runtime.call_plan import (
 from sparsetir.runtime.conversion import Converted, agree
 from sparsetir.runtime.serialization import Saved
 from sparsetir.runtime.signature import Arguments, SizeOf
+from sparsetir.runtime.validation import finds_nan
 from sparsetir.utils.buffers import OutputPool
 from sparsetir.utils.memory import raise_of_memory
 
@@ -200,7 +201,11 @@ class BoundKernel(Bound):
         if self.adaptive is not None:
             self.adaptive.ask(arguments)
         if self.over_another is not None:
-            return self.over_another.time(seconds=seconds, **arguments)
+            try:
+                return self.over_another.time(seconds=seconds, **arguments)
+            except (ValueError, RuntimeError) as error:
+                if not finds_nan(error):
+                    raise
         return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
 
 

@@ -330,15 +330,23 @@ class NonFiniteGuard:
     ----------
     signature : Signature
         Of the program as it was written.
+
+    Attributes
+    ----------
+    in_results : bool
+        Whether results show it: they are looked through instead of the operands.
+    in_kernel : bool
+        Whether the compiled function looks through its results itself.
     """
 
     def __init__(self, signature: Signature) -> None:
         effects, program = signature.effects, signature.program
         # What is updated cannot be computed again: it is overwritten.
         self.in_results = sums_products(program) and not effects.updated
-        # Vectors are looked at by the kernel: for an interpreter after each call, they are spread over several caches.
+        # Each core writes a part of a vector. To read all of it on one of them takes long, compared with the product.
         results = [signature.by_name[name] for name in effects.written]
-        self.in_kernel = self.in_results and all(p.dtype in WIDTHS and len(p.shape or ()) == 1 for p in results)
+        self.suits_kernel = self.in_results and all(p.dtype in WIDTHS and len(p.shape or ()) == 1 for p in results)
+        self.in_kernel = False
         names = [n for n, b in signature.buffers.items() if b.is_dense and str(b.dtype).startswith(FLOATS)]
         read = [n for n in names if signature.storage_name(n) not in effects.outputs]
         self.operands = {n for name in read for n in (name, signature.storage_name(name))}
@@ -382,9 +390,14 @@ def _or_plain(fast: Call, plain: Call, arguments: Mapping[str, Any]) -> Any:
     try:
         return fast(**arguments)
     except (ValueError, RuntimeError) as error:
-        if MESSAGE not in str(error):
+        if not finds_nan(error):
             raise
         return plain(**arguments)
+
+
+def finds_nan(error: Exception) -> bool:
+    """Return whether a kernel that looks through its results raised this error."""
+    return MESSAGE in str(error)
 
 
 class GuardedBound:
@@ -453,4 +466,4 @@ class GuardedBound:
         return self.bound.time(seconds=seconds, **arguments)
 
 
-__all__ = ["GuardedBound", "NonFiniteGuard", "has_nan", "is_finite", "is_sound", "sums_products"]
+__all__ = ["GuardedBound", "NonFiniteGuard", "finds_nan", "has_nan", "is_finite", "is_sound", "sums_products"]

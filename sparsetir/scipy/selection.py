@@ -23,9 +23,9 @@ from sparsetir.utils.files import caching
 from sparsetir.utils.machine import CORES
 
 TRIALS = 3  # timed calls of scipy, and of the kernel, before a size class is decided
-SHORT_CALL = 2e-4  # seconds, up to which a kernel has more trials: its threads and caches need some calls to warm up
+SHORT_CALL = 2e-4  # seconds of scipy below which a kernel has more trials: its threads and caches must warm up
 SHORT_TRIALS = 12
-GIVE_UP_RATIO = 1.5  # a kernel so much slower than scipy in most of its trials is not tried again
+GIVE_UP_RATIO = 1.5  # a kernel that is so much slower in each of its trials loses after half of them
 ONE_THREAD_CALL = 2e-3  # seconds, up to which waking threads may take longer than a kernel
 SKIPPED_SECONDS = 1e-3  # for which calls go to scipy untimed where nothing is about to change
 MOST_SKIPPED = 15  # calls
@@ -73,6 +73,7 @@ class SizeClass:
     kernel_seconds: list[float] = field(default_factory=list)
     calls: int = 0
     skipped: int = 0  # calls of scipy that are not timed, after the last one that was
+    expected: float = 0.0  # seconds of each of them
     pauses: int = 0  # of a kernel that lost
     is_paused: bool = False
     has_one_thread: bool = False  # of the kernel
@@ -80,15 +81,14 @@ class SizeClass:
 
     @property
     def wants_scipy(self) -> bool:
-        """Whether the next timed call is scipy's; those of the kernel follow one another, as they would later."""
+        """Whether the next timed call is scipy's; the trials of a kernel follow one another, as its later calls do."""
         return len(self.scipy_seconds) < TRIALS
 
     @property
     def trial_cost(self) -> float:
         """Seconds by which the next call of the kernel is expected to exceed one of scipy."""
         best = min(self.scipy_seconds, default=0.0)
-        expected = min(self.kernel_seconds) if self.kernel_seconds else FIRST_TRIAL_RATIO * best
-        return expected - best
+        return min(self.kernel_seconds, default=FIRST_TRIAL_RATIO * best) - best
 
     def add(self, side: str, seconds: float, *, threads: int = 1) -> None:
         """Record a timed call, and decide once there are enough.
@@ -133,16 +133,18 @@ class SizeClass:
         """Return for how many calls a kernel that lost is not tried again."""
         best = min(self.scipy_seconds, default=RETRY_SECONDS)
         self.skipped = max(RETRY_CALLS, int(RETRY_SECONDS / max(best, 1e-9))) << min(self.pauses, 30)
+        self.expected = best
         self.pauses += 1
         self.is_paused = True
         return self.skipped
 
     @property
     def outcome(self) -> tuple[float, float, int] | None:
-        """Best seconds of scipy and of the kernel, and the threads of that if it is one; None while calls are timed."""
-        if not self.choice or not self.scipy_seconds or not self.kernel_seconds:
+        """Best seconds of scipy and of the kernel, and 1 if that had one thread, else 0; None while calls are timed."""
+        by_scipy, by_kernel = self.scipy_seconds, self.kernel_seconds  # another thread may reopen the class
+        if not self.choice or not by_scipy or not by_kernel:
             return None
-        return min(self.scipy_seconds), min(self.kernel_seconds), int(self.has_one_thread)
+        return min(by_scipy), min(by_kernel), int(self.has_one_thread)
 
 
 class TimedSelection:
@@ -208,8 +210,7 @@ class TimedSelection:
             times.choice = "scipy"
             return by_scipy()
         seconds = perf_counter() - start
-        if times.scipy_seconds:
-            self.account.pay(seconds - min(times.scipy_seconds))
+        self.account.pay(seconds - min(times.scipy_seconds, default=seconds))
         if not times.choice:
             times.add("kernel", seconds, threads=self.threads or CORES)
         elif times.calls % RECHECK_CALLS == 0:
@@ -223,13 +224,14 @@ class TimedSelection:
         times, start = self.classes[key, size], perf_counter()
         result = by_scipy()
         seconds = perf_counter() - start
-        together = (1 + skipped) * seconds
+        together = seconds + skipped * min(seconds, times.expected)  # one slow call says little about the others
         self.account.earn(together)
         if has_kernel and times.wants_scipy:
             times.add("scipy", seconds)
             return result
         # Nothing changes until the account covers a cost, for which most calls need not be timed.
         times.skipped = min(MOST_SKIPPED, int(SKIPPED_SECONDS / max(seconds, 1e-9)))
+        times.expected = seconds
         self.untimed[size] = times.skipped
         if not has_kernel:
             times.scipy_seconds = [*times.scipy_seconds[1 - TRIALS :], seconds]

@@ -17,6 +17,8 @@ from sparsetir.formats import heuristics
 from sparsetir.formats.format import Format
 from sparsetir.ir.views import decode
 from sparsetir.runtime import adaptive, validation
+from sparsetir.tuning.space import Candidate
+from sparsetir.tuning.tuned_kernel import TunedKernel, Variant
 
 MANY = 10**9
 FILLING = [formats.bsr(2, 2), formats.dia(), formats.sr_bcrs(4, 4), formats.hdia(4), formats.ragged()]
@@ -159,6 +161,27 @@ def test_kernels_look_at_vectors_themselves(rows: int, dtype: str, monkeypatch: 
         x[place] = 1
         np.testing.assert_array_equal(bound(x=x), A @ x)
     assert bound._made is not None
+
+
+def test_a_tuned_kernel_keeps_vectors_apart() -> None:
+    A, plain = blocks(np.random.default_rng(0)), sparsetir.build(sparsetir.ops.spmv())
+    variant = Variant(plain.func, None, Candidate(format=formats.bsr(4, 4)), "A", {})
+    tuned = TunedKernel(plain, [variant])
+    x = np.ones(120, np.float32)
+    x[::3] = np.inf
+    expected = plain(A=A, x=x)
+    np.testing.assert_array_equal(tuned(A=A, x=x), expected)
+    bound = tuned.bind(A=A)
+    for _ in range(3):
+        np.testing.assert_array_equal(bound(x=x), expected)
+
+
+def test_calls_with_nan_are_timed_as_they_are_made() -> None:
+    A = blocks(np.random.default_rng(0))
+    bound = sparsetir.build(sparsetir.ops.spmv(), expected_calls=MANY).bind(A=A)
+    x = np.full(120, np.inf, np.float32)
+    assert bound.time(x=x, seconds=0.001).median > 0
+    assert bound.over_another is not None
 
 
 def test_what_shows_in_results() -> None:

@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from tvm.script import sparsetir as T
 
 import sparsetir
+from fences import Fences
 from sparsetir import formats, ops
 from sparsetir.codegen.cache import variant, variant_with_padded_rows
 from sparsetir.errors import ArgumentError
@@ -469,6 +470,53 @@ def test_gaps_between_rows_do_not_change_results(op: Any, gathered: str, dtype: 
             function(*(as_tensor(value) if isinstance(value, np.ndarray) else value for value in ready))
             results.append(given[result].astype(complex))
         np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("index", ["k * 2", "k * 4", "k + 3", "k + feat", "feat - 1 - k", "k"])
+@pytest.mark.parametrize("feat", [5, 17, 33])
+def test_no_lane_reads_behind_the_last_row(index: str, feat: int) -> None:
+    text = """@T.prim_func
+def shifted(a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+            m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
+    J_all = T.dense_fixed(n)
+    K = T.dense_fixed(feat)
+    K_all = T.dense_fixed(feat * 4)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (J_all, K_all), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, J, K], "SRS", "shifted") as [i, j, k]:
+        with T.init():
+            C[i, k] = T.float32(0)
+        C[i, k] = C[i, k] + A[i, j] * B[j, INDEX]
+"""
+    kernel, n = sparsetir.build(sparsetir.parse(text.replace("INDEX", index))), 8
+    B = np.arange(n * 4 * feat, dtype=np.float32).reshape(n, -1)
+    padded = np.full((n, -(-4 * feat // 16) * 16), np.nan, np.float32)
+    padded[:, : 4 * feat] = B
+    changes = {"tile": defaults.least_power(feat)}
+    called = variant_with_padded_rows(kernel.compiled, {"b": padded.shape[1]}, {"feat": feat}, **changes)
+    assert called is not None
+    C, fences = np.zeros((1, feat), np.float32), Fences()
+    given = {"a": np.ones(1, np.float32), "b": fences.fenced(padded), "c": C, "m": 1, "n": n, "nnz": 1, "feat": feat}
+    given |= {"indptr": np.array([0, 1], np.int32), "indices": np.array([n - 1], np.int32)}
+    called(*(given[p.name] for p in kernel.signature.params))
+    k = np.arange(feat)
+    np.testing.assert_array_equal(C[0], B[-1, eval(index, {"k": k, "feat": feat})])
+
+
+def test_a_copy_is_kept_only_where_it_is_used() -> None:
+    def function(operand: np.ndarray) -> None:
+        if operand.shape[1] == 32:
+            time.sleep(1e-3)
+
+    called = AlignedOperand(function, 0, lambda operand: (function, 32))
+    operand = np.zeros((10, 30))
+    while not called.trials or called.trials[30][0].best is None:
+        called(operand)
+    assert called.trials[30][0].winner == "as passed"
+    assert not called.spare
 
 
 @T.prim_func

@@ -287,6 +287,20 @@ def test_regret_is_bounded_on_every_trace(seed: int, monkeypatch: pytest.MonkeyP
             assert used
 
 
+def test_a_slow_call_says_nothing_about_those_that_were_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(selection, "perf_counter", clock)
+    chosen = selection.TimedSelection(threads=None, min_entries=0, wait=False)
+    monkeypatch.setattr(chosen.libraries, "want", lambda *_: None)
+    run = lambda seconds: chosen.run(("spmv", "float64", "int32"), (1,), lambda: clock.spend(seconds), None)  # noqa: E731
+    run(1e-4)
+    (times,) = chosen.classes.values()
+    times.skipped = 1000
+    before = chosen.account.balance
+    run(1.0)
+    assert chosen.account.balance - before <= selection.REGRET_SHARE * (1.0 + 1000 * 1e-4) * 1.01
+
+
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '{"a": [1, null]}', "{"])
 def test_damaged_outcomes_are_ignored(text: str, tmp_path: Path) -> None:
     (tmp_path / "outcomes.json").write_text(text)

@@ -508,11 +508,26 @@ class _Tile:
         def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
             if node.kind != VECTORIZED:
                 return mutator.default_mutate(node)
-            is_longer = bool(longer) and _is_padded(node, own, padded)
+            is_longer = bool(longer) and self._is_padded(node, own, padded)
             return seq(*(self._lanes(node, piece) for piece in (longer if is_longer else pieces)))
 
         out = structural_mutate(self._unchecked(body), [(tirx.For, on_for)])
         return None if mentions(out, [self.outer]) else renewed(out)
+
+    def _is_padded(self, lane: tirx.For, own: set[Var], padded: Collection[Var]) -> bool:
+        """Return whether a vector loop stores to local arrays only, and loads lanes of these and of padded columns."""
+        if any(s.buffer not in own for s in collect(lane.body, tirx.BufferStore)):
+            return False
+        column, analyzer = self.outer * lane.extent + lane.loop_var, sym.Analyzer()
+
+        def is_column(load: ir.TensorLoad) -> bool:
+            if load.source not in padded or len(load.indices) != 2 or mentions([load.indices[0]], [lane.loop_var]):
+                return False
+            gap = analyzer.simplify(load.indices[1] - column)
+            return isinstance(gap, tirx.IntImm) and int(gap) == 0
+
+        loads = (x for x in collect(lane.body, ir.TensorLoad) if mentions(list(x.indices), [lane.loop_var]))
+        return all(load.source in own or is_column(load) for load in loads)
 
     def _unchecked(self, body: tirx.Stmt) -> tirx.Stmt:
         def on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
@@ -537,18 +552,6 @@ class _Tile:
         extent = const(piece.width, dtype) if isinstance(piece.width, int) else piece.width
         kind = VECTORIZED if is_vector and piece.width != 1 else SERIAL
         return with_(node, var=lane, extent=extent, kind=kind, body=body, notes={})
-
-
-def _is_padded(lane: tirx.For, own: set[Var], padded: Collection[Var]) -> bool:
-    """Return whether a vector loop stores to local arrays only, and loads lanes from these and padded ones only."""
-    if any(s.buffer not in own for s in collect(lane.body, tirx.BufferStore)):
-        return False
-    loads = (x for x in collect(lane.body, ir.TensorLoad) if mentions(list(x.indices), [lane.loop_var]))
-    return all(
-        x.source in own
-        or (x.source in padded and len(x.indices) == 2 and not mentions([x.indices[0]], [lane.loop_var]))
-        for x in loads
-    )
 
 
 # ---------------------------------------------------------------- whether columns may be computed twice
