@@ -264,8 +264,16 @@ class Adaptive:
     def _count(self, arguments: Mapping[str, Any], seconds: float) -> None:
         self.calls += 1
         self.seconds += seconds
-        if self.calls >= self.next_calls and self.seconds >= self.next_seconds and self.converter is None:
+        if self.calls >= self.next_calls and self.seconds >= self.next_seconds and not self._is_converting():
             self._start_conversion(arguments)
+
+    def _is_converting(self) -> bool:
+        """Return whether a conversion runs, or is done: its thread may have ended in the middle of a call.
+
+        A second conversion would replace the checksums of values that are on trial.
+        """
+        converter = self.converter  # read first: the other formats are there when it has ended
+        return (converter is not None and converter.is_alive()) or bool(self.others) or self.is_settled
 
     def _by_either(self, arguments: dict[str, Any]) -> Any:
         key = shaped(arguments) or tuple((n, np.shape(v), type(v)) for n, v in arguments.items())

@@ -120,6 +120,26 @@ def test_values_that_change_in_place_are_seen(op: str, change: str, after: int) 
 
 
 @pytest.mark.usefixtures("eager")
+def test_a_conversion_that_ends_within_a_call_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would take checksums of other values than those on trial."""
+    jobs: list[Any] = []
+    monkeypatch.setattr(adaptive, "in_background", lambda *job: (jobs.append(job), threading.Thread())[1])
+    A, arguments = blocks(), operand("spmv")
+    bound, count = sparsetir.build(ops.spmv()).bind(A=A), adaptive.Adaptive._count
+
+    def ends_before(self: Any, given: Any, seconds: float) -> None:
+        if len(jobs) == 1 and not self.others and self.calls + 1 >= self.next_calls:
+            jobs[0][0](*jobs[0][1:])
+        count(self, given, max(seconds, 1.0))  # so that time is no reason against another one
+
+    monkeypatch.setattr(adaptive.Adaptive, "_count", ends_before)
+    for _ in range(24):
+        A.data *= -1
+        np.testing.assert_allclose(bound(**arguments), A @ arguments["x"], rtol=1e-4, atol=1e-4)
+    assert len(jobs) == 1
+
+
+@pytest.mark.usefixtures("eager")
 def test_what_cannot_change_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     A, arguments = blocks(), operand("spmm")
     A.data.flags.writeable = False
