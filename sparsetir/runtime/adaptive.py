@@ -94,6 +94,9 @@ class Trial:
         )
 
 
+_spare: list[np.ndarray] = []  # memory of the last copy of an operand, for whichever kernel makes the next
+
+
 class AlignedOperand:
     """Call a function with a copy of an operand whose rows begin at cache lines, where calls with a copy are faster.
 
@@ -114,7 +117,6 @@ class AlignedOperand:
         self.function, self.place, self.on_copies = function, place, on_copies
         # For each number of columns: the trial, and whether copies have gaps between their rows.
         self.trials: dict[int, tuple[Trial | None, bool]] = {}
-        self.spare: list[np.ndarray] = []
 
     def __call__(self, *ready: Any) -> Any:
         operand = ready[self.place]
@@ -123,12 +125,7 @@ class AlignedOperand:
         trial, has_gaps = self.trials.get(operand.shape[-1]) or self._trial(operand)
         if trial is None or (not has_gaps and operand.ctypes.data % LINE == 0):
             return self.function(*ready)
-        if trial.best is not None:
-            return trial.best(*ready)
-        result = trial(*ready)
-        if trial.winner == "as passed":
-            self.spare.clear()
-        return result
+        return (trial.best or trial)(*ready)
 
     def _trial(self, operand: np.ndarray) -> tuple[Trial | None, bool]:
         """Return what decides for operands with so many columns."""
@@ -145,19 +142,21 @@ class AlignedOperand:
     def _with_copy(self, called: Call, length: int, *ready: Any) -> Any:
         operand, passed = ready[self.place], list(ready)
         shape, columns = (*operand.shape[:-1], length), operand.shape[-1]
+        nbytes = math.prod(shape) * operand.itemsize
         try:
-            copy = self.spare.pop()  # by one thread only
+            memory = _spare.pop()  # by one thread only
         except IndexError:
-            copy = None
-        if copy is None or copy.shape != shape or copy.dtype != operand.dtype:
-            copy = buffers.empty(shape, operand.dtype)
+            memory = None
+        if memory is None or memory.nbytes < nbytes:
+            memory = buffers.empty((nbytes,), np.dtype(np.uint8))
+        copy = memory[:nbytes].view(operand.dtype).reshape(shape)
         copy[..., :columns] = operand
         copy[..., columns:] = 0  # subnormal numbers in gaps would be slow
         passed[self.place] = copy
         try:
             return called(*passed)
         finally:
-            self.spare[:] = [copy]
+            _spare[:] = [memory]
 
 
 _converters: weakref.WeakSet[threading.Thread] = weakref.WeakSet()

@@ -526,17 +526,16 @@ def shifted(a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.
     np.testing.assert_array_equal(C[0], B[-1, eval(index, {"k": k, "feat": feat})])
 
 
-def test_a_copy_is_kept_only_where_it_is_used() -> None:
-    def function(operand: np.ndarray) -> None:
-        if operand.shape[1] == 32:
-            time.sleep(1e-3)
-
-    called = AlignedOperand(function, 0, lambda operand: (function, 32))
-    operand = np.zeros((10, 30))
-    while not called.trials or called.trials[30][0].best is None:
-        called(operand)
-    assert called.trials[30][0].winner == "as passed"
-    assert not called.spare
+def test_kernels_share_the_memory_of_copies() -> None:
+    seen: list[int] = []
+    adaptive._spare.clear()
+    for columns in (30, 17, 30):
+        called = AlignedOperand(seen.append, 0, lambda operand: (lambda copy: seen.append(copy.ctypes.data), 32))
+        called.trials[columns] = called._trial(np.zeros((10, columns)))
+        called.trials[columns][0].best = called.trials[columns][0].candidates[1][1]
+        called(np.zeros((10, columns)))
+    assert len({*seen}) == 1
+    assert len(adaptive._spare) == 1
 
 
 @T.prim_func
