@@ -236,9 +236,6 @@ class BufferPool:
 class Copies:
     """Copies of one array, of which the last is written again once it is no longer referenced.
 
-    They hold what the array held when the first was taken: its owner may change it while another thread, whose matrix
-    has the same structure, takes one.
-
     Examples
     --------
     >>> copies = Copies(np.arange(3))
@@ -250,13 +247,11 @@ class Copies:
     """
 
     def __init__(self, original: np.ndarray) -> None:
-        self.original, self.is_own = original, False
+        self.original = original
         self.lent: list[tuple[ref[np.ndarray], np.ndarray]] = []
 
     def take(self) -> np.ndarray:
         """Return a copy."""
-        if not self.is_own:
-            self.original, self.is_own = self.original.copy(), True
         try:
             last, memory = self.lent.pop()  # atomic: another thread gets another entry
             is_free = last() is None

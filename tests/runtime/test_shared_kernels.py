@@ -193,16 +193,6 @@ def test_memory_that_a_caller_can_read_is_not_given_to_another(
     del kept
 
 
-def test_copies_do_not_follow_their_owner() -> None:
-    """Another thread may change the index arrays of its matrix, whose structure results of this one have."""
-    indptr = np.array([0, 3, 8])
-    copies = Copies(indptr)
-    first = copies.take()
-    indptr[:] = 8, 3, 0
-    first[1] = 7
-    np.testing.assert_array_equal(copies.take(), [0, 3, 8])
-
-
 @pytest.mark.parametrize("pool", [from_outputs, from_buffers, from_copies])
 def test_memory_without_an_array_is_used_again_under_a_debugger(pool: Callable[[], Callable[[], np.ndarray]]) -> None:
     """A debugger holds the variables of frames, here those of the pool, but no array of the caller."""
