@@ -154,6 +154,7 @@ GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM g
 # may pay. The first is for vectors that are a line, of which each that lies in two takes twice as long.
 COPIED_VECTORS, COPIED_LINES = 1.12, 1.5
 COPIED_ROW = 1 << 10  # bytes of the longest row that is copied
+COPIED_LONG = 1 << 22  # bytes of operands with rows of more than two lines: a copy takes memory as well
 BEGINS = 16  # bytes after a cache line at which most of numpy's arrays begin
 COPIED_READS = 4  # of a row for each copy of it: a copy reads and writes the lines of which each read saves one
 COPIED_FROM = 1 << 20  # gathered bytes, which take longer than to look at the address
@@ -453,7 +454,7 @@ def unaligned_operand(usage: Usage, arrays: Arrays, registers: Registers, writte
             and padded_length(operand, registers)
             and indices.size >= COPIED_READS * rows
             and COPIED_FROM <= indices.size * (operand.nbytes // rows)
-            and operand.nbytes <= COPIED_BYTES
+            and operand.nbytes <= (COPIED_BYTES if operand.nbytes <= 2 * LINE * rows else COPIED_LONG)
         ):
             return gather.operand
     return None

@@ -460,7 +460,7 @@ def ready(monkeypatch: pytest.MonkeyPatch, gain: float, margin: float = 1.2) -> 
 
 def test_without_trials_the_model_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     ready(monkeypatch, gain=2.0)
-    inputs = inputs_of("fem_blocks", 3_000)
+    inputs = inputs_of("fem_blocks", 30_000)
     result = tune_sparse(ops.spmm(), inputs, max_trials=0, formats=[formats.bsr(3, 3)], progress=False)
     assert result.best.stored_as == "bsr(r=3, c=3)"
     assert result.best.seconds is None
