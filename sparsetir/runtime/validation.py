@@ -422,7 +422,7 @@ class GuardedBound:
 
     @property
     def kernel(self) -> Any:
-        """What is called where results are finite."""
+        """The kernel over the other format."""
         return self.bound.kernel
 
     @property

@@ -81,7 +81,7 @@ class SizeClass:
 
     @property
     def wants_scipy(self) -> bool:
-        """Whether the next timed call is scipy's; the trials of a kernel follow one another, as its later calls do."""
+        """True until scipy was timed often enough. The trials of a kernel follow one another, as its later calls do."""
         return len(self.scipy_seconds) < TRIALS
 
     @property

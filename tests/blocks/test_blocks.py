@@ -531,10 +531,8 @@ def test_a_matrix_on_disk_has_the_operators_of_one_in_memory(tmp_path: Path) -> 
 
 
 LIMITED = """
-    import json, sys, numpy as np, scipy.sparse as sp, sparsetir
+    import json, numpy as np, sparsetir
     from sparsetir.utils.memory import added
-    sample = sp.random_array((200, 200), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(0))
-    small = sparsetir.open_blocks(sparsetir.save_blocks(sample, "small"))
     M = sparsetir.open_blocks("A", memory=16 << 20)
     B, Y = np.ones((200, 16), "float32"), np.ones((M.shape[0], 2), "float32")
     calls = {
