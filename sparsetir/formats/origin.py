@@ -104,12 +104,16 @@ class Origin:
             return values
         return np.add.reduceat(values, np.flatnonzero(first)).astype(values.dtype, copy=False)
 
-    def give_back(self, values: Array, *, copy: bool) -> Any:
-        """Return an object of the source's class with a value for each entry; what was added up leaves zeros."""
+    def give_back(self, values: Array, *, source: Source | None = None) -> Any:
+        """Return an object of the source's class with a value for each entry; what was added up leaves zeros.
+
+        Another `source` that lists the same entries makes the object of its own class and index arrays.
+        """
         if self.heads is not None:
             entry_values, values = values, np.zeros(self.source.values.size, values.dtype)
             put(values, self.heads, entry_values)
-        return self.source.rebuild(values.reshape(self.source.values.shape), copy)
+        source = self.source if source is None else source
+        return source.rebuild(values.reshape(source.values.shape), True)
 
     @property
     def _keeps_order(self) -> bool:

@@ -283,6 +283,19 @@ class SparseTensor(Operators):
             return cls.from_dense(value, format, idtype=idtype, **parameters)
         if not is_sparse(value) and hasattr(value, "__binsparse_descriptor__"):
             return cls.from_binsparse(value, format=format, idtype=idtype, check=check, **parameters)
+        return cls.from_entries(value, format, idtype=idtype, check=check, **parameters)
+
+    @classmethod
+    def from_entries(
+        cls,
+        value: Any,
+        format: str | Format | None = None,
+        *,
+        idtype: str | None = None,
+        check: bool = True,
+        **parameters: Any,
+    ) -> SparseTensor:
+        """`from_any` of a sparse object in memory; a `SparseTensor` is the argument that `restore` returns again."""
         return cls._store(open_origin(value, check=check), format, idtype, parameters)
 
     @classmethod
@@ -564,12 +577,24 @@ class SparseTensor(Operators):
         ('csc_array', [6.0, 3.0, 9.0])
         """
         if values is None:
-            return self.origin.give_back(self.values.copy(), copy=True)
+            return self.origin.give_back(self.values.copy())
         if isinstance(values, np.ndarray):
             entries = self._checked(values, self.nnz, "entries")
         else:
             entries = self._entry_values(self._flat(values))
-        return self.origin.give_back(entries, copy=True)
+        return self.origin.give_back(entries)
+
+    def restore_as(self, source: Source, values: Sequence[Array]) -> Any:
+        """Return an object of the class of `source`, whose structure is that of the argument, with other values.
+
+        Parameters
+        ----------
+        source : Source
+            Of an argument that lists its entries as the argument of this tensor did.
+        values : sequence of ndarray
+            One array for each piece, as for `with_values`.
+        """
+        return self.origin.give_back(self._entry_values(self._flat(values)), source=source)
 
     # ------------------------------------------------------------------ made into other things
 

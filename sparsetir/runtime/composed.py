@@ -245,8 +245,7 @@ class ComposedKernel(Saved):
         buffer_name = self.signature.shown(name)
         structure = converted.get(buffer_name) or structure_of(group, converted)
         assert structure is not None  # a complete call has one
-        tensor = structure.tensor
-        out = tensor.restore([given[piece.values[name]] for piece in group.pieces])
+        out = structure.restore([given[piece.values[name]] for piece in group.pieces])
         output_of_caller = arguments.get(buffer_name)
         return out if output_of_caller is None else _written(output_of_caller, out)
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -28,20 +29,39 @@ MOST_CONVERTED = 8
 class Converted:
     """The structure of a sparse argument in the pieces of a group.
 
-    ``arguments`` are the index arrays, masks and sizes for the compiled function.
+    Parameters
+    ----------
+    tensor : SparseTensor
+        Made of this argument, or of one that had the same structure then.
+    source : Source
+        This argument.
+    arguments : dict of str to object
+        The index arrays, masks and sizes for the compiled function.
     """
 
     tensor: SparseTensor
+    source: Source
     arguments: dict[str, Any]
 
-    def held(self, source: Source) -> list[np.ndarray]:
-        """Return the pieces' values for an argument of this structure, as they are now."""
-        values = self.tensor.origin.in_order(aligned_contiguous(source.values)[0])
+    def held(self) -> list[np.ndarray]:
+        """Return the pieces' values for the argument, as they are now."""
+        values = self.tensor.origin.in_order(aligned_contiguous(self.source.values)[0])
         return [piece.packed.values(values) for piece in self.tensor.pieces]
 
-    def is_intact(self, source: Source, hashed: str) -> bool:
-        """Return whether the source argument, whose arrays it may share, still has the structure of `source`."""
-        return self.is_of(source) or _hash(self.tensor.origin.source) == hashed
+    def restore(self, piece_arrays: list[np.ndarray]) -> Any:
+        """Return an object of the argument's class and structure with values laid out like the pieces'."""
+        return self.tensor.restore_as(self.source, piece_arrays)
+
+    def serves(self, hashed: str) -> bool:
+        """Return whether it holds for another argument of this hash, whatever becomes of the one it was made of."""
+        return not self.is_borrowed and _hash(self.tensor.origin.source) == hashed
+
+    @cached_property
+    def is_borrowed(self) -> bool:
+        """Whether the compiled function reads index arrays of the argument itself."""
+        own = _index_arrays(self.tensor.origin.source)
+        passed = [value for value in self.arguments.values() if isinstance(value, np.ndarray)]
+        return any(np.may_share_memory(one, other) for one in own for other in passed)
 
     def is_of(self, source: Source) -> bool:
         """Return whether it was made of these very arrays."""
@@ -152,11 +172,11 @@ class Converter:
         own_conversion = self.converted(group, name, value, source, is_kept)
         for other in (n for n in group.buffers if n in converted):
             shared = converted[other]
-            if shared is not own_conversion and not _same_structure(shared.tensor, own_conversion.tensor):
+            if shared.tensor is not own_conversion.tensor and not _same_structure(shared.tensor, own_conversion.tensor):
                 raise ArgumentError(f"{name} and {other} share axes but have different structures")
         converted[name] = own_conversion
         translated.update(own_conversion.arguments)
-        translated.update(own_conversion.values(group, str(buffer.storage.name), own_conversion.held(source)))
+        translated.update(own_conversion.values(group, str(buffer.storage.name), own_conversion.held()))
         for d, (size, length) in enumerate(zip(self.lengths[group.name], own_conversion.tensor.shape, strict=True)):
             self._note(translated, size, SizeOf(length, f"{name}.shape[{d}]"))
 
@@ -172,15 +192,15 @@ class Converter:
         key = (group.name, type(value).__name__, _hash(source))
         cached = self.kept.get(key)
         if cached is not None and cached.has_room(source):
-            if cached.is_of(source) or (not is_kept and cached.is_intact(source, key[-1])):
-                return cached
+            if cached.is_of(source) or (not is_kept and cached.serves(key[-1])):
+                return replace(cached, source=source)
         self._check_shape(group, name, tuple(value.shape))
         format = self.decomposition.formats[group.name]
         if not isinstance(format, Format):
             raise ArgumentTypeError(f"{name} is decomposed by bare rules: use formats.tree, or pass the pieces by name")
-        tensor = SparseTensor.from_any(value, format, idtype=format.index_type, check=checks_are_on())
+        tensor = SparseTensor.from_entries(value, format, idtype=format.index_type, check=checks_are_on())
         _check_repeats(group, name, tensor, source)
-        conversion = Converted(tensor, _arguments(group, tensor))
+        conversion = Converted(tensor, source, _arguments(group, tensor))
         for old in list(self.kept)[: len(self.kept) - MOST_CONVERTED + 1]:  # another thread may add or remove some
             self.kept.pop(old, None)
         self.kept[key] = conversion

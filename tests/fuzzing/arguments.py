@@ -29,7 +29,8 @@ OWN = (
     "csc_array",
     "bsr_array",
 )  # hold the arrays themselves
-KINDS = (*("csr_array",) * 20, *SCIPY, "CooTensor", "SparseTensor", "torch_csr", "torch_coo")
+TENSORS = {"SparseTensor": "csr", "SparseTensor of csc": "csc", "SparseTensor of coo": "coo"}
+KINDS = (*("csr_array",) * 20, *SCIPY, "CooTensor", *TENSORS, "torch_csr", "torch_coo")
 
 
 def clone(array: np.ndarray, memo: Memo) -> np.ndarray:
@@ -111,8 +112,8 @@ def make_sparse(kind: str, arrays: tuple[np.ndarray, ...], shape: tuple[int, ...
     if kind == "CooTensor":
         return sparsetir.CooTensor(np.stack([rows, indices]), data, shape)
     coo = sp.coo_array((data, (rows, indices)), shape=shape)
-    if kind == "SparseTensor":
-        return sparsetir.SparseTensor.from_any(coo.tocsr())
+    if kind in TENSORS:
+        return sparsetir.SparseTensor.from_any(coo.asformat(TENSORS[kind]))
     return coo if kind == "coo_array" else coo.asformat(kind.removesuffix("_array"))
 
 

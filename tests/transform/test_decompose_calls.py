@@ -87,14 +87,21 @@ def test_tensors_of_coordinates(given_csr: Any) -> None:
     close(O.values, tensor.values * np.einsum("pk,pk->p", X[i], Y[j]))
 
 
-@pytest.mark.parametrize("name", ["csr", "bsr", "hyb", "coo"])
-def test_sparse_tensors(name: str, given_csr: Any) -> None:
+@pytest.mark.parametrize("origin", ["csr", "csc", "unsorted", "shuffled coo", "twice"])
+@pytest.mark.parametrize("name", ["csr", "csc", "bsr", "hyb", "coo"])
+def test_sparse_tensors(name: str, origin: str, given_csr: Any) -> None:
+    """In whatever order the object listed its entries that a tensor was made of."""
     csr, X, Y = given_csr
-    tensor = SparseTensor.from_scipy(csr, made(name))
-    close(blocked("spmm")(A=tensor, B=Y), csr @ Y)
-    O = blocked("sddmm")(S=tensor, X=X, Y=Y)
-    dense = O.to_dense() if isinstance(O, SparseTensor) else O.toarray()
-    close(dense, csr.toarray() * (X @ Y.T))
+    unsorted = _reversed_rows(csr)
+    twice = sp.coo_array((np.tile(csr.data / 2, 2), [np.tile(c, 2) for c in csr.tocoo().coords]), csr.shape)
+    origins = {"csr": csr, "csc": csr.tocsc(), "unsorted": unsorted, "shuffled coo": unsorted.tocoo(), "twice": twice}
+    tensor = SparseTensor.from_scipy(origins[origin], made(name))
+    for _ in range(2):
+        close(blocked("spmm")(A=tensor, B=Y), csr @ Y)
+        close(blocked("spmm").bind(A=tensor)(B=Y), csr @ Y)
+    for O in (blocked("sddmm")(S=tensor, X=X, Y=Y), blocked("sddmm").bind(S=tensor)(X=X, Y=Y)):
+        assert isinstance(O, SparseTensor)
+        close(O.to_dense(), csr.toarray() * (X @ Y.T))
 
 
 def test_torch_tensors(given_csr: Any) -> None:
@@ -172,6 +179,42 @@ def test_a_structure_outlives_the_matrix_it_was_seen_in(given_csr: Any) -> None:
     close(kernel(A=first, B=B), expected)
     first.indices[:] = 22 - first.indices[::-1]
     close(kernel(A=A, B=B), expected)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "uint64", "swapped", "dia", "bsr", "lil"])
+@pytest.mark.parametrize("format", ["csr", "csc", "bsr"])
+def test_results_have_the_structure_of_the_argument_of_the_call(format: str, kind: str, given_csr: Any) -> None:
+    """Even where another matrix of this structure was seen first, and has changed since."""
+    csr, X, Y = given_csr
+    kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.sddmm(), {"S": made(format)}))
+    first, second = (_as_kind(csr, kind) for _ in "12")
+    expected = csr.toarray() * (X @ Y.T)
+    close(_to_dense(kernel(S=first, X=X, Y=Y)), expected)
+    if kind == "lil":
+        first[0, 0], first[16, 22] = 9, 7
+    for part in ("indices", "row", "col", "offsets"):
+        if hasattr(first, part):
+            array = getattr(first, part)
+            array[...] = array[::-1].copy()
+    close(_to_dense(kernel(S=second, X=X, Y=Y)), expected)
+
+
+def _to_dense(matrix: Any) -> np.ndarray:
+    """As an array, also if scipy has no code for the type of its indices."""
+    if matrix.format != "csr":
+        return matrix.toarray()
+    return sp.csr_array(
+        (matrix.data, *(a.astype("int64") for a in (matrix.indices, matrix.indptr))), matrix.shape
+    ).toarray()
+
+
+def _as_kind(csr: Any, kind: str) -> Any:
+    """A copy in a format of scipy, or with row pointers and columns of another type."""
+    if kind not in ("uint64", "swapped"):
+        return csr.asformat(kind, copy=True)
+    made, dtype = csr.copy(), {"uint64": np.uint64, "swapped": np.dtype(np.int32).newbyteorder()}[kind]
+    made.indptr, made.indices = made.indptr.astype(dtype), made.indices.astype(dtype)
+    return made
 
 
 @pytest.mark.parametrize("kind", ["lil", "dok"])
