@@ -29,7 +29,7 @@ from tvm.ir import Var
 from tvm.runtime import DataType
 
 from sparsetir.codegen.target import native_target
-from sparsetir.ir.rewriting import collect, same
+from sparsetir.ir.rewriting import collect, mentions, same
 from sparsetir.ir.views import is_sp_iter
 from sparsetir.ir.visitor import structural_mutate
 from sparsetir.lower.iterations.normalize import with_nan
@@ -231,6 +231,8 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if len(sch.get_consumers(block)) > 1 and collect(sch.get(block).body, ir.Call):
             # A block with calls, such as exp, and several consumers would be computed repeatedly if inlined.
             continue
+        if _functions(sch.get(block)) and _is_read_repeatedly(sch, block):
+            continue
         if not _reads_anything(sch.get(block)):
             # TVM folds a division by an inlined 0, and ends the process with the error of that.
             continue
@@ -246,6 +248,29 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
             continue
         sch = trial
     return in_arithmetic(sch.mod["main"]).with_attr("tirx.is_scheduled", True)
+
+
+def _functions(block: s_tir.SBlock) -> list[ir.Call]:
+    """Return the calls of functions, such as exp, in a block."""
+    calls = collect(block.body, ir.Call)
+    return [call for call in calls if getattr(call.op, "name", "") not in ("tirx.if_then_else", "tirx.likely")]
+
+
+def _is_read_repeatedly(sch: s_tir.Schedule, block: Any) -> bool:
+    """Return whether its consumer reads an element of a block several times, as where it is broadcast."""
+    written = [region.source for region in sch.get(block).writes]
+    for consumer in map(sch.get, sch.get_consumers(block)):
+        loads = [x for x in collect(consumer.body, ir.TensorLoad) if any(map(x.source.same_as, written))]
+        names = _varying(consumer)
+        if any(not mentions(list(load.indices), [name]) for load in loads for name in names):
+            return True
+    return False
+
+
+def _varying(block: s_tir.SBlock) -> list[Var]:
+    """Return the variables of a block that take more than one value."""
+    extents = [(iv.var, iv.dom.extent) for iv in block.iter_vars]
+    return [var for var, extent in extents if not known([extent]) or int(extent) != 1]
 
 
 def _reads_anything(block: s_tir.SBlock) -> bool:
@@ -277,8 +302,14 @@ def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
         if work >= LEAST_WORK:
             sch.parallel(outer)
         return
-    if work == 1:
-        return  # TVM's vectorizer binds a name twice where no subscript depends on the lanes.
+    lanes_of = _varying(sch.get(block))[-1:]
+    if not lanes_of:
+        return
+    if not all(mentions(call, lanes_of) for call in _functions(sch.get(block))):
+        # TVM's vectorizer fails on the names that a function is expanded to where lanes do not differ in them.
+        if work >= LEAST_WORK:
+            sch.parallel(sch.fuse(*loops[:-1]) if len(loops) > 1 else loops[0])
+        return
     across = _loop_across(sch.get(block))
     if across is not None and work >= LEAST_WORK and _tile(sch, block, loops, across):
         return
