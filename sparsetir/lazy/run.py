@@ -96,8 +96,10 @@ def _leaf_key(value: Any) -> Any:
 
 def _compressed(value: Any) -> Any:
     """Convert a sparse matrix to scipy's sorted rows without duplicates."""
-    if sp.issparse(value) and value.format == "csr" and value.has_canonical_format:
-        return value
+    if sp.issparse(value) and value.format == "csr":
+        has_kernels = all(str(part.dtype) in ("int32", "int64") for part in (value.indptr, value.indices))  # in scipy
+        if has_kernels and value.has_canonical_format:
+            return value
     return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
 
 
