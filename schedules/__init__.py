@@ -132,7 +132,6 @@ def _try(
     choices: Choices,
     registers: Registers,
     *,
-    reorders: bool,
     first: int = 0,
 ) -> s_tir.Schedule:
     """Apply the first sketch that fits, from the one at `first` on, to one block.
@@ -143,17 +142,16 @@ def _try(
     trial.work_on(func_name)
     block = trial.get_sblock(name)
     try:
-        may_factor = reorders and FINITE in sch.mod[func_name].attrs
-        fixed = fixed_sum(trial, block) if may_factor else None
-        fits = any(sketch(trial, block, choices, registers, reorders=reorders) for sketch in SKETCHES[first:])
+        fixed = fixed_sum(trial, block) if FINITE in sch.mod[func_name].attrs else None
+        fits = any(sketch(trial, block, choices, registers) for sketch in SKETCHES[first:])
         fits = take_factors(trial, fixed) or fits
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch
 
 
-def _share(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, reorders: bool) -> s_tir.Schedule:
-    share_block(sch, func_name, name, choices, reorders=reorders)
+def _share(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices) -> s_tir.Schedule:
+    share_block(sch, func_name, name, choices)
     return sch
 
 
@@ -168,7 +166,6 @@ def schedule(
     choices: Choices | None = None,
     *,
     registers: Registers | None = None,
-    reorders: bool = False,
 ) -> s_tir.Schedule:
     """Apply the first rule that fits to every innermost block of a stage-II module.
 
@@ -180,8 +177,6 @@ def schedule(
         By default those in the function's attributes, or `defaults.usual`.
     registers : Registers, optional
         Of the target; by default 16 of 256 bits.
-    reorders : bool
-        Whether sums may be taken in another order.
 
     Returns
     -------
@@ -189,12 +184,12 @@ def schedule(
         Its module lowers with ``sparsetir.lower``'s stage-III passes; its trace replays.
     """
     sch = s_tir.Schedule(mod)
-    for _, ways in _steps(mod, choices, registers or Registers(), reorders=reorders):
+    for _, ways in _steps(mod, choices, registers or Registers()):
         sch = ways[0](sch)
     return sch
 
 
-def _steps(mod: ir.IRModule, choices: Choices | None, registers: Registers, *, reorders: bool) -> list[tuple[str, Any]]:
+def _steps(mod: ir.IRModule, choices: Choices | None, registers: Registers) -> list[tuple[str, Any]]:
     """Return the steps of `schedule`: the name of each step and its alternatives, best first."""
     steps: list[tuple[str, Any]] = []
     for gv, func in mod.functions.items():
@@ -202,12 +197,10 @@ def _steps(mod: ir.IRModule, choices: Choices | None, registers: Registers, *, r
             continue
         block_choices, where = choices or _read_choices(func) or usual(func, registers), gv.name_hint
         for name in independent_blocks(func):
-            share = partial(_share, func_name=where, name=name, choices=block_choices, reorders=reorders)
+            share = partial(_share, func_name=where, name=name, choices=block_choices)
             steps.append((f"rows of {name}", [share]))
         for name in leaves(func):
-            attempt = partial(
-                _try, func_name=where, name=name, choices=block_choices, registers=registers, reorders=reorders
-            )
+            attempt = partial(_try, func_name=where, name=name, choices=block_choices, registers=registers)
             steps.append((name, [partial(attempt, first=n) for n in range(len(SKETCHES))]))
     return steps
 
@@ -218,10 +211,9 @@ def legal_schedule(
     lowers: Callable[[ir.IRModule], Any],
     *,
     registers: Registers,
-    reorders: bool = False,
 ) -> ir.IRModule:
     """Apply the steps of `schedule` that keep the module lowerable, one by one (`sparsetir.schedules`)."""
-    return piecewise(mod, _steps(mod, choices, registers, reorders=reorders), lowers)
+    return piecewise(mod, _steps(mod, choices, registers), lowers)
 
 
 __all__ = [

@@ -38,18 +38,15 @@ LEAST = 2  # elements of a block
 OTHERS = 4  # registers not available for accumulators
 
 
-def tile_block(
-    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
-) -> bool:
+def tile_block(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers) -> bool:
     """Annotate the loops over a block below a ragged sum; False (and no change) where the sketch does not fit.
 
-    args: the schedule, an innermost block, (no choice), the registers that running sums must fit into, whether sums may
-    be taken in another order.
+    args: the schedule, an innermost block, (no choice), the registers that running sums must fit into.
     rewrite: see the module's before and after.
     """
     node = sch.get(block)
     store = store_of(node.body)
-    if not reorders or store is None or not isinstance(store.value, tirx.Add):
+    if store is None or not isinstance(store.value, tirx.Add):
         return False
     block_loops = sch.get_loops(block)[-len(node.iter_vars) :]
     kinds = [int(iv.iter_type) for iv in node.iter_vars]

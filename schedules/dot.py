@@ -42,18 +42,18 @@ LEAST_BITS = 32  # minimum bits of a sum: 16-bit floats are summed in float32
 LEAST_LANES = 2
 
 
-def tile_dot(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True) -> bool:
+def tile_dot(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers) -> bool:
     """Annotate the innermost loop of a reduction block; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block, the tile and how many results ahead gathered rows are fetched, the target's
-    registers, whether sums may be taken in another order.
+    registers.
     rewrite: see the module's before and after.
     """
     node = sch.get(block)
     store = node.body
     if not isinstance(store, tirx.BufferStore) or not node.iter_vars:
         return False
-    if not isinstance(store.value, COMBINERS if reorders else COMBINERS[1:]):
+    if not isinstance(store.value, COMBINERS):
         return False
     along, loop = node.iter_vars[-1], sch.get_loops(block)[-1]
     dtype = DataType(str(store.buffer.ty.dtype))

@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from sparsetir.schedules.choices import Choices
 
 
-def tile_map(
-    sch: s_tir.Schedule, block: Any, _choices: Choices, registers: Registers, *, reorders: bool = True
-) -> bool:
+def tile_map(sch: s_tir.Schedule, block: Any, _choices: Choices, registers: Registers) -> bool:
     """Annotate the innermost loop of a block that maps elements; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block, the target's registers.

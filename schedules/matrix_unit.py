@@ -89,16 +89,14 @@ DECLARED = (
 )
 
 
-def use_dot_product(
-    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
-) -> bool:
+def use_dot_product(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers) -> bool:
     """Annotate the outermost reduction loop; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block, whether to use units and the columns of a tile, the target's registers and
-    units, whether sums may be taken in another order.
+    units.
     rewrite: see the module's before and after.
     """
-    if not choices.units or not reorders:
+    if not choices.units:
         return False
     annotations = {UNIT: choices.tile, **_widening(choices, registers, dot_products.match(as_nest(sch.get(block))))}
     return _annotate(sch, block, choices, registers, dot_products.match_body, annotations)
@@ -110,9 +108,7 @@ def _widening(choices: Choices, registers: Registers, nest: dot_products.DotNest
     return {WIDEN: 1} if widens and nest is not None and nest.kind == "bf16" else {}
 
 
-def use_packed_product(
-    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
-) -> bool:
+def use_packed_product(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers) -> bool:
     """Pack panels, as `tile_panels` does, and annotate the sums over them; False where the sketch does not fit.
 
     args: the schedule, an innermost block, whether to use units, and those of `tile_panels`.
@@ -120,12 +116,12 @@ def use_packed_product(
     """
     node = sch.get(block)
     *outer, column = [iv.var for iv in node.iter_vars] or [None]
-    if not choices.units or not reorders or choices.carry or not outer:
+    if not choices.units or choices.carry or not outer:
         return False
     packed = _packed(node, column)
     if packed is None or not dot_products.match_body(packed, registers.units):
         return False
-    if not tile_panels(sch, block, choices, registers, reorders=reorders):
+    if not tile_panels(sch, block, choices, registers):
         return False
     panels, entries, lanes = sch.get_loops(block)[-3:]
     if str(sch.get(block).body.buffer.ty.storage_scope) == "local" and PANEL in sch.get(panels).annotations:
@@ -166,18 +162,16 @@ def _packed(node: s_tir.SBlock, column: Any) -> s_tir.SBlock | None:
     return s_tir.SBlock(node.iter_vars, [], [], node.name_hint, body, node.init)
 
 
-def use_row_products(
-    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
-) -> bool:
+def use_row_products(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers) -> bool:
     """Annotate the innermost loop, a sum along rows; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block, whether to use units and how many results ahead gathered rows are fetched,
-    the target's units, whether sums may be taken in another order.
+    the target's units.
     rewrite: see the module's before and after.
     """
     node = sch.get(block)
     update = Update.of(node.body)
-    if not choices.units or not reorders or update is None or not node.iter_vars:
+    if not choices.units or update is None or not node.iter_vars:
         return False
     along = node.iter_vars[-1]
     moving = [factor for factor in factors(update.term) if mentions(factor, [along.var])]
@@ -194,16 +188,13 @@ def use_row_products(
     return True
 
 
-def use_tiles(
-    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
-) -> bool:
+def use_tiles(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers) -> bool:
     """Annotate the outermost reduction loop; False (and no change) where the sketch does not fit.
 
-    args: the schedule, an innermost block, the tiles of columns, the target's registers and units, whether sums may be
-    taken in another order.
+    args: the schedule, an innermost block, the tiles of columns, the target's registers and units.
     rewrite: see the module's before and after.
     """
-    if not choices.tiles or not reorders:
+    if not choices.tiles:
         return False
     return _annotate(sch, block, choices, registers, tile_products.match_body, {TILE: choices.tiles})
 

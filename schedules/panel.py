@@ -54,9 +54,7 @@ DECLARED = (
 )
 
 
-def tile_panels(
-    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
-) -> bool:
+def tile_panels(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers) -> bool:
     """Tile one reduction block and annotate its panels; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block, tile, panel, unroll and prefetch, the target's registers.

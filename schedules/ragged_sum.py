@@ -47,15 +47,15 @@ DECLARED = (
 )
 
 
-def tile_sum(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True) -> bool:
+def tile_sum(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers) -> bool:
     """Annotate the innermost loop of a ragged reduction; False (and no change) where the sketch does not fit.
 
-    args: the schedule, an innermost block, the number of lanes, whether sums may be taken in another order.
+    args: the schedule, an innermost block, the number of lanes.
     rewrite: see the module's before and after.
     """
     node, lanes = sch.get(block), choices.lanes
     store = node.body
-    if not (lanes and reorders) or not isinstance(store, tirx.BufferStore) or not node.iter_vars:
+    if not lanes or not isinstance(store, tirx.BufferStore) or not node.iter_vars:
         return False
     loop, bits = sch.get_loops(block)[-1], int(DataType(str(store.buffer.ty.dtype)).bits)
     is_sum = isinstance(store.value, tirx.Add) and int(node.iter_vars[-1].iter_type) == REDUCE

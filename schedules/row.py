@@ -154,7 +154,7 @@ def covering_tile(extent: Any, wanted: int) -> int:
     return min(wanted, 1 << (int(extent) - 1).bit_length()) if isinstance(extent, tirx.IntImm) else wanted
 
 
-def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True) -> bool:
+def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers) -> bool:
     """Tile one reduction block; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch, the target's registers.
@@ -278,17 +278,17 @@ def _annotate_steps(sch: s_tir.Schedule, loop: Any, choices: Choices) -> None:
         sch.annotate(loop, PREFETCH, choices.prefetch)
 
 
-def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices, *, reorders: bool = False) -> None:
+def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices) -> None:
     """Run every independent outermost loop in parallel chunks of equal work.
 
-    args: the schedule, a function of its module, the number of chunks, whether sums may be reordered.
+    args: the schedule, a function of its module, the number of chunks.
     rewrite: ``for i in range(m)`` becomes ``for i in T.serial(m, annotations={"sparsetir.chunks": 16})``.
     """
     for name in independent_blocks(sch.mod[func_name]):
-        share_block(sch, func_name, name, choices, reorders=reorders)
+        share_block(sch, func_name, name, choices)
 
 
-def share_block(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, reorders: bool = False) -> None:
+def share_block(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices) -> None:
     """Run the outermost loop of one block with independent steps in parallel chunks of equal work, or as it is."""
     if choices.chunks == 0 and not choices.stream:
         return
@@ -298,7 +298,7 @@ def share_block(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices
     loop = sch.get_loops(block)[dimension - len(node.iter_vars)]  # nothing is split yet
     if choices.chunks > 0:
         sch.annotate(loop, CHUNKS, choices.chunks)
-        split_rows(sch, loop, choices, reorders=reorders)
+        split_rows(sch, loop, choices)
         if SWEEP in node.annotations:
             sch.annotate(loop, SWEEP, node.annotations[SWEEP])
     if choices.stream:
@@ -340,13 +340,13 @@ CARRY_DECLARED = (
 )
 
 
-def split_rows(sch: s_tir.Schedule, loop: Any, choices: Choices, *, reorders: bool) -> bool:
+def split_rows(sch: s_tir.Schedule, loop: Any, choices: Choices) -> bool:
     """Allow chunks of a parallel loop to begin and end inside a row; False (and no change) where choices disallow it.
 
-    args: the schedule, a loop that `share_rows` annotated, whether rows are split, whether sums may be reordered.
+    args: the schedule, a loop that `share_rows` annotated, whether rows are split.
     rewrite: see the module's before and after.
     """
-    if not choices.carry or not reorders:
+    if not choices.carry:
         return False
     sch.annotate(loop, CARRY, choices.carry)
     return True

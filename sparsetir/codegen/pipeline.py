@@ -98,7 +98,7 @@ def _scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
     check_schedule(schedule)
     registers = schedules.Registers.of(target or native_target())
     # The sketches reorder nothing but reductions, whose order the dialect leaves open; fast-math flags cover every sum.
-    return schedules.schedule(mod, schedule, registers=registers, reorders=True).mod
+    return schedules.schedule(mod, schedule, registers=registers).mod
 
 
 def check_schedule(schedule: Any) -> None:
@@ -136,7 +136,7 @@ def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir
         if not (schedule is None or isinstance(schedule, schedules.Choices)) or schedules.is_strict():
             raise
     registers = schedules.Registers.of(target or native_target())
-    second = schedules.legal_schedule(mod, schedule, to_stage_3, registers=registers, reorders=True)
+    second = schedules.legal_schedule(mod, schedule, to_stage_3, registers=registers)
     second = _with_emulation(second, target)
     return {2: second, 3: to_stage_3(second)}
 

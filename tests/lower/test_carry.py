@@ -269,9 +269,9 @@ def test_parts_of_ragged_rows_count_their_entries_from_the_begin_of_the_row(dtyp
 # ---------------------------------------------------------------------------------------------- the pass and the choice
 
 
-def shared_loop(func: tirx.PrimFunc, *, reorders: bool = True) -> tuple[list[tirx.For], set[str]]:
+def shared_loop(func: tirx.PrimFunc) -> tuple[list[tirx.For], set[str]]:
     """The loops of a program that are to be split when the pass sees them, and its row pointers."""
-    mod = schedule(run(TO_STAGE_2, as_module(func)), Choices(carry=1), reorders=reorders).mod
+    mod = schedule(run(TO_STAGE_2, as_module(func)), Choices(carry=1)).mod
     lowered = run(TO_STAGE_3[: TO_STAGE_3.index(SplitMergePath)], mod)
     main = next(iter(lowered.functions.values()))
     return [f for f in collect(main.body, tirx.For) if CARRY in f.annotations], {str(n) for n in main.attrs[INDPTR]}
@@ -284,10 +284,6 @@ def test_refusals_say_why() -> None:
     text = ROWS.format(update="y[i] * A[i, j]", init="", dtype="float32")
     (loop,), pointers = shared_loop(sparsetir.parse(text))
     assert refusal(loop, pointers) == "y_data is no sum, maximum or minimum of terms"
-
-
-def test_rows_stay_whole_where_sums_keep_their_order() -> None:
-    assert shared_loop(sparsetir.ops.spmv(), reorders=False)[0] == []
 
 
 def test_the_choice_is_checked() -> None:

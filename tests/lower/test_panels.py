@@ -164,7 +164,7 @@ def test_every_family(family: str) -> None:
 
 def marked(func: tirx.PrimFunc, choices: Choices) -> tirx.PrimFunc:
     """The loops of a program before panels are made."""
-    second = schedule(run(TO_STAGE_2, as_module(func)), choices, reorders=True).mod
+    second = schedule(run(TO_STAGE_2, as_module(func)), choices).mod
     before = TO_STAGE_3[: TO_STAGE_3.index(PackOperands)]
     return next(iter(run(before, second).functions.values()))
 

@@ -235,7 +235,7 @@ def test_attention(block: int, dtype: str) -> None:
 def test_products_of_attention_are_register_tiles_of_a_parallel_loop() -> None:
     shape = {"heads": 2, "blocks": 6, "block": 64, "nnz": 20, "feat": 64, "out": 64}
     second = run_passes(TO_STAGE_2, as_module(attention(shape, "float32", "int32", 0.125).func))
-    third = run_passes(TO_STAGE_3, schedule(second, registers=Registers(32, 512), reorders=True).mod)
+    third = run_passes(TO_STAGE_3, schedule(second, registers=Registers(32, 512)).mod)
     (func,) = third.functions.values()
     tiles = [a.buffer for a in collect(func.body, tirx.AllocBuffer) if str(a.buffer.name).startswith("acc_")]
     assert [int(b.ty.shape[0]) for b in tiles] == [32] * 8 * 2  # eight rows of two vectors, in each product
