@@ -35,12 +35,15 @@ class Converted:
         Made of this argument, or of one that had the same structure then.
     source : Source
         This argument.
+    hashed : str
+        Of its shape and index arrays.
     arguments : dict of str to object
         The index arrays, masks and sizes for the compiled function.
     """
 
     tensor: SparseTensor
     source: Source
+    hashed: str
     arguments: dict[str, Any]
 
     def held(self) -> list[np.ndarray]:
@@ -52,9 +55,16 @@ class Converted:
         """Return an object of the argument's class and structure with values laid out like the pieces'."""
         return self.tensor.restore_as(self.source, piece_arrays)
 
-    def serves(self, hashed: str) -> bool:
-        """Return whether it holds for another argument of this hash, whatever becomes of the one it was made of."""
-        return not self.is_borrowed and _hash(self.tensor.origin.source) == hashed
+    def serves_others(self) -> bool:
+        """Return whether it holds for other arguments of its hash, whatever becomes of the one it was made of."""
+        return not self.is_borrowed and _hash(self.tensor.origin.source) == self.hashed
+
+    def is_like(self, other: Converted) -> bool:
+        """Return whether two arguments have the same structure, also where it is stored in another order."""
+        if self.tensor is other.tensor or self.hashed == other.hashed:
+            return True
+        pairs = zip(self.tensor.coords, other.tensor.coords, strict=True)
+        return self.tensor.shape == other.tensor.shape and all(np.array_equal(a, b) for a, b in pairs)
 
     @cached_property
     def is_borrowed(self) -> bool:
@@ -171,8 +181,7 @@ class Converter:
         check_dtype(source.values.dtype, buffer.dtype, name=name)
         own_conversion = self.converted(group, name, value, source, is_kept)
         for other in (n for n in group.buffers if n in converted):
-            shared = converted[other]
-            if shared.tensor is not own_conversion.tensor and not _same_structure(shared.tensor, own_conversion.tensor):
+            if not converted[other].is_like(own_conversion):
                 raise ArgumentError(f"{name} and {other} share axes but have different structures")
         converted[name] = own_conversion
         translated.update(own_conversion.arguments)
@@ -192,7 +201,7 @@ class Converter:
         key = (group.name, type(value).__name__, _hash(source))
         cached = self.kept.get(key)
         if cached is not None and cached.has_room(source):
-            if cached.is_of(source) or (not is_kept and cached.serves(key[-1])):
+            if cached.is_of(source) or (not is_kept and cached.serves_others()):
                 return replace(cached, source=source)
         self._check_shape(group, name, tuple(value.shape))
         format = self.decomposition.formats[group.name]
@@ -200,7 +209,7 @@ class Converter:
             raise ArgumentTypeError(f"{name} is decomposed by bare rules: use formats.tree, or pass the pieces by name")
         tensor = SparseTensor.from_entries(value, format, idtype=format.index_type, check=checks_are_on())
         _check_repeats(group, name, tensor, source)
-        conversion = Converted(tensor, source, _arguments(group, tensor))
+        conversion = Converted(tensor, source, key[-1], _arguments(group, tensor))
         for old in list(self.kept)[: len(self.kept) - MOST_CONVERTED + 1]:  # another thread may add or remove some
             self.kept.pop(old, None)
         self.kept[key] = conversion
@@ -272,12 +281,6 @@ def _hash(source: Source) -> str:
     """Of the contents: a structure that was changed in place is another one."""
     major = source.major if isinstance(source, CompressedSource) else None
     return hash_indices(f"{source.shape} {source.block} {major}", _index_arrays(source))
-
-
-def _same_structure(first: SparseTensor, second: SparseTensor) -> bool:
-    return first.shape == second.shape and all(
-        np.array_equal(a, b) for a, b in zip(first.coords, second.coords, strict=True)
-    )
 
 
 def _shaped(stored: Piece, flat: np.ndarray) -> np.ndarray:
