@@ -68,6 +68,8 @@ class Subject:
         The arguments with the names of their sizes.
     raw : dict of str to tuple of str
         The names of the arrays of a sparse argument: values, row pointers, indices.
+    oracle : callable, optional
+        Computes the result of the arguments as dense arrays.
     optional : tuple of str
         Arguments that need not be passed.
     sizes : tuple of str
@@ -78,6 +80,7 @@ class Subject:
     sparse: dict[str, tuple[str, str]]
     dense: dict[str, tuple[str, ...]]
     raw: dict[str, tuple[str, str, str]]
+    oracle: Callable[..., np.ndarray] | None = None
     optional: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ("m", "n")
     dtype: str = "float32"
@@ -106,34 +109,54 @@ def _over(program: Any, **chosen: Any) -> Any:
     return sparsetir.build(sparsetir.decompose_format(program, chosen))
 
 
+def _product(A: np.ndarray, B: np.ndarray, **_: Any) -> np.ndarray:
+    return A @ B
+
+
+def _sampled(S: np.ndarray, X: np.ndarray, Y: np.ndarray, **_: Any) -> np.ndarray:
+    return S * (X @ Y.T)
+
+
+def _sum(A: np.ndarray, B: np.ndarray, **_: Any) -> np.ndarray:
+    return A + B
+
+
 MAKERS: dict[str, Callable[[], Subject]] = {
-    "spmm": lambda: Subject(sparsetir.build(sparsetir.ops.spmm()), *SPMM, ARRAYS, ("C",)),
-    "sddmm": lambda: Subject(sparsetir.build(sparsetir.ops.sddmm()), *SDDMM, {"S": ("s", "indptr", "indices")}, ("O",)),
-    "add": lambda: Subject(sparsetir.build(sparsetir.parse(ADD)), {n: ("m", "n") for n in "ABC"}, {}, ARRAYS, ("C",)),
+    "spmm": lambda: Subject(sparsetir.build(sparsetir.ops.spmm()), *SPMM, ARRAYS, _product, ("C",)),
+    "sddmm": lambda: Subject(
+        sparsetir.build(sparsetir.ops.sddmm()), *SDDMM, {"S": ("s", "indptr", "indices")}, _sampled, ("O",)
+    ),
+    "add": lambda: Subject(
+        sparsetir.build(sparsetir.parse(ADD)), {n: ("m", "n") for n in "ABC"}, {}, ARRAYS, _sum, ("C",)
+    ),
     "update": lambda: Subject(
         sparsetir.build(sparsetir.parse(UPDATE)),
         {"A": ("m", "n"), "D": ("m", "n")},
         SPMM[1],
         ARRAYS,
+        None,
         ("D",),
         ("m", "n", "twice"),
     ),
     "bsr": lambda: Subject(
-        sparsetir.build(sparsetir.ops.spmm(format="bsr", block=2)), {"A": ("m", "n")}, {}, ARRAYS, (), block=2
+        sparsetir.build(sparsetir.ops.spmm(format="bsr", block=2)), {"A": ("m", "n")}, {}, ARRAYS, block=2
     ),
     "csc": lambda: Subject(
         sparsetir.build(sparsetir.ops.spmm("float64", "csc", idtype="int64")),
         *SPMM,
         ARRAYS,
+        _product,
         ("C",),
         dtype="float64",
         idtype="int64",
     ),
-    "ell": lambda: Subject(sparsetir.build(sparsetir.ops.spmm(format="ell")), *SPMM, {}, ("C",)),
-    "spmm over ell": lambda: Subject(_over(sparsetir.ops.spmm(), A=formats.ell()), *SPMM, {}, ("C",)),
-    "sddmm over hyb": lambda: Subject(_over(sparsetir.ops.sddmm(), S=formats.hyb(1, (1, 2))), *SDDMM, {}, ("O",)),
+    "ell": lambda: Subject(sparsetir.build(sparsetir.ops.spmm(format="ell")), *SPMM, {}, _product, ("C",)),
+    "spmm over ell": lambda: Subject(_over(sparsetir.ops.spmm(), A=formats.ell()), *SPMM, {}, _product, ("C",)),
+    "sddmm over hyb": lambda: Subject(
+        _over(sparsetir.ops.sddmm(), S=formats.hyb(1, (1, 2))), *SDDMM, {}, _sampled, ("O",)
+    ),
     "add over bsr": lambda: Subject(
-        _over(sparsetir.parse(ADD), A=formats.bsr(2, 2)), {n: ("m", "n") for n in "ABC"}, {}, {}, ("C",)
+        _over(sparsetir.parse(ADD), A=formats.bsr(2, 2)), {n: ("m", "n") for n in "ABC"}, {}, {}, _sum, ("C",)
     ),
 }
 
@@ -274,12 +297,15 @@ class History:
         again = {n: twins[n] for n in given}
         kept = {n: _twin(v, memo) for n, v in fixed.items() if n in given}  # passed although it is fixed
         other_fixed = {n: kept.get(n, twins[n]) for n in fixed}
+        expected = self._expected(twins | kept)
         one = _outcome(lambda: called(**_objects(given)))
         other = _outcome(lambda: _bound(fresh(), other_fixed)(**_objects(again)))
         self.log.append(
             f"{'bound ' if fixed else ''}call {_shown(given)} -> {one[0]} {one[1] if one[0] == 'error' else ''}"
         )
         arguments = {**fixed, **given}
+        if other[0] == "result" and expected is not None and not np.array_equal(_dense(other[1]), expected):
+            raise Difference(self._story(_dense(other[1]).tolist(), f"by numpy {expected.tolist()}"))
         seen = _described(one, {n: _object(v) for n, v in arguments.items()})
         wanted = _described(other, {n: _object(twins[n]) for n in arguments})
         after = [v.state() if isinstance(v, Item) else v for v in arguments.values()]
@@ -295,6 +321,17 @@ class History:
         if not any(part is _object(v) for part in parts for v in arguments.values()):
             self.results = [*self.results[-3:], (one[1], _value(one[1], {}))]
         return "result"
+
+    def _expected(self, arguments: dict[str, Any]) -> np.ndarray | None:
+        """What the oracle makes of the arguments; None where there is none, or where they do not fit."""
+        names = {*self.subject.sparse, *self.subject.dense} - set(self.subject.optional)
+        if self.subject.oracle is None or not names <= arguments.keys():
+            return None
+        try:
+            whole = {name: _whole(arguments[name]) for name in names}
+            return self.subject.oracle(**whole).astype(self.subject.dtype)
+        except (ValueError, IndexError, TypeError):  # of broken arguments
+            return None
 
     def _story(self, found: Any, wanted: Any) -> str:
         steps = "\n  ".join(self.log)
@@ -424,6 +461,43 @@ def _value(value: Any, arguments: dict[str, Any]) -> Any:
     if hasattr(value, "coords"):
         return kind, np.asarray(value.coords).tolist(), value.values.tolist(), value.shape
     return kind, np.asarray(value.detach() if hasattr(value, "detach") else value).tolist()
+
+
+def _whole(item: Item) -> np.ndarray:
+    """An argument as a dense array, by the arrays that it is made of."""
+    if len(item.arrays) == 1:
+        return np.asarray(item.arrays[0], np.float64)
+    data, indptr, indices = item.arrays
+    fibers = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr.astype(np.int64)))
+    count = len(fibers)
+    where = (
+        (indices[:count].astype(np.int64), fibers)
+        if item.kind == "csc_array"
+        else (fibers, indices[:count].astype(np.int64))
+    )
+    whole = np.zeros(item.shape)
+    np.add.at(whole, where, data[:count].astype(np.float64))
+    return whole
+
+
+def _dense(result: Any) -> np.ndarray:
+    """A result as a dense array."""
+    if sp.issparse(result) and result.format == "csr":
+        rows = np.repeat(np.arange(result.shape[0]), np.diff(result.indptr.astype(np.int64)))
+        return _added(result.data, (rows, result.indices), result.shape)
+    if sp.issparse(result):
+        return result.toarray()
+    if hasattr(result, "coords"):
+        return _added(result.values, tuple(np.asarray(result.coords)), result.shape)
+    if hasattr(result, "layout") and str(result.layout).startswith("torch.sparse"):
+        return result.to_dense().numpy()
+    return np.asarray(result.detach() if hasattr(result, "detach") else result)
+
+
+def _added(values: np.ndarray, where: Any, shape: tuple[int, ...]) -> np.ndarray:
+    whole = np.zeros(shape, values.dtype)
+    np.add.at(whole, tuple(c.astype(np.int64) for c in where), values)
+    return whole
 
 
 def run(name: str, seed: int, calls: int, counts: Counter[str]) -> int:
