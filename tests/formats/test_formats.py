@@ -951,3 +951,11 @@ def test_a_registered_function_is_replaced_and_returns_a_format() -> None:
         assert formats.make("of_this_test") == formats.make("coo")
     finally:
         formats.REGISTRY.pop("of_this_test", None)
+
+
+@pytest.mark.parametrize(("density", "rows"), [(0.25, [0, 1, 3]), (0.5, [1, 3]), (0.75, [3]), (1.0, [3])])
+def test_rows_are_stored_whole_from_a_density_on(density: float, rows: list[int]) -> None:
+    matrix = sp.csr_array(np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], "float32"))
+    tensor = sparsetir.SparseTensor.from_scipy(matrix, formats.dense_rows(density=density))
+    assert tensor.pieces[0].arrays["rows"].tolist() == rows
+    assert np.array_equal(tensor.to_dense(), matrix.toarray())

@@ -12,13 +12,15 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
+from tvm.ir import Var
 from tvm.script import tirx as tir
 
 import sparsetir
 from fences import fenced
 from scheduling import csr_of_row_lengths, program, stage2_schedule
 from sparsetir.errors import LoweringError, ScheduleError
-from sparsetir.ir.rewriting import collect, renewed
+from sparsetir.ir.rewriting import collect, renewed, substitute
+from sparsetir.ir.views import const
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.annotations import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.checks.cached_copies import CheckCaches, GuardCopies, GuardDomains
@@ -26,9 +28,17 @@ from sparsetir.lower.checks.execution import CheckScratch, CheckWrites
 from sparsetir.lower.rows.partition import BalanceNonzeros, work_before
 from sparsetir.lower.target.half_floats import PromoteHalves
 from sparsetir.lower.target.initialization import DecomposeInit
-from sparsetir.lower.target.scratch import BoundLocals, HoistScratch, LimitScratch, PromoteToStack, ReplaceAggregates
+from sparsetir.lower.target.scratch import (
+    MOST_ELEMENTS,
+    BoundLocals,
+    HoistScratch,
+    LimitScratch,
+    PromoteToStack,
+    ReplaceAggregates,
+    _limited,
+)
 from sparsetir.lower.target.search import LowerFind
-from sparsetir.lower.vector.loop_transforms import PeelRemainders, UnrollRagged
+from sparsetir.lower.vector.loop_transforms import PeelRemainders, UnrollRagged, _lane, _update
 from sparsetir.lower.vector.memory_hints import InsertPrefetch
 from sparsetir.lower.vector.registers import PromoteRegisters
 from sparsetir.lower.vector.vectorize import ScalarizeLoops
@@ -1230,3 +1240,35 @@ def scaled(g: T.handle, h: T.handle, iu: T.handle, n: T.int64):
         want = np.full(size, 2, np.float32)
         want[place : place + 1] = 6
         np.testing.assert_array_equal(g, want)
+
+
+# ---------------------------------------------------------------- parts of passes
+
+
+@pytest.mark.parametrize("size", [-(2**40), -1, 0, 7, 2**60 - 1, 2**60, 2**62])
+def test_scratch_has_no_negative_size_and_none_that_does_not_exist(size: int) -> None:
+    n = Var("n", ir.PrimType("int64"))
+    bound = tvm.sym.Analyzer().simplify(substitute(_limited(n), {n: const(size, "int64")}))
+    assert int(bound) == min(max(size, 0), MOST_ELEMENTS)
+
+
+def _tiles(gap: int, other: int | None) -> tirx.For:
+    """Two tiles of a vector of sums that begin `gap` from the first element, and read `other` elements ahead, too."""
+    i, j = (Var(name, ir.PrimType("int32")) for name in "ij")
+    d = tirx.decl_buffer((80,), "float32", name="d")
+    at = i * 32 + j + gap
+    term = const(1, "float32") if other is None else tirx.BufferLoad(d, [at + other])
+    lanes = tirx.For(j, const(0), const(32), VECTORIZED, tirx.BufferStore(d, tirx.BufferLoad(d, [at]) + term, [at]))
+    return tirx.For(i, const(0), const(2), tirx.ForKind.SERIAL, lanes)
+
+
+@pytest.mark.parametrize("gap", [-1, 0, 1])
+def test_tiles_are_interchanged_only_where_they_cover_each_element_once(gap: int) -> None:
+    tiles = _tiles(gap, None)
+    (store,) = collect(tiles, tirx.BufferStore)
+    assert (_lane(tiles, store) is not None) == (gap == 0)
+
+
+@pytest.mark.parametrize("other", [None, 1, -32])
+def test_sums_that_read_other_elements_keep_their_loops(other: int | None) -> None:
+    assert (_update(_tiles(0, other).body) is not None) == (other is None)

@@ -34,6 +34,7 @@ from product_oracle import (
 from sparsetir.sparse_output import AccumulatorOptions, fast_paths, workspace
 from sparsetir.sparse_output import kernel as assembled
 from sparsetir.sparse_output.blocks import assembled_kernel
+from sparsetir.sparse_output.result import ResultPattern, as_object
 from sparsetir.workloads import suite
 
 
@@ -449,3 +450,12 @@ def test_results_hold_little_more_than_their_entries() -> None:
         result = sparsetir.matmul(A, A)
         for array in (result.data, result.indices):
             assert (array if array.base is None else array.base).nbytes <= 1.5 * array.nbytes
+
+
+@pytest.mark.parametrize(("extent", "dtype"), [(2**31 - 1, "int32"), (2**31 + 1, "int64")])
+def test_coordinates_are_as_wide_as_the_longest_dimension(extent: int, dtype: str) -> None:
+    keys = np.array([1, 2 * (extent - 1)], np.int64)  # columns 0 and `extent - 1` of a dimension above one of two
+    pattern = ResultPattern((1, extent, 2), np.array([0, 2]), keys, [np.ones(2)])
+    found = as_object(pattern, 0, None)
+    assert found.coords.dtype == dtype
+    assert found.coords.tolist() == [[0, 0], [0, extent - 1], [1, 0]]
