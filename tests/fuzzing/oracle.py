@@ -123,9 +123,9 @@ class Oracle:
     # ------------------------------------------------------------------ buffers
 
     def is_proof(self) -> bool:
-        """True if each number on the way fits the narrowest type of a buffer, or half that terms are computed in."""
+        """True if each number on the way fits the narrowest type of a buffer, or that terms are computed in."""
         dtypes = {b.dtype for b in self.program.buffers}
-        dtypes |= {dtype for store in self.program.stores for dtype in cast_dtypes(store.value)} & set(FINITE)
+        dtypes |= {dtype for store in self.program.stores for dtype in cast_dtypes(store.value)} & {*FINITE, *WHOLE}
         most = [np.iinfo(dtype).max if dtype in WHOLE else FINITE.get(dtype, 1e38) for dtype in dtypes]
         return self.largest <= min(most)
 

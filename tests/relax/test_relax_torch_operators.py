@@ -16,7 +16,7 @@ from sparsetir.relax.torch_import import importer
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 def drawn(*shape: int, seed: int = 0) -> Any:
@@ -45,8 +45,51 @@ def put_pairs(x: Any, first: Any, second: Any) -> Any:
     return y
 
 
+# Rows with ties, NaN, nothing but NaN, and nothing larger or smaller than what a search begins with.
+UNUSUAL = torch.tensor([[1.0, NAN, 3.0, NAN], [NAN] * 4, [2.0, 5.0, 1.0, 5.0], [-INF] * 4, [INF] * 4, [0.0] * 4])
+LEAST = torch.stack([torch.full((4,), torch.iinfo(torch.int32).min), torch.full((4,), torch.iinfo(torch.int32).max)])
+BYTES = torch.tensor([[0, 0, 0], [0, 7, 7]], dtype=torch.uint8)
+
+PLACES_OF_EXTREMES = [
+    lambda x: x.argmax(1),
+    lambda x: x.argmin(1, keepdim=True),
+    lambda x: x.argmax(),
+    lambda x: x.argmin(keepdim=True),
+    lambda x: torch.max(x, 1)[1],
+    lambda x: torch.min(x, 0).indices,
+    lambda x: torch.max(x, 1, keepdim=True)[0],
+]
+WHETHER_ANY = [
+    lambda x: x.any(),
+    lambda x: x.any(1),
+    lambda x: x.any(0, keepdim=True),
+    lambda x: torch.any(x, dim=(0, 1)),
+    lambda x: torch.where(x.any(1, keepdim=True), x, x + 1),
+    lambda x: x.all(1),
+]
+
 # By theme: what is computed of which arguments, whose results torch and the compiled model agree on.
 GROUPS: dict[str, tuple[list[Callable[..., Any]], tuple[Any, ...]]] = {
+    "places of extremes": (PLACES_OF_EXTREMES, (UNUSUAL,)),
+    "places of extremes in halves": (PLACES_OF_EXTREMES, (UNUSUAL.bfloat16(),)),
+    "places of extremes of integers": (PLACES_OF_EXTREMES, (LEAST,)),
+    "places of extremes of bytes": (PLACES_OF_EXTREMES, (BYTES,)),
+    "whether any": (WHETHER_ANY, (UNUSUAL,)),
+    "whether any integer": (WHETHER_ANY, (LEAST - LEAST[0],)),
+    "whether any byte": ([*WHETHER_ANY[:4], WHETHER_ANY[5]], (BYTES,)),
+    "whether neither": ([lambda x: ~x.any(1), lambda x: ~(x > 0).any(0)], (UNUSUAL,)),
+    "limits and NaN": (
+        [
+            F.relu6,
+            F.hardtanh,
+            lambda x: F.hardtanh(x, -3.0, 2.0),
+            lambda x: torch.maximum(x, x.flip(1)),
+            lambda x: torch.minimum(x, x.flip(1)),
+            lambda x: F.elu(x.bfloat16()).float(),
+            lambda x: x.bfloat16().clamp(0, 2).float(),
+        ],
+        (UNUSUAL,),
+    ),
     "negative places": (
         [
             lambda x, i, j: x[:, -1],
@@ -265,6 +308,27 @@ def test_results_that_ties_decide_are_no_fault(monkeypatch: pytest.MonkeyPatch) 
     model = Several([lambda x: torch.sin(x).topk(2)[0]]).eval()
     with pytest.warns(UserWarning, match="a rounding may have decided otherwise"):
         relax.from_torch(model, (X,))
+
+
+def test_results_of_another_dtype_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = importer.converters
+    monkeypatch.setattr(
+        importer, "converters", lambda: {**own(), "any.dim": lambda node, of: of.retrieve_args(node)[0]}
+    )
+    model = Several([lambda x: (x > 3).any(2), lambda x: x.any(2)]).eval()
+    with pytest.raises(LoweringError, match=r"result 0 of the examples is bool of shape .* imported as another one"):
+        relax.from_torch(model, (X,))
+
+
+def test_a_maximum_with_its_places_is_returned_as_a_tuple() -> None:
+    class Extremes(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return {"most": x.max(1)}, [torch.min(x, 0)]
+
+    found, (least,) = relax.from_torch(Extremes().eval(), (X,))(X)
+    for own, expected in ((found["most"], X.max(1)), (least, X.min(0))):
+        assert type(own) is tuple
+        assert all(torch.equal(a, b) for a, b in zip(own, expected, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

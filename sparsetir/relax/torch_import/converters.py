@@ -201,7 +201,7 @@ def _embedding_bag(node: Any, importer: Any) -> Any:
 def _of_numbers() -> dict[str, Converter]:
     sums = {"add.Tensor": relax.op.add, "sub.Tensor": relax.op.subtract}
     extremes = {"amax.default": relax.op.max, "amin.default": relax.op.min}
-    ends = {"max.dim": (relax.op.max, relax.op.argmax), "min.dim": (relax.op.min, relax.op.argmin)}
+    ends = {"max.dim": relax.op.max, "min.dim": relax.op.min}
     shifts = {"left": relax.op.left_shift, "right": relax.op.right_shift}
     shifted = {
         f"{name}.{kind}": _shift(shifts[side])
@@ -212,19 +212,23 @@ def _of_numbers() -> dict[str, Converter]:
         )
         for name in names
     }
-    clamps = ("clamp.default", "clamp_min.default", "clamp_max.default")
+    limits = ("clamp.default", "clamp_min.default", "clamp_max.default", "relu6.default", "hardtanh.default")
+    places = {"argmax.default": relax.op.max, "argmin.default": relax.op.min}
+    larger = {"maximum.default": relax.op.maximum, "minimum.default": relax.op.minimum}
     return {
         **{name: _sum_of(combine) for name, combine in sums.items()},
         **{name: _extreme(reduce) for name, reduce in extremes.items()},
-        **{name: _extreme_and_place(*both) for name, both in ends.items()},
+        **{name: _extreme_and_place(reduce) for name, reduce in ends.items()},
+        **{name: _place(reduce) for name, reduce in places.items()},
+        **{name: _larger(choose) for name, choose in larger.items()},
         **{name: _compared(name) for name in ("eq.Scalar", "ne.Scalar")},
-        **{name: _kept_nan(name) for name in clamps},
+        **{name: _kept_nan(name) for name in limits},
         **{f"div.{kind}": _quotient(f"div.{kind}") for kind in ("Tensor", "Scalar")},
         **{f"mul.{kind}": _promoted(f"mul.{kind}", relax.op.multiply) for kind in ("Tensor", "Scalar")},
         "add.Scalar": _sum_of(relax.op.add),
         "sub.Scalar": _sum_of(relax.op.subtract),
         "cumsum.default": _cumulative,
-        "any.default": _any,
+        **{f"any.{kind}": _any for kind in ("default", "dim", "dims")},
         "max_pool2d_with_indices.default": _max_pool,
         "exp2.default": _exp2,
         **shifted,
@@ -274,10 +278,12 @@ def _cumulative(node: Any, importer: Any) -> Any:
 
 
 def _any(node: Any, importer: Any) -> Any:
-    """Convert whether any element is not zero."""
-    emit, (x, *_) = importer.block_builder.emit, importer.retrieve_args(node)
+    """Convert whether any element is not zero, of all or along dimensions; of bytes torch makes a byte."""
+    emit, (x, dims, keepdim) = importer.block_builder.emit, [*importer.retrieve_args(node), None, False][:3]
+    axes, keepdim = _axes(x, node.kwargs.get("dim", dims)), bool(node.kwargs.get("keepdim", keepdim))
     is_set = x if _dtype(x) == "bool" else emit(relax.op.not_equal(x, relax.const(0, _dtype(x))))
-    return emit(relax.op.astype(emit(relax.op.max(emit(relax.op.astype(is_set, "int8")))), "bool"))
+    most = emit(relax.op.max(emit(relax.op.astype(is_set, "int8")), axes, keepdim))
+    return emit(relax.op.astype(most, _result_dtype(node)))
 
 
 def _exp2(node: Any, importer: Any) -> Any:
@@ -349,7 +355,26 @@ def _kept_nan(name: str) -> Converter:
         limited = importer.create_convert_map()[name](node)
         if not _is_float(x) or not _is_float(limited):
             return limited
-        return emit(relax.op.where(emit(relax.op.isnan(x)), x, limited))
+        return emit(relax.op.where(_is_nan(emit, x), x, limited))
+
+    return convert
+
+
+def _is_nan(emit: Callable[[Any], Any], x: Any) -> Any:
+    """Return where a tensor is NaN; TVM has no such function of bfloat16."""
+    return emit(relax.op.isnan(emit(relax.op.astype(x, "float32")) if _dtype(x) == "bfloat16" else x))
+
+
+def _larger(choose: Callable[[Any, Any], Any]) -> Converter:
+    """Return a converter of the larger or smaller of two elements, NaN where one of them is."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        emit, (left, right) = importer.block_builder.emit, _operands(node, importer)
+        chosen = emit(choose(left, right))
+        if not _is_float(left):
+            return chosen
+        chosen = emit(relax.op.where(_is_nan(emit, right), right, chosen))
+        return emit(relax.op.where(_is_nan(emit, left), left, chosen))
 
     return convert
 
@@ -366,7 +391,7 @@ def _elu(node: Any, importer: Any) -> Any:
     grown = _scaled(importer, emit(relax.op.subtract(emit(relax.op.exp(below)), one)), given["alpha"])
     result = emit(relax.op.where(emit(relax.op.greater(x, zero)), x, grown))
     result = _scaled(importer, result, given["scale"])
-    return emit(relax.op.where(emit(relax.op.isnan(x)), x, result))
+    return emit(relax.op.where(_is_nan(emit, x), x, result))
 
 
 def _axes(x: Any, dims: Any) -> list[int]:
@@ -388,6 +413,9 @@ def _extreme(reduce: Callable[..., Any]) -> Converter:
 
 def _with_nan(importer: Any, x: Any, reduce: Callable[..., Any], axes: list[int], keepdim: bool) -> Any:
     emit = importer.block_builder.emit
+    if _dtype(x) == "bfloat16":  # of which TVM has no maximum
+        wide = _with_nan(importer, emit(relax.op.astype(x, "float32")), reduce, axes, keepdim)
+        return emit(relax.op.astype(wide, "bfloat16"))
     result = emit(reduce(x, axes, bool(keepdim)))
     if not _is_float(x):
         return result
@@ -396,14 +424,45 @@ def _with_nan(importer: Any, x: Any, reduce: Callable[..., Any], axes: list[int]
     return emit(relax.op.where(has_nan, relax.const(math.nan, _dtype(x)), result))
 
 
-def _extreme_and_place(reduce: Callable[..., Any], find: Callable[..., Any]) -> Converter:
+def _first_place(importer: Any, x: Any, reduce: Callable[..., Any], dim: int, keepdim: bool) -> Any:
+    """Return the first place of a maximum or minimum along a dimension, of NaN where there is one.
+
+    TVM's own search begins with the smallest number there is, and gives -1 where no element is larger.
+    """
+    emit = importer.block_builder.emit
+    x = emit(relax.op.astype(x, "float32")) if _dtype(x) == "bfloat16" else x
+    is_it = emit(relax.op.equal(x, emit(reduce(x, [dim], True))))
+    if _is_float(x):
+        is_nan = emit(relax.op.astype(emit(relax.op.isnan(x)), "int8"))
+        score = emit(relax.op.add(emit(relax.op.astype(is_it, "int8")), emit(relax.op.add(is_nan, is_nan))))
+    else:
+        score = emit(relax.op.astype(is_it, "int8"))
+    return emit(relax.op.argmax(score, dim, keepdim))
+
+
+def _place(reduce: Callable[..., Any]) -> Converter:
+    """Return a converter of the place of a maximum or minimum, of all elements or along a dimension."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        x, dim, keepdim = [*importer.retrieve_args(node), None, False][:3]
+        dim, keepdim = node.kwargs.get("dim", dim), bool(node.kwargs.get("keepdim", keepdim))
+        emit, rank = importer.block_builder.emit, x.ty.ndim
+        if dim is not None or rank == 1:
+            return _first_place(importer, x, reduce, (dim or 0) % max(rank, 1), keepdim)
+        place = _first_place(importer, emit(relax.op.reshape(x, [-1])), reduce, 0, False)
+        return emit(relax.op.reshape(place, [1] * rank)) if keepdim else place
+
+    return convert
+
+
+def _extreme_and_place(reduce: Callable[..., Any]) -> Converter:
     """Return a converter of a maximum or minimum along a dimension, and of its place."""
 
     def convert(node: Any, importer: Any) -> Any:
         x, dim, keepdim = [*importer.retrieve_args(node), False][:3]
         dim, keepdim = dim % max(x.ty.ndim, 1), bool(node.kwargs.get("keepdim", keepdim))
         value = _with_nan(importer, x, reduce, [dim], keepdim)
-        return relax.Tuple([value, importer.block_builder.emit(find(x, dim, keepdim))])
+        return relax.Tuple([value, _first_place(importer, x, reduce, dim, keepdim)])
 
     return convert
 

@@ -136,12 +136,18 @@ class Nesting:
 
     @classmethod
     def of(cls, exported: Any) -> Nesting:
-        """Create the nesting from an exported program."""
-        signature, dumps = exported.graph_signature, _pytree().treespec_dumps
+        """Create the nesting from an exported program.
+
+        Raises
+        ------
+        ArgumentTypeError
+            Arguments or results lie in objects of a class that torch cannot write down.
+        """
+        signature = exported.graph_signature
         inputs = [spec.arg for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
         outputs = [spec.arg for spec in signature.output_specs if spec.kind.name in ("USER_OUTPUT", "LOSS_OUTPUT")]
         spec = exported.call_spec
-        return cls(dumps(spec.in_spec), dumps(spec.out_spec), _constants(inputs), _constants(outputs))
+        return cls(_as_text(spec.in_spec), _as_text(spec.out_spec), _constants(inputs), _constants(outputs))
 
     @cached_property
     def _trees(self) -> tuple[Any, Any]:
@@ -195,6 +201,24 @@ class Nesting:
 
 def _constants(leaves: Sequence[Any]) -> dict[int, Any]:
     return {at: arg.value for at, arg in enumerate(leaves) if type(arg).__name__ == "ConstantArgument"}
+
+
+def _as_text(spec: Any) -> str:
+    """Return a pytree as text, with tuples for what functions of torch such as `torch.max` return."""
+    spec = _pytree().tree_structure(_with_tuples(spec.unflatten(list(range(spec.num_leaves)))))
+    try:
+        return _pytree().treespec_dumps(spec)
+    except NotImplementedError as error:
+        fault = str(error).partition(". ")[0]
+        raise ArgumentTypeError(f"model: {fault}. Take and return tensors, tuples, lists and dicts.") from None
+
+
+def _with_tuples(value: Any) -> Any:
+    if type(value).__module__ == "torch.return_types":
+        return tuple(map(_with_tuples, value))
+    if type(value) in (tuple, list):
+        return type(value)(map(_with_tuples, value))
+    return {key: _with_tuples(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def _pytree() -> Any:

@@ -165,6 +165,7 @@ def from_torch(
 EXACT, HALVED, ROUNDED = 0.05, 0.3, 0.5
 TINY = 1e-6  # that any result may be off
 # Operators that jump, so that a rounding, or which of two equal elements comes first, may decide about a result.
+CONVERSIONS = {"_to_copy", "to"}  # which jump where floats become integers
 JUMPS = {"topk", "sort", "argsort", "argmax", "argmin", "median", "round", "floor", "ceil", "trunc", "sign"}
 JUMPS |= {
     "floor_divide",
@@ -203,21 +204,38 @@ def _check_results(compiled: CompiledModel, exported: Any, tolerance: float) -> 
     allowed = max(tolerance, HALVED if _has_halves(torch, exported) else 0.0)
     pairs = zip(tree.tree_leaves(compiled(*arguments, **keywords)), tree.tree_leaves(expected), strict=True)
     for number, (own, theirs) in enumerate(pairs):
-        if not isinstance(theirs, torch.Tensor) or not theirs.is_floating_point() or not theirs.numel():
+        fault = _difference(own, theirs, allowed) if isinstance(theirs, torch.Tensor) else ""
+        if not fault:
             continue
-        is_finite = theirs.isfinite()
-        right, found = theirs[is_finite].double(), own[is_finite].double()
-        largest = float(right.abs().max()) if right.numel() else 0.0
-        off = float((right - found).abs().max()) if right.numel() else 0.0
-        if off <= allowed * largest + TINY:
-            continue
-        fault = f"model: result {number} of the examples is off by {off:.3g}, where torch's largest is {largest:.3g}"
-        if any(_jumps(node) for node in exported.graph.nodes):
+        fault = f"model: result {number} of the examples {fault}"
+        is_same_kind = own.dtype == theirs.dtype and own.shape == theirs.shape
+        if is_same_kind and any(_jumps(node) for node in exported.graph.nodes):
             why = "a rounding may have decided otherwise, or an operator was imported as another one"
             warnings.warn(f"{fault}: {why}. Compare results for examples without ties.", stacklevel=3)
             return
         how = "Report it, with the model, as an error of this package"
         raise LoweringError(f"{fault}: an operator was imported as another one. {how}.")
+
+
+def _difference(own: Any, theirs: Any, allowed: float) -> str:
+    """Return how a result differs from torch's by more than a share of the largest number; empty where it does not."""
+    if own.dtype != theirs.dtype or own.shape != theirs.shape:
+        kinds = [f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}" for t in (own, theirs)]
+        return f"is {kinds[0]}, where torch's is {kinds[1]}"
+    if not theirs.numel() or theirs.dtype.is_complex:
+        return ""
+    if not theirs.is_floating_point():
+        unlike = int((own != theirs).sum())
+        return f"differs at {unlike} of {theirs.numel()} elements from torch's" if unlike else ""
+    is_finite = theirs.isfinite()
+    right, found = theirs[is_finite].double(), own[is_finite].double()
+    largest = float(right.abs().max()) if right.numel() else 0.0
+    off = float((right - found).abs().max()) if right.numel() else 0.0
+    if not off <= allowed * largest + TINY:
+        return f"is off by {off:.3g}, where torch's largest is {largest:.3g}"
+    others, found = theirs[~is_finite], own[~is_finite]
+    is_alike = (others == found) | (others.isnan() & found.isnan())
+    return "" if bool(is_alike.all()) else "is another one where torch's is infinite or NaN"
 
 
 def _has_halves(torch: Any, exported: Any) -> bool:
@@ -229,8 +247,12 @@ def _has_halves(torch: Any, exported: Any) -> bool:
 def _jumps(node: Any) -> bool:
     """Return whether a node of a graph is an operator that jumps, of floats."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
-    inputs = (value.meta.get("val") for value in node.all_input_nodes)
-    return name in JUMPS and any(hasattr(v, "is_floating_point") and v.is_floating_point() for v in inputs)
+    of_floats = any(_is_of_floats(value.meta.get("val")) for value in node.all_input_nodes)
+    return of_floats and (name in JUMPS or (name in CONVERSIONS and not _is_of_floats(node.meta.get("val"))))
+
+
+def _is_of_floats(value: Any) -> bool:
+    return hasattr(value, "is_floating_point") and value.is_floating_point()
 
 
 def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: Collection[str]) -> Any:
