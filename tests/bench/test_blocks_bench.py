@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,5 +41,9 @@ def test_files_are_forgotten(tmp_path: Path) -> None:
     file.write_bytes(bytes(1 << 20))
     if not is_cached(str(file), 0):
         pytest.skip("this file system does not tell what is in memory")
-    blocks.forget(str(tmp_path))
-    assert not is_cached(str(file), 0)
+    for _ in range(20):  # Linux keeps a page that another core is about to put on its lists
+        blocks.forget(str(tmp_path))
+        if not is_cached(str(file), 0):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the file is still in memory")
