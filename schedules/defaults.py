@@ -150,9 +150,9 @@ LONG = 32  # mean entries of a row from which on twice the lanes pay where lengt
 LEARNT = 2000  # rows whose lengths the processor learns when a kernel is called again and again
 GATHERED_LONG = 64  # mean entries of a row from which on lanes pay where LLVM gathers numbers one by one
 
-# Cache lines that the vectors of a gathered row read, as a multiple of those of an aligned row, from which on a copy
-# may pay. The first is for vectors that are a line, of which each that lies in two takes twice as long.
-COPIED_VECTORS, COPIED_LINES = 1.12, 1.5
+# Cache lines that the vectors of a gathered row read, as a multiple of those of an aligned row, from which on calls
+# with a copy are timed. The first is for vectors that are a line, of which each that lies in two takes twice as long.
+COPIED_VECTORS, COPIED_LINES = 1.12, 1.15
 COPIED_ROW = 1 << 10  # bytes of the longest row that is copied
 COPIED_LONG = 1 << 22  # bytes of operands with rows of more than two lines: a copy takes memory as well
 BEGINS = 16  # bytes after a cache line at which most of numpy's arrays begin
