@@ -1272,3 +1272,37 @@ def test_tiles_are_interchanged_only_where_they_cover_each_element_once(gap: int
 @pytest.mark.parametrize("other", [None, 1, -32])
 def test_sums_that_read_other_elements_keep_their_loops(other: int | None) -> None:
     assert (_update(_tiles(0, other).body) is not None) == (other is None)
+
+
+SEARCHED_MINIMUM = """
+@T.prim_func
+def searched_minimum(e: T.handle, f: T.handle, g: T.handle, indptr: T.handle, indices: T.handle, ends: T.handle,
+                     found: T.handle, m: T.int32, n: T.int32, nnz: T.int32, count: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
+    V = T.sparse_variable(None, (n, count), (ends, found), "int32")
+    D = T.dense_fixed(n)
+    E = T.match_sparse_buffer(e, (I,), "float32")
+    F = T.match_sparse_buffer(f, (V,), "float32")
+    G = T.match_sparse_buffer(g, (D,), "float32")
+    with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+        with T.init():
+            E[i] = T.float32(0)
+        E[i] = E[i] + T.min(F[j], G[j])
+"""
+
+
+@pytest.mark.parametrize("lanes", [0, 2, 4, 8])
+@pytest.mark.parametrize("found", [[], [0], [3, 8]])
+def test_sums_over_a_search_in_an_array_that_may_be_empty(lanes: int, found: list[int]) -> None:
+    """What is not found is zero, and the rest of a term still counts."""
+    kernel = sparsetir.build(sparsetir.parse(SEARCHED_MINIMUM), schedule=Choices(lanes=lanes))
+    lengths = np.array([1, 0, 3, 9, 2, 4])
+    rows, columns = np.repeat(np.arange(6), lengths), np.concatenate([np.arange(n) for n in lengths])
+    F, G = np.zeros(9, "float32"), np.arange(-5, 4).astype("float32")
+    F[found] = -7
+    E = kernel(
+        f=F[found], g=G, indptr=np.concatenate([[0], np.cumsum(lengths)]).astype("int32"),
+        indices=columns.astype("int32"), ends=np.array([0, len(found)], "int32"), found=np.array(found, "int32"),
+    )  # fmt: skip
+    np.testing.assert_array_equal(E, np.bincount(rows, np.minimum(F, G)[columns], 6).astype("float32"))

@@ -80,11 +80,14 @@ class _Reads:
         Elements whose subscripts are elements of an index array along the row.
     computed : list of BufferLoad
         Elements whose subscripts are computed from elements along the row.
+    conditional : list of BufferLoad
+        Those of the last two that are read under conditions only, such as one that a search has found them.
     """
 
     along: list[ir.TensorLoad] = field(default_factory=list)
     gathered: list[ir.TensorLoad] = field(default_factory=list)
     computed: list[ir.TensorLoad] = field(default_factory=list)
+    conditional: list[ir.TensorLoad] = field(default_factory=list)
 
 
 def _reads(dot: DotSum, structure: set[str]) -> _Reads | None:
@@ -101,7 +104,21 @@ def _reads(dot: DotSum, structure: set[str]) -> _Reads | None:
             return None
         else:
             (reads.gathered if _is_gathered(load, var, structure) else reads.computed).append(load)
+    choices = [call for call in collect(dot.term, ir.Call) if is_if_then_else(call)]
+    chosen = [load for call in choices for load in collect(list(call.args[1:]), ir.TensorLoad)]
+    always = structural_mutate(dot.term, [(ir.Call, _condition)])
+    for load in (*reads.gathered, *reads.computed):
+        is_always = any(same(load, other) for other in collect(always, ir.TensorLoad))
+        if not is_always and any(same(load, other) for other in chosen):
+            reads.conditional.append(load)
     return reads
+
+
+def _condition(call: ir.Call, mutator: Any) -> ir.Expr:
+    """Replace a choice by its condition, as a number of its dtype."""
+    if not is_if_then_else(call):
+        return mutator.default_mutate(call)
+    return tirx.Cast(str(call.ty.dtype), mutator.mutate(call.args[0]))
 
 
 def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
@@ -124,15 +141,24 @@ def _is_computed(load: ir.TensorLoad, var: Var) -> bool:
     return all(is_along(x, var) for x in inner) and not mentions(fixed, [var])
 
 
-def _clamp(term: ir.Expr, loads: list[ir.TensorLoad], var: Var) -> ir.Expr:
-    """Clamp the subscripts of some loads of `term` to their arrays, which are not empty where a row is not."""
+def _clamp(term: ir.Expr, reads: _Reads, var: Var) -> ir.Expr:
+    """Clamp the computed subscripts of `term` to their arrays, which are not empty where a row is not.
+
+    Those that are read under a condition may be empty: it may hold in a masked lane only.
+    """
+    clamped = [load for load in reads.computed if mentions(list(load.indices), [var])]
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        if not any(same(load, other) for other in loads):
-            return mutator.default_mutate(load)
-        pairs = zip(load.indices, load.source.ty.shape, strict=True)
-        indices = [inside(i, extent) if mentions(i, [var]) else i for i, extent in pairs]
-        return tirx.BufferLoad(load.source, indices)
+        is_clamped = any(same(load, other) for other in clamped)
+        value = load if is_clamped else mutator.default_mutate(load)
+        if is_clamped:
+            pairs = zip(load.indices, load.source.ty.shape, strict=True)
+            indices = [inside(i, extent) if mentions(i, [var]) else i for i, extent in pairs]
+            value = tirx.BufferLoad(load.source, indices)
+        if not any(same(load, other) for other in reads.conditional):
+            return value
+        exists = conjunction([n > const(0, str(n.ty.dtype)) for n in _moving_sizes(load, var)])
+        return tirx.if_then_else(exists, value, const(0, str(load.ty.dtype)))
 
     return structural_mutate(term, [(ir.TensorLoad, on_load)])
 
@@ -184,7 +210,7 @@ class _Sum:
                 loads.append((load, self.array("held", str(load.ty.dtype))))
         kept = [tirx.BufferStore(array, self.masked(load, done, left), [self.every()]) for load, array in loads]
         term = self.array("term", self.kind)
-        value = _clamp(self.dot.term, self.reads.computed, self.j)
+        value = _clamp(self.dot.term, self.reads, self.j)
         value = _replaced(value, [(load, tirx.BufferLoad(array, [self.lane])) for load, array in loads])
         value = substitute(value, {self.j: done + self.lane})
         chosen = tirx.Select(self.lane < left, tirx.BufferLoad(term, [self.lane]), const(0, self.kind))
@@ -195,6 +221,8 @@ class _Sum:
         """Guard a step by the gathered arrays not being empty, which holds where the row is not empty."""
         sizes: list[ir.Expr] = []
         for load in (*self.reads.gathered, *self.reads.computed):
+            if any(same(load, other) for other in self.reads.conditional):
+                continue
             sizes += [n for n in _moving_sizes(load, self.j) if not any(same(n, other) for other in sizes)]
         extent = self.dot.loop.extent
         if any(map(is_if_then_else, collect(extent, ir.Call))):  # The row and its row pointer may not exist.
