@@ -283,20 +283,12 @@ class SparseTensor(Operators):
             return cls.from_dense(value, format, idtype=idtype, **parameters)
         if not is_sparse(value) and hasattr(value, "__binsparse_descriptor__"):
             return cls.from_binsparse(value, format=format, idtype=idtype, check=check, **parameters)
-        return cls.from_entries(value, format, idtype=idtype, check=check, **parameters)
+        return cls._store(open_origin(value, check=check), format, idtype, parameters)
 
     @classmethod
-    def from_entries(
-        cls,
-        value: Any,
-        format: str | Format | None = None,
-        *,
-        idtype: str | None = None,
-        check: bool = True,
-        **parameters: Any,
-    ) -> SparseTensor:
-        """`from_any` of a sparse object in memory; a `SparseTensor` is the argument that `restore` returns again."""
-        return cls._store(open_origin(value, check=check), format, idtype, parameters)
+    def from_entries(cls, value: Any, format: Format, *, check: bool) -> SparseTensor:
+        """Store the entries of a sparse object in its own order; of a `SparseTensor`, `restore` makes one again."""
+        return cls._store(open_origin(value, check=check), format, format.index_type, {})
 
     @classmethod
     def from_scipy(cls, value: Any, format: str | Format | None = None, **options: Any) -> SparseTensor:

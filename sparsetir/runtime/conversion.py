@@ -68,7 +68,7 @@ class Converted:
 
     @cached_property
     def is_borrowed(self) -> bool:
-        """Whether the compiled function reads index arrays of the argument itself."""
+        """True if the compiled function reads index arrays of the argument itself."""
         own = _index_arrays(self.tensor.origin.source)
         passed = [value for value in self.arguments.values() if isinstance(value, np.ndarray)]
         return any(np.may_share_memory(one, other) for one in own for other in passed)
@@ -207,7 +207,7 @@ class Converter:
         format = self.decomposition.formats[group.name]
         if not isinstance(format, Format):
             raise ArgumentTypeError(f"{name} is decomposed by bare rules: use formats.tree, or pass the pieces by name")
-        tensor = SparseTensor.from_entries(value, format, idtype=format.index_type, check=checks_are_on())
+        tensor = SparseTensor.from_entries(value, format, check=checks_are_on())
         _check_repeats(group, name, tensor, source)
         conversion = Converted(tensor, source, key[-1], _arguments(group, tensor))
         for old in list(self.kept)[: len(self.kept) - MOST_CONVERTED + 1]:  # another thread may add or remove some

@@ -323,7 +323,7 @@ class History:
         return "result"
 
     def _expected(self, arguments: dict[str, Any]) -> np.ndarray | None:
-        """What the oracle makes of the arguments; None where there is none, or where they do not fit."""
+        """Compute the result by the oracle; None without one, or for arguments that do not fit."""
         names = {*self.subject.sparse, *self.subject.dense} - set(self.subject.optional)
         if self.subject.oracle is None or not names <= arguments.keys():
             return None
@@ -484,7 +484,7 @@ def _dense(result: Any) -> np.ndarray:
     """A result as a dense array."""
     if sp.issparse(result) and result.format == "csr":
         rows = np.repeat(np.arange(result.shape[0]), np.diff(result.indptr.astype(np.int64)))
-        return _added(result.data, (rows, result.indices), result.shape)
+        return _added(result.data[: len(rows)], (rows, result.indices[: len(rows)]), result.shape)
     if sp.issparse(result):
         return result.toarray()
     if hasattr(result, "coords"):

@@ -152,7 +152,7 @@ def test_other_matrices(matrix: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "uint32", "int16", ">i4"])
 def test_indices_of_any_type(dtype: str) -> None:
-    """Of some, scipy has no code to look whether they are sorted."""
+    """For some, scipy cannot tell whether they are sorted."""
     A = M.copy()
     A.indptr, A.indices = A.indptr.astype(dtype), A.indices.astype(dtype)
     close(compute(lazy(A) @ X + 1.0), M @ X + 1)

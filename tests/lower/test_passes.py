@@ -1295,7 +1295,7 @@ def searched_minimum(e: T.handle, f: T.handle, g: T.handle, indptr: T.handle, in
 @pytest.mark.parametrize("lanes", [0, 2, 4, 8])
 @pytest.mark.parametrize("found", [[], [0], [3, 8]])
 def test_sums_over_a_search_in_an_array_that_may_be_empty(lanes: int, found: list[int]) -> None:
-    """What is not found is zero, and the rest of a term still counts."""
+    """A missing element is zero, and the rest of its term still counts."""
     kernel = sparsetir.build(sparsetir.parse(SEARCHED_MINIMUM), schedule=Choices(lanes=lanes))
     lengths = np.array([1, 0, 3, 9, 2, 4])
     rows, columns = np.repeat(np.arange(6), lengths), np.concatenate([np.arange(n) for n in lengths])

@@ -146,10 +146,9 @@ def _clamp(term: ir.Expr, reads: _Reads, var: Var) -> ir.Expr:
 
     Those that are read under a condition may be empty: it may hold in a masked lane only.
     """
-    clamped = [load for load in reads.computed if mentions(list(load.indices), [var])]
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        is_clamped = any(same(load, other) for other in clamped)
+        is_clamped = any(same(load, other) for other in reads.computed)
         value = load if is_clamped else mutator.default_mutate(load)
         if is_clamped:
             pairs = zip(load.indices, load.source.ty.shape, strict=True)
