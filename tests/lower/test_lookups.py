@@ -200,3 +200,24 @@ def moved(a: T.handle, b: T.handle, c: T.handle, ix: T.handle, iy: T.handle, n: 
         a, b = fenced(np.full(1, 2, np.float32)), fenced(np.full(size, 1, np.int64))
         kernel(A=a, B=b, C=np.ones(4, np.float32), ix=np.array([place]), iy=np.array([1]), n=size, k=2, z=4)
         assert a[0] == (6 if place < size else 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": None}])
+def test_a_lookup_reads_nothing_at_slots_without_coordinate(options: dict[str, None]) -> None:
+    """The coordinates of the last slots, by their formula, lie behind the array that says where the element is."""
+    func = sparsetir.parse("""
+@T.prim_func
+def moved(f: T.handle, g: T.handle, n: T.int32, w: T.int32, k: T.int32):
+    U = T.sparse_fixed(None, (n, w), lambda s: 2 * s, "int32", sorted=True, unique=True)
+    K = T.dense_fixed(k, "int32")
+    N = T.dense_fixed(n, "int32")
+    F = T.match_sparse_buffer(f, (U,), "float32")
+    G = T.match_sparse_buffer(g, (N,), "int32")
+    with T.sp_iter([U, K], "RS", "moved") as [u, j]:
+        F[G[u]] = F[G[u]] + T.float32(1)
+""")
+    kernel = sparsetir.build(func, **options)
+    for n in range(1, 5):
+        f = fenced(np.zeros(4, np.float32))
+        kernel(F=f, G=fenced(np.zeros(n, np.int32)), n=n, w=4, k=3)
+        np.testing.assert_array_equal(f, [3 * ((n + 1) // 2), 0, 0, 0])

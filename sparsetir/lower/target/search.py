@@ -354,12 +354,13 @@ def _refuse_scanned(call: Call, conditions: list[ir.Expr]) -> None:
 
 
 def _bounds(conditions: list[ir.Expr], node: ir.Expr) -> list[ir.Expr]:
-    """Return those conditions that test what searches in `node` read other arrays at."""
+    """Return those conditions that bound what searches in `node` read arrays at: a coordinate, or one loaded by it."""
     searches = [call for call in collect(node, Call) if dialect.is_call(call, *dialect.FIND)]
     subscripts = [index for call in searches for load in collect(call, ir.TensorLoad) for index in load.indices]
-    places = [load for index in subscripts for load in collect(index, ir.TensorLoad)]
+    places = [place for index in subscripts for kind in (ir.TensorLoad, Var) for place in collect(index, kind)]
     tests = [c for c in conditions if not any(dialect.is_call(call, "arg") for call in collect(c, Call))]
-    return [c for c in tests if any(same(a, b) for a in collect(c, ir.TensorLoad) for b in places)]
+    tested = [(c, [*collect(c, ir.TensorLoad), *collect(c, Var)]) for c in tests]
+    return [c for c, parts in tested if any(same(part, place) for part in parts for place in places)]
 
 
 def _weaker(some: list[ir.Expr], more: list[ir.Expr]) -> bool:
