@@ -68,12 +68,36 @@ WHETHER_ANY = [
     lambda x: x.all(1),
 ]
 
+# Rows with NaN beside infinities, and zeros of both signs; all numbers of a row differ otherwise.
+MIXED = torch.tensor([[3.0, NAN, INF, -INF, 0.0, NAN], [2.0, -0.0, 1.0, 0.0, -1.0, -NAN], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]])
+ORDERS = [
+    lambda x: torch.sort(x, dim=1, stable=True)[0],
+    lambda x: torch.sort(x, stable=True, dim=0, descending=True)[1],
+    lambda x: torch.sort(x, 0)[0],
+    lambda x: torch.argsort(x, dim=1, stable=True),
+    lambda x: torch.argsort(x, dim=-1, descending=True, stable=True),
+    torch.msort,
+    lambda x: x.sum(1).sort()[0],
+    lambda x: x.topk(3, 1)[0],
+    lambda x: x.topk(2, 0, largest=False, sorted=False)[0],
+    lambda x: x.topk(0, 1)[0],
+    lambda x: x.median(1)[0],
+    lambda x: x.median(0, keepdim=True)[1],
+    lambda x: x.median(),
+    lambda x: x.kthvalue(4, 1)[0],
+    lambda x: x.kthvalue(1, 0, keepdim=True)[0],
+]
+
 # By theme: what is computed of which arguments, whose results torch and the compiled model agree on.
 GROUPS: dict[str, tuple[list[Callable[..., Any]], tuple[Any, ...]]] = {
     "places of extremes": (PLACES_OF_EXTREMES, (UNUSUAL,)),
     "places of extremes in halves": (PLACES_OF_EXTREMES, (UNUSUAL.bfloat16(),)),
     "places of extremes of integers": (PLACES_OF_EXTREMES, (LEAST,)),
     "places of extremes of bytes": (PLACES_OF_EXTREMES, (BYTES,)),
+    "orders": (ORDERS, (MIXED,)),
+    "orders of halves": (ORDERS, (MIXED.half(),)),
+    "orders of doubles": (ORDERS, (MIXED.double(),)),
+    "orders of bytes": (ORDERS, (torch.tensor([[200, 3, 7, 8, 1, 0], [1, 2, 3, 4, 5, 255]], dtype=torch.uint8),)),
     "whether any": (WHETHER_ANY, (UNUSUAL,)),
     "whether any integer": (WHETHER_ANY, (LEAST - LEAST[0],)),
     "whether any byte": ([*WHETHER_ANY[:4], WHETHER_ANY[5]], (BYTES,)),

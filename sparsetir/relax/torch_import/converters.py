@@ -21,6 +21,7 @@ from sparsetir.relax.training.layers import standardised
 Converter = Callable[[Any, Any], Any]
 HALVES = ("float16", "bfloat16")
 EMBEDDING_BAG: list[Any] = [False, 0, False, None, False, -1]  # defaults of the arguments from the fourth on
+INFINITY_BITS = {32: 0x7F800000, 64: 0x7FF0000000000000}
 SCATTERED = {"sum": "add", "mean": "mean", "amax": "max", "amin": "min", "prod": "mul"}
 
 
@@ -37,7 +38,7 @@ def converters() -> dict[str, Converter]:
     remaining = {"addmm.default": _addmm, "native_dropout.default": _dropout, "_embedding_bag.default": _embedding_bag}
     remaining |= {"_embedding_bag_forward_only.default": _embedding_bag}
     remaining |= {"_trilinear.default": _trilinear, "_cdist_forward.default": _cdist}
-    return {**own_operators, **products, **scatters, **edges, **norms, **_of_places(), **_of_numbers(), **remaining}
+    return {**own_operators, **products, **scatters, **edges, **norms, **_of_places(), **_of_numbers(), **_of_orders(), **remaining}
 
 
 # ------------------------------------------------------------------ places: negative ones count from the end
@@ -465,6 +466,116 @@ def _extreme_and_place(reduce: Callable[..., Any]) -> Converter:
         return relax.Tuple([value, _first_place(importer, x, reduce, dim, keepdim)])
 
     return convert
+
+
+# ------------------------------------------------------------------ orders: NaN is the largest number
+
+
+def _of_orders() -> dict[str, Converter]:
+    return {
+        **{f"sort.{kind}": _sort for kind in ("default", "stable")},
+        **{f"argsort.{kind}": lambda node, importer: _sort(node, importer).fields[1] for kind in ("default", "stable")},
+        "topk.default": _topk,
+        "kthvalue.default": _kth_value,
+        "median.dim": _median_along,
+        "median.default": _median,
+    }
+
+
+def _sort_keys(importer: Any, x: Any) -> Any:
+    """Return integers in the order of the elements, as torch has it: zeros are equal, and NaN is the largest.
+
+    Comparisons with NaN are false, so that sorting by them leaves no order at all.
+    """
+    emit = importer.block_builder.emit
+    x = emit(relax.op.grad.no_grad(x))
+    if not _is_float(x):
+        return x if _dtype(x) in ("int32", "int64") else emit(relax.op.astype(x, "int64"))
+    wide = emit(relax.op.astype(x, "float32")) if _dtype(x) in HALVES else x
+    bits = 64 if _dtype(wide) == "float64" else 32
+    const = lambda value: relax.const(value, f"int{bits}")  # noqa: E731
+    most = const((1 << (bits - 1)) - 1)
+    raw = emit(relax.op.memory.view(wide, None, f"int{bits}"))
+    magnitude = emit(relax.op.bitwise_and(raw, most))
+    flipped = emit(relax.op.bitwise_and(emit(relax.op.right_shift(raw, const(bits - 1))), most))
+    key = emit(relax.op.bitwise_xor(raw, flipped))
+    key = emit(relax.op.where(emit(relax.op.equal(magnitude, const(0))), const(0), key))
+    is_nan = emit(relax.op.greater(magnitude, const(INFINITY_BITS[bits])))
+    return emit(relax.op.where(is_nan, most, key))
+
+
+def _option(node: Any, importer: Any, place: int, name: str, default: Any) -> Any:
+    """Return an argument that is given by its place or its name."""
+    arguments = importer.retrieve_args(node)
+    return arguments[place] if len(arguments) > place else node.kwargs.get(name, default)
+
+
+def _sort(node: Any, importer: Any) -> Any:
+    """Convert a sort, or that of places."""
+    x = importer.retrieve_args(node)[0]
+    dim, descending = (_option(node, importer, at, *given) for at, given in ((1, ("dim", -1)), (2, ("descending", False))))
+    return relax.Tuple(_sorted(importer, x, dim, bool(descending)))
+
+
+def _sorted(importer: Any, x: Any, dim: int, descending: bool = False) -> tuple[Any, Any]:
+    emit = importer.block_builder.emit
+    if x.ty.ndim == 0:
+        return x, emit(relax.op.zeros((), "int64"))
+    places = emit(relax.op.argsort(_sort_keys(importer, x), dim, descending, dtype="int64"))
+    return emit(relax.op.gather_elements(x, places, axis=dim % x.ty.ndim)), places
+
+def _topk(node: Any, importer: Any) -> Any:
+    """Convert the largest or smallest elements along a dimension, always in order."""
+    emit, (x, count) = importer.block_builder.emit, importer.retrieve_args(node)[:2]
+    dim, largest = (_option(node, importer, at, *given) for at, given in ((2, ("dim", -1)), (3, ("largest", True))))
+    if x.ty.ndim == 0 or count == 0:  # which means all to TVM
+        shape = [count if n == dim % x.ty.ndim else _size(x, n) for n in range(x.ty.ndim)]
+        return relax.Tuple([x if count else emit(relax.op.zeros(shape, _dtype(x))), emit(relax.op.zeros(shape, "int64"))])
+    keys = _sort_keys(importer, x)
+    places = emit(relax.op.topk(keys, count, dim, "indices", bool(largest), "int64"))
+    return relax.Tuple([emit(relax.op.gather_elements(x, places, axis=dim % x.ty.ndim)), places])
+
+
+def _kth_value(node: Any, importer: Any) -> Any:
+    x, count = importer.retrieve_args(node)[:2]
+    dim, keepdim = _option(node, importer, 2, "dim", -1), bool(_option(node, importer, 3, "keepdim", False))
+    return relax.Tuple(_ranked(importer, x, count - 1, dim, keepdim))
+
+
+def _median_along(node: Any, importer: Any) -> Any:
+    """Convert the lower median along a dimension: NaN, and the place of the first, where there is one."""
+    x, dim = importer.retrieve_args(node)[:2]
+    keepdim = bool(_option(node, importer, 2, "keepdim", False))
+    return relax.Tuple(_median_of(importer, x, dim, keepdim))
+
+
+def _median(node: Any, importer: Any) -> Any:
+    (x,) = importer.retrieve_args(node)
+    return _median_of(importer, importer.block_builder.emit(relax.op.reshape(x, [-1])), 0, False)[0]
+
+
+def _median_of(importer: Any, x: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    emit, count = importer.block_builder.emit, _size(x, dim % max(x.ty.ndim, 1)) if x.ty.ndim else 1
+    if not isinstance(count, int):
+        raise LoweringError("median: expected a dimension of a fixed length, got one that may change")
+    value, place = _ranked(importer, x, (count - 1) // 2, dim, keepdim)
+    if not _is_float(x) or x.ty.ndim == 0:
+        return value, place
+    dim %= x.ty.ndim
+    is_nan = emit(relax.op.astype(_is_nan(emit, x), "int8"))
+    has_nan = emit(relax.op.astype(emit(relax.op.max(is_nan, [dim], keepdim)), "bool"))
+    value = emit(relax.op.where(has_nan, relax.const(math.nan, _dtype(x)), value))
+    return value, emit(relax.op.where(has_nan, emit(relax.op.argmax(is_nan, dim, keepdim)), place))
+
+
+def _ranked(importer: Any, x: Any, rank: int, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    """Return the element of a rank, from the smallest on, along a dimension, and its place."""
+    emit, parts = importer.block_builder.emit, _sorted(importer, x, dim)
+    if x.ty.ndim == 0:
+        return parts
+    dim %= x.ty.ndim
+    value, place = (emit(relax.op.strided_slice(part, [dim], [rank], [rank + 1])) for part in parts)
+    return (value, place) if keepdim else (emit(relax.op.squeeze(value, [dim])), emit(relax.op.squeeze(place, [dim])))
 
 
 def _product_along(node: Any, importer: Any) -> Any:
