@@ -69,7 +69,9 @@ WHETHER_ANY = [
 ]
 
 # Rows with NaN beside infinities, and zeros of both signs; all numbers of a row differ otherwise.
-MIXED = torch.tensor([[3.0, NAN, INF, -INF, 0.0, NAN], [2.0, -0.0, 1.0, 0.0, -1.0, -NAN], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]])
+MIXED = torch.tensor(
+    [[3.0, NAN, INF, -INF, 0.0, NAN], [2.0, -0.0, 1.0, 0.0, -1.0, -NAN], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]]
+)
 ORDERS = [
     lambda x: torch.sort(x, dim=1, stable=True)[0],
     lambda x: torch.sort(x, stable=True, dim=0, descending=True)[1],
@@ -88,6 +90,28 @@ ORDERS = [
     lambda x: x.kthvalue(1, 0, keepdim=True)[0],
 ]
 
+NUMBERS = torch.tensor([4e9, 5e7, 1.0, -1.0, 0.0, INF, -INF, NAN, 7.5, -7.5, -3.0, 0.1])[:, None].expand(-1, 6)
+DIVISORS = torch.tensor([3.0, -2.0, INF, -INF, 0.0, NAN]).expand(12, -1)
+QUOTIENTS = [
+    lambda x, y: x % y,
+    lambda x, y: x % 3,
+    lambda x, y: 3 % torch.where(x.abs() > 1, x, 2 * y),
+    torch.fmod,
+    lambda x, y: x // y,
+    lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    lambda x, y: x // -2,
+]
+CONDITIONS = [
+    lambda x, y: torch.isfinite(x),
+    lambda x, y: (x > 1) * (y > 0),
+    lambda x, y: torch.heaviside(x, y),
+    lambda x, y: torch.clamp(x, y, y + 1),
+    lambda x, y: torch.clamp(x, max=y),
+    lambda x, y: x**0.5,
+    lambda x, y: x**-0.5,
+    torch.logaddexp,
+]
+
 # By theme: what is computed of which arguments, whose results torch and the compiled model agree on.
 GROUPS: dict[str, tuple[list[Callable[..., Any]], tuple[Any, ...]]] = {
     "places of extremes": (PLACES_OF_EXTREMES, (UNUSUAL,)),
@@ -98,6 +122,10 @@ GROUPS: dict[str, tuple[list[Callable[..., Any]], tuple[Any, ...]]] = {
     "orders of halves": (ORDERS, (MIXED.half(),)),
     "orders of doubles": (ORDERS, (MIXED.double(),)),
     "orders of bytes": (ORDERS, (torch.tensor([[200, 3, 7, 8, 1, 0], [1, 2, 3, 4, 5, 255]], dtype=torch.uint8),)),
+    "quotients": (QUOTIENTS, (NUMBERS, DIVISORS)),
+    "quotients of doubles": (QUOTIENTS, (NUMBERS.double(), DIVISORS.double())),
+    "quotients of halves": (QUOTIENTS[:2] + QUOTIENTS[3:4], (NUMBERS[2:].half(), DIVISORS[2:].half())),
+    "conditions": (CONDITIONS, (NUMBERS, DIVISORS)),
     "whether any": (WHETHER_ANY, (UNUSUAL,)),
     "whether any integer": (WHETHER_ANY, (LEAST - LEAST[0],)),
     "whether any byte": ([*WHETHER_ANY[:4], WHETHER_ANY[5]], (BYTES,)),

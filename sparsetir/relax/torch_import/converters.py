@@ -38,7 +38,8 @@ def converters() -> dict[str, Converter]:
     remaining = {"addmm.default": _addmm, "native_dropout.default": _dropout, "_embedding_bag.default": _embedding_bag}
     remaining |= {"_embedding_bag_forward_only.default": _embedding_bag}
     remaining |= {"_trilinear.default": _trilinear, "_cdist_forward.default": _cdist}
-    return {**own_operators, **products, **scatters, **edges, **norms, **_of_places(), **_of_numbers(), **_of_orders(), **remaining}
+    families = {**_of_places(), **_of_numbers(), **_of_orders()}
+    return {**own_operators, **products, **scatters, **edges, **norms, **families, **remaining}
 
 
 # ------------------------------------------------------------------ places: negative ones count from the end
@@ -234,6 +235,10 @@ def _of_numbers() -> dict[str, Converter]:
         "exp2.default": _exp2,
         **shifted,
         "floor_divide.default": _floor_divided,
+        **{f"remainder.{kind}": _remainder for kind in ("Tensor", "Scalar", "Scalar_Tensor")},
+        "pow.Tensor_Scalar": _power,
+        "clamp.Tensor": _limited,
+        "where.self": _where,
         "div.Tensor_mode": _divided,
         "elu.default": _elu,
         "prod.dim_int": _product_along,
@@ -266,6 +271,8 @@ def _promoted(name: str, combine: Callable[[Any, Any], Any]) -> Converter:
 
     def convert(node: Any, importer: Any) -> Any:
         dtype = _result_dtype(node)
+        if dtype == "bool":
+            return importer.block_builder.emit(relax.op.logical_and(*_operands(node, importer)))
         if all(not isinstance(v, relax.Expr) or _dtype(v) == dtype for v in importer.retrieve_args(node)[:2]):
             return importer.create_convert_map()[name](node)
         return importer.block_builder.emit(combine(*_operands(node, importer)))
@@ -333,14 +340,76 @@ def _is_float(x: Any) -> bool:
 
 
 def _floor_divided(node: Any, importer: Any) -> Any:
-    return importer.block_builder.emit(relax.op.floor_divide(*_operands(node, importer)))
+    """Convert a quotient that is rounded down: of floats that of the exact remainder, where that is a number."""
+    emit, (left, right) = importer.block_builder.emit, _operands(node, importer)
+    if not _is_float(left):
+        return emit(relax.op.floor_divide(left, right))
+    const = lambda value: relax.const(value, _dtype(left))  # noqa: E731
+    rest, is_moved = _exact_remainder(emit, left, right)
+    steps = emit(relax.op.divide(emit(relax.op.subtract(left, rest)), right))
+    steps = emit(relax.op.where(is_moved, emit(relax.op.subtract(steps, const(1))), steps))
+    whole = emit(relax.op.floor(steps))
+    is_short = emit(relax.op.greater(emit(relax.op.subtract(steps, whole)), const(0.5)))
+    whole = emit(relax.op.where(is_short, emit(relax.op.add(whole, const(1))), whole))
+    is_zero = emit(relax.op.equal(right, const(0)))
+    return emit(relax.op.where(is_zero, emit(relax.op.divide(left, right)), whole))
+
+
+def _exact_remainder(emit: Callable[[Any], Any], left: Any, right: Any) -> tuple[Any, Any]:
+    """Return the remainder with the sign of the dividend, and where one with the sign of the divisor is another."""
+    is_half, dtype = _dtype(left) in HALVES, _dtype(left)
+    wide = [emit(relax.op.astype(x, "float32")) if is_half else x for x in (left, right)]
+    rest, zero = emit(relax.op.mod(*wide)), relax.const(0, _dtype(wide[0]))
+    signs = [emit(relax.op.less(x, zero)) for x in (rest, wide[1])]
+    is_moved = emit(relax.op.logical_and(emit(relax.op.not_equal(rest, zero)), emit(relax.op.logical_xor(*signs))))
+    return emit(relax.op.astype(rest, dtype)) if is_half else rest, is_moved
+
+
+def _remainder(node: Any, importer: Any) -> Any:
+    """Convert a remainder with the sign of the divisor; of floats TVM's is rounded more than once."""
+    emit, (left, right) = importer.block_builder.emit, _operands(node, importer)
+    if not _is_float(left):
+        return emit(relax.op.floor_mod(left, right))
+    rest, is_moved = _exact_remainder(emit, left, right)
+    return emit(relax.op.where(is_moved, emit(relax.op.add(rest, right)), rest))
+
+
+def _power(node: Any, importer: Any) -> Any:
+    """Convert a power; that by a half is a root to torch, which tells it from others for infinity and zero."""
+    x, exponent = importer.retrieve_args(node)
+    roots = {0.5: relax.op.sqrt, -0.5: relax.op.rsqrt}
+    if exponent in roots and _is_float(x):
+        return importer.block_builder.emit(roots[exponent](x))
+    return importer.create_convert_map()["pow.Tensor_Scalar"](node)
+
+
+def _limited(node: Any, importer: Any) -> Any:
+    """Convert a clamp between tensors, which is NaN where one of these is."""
+    emit, dtype = importer.block_builder.emit, _result_dtype(node)
+    x, *limits = [*importer.retrieve_args(node), None, None][:3]
+    limits = [node.kwargs.get(name, limit) for name, limit in zip(("min", "max"), limits, strict=True)]
+    for limit, choose in zip(limits, (relax.op.maximum, relax.op.minimum), strict=True):
+        if limit is not None:
+            limit = importer.env[limit] if limit in importer.env else limit
+            operands = [v if _dtype(v) == dtype else emit(relax.op.astype(v, dtype)) for v in (x, limit)]
+            x = _chosen(emit, choose, *operands)
+    return x
+
+
+def _where(node: Any, importer: Any) -> Any:
+    """Convert a choice, whose operands may have several dtypes."""
+    condition, *operands = importer.retrieve_args(node)
+    emit, dtype = importer.block_builder.emit, _result_dtype(node)
+    return emit(
+        relax.op.where(condition, *(x if _dtype(x) == dtype else emit(relax.op.astype(x, dtype)) for x in operands))
+    )
 
 
 def _divided(node: Any, importer: Any) -> Any:
     """Convert a quotient that is rounded down or towards zero."""
     emit, (left, right) = importer.block_builder.emit, _operands(node, importer)
     if node.kwargs.get("rounding_mode") == "floor":
-        return emit(relax.op.floor_divide(left, right))
+        return _floor_divided(node, importer)
     if node.kwargs.get("rounding_mode") is None or _is_float(left):
         quotient = emit(relax.op.divide(left, right))
         return quotient if node.kwargs.get("rounding_mode") is None else emit(relax.op.trunc(quotient))
@@ -370,14 +439,17 @@ def _larger(choose: Callable[[Any, Any], Any]) -> Converter:
     """Return a converter of the larger or smaller of two elements, NaN where one of them is."""
 
     def convert(node: Any, importer: Any) -> Any:
-        emit, (left, right) = importer.block_builder.emit, _operands(node, importer)
-        chosen = emit(choose(left, right))
-        if not _is_float(left):
-            return chosen
-        chosen = emit(relax.op.where(_is_nan(emit, right), right, chosen))
-        return emit(relax.op.where(_is_nan(emit, left), left, chosen))
+        return _chosen(importer.block_builder.emit, choose, *_operands(node, importer))
 
     return convert
+
+
+def _chosen(emit: Callable[[Any], Any], choose: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    chosen = emit(choose(left, right))
+    if not _is_float(left):
+        return chosen
+    chosen = emit(relax.op.where(_is_nan(emit, right), right, chosen))
+    return emit(relax.op.where(_is_nan(emit, left), left, chosen))
 
 
 def _elu(node: Any, importer: Any) -> Any:
@@ -513,7 +585,7 @@ def _option(node: Any, importer: Any, place: int, name: str, default: Any) -> An
 def _sort(node: Any, importer: Any) -> Any:
     """Convert a sort, or that of places."""
     x = importer.retrieve_args(node)[0]
-    dim, descending = (_option(node, importer, at, *given) for at, given in ((1, ("dim", -1)), (2, ("descending", False))))
+    dim, descending = _option(node, importer, 1, "dim", -1), _option(node, importer, 2, "descending", False)
     return relax.Tuple(_sorted(importer, x, dim, bool(descending)))
 
 
@@ -524,13 +596,15 @@ def _sorted(importer: Any, x: Any, dim: int, descending: bool = False) -> tuple[
     places = emit(relax.op.argsort(_sort_keys(importer, x), dim, descending, dtype="int64"))
     return emit(relax.op.gather_elements(x, places, axis=dim % x.ty.ndim)), places
 
+
 def _topk(node: Any, importer: Any) -> Any:
     """Convert the largest or smallest elements along a dimension, always in order."""
     emit, (x, count) = importer.block_builder.emit, importer.retrieve_args(node)[:2]
-    dim, largest = (_option(node, importer, at, *given) for at, given in ((2, ("dim", -1)), (3, ("largest", True))))
+    dim, largest = _option(node, importer, 2, "dim", -1), _option(node, importer, 3, "largest", True)
     if x.ty.ndim == 0 or count == 0:  # which means all to TVM
         shape = [count if n == dim % x.ty.ndim else _size(x, n) for n in range(x.ty.ndim)]
-        return relax.Tuple([x if count else emit(relax.op.zeros(shape, _dtype(x))), emit(relax.op.zeros(shape, "int64"))])
+        values = x if count else emit(relax.op.zeros(shape, _dtype(x)))
+        return relax.Tuple([values, emit(relax.op.zeros(shape, "int64"))])
     keys = _sort_keys(importer, x)
     places = emit(relax.op.topk(keys, count, dim, "indices", bool(largest), "int64"))
     return relax.Tuple([emit(relax.op.gather_elements(x, places, axis=dim % x.ty.ndim)), places])

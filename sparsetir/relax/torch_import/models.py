@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm import ir, relax
+from tvm.error import InternalError
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
@@ -155,7 +156,12 @@ def from_torch(
     """
     exported = _exported(model, example_args, example_kwargs, dynamic_shapes, static)
     nesting = Nesting.of(exported)
-    compiled = compile_model(imported(exported), target, sparsify=sparsify, database=database, nesting=nesting)
+    module = imported(exported)
+    try:
+        compiled = compile_model(module, target, sparsify=sparsify, database=database, nesting=nesting)
+    except InternalError as error:
+        message = f"TVM does not compile an operator of the model: {str(error).splitlines()[0]}"
+        raise LoweringError(f'{message}; leave the model to torch.compile(model, backend="sparsetir")') from error
     if target is None:
         _check_results(compiled, exported, EXACT if sparsify is None else ROUNDED)
     return compiled
