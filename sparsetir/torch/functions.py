@@ -36,6 +36,13 @@ WHOLE = {  # those that torch computes with
     getattr(torch, name): name for name in ("bool", "int8", "uint8", "int16", "int32", "int64")
 }
 
+
+def in_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Return tensors in the dtype of autocast, which leaves float64 and integers as they are."""
+    dtype = torch.get_autocast_dtype("cpu")
+    return [t.to(dtype) if t is not None and t.dtype in NAMES and t.dtype is not torch.float64 else t for t in tensors]
+
+
 FEATURES: Sizes = (("K", None),)
 
 
@@ -675,4 +682,5 @@ __all__ = [
     "Reorder",
     "Softmax",
     "SpMM",
+    "in_autocast",
 ]

@@ -15,7 +15,7 @@ import torch
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.interop import array_of_numbers
 from sparsetir.ir.halves import check_precision
-from sparsetir.torch.functions import NAMES
+from sparsetir.torch.functions import NAMES, in_autocast
 from sparsetir.torch.graph import Graph
 from sparsetir.utils.arguments import as_count, as_flag, shown
 from torch import Tensor, nn
@@ -160,13 +160,8 @@ class SparseLinear(nn.Module):
             description = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], found {description}")
         if torch.is_autocast_enabled("cpu"):
-            return self._autocast(x)
+            return self._product(*in_autocast(x, self.values, self.bias))
         return self._product(x, self.values, self.bias, self.precision)
-
-    def _autocast(self, x: Tensor) -> Tensor:
-        """Return the layer in the dtype of autocast, as torch.nn.Linear has it there."""
-        dtype = torch.get_autocast_dtype("cpu")
-        return self._product(x.to(dtype), self.values.to(dtype), None if self.bias is None else self.bias.to(dtype))
 
     def _product(self, x: Tensor, values: Tensor, bias: Tensor | None, precision: str | None = None) -> Tensor:
         if x.dtype is not values.dtype or x.dtype not in NAMES:
@@ -201,6 +196,8 @@ class SparseLinear(nn.Module):
             One that has `values`: what it keeps of each weight goes along, zero for new ones. `values` stays the same
             Parameter.
         """
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ArgumentTypeError(f"optimizer: expected one of torch.optim, got {shown(optimizer)}.")
         graph = Graph(_places(mask, self._shape))
         before, after = self._keys(self.graph), self._keys(graph)
         place = np.searchsorted(before, after)
@@ -235,6 +232,8 @@ class SparseLinear(nn.Module):
             See `regrow`.
         """
         check_share("fraction", fraction)
+        if scores is not None and not isinstance(scores, Tensor):
+            raise ArgumentTypeError(f"scores: expected a tensor, got {type(scores).__name__}.")
         if scores is not None and tuple(scores.shape) != self._shape:
             raise ArgumentError(f"scores have shape {list(scores.shape)}, expected {list(self._shape)}")
         count = self.graph.num_edges
@@ -300,11 +299,20 @@ class SparseLinear(nn.Module):
 
     def _restructure(self, indptr: Tensor, indices: Tensor, values: Tensor) -> None:
         """Take another pattern; its values come by themselves."""
+        arrays = {"crow_indices": indptr, "col_indices": indices, "values": values}
+        for name, array in arrays.items():
+            if not isinstance(array, Tensor) or array.dim() != 1:
+                described = f"shape {list(array.shape)}" if isinstance(array, Tensor) else type(array).__name__
+                raise ArgumentError(f"{name}: expected a tensor of one dimension, got {described}")
+            if name != "values" and (array.is_floating_point() or array.is_complex() or array.dtype is torch.bool):
+                raise ArgumentError(f"{name}: expected integers, got {array.dtype}")
         if indptr.numel() != self.out_features + 1 or indices.shape != values.shape:
             sizes = f"{indptr.numel()} row pointers, {indices.numel()} columns and {values.numel()} values"
             raise ArgumentError(f"found {sizes}, expected {self.out_features + 1}, and as many columns as values")
-        arrays = (values.detach().float().numpy(), indices.numpy(), indptr.numpy())
-        graph = Graph(_places(sp.csr_array(arrays, shape=self._shape), self._shape, is_sorted=True))
+        if indptr[0] != 0 or indptr[-1] != indices.numel() or bool((indptr[1:] < indptr[:-1]).any()):
+            raise ArgumentError(f"crow_indices: expected numbers that ascend from 0 to {indices.numel()}")
+        stored = (np.ones(indices.numel(), bool), indices.numpy(), indptr.numpy())
+        graph = Graph(_places(sp.csr_array(stored, shape=self._shape), self._shape, is_sorted=True))
         self._replace(graph, self.values.detach().new_zeros(values.numel()))
 
     def extra_repr(self) -> str:

@@ -27,6 +27,7 @@ from sparsetir.build import build
 from sparsetir.codegen.target import native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.schedules import has_unit
+from sparsetir.torch.functions import in_autocast
 from sparsetir.torch.linear import SparseLinear
 from sparsetir.torch.transposition import quantized, transposed
 from torch import Tensor, nn
@@ -112,15 +113,14 @@ class PrunedWeight(nn.Module):
         """Return the product of the weight and x, in the dtype of autocast inside of it."""
         if torch.jit.is_tracing():
             raise LoweringError("torch.jit.trace would keep results of kernels as constants: use torch.export instead")
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self.dtype
+        bias, dtype = self.bias, self.dtype
+        if torch.is_autocast_enabled("cpu"):
+            dtype = dtype if dtype is torch.float64 else torch.get_autocast_dtype("cpu")
+            x, bias = in_autocast(x, bias)
         if x.dtype is not dtype:
-            if not torch.is_autocast_enabled("cpu"):
-                advice = f"Convert it with x.to(torch.{dtype_name(self.dtype)})."
-                raise ArgumentTypeError(f"x: expected {self.dtype}, got {x.dtype}. {advice}")
-            x = x.to(dtype)
-        if self.bias is None:
+            raise ArgumentTypeError(f"x: expected {dtype}, got {x.dtype}. Convert it with x.to({dtype}).")
+        if bias is None:
             return self._multiply(x)
-        bias = self.bias.to(dtype)
         return self._multiply(x) + (bias[:, None] if self.by_columns else bias)
 
     def _multiply(self, x: Tensor) -> Tensor:

@@ -274,6 +274,8 @@ def test_autocast_and_conversion() -> None:
         assert close(changed(x), layer(x), "columns bfloat16")
     changed.double()
     assert changed(x.double()).dtype is torch.float64
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():  # which leaves float64 alone
+        assert changed(x.double()).dtype is torch.float64
     with pytest.raises(ArgumentTypeError, match=r"x: expected torch\.float64, got torch\.float32"):
         changed(x)
     with pytest.raises(ArgumentTypeError, match="constant weight of a pruned layer"):

@@ -216,6 +216,18 @@ def test_state_is_plain_csr(layer):
         (lambda s: s.update(crow_indices=s["crow_indices"][1:]), "found 5 row pointers, .* expected 6"),
         (lambda s: s["col_indices"].fill_(3), "lists a place twice"),
         (lambda s: s["col_indices"].fill_(-1), "crow_indices and col_indices"),
+        (lambda s: s.update(col_indices=s["col_indices"] + 0.5), "col_indices: expected integers, got torch.float"),
+        (lambda s: s.update(col_indices=s["col_indices"].tolist()), "col_indices: expected a tensor .* got list"),
+        (lambda s: s.update(col_indices=s["col_indices"].numpy()), "col_indices: expected a tensor .* got ndarray"),
+        (
+            lambda s: s.update(values=s["values"][None], col_indices=s["col_indices"][None]),
+            "expected a tensor of one dim",
+        ),
+        (lambda s: s["crow_indices"].add_(1), "crow_indices: expected numbers that ascend from 0"),
+        (
+            lambda s: s["crow_indices"][1:3].copy_(s["crow_indices"][[3, 0]]),
+            "crow_indices: expected numbers that ascend",
+        ),
     ],
 )
 def test_what_is_no_state(layer, change, message):
@@ -223,6 +235,33 @@ def test_what_is_no_state(layer, change, message):
     change(state)
     with pytest.raises(RuntimeError, match=message):
         layer.load_state_dict(state)
+
+
+def test_autocast_leaves_float64_alone():
+    layer, dense = SparseLinear(3, 2, density=1.0, dtype=torch.float64), torch.nn.Linear(3, 2, dtype=torch.float64)
+    x = torch.ones(1, 3, dtype=torch.float64)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            for linear in (layer, dense):
+                assert linear(x).dtype is torch.float64
+                with pytest.raises((ArgumentTypeError, RuntimeError)):  # the second of torch
+                    linear(x.float())
+            with pytest.raises(ArgumentTypeError, match=r"x is torch\.int64"):
+                layer.float()(x.long())
+            layer.double()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda layer: layer.drop_and_grow(0.2, scores=[[1.0]]), "scores: expected a tensor, got list"),
+        (lambda layer: layer.drop_and_grow(0.2, scores=np.ones((5, 8))), "scores: expected a tensor, got ndarray"),
+        (lambda layer: layer.regrow(np.ones((5, 8)), "adam"), "optimizer: expected one of torch.optim, got 'adam'"),
+    ],
+)
+def test_arguments_of_regrowth_are_checked(layer, call, message):
+    with pytest.raises(ArgumentTypeError, match=message):
+        call(layer)
 
 
 def test_a_model_is_made_sparse():
