@@ -202,3 +202,17 @@ def test_formats_without_an_encoding() -> None:
     assert sparsetir.format("csr") == formats.csr()
     assert sparsetir.format("bsr(r=2, c=2)") == formats.bsr(2, 2)
     assert sparsetir.format(formats.csr()) == formats.csr()
+
+
+@pytest.mark.parametrize("kinds", product(*[("dense", "compressed")] * 4))
+def test_elements_of_any_encoding_of_order_four_are_looked_up(kinds: tuple[str, ...]) -> None:
+    """Dense levels between others are computed, so that guards do not stand within guards for each of them."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(0, 3, shape).astype("float32") for shape in ((5, 4, 3), (4, 3, 3, 5)))
+    levels = ", ".join(f"{mode} : {kind}" for mode, kind in zip("kilj", kinds, strict=True))
+    operands = SparseTensor.from_dense(x), SparseTensor.from_dense(y, sparsetir.format(f"(i, j, k, l) -> ({levels})"))
+    expression = sparsetir.einsum_expression("ikl,kmli->km", *operands, result="dense")
+    kernel = sparsetir.build(sparsetir.parse(expression.script()), schedule=None)
+    assert len(kernel.script(2)) < 30_000
+    result = kernel(A=operands[0], B=operands[1], C=np.zeros((4, 3), "float32"))
+    np.testing.assert_array_equal(result, np.einsum("ikl,kmli->km", x, y))

@@ -16,7 +16,7 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import LoweringError
 from sparsetir.ir import dialect
-from sparsetir.ir.rewriting import conjunction, conjuncts, same, without_zeros
+from sparsetir.ir.rewriting import collect, conjunction, conjuncts, same, without_zeros
 from sparsetir.ir.views import Axis, SparseBuffer, cast, const, load, substitute_args
 from sparsetir.ir.visitor import structural_mutate
 
@@ -283,12 +283,19 @@ def lookup(
 ) -> tuple[ir.Expr, Conditions]:
     """Return the position of `coord` in the fiber below `parent_pos`, and the conditions for it to be stored there.
 
-    `parent_conditions` are the conditions under which `parent_pos` exists: no index array is read where they fail.
+    `parent_conditions` are the conditions under which `parent_pos` exists: no index array is read where they fail. They
+    are not among those that are returned.
     """
     if axis.kind == "dense_fixed":
         return coord, in_range(coord, axis.length, proven)
     zero = const(0, axis.idtype)
     parent = const(0, axis.idtype) if parent_pos is None else parent_pos
+    if axis.rule is not None and axis.indptr is None and axis.extent_rule is None and axis.offset_rule is None:
+        # Computed without index arrays, so that nothing has to be guarded: guards within guards grow exponentially.
+        begin, extent = axis.begin(parent, above), axis.extent(parent, above)
+        slot = _slot_of_rule(axis, begin, above, coord, extent)
+        if not collect(slot, Call):
+            return begin + slot, [*in_range(coord, axis.length, proven), *in_range(slot, extent)]
     begin = guarded(parent_conditions, axis.begin(parent, above), zero)
     extent = guarded(parent_conditions, axis.extent(parent, above), zero)
     if axis.is_dense:

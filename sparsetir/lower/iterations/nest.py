@@ -89,7 +89,8 @@ class _Member:
     def found(self, coord: ir.Expr, strategy: str) -> tuple[ir.Expr, Conditions]:
         """Return the position of a coordinate and the conditions for the fiber to store it."""
         own_coord = cast(coord, self.axis.idtype)
-        return lookup(self.axis, self.parent_pos, self.above, own_coord, self.given, (True, True), strategy)
+        pos, conditions = lookup(self.axis, self.parent_pos, self.above, own_coord, self.given, (True, True), strategy)
+        return pos, [*self.given, *conditions]
 
     def cursor(self, coord: ir.Expr, pos: ir.Expr, conditions: Conditions, slot: Var) -> AxisCursor:
         own_coord = cast(coord, self.axis.idtype)
