@@ -29,6 +29,7 @@ from sparsetir.interop import (
     is_sparse,
     is_torch,
     open_source,
+    recast,
     to_torch,
 )
 from sparsetir.utils.memory import check_memory
@@ -60,6 +61,8 @@ def compressed_rows(value: Any, name: str = "a matrix") -> Any:
     if not sp.issparse(value) or is_half(value):
         return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
     check_sound(value, name)
+    if not value.dtype.isnative:  # of which scipy converts some formats only
+        value = recast(value, value.dtype.newbyteorder("="))
     return value.tocsr()
 
 

@@ -632,7 +632,7 @@ def _dtype_name(value: Any) -> str:
 
 @cache
 def _name_of(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
 def _common(names: set[str], numbers: list[Any]) -> str:

@@ -741,3 +741,23 @@ def test_products_of_columns_name_the_operand_that_is_wrong():
             wrong.indices[-1] = number
             with pytest.raises(StructureError, match=f"of {name} hold {number} at position {wrong.nnz - 1}"):
                 sparsetir.matmul(**operands)
+
+
+@pytest.mark.parametrize("formats", itertools.product(("csr", "csc", "coo", "bsr", "dia"), repeat=2))
+def test_values_of_the_other_byte_order_are_numbers_too(formats: tuple[str, str]) -> None:
+    rng = np.random.default_rng(0)
+    matrices = [sp.random_array((6, 6), density=0.4, rng=rng) for _ in formats]
+    dense, swapped = [m.toarray() for m in matrices], []
+    for matrix, kind in zip(matrices, formats, strict=True):
+        other = matrix.asformat(kind).copy()
+        other.data = other.data.astype(other.dtype.newbyteorder())  # astype of scipy refuses it
+        swapped.append(other)
+    for A, B in [swapped, (swapped[0], matrices[1]), (matrices[0], swapped[1])]:
+        for function, expected in {
+            sparsetir.matmul: dense[0] @ dense[1],
+            sparsetir.multiply: dense[0] * dense[1],
+            sparsetir.add: dense[0] + dense[1],
+        }.items():
+            result = function(A, B)
+            assert result.dtype == np.float64
+            np.testing.assert_allclose(result.toarray(), expected)
