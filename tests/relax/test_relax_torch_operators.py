@@ -112,6 +112,24 @@ CONDITIONS = [
     torch.logaddexp,
 ]
 
+COMPARED = [
+    lambda x, y: x == y,
+    lambda x, y: x != y,
+    lambda x, y: x < y,
+    lambda x, y: x >= 1,
+    lambda x, y: x <= 0.5,
+    lambda x, y: x == 1.5,
+    lambda x, y: x > y.float(),
+    lambda x, y: torch.where(x > 0, x.double(), y),
+    torch.maximum,
+    torch.minimum,
+    lambda x, y: x.max(),
+    lambda x, y: x.min(1)[0],
+    lambda x, y: x.amax(0, keepdim=True),
+    lambda x, y: x.int().argmax(0),
+]
+WHOLE_PAIRS = torch.tensor([[3, -1, 0], [1, 2, -5]]), torch.tensor([[2, -1, 1], [1, 0, 7]])
+
 # By theme: what is computed of which arguments, whose results torch and the compiled model agree on.
 GROUPS: dict[str, tuple[list[Callable[..., Any]], tuple[Any, ...]]] = {
     "places of extremes": (PLACES_OF_EXTREMES, (UNUSUAL,)),
@@ -126,6 +144,9 @@ GROUPS: dict[str, tuple[list[Callable[..., Any]], tuple[Any, ...]]] = {
     "quotients of doubles": (QUOTIENTS, (NUMBERS.double(), DIVISORS.double())),
     "quotients of halves": (QUOTIENTS[:2] + QUOTIENTS[3:4], (NUMBERS[2:].half(), DIVISORS[2:].half())),
     "conditions": (CONDITIONS, (NUMBERS, DIVISORS)),
+    "comparisons of integers": (COMPARED, WHOLE_PAIRS),
+    "comparisons of booleans": (COMPARED, tuple(x > 0 for x in WHOLE_PAIRS)),
+    "comparisons of halves": (COMPARED, tuple(x.bfloat16() for x in WHOLE_PAIRS)),
     "whether any": (WHETHER_ANY, (UNUSUAL,)),
     "whether any integer": (WHETHER_ANY, (LEAST - LEAST[0],)),
     "whether any byte": ([*WHETHER_ANY[:4], WHETHER_ANY[5]], (BYTES,)),

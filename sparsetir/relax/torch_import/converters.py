@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from sparsetir.relax.training.layers import standardised
 Converter = Callable[[Any, Any], Any]
 HALVES = ("float16", "bfloat16")
 EMBEDDING_BAG: list[Any] = [False, 0, False, None, False, -1]  # defaults of the arguments from the fourth on
+WIDER = {"bfloat16": "float32", "bool": "int8"}  # than dtypes of which TVM has no maximum
 INFINITY_BITS = {32: 0x7F800000, 64: 0x7FF0000000000000}
 SCATTERED = {"sum": "add", "mean": "mean", "amax": "max", "amin": "min", "prod": "mul"}
 
@@ -202,7 +204,7 @@ def _embedding_bag(node: Any, importer: Any) -> Any:
 
 def _of_numbers() -> dict[str, Converter]:
     sums = {"add.Tensor": relax.op.add, "sub.Tensor": relax.op.subtract}
-    extremes = {"amax.default": relax.op.max, "amin.default": relax.op.min}
+    extremes = {f"{prefix}{name}.default": getattr(relax.op, name) for prefix in ("a", "") for name in ("max", "min")}
     ends = {"max.dim": relax.op.max, "min.dim": relax.op.min}
     shifts = {"left": relax.op.left_shift, "right": relax.op.right_shift}
     shifted = {
@@ -223,7 +225,7 @@ def _of_numbers() -> dict[str, Converter]:
         **{name: _extreme_and_place(reduce) for name, reduce in ends.items()},
         **{name: _place(reduce) for name, reduce in places.items()},
         **{name: _larger(choose) for name, choose in larger.items()},
-        **{name: _compared(name) for name in ("eq.Scalar", "ne.Scalar")},
+        **{name: _compared(name) for kind in ("Scalar", "Tensor") for name in (f"{c}.{kind}" for c in COMPARISONS)},
         **{name: _kept_nan(name) for name in limits},
         **{f"div.{kind}": _quotient(f"div.{kind}") for kind in ("Tensor", "Scalar")},
         **{f"mul.{kind}": _promoted(f"mul.{kind}", relax.op.multiply) for kind in ("Tensor", "Scalar")},
@@ -336,7 +338,11 @@ def _quotient(name: str) -> Converter:
 
 
 def _is_float(x: Any) -> bool:
-    return _dtype(x).startswith(("float", "bfloat"))
+    return _is_inexact(_dtype(x))
+
+
+def _is_inexact(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
 
 
 def _floor_divided(node: Any, importer: Any) -> Any:
@@ -445,6 +451,8 @@ def _larger(choose: Callable[[Any, Any], Any]) -> Converter:
 
 
 def _chosen(emit: Callable[[Any], Any], choose: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    if _dtype(left) == "bool":
+        return emit((relax.op.logical_or if choose is relax.op.maximum else relax.op.logical_and)(left, right))
     chosen = emit(choose(left, right))
     if not _is_float(left):
         return chosen
@@ -486,9 +494,9 @@ def _extreme(reduce: Callable[..., Any]) -> Converter:
 
 def _with_nan(importer: Any, x: Any, reduce: Callable[..., Any], axes: list[int], keepdim: bool) -> Any:
     emit = importer.block_builder.emit
-    if _dtype(x) == "bfloat16":  # of which TVM has no maximum
-        wide = _with_nan(importer, emit(relax.op.astype(x, "float32")), reduce, axes, keepdim)
-        return emit(relax.op.astype(wide, "bfloat16"))
+    if _dtype(x) in WIDER:
+        result = _with_nan(importer, emit(relax.op.astype(x, WIDER[_dtype(x)])), reduce, axes, keepdim)
+        return emit(relax.op.astype(result, _dtype(x)))
     result = emit(reduce(x, axes, bool(keepdim)))
     if not _is_float(x):
         return result
@@ -503,7 +511,7 @@ def _first_place(importer: Any, x: Any, reduce: Callable[..., Any], dim: int, ke
     TVM's own search begins with the smallest number there is, and gives -1 where no element is larger.
     """
     emit = importer.block_builder.emit
-    x = emit(relax.op.astype(x, "float32")) if _dtype(x) == "bfloat16" else x
+    x = emit(relax.op.astype(x, WIDER[_dtype(x)])) if _dtype(x) in WIDER else x
     is_it = emit(relax.op.equal(x, emit(reduce(x, [dim], True))))
     if _is_float(x):
         is_nan = emit(relax.op.astype(emit(relax.op.isnan(x)), "int8"))
@@ -659,16 +667,31 @@ def _product_along(node: Any, importer: Any) -> Any:
     return emit(relax.op.prod(x, [dim % max(x.ty.ndim, 1)], bool(keepdim)))
 
 
+COMPARISONS = {
+    "eq": relax.op.equal,
+    "ne": relax.op.not_equal,
+    "lt": relax.op.less,
+    "le": relax.op.less_equal,
+    "gt": relax.op.greater,
+    "ge": relax.op.greater_equal,
+}
+
+
 def _compared(name: str) -> Converter:
-    """Return a converter of comparisons with a number, also of booleans, for which LLVM has no such instruction."""
+    """Return a converter of comparisons in the common dtype of the operands; of booleans, LLVM has none."""
+    compare = COMPARISONS[name.partition(".")[0]]
 
     def convert(node: Any, importer: Any) -> Any:
-        x, number = importer.retrieve_args(node)
-        if _dtype(x) != "bool":
-            return importer.create_convert_map()[name](node)
-        emit = importer.block_builder.emit
-        compare = relax.op.equal if name.startswith("eq") else relax.op.not_equal
-        return emit(compare(emit(relax.op.astype(x, "float32")), relax.const(float(number), "float32")))
+        torch, emit = importlib.import_module("torch"), importer.block_builder.emit
+        examples = [getattr(value, "meta", {}).get("val", value) for value in node.args[:2]]
+        dtype = str(torch.result_type(*examples)).removeprefix("torch.").replace("bool", "int8")
+
+        def as_operand(value: Any) -> Any:
+            if not isinstance(value, relax.Expr):
+                return relax.const(value if _is_inexact(dtype) else int(value), dtype)
+            return value if _dtype(value) == dtype else emit(relax.op.astype(value, dtype))
+
+        return emit(compare(*map(as_operand, importer.retrieve_args(node)[:2])))
 
     return convert
 

@@ -23,7 +23,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.error import InternalError
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, SparseTIRError
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.torch_import.importer import Nesting, TracedValues, explained, imported, tracing
 from sparsetir.relax.torch_import.operators import NAMESPACE, register_torch_ops
@@ -159,7 +159,9 @@ def from_torch(
     module = imported(exported)
     try:
         compiled = compile_model(module, target, sparsify=sparsify, database=database, nesting=nesting)
-    except InternalError as error:
+    except SparseTIRError:
+        raise
+    except (InternalError, TypeError, ValueError) as error:
         message = f"TVM does not compile an operator of the model: {str(error).splitlines()[0]}"
         raise LoweringError(f'{message}; leave the model to torch.compile(model, backend="sparsetir")') from error
     if target is None:
