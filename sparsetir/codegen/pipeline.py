@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import html
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import BuiltinFunctionType
@@ -22,10 +23,11 @@ from sparsetir.intrin.emulation import is_emulated
 from sparsetir.ir.rewriting import KINDS, collect, seq, substitute
 from sparsetir.ir.sizes import fits_int32, narrow_extents, with_sizes
 from sparsetir.ir.verifier import verify
-from sparsetir.ir.views import accesses, decode
-from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.ir.views import REDUCE, accesses, decode
+from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_module, run, single
 from sparsetir.lower.annotations import EMULATED, from_dialect
 from sparsetir.lower.loops import with_body
+from sparsetir.lower.target.initialization import DecomposeInit
 from sparsetir.lower.target.scratch import LimitScratch, has_unknown_scratch
 from sparsetir.script.printer import outline, script
 from sparsetir.utils.arguments import as_path, shown
@@ -285,7 +287,7 @@ def pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
     def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-        second = to_stage_2(mod)
+        second = _initialised(to_stage_2(mod))
         has_programs = any(map(from_dialect, second.functions.values()))
         if not has_programs:
             return stock(second)
@@ -297,6 +299,22 @@ def pipeline() -> tuple[Any, Any, Any]:
                 return stock(ready)
 
     return lower_all, host, device
+
+
+def _initialised(mod: ir.IRModule) -> ir.IRModule:
+    """Initialise the sums of dense functions that may have no terms; TVM does it in the step of the first term."""
+    functions = dict(mod.functions)
+    for var, func in functions.items():
+        if isinstance(func, tirx.PrimFunc) and not from_dialect(func) and _may_have_empty_sums(func):
+            with suppress(ScheduleError):  # a loop fused of sums and results stays as it is
+                functions[var] = single(DecomposeInit(ir.IRModule({var: func})))
+    return ir.IRModule(functions, attrs=mod.attrs)
+
+
+def _may_have_empty_sums(func: tirx.PrimFunc) -> bool:
+    blocks = [block for block in collect(func.body, s_tir.SBlock) if block.init is not None]
+    extents = [iv.dom.extent for block in blocks for iv in block.iter_vars if int(iv.iter_type) == REDUCE]
+    return any(not isinstance(extent, tirx.IntImm) or int(extent) < 1 for extent in extents)
 
 
 # ----------------------------------------------------------------------------------------- pass traces

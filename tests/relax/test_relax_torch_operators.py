@@ -148,6 +148,8 @@ GROUPS: dict[str, tuple[list[Callable[..., Any]], tuple[Any, ...]]] = {
     "comparisons of booleans": (COMPARED, tuple(x > 0 for x in WHOLE_PAIRS)),
     "comparisons of halves": (COMPARED, tuple(x.bfloat16() for x in WHOLE_PAIRS)),
     "whether any": (WHETHER_ANY, (UNUSUAL,)),
+    "whether any of nothing": (WHETHER_ANY, (UNUSUAL[:0],)),
+    "whether any in nothing": (WHETHER_ANY, (UNUSUAL[:, :0],)),
     "whether any integer": (WHETHER_ANY, (LEAST - LEAST[0],)),
     "whether any byte": ([*WHETHER_ANY[:4], WHETHER_ANY[5]], (BYTES,)),
     "whether neither": ([lambda x: ~x.any(1), lambda x: ~(x > 0).any(0)], (UNUSUAL,)),
@@ -350,6 +352,17 @@ def test_places_out_of_range_are_not_read() -> None:
     (rows,) = compiled(weight, torch.tensor([1, 1 << 40]))
     assert torch.equal(rows[0], weight[1])
     assert rows[1].isnan().all()
+
+
+def test_sums_of_no_terms_are_zero() -> None:
+    """TVM initialises a sum in the step of its first term; the memory holds what the call before left there."""
+    functions = [lambda x: (x + 1).sum(0), lambda x: (x * 2).sum(), lambda x: x.t() @ x, lambda x: (x > 0).any(0)]
+    model, rows = Several(functions).eval(), torch.export.Dim("rows", min=0, max=100)
+    compiled = relax.from_torch(model, (X[0],), dynamic_shapes=(({0: rows},),))
+    for count in (60, 0, 1, 0):
+        x = drawn(count, 8, seed=count)
+        for own, expected in zip(compiled(x), model(x), strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_that_is_imported_as_another_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

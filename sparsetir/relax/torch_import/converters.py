@@ -293,7 +293,8 @@ def _any(node: Any, importer: Any) -> Any:
     axes, keepdim = _axes(x, node.kwargs.get("dim", dims)), bool(node.kwargs.get("keepdim", keepdim))
     is_set = x if _dtype(x) == "bool" else emit(relax.op.not_equal(x, relax.const(0, _dtype(x))))
     most = emit(relax.op.max(emit(relax.op.astype(is_set, "int8")), axes, keepdim))
-    return emit(relax.op.astype(most, _result_dtype(node)))
+    is_any = emit(relax.op.greater(most, relax.const(0, "int8")))  # of nothing, the maximum is negative
+    return is_any if _result_dtype(node) == "bool" else emit(relax.op.astype(is_any, _result_dtype(node)))
 
 
 def _exp2(node: Any, importer: Any) -> Any:

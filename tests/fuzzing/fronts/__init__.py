@@ -9,6 +9,7 @@ from fuzzing.fronts.einsum import Einsum
 from fuzzing.fronts.exported import Exporteds
 from fuzzing.fronts.files import Files
 from fuzzing.fronts.histories import Histories
+from fuzzing.fronts.imports import Imports
 from fuzzing.fronts.lazy import Lazies
 from fuzzing.fronts.models import Models
 from fuzzing.fronts.products import Products
@@ -17,7 +18,7 @@ from fuzzing.fronts.tensors import Tensors
 from fuzzing.fronts.torch_ops import TorchOperators
 
 ALL: tuple[Front, ...] = (Programs(), Halves(), Einsum(), Products(), Tensors(), Lazies(), TorchOperators(), Models())
-ALL += (Histories(), Exporteds(), Files(), BadArguments())
+ALL += (Imports(), Histories(), Exporteds(), Files(), BadArguments())
 FRONTS: dict[str, Front] = {front.name: front for front in ALL}
 
 __all__ = ["FRONTS"]
