@@ -239,6 +239,7 @@ def _of_numbers() -> dict[str, Converter]:
         "floor_divide.default": _floor_divided,
         **{f"remainder.{kind}": _remainder for kind in ("Tensor", "Scalar", "Scalar_Tensor")},
         "pow.Tensor_Scalar": _power,
+        "reciprocal.default": _reciprocal,
         "clamp.Tensor": _limited,
         "where.self": _where,
         "div.Tensor_mode": _divided,
@@ -381,11 +382,17 @@ def _remainder(node: Any, importer: Any) -> Any:
     return emit(relax.op.where(is_moved, emit(relax.op.add(rest, right)), rest))
 
 
+def _reciprocal(node: Any, importer: Any) -> Any:
+    emit, (x,), dtype = importer.block_builder.emit, importer.retrieve_args(node), _result_dtype(node)
+    x = x if _dtype(x) == dtype else emit(relax.op.astype(x, dtype))
+    return emit(relax.op.divide(relax.const(1, dtype), x))
+
+
 def _power(node: Any, importer: Any) -> Any:
     """Convert a power; that by a half is a root to torch, which tells it from others for infinity and zero."""
     x, exponent = importer.retrieve_args(node)
     roots = {0.5: relax.op.sqrt, -0.5: relax.op.rsqrt}
-    if exponent in roots and _is_float(x):
+    if exponent in roots and _is_float(x) and _dtype(x) != "float16":  # of which torch computes the power
         return importer.block_builder.emit(roots[exponent](x))
     return importer.create_convert_map()["pow.Tensor_Scalar"](node)
 
